@@ -1,0 +1,215 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// metadataMark begins the metadata of every offset that a consumer commits to Kafka, so that it knows its own again.
+const metadataMark = "onlyonce/1 "
+
+// haltRecheck is how often a halted partition looks whether an operator has resolved it.
+const haltRecheck = 3 * time.Second
+
+// own is a partition from the time the source hands it over until it is to be given up.
+func (c *Consumer) own(ctx context.Context, p Partition) error {
+	w := &worker{c: c, p: p}
+	retry := newBackoff(c.cfg)
+	for {
+		err := w.acquire(ctx)
+		if err == nil {
+			retry.Reset()
+			err = w.run(ctx)
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		var halt *HaltError
+		wait := haltRecheck
+		switch {
+		case err == nil || errors.Is(err, errMoved):
+			continue
+		case errors.Is(err, ErrOwnershipLost):
+			return err
+		case errors.As(err, &halt):
+			c.report(halt)
+		default:
+			wait = w.retrying(Retry{Offset: w.pos, Err: err}, retry)
+		}
+		if !sleep(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// report tells people that a partition stands still.
+func (c *Consumer) report(halt *HaltError) {
+	c.cfg.Logger.Error("onlyonce: partition halted", "scope", c.cfg.Scope, "topic", halt.Topic, "partition", halt.Partition,
+		"position", halt.Position, "reason", string(halt.Reason), "detail", halt.Detail, "resolve", halt.Command())
+	if c.cfg.Hooks.Halted != nil {
+		c.cfg.Hooks.Halted(halt)
+	}
+}
+
+// acquire makes this process the owner of the partition's cursor, in the order that the protocol asks for: read the
+// row, prove membership after that read, raise the epoch that was read. A raise by a member of an older
+// generation, delayed between proof and raise, fails on the epoch; one whose proof comes later fails on the proof.
+func (w *worker) acquire(ctx context.Context) error {
+	id, err := w.p.Identity(ctx)
+	if err != nil {
+		return fmt.Errorf("identity of the topic: %w", err)
+	}
+	w.id = id
+	for range 10 {
+		cur, err := w.c.readCursor(ctx, id.Topic, id.Partition)
+		if err != nil {
+			return err
+		}
+		if cur == nil {
+			if err := w.decideStart(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		if w.cur != nil && cur.nonce != w.cur.nonce && cur.run == w.cur.run {
+			// Raised here before, and by somebody else since, who was no operator: at most one raise in a generation,
+			// or two processes that both believe in their ownership take turns for ever.
+			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
+		}
+		mine := w.cur != nil && cur.nonce == w.cur.nonce
+		w.pos, w.anchor = cur.next, cur.anchor
+		if err := w.admit(cur); err != nil {
+			return err
+		}
+		if !mine {
+			if raised, err := w.raise(ctx, cur); err != nil {
+				return err
+			} else if !raised {
+				continue
+			}
+		}
+		return w.verifyLog(ctx)
+	}
+	return fmt.Errorf("%w: somebody else raises the epoch of %s/%d again and again", ErrOwnershipLost, id.Topic, id.Partition)
+}
+
+// decideStart writes where a partition starts, and only then tells Kafka. An offset of ours in Kafka without a
+// row here means that this database has lost its history (a failover, a restore, another database): going on from
+// that offset would skip what was lost with it.
+func (w *worker) decideStart(ctx context.Context) error {
+	c, p, id := w.c, w.p, w.id
+	offset, metadata, err := p.Committed(ctx)
+	if err != nil {
+		return fmt.Errorf("committed offset of %s/%d: %w", id.Topic, id.Partition, err)
+	}
+	if strings.HasPrefix(metadata, metadataMark) {
+		return &HaltError{Scope: c.cfg.Scope, Topic: id.Topic, Partition: id.Partition, Position: offset, Reason: HaltHistoryLost,
+			Detail: fmt.Sprintf("group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, an older copy, or was the scope renamed?",
+				c.source.Group(), offset, metadata)}
+	}
+	policy := "committed"
+	if offset < 0 {
+		policy = "earliest"
+		if offset, _, err = p.Bounds(ctx); err != nil {
+			return fmt.Errorf("bounds of %s/%d: %w", id.Topic, id.Partition, err)
+		}
+	}
+	_, err = c.pool.Exec(ctx, createCursorSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
+		uuidOrNull(id.TopicID), offset, policy)
+	if err != nil {
+		return fmt.Errorf("deciding the start of %s/%d: %w", id.Topic, id.Partition, err)
+	}
+	return nil
+}
+
+// admit refuses a cursor that belongs to somebody else or to another topic of the same name.
+func (w *worker) admit(cur *cursor) error {
+	id, group := w.id, w.c.source.Group()
+	switch {
+	case cur.groupID != nil && *cur.groupID != group:
+		return w.halt(HaltForeignGroup, "the cursor belongs to group %q, and this is group %q", *cur.groupID, group)
+	case cur.clusterID != nil && *cur.clusterID != id.ClusterID:
+		return w.halt(HaltForeignCluster, "the cursor belongs to cluster %q, and this is cluster %q", *cur.clusterID, id.ClusterID)
+	case cur.topicID != [16]byte{} && id.TopicID != [16]byte{} && cur.topicID != id.TopicID:
+		return w.halt(HaltNewTopic, "the topic was deleted and created again: its id was %x and is %x", cur.topicID, id.TopicID)
+	}
+	return nil
+}
+
+// raise proves membership and takes the cursor over; false means that somebody else was faster.
+func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
+	if err := w.p.Commit(ctx, w.pos, w.metadata()); err != nil {
+		return false, fmt.Errorf("proving membership: %w", err)
+	}
+	nonce := newNonce()
+	var epoch *int64
+	err := w.c.pool.QueryRow(ctx, ownCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
+		uuidOrNull(w.id.TopicID), millis(w.c.cfg.LockTimeout)).Scan(&epoch)
+	if err != nil {
+		return false, fmt.Errorf("taking over cursor %d: %w", seen.id, err)
+	}
+	if epoch == nil {
+		return false, nil
+	}
+	// The raise waited for the old owner's last batch; only a read after it tells the position.
+	cur, err := w.c.readCursor(ctx, w.id.Topic, w.id.Partition)
+	if err != nil {
+		return false, err
+	}
+	if cur == nil || cur.nonce != nonce {
+		return false, nil
+	}
+	w.cur, w.pos, w.anchor = cur, cur.next, cur.anchor
+	w.aloneUntil = 0
+	if !seen.clean {
+		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
+	}
+	if w.c.cfg.Hooks.Owned != nil {
+		w.c.cfg.Hooks.Owned(Owned{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
+	}
+	return true, nil
+}
+
+// verifyLog compares the log with what was read from it last time: it must still hold the next offset, and the
+// record before it must be the one that was seen. The position that is compared is the flushed one, which lies behind
+// trailing markers, so that retention right up to it is no gap.
+func (w *worker) verifyLog(ctx context.Context) error {
+	start, end, err := w.p.Bounds(ctx)
+	if err != nil {
+		return fmt.Errorf("bounds of %s/%d: %w", w.id.Topic, w.id.Partition, err)
+	}
+	if start > w.pos {
+		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
+	}
+	if w.pos > end {
+		return w.halt(HaltTruncated, "the log ends at offset %d", end)
+	}
+	if w.anchor == nil || w.anchor.offset < start {
+		return nil // nothing left to compare with: the topic's id has to do
+	}
+	f, err := w.p.Fetch(ctx, w.anchor.offset)
+	var out *OutOfRangeError
+	switch {
+	case errors.As(err, &out):
+		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
+	case err != nil:
+		return fmt.Errorf("reading the record before the position: %w", err)
+	case len(f.Messages) == 0 || f.Messages[0].Offset != w.anchor.offset || !w.anchor.matches(f.Messages[0]):
+		return w.halt(HaltTruncated, "the record at offset %d is not the one that was read there: the log was truncated and written anew", w.anchor.offset)
+	}
+	return nil
+}
+
+func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError {
+	return &HaltError{Scope: w.c.cfg.Scope, Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos,
+		Reason: reason, Detail: fmt.Sprintf(detail, args...)}
+}
+
+// metadata goes with every offset committed to Kafka.
+func (w *worker) metadata() string {
+	return fmt.Sprintf("%s%s %d", metadataMark, url.PathEscape(w.c.cfg.Scope), w.pos)
+}

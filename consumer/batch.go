@@ -1,0 +1,299 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the migration.
+const (
+	claimSQL      = `select onlyonce.claim($1, $2)`
+	claimFreshSQL = `select onlyonce.claim_fresh($1, $2)`
+)
+
+// Steps of the engine's statements.
+const (
+	stepFence = "fence"
+	stepClaim = "claim"
+	stepPark  = "park"
+	stepPrune = "prune"
+	stepSeal  = "seal"
+)
+
+const (
+	pruneEvery  = 256              // batches between two prunings of progress rows
+	claimsAhead = 32               // batches that claim first after a duplicate was met
+	rerunLimit  = 5                // immediate runs after serialization failures and deadlocks
+	endTimeout  = 15 * time.Second // bound of COMMIT and ROLLBACK, detached from any request
+)
+
+// failure says that an attempt was rolled back because of the handler or its statements.
+type failure struct {
+	index int // message whose handler returned the error, -1 where it is not known
+	err   error
+	lost  bool // the connection was lost meanwhile
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// attempt is one transaction's worth of work.
+type attempt struct {
+	msgs    []*Message
+	next    int64
+	alone   bool
+	verdict *verdict // park the message instead of handling it
+	done    BatchDone
+	parked  []Parked
+}
+
+// attempt runs the transaction for msgs, which moves the position to next, until it has committed or something stands against
+// it: *failure (the handler), errMoved, ErrOwnershipLost, or any other error for a fault of the server or the way to it.
+func (w *worker) attempt(work context.Context, a *attempt) error {
+	started := time.Now()
+	conn, err := w.c.pool.Acquire(work)
+	if err != nil {
+		return fmt.Errorf("getting a connection: %w", err)
+	}
+	defer conn.Release()
+	claimFirst := a.alone || a.verdict != nil || w.c.cfg.ClaimFirst || w.cautious > 0
+	for run := 0; ; run++ {
+		a.done = BatchDone{Topic: w.id.Topic, Partition: w.id.Partition, From: w.pos, Next: a.next, Messages: len(a.msgs),
+			Alone: a.alone, Fallback: a.done.Fallback}
+		a.parked = nil
+		tx := guard.Begin(conn.Conn())
+		index, herr := w.transact(work, tx, a, claimFirst)
+		if herr == nil && tx.Failure() == nil {
+			_ = tx.Commit(endTimeout) // kept as the failure
+		}
+		failed, lost := tx.Failure(), tx.Lost()
+		if herr == nil && tx.Committed() {
+			w.committed(a, started)
+			return nil
+		}
+		tx.Rollback(endTimeout)
+
+		state := sqlState(herr)
+		if failed != nil {
+			state = sqlState(failed)
+		}
+		switch {
+		case !lost && run < rerunLimit && (state == codeSerialization || state == codeDeadlock):
+			continue // the whole transaction, handler included
+		case failed != nil && failed.Step == stepClaim && state == codeKeyNotFresh && !claimFirst:
+			claimFirst, a.done.Fallback, w.cautious = true, true, claimsAhead
+			continue
+		case failed != nil && failed.Step == stepFence && state == codeFenceLost:
+			return w.fenced(work, a, started)
+		}
+		return w.blame(work, index, herr, failed, lost)
+	}
+}
+
+// transact queues or sends everything up to the handler's last statement. It returns the handler's error and the message it was about.
+func (w *worker) transact(work context.Context, tx *guard.Tx, a *attempt, claimFirst bool) (index int, err error) {
+	cfg, last := w.c.cfg, w.anchor
+	if n := len(a.msgs); n > 0 {
+		last = anchorOf(a.msgs[n-1])
+	}
+	anchorOffset, anchorEpoch, anchorHash := last.args()
+	tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
+		anchorOffset, anchorEpoch, anchorHash, millis(cfg.LockTimeout), millis(cfg.StatementTimeout), millis(cfg.IdleTimeout))
+	if w.batches >= pruneEvery {
+		tx.Engine(stepPrune, pruneSQL, w.cur.id, w.cur.run, w.pos)
+	}
+	verdicts := w.judgeKeys(a.msgs)
+	if w.claim(work, tx, a.msgs, verdicts, claimFirst); tx.Failure() != nil {
+		return -1, nil
+	}
+	defer tx.CloseHandler()
+	for i, m := range a.msgs {
+		v := verdicts[i]
+		if v == nil && a.verdict != nil {
+			v = a.verdict
+		}
+		switch {
+		case v == nil:
+			tx.SetOrigin(w.origin(m))
+			err := w.call(work, tx, m)
+			tx.ClearOrigin()
+			if err != nil {
+				return i, err
+			}
+			if tx.Failure() != nil {
+				return -1, nil
+			}
+			a.done.Handled++
+		case v.reason == reasonDuplicate:
+			a.done.Duplicates++
+		default:
+			w.park(tx, m, v)
+			a.parked = append(a.parked, Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, Err: v.err})
+		}
+	}
+	a.done.Parked = len(a.parked)
+	return -1, nil
+}
+
+// judgeKeys finds the messages' ids. It returns a verdict for each that has none, and nil for the others.
+func (w *worker) judgeKeys(msgs []*Message) []*verdict {
+	verdicts := make([]*verdict, len(msgs))
+	for i, m := range msgs {
+		if w.c.cfg.Tenant != nil {
+			m.tenant = w.c.cfg.Tenant(m)
+		}
+		if w.c.cfg.Key == nil {
+			continue
+		}
+		id, err := w.c.cfg.Key(m)
+		if err == nil && id == "" {
+			err = ErrNoKey
+		}
+		if err != nil {
+			verdicts[i] = &verdict{reason: reasonNoKey, err: err}
+			continue
+		}
+		m.id = id
+	}
+	return verdicts
+}
+
+// claim claims the keys of all messages that have one, and notes a verdict on each that is not fresh. On the optimistic path it
+// only queues the claim, which raises at the server unless all are fresh.
+func (w *worker) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict, claimFirst bool) {
+	if w.c.cfg.Key == nil {
+		return
+	}
+	hashes := make([][16]byte, 0, len(msgs))
+	fingerprints := make([]int64, 0, len(msgs))
+	index := make([]int, 0, len(msgs))
+	for i, m := range msgs {
+		if verdicts[i] == nil {
+			k := m.key(w.c.cfg.Scope)
+			hashes, fingerprints, index = append(hashes, k.Hash()), append(fingerprints, k.Fingerprint.Int64()), append(index, i)
+		}
+	}
+	if len(hashes) == 0 {
+		return
+	}
+	if !claimFirst {
+		tx.Engine(stepClaim, claimFreshSQL, hashes, fingerprints)
+		return
+	}
+	var outcomes []int16
+	if err := tx.EngineRow(ctx, stepClaim, claimSQL, hashes, fingerprints).Scan(&outcomes); err != nil || len(outcomes) != len(index) {
+		tx.Fail(stepClaim, fmt.Errorf("%d outcomes for %d keys: %v", len(outcomes), len(index), err))
+		return
+	}
+	for n, o := range outcomes {
+		switch dedupe.Outcome(o) {
+		case dedupe.Duplicate:
+			verdicts[index[n]] = &verdict{reason: reasonDuplicate}
+		case dedupe.Conflict:
+			verdicts[index[n]] = &verdict{reason: reasonConflict, err: errConflict}
+		}
+	}
+}
+
+// call runs the handler, and makes an error of a panic.
+func (w *worker) call(ctx context.Context, tx *guard.Tx, m *Message) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return w.c.handler(ctx, tx, m)
+}
+
+// blame decides whose fault a rolled back attempt is: the handler's (*failure), or the server's or the way to it.
+func (w *worker) blame(work context.Context, index int, herr error, failed *guard.Failure, lost bool) error {
+	if work.Err() != nil {
+		return context.Cause(work) // given up while it ran: nobody's fault
+	}
+	if failed == nil {
+		return &failure{index: index, err: herr, lost: lost}
+	}
+	switch failed.Step {
+	case "":
+		// A statement's error stands above what the handler made of it, unless it is what the handler returned.
+		if herr != nil && errors.Is(herr, failed) {
+			return &failure{index: index, err: herr, lost: lost}
+		}
+		return &failure{index: -1, err: failed, lost: lost}
+	case stepSeal:
+		if state := sqlState(failed); state != "" && !lost {
+			return &failure{index: -1, err: failed} // a deferred constraint
+		}
+	}
+	return failed
+}
+
+// committed takes note of a transaction that has committed.
+func (w *worker) committed(a *attempt, started time.Time) {
+	w.pos = a.next
+	if n := len(a.msgs); n > 0 {
+		w.anchor = anchorOf(a.msgs[n-1])
+	}
+	if w.batches >= pruneEvery {
+		w.batches = 0
+	}
+	w.batches++
+	switch {
+	case a.done.Duplicates > 0:
+		w.cautious = claimsAhead
+	case w.cautious > 0:
+		w.cautious--
+	}
+	a.done.Duration = time.Since(started)
+	for _, p := range a.parked {
+		w.c.cfg.Logger.Warn("onlyonce: message parked", "scope", w.c.cfg.Scope, "topic", p.Topic, "partition", p.Partition,
+			"offset", p.Offset, "reason", p.Reason, "error", p.Err)
+		if w.c.cfg.Hooks.Parked != nil {
+			w.c.cfg.Hooks.Parked(p)
+		}
+	}
+	if w.c.cfg.Hooks.Batch != nil && len(a.msgs) > 0 {
+		w.c.cfg.Hooks.Batch(a.done)
+	}
+}
+
+// fenced finds out why the fence raised, in a statement of its own: the row was mine and stands where this attempt was to
+// bring it (an earlier attempt, whose answer was lost, has committed); it is mine and stands elsewhere (an operator moved it, or
+// an earlier attempt with another end committed); or it is not mine any more.
+func (w *worker) fenced(work context.Context, a *attempt, started time.Time) error {
+	cur, err := w.c.readCursor(work, w.id.Topic, w.id.Partition)
+	switch {
+	case err != nil:
+		return err
+	case cur == nil || cur.epoch != w.cur.epoch || cur.nonce != w.cur.nonce:
+		if cur != nil && cur.run != w.cur.run {
+			return errMoved // by an operator, who took the cursor over for that
+		}
+		return fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
+	case cur.next == a.next:
+		w.committed(a, started)
+		return nil
+	}
+	return errMoved
+}
+
+func (w *worker) origin(m *Message) dedupe.Origin {
+	return dedupe.Origin{Tenant: m.tenant, Scope: w.c.cfg.Scope, ID: m.id, Position: dedupe.Position{
+		ClusterID: w.id.ClusterID, TopicID: w.id.TopicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset}}
+}
+
+// plain makes text that PostgreSQL stores: valid UTF-8 without NUL, and not longer than what helps.
+func plain(s string) string {
+	const limit = 8 << 10
+	if len(s) > limit {
+		s = s[:limit]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}

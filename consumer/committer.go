@@ -1,0 +1,99 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// commitEvery coalesces offset commits: Kafka's copy of the position serves lag tools and group membership, and may lag.
+const commitEvery = 100 * time.Millisecond
+
+// committer writes positions to Kafka behind the database, in this generation only. Only the latest counts.
+type committer struct {
+	p    Partition
+	lost chan error // receives the error that says this process is no owner any more
+
+	mu       sync.Mutex
+	offset   int64
+	metadata string
+
+	kicked chan struct{}
+	quit   chan struct{}
+	done   chan struct{}
+	bound  time.Duration
+}
+
+func startCommitter(w *worker) *committer {
+	c := &committer{p: w.p, lost: make(chan error, 1), offset: w.pos, metadata: w.metadata(),
+		kicked: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), bound: w.c.cfg.DrainTimeout}
+	go c.run(w.pos)
+	return c
+}
+
+// kick says that the position has moved.
+func (c *committer) kick(offset int64, metadata string) {
+	c.mu.Lock()
+	c.offset, c.metadata = offset, metadata
+	c.mu.Unlock()
+	c.again()
+}
+
+func (c *committer) again() {
+	select {
+	case c.kicked <- struct{}{}:
+	default:
+	}
+}
+
+func (c *committer) run(committed int64) {
+	defer close(c.done)
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for last := false; !last; {
+		select {
+		case <-c.kicked:
+		case <-c.quit:
+			last = true
+		}
+		if !last {
+			select {
+			case <-pause.C:
+			case <-c.quit:
+				last = true
+			}
+			pause.Reset(commitEvery)
+		}
+		c.mu.Lock()
+		offset, metadata := c.offset, c.metadata
+		c.mu.Unlock()
+		if offset == committed {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), c.bound)
+		err := c.p.Commit(ctx, offset, metadata)
+		cancel()
+		switch {
+		case err == nil:
+			committed = offset
+		case errors.Is(err, ErrOwnershipLost):
+			c.lost <- err
+			return
+		case !last:
+			c.again() // a hint that is late
+		}
+	}
+}
+
+// stop commits the last position and returns the error that ended the ownership, if one did.
+func (c *committer) stop() error {
+	close(c.quit)
+	<-c.done
+	select {
+	case err := <-c.lost:
+		return err
+	default:
+		return nil
+	}
+}

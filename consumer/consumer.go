@@ -1,0 +1,89 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+// Handler applies one message: its writes go through tx, and commit together with the record that the message was
+// processed. Nil means done. An error rolls back; the message is tried again, and parked when it is [Permanent] or its attempts
+// are used up. The context ends when the partition must be given up at once.
+//
+// A handler may run more than once for one message; only one run's transaction commits. So what it does outside
+// tx may happen more than once: send calls through package outbox instead.
+type Handler func(ctx context.Context, tx Tx, m *Message) error
+
+// Consumer applies the messages of a Source, each once. Make one with New; it is for one Run.
+type Consumer struct {
+	pool    *pgxpool.Pool
+	source  Source
+	handler Handler
+	cfg     Config
+}
+
+// New checks everything it can without a server, and returns every fault at once, each naming its field. The
+// pool needs a connection for each partition that this process is to work on at the same time.
+func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consumer, error) {
+	faults := []error{cfg.faults()}
+	if pool == nil {
+		faults = append(faults, fmt.Errorf("%w: pool: must not be nil", ErrConfig))
+	} else if pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
+		faults = append(faults, fmt.Errorf("%w: pool: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL; use exec behind PgBouncer", ErrConfig))
+	}
+	if source == nil {
+		faults = append(faults, fmt.Errorf("%w: source: must not be nil", ErrConfig))
+	} else if v, ok := source.(interface{ Validate() error }); ok {
+		faults = append(faults, v.Validate())
+	}
+	if handler == nil {
+		faults = append(faults, fmt.Errorf("%w: handler: must not be nil", ErrConfig))
+	}
+	if err := errors.Join(faults...); err != nil {
+		return nil, err
+	}
+	return &Consumer{pool: pool, source: source, handler: handler, cfg: cfg.withDefaults()}, nil
+}
+
+// standbySQL returns one row: whether this server only replays another's log.
+const standbySQL = `select pg_is_in_recovery()`
+
+// Run consumes until ctx is done. Then it stops taking messages, lets the batch in hand of each partition finish (at most
+// DrainTimeout), commits offsets, leaves the group and returns nil. Any other return is an error that a
+// restart alone may not mend: the first connection failed, the schema does not fit, the topic does not exist.
+func (c *Consumer) Run(ctx context.Context) error {
+	if err := c.ready(ctx); err != nil {
+		return err
+	}
+	return c.source.Run(ctx, c.own)
+}
+
+// ready checks the database before the group is joined, so that a process that cannot work does not take partitions
+// away from those that can.
+func (c *Consumer) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := migrations.Check(ctx, c.pool); err != nil {
+		return fmt.Errorf("consumer: %s: %w", c.server(), err)
+	}
+	var standby bool
+	if err := c.pool.QueryRow(ctx, standbySQL).Scan(&standby); err != nil {
+		return fmt.Errorf("consumer: %s: %w", c.server(), err)
+	}
+	if standby {
+		return fmt.Errorf("consumer: %s is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)", c.server())
+	}
+	return nil
+}
+
+// server names the database without its password.
+func (c *Consumer) server() string {
+	cc := c.pool.Config().ConnConfig
+	return fmt.Sprintf("postgres at %s:%d, database %q", cc.Host, cc.Port, cc.Database)
+}

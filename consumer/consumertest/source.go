@@ -1,0 +1,138 @@
+package consumertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// Source reads a Log as a member of a group. The member that joined last owns all partitions, in a generation of its
+// own; the one before is not told: it finds out when it commits, like a process that was paused through a rebalance.
+type Source struct {
+	Log     *Log
+	GroupID string
+	// FetchLimit is how many records a fetch returns at most; 0: no limit.
+	FetchLimit int
+	// Believes makes Commit succeed although another member has joined since: a member whose broker has not noticed either.
+	Believes bool
+	// OnCommit is called before an offset is committed; an error from it is the commit's. Tests kill their process here.
+	OnCommit func(partition int32, offset int64) error
+	// OnFetch is called before each fetch; an error from it is the fetch's.
+	OnFetch func(partition int32, from int64) error
+
+	mu         sync.Mutex
+	generation int
+	end        context.CancelFunc
+}
+
+var _ consumer.Source = (*Source)(nil)
+
+// Group is the group's id.
+func (s *Source) Group() string { return s.GroupID }
+
+// Rebalance ends the present generation: every partition is given up and handed over again.
+func (s *Source) Rebalance() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.end != nil {
+		s.end()
+	}
+}
+
+// Run joins the group until ctx is done.
+func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+	for ctx.Err() == nil {
+		if err := s.runGeneration(ctx, own); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Source) runGeneration(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	s.Log.mu.Lock()
+	g := s.Log.group(s.GroupID)
+	g.generation++
+	generation := g.generation
+	s.Log.mu.Unlock()
+	s.mu.Lock()
+	s.generation, s.end = generation, end
+	s.mu.Unlock()
+
+	errs := make([]error, len(s.Log.partitions))
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() {
+			errs[i] = own(ctx, &partition{s: s, generation: generation, id: int32(i)})
+			if errs[i] != nil {
+				end() // the generation ends for all, as it does with kafka-go
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, consumer.ErrOwnershipLost) {
+			return err
+		}
+	}
+	return nil
+}
+
+type partition struct {
+	s          *Source
+	generation int
+	id         int32
+	topicID    [16]byte // of the last Identity
+}
+
+func (p *partition) Identity(context.Context) (consumer.Identity, error) {
+	l := p.s.Log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p.topicID = l.topicID
+	return consumer.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partition: p.id}, nil
+}
+
+func (p *partition) Committed(context.Context) (int64, string, error) {
+	offset, metadata := p.s.Log.Committed(p.s.GroupID, p.id)
+	return offset, metadata, nil
+}
+
+func (p *partition) Commit(_ context.Context, offset int64, metadata string) error {
+	if p.s.OnCommit != nil {
+		if err := p.s.OnCommit(p.id, offset); err != nil {
+			return err
+		}
+	}
+	l := p.s.Log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := l.group(p.s.GroupID)
+	if g.generation != p.generation && !p.s.Believes {
+		return fmt.Errorf("%w: generation %d is over, this is %d", consumer.ErrOwnershipLost, p.generation, g.generation)
+	}
+	g.committed[p.id] = committedOffset{offset, metadata}
+	return nil
+}
+
+func (p *partition) Bounds(context.Context) (start, end int64, err error) {
+	l := p.s.Log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.partitions[p.id].start, l.partitions[p.id].end, nil
+}
+
+func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+	if p.s.OnFetch != nil {
+		if err := p.s.OnFetch(p.id, from); err != nil {
+			return consumer.Fetched{}, err
+		}
+	}
+	return p.s.Log.fetch(ctx, p.id, p.topicID, from, p.s.FetchLimit, 500*time.Millisecond)
+}

@@ -1,0 +1,156 @@
+package consumer
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+)
+
+// readCursorSQL reads where a cursor stands and who owns it. At most one row; by the unique (scope, topic, partition).
+const readCursorSQL = `
+select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash
+  from onlyonce.positions
+ where scope = $1 and topic = $2 and partition = $3`
+
+// createCursorSQL decides a partition's start, once: a row that is there already stays as it is. The
+// lease's name holds no '/' of a topic (Kafka allows none), so that it is unambiguous.
+const createCursorSQL = `
+with lease as (
+  insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)
+  on conflict do nothing returning id)
+insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy)
+select id, $1, $2, $3, $4, $5, $6, $7, $7, $8 from lease`
+
+// ownCursorSQL raises the epoch and stamps who owns the cursor now. One row: the new epoch, or null when another owner
+// was faster. Waits for a batch of the old owner that holds the lease, at most lock_timeout.
+const ownCursorSQL = `select onlyonce.own_cursor($1, $2, $3, $4, $5, $6, $7)`
+
+// releaseCursorSQL marks the cursor as let go in order, unless it has another owner by now.
+const releaseCursorSQL = `
+update onlyonce.cursors c set clean = true from onlyonce.leases l
+ where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
+
+// countAttemptSQL counts one attempt at a message that stands alone, before it runs. One row: the count; no row: the
+// cursor has another owner. The lock on the lease keeps a paused process from counting after it was replaced.
+const countAttemptSQL = `
+with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
+update onlyonce.cursors c
+   set attempts = case when attempt_offset = $4 then attempts + 1 else 1 end, attempt_offset = $4
+  from held where c.id = held.id
+returning attempts`
+
+// fenceSQL moves the cursor or raises; see the function's comment in the migration.
+const fenceSQL = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`
+
+// pruneSQL deletes the rows of progress that the row just inserted has made obsolete. By the primary key.
+const pruneSQL = `
+delete from onlyonce.progress where cursor_id = $1 and (run, from_offset) < ($2, $3)`
+
+// anchor is the last record seen below a position: on the next assignment it must still be there.
+type anchor struct {
+	offset int64
+	epoch  int32
+	hash   []byte
+}
+
+func anchorOf(m *Message) *anchor {
+	kind := "create"
+	if m.LogAppendTime {
+		kind = "append"
+	}
+	fields := []string{strconv.FormatInt(m.Offset, 10), kind, strconv.FormatInt(m.Time.UnixMilli(), 10), nullable(m.Key), nullable(m.Value)}
+	for _, h := range m.Headers {
+		fields = append(fields, h.Name, nullable(h.Value))
+	}
+	sum := codec.Hash("onlyonce/anchor/1", fields...)
+	return &anchor{offset: m.Offset, epoch: m.LeaderEpoch, hash: sum[:]}
+}
+
+// nullable tells nil from empty: Kafka does.
+func nullable(b []byte) string {
+	if b == nil {
+		return "n"
+	}
+	return "v" + string(b)
+}
+
+func (a *anchor) matches(m *Message) bool {
+	return bytes.Equal(a.hash, anchorOf(m).hash)
+}
+
+// args are the anchor's three columns.
+func (a *anchor) args() (offset *int64, epoch *int32, hash []byte) {
+	if a == nil {
+		return nil, nil, nil
+	}
+	return &a.offset, &a.epoch, a.hash
+}
+
+// cursor is a row of onlyonce.positions.
+type cursor struct {
+	id        int64
+	run       int32
+	epoch     int64
+	nonce     [16]byte // zero: never owned
+	groupID   *string
+	clusterID *string
+	topicID   [16]byte // zero: not known
+	clean     bool
+	next      int64
+	anchor    *anchor
+}
+
+// readCursor returns nil where there is no row.
+func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32) (*cursor, error) {
+	var (
+		r              cursor
+		nonce, topicID *[16]byte
+		anchorOffset   *int64
+		anchorEpoch    *int32
+		anchorHash     []byte
+	)
+	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &nonce,
+		&r.groupID, &r.clusterID, &topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the cursor: %w", err)
+	}
+	if nonce != nil {
+		r.nonce = *nonce
+	}
+	if topicID != nil {
+		r.topicID = *topicID
+	}
+	if anchorOffset != nil {
+		r.anchor = &anchor{offset: *anchorOffset, epoch: *anchorEpoch, hash: anchorHash}
+	}
+	return &r, nil
+}
+
+func newNonce() (n [16]byte) {
+	rand.Read(n[:]) // never fails (crypto/rand since Go 1.24)
+	return n
+}
+
+// uuidOrNull makes the zero id a null.
+func uuidOrNull(id [16]byte) *[16]byte {
+	if id == [16]byte{} {
+		return nil
+	}
+	return &id
+}
+
+// millis is a duration as a value of lock_timeout and its like.
+func millis(d time.Duration) string {
+	return strconv.FormatInt(d.Milliseconds(), 10) + "ms"
+}

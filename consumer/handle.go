@@ -1,0 +1,144 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// lostLimit is after how many lost connections in a row a batch is taken apart: one of its messages may be what kills them.
+const lostLimit = 3
+
+// handle brings the position to next, with the effects of msgs or with those parked that cannot be applied. It returns
+// when that is done, when ctx is (nothing in hand is committed then), or with what ended the work.
+//
+// A batch that fails because of a handler is rolled back and divided. Only a message that stands alone is judged: in a
+// batch, a queued statement's error may surface at a neighbour, and a deferred constraint's at the very end.
+func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) error {
+	if msgs[0].Offset < w.aloneUntil {
+		return w.divide(ctx, work, msgs, next, 1)
+	}
+	retry := newBackoff(w.c.cfg)
+	for lost := 0; ; {
+		err := w.attempt(work, &attempt{msgs: msgs, next: next})
+		var f *failure
+		switch {
+		case err == nil || final(err):
+			return err
+		case errors.As(err, &f) && f.lost && lost < lostLimit:
+			lost++
+		case errors.As(err, &f):
+			n := f.index
+			if n < 0 {
+				n = len(msgs) / 2
+			}
+			return w.divide(ctx, work, msgs, next, max(n, 1))
+		}
+		if !sleep(ctx, w.retrying(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
+			return ctx.Err()
+		}
+	}
+}
+
+// divide handles the first n messages, then the others; a single one stands alone from here on.
+func (w *worker) divide(ctx, work context.Context, msgs []*Message, next int64, n int) error {
+	if len(msgs) == 1 {
+		return w.handleAlone(ctx, work, msgs[0], next)
+	}
+	part := func(msgs []*Message, next int64) error {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if len(msgs) == 1 {
+			return w.handleAlone(ctx, work, msgs[0], next)
+		}
+		return w.handle(ctx, work, msgs, next)
+	}
+	if err := part(msgs[:n], msgs[n].Offset); err != nil {
+		return err
+	}
+	return part(msgs[n:], next)
+}
+
+// handleAlone brings the position over one message: applied, found to be a duplicate, or parked.
+func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) error {
+	retry := newBackoff(w.c.cfg)
+	for {
+		n, err := w.countAttempt(work, m.Offset)
+		if err == nil {
+			err = w.tryAlone(work, m, next, n)
+		}
+		if err == nil || final(err) {
+			return err
+		}
+		if !sleep(ctx, w.retrying(Retry{Offset: m.Offset, Messages: 1, Attempt: n, Err: err}, retry)) {
+			return ctx.Err()
+		}
+	}
+}
+
+// tryAlone makes the n-th attempt at a message, and parks it if that was its last.
+func (w *worker) tryAlone(work context.Context, m *Message, next int64, n int) error {
+	park := func(v *verdict) error {
+		return w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, verdict: v})
+	}
+	limit := w.c.cfg.MaxAttempts
+	if n > limit {
+		// The attempts before this one were counted and told nobody how they ended: they took the process with them.
+		return park(&verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", n-1), attempts: n - 1})
+	}
+	m.Attempt = n
+	err := w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true})
+	var f *failure
+	switch {
+	case !errors.As(err, &f):
+		return err
+	case isPermanent(f.err) && !f.lost:
+		return park(&verdict{reason: reasonPermanent, err: f.err, attempts: n})
+	case n >= limit:
+		return park(&verdict{reason: reasonExhausted, err: f.err, attempts: n})
+	}
+	return err
+}
+
+// countAttempt counts an attempt before it is made.
+func (w *worker) countAttempt(ctx context.Context, offset int64) (n int, err error) {
+	rows, err := w.c.pool.Query(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset)
+	if err != nil {
+		return 0, fmt.Errorf("counting an attempt: %w", err)
+	}
+	defer rows.Close()
+	if rows.Next() {
+		err = rows.Scan(&n)
+	} else {
+		err = rows.Err()
+	}
+	rows.Close()
+	if err == nil && n == 0 {
+		return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
+	}
+	return n, err
+}
+
+// advance moves the position over offsets that hold nothing to handle.
+func (w *worker) advance(ctx, work context.Context, next int64) error {
+	retry := newBackoff(w.c.cfg)
+	for {
+		err := w.attempt(work, &attempt{next: next})
+		if err == nil || final(err) {
+			return err
+		}
+		if !sleep(ctx, w.retrying(Retry{Offset: w.pos, Err: err}, retry)) {
+			return ctx.Err()
+		}
+	}
+}
+
+// final reports whether err ends the work on this partition, rather than asking for another try.
+func final(err error) bool {
+	var f *failure
+	if errors.As(err, &f) {
+		return false // a handler may return any error, these too
+	}
+	return errors.Is(err, ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
+}

@@ -1,0 +1,259 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+)
+
+// patience bounds what tests wait for; nothing is judged by how long it took.
+const patience = 30 * time.Second
+
+// childVar names the scenario that a copy of this test binary plays instead of running tests.
+const childVar = "ONLYONCE_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if scenario := os.Getenv(childVar); scenario != "" {
+		if err := children[scenario](os.Getenv(childVar + "_DB")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
+		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/devenv/supervise.(*Supervisor).read"),
+		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2")) // the test server's supervisor ends with this process
+}
+
+// runChild plays a scenario in a process of its own and returns how it ended.
+func runChild(t *testing.T, scenario, db string) *os.ProcessState {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), childVar+"="+scenario, childVar+"_DB="+db)
+	cmd.Stderr = os.Stderr
+	_ = cmd.Run() // its end is judged by the caller
+	return cmd.ProcessState
+}
+
+// rig is a database, a log and a table of effects without a unique constraint, so that doubles show.
+type rig struct {
+	t    *testing.T
+	pool *pgxpool.Pool
+	log  *consumertest.Log
+	src  *consumertest.Source
+
+	mu     sync.Mutex
+	seen   []string // values that the handler was called with
+	events []consumer.BatchDone
+	parked []consumer.Parked
+	halts  []*consumer.HaltError
+}
+
+const effectsSQL = `create table if not exists effects (value text not null, part int, off bigint, n bigint generated always as identity)`
+
+func newRig(t *testing.T, partitions int) *rig {
+	t.Helper()
+	r := &rig{t: t, pool: pgtest.DB(t), log: consumertest.NewLog("orders", partitions)}
+	r.src = &consumertest.Source{Log: r.log, GroupID: "stock"}
+	r.exec(effectsSQL)
+	return r
+}
+
+func (r *rig) exec(sql string, args ...any) {
+	r.t.Helper()
+	if _, err := r.pool.Exec(r.t.Context(), sql, args...); err != nil {
+		r.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// effect is the plainest handler: one row for each call that commits.
+func effect(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	_, err := tx.Exec(ctx, `insert into effects (value, part, off) values ($1, $2, $3)`, string(m.Value), m.Partition, m.Offset)
+	return err
+}
+
+// queued is the same without waiting for answers.
+func queued(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+	tx.Queue(`insert into effects (value, part, off) values ($1, $2, $3)`, string(m.Value), m.Partition, m.Offset)
+	return nil
+}
+
+func testConfig() consumer.Config {
+	return consumer.Config{
+		Scope: "stock", Key: consumer.HeaderKey("message-id"),
+		BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 3, RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond,
+		LockTimeout: 2 * time.Second, DrainTimeout: 5 * time.Second,
+	}
+}
+
+func id(v string) consumer.Header { return consumer.Header{Name: "message-id", Value: []byte(v)} }
+
+// start runs a consumer on the rig's log until stop is called; stop fails the test if Run did not end well.
+func (r *rig) start(h consumer.Handler, cfg consumer.Config) (stop func()) {
+	return r.startOn(r.src, r.pool, h, cfg)
+}
+
+func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handler, cfg consumer.Config) (stop func()) {
+	r.t.Helper()
+	cfg.Hooks = consumer.Hooks{
+		Batch:  func(e consumer.BatchDone) { r.mu.Lock(); defer r.mu.Unlock(); r.events = append(r.events, e) },
+		Parked: func(e consumer.Parked) { r.mu.Lock(); defer r.mu.Unlock(); r.parked = append(r.parked, e) },
+		Halted: func(e *consumer.HaltError) { r.mu.Lock(); defer r.mu.Unlock(); r.halts = append(r.halts, e) },
+		Retry:  func(e consumer.Retry) { r.t.Logf("retry: offset %d, attempt %d: %.200v", e.Offset, e.Attempt, e.Err) },
+	}
+	c, err := consumer.New(pool, src, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		r.mu.Lock()
+		r.seen = append(r.seen, string(m.Value))
+		r.mu.Unlock()
+		return h(ctx, tx, m)
+	}, cfg)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	var once sync.Once
+	stop = func() {
+		once.Do(func() {
+			cancel()
+			select {
+			case err := <-ended:
+				if err != nil {
+					r.t.Errorf("Run: %v", err)
+				}
+			case <-time.After(patience):
+				r.t.Error("Run did not return after its context ended")
+			}
+		})
+	}
+	r.t.Cleanup(stop)
+	return stop
+}
+
+// until polls a condition.
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("never happened: %s", what)
+		}
+	}
+}
+
+// position is the database's position of a partition, -1 where there is no cursor.
+func (r *rig) position(partition int32) int64 {
+	var n int64
+	err := r.pool.QueryRow(context.Background(), `select coalesce(max(next_offset), -1) from onlyonce.positions where topic = 'orders' and partition = $1`, partition).Scan(&n)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return n
+}
+
+func (r *rig) reaches(partition int32, offset int64) {
+	r.t.Helper()
+	until(r.t, "position "+strconv.FormatInt(offset, 10), func() bool { return r.position(partition) == offset })
+}
+
+func (r *rig) count(sql string, args ...any) (n int) {
+	r.t.Helper()
+	if err := r.pool.QueryRow(context.Background(), sql, args...).Scan(&n); err != nil {
+		r.t.Fatalf("%s: %v", sql, err)
+	}
+	return n
+}
+
+// once fails the test unless exactly these values have one effect each.
+func (r *rig) once(values ...string) {
+	r.t.Helper()
+	var missing, doubled, invented []string
+	want := map[string]int{}
+	for _, v := range values {
+		want[v] = 0
+	}
+	rows, err := r.pool.Query(context.Background(), `select value from effects`)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var v string
+		if err := rows.Scan(&v); err != nil {
+			r.t.Fatal(err)
+		}
+		if _, ok := want[v]; !ok {
+			invented = append(invented, v)
+		}
+		if want[v]++; want[v] > 1 {
+			doubled = append(doubled, v)
+		}
+	}
+	for v, n := range want {
+		if n == 0 {
+			missing = append(missing, v)
+		}
+	}
+	if len(missing)+len(doubled)+len(invented) > 0 {
+		r.t.Errorf("effects: missing %v, doubled %v, invented %v", missing, doubled, invented)
+	}
+}
+
+func (r *rig) reasons() map[string]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := map[string]string{}
+	for _, p := range r.parked {
+		m[strconv.FormatInt(p.Offset, 10)] = p.Reason
+	}
+	return m
+}
+
+// halted waits for a halt and returns it.
+func (r *rig) halted() *consumer.HaltError {
+	r.t.Helper()
+	var h *consumer.HaltError
+	until(r.t, "a halt", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if len(r.halts) > 0 {
+			h = r.halts[0]
+		}
+		return h != nil
+	})
+	return h
+}
+
+// numbered appends n messages with ids of their own and returns their values.
+func (r *rig) numbered(partition int32, n int) (values []string) {
+	for i := range n {
+		v := fmt.Sprintf("p%d-%d", partition, i)
+		r.log.Append(partition, v, id(v))
+		values = append(values, v)
+	}
+	return values
+}
+
+var errBoom = errors.New("boom")

@@ -1,0 +1,55 @@
+package consumer
+
+import (
+	"time"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+)
+
+// Message is one record as the source handed it over. Handlers must not change it, nor keep it after they return.
+type Message struct {
+	Topic     string
+	Partition int32
+	Offset    int64
+	// Key is the record key: it names an entity and orders its messages. It is not the message's id.
+	Key     []byte
+	Value   []byte
+	Headers []Header
+	// Time is the record's timestamp: by the producer's clock, or the broker's where the topic says so.
+	Time time.Time
+	// LogAppendTime is true where Time is the broker's clock.
+	LogAppendTime bool
+	// LeaderEpoch is the leader epoch of the record's batch, -1 where the source has none.
+	LeaderEpoch int32
+	// Attempt counts the runs of the handler with this message standing alone: 0 in a batch, 1 in the first run alone.
+	Attempt int
+
+	id     string // message id, where the consumer dedupes by key
+	tenant string
+}
+
+// Header is one record header. A record may hold several of one name.
+type Header struct {
+	Name  string
+	Value []byte
+}
+
+// Header returns the value of the first header of that name; ok is false where there is none.
+func (m *Message) Header(name string) (value []byte, ok bool) {
+	for _, h := range m.Headers {
+		if h.Name == name {
+			return h.Value, true
+		}
+	}
+	return nil, false
+}
+
+// ID is the message's dedupe id, empty where the consumer runs on positions only.
+func (m *Message) ID() string { return m.id }
+
+// Tenant is the tenant that Config.Tenant named for the message.
+func (m *Message) Tenant() string { return m.tenant }
+
+func (m *Message) key(scope string) dedupe.Key {
+	return dedupe.Key{Tenant: m.tenant, Scope: scope, ID: m.id, Fingerprint: dedupe.FingerprintOf(m.Value)}
+}

@@ -1,0 +1,88 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Source is the consumer's one seam to where messages come from. Package kafkasource is the one for segmentio/kafka-go.
+//
+// A Source decides which partitions this process owns; the consumer decides what happens to their messages, and the
+// database has the last word on who may: a Source that is wrong about ownership costs work and never an effect.
+type Source interface {
+	// Group names who consumes: a cursor belongs to one group, and another group is refused by name.
+	Group() string
+
+	// Run joins and hands over every partition that this process comes to own, by calling own in a goroutine of its own for each.
+	// The context of own ends when the partition is to be given up (a rebalance, or ctx is done); Run lets
+	// the partition go only when own has returned. When own returns [ErrOwnershipLost] while its context
+	// is alive, Run must prove membership anew (rejoin) before it hands over that partition again.
+	// Any other return value of own ends Run, which returns it.
+	//
+	// Run returns nil once ctx is done and every own has returned. Brokers that cannot be reached are
+	// retried without end, but for the first connection: that must fail with an error that names the
+	// address. A topic that does not exist is an error too.
+	Run(ctx context.Context, own func(ctx context.Context, p Partition) error) error
+}
+
+// Partition is one partition while this process owns it, or believes so. Methods are called by one goroutine at a
+// time, but for Commit, which may run beside Fetch.
+type Partition interface {
+	// Identity says which partition of which incarnation of the topic this is, asked of the cluster at the
+	// time of the call, not remembered.
+	Identity(ctx context.Context) (Identity, error)
+
+	// Committed returns the group's committed offset and the metadata stored with it, offset -1 where there is none.
+	Committed(ctx context.Context) (offset int64, metadata string, err error)
+
+	// Commit commits an offset in this very generation of the group; it succeeds only for a member, so it proves
+	// membership. It returns an error that wraps [ErrOwnershipLost] when the group says that this process does
+	// not own the partition any more. It is never carried over into another generation.
+	Commit(ctx context.Context, offset int64, metadata string) error
+
+	// Bounds returns the first offset that the log still holds and the one after the last committed record.
+	Bounds(ctx context.Context) (start, end int64, err error)
+
+	// Fetch returns committed records at or above offset from, waiting for the first a bounded time (about
+	// half a second), after which it returns none and no error. Records of aborted transactions and control
+	// records are never returned, but Next passes over them. It returns an *[OutOfRangeError] when the log does not
+	// hold from, and an error that wraps [ErrIncarnation] when the topic is not the one that Identity named.
+	Fetch(ctx context.Context, from int64) (Fetched, error)
+}
+
+// Identity names a partition for good.
+type Identity struct {
+	ClusterID string
+	TopicID   [16]byte // zero where the source has none
+	Topic     string
+	Partition int32
+}
+
+// Fetched is what one Fetch found.
+type Fetched struct {
+	// Messages are committed records in order of offset.
+	Messages []*Message
+	// Next is the position behind everything that was looked at: behind the last message, and behind the control,
+	// aborted and removed records that follow it.
+	Next int64
+	// HighWatermark is the offset behind the last record that is replicated; lag is counted against it.
+	HighWatermark int64
+}
+
+// ErrOwnershipLost says that the group has given the partition to somebody else, or may have. What is not committed
+// is theirs; join again.
+var ErrOwnershipLost = errors.New("partition ownership lost")
+
+// ErrIncarnation says that the topic was deleted and created again while it was being read: offsets mean something else now.
+var ErrIncarnation = errors.New("topic was deleted and created again")
+
+// OutOfRangeError says that the log does not hold an offset: below Start it was deleted (retention), above End it was
+// never written, or was lost (truncation).
+type OutOfRangeError struct {
+	Offset, Start, End int64
+}
+
+func (e *OutOfRangeError) Error() string {
+	return fmt.Sprintf("offset %d is out of range: the log holds %d to %d", e.Offset, e.Start, e.End)
+}

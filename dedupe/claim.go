@@ -1,0 +1,104 @@
+package dedupe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Tx is what claiming needs of a transaction: [pgx.Tx] has it, and so has the transaction that a consumer's handler
+// gets. Never a pool or a bare connection: a claim outside the transaction of its effects protects nothing.
+type Tx interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Outcome is what a claim found. A duplicate is an outcome and not an error.
+type Outcome int16
+
+// Outcomes, as onlyonce.claim returns them.
+const (
+	// Fresh: nobody has claimed the key; it is claimed now, and stays so if and only if this transaction commits.
+	Fresh Outcome = 0
+	// Duplicate: the key was claimed by a transaction that has committed. Skip the message.
+	Duplicate Outcome = 1
+	// Conflict: the key was claimed for another payload. One of the two producers is wrong: set the message aside
+	// and tell somebody; skipping it would lose it.
+	Conflict Outcome = 2
+)
+
+// String is the outcome's name in lower case.
+func (o Outcome) String() string {
+	switch o {
+	case Fresh:
+		return "fresh"
+	case Duplicate:
+		return "duplicate"
+	case Conflict:
+		return "conflict"
+	}
+	return fmt.Sprintf("Outcome(%d)", int16(o))
+}
+
+// claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the same order.
+// Inserts into onlyonce.inbox in key order and waits there for uncommitted copies; any isolation level.
+const claimSQL = `select onlyonce.claim($1, $2)`
+
+// Claim claims one key in the caller's transaction, before its effects:
+//
+//	outcome, err := dedupe.Claim(ctx, tx, key)
+//	if err == nil && outcome == dedupe.Fresh {
+//		// effects, in tx
+//	}
+//
+// If another transaction holds an uncommitted claim of the same key, Claim waits until it ends, because it may
+// roll back: set lock_timeout in tx, or a deadline on ctx, to bound that. Under REPEATABLE READ and
+// SERIALIZABLE the wait ends in SQLSTATE 40001 when the other one commits: run the transaction again
+// (PostgreSQL documentation, chapter "Transaction Isolation").
+func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
+	outcomes, err := ClaimAll(ctx, tx, []Key{key})
+	if err != nil {
+		return 0, err
+	}
+	return outcomes[0], nil
+}
+
+// ClaimAll claims many keys in one statement and returns their outcomes in the same order. A key that stands twice in
+// keys is Fresh once. The locks are taken in the order of the hashes, so that calls with overlapping keys wait for
+// each other and do not deadlock; claims spread over several calls in one transaction can (SQLSTATE
+// 40P01: run the transaction again).
+func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	hashes := make([][16]byte, len(keys))
+	fingerprints := make([]int64, len(keys))
+	var faults []error
+	for i, k := range keys {
+		if err := k.Validate(); err != nil {
+			faults = append(faults, fmt.Errorf("key %d: %w", i, err))
+			continue
+		}
+		hashes[i] = k.Hash()
+		fingerprints[i] = k.Fingerprint.Int64()
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
+	}
+	var codes []int16
+	if err := tx.QueryRow(ctx, claimSQL, hashes, fingerprints).Scan(&codes); err != nil {
+		return nil, fmt.Errorf("dedupe: claim: %w", err)
+	}
+	if len(codes) != len(keys) {
+		return nil, fmt.Errorf("dedupe: claim: %d outcomes for %d keys", len(codes), len(keys))
+	}
+	outcomes := make([]Outcome, len(codes))
+	for i, c := range codes {
+		outcomes[i] = Outcome(c)
+	}
+	return outcomes, nil
+}

@@ -1,0 +1,136 @@
+package dedupe
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+)
+
+// Key names one logical message: whoever sends it again, however often and wherever it arrives, uses the same Key.
+type Key struct {
+	// Tenant separates customers that choose their message ids themselves. Empty: there is one tenant.
+	Tenant string
+	// Scope is the consumer or endpoint that the key counts for: two consumers of one topic each apply a message
+	// once, under scopes of their own. Required.
+	Scope string
+	// ID is the message's id, chosen by its producer and the same on each of its copies: a header, a CloudEvents
+	// id, a field of the payload. Any bytes, not empty. Not the Kafka record key, which names an entity: two
+	// messages about one entity would look like copies of each other, and the second would be lost.
+	ID string
+	// Fingerprint tells a copy from another message that reuses the id by mistake: set [FingerprintOf](payload),
+	// or [NoFingerprint] to take any payload for a copy. Required.
+	Fingerprint Fingerprint
+}
+
+// Fingerprint is a short hash of a payload. The zero value is none: a Key without a choice is refused.
+type Fingerprint struct {
+	value int64
+	set   bool
+}
+
+// NoFingerprint makes every message with the same id a duplicate, whatever it holds. A choice by name, because it
+// turns a producer's mistake into a message that is silently skipped.
+var NoFingerprint = Fingerprint{set: true}
+
+// FingerprintOf hashes a payload: the first 64 bits of SHA-256 (0 becomes 1).
+func FingerprintOf(payload []byte) Fingerprint {
+	sum := sha256.Sum256(payload)
+	v := int64(binary.BigEndian.Uint64(sum[:8]))
+	if v == 0 {
+		v = 1 // 0 is stored for "not compared"
+	}
+	return Fingerprint{value: v, set: true}
+}
+
+// Int64 is the form that is stored in onlyonce.inbox.fingerprint; 0 means not compared.
+func (f Fingerprint) Int64() int64 { return f.value }
+
+// ErrKey is wrapped by every error about a key that cannot be claimed as it is.
+var ErrKey = errors.New("dedupe: bad key")
+
+// Validate returns every fault of the key at once, each naming its field.
+func (k Key) Validate() error {
+	var faults []error
+	if k.Scope == "" {
+		faults = append(faults, fmt.Errorf("%w: Scope: must not be empty: name the consumer or endpoint that this key counts for", ErrKey))
+	}
+	if k.ID == "" {
+		faults = append(faults, fmt.Errorf("%w: ID: must not be empty: a message without an id cannot be told from its copies", ErrKey))
+	}
+	if !k.Fingerprint.set {
+		faults = append(faults, fmt.Errorf("%w: Fingerprint: not set: use FingerprintOf(payload), or NoFingerprint to take any payload for a copy", ErrKey))
+	}
+	return errors.Join(faults...)
+}
+
+// kindKey names version 1 of the codec inside the hash.
+const kindKey = "onlyonce/key/1"
+
+// Hash returns the 128 bits that are stored for the key, version 1 of the codec:
+//
+//	SHA-256 over the length-prefixed fields "onlyonce/key/1", Tenant, Scope, ID
+//
+// each preceded by its length in bytes as a big-endian uint32. An unordered ID keeps the first 128 bits of that. An ID
+// that is ordered by time (a UUIDv7 in its canonical form of 36 characters, or a ULID of 26, either case) keeps its 48
+// bits of time in front and 80 bits of the hash behind them, so that keys of one time lie side by side in the index.
+// testdata/keys.json holds test vectors for other languages; the SQL function onlyonce.key is the same.
+func (k Key) Hash() [16]byte {
+	sum := codec.Hash(kindKey, k.Tenant, k.Scope, k.ID)
+	var out [16]byte
+	if ms, ok := timeOf(k.ID); ok {
+		copy(out[:6], ms[:])
+		copy(out[6:], sum[:10])
+		return out
+	}
+	copy(out[:], sum[:16])
+	return out
+}
+
+// timeOf returns the 48 bits of Unix milliseconds that a UUIDv7 (RFC 9562 section 5.7) or a ULID starts with.
+func timeOf(id string) (ms [6]byte, ok bool) {
+	switch len(id) {
+	case 36:
+		u, err := uuid.Parse(id)
+		if err != nil || u.Version() != 7 || u.Variant() != uuid.RFC4122 {
+			return ms, false
+		}
+		copy(ms[:], u[:6])
+		return ms, true
+	case 26:
+		return ulidTime(id)
+	}
+	return ms, false
+}
+
+// crockford is the ULID alphabet: Crockford's base 32, without I, L, O and U.
+const crockford = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+func ulidTime(id string) (ms [6]byte, ok bool) {
+	if id[0] > '7' { // 128 bits in 26 characters of 5 bits: the first has 3
+		return ms, false
+	}
+	var t uint64
+	for i := range len(id) {
+		c := id[i]
+		if 'a' <= c && c <= 'z' {
+			c -= 'a' - 'A'
+		}
+		v := strings.IndexByte(crockford, c)
+		if v < 0 {
+			return ms, false
+		}
+		if i < 10 {
+			t = t<<5 | uint64(v)
+		}
+	}
+	var eight [8]byte
+	binary.BigEndian.PutUint64(eight[:], t)
+	copy(ms[:], eight[2:])
+	return ms, true
+}

@@ -1,0 +1,49 @@
+package dedupe
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/google/uuid"
+)
+
+// Position is where a message lies: one record of one topic of one cluster.
+type Position struct {
+	ClusterID string
+	TopicID   [16]byte // zero where the broker has none; the topic's name then stands for it
+	Topic     string
+	Partition int32
+	Offset    int64
+}
+
+// String is topic/partition/offset, for people.
+func (p Position) String() string {
+	return fmt.Sprintf("%s/%d/%d", p.Topic, p.Partition, p.Offset)
+}
+
+// Origin is the inbound message that a handler's transaction is about. Whatever the handler sends out takes its
+// identity from it, so that it is the same on every replay.
+type Origin struct {
+	Tenant string
+	Scope  string
+	// ID is the message's id where the consumer dedupes by key, otherwise empty: then the Position identifies it.
+	ID       string
+	Position Position
+}
+
+// Fields are the fields of the Origin that go into a derived identity, most general first. A topic id stands for the
+// topic's name where there is one, because a topic that was deleted and created again starts over at offset 0 under
+// its old name.
+func (o Origin) Fields() []string {
+	if o.ID != "" {
+		return []string{o.Tenant, o.Scope, "id", o.ID}
+	}
+	topic := o.Position.Topic
+	if o.Position.TopicID != [16]byte{} {
+		topic = uuid.UUID(o.Position.TopicID).String()
+	}
+	return []string{
+		o.Tenant, o.Scope, "position", o.Position.ClusterID, topic,
+		strconv.Itoa(int(o.Position.Partition)), strconv.FormatInt(o.Position.Offset, 10),
+	}
+}

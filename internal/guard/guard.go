@@ -1,0 +1,187 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+)
+
+// sealSQL judges deferred constraints and allows the COMMIT behind it. One row of void.
+const sealSQL = `select onlyonce.seal()`
+
+// Names of the engine's steps; a handler's statements have none.
+const (
+	stepBegin  = "begin"
+	stepSeal   = "seal"
+	stepCommit = "commit"
+)
+
+// Failure is the first thing that went wrong in a transaction; after it nothing more is sent.
+type Failure struct {
+	// Step is the engine's step that failed, empty for a statement of the handler.
+	Step string
+	// Err is the error, a *pgconn.PgError where the server said so.
+	Err error
+}
+
+func (f *Failure) Error() string {
+	if f.Step == "" {
+		return fmt.Sprintf("statement of the handler: %v", f.Err)
+	}
+	return fmt.Sprintf("%s: %v", f.Step, f.Err)
+}
+
+func (f *Failure) Unwrap() error { return f.Err }
+
+// Errors of a handler that does what it must not do.
+var (
+	ErrControl  = errors.New("transaction control belongs to the engine: no BEGIN, COMMIT, ROLLBACK, SAVEPOINT or PREPARE TRANSACTION in a handler")
+	ErrEnded    = errors.New("the handler ended the engine's transaction")
+	ErrClosed   = errors.New("transaction used after its handler returned")
+	ErrRowsOpen = errors.New("rows of an earlier query are still open: close them first")
+)
+
+// Tx is a guarded transaction on one connection. It is for one goroutine at a time.
+type Tx struct {
+	conn      *pgx.Conn
+	batch     *pgx.Batch
+	steps     []string // parallel to batch: whose statement it is
+	failure   *Failure
+	closed    bool
+	committed bool
+	open      *result // results that the handler has not closed yet
+
+	origin    dedupe.Origin
+	hasOrigin bool
+	marks     map[[16]byte]struct{}
+}
+
+// Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement that is sent.
+func Begin(conn *pgx.Conn) *Tx {
+	t := &Tx{conn: conn, batch: &pgx.Batch{}}
+	t.Engine(stepBegin, "begin")
+	return t
+}
+
+// Engine queues a statement of the engine's under the name of a step.
+func (t *Tx) Engine(step, sql string, args ...any) {
+	t.batch.Queue(sql, args...)
+	t.steps = append(t.steps, step)
+}
+
+// EngineRow sends what is queued and one more statement of the engine's, and returns its row.
+func (t *Tx) EngineRow(ctx context.Context, step, sql string, args ...any) pgx.Row {
+	return t.query(ctx, step, sql, args).row()
+}
+
+// Failure returns what went wrong first, nil if nothing did.
+func (t *Tx) Failure() *Failure { return t.failure }
+
+// SetOrigin says which inbound message the statements from here on are about.
+func (t *Tx) SetOrigin(o dedupe.Origin) {
+	t.origin, t.hasOrigin, t.marks = o, true, nil
+}
+
+// ClearOrigin says that no message is being handled.
+func (t *Tx) ClearOrigin() { t.origin, t.hasOrigin, t.marks = dedupe.Origin{}, false, nil }
+
+// Origin returns the inbound message being handled; ok is false between messages.
+func (t *Tx) Origin() (o dedupe.Origin, ok bool) { return t.origin, t.hasOrigin }
+
+// Mark notes a derived identity and reports whether it is the first such one since SetOrigin.
+func (t *Tx) Mark(id [16]byte) bool {
+	if _, there := t.marks[id]; there {
+		return false
+	}
+	if t.marks == nil {
+		t.marks = make(map[[16]byte]struct{})
+	}
+	t.marks[id] = struct{}{}
+	return true
+}
+
+// CloseHandler ends the handler's use of the transaction; the engine may still commit or roll back.
+func (t *Tx) CloseHandler() {
+	t.closed = true
+	if t.open != nil {
+		t.open.finish()
+	}
+}
+
+// Commit seals and commits, and returns nil if and only if the transaction has committed. After any error the outcome
+// is either "not committed" (the server said so) or unknown (see [Tx.Lost]). The caller still calls Rollback, which
+// does nothing after a commit.
+func (t *Tx) Commit(timeout time.Duration) error {
+	t.CloseHandler()
+	if t.failure != nil {
+		return t.failure
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	t.Engine(stepSeal, sealSQL)
+	t.Engine(stepCommit, "commit")
+	r := t.send(ctx)
+	tag := r.skip(len(r.steps))
+	r.finish()
+	if t.failure != nil {
+		return t.failure
+	}
+	if tag.String() != "COMMIT" {
+		return t.fail(stepCommit, fmt.Errorf("COMMIT was answered with %q: %w", tag, pgx.ErrTxCommitRollback))
+	}
+	t.committed = true
+	return nil
+}
+
+// Rollback leaves the connection out of any transaction, or closed if that cannot be done within the timeout.
+func (t *Tx) Rollback(timeout time.Duration) {
+	t.CloseHandler()
+	pc := t.conn.PgConn()
+	if pc.IsClosed() || pc.TxStatus() == 'I' {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	if _, err := t.conn.Exec(ctx, "rollback"); err != nil || pc.TxStatus() != 'I' {
+		_ = t.conn.Close(ctx) // nothing can be done about a connection that does not close; the pool drops it
+	}
+}
+
+// Committed reports whether Commit returned nil.
+func (t *Tx) Committed() bool { return t.committed }
+
+// Lost reports whether the connection is gone, so that nobody has told what became of the statements last sent.
+func (t *Tx) Lost() bool { return t.conn.PgConn().IsClosed() }
+
+// Fail ends the transaction with an error of the engine's own.
+func (t *Tx) Fail(step string, err error) { t.fail(step, err) }
+
+// fail keeps the first failure.
+func (t *Tx) fail(step string, err error) *Failure {
+	if t.failure == nil {
+		t.failure = &Failure{Step: step, Err: err}
+	}
+	return t.failure
+}
+
+// ready says whether the handler may send something now.
+func (t *Tx) ready(sql string) error {
+	if t.closed {
+		return ErrClosed
+	}
+	if t.failure != nil {
+		return t.failure
+	}
+	if t.open != nil {
+		return t.fail("", ErrRowsOpen)
+	}
+	if controls(sql) {
+		return t.fail("", fmt.Errorf("%w: %.40q", ErrControl, sql))
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package guard
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Queue adds a write whose answer nobody waits for.
+func (t *Tx) Queue(sql string, args ...any) {
+	if t.ready(sql) != nil {
+		return // kept as the failure of the attempt
+	}
+	t.Engine("", sql, args...)
+}
+
+// Exec sends what is queued and one statement more, and returns that one's tag.
+func (t *Tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := t.ready(sql); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	t.Engine("", sql, args...)
+	r := t.send(ctx)
+	tag := r.skip(len(r.steps))
+	r.finish()
+	return tag, t.err()
+}
+
+// Query sends what is queued and one query more, and returns its rows.
+func (t *Tx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := t.ready(sql); err != nil {
+		return failedRows{err: err}, err
+	}
+	r := t.query(ctx, "", sql, args)
+	return r, r.Err()
+}
+
+// QueryRow is Query for one row; its error comes with Scan.
+func (t *Tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := t.ready(sql); err != nil {
+		return row{failedRows{err: err}}
+	}
+	return row{t.query(ctx, "", sql, args)}
+}
+
+// SendBatch sends what is queued, and then the user's batch.
+func (t *Tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	for _, q := range b.QueuedQueries {
+		if err := t.ready(q.SQL); err != nil {
+			return failedBatch{err}
+		}
+	}
+	if err := t.flush(ctx); err != nil {
+		return failedBatch{err}
+	}
+	r := &result{tx: t, batch: t.conn.SendBatch(ctx, b)}
+	t.open = r
+	return userBatch{r}
+}
+
+// CopyFrom sends what is queued, and then the rows by COPY.
+func (t *Tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if err := t.ready(""); err != nil {
+		return 0, err
+	}
+	if err := t.flush(ctx); err != nil {
+		return 0, err
+	}
+	n, err := t.conn.CopyFrom(ctx, table, columns, src)
+	if err != nil {
+		return n, t.fail("", err)
+	}
+	t.check()
+	return n, t.err()
+}
+
+// flush sends what is queued and reads the answers.
+func (t *Tx) flush(ctx context.Context) error {
+	if len(t.steps) == 0 {
+		return t.err()
+	}
+	r := t.send(ctx)
+	r.skip(len(r.steps))
+	r.finish()
+	return t.err()
+}
+
+// query sends what is queued and one statement more, and leaves its rows to be read.
+func (t *Tx) query(ctx context.Context, step, sql string, args []any) *result {
+	t.Engine(step, sql, args...)
+	r := t.send(ctx)
+	r.skip(len(r.steps) - 1)
+	if t.failure != nil {
+		r.finish()
+		return r
+	}
+	rows, err := r.batch.Query()
+	r.rows = rows
+	r.next++
+	if err != nil {
+		r.failed(err)
+		r.finish()
+		return r
+	}
+	t.open = r
+	return r
+}
+
+// send puts the queued statements on the wire.
+func (t *Tx) send(ctx context.Context) *result {
+	r := &result{tx: t, steps: t.steps, queries: t.batch.QueuedQueries}
+	r.batch = t.conn.SendBatch(ctx, t.batch)
+	t.batch, t.steps = &pgx.Batch{}, nil
+	return r
+}
+
+// err is the failure as an error: a nil *Failure must not become an error that is not nil.
+func (t *Tx) err() error {
+	if t.failure == nil {
+		return nil
+	}
+	return t.failure
+}
+
+// check compares the connection's status with what it must be while the transaction is open.
+func (t *Tx) check() {
+	pc := t.conn.PgConn()
+	if t.failure != nil || (!pc.IsClosed() && pc.TxStatus() == 'T') {
+		return
+	}
+	t.fail("", ErrEnded)
+}

@@ -1,0 +1,423 @@
+-- onlyonce schema, version 1.
+--
+-- Plain SQL: run it with `psql -1 -v ON_ERROR_STOP=1 -f 0001_inbox_cursors_outbox.sql`,
+-- through `onlyonce migrate`, or copy it into a migration tool of your own.
+-- It holds no BEGIN and no COMMIT: the caller's transaction makes it atomic.
+
+create schema onlyonce;
+comment on schema onlyonce is
+  'onlyonce: at-least-once delivery, effects applied once. Inbox of dedupe keys, consumer cursors, outbox of outbound calls, parked work.';
+
+create table onlyonce.schema_version (
+  version    integer     primary key,
+  applied_at timestamptz not null default clock_timestamp()
+);
+comment on table onlyonce.schema_version is 'One row for each migration that was applied. Code accepts its own version and the next one.';
+
+-- ---------------------------------------------------------------- leases
+
+create table onlyonce.leases (
+  id         bigint generated always as identity primary key,
+  name       text        not null unique,
+  epoch      bigint      not null default 0,
+  nonce      uuid,
+  until      timestamptz
+);
+comment on table  onlyonce.leases is 'Who owns what: one row for each consumer cursor and each outbox relay. Every write of an owner compares (epoch, nonce) here.';
+comment on column onlyonce.leases.name  is 'What is owned: cursor/<scope>/<topic>/<partition> or relay/<sink>.';
+comment on column onlyonce.leases.epoch is 'Rises by one with each owner.';
+comment on column onlyonce.leases.nonce is 'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. Null: nobody owns it.';
+comment on column onlyonce.leases.until is 'When a lease on time ends, by the database clock. Null: nobody owns it, or it ends only when the epoch is raised (cursors: Kafka''s group decides who may raise).';
+
+-- Raises OO001 unless the lease is the caller's, and keeps it from being taken over until the transaction ends.
+-- FOR SHARE, not FOR KEY SHARE: raising the epoch is a non-key UPDATE, which KEY SHARE would let through.
+create function onlyonce.hold(lease bigint, epoch bigint, nonce uuid) returns void
+language plpgsql as $$
+begin
+  perform 1 from onlyonce.leases l
+    where l.id = hold.lease and l.epoch = hold.epoch and l.nonce = hold.nonce
+    for share;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: this owner was replaced',
+      detail = format('lease %s is no longer held under epoch %s', hold.lease, hold.epoch);
+  end if;
+end $$;
+comment on function onlyonce.hold(bigint, bigint, uuid) is
+  'Raises OO001 unless (epoch, nonce) own the lease; blocks a take-over until the transaction ends.';
+
+-- Takes over a lease: compare-and-set on the epoch the caller read before it proved that it may.
+-- Returns the new epoch, or null when somebody else raised it first, or when a lease on time has not ended. That is
+-- asked here although the caller has seen the end: a late renewal keeps the epoch, so the epoch alone would not show
+--   A reads "ended", the owner's renewal arrives late and succeeds, A raises: two owners until A's is noticed.
+create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
+language plpgsql as $$
+declare
+  raised bigint;
+begin
+  update onlyonce.leases l
+    set epoch = l.epoch + 1, nonce = new_nonce, until = clock_timestamp() + ttl
+    where l.id = raise_epoch.lease and l.epoch = seen_epoch and (l.until is null or l.until <= clock_timestamp())
+    returning l.epoch into raised;
+  return raised;
+end $$;
+comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval) is
+  'Takes a lease over if its epoch is still the one that was read and its time, if it has one, is over; returns the new epoch or null.';
+
+-- ---------------------------------------------------------------- cursors
+
+create table onlyonce.cursors (
+  id             bigint  primary key references onlyonce.leases (id) on delete cascade,
+  scope          text    not null check (scope <> ''),
+  topic          text    not null check (topic <> ''),
+  partition      integer not null check (partition >= 0),
+  group_id       text,
+  cluster_id     text,
+  topic_id       uuid,
+  start_offset   bigint  not null,
+  start_policy   text    not null,
+  run            integer not null default 0,
+  run_start      bigint  not null,
+  clean          boolean not null default true,
+  attempt_offset bigint,
+  attempts       integer not null default 0,
+  created_at     timestamptz not null default clock_timestamp(),
+  unique (scope, topic, partition)
+);
+comment on table  onlyonce.cursors is 'One row for each (scope, topic, partition): Postgres, not Kafka, is the authority on the position. See the view onlyonce.positions.';
+comment on column onlyonce.cursors.id             is 'Also the id of the lease that owns this cursor.';
+comment on column onlyonce.cursors.group_id       is 'Kafka group that owns the cursor; another group is refused by name. Null: the next owner stamps its own (after `onlyonce cursor adopt`).';
+comment on column onlyonce.cursors.cluster_id     is 'Kafka cluster of the topic, part of its incarnation.';
+comment on column onlyonce.cursors.topic_id       is 'Topic id, part of its incarnation: a topic that was deleted and created again has another one. Null: not known yet.';
+comment on column onlyonce.cursors.start_offset   is 'Where the partition started, decided once.';
+comment on column onlyonce.cursors.start_policy   is 'Why it started there: committed, earliest, latest, or adopted by an operator.';
+comment on column onlyonce.cursors.run            is 'Rises when an operator sets the position; progress rows of earlier runs no longer count.';
+comment on column onlyonce.cursors.run_start      is 'Position at which the run began.';
+comment on column onlyonce.cursors.clean          is 'Cleared when an owner takes over, set when it lets go in order. An owner that finds it cleared handles the next messages one at a time.';
+comment on column onlyonce.cursors.attempt_offset is 'Offset of the message that stands alone and whose attempts are counted.';
+comment on column onlyonce.cursors.attempts       is 'Attempts at that offset, counted before each one runs, so that a message that kills its process is counted too.';
+
+create table onlyonce.progress (
+  cursor_id     bigint  not null,
+  run           integer not null,
+  from_offset   bigint  not null,
+  next_offset   bigint  not null check (next_offset > from_offset),
+  anchor_offset bigint,
+  anchor_epoch  integer,
+  anchor_hash   bytea,
+  primary key (cursor_id, run, from_offset)
+);
+comment on table  onlyonce.progress is 'Insert-only: one row for each committed batch, inserted in the batch''s transaction. A second transaction from the same offset finds the first one''s row. Old rows are pruned by the owner. (One row updated in place slows down fourfold within seconds behind an old snapshot. No foreign key: the fence has just locked the owner''s row.)';
+comment on column onlyonce.progress.from_offset   is 'Position before the batch.';
+comment on column onlyonce.progress.next_offset   is 'Position after the batch: everything below it is applied, parked, or was never to be handed over (control, aborted and removed records).';
+comment on column onlyonce.progress.anchor_offset is 'Offset of the last record seen below next_offset; null before the first.';
+comment on column onlyonce.progress.anchor_epoch  is 'Leader epoch of that record''s batch.';
+comment on column onlyonce.progress.anchor_hash   is 'SHA-256 of that record: tells a log that was truncated and written anew from the one that was read.';
+
+create view onlyonce.positions as
+  select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.clean,
+         c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
+         coalesce(p.next_offset, c.run_start) as next_offset,
+         p.anchor_offset, p.anchor_epoch, p.anchor_hash
+    from onlyonce.cursors c
+    join onlyonce.leases l on l.id = c.id
+    left join lateral (
+      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash from onlyonce.progress q
+       where q.cursor_id = c.id and q.run = c.run
+       order by q.from_offset desc limit 1) p on true;
+comment on view onlyonce.positions is 'Where each cursor stands: next_offset is the next offset that will be handled.';
+
+-- Takes a cursor over: raises its lease's epoch if it is still the one that was read, stamps the owner, and clears `clean`.
+create function onlyonce.own_cursor(
+  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
+) returns bigint
+language plpgsql as $$
+declare
+  raised bigint;
+begin
+  perform set_config('lock_timeout', own_cursor.lock_timeout, true);
+  raised := onlyonce.raise_epoch(own_cursor.cursor_id, seen_epoch, new_nonce);
+  if raised is not null then
+    update onlyonce.cursors c
+      set group_id = own_cursor.group_id, cluster_id = own_cursor.cluster_id,
+          topic_id = coalesce(own_cursor.topic_id, c.topic_id), clean = false
+      where c.id = own_cursor.cursor_id;
+  end if;
+  return raised;
+end $$;
+comment on function onlyonce.own_cursor(bigint, bigint, uuid, text, text, uuid, text) is
+  'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
+
+-- The fence. In one call, because each statement of a pipeline costs: bounds of this transaction, ownership, position.
+-- It raises, because a statement that shares a round trip with COMMIT must raise where it does not hold:
+-- an UPDATE that matches no row is no error, and the COMMIT behind it would go through.
+-- The INSERT waits for another transaction from the same offset (an earlier attempt whose outcome is unknown),
+-- at most lock_timeout, and needs no plan that could turn into a sequential scan as the table grows.
+create function onlyonce.fence(
+  cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
+  anchor_offset bigint, anchor_epoch integer, anchor_hash bytea,
+  lock_timeout text, statement_timeout text, idle_timeout text
+) returns void
+language plpgsql as $$
+begin
+  perform set_config('lock_timeout', fence.lock_timeout, true),
+          set_config('statement_timeout', fence.statement_timeout, true),
+          set_config('idle_in_transaction_session_timeout', fence.idle_timeout, true);
+  perform onlyonce.hold(fence.cursor_id, fence.epoch, fence.nonce);
+  insert into onlyonce.progress
+    values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash)
+    on conflict do nothing;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: the position has moved',
+      detail = format('cursor %s has moved on from offset %s', fence.cursor_id, fence.expected);
+  end if;
+  perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+end $$;
+comment on function onlyonce.fence(bigint, bigint, uuid, integer, bigint, bigint, bigint, integer, bytea, text, text, text) is
+  'First statement of a batch: moves the cursor from expected to next, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';
+
+-- The seal: last statement before COMMIT. It judges deferred constraints with the work that caused them, and it
+-- raises unless the fence stands in this very transaction (a ROLLBACK slipped in between would have undone it).
+create function onlyonce.seal() returns void
+language plpgsql as $$
+begin
+  if current_setting('onlyonce.fenced', true) is distinct from pg_current_xact_id()::text then
+    raise exception using errcode = 'OO002',
+      message = 'onlyonce: not sealed: the fence was not taken in this transaction',
+      hint = 'Something ended the transaction that the fence opened: no COMMIT, ROLLBACK or BEGIN between the two.';
+  end if;
+  perform set_config('onlyonce.sealed', pg_current_xact_id()::text, true);
+  set constraints all immediate;
+end $$;
+comment on function onlyonce.seal() is
+  'Last statement before COMMIT of a fenced transaction: checks deferred constraints, then allows the COMMIT.';
+
+create function onlyonce.require_seal() returns trigger
+language plpgsql as $$
+begin
+  if current_setting('onlyonce.sealed', true) is distinct from pg_current_xact_id()::text then
+    raise exception using errcode = 'OO002',
+      message = 'onlyonce: not sealed: COMMIT before the engine was done',
+      hint = 'A handler must not COMMIT. If it ran SET CONSTRAINTS ALL IMMEDIATE, it must name its constraints instead.';
+  end if;
+  return null;
+end $$;
+comment on function onlyonce.require_seal() is 'Deferred trigger: refuses a COMMIT that onlyonce.seal() did not allow.';
+
+create constraint trigger sealed after insert on onlyonce.progress
+  deferrable initially deferred
+  for each row execute function onlyonce.require_seal();
+
+-- ---------------------------------------------------------------- inbox
+
+create table onlyonce.inbox (
+  key         uuid   primary key,
+  fingerprint bigint not null
+) with (fillfactor = 90);
+comment on table  onlyonce.inbox is 'Keys that were claimed: the claim commits with the effects it protects.';
+comment on column onlyonce.inbox.key         is '128-bit hash of (tenant, scope, key), see dedupe/testdata/keys.json.';
+comment on column onlyonce.inbox.fingerprint is 'First 64 bits of SHA-256 over the payload; 0: not compared.';
+
+-- The stored form of a key, the same as dedupe.Key.Hash in Go; dedupe/testdata/keys.json holds test vectors for both.
+create function onlyonce.key(tenant text, scope text, id text) returns uuid
+language plpgsql immutable strict parallel safe as $$
+declare
+  field  text;
+  packed bytea := '';
+  sum    bytea;
+  ms     bigint := 0;
+begin
+  foreach field in array array['onlyonce/key/1', tenant, scope, id] loop
+    packed := packed || int4send(octet_length(convert_to(field, 'UTF8'))) || convert_to(field, 'UTF8');
+  end loop;
+  sum := sha256(packed);
+  if id ~ '^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-7[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$' then
+    -- A UUIDv7 keeps its 48 bits of time in front.
+    return encode(substr(uuid_send(id::uuid), 1, 6) || substr(sum, 1, 10), 'hex')::uuid;
+  elsif id ~ '^[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}$' then
+    -- So does a ULID.
+    for i in 1..10 loop
+      ms := ms * 32 + strpos('0123456789ABCDEFGHJKMNPQRSTVWXYZ', upper(substr(id, i, 1))) - 1;
+    end loop;
+    return encode(substr(int8send(ms), 3, 6) || substr(sum, 1, 10), 'hex')::uuid;
+  end if;
+  return encode(substr(sum, 1, 16), 'hex')::uuid;
+end $$;
+comment on function onlyonce.key(text, text, text) is 'Stored form of a key: what onlyonce.inbox.key holds for (tenant, scope, id).';
+
+-- Claims keys for the caller's transaction. Returns, in the order of `keys`: 0 fresh (now claimed), 1 duplicate, 2 conflict
+-- (same key, other fingerprint). Waits for a transaction that holds an uncommitted copy (bounded by lock_timeout), because
+-- that one may roll back. Keys are inserted in their order, so that two calls cannot deadlock. Under READ COMMITTED
+-- the second statement sees what the first one waited for; above it the first raises 40001 instead.
+create function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
+language plpgsql as $$
+declare
+  fresh  uuid[];
+  result smallint[];
+begin
+  if cardinality(keys) is distinct from cardinality(fingerprints) then
+    raise exception 'onlyonce: claim: % keys and % fingerprints', cardinality(keys), cardinality(fingerprints);
+  end if;
+  with claimed as (
+    insert into onlyonce.inbox (key, fingerprint)
+      select u.k, u.f from unnest(keys, fingerprints) with ordinality as u(k, f, n) order by u.k, u.n
+      on conflict do nothing
+      returning key)
+  select coalesce(array_agg(c.key), '{}') from claimed c into fresh;
+  if cardinality(fresh) = cardinality(keys) then
+    return array_fill(0::smallint, array[cardinality(keys)]);
+  end if;
+  select array_agg(case when u.first and c.k is not null then 0
+                        when i.fingerprint = u.f or i.fingerprint = 0 or u.f = 0 then 1
+                        else 2 end::smallint order by u.n)
+    from (select k, f, n, row_number() over (partition by k order by n) = 1 as first
+            from unnest(keys, fingerprints) with ordinality as v(k, f, n)) u
+    join onlyonce.inbox i on i.key = u.k
+    left join unnest(fresh) as c(k) on c.k = u.k
+    into result;
+  return result;
+end $$;
+comment on function onlyonce.claim(uuid[], bigint[]) is
+  'Claims keys in the caller''s transaction: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies.';
+
+-- The optimistic claim: raises unless every key is fresh, so it may share a round trip with the effects and COMMIT.
+create function onlyonce.claim_fresh(keys uuid[], fingerprints bigint[]) returns void
+language plpgsql as $$
+declare
+  n bigint;
+begin
+  insert into onlyonce.inbox (key, fingerprint)
+    select u.k, u.f from unnest(keys, fingerprints) as u(k, f) order by u.k
+    on conflict do nothing;
+  get diagnostics n = row_count;
+  if n <> cardinality(keys) then
+    raise exception using errcode = 'OO003', message = 'onlyonce: key not new';
+  end if;
+end $$;
+comment on function onlyonce.claim_fresh(uuid[], bigint[]) is
+  'Claims keys or raises OO003 unless every one is new.';
+
+-- ---------------------------------------------------------------- parked
+
+create table onlyonce.parked (
+  id            bigint generated always as identity primary key,
+  kind          text not null check (kind in ('message', 'call', 'event')),
+  state         text not null default 'waiting'
+                check (state in ('waiting', 'retrying', 'blocked', 'reconcile', 'resolved', 'discarded')),
+  reason        text not null,
+  error         text not null default '',
+  attempts      integer not null default 0,
+  tenant        text not null default '',
+  scope         text not null,
+  key           uuid,
+  topic         text,
+  partition     integer,
+  "offset"      bigint,
+  record_time   timestamptz,
+  record_key    bytea,
+  sink          text,
+  call_name     text,
+  method        text,
+  target        text,
+  header_names  bytea[] not null default '{}',
+  header_values bytea[] not null default '{}',
+  body          bytea,
+  parked_at     timestamptz not null default clock_timestamp(),
+  settled_at    timestamptz
+);
+comment on table  onlyonce.parked is 'Dead letters: messages and calls that were set aside, whole, so that nothing is lost. Never both applied and parked.';
+comment on column onlyonce.parked.kind   is 'message: from Kafka. call: from the outbox. event: from a webhook.';
+comment on column onlyonce.parked.state  is 'waiting for an operator; reconcile: a call whose outcome is unknown; resolved or discarded at the end.';
+comment on column onlyonce.parked.reason is 'permanent, exhausted, crashed, conflict or no-key for messages; rejected or window for calls.';
+comment on column onlyonce.parked.key    is 'Dedupe key of the message, or derived key of the call. Null: it had none.';
+comment on column onlyonce.parked.body   is 'Value of the message or body of the call, byte for byte.';
+create unique index parked_key_unresolved on onlyonce.parked (kind, key)
+  where settled_at is null and reason <> 'conflict';
+create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;
+
+-- ---------------------------------------------------------------- outbox
+
+create table onlyonce.outbox (
+  id               bigint generated always as identity primary key,
+  key              uuid not null unique,
+  tenant           text not null default '',
+  scope            text not null default '',
+  sink             text not null check (sink <> ''),
+  name             text not null check (name <> ''),
+  method           text not null,
+  target           text not null,
+  header_names     text[] not null default '{}',
+  header_values    text[] not null default '{}',
+  body             bytea not null,
+  xid              xid8 not null default pg_current_xact_id(),
+  created_at       timestamptz not null default clock_timestamp(),
+  state            text not null default 'pending' check (state in ('pending', 'delivered', 'parked')),
+  attempts         integer not null default 0,
+  first_attempt_at timestamptz,
+  next_attempt_at  timestamptz not null default clock_timestamp(),
+  last_error       text not null default '',
+  settled_at       timestamptz,
+  check ((state = 'pending') = (settled_at is null))
+);
+comment on table  onlyonce.outbox is 'Outbound calls: a row commits with the effects that ask for it, and is sent afterwards by a relay, always under the same key and with the same bytes.';
+comment on column onlyonce.outbox.key              is 'Idempotency key that the remote sees: derived, the same on every replay.';
+comment on column onlyonce.outbox.target           is 'What the call addresses at its sink: for HTTP the path and query below the sink''s base URL.';
+comment on column onlyonce.outbox.xid              is 'Transaction that wrote the row.';
+comment on column onlyonce.outbox.state            is 'pending: to be sent. delivered: the remote accepted it. parked: the relay gave up; the reason is in onlyonce.parked under (call, key).';
+comment on column onlyonce.outbox.attempts         is 'Attempts that were begun, each counted before its call.';
+comment on column onlyonce.outbox.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here.';
+comment on column onlyonce.outbox.next_attempt_at  is 'When it is due. During an attempt: when it will be due again should its relay die.';
+create index outbox_pending on onlyonce.outbox (sink, next_attempt_at, id) where state = 'pending';
+create index outbox_delivered on onlyonce.outbox (sink, settled_at) where state = 'delivered';
+
+-- Writes an outbound call in the caller's transaction. A row that stands already under the key is the same call written
+-- again (a replay): nothing to do if its bytes are the same, OO004 if they differ. Twice in one transaction is a mistake
+-- of the handler (two calls of one name need an id each): OO005.
+create function onlyonce.enqueue(
+  key uuid, tenant text, scope text, sink text, name text, method text, target text,
+  header_names text[], header_values text[], body bytea
+) returns void
+language plpgsql as $$
+declare
+  old onlyonce.outbox;
+begin
+  loop
+    insert into onlyonce.outbox (key, tenant, scope, sink, name, method, target, header_names, header_values, body)
+      values (enqueue.key, enqueue.tenant, enqueue.scope, enqueue.sink, enqueue.name, enqueue.method, enqueue.target,
+              enqueue.header_names, enqueue.header_values, enqueue.body)
+      on conflict do nothing;
+    if found then
+      return;
+    end if;
+    select * into old from onlyonce.outbox o where o.key = enqueue.key;
+    exit when found; -- not found: retention deleted it between the two statements, so insert again
+  end loop;
+  if old.xid = pg_current_xact_id() then
+    raise exception using errcode = 'OO005',
+      message = format('onlyonce: two calls named %L to sink %L from one message', enqueue.name, enqueue.sink),
+      hint = 'Set Call.ID to tell them apart.';
+  end if;
+  if (old.method, old.target, old.header_names, old.header_values, old.body)
+     is distinct from (enqueue.method, enqueue.target, enqueue.header_names, enqueue.header_values, enqueue.body) then
+    raise exception using errcode = 'OO004',
+      message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', enqueue.name, enqueue.sink),
+      detail = format('outbox row %s holds the bytes that were frozen first', old.id);
+  end if;
+end $$;
+comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, text[], text[], bytea) is
+  'Writes an outbound call in the caller''s transaction; the relay sends it after COMMIT under `key`.';
+
+-- ---------------------------------------------------------------- audit
+
+create table onlyonce.audit (
+  id     bigint generated always as identity primary key,
+  at     timestamptz not null default clock_timestamp(),
+  actor  text not null default current_user,
+  action text not null,
+  reason text not null check (reason <> ''),
+  detail jsonb not null default '{}'
+);
+comment on table onlyonce.audit is 'What operators changed by hand: who, when, why.';
+
+insert into onlyonce.schema_version (version) values (1);

@@ -1,0 +1,174 @@
+// Package migrations holds the database schema `onlyonce` as plain numbered SQL, and applies it.
+//
+// The files are what they look like: `psql -1 -v ON_ERROR_STOP=1 -f 0001_....sql` does the same as
+// [Apply], and a team with a migration tool of its own copies them into it. Each file records its
+// own version, so [Version] is right whichever way it was applied.
+//
+// A version of the code works with its own schema version and with the next one ([Check]), and
+// migrations expand before they contract, so a rolling deploy migrates first and replaces pods after.
+package migrations
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// FS holds the migrations, one file a version, named NNNN_what.sql.
+//
+//go:embed *.sql
+var FS embed.FS
+
+// Latest is the schema version that this version of the code was written for.
+const Latest = 1
+
+// ErrSchema is wrapped by every error of [Check]: the schema and the code do not fit each other.
+var ErrSchema = errors.New("schema does not fit this version of onlyonce")
+
+// lockSQL serialises Apply across processes: a two-int advisory key ("once", 1), held by the transaction.
+const lockSQL = `select pg_advisory_xact_lock(1869505381, 1)`
+
+// versionSQL returns one row: the highest version applied, or null. It fails with 42P01 where the schema is missing.
+const versionSQL = `select max(version) from onlyonce.schema_version`
+
+// DB is what Version and Check need: *pgx.Conn, pgx.Tx and *pgxpool.Pool all have it.
+type DB interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+type migration struct {
+	version int
+	name    string
+	sql     string
+}
+
+// load returns the embedded migrations in order of version.
+func load() ([]migration, error) {
+	entries, err := FS.ReadDir(".")
+	if err != nil {
+		return nil, err
+	}
+	var all []migration
+	for _, e := range entries {
+		number, _, _ := strings.Cut(e.Name(), "_")
+		version, err := strconv.Atoi(number)
+		if err != nil {
+			return nil, fmt.Errorf("migrations: file %s does not start with its version: %w", e.Name(), err)
+		}
+		sql, err := FS.ReadFile(e.Name())
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, migration{version, e.Name(), string(sql)})
+	}
+	slices.SortFunc(all, func(a, b migration) int { return a.version - b.version })
+	return all, nil
+}
+
+// Apply brings the schema to [Latest] in one transaction and returns the versions it applied, none
+// when there was nothing to do. Any number of processes may call it at once: they take turns on an
+// advisory lock that the transaction holds, which works through PgBouncer too. It needs the right to create
+// schemas. A schema newer than this code is left alone and is no error here; see [Check].
+func Apply(ctx context.Context, conn *pgx.Conn) (applied []int, err error) {
+	all, err := load()
+	if err != nil {
+		return nil, err
+	}
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, lockSQL); err != nil {
+			return err
+		}
+		current, err := readVersion(ctx, tx)
+		if err != nil {
+			return err
+		}
+		for _, m := range all {
+			if m.version <= current {
+				continue
+			}
+			// The simple protocol, because a file holds many statements; it has no parameters.
+			if _, err := tx.Conn().PgConn().Exec(ctx, m.sql).ReadAll(); err != nil {
+				return fmt.Errorf("migrations: %s: %w", m.name, err)
+			}
+			applied = append(applied, m.version)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return applied, nil
+}
+
+// Version returns the version of the schema in the database, 0 where there is none.
+func Version(ctx context.Context, db DB) (int, error) {
+	var v *int
+	err := db.QueryRow(ctx, versionSQL).Scan(&v)
+	if missing(err) || (err == nil && v == nil) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("migrations: reading the schema version: %w", err)
+	}
+	return *v, nil
+}
+
+// Check returns an error that wraps [ErrSchema] and says what to do unless the schema is at [Latest]
+// or the version after it.
+func Check(ctx context.Context, db DB) error {
+	v, err := Version(ctx, db)
+	switch {
+	case err != nil:
+		return err
+	case v == 0:
+		return fmt.Errorf("%w: there is no schema onlyonce in this database: run `onlyonce migrate`", ErrSchema)
+	case v < Latest:
+		return fmt.Errorf("%w: schema version %d is older than %d: run `onlyonce migrate`", ErrSchema, v, Latest)
+	case v > Latest+1:
+		return fmt.Errorf("%w: schema version %d is too new for this code, which knows versions %d and %d: deploy a newer version of onlyonce", ErrSchema, v, Latest, Latest+1)
+	}
+	return nil
+}
+
+// Print writes every migration after version `after` as SQL that psql can run.
+func Print(w io.Writer, after int) error {
+	all, err := load()
+	if err != nil {
+		return err
+	}
+	for _, m := range all {
+		if m.version <= after {
+			continue
+		}
+		if _, err := fmt.Fprintf(w, "-- %s\n%s\n", m.name, m.sql); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readVersion is Version inside a transaction, where a failed statement would end it: it asks the catalog first.
+func readVersion(ctx context.Context, tx pgx.Tx) (int, error) {
+	var there bool
+	if err := tx.QueryRow(ctx, `select to_regclass('onlyonce.schema_version') is not null`).Scan(&there); err != nil {
+		return 0, err
+	}
+	if !there {
+		return 0, nil
+	}
+	return Version(ctx, tx)
+}
+
+// missing reports whether err says that the table or its schema does not exist (undefined_table, invalid_schema_name).
+func missing(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000")
+}
