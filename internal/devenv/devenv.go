@@ -1,0 +1,140 @@
+package devenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// The environment variables of this package. Only programs and tests read them.
+const (
+	EnvPostgresURL  = "ONLYONCE_POSTGRES_URL"
+	EnvKafkaBrokers = "ONLYONCE_KAFKA_BROKERS"
+	EnvForce        = "ONLYONCE_ENV"
+)
+
+// The ways to a server, as they stand in Postgres.Kind and Kafka.Kind.
+const (
+	KindURL      = "url"      // Postgres: an address was given
+	KindBrokers  = "brokers"  // Kafka: an address was given
+	KindLocal    = "local"    // programs of this machine
+	KindEmbedded = "embedded" // binaries fetched for the purpose; for Kafka the fake
+	KindDocker   = "docker"
+)
+
+// Options are the same for Postgres and Kafka. The zero value is good.
+type Options struct {
+	// Log gets one line for the way taken and one for every way passed over.
+	// Nil drops them.
+	Log func(line string)
+	// Dir is where temporary directories are made. Empty means os.TempDir,
+	// or /tmp or /var/tmp where the server's user cannot enter that.
+	Dir string
+	// Force is local, embedded or docker, and goes before ONLYONCE_ENV.
+	// Empty leaves the choice to that variable and then to the order.
+	Force string
+	// AllowFake lets StartKafka fall back to kfake in this process.
+	AllowFake bool
+	// PostgresSettings are passed to the server as -c name=value, after ours,
+	// when devenv starts it.
+	PostgresSettings map[string]string
+	// KafkaSettings are lines of server.properties, and replace ours, when
+	// devenv starts a real broker on a JVM.
+	KafkaSettings map[string]string
+}
+
+func (o Options) log(format string, args ...any) {
+	if o.Log != nil {
+		o.Log(fmt.Sprintf(format, args...))
+	}
+}
+
+// force returns the way that was asked for, or "" for the first that works.
+func (o Options) force() (string, error) {
+	kind, from := o.Force, "Options.Force"
+	if kind == "" {
+		kind, from = os.Getenv(EnvForce), EnvForce
+	}
+	if kind != "" && !slices.Contains([]string{KindLocal, KindEmbedded, KindDocker}, kind) {
+		return "", fmt.Errorf("devenv: %s is %q; it can be local, embedded or docker", from, kind)
+	}
+	return kind, nil
+}
+
+// tempBases are the directories to try for temporary data, best first.
+func (o Options) tempBases() []string {
+	if o.Dir != "" {
+		return []string{o.Dir}
+	}
+	bases := []string{os.TempDir()}
+	for _, d := range []string{"/tmp", "/var/tmp"} {
+		if st, err := os.Stat(d); err == nil && st.IsDir() && !slices.Contains(bases, d) {
+			bases = append(bases, d)
+		}
+	}
+	return bases
+}
+
+// way is one way to a server.
+type way[T any] struct {
+	kind  string
+	start func(ctx context.Context, o Options, why string) (*T, error)
+}
+
+// first takes the first way that works.
+func first[T any](ctx context.Context, what string, o Options, ways []way[T]) (*T, error) {
+	forced, err := o.force()
+	if err != nil {
+		return nil, err
+	}
+	var reasons []error
+	for _, w := range ways {
+		why := "first that works"
+		if forced != "" {
+			if w.kind != forced {
+				continue
+			}
+			why = "forced"
+		}
+		t, err := w.start(ctx, o, why)
+		if err == nil {
+			return t, nil
+		}
+		reasons = append(reasons, fmt.Errorf("%s: %w", w.kind, err))
+		if ctx.Err() != nil {
+			break
+		}
+		if forced == "" {
+			o.log("%s: not %s: %s", what, w.kind, oneLine(err))
+		}
+	}
+	if forced != "" {
+		if len(reasons) == 0 {
+			return nil, fmt.Errorf("devenv: %s: %s was forced, and there is no such way here", what, forced)
+		}
+		return nil, fmt.Errorf("devenv: %s: %s was forced: %w", what, forced, reasons[0])
+	}
+	return nil, fmt.Errorf("devenv: no %s: set its address, or see to one of these: %w", what, errors.Join(reasons...))
+}
+
+// oneLine shortens an error that carries the end of a server's log to its first
+// line: a person reads these lines in a row.
+func oneLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// closer runs a function once and keeps its result.
+type closer struct {
+	once sync.Once
+	err  error
+}
+
+func (c *closer) close(f func() error) error {
+	c.once.Do(func() { c.err = f() })
+	return c.err
+}

@@ -1,0 +1,40 @@
+package devenv
+
+import "maps"
+
+// brokerSettings are the settings of a real broker that is its own controller,
+// without its addresses and directory.
+func brokerSettings(changes map[string]string) map[string]string {
+	s := map[string]string{
+		"process.roles":                  "broker,controller",
+		"node.id":                        "1",
+		"controller.listener.names":      "CONTROLLER",
+		"inter.broker.listener.name":     "PLAINTEXT",
+		"listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+		// A topic made by a typing error would make a test pass that should
+		// not.
+		"auto.create.topics.enable": "false",
+		// One node holds one replica. Fewer partitions than the default 50
+		// because each is a directory with open files, made at the first use.
+		"offsets.topic.replication.factor":                 "1",
+		"offsets.topic.num.partitions":                     "4",
+		"transaction.state.log.replication.factor":         "1",
+		"transaction.state.log.min.isr":                    "1",
+		"transaction.state.log.num.partitions":             "4",
+		"share.coordinator.state.topic.replication.factor": "1",
+		"share.coordinator.state.topic.min.isr":            "1",
+		// The default three seconds of waiting for more members come before
+		// every first join.
+		"group.initial.rebalance.delay.ms": "0",
+		// Tests of lost members wait for a session to end; the default least
+		// is six seconds.
+		"group.min.session.timeout.ms": "1000",
+		// After a SIGKILL the broker may register again only when its session
+		// has ended: with the default nine seconds a restart takes twelve. Much
+		// less, and a busy machine of two cores would fence a live broker.
+		"broker.session.timeout.ms":    "3000",
+		"broker.heartbeat.interval.ms": "500",
+	}
+	maps.Copy(s, changes)
+	return s
+}

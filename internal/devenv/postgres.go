@@ -1,0 +1,139 @@
+package devenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// postgresStartTimeout bounds the wait for a server that was started.
+const postgresStartTimeout = 60 * time.Second
+
+// Postgres is a server that was found or started.
+type Postgres struct {
+	// URL leads to the database postgres, as a superuser when devenv started
+	// the server.
+	URL string
+	// How tells in one line what was taken and why.
+	How string
+	// Kind is one of the Kind constants.
+	Kind string
+	// Dir is the directory of a server that devenv started on this machine; it
+	// holds data/ and server.log and is gone after Stop. Otherwise empty.
+	Dir string
+
+	local  *localPostgres // nil unless supervised
+	stop   func() error   // nil when there is nothing to stop
+	closer closer
+}
+
+// StartPostgres finds or starts a server; the package comment has the order.
+func StartPostgres(ctx context.Context, o Options) (*Postgres, error) {
+	p, err := startPostgres(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	o.log("%s", p.How)
+	return p, nil
+}
+
+func startPostgres(ctx context.Context, o Options) (*Postgres, error) {
+	if given := os.Getenv(EnvPostgresURL); given != "" {
+		return givenPostgres(ctx, given)
+	}
+	return first(ctx, "postgres", o, []way[Postgres]{
+		{KindLocal, startLocalPostgres},
+		{KindEmbedded, startEmbeddedPostgres},
+		{KindDocker, startDockerPostgres},
+	})
+}
+
+// Stop stops the server and removes its data, if devenv started it. It may be
+// called more than once.
+func (p *Postgres) Stop() error {
+	return p.closer.close(func() error {
+		if p.stop == nil {
+			return nil
+		}
+		return p.stop()
+	})
+}
+
+// errNotSupervised is the answer to Kill and Restart on a server that is not a
+// process of ours.
+var errNotSupervised = errors.New("devenv: only a server that devenv started on this machine can be killed and restarted")
+
+// Kill kills the server's processes with SIGKILL. Its data stays for Restart.
+func (p *Postgres) Kill(ctx context.Context) error {
+	if p.local == nil {
+		return errNotSupervised
+	}
+	return p.local.kill(ctx)
+}
+
+// Restart starts a killed server on the same port and data, and returns when it
+// has recovered.
+func (p *Postgres) Restart(ctx context.Context) error {
+	if p.local == nil {
+		return errNotSupervised
+	}
+	_, err := p.local.start(ctx)
+	return err
+}
+
+// PID is the process id of the server's first process, for a test that wants to
+// stop or slow it; 0 unless devenv started it on this machine.
+func (p *Postgres) PID() int {
+	if p.local == nil {
+		return 0
+	}
+	return p.local.srv.Load().PID
+}
+
+func givenPostgres(ctx context.Context, given string) (*Postgres, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	version, err := postgresVersion(ctx, given)
+	if err != nil {
+		return nil, fmt.Errorf("devenv: %s: no answer: %w", EnvPostgresURL, err)
+	}
+	return &Postgres{
+		URL:  given,
+		Kind: KindURL,
+		How:  fmt.Sprintf("postgres: %s at %s (%s is set)", version, withoutPassword(given), EnvPostgresURL),
+	}, nil
+}
+
+// withoutPassword makes an address fit for a log.
+func withoutPassword(given string) string {
+	if u, err := url.Parse(given); err == nil && u.Host != "" {
+		return u.Redacted()
+	}
+	cfg, err := pgx.ParseConfig(given)
+	if err != nil {
+		return "an address that cannot be parsed"
+	}
+	return fmt.Sprintf("host=%s port=%d dbname=%s", cfg.Host, cfg.Port, cfg.Database)
+}
+
+// postgresVersion asks for the server's version, which also shows that it
+// accepts connections and answers queries.
+func postgresVersion(ctx context.Context, dsn string) (string, error) {
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	var version string
+	if err := conn.QueryRow(ctx, "show server_version").Scan(&version); err != nil {
+		return "", err
+	}
+	version, _, _ = strings.Cut(version, " ") // without the packager's words
+	return version, nil
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package supervise
+
+func becomeSubreaper() {}
+
+func killStrangers(map[int]bool) {}
