@@ -134,8 +134,8 @@ func (w *worker) admit(cur *cursor) error {
 		return w.halt(HaltForeignGroup, "the cursor belongs to group %q, and this is group %q", *cur.groupID, group)
 	case cur.clusterID != nil && *cur.clusterID != id.ClusterID:
 		return w.halt(HaltForeignCluster, "the cursor belongs to cluster %q, and this is cluster %q", *cur.clusterID, id.ClusterID)
-	case cur.topicID != [16]byte{} && id.TopicID != [16]byte{} && cur.topicID != id.TopicID:
-		return w.halt(HaltNewTopic, "the topic was deleted and created again: its id was %x and is %x", cur.topicID, id.TopicID)
+	case cur.topicID.Valid && id.TopicID != [16]byte{} && cur.topicID.Bytes != id.TopicID:
+		return w.halt(HaltNewTopic, "the topic was deleted and created again: its id was %x and is %x", cur.topicID.Bytes, id.TopicID)
 	}
 	return nil
 }

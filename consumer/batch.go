@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
@@ -171,13 +173,13 @@ func (w *worker) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 	if w.c.cfg.Key == nil {
 		return
 	}
-	hashes := make([][16]byte, 0, len(msgs))
+	hashes := make([]pgtype.UUID, 0, len(msgs))
 	fingerprints := make([]int64, 0, len(msgs))
 	index := make([]int, 0, len(msgs))
 	for i, m := range msgs {
 		if verdicts[i] == nil {
 			k := m.key(w.c.cfg.Scope)
-			hashes, fingerprints, index = append(hashes, k.Hash()), append(fingerprints, k.Fingerprint.Int64()), append(index, i)
+			hashes, fingerprints, index = append(hashes, pgtype.UUID{Bytes: k.Hash(), Valid: true}), append(fingerprints, k.Fingerprint.Int64()), append(index, i)
 		}
 	}
 	if len(hashes) == 0 {
@@ -278,6 +280,7 @@ func (w *worker) fenced(work context.Context, a *attempt, started time.Time) err
 		}
 		return fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
 	case cur.next == a.next:
+		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0 // nobody can tell what that attempt did
 		w.committed(a, started)
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
@@ -38,14 +39,20 @@ const releaseCursorSQL = `
 update onlyonce.cursors c set clean = true from onlyonce.leases l
  where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
 
-// countAttemptSQL counts one attempt at a message that stands alone, before it runs. One row: the count; no row: the
-// cursor has another owner. The lock on the lease keeps a paused process from counting after it was replaced.
+// countAttemptSQL counts one attempt at a message that stands alone, before it runs, and takes back $5 that were counted
+// here and ended without being the message's fault. One row: the count; no row: the cursor has another owner. The lock on the lease
+// keeps a paused process from counting after it was replaced.
 const countAttemptSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.cursors c
-   set attempts = case when attempt_offset = $4 then attempts + 1 else 1 end, attempt_offset = $4
+   set attempts = case when attempt_offset = $4 then greatest(attempts - $5, 0) + 1 else 1 end, attempt_offset = $4
   from held where c.id = held.id
 returning attempts`
+
+// takeBackSQL takes back an attempt that this process counted, and then had to leave without blaming the message. It does not
+// compare the owner: whoever that is by now, it must not take the attempt for one that ended in a crash.
+const takeBackSQL = `
+update onlyonce.cursors set attempts = attempts - 1 where id = $1 and attempt_offset = $2 and attempts > 0`
 
 // fenceSQL moves the cursor or raises; see the function's comment in the migration.
 const fenceSQL = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`
@@ -99,10 +106,10 @@ type cursor struct {
 	id        int64
 	run       int32
 	epoch     int64
-	nonce     [16]byte // zero: never owned
+	nonce     pgtype.UUID // null: never owned
 	groupID   *string
 	clusterID *string
-	topicID   [16]byte // zero: not known
+	topicID   pgtype.UUID // null: not known
 	clean     bool
 	next      int64
 	anchor    *anchor
@@ -111,25 +118,18 @@ type cursor struct {
 // readCursor returns nil where there is no row.
 func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32) (*cursor, error) {
 	var (
-		r              cursor
-		nonce, topicID *[16]byte
-		anchorOffset   *int64
-		anchorEpoch    *int32
-		anchorHash     []byte
+		r            cursor
+		anchorOffset *int64
+		anchorEpoch  *int32
+		anchorHash   []byte
 	)
-	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &nonce,
-		&r.groupID, &r.clusterID, &topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash)
+	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
+		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the cursor: %w", err)
-	}
-	if nonce != nil {
-		r.nonce = *nonce
-	}
-	if topicID != nil {
-		r.topicID = *topicID
 	}
 	if anchorOffset != nil {
 		r.anchor = &anchor{offset: *anchorOffset, epoch: *anchorEpoch, hash: anchorHash}
@@ -137,17 +137,16 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	return &r, nil
 }
 
-func newNonce() (n [16]byte) {
-	rand.Read(n[:]) // never fails (crypto/rand since Go 1.24)
+func newNonce() pgtype.UUID {
+	n := pgtype.UUID{Valid: true}
+	rand.Read(n.Bytes[:]) // never fails (crypto/rand since Go 1.24)
 	return n
 }
 
-// uuidOrNull makes the zero id a null.
-func uuidOrNull(id [16]byte) *[16]byte {
-	if id == [16]byte{} {
-		return nil
-	}
-	return &id
+// uuidOrNull makes the zero id a null. Parameters have types that pgx knows without asking the server, because behind
+// PgBouncer (exec mode) it cannot ask.
+func uuidOrNull(id [16]byte) pgtype.UUID {
+	return pgtype.UUID{Bytes: id, Valid: id != [16]byte{}}
 }
 
 // millis is a duration as a value of lock_timeout and its like.

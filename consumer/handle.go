@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // lostLimit is after how many lost connections in a row a batch is taken apart: one of its messages may be what kills them.
@@ -61,17 +63,32 @@ func (w *worker) divide(ctx, work context.Context, msgs []*Message, next int64, 
 }
 
 // handleAlone brings the position over one message: applied, found to be a duplicate, or parked.
+//
+// Attempts are counted before they run, so that one which takes the process with it is counted too. What remains counted
+// at the next owner's is therefore either an answer of the handler's or a crash; an attempt that this process gave up for a
+// reason of its own (ownership lost, a server away, a drain) is taken back.
 func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) error {
 	retry := newBackoff(w.c.cfg)
+	owed := 0
 	for {
-		n, err := w.countAttempt(work, m.Offset)
+		n, err := w.countAttempt(work, m.Offset, owed)
 		if err == nil {
-			err = w.tryAlone(work, m, next, n)
+			owed = 0
+			if err = w.tryAlone(work, m, next, n); err == nil {
+				return nil
+			}
+			var f *failure
+			if !errors.As(err, &f) {
+				owed = 1
+			}
 		}
-		if err == nil || final(err) {
-			return err
-		}
-		if !sleep(ctx, w.retrying(Retry{Offset: m.Offset, Messages: 1, Attempt: n, Err: err}, retry)) {
+		if final(err) || !sleep(ctx, w.retrying(Retry{Offset: m.Offset, Messages: 1, Attempt: n, Err: err}, retry)) {
+			if owed > 0 {
+				w.takeBack(m.Offset)
+			}
+			if final(err) {
+				return err
+			}
 			return ctx.Err()
 		}
 	}
@@ -101,23 +118,25 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, n int) e
 	return err
 }
 
-// countAttempt counts an attempt before it is made.
-func (w *worker) countAttempt(ctx context.Context, offset int64) (n int, err error) {
-	rows, err := w.c.pool.Query(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset)
-	if err != nil {
+// countAttempt counts an attempt before it is made, less what is owed.
+func (w *worker) countAttempt(ctx context.Context, offset int64, owed int) (n int, err error) {
+	err = w.c.pool.QueryRow(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset, owed).Scan(&n)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
+	case err != nil:
 		return 0, fmt.Errorf("counting an attempt: %w", err)
 	}
-	defer rows.Close()
-	if rows.Next() {
-		err = rows.Scan(&n)
-	} else {
-		err = rows.Err()
+	return n, nil
+}
+
+// takeBack is one try: what stays counted errs towards caution.
+func (w *worker) takeBack(offset int64) {
+	ctx, cancel := context.WithTimeout(context.Background(), w.c.cfg.LockTimeout)
+	defer cancel()
+	if _, err := w.c.pool.Exec(ctx, takeBackSQL, w.cur.id, offset); err != nil {
+		w.c.cfg.Logger.Warn("onlyonce: attempt not taken back", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
 	}
-	rows.Close()
-	if err == nil && n == 0 {
-		return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
-	}
-	return n, err
 }
 
 // advance moves the position over offsets that hold nothing to handle.

@@ -3,6 +3,8 @@ package consumer
 import (
 	"errors"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -33,10 +35,9 @@ type verdict struct {
 var errConflict = errors.New("the id was used before for a message with another payload")
 
 func (w *worker) park(tx *guard.Tx, m *Message, v *verdict) {
-	var key *[16]byte
+	var key pgtype.UUID
 	if m.id != "" {
-		h := m.key(w.c.cfg.Scope).Hash()
-		key = &h
+		key = pgtype.UUID{Bytes: m.key(w.c.cfg.Scope).Hash(), Valid: true}
 	}
 	names := make([][]byte, len(m.Headers))
 	values := make([][]byte, len(m.Headers))

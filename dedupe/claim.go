@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Tx is what claiming needs of a transaction: [pgx.Tx] has it, and so has the transaction that a consumer's handler
@@ -75,7 +76,7 @@ func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 	if len(keys) == 0 {
 		return nil, nil
 	}
-	hashes := make([][16]byte, len(keys))
+	hashes := make([]pgtype.UUID, len(keys))
 	fingerprints := make([]int64, len(keys))
 	var faults []error
 	for i, k := range keys {
@@ -83,7 +84,7 @@ func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 			faults = append(faults, fmt.Errorf("key %d: %w", i, err))
 			continue
 		}
-		hashes[i] = k.Hash()
+		hashes[i] = pgtype.UUID{Bytes: k.Hash(), Valid: true}
 		fingerprints[i] = k.Fingerprint.Int64()
 	}
 	if len(faults) > 0 {

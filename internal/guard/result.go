@@ -86,9 +86,7 @@ func (r *result) finish() {
 	if r.rows != nil {
 		r.rows.Close()
 	}
-	err := r.batch.Close()
-	var scan pgx.ScanArgError
-	if err != nil && !errors.As(err, &scan) { // a value that the caller could not scan is no failure of the statement
+	if err := r.batch.Close(); err != nil && r.tx.undone(err) {
 		r.failed(err)
 	}
 	if n := len(r.steps); n == 0 || r.steps[n-1] != stepCommit {

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -123,11 +124,25 @@ func (t *Tx) err() error {
 	return t.failure
 }
 
+// undone reports whether err means that a statement was not executed, rather than that its answer could not be scanned
+// into the caller's variables, or that a callback of the caller's returned it.
+func (t *Tx) undone(err error) bool {
+	var server *pgconn.PgError
+	var local pgx.ErrPreprocessingBatch
+	return errors.As(err, &server) || errors.As(err, &local) || t.conn.PgConn().IsClosed()
+}
+
 // check compares the connection's status with what it must be while the transaction is open.
 func (t *Tx) check() {
-	pc := t.conn.PgConn()
-	if t.failure != nil || (!pc.IsClosed() && pc.TxStatus() == 'T') {
+	if t.failure != nil {
 		return
 	}
-	t.fail("", ErrEnded)
+	switch pc := t.conn.PgConn(); {
+	case pc.IsClosed():
+		t.fail("", pgconn.ErrConnClosed)
+	case pc.TxStatus() == 'E':
+		t.fail("", pgx.ErrTxCommitRollback)
+	case pc.TxStatus() != 'T':
+		t.fail("", ErrEnded)
+	}
 }

@@ -1,0 +1,322 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+)
+
+// T2: a fenced-out owner pipelines its whole batch with its COMMIT, and nothing of it commits.
+//
+// The first owner is stopped in its handler; its statements, the fence among them, have not been sent. Another takes over and
+// handles everything; then the first goes on and sends BEGIN, fence, effects, seal and COMMIT in one go.
+func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 10)
+	entered, resume := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	cfg := testConfig()
+	cfg.Key, cfg.PositionsOnly = nil, true // no key stands in the way: the fence alone has to do it
+	stopFirst := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		once.Do(func() { close(entered); <-resume })
+		tx.Queue(`insert into effects (value) values ('zombie')`)
+		return nil
+	}, cfg)
+	<-entered
+	second := &consumertest.Source{Log: r.log, GroupID: "stock"}
+	stopSecond := r.startOn(second, r.pool, queued, cfg)
+	r.reaches(0, 10)
+	stopSecond()
+	close(resume)
+	stopFirst()
+	r.once(values...)
+}
+
+// F1, F2: two consumers that both believe that they own the partition, and whose group believes them too, take turns in
+// the database and never apply a message twice.
+func TestF2TwoOwnersOfOnePartition(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	var values []string
+	cfg := testConfig()
+	cfg.Key, cfg.PositionsOnly = nil, true
+	for i := range 300 {
+		v := fmt.Sprintf("m%d", i)
+		r.log.Append(0, v)
+		values = append(values, v)
+	}
+	r.src.Believes, r.src.FetchLimit = true, 7
+	second := &consumertest.Source{Log: r.log, GroupID: "stock", Believes: true, FetchLimit: 7}
+	stop1 := r.start(queued, cfg)
+	stop2 := r.startOn(second, r.pool, effect, cfg)
+	r.reaches(0, 300)
+	stop1()
+	stop2()
+	r.once(values...)
+	if n := r.count(`select count(*) from onlyonce.parked`); n != 0 {
+		t.Errorf("%d messages parked: losing the partition was held against them", n)
+	}
+}
+
+// F2: a member of an older generation, which cannot prove its membership, does not take the cursor from its owner.
+func TestF2StaleMemberDoesNotRaise(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 5)
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 5)
+	epoch := r.count(`select epoch from onlyonce.leases`)
+	stale := &consumertest.Source{Log: r.log, GroupID: "stock"}
+	ctx, cancel := context.WithCancel(t.Context())
+	tried := make(chan struct{}, 1000)
+	stale.OnCommit = func(int32, int64) error {
+		select {
+		case tried <- struct{}{}:
+		default:
+		}
+		return fmt.Errorf("%w: error 22", consumer.ErrOwnershipLost)
+	}
+	c, err := consumer.New(r.pool, stale, queued, testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	<-tried
+	<-tried
+	cancel()
+	<-done
+	if e := r.count(`select epoch from onlyonce.leases`); e != epoch {
+		t.Errorf("the epoch went from %d to %d: a stale member raised it", epoch, e)
+	}
+	stop()
+}
+
+// F2: somebody else's cursor is refused by name.
+func TestF2ForeignGroupIsRefusedByName(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 5)
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 5)
+	stop()
+	r.src.GroupID = "other"
+	stop = r.start(queued, testConfig())
+	h := r.halted()
+	stop()
+	if h.Reason != consumer.HaltForeignGroup || !strings.Contains(h.Error(), `group "stock"`) || !strings.Contains(h.Error(), "onlyonce cursor adopt") {
+		t.Errorf("halt: %v", h)
+	}
+}
+
+// F3: Kafka's committed offset is adopted when somebody else wrote it, and only then.
+func TestF3StartIsDecidedOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 10)
+	r.log.SetCommitted("stock", 0, 4, "")
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 10)
+	stop()
+	r.once(values[4:]...)
+	if p := r.count(`select count(*) from onlyonce.cursors where start_policy = 'committed' and start_offset = 4`); p != 1 {
+		t.Error("the start is not on record")
+	}
+
+	r.exec(`delete from onlyonce.leases`) // the database loses its history; Kafka keeps our offset
+	stop = r.start(queued, testConfig())
+	h := r.halted()
+	stop()
+	if h.Reason != consumer.HaltHistoryLost {
+		t.Errorf("halt: %v", h)
+	}
+	if n := r.count(`select count(*) from onlyonce.cursors`); n != 0 {
+		t.Error("a cursor was made from our own offset in Kafka")
+	}
+}
+
+// F4: a topic that was deleted and created again is another topic, before and while it is read.
+func TestF4RecreatedTopicHalts(t *testing.T) {
+	for _, when := range []string{"between runs", "while reading"} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			r.numbered(0, 5)
+			stop := r.start(queued, testConfig())
+			r.reaches(0, 5)
+			if when == "between runs" {
+				stop()
+			}
+			r.log.Recreate()
+			for range 8 {
+				r.log.Append(0, "new", id("new"))
+			}
+			if when == "between runs" {
+				stop = r.start(queued, testConfig())
+			}
+			h := r.halted()
+			stop()
+			if h.Reason != consumer.HaltNewTopic || !strings.Contains(h.Command(), "-at OFFSET") {
+				t.Errorf("halt: %v", h)
+			}
+			if n := r.count(`select count(*) from effects where value = 'new'`); n != 0 {
+				t.Error("messages of the new topic were handled from the old one's offset")
+			}
+		})
+	}
+}
+
+// F5: a log that was truncated and written anew has another record before the position, or ends before it.
+func TestF5TruncatedLogHalts(t *testing.T) {
+	for _, how := range []string{"shorter", "written anew"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			r.numbered(0, 10)
+			stop := r.start(queued, testConfig())
+			r.reaches(0, 10)
+			stop()
+			r.log.Truncate(0, 8)
+			if how == "written anew" {
+				for i := range 6 {
+					v := fmt.Sprintf("new%d", i)
+					r.log.Append(0, v, id(v))
+				}
+			}
+			stop = r.start(queued, testConfig())
+			h := r.halted()
+			stop()
+			if h.Reason != consumer.HaltTruncated {
+				t.Errorf("halt: %v", h)
+			}
+		})
+	}
+}
+
+// F6: records that retention deleted before they were handled are reported; offsets that held nothing are no gap.
+func TestF6GapHaltsAndMarkersDoNot(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 5)
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 5)
+	r.log.Skip(0, 1) // a trailing marker
+	r.reaches(0, 6)  // written although nothing follows it
+	stop()
+	r.log.DeleteBefore(0, 6)
+	r.log.Append(0, "a", id("a"))
+	stop = r.start(queued, testConfig())
+	r.reaches(0, 7)
+	stop()
+	r.log.Append(0, "lost", id("lost"))
+	r.log.Append(0, "b", id("b"))
+	r.log.DeleteBefore(0, 8)
+	stop = r.start(queued, testConfig())
+	h := r.halted()
+	stop()
+	if h.Reason != consumer.HaltGap || h.Position != 7 {
+		t.Errorf("halt: %v", h)
+	}
+}
+
+// A halted partition does not stop the others, and goes on by itself once it is resolved.
+func TestHaltedPartitionLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	r.numbered(0, 5)
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 5)
+	stop()
+	r.log.DeleteBefore(0, 5)
+	r.log.Append(0, "lost", id("lost"))
+	r.log.DeleteBefore(0, 6)
+	r.log.Append(0, "after", id("after"))
+	stop = r.start(queued, testConfig())
+	r.halted()
+	r.numbered(1, 5)
+	r.reaches(1, 5)
+	// What `onlyonce cursor adopt -at 6` does.
+	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 6, attempt_offset = null, attempts = 0 where partition = 0 returning id)
+		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
+	r.reaches(0, 7)
+	stop()
+	if n := r.count(`select count(*) from effects where value = 'after'`); n != 1 {
+		t.Errorf("%d effects after the halt was resolved, want 1", n)
+	}
+}
+
+// An operator who moves the position under a working owner fences it; it goes on from the new position.
+func TestF10PositionMovedUnderTheOwner(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 5)
+	cfg := testConfig()
+	cfg.Key, cfg.PositionsOnly = nil, true
+	stop := r.start(queued, cfg)
+	r.reaches(0, 5)
+	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 2 where partition = 0 returning id)
+		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
+	r.log.Append(0, "p0-5", id("p0-5")) // whatever comes next finds the fence
+	r.reaches(0, 6)
+	stop()
+	for i, want := range []int{1, 1, 2, 2, 2, 1} {
+		if n := r.count(`select count(*) from effects where value = $1`, fmt.Sprintf("p0-%d", i)); n != want {
+			t.Errorf("p0-%d has %d effects, want %d", i, n, want)
+		}
+	}
+}
+
+// The SQL functions hold without the engine: every language gets the same guarantee.
+func TestT6CommitNeedsFenceAndSealInOneTransaction(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 1)
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 1)
+	stop()
+	const fence = `select onlyonce.fence(l.id, l.epoch, l.nonce, 0, %d, %d, null, null, null, '1s', '1s', '1s') from onlyonce.leases l`
+	for _, c := range []struct {
+		name string
+		sql  []string
+		code string
+	}{
+		{"no seal", []string{"begin", fmt.Sprintf(fence, 1, 2), "commit"}, "OO002"},
+		{"seal in another transaction", []string{"begin", fmt.Sprintf(fence, 1, 2), "select onlyonce.seal()", "rollback", "begin", "select onlyonce.seal()"}, "OO002"},
+		{"constraints before the seal", []string{"begin", fmt.Sprintf(fence, 1, 2), "set constraints all immediate"}, "OO002"},
+		{"position has moved", []string{"begin", fmt.Sprintf(fence, 0, 2)}, "OO001"},
+		{"another epoch", []string{"begin", strings.Replace(fmt.Sprintf(fence, 1, 2), "l.epoch", "l.epoch - 1", 1)}, "OO001"},
+		{"another nonce", []string{"begin", strings.Replace(fmt.Sprintf(fence, 1, 2), "l.nonce", "gen_random_uuid()", 1)}, "OO001"},
+		{"seal without fence", []string{"begin", "select onlyonce.seal()"}, "OO002"},
+		{"all in order", []string{"begin", fmt.Sprintf(fence, 1, 2), "select onlyonce.seal()", "commit"}, ""},
+	} {
+		conn, err := pgx.ConnectConfig(t.Context(), r.pool.Config().ConnConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var last error
+		for _, sql := range c.sql {
+			if _, last = conn.Exec(t.Context(), sql); last != nil {
+				break
+			}
+		}
+		var pg *pgconn.PgError
+		errors.As(last, &pg)
+		if (c.code == "" && last != nil) || (c.code != "" && (pg == nil || pg.Code != c.code)) {
+			t.Errorf("%s: %v, want %q", c.name, last, c.code)
+		}
+		_ = conn.Close(t.Context())
+	}
+	if p := r.position(0); p != 2 {
+		t.Errorf("position %d, want 2", p)
+	}
+}
