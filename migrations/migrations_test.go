@@ -1,0 +1,124 @@
+package migrations_test
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(t.Context()) })
+	return conn
+}
+
+// Many processes start at once and migrate: one does, the others find it done.
+func TestApplyFromManyProcessesAtOnce(t *testing.T) {
+	t.Parallel()
+	url := pgtest.EmptyURL(t)
+	var mu sync.Mutex
+	var applied []int
+	var wg sync.WaitGroup
+	for range 8 {
+		conn := connect(t, url)
+		wg.Go(func() {
+			versions, err := migrations.Apply(t.Context(), conn)
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			applied = append(applied, versions...)
+		})
+	}
+	wg.Wait()
+	if len(applied) != migrations.Latest {
+		t.Errorf("applied %v, want each of %d versions once", applied, migrations.Latest)
+	}
+	if v, err := migrations.Version(t.Context(), connect(t, url)); err != nil || v != migrations.Latest {
+		t.Errorf("version %d, %v", v, err)
+	}
+}
+
+// S1: code accepts its own version and the next, and says what to do about every other.
+func TestS1SchemaMustFitTheCode(t *testing.T) {
+	t.Parallel()
+	empty := pgtest.Empty(t)
+	err := migrations.Check(t.Context(), empty)
+	if !errors.Is(err, migrations.ErrSchema) || !strings.Contains(err.Error(), "onlyonce migrate") {
+		t.Errorf("no schema: %v", err)
+	}
+	pool := pgtest.DB(t)
+	for _, c := range []struct {
+		version int
+		says    string
+	}{
+		{migrations.Latest, ""},
+		{migrations.Latest + 1, ""},
+		{migrations.Latest + 2, "too new"},
+	} {
+		if _, err := pool.Exec(t.Context(), `insert into onlyonce.schema_version (version) values ($1) on conflict do nothing`, c.version); err != nil {
+			t.Fatal(err)
+		}
+		err := migrations.Check(t.Context(), pool)
+		if (c.says == "") != (err == nil) || (err != nil && (!errors.Is(err, migrations.ErrSchema) || !strings.Contains(err.Error(), c.says))) {
+			t.Errorf("version %d: %v, want %q", c.version, err, c.says)
+		}
+	}
+	if _, err := pool.Exec(t.Context(), `delete from onlyonce.schema_version`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `insert into onlyonce.schema_version (version) values (-1)`); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.Check(t.Context(), pool); !errors.Is(err, migrations.ErrSchema) || !strings.Contains(err.Error(), "older") {
+		t.Errorf("older: %v", err)
+	}
+}
+
+// What Print writes is the whole schema, for teams with a tool of their own.
+func TestPrintedSQLMakesTheSchema(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	if err := migrations.Print(&b, 0); err != nil {
+		t.Fatal(err)
+	}
+	conn := connect(t, pgtest.EmptyURL(t))
+	if _, err := conn.PgConn().Exec(t.Context(), b.String()).ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.Check(t.Context(), conn); err != nil {
+		t.Error(err)
+	}
+	b.Reset()
+	if err := migrations.Print(&b, migrations.Latest); err != nil || b.Len() > 0 {
+		t.Errorf("%d bytes after the last version, %v", b.Len(), err)
+	}
+}
+
+// \d+ and \df+ explain themselves.
+func TestEverythingIsCommented(t *testing.T) {
+	t.Parallel()
+	rows, err := pgtest.DB(t).Query(t.Context(), `
+		select relname::text from pg_class where relnamespace = 'onlyonce'::regnamespace and relkind in ('r', 'v') and obj_description(oid, 'pg_class') is null
+		union all
+		select proname::text from pg_proc where pronamespace = 'onlyonce'::regnamespace and obj_description(oid, 'pg_proc') is null`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(names) > 0 {
+		t.Errorf("without a comment: %v, %v", names, err)
+	}
+}
