@@ -175,15 +175,11 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 }
 
 // verifyLog compares the log with what was read from it last time: it must still hold the next offset, and the
-// record before it must be the one that was seen. The position that is compared is the flushed one, which lies behind
-// trailing markers, so that retention right up to it is no gap.
+// record before it must be the one that was seen. Whether it begins too late, the first fetch tells.
 func (w *worker) verifyLog(ctx context.Context) error {
 	start, end, err := w.p.Bounds(ctx)
 	if err != nil {
 		return fmt.Errorf("bounds of %s/%d: %w", w.id.Topic, w.id.Partition, err)
-	}
-	if start > w.pos {
-		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
 	}
 	if w.pos > end {
 		return w.halt(HaltTruncated, "the log ends at offset %d", end)

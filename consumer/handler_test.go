@@ -224,8 +224,34 @@ func TestT7SerializationFailureRunsAgain(t *testing.T) {
 	r.reaches(0, 10)
 	stop()
 	r.once(values...)
-	if len(r.reasons()) != 0 {
-		t.Errorf("parked: %v", r.reasons())
+	if len(r.reasons()) != 0 || len(r.events) != 1 {
+		t.Errorf("parked: %v, transactions: %d, want the one batch", r.reasons(), len(r.events))
+	}
+}
+
+// D3: parking claims the message's key like applying does: a copy of a parked message is a duplicate of it.
+func TestD3CopyOfAParkedMessageIsADuplicate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	for range 2 {
+		r.log.Append(0, "sick", id("sick"))
+		r.log.Append(0, "well", id("well"))
+	}
+	var calls atomic.Int32
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if string(m.Value) == "sick" && calls.Add(1) < 20 {
+			if m.Offset > 0 {
+				return queued(ctx, tx, m) // the copy would go through
+			}
+			return consumer.Permanent(errBoom)
+		}
+		return queued(ctx, tx, m)
+	}, testConfig())
+	r.reaches(0, 4)
+	stop()
+	r.once("well")
+	if got := fmt.Sprint(r.reasons()); got != "map[0:permanent]" {
+		t.Errorf("parked: %s", got)
 	}
 }
 

@@ -19,8 +19,13 @@ import (
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
-// patience bounds what tests wait for; nothing is judged by how long it took.
-const patience = 30 * time.Second
+// patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
+var patience = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
+		return d
+	}
+	return 30 * time.Second
+}()
 
 // childVar names the scenario that a copy of this test binary plays instead of running tests.
 const childVar = "ONLYONCE_TEST_CHILD"
@@ -115,7 +120,9 @@ func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handle
 		Batch:  func(e consumer.BatchDone) { r.mu.Lock(); defer r.mu.Unlock(); r.events = append(r.events, e) },
 		Parked: func(e consumer.Parked) { r.mu.Lock(); defer r.mu.Unlock(); r.parked = append(r.parked, e) },
 		Halted: func(e *consumer.HaltError) { r.mu.Lock(); defer r.mu.Unlock(); r.halts = append(r.halts, e) },
-		Retry:  func(e consumer.Retry) { r.t.Logf("retry: offset %d, attempt %d: %.200v", e.Offset, e.Attempt, e.Err) },
+		Retry: func(e consumer.Retry) {
+			r.t.Logf("retry: offset %d, attempt %d: %.200v", e.Offset, e.Attempt, e.Err)
+		},
 	}
 	c, err := consumer.New(pool, src, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		r.mu.Lock()

@@ -148,8 +148,9 @@ func (w *worker) fetchFailed(err error) error {
 	var out *OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:
-		// Judged by the flushed position when the partition is acquired again: what was fetched is handled first.
-		return w.halt(HaltGap, "the log begins at offset %d: records were deleted before they were handled (retention)", out.Start)
+		// Offsets that hold nothing to handle are no gap even when retention deletes them: the position that is read from lies
+		// behind them, and is flushed.
+		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", out.Start, out.Start-w.pos)
 	case errors.As(err, &out):
 		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
 	case errors.Is(err, ErrIncarnation):

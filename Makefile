@@ -1,0 +1,45 @@
+# Everything here works on a machine with nothing but Go; with a JVM or Docker the tests use a real Kafka broker.
+
+GO     ?= go
+RACE   ?=
+PKGS   ?= ./...
+DEVENV := $(GO) run ./internal/devenv/run
+LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+# In CI a missing server is a failure and not a skipped suite.
+REAL := $(if $(CI),-require-real,)
+
+.PHONY: help quickstart test lint bench mutants fuzz nightly ci
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
+
+quickstart: ## the main job, end to end
+	$(GO) run ./examples/quickstart
+
+test: ## all tests, on one Postgres and, with a JVM or Docker, one real Kafka broker
+	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) test $(RACE) -timeout 15m $(PKGS)
+	cd bench && $(GO) test $(RACE) ./...
+
+lint: ## go vet and golangci-lint
+	$(GO) vet ./...
+	cd bench && $(GO) vet ./...
+	$(GO) run $(LINT) run ./...
+
+bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
+	cd bench && $(GO) run . $(if $(ONLY),-only $(ONLY),)
+
+mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks
+	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./internal/mutants $(if $(ONLY),-only $(ONLY),)
+
+FUZZTIME ?= 20s
+fuzz: ## each fuzz target for FUZZTIME
+	@set -e; for f in $$(grep -rl --include='*_test.go' '^func Fuzz' . | sort); do \
+	  for t in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]+)\(.*/\1/p' $$f); do \
+	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
+	  done; done
+
+nightly: mutants fuzz bench ## the long checks; record what they print in docs/results/
+
+ci: ## what .ci/run runs
+	.ci/run

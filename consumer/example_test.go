@@ -1,0 +1,132 @@
+package consumer_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+)
+
+type Order struct {
+	ID  string `json:"id"`
+	SKU string `json:"sku"`
+	Qty int    `json:"qty"`
+}
+
+// What stands between a "README:" line and the next one stands in README.md too; TestReadmeShowsThisCode compares them.
+
+// README: consume
+func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	var o Order
+	if err := json.Unmarshal(m.Value, &o); err != nil {
+		return consumer.Permanent(err) // set aside at once: no retry will mend it
+	}
+	tx.Queue(`update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU) // commits with the message's id, or not at all
+	return outbox.Enqueue(ctx, tx, outbox.Call{                                // sent after the commit, always under the key that derives from the message
+		Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value,
+	})
+}
+
+func consume(ctx context.Context, pool *pgxpool.Pool, brokers []string) error {
+	source := kafkasource.New(kafkasource.Config{Brokers: brokers, GroupID: "stock", Topics: []string{"orders"}})
+	c, err := consumer.New(pool, source, handle, consumer.Config{
+		Scope: "stock",                          // whose positions and ids these are
+		Key:   consumer.HeaderKey("message-id"), // where the producer puts a message's id
+	})
+	if err != nil {
+		return err // every fault of the configuration at once
+	}
+	return c.Run(ctx) // until ctx ends; then it finishes the batch in hand and returns nil
+}
+
+// README: relay
+func relay(ctx context.Context, pool *pgxpool.Pool) error {
+	payments, err := httpsink.New(httpsink.Config{
+		Name: "payments", BaseURL: "https://payments.example/v1",
+		KeyWindow: 24 * time.Hour, // how long the remote remembers an Idempotency-Key
+	})
+	if err != nil {
+		return err
+	}
+	r, err := outbox.NewRelay(pool, outbox.RelayConfig{Sinks: []outbox.Sink{payments}})
+	if err != nil {
+		return err
+	}
+	return r.Run(ctx)
+}
+
+// README: end
+
+// A consumer of orders and the relay that sends the calls which its handler asks for.
+func Example() {
+	pool, err := pgxpool.New(context.Background(), os.Getenv("ONLYONCE_POSTGRES_URL"))
+	if err != nil {
+		panic(err)
+	}
+	ctx, stop := context.WithCancel(context.Background()) // signal.NotifyContext in a program
+	defer stop()
+	go func() { _ = relay(ctx, pool) }()
+	_ = consume(ctx, pool, []string{"127.0.0.1:9092"})
+}
+
+// The code in README.md is the code above, which compiles.
+func TestReadmeShowsThisCode(t *testing.T) {
+	t.Parallel()
+	source := read(t, "example_test.go")
+	readme := read(t, "../README.md")
+	parts := regexp.MustCompile(`(?m)^// README: (\w+)\n`).FindAllStringSubmatchIndex(source, -1)
+	if len(parts) != 3 {
+		t.Fatalf("%d marks in this file, want 3", len(parts))
+	}
+	for i, p := range parts[:len(parts)-1] {
+		code := strings.TrimSpace(source[p[1]:parts[i+1][0]])
+		if !strings.Contains(readme, "```go\n"+code+"\n```") {
+			t.Errorf("README.md does not show the part %q as it stands here", source[p[2]:p[3]])
+		}
+	}
+}
+
+// Every test that the documents name is there.
+func TestDocumentsNameTestsThatExist(t *testing.T) {
+	t.Parallel()
+	there := map[string]bool{}
+	err := filepath.WalkDir("..", func(path string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(read(t, path), -1) {
+			there[m[1]] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, doc := range []string{"../README.md", "../docs/guarantees.md", "../docs/glossary.md", "../CONTRIBUTING.md"} {
+		for _, name := range regexp.MustCompile(`\bTest[A-Z0-9]\w*`).FindAllString(read(t, doc), -1) {
+			if !there[name] {
+				t.Errorf("%s names %s, which does not exist", doc, name)
+			}
+		}
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}

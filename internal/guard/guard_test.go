@@ -1,0 +1,154 @@
+package guard
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+)
+
+const fenceSQL = `select onlyonce.fence(c.id, l.epoch, l.nonce, 0, 0, 1, null, null, null, '1s', '1s', '10s')
+	from onlyonce.cursors c join onlyonce.leases l on l.id = c.id`
+
+// fenced opens a transaction on a fresh cursor, with the fence queued.
+func fenced(t *testing.T) (*Tx, *pgx.Conn) {
+	t.Helper()
+	url := pgtest.URL(t)
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(t.Context()) })
+	for _, sql := range []string{
+		`create table effects (v text)`,
+		`insert into onlyonce.leases (name, epoch, nonce) values ('cursor/s/t/0', 1, gen_random_uuid())`,
+		`insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) select id, 's', 't', 0, 0, 'earliest', 0 from onlyonce.leases`,
+	} {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = other.Close(t.Context()) })
+	tx := Begin(conn)
+	tx.Engine("fence", fenceSQL)
+	return tx, other
+}
+
+func count(t *testing.T, conn *pgx.Conn, sql string) (n int) {
+	t.Helper()
+	if err := conn.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestCommitIsOneRoundTripAndAllOrNothing(t *testing.T) {
+	t.Parallel()
+	tx, other := fenced(t)
+	tx.Queue(`insert into effects values ($1)`, "a")
+	if err := tx.Commit(time.Second * 5); err != nil || !tx.Committed() {
+		t.Fatal(err)
+	}
+	tx.Rollback(time.Second)
+	if count(t, other, `select count(*) from effects`) != 1 || count(t, other, `select count(*) from onlyonce.progress`) != 1 {
+		t.Error("the commit is not whole")
+	}
+	if _, err := tx.Exec(t.Context(), `select 1`); !errors.Is(err, ErrClosed) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// T6: a COMMIT that got past the facade (queued here as the engine queues) is refused by the database itself.
+func TestT6CommitOfAHandlerIsRefusedByTheDatabase(t *testing.T) {
+	t.Parallel()
+	tx, other := fenced(t)
+	tx.Queue(`insert into effects values ('a')`)
+	tx.Engine("", "commit")
+	_, err := tx.Exec(t.Context(), `insert into effects values ('b')`)
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != "OO002" {
+		t.Errorf("%v, want OO002", err)
+	}
+	if err := tx.Commit(5 * time.Second); err == nil {
+		t.Error("committed")
+	}
+	tx.Rollback(5 * time.Second)
+	if n := count(t, other, `select count(*) from effects`); n != 0 {
+		t.Errorf("%d effects", n)
+	}
+}
+
+// T6: a transaction that was ended is noticed at the statement, by its tag or by the connection's status.
+func TestT6EndedTransactionIsNoticed(t *testing.T) {
+	for _, sql := range []string{"rollback", "rollback and chain", "prepare transaction 'x'"} {
+		t.Run(sql, func(t *testing.T) {
+			t.Parallel()
+			tx, other := fenced(t)
+			tx.Engine("", sql)
+			if err := tx.flush(t.Context()); err == nil {
+				t.Errorf("%s went unnoticed", sql)
+			}
+			if _, err := tx.Exec(t.Context(), `insert into effects values ('b')`); err == nil {
+				t.Error("a statement was sent outside the engine's transaction")
+			}
+			if err := tx.Commit(5 * time.Second); err == nil {
+				t.Error("committed")
+			}
+			tx.Rollback(5 * time.Second)
+			if n := count(t, other, `select count(*) from effects`); n != 0 {
+				t.Errorf("%d effects", n)
+			}
+		})
+	}
+}
+
+func TestControls(t *testing.T) {
+	t.Parallel()
+	for sql, want := range map[string]bool{
+		"commit": true, " \n\tBegin": true, "END;": true, "abort": true, "start transaction": true, "rollback to x": true,
+		"savepoint a": true, "release a": true, "prepare transaction 'a'": true, "/* a /* b */ c */ -- d\n ;commit": true,
+		"/**/commit": true, "--\ncommit": true,
+		"prepare p as select 1": false, "select 1": false, "insert into commit values (1)": false, "(select 1)": false, "": false,
+		"-- commit": false, "/* commit": false, "committed()": false, "endure": false, "with begin as (select 1) select": false,
+	} {
+		if got := controls(sql); got != want {
+			t.Errorf("%q: %v", sql, got)
+		}
+	}
+}
+
+func FuzzControls(f *testing.F) {
+	f.Add("/* */ commit")
+	f.Add("--\n")
+	f.Fuzz(func(t *testing.T, sql string) {
+		if controls(sql) && !controls("/* x */ -- y\n"+sql) {
+			t.Fatalf("a comment in front hides %q", sql)
+		}
+	})
+}
+
+func TestOpenRowsAreRefusedAndClosedAtTheEnd(t *testing.T) {
+	t.Parallel()
+	tx, other := fenced(t)
+	if _, err := tx.Query(t.Context(), `select generate_series(1, 1000)`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `insert into effects values ('a')`); !errors.Is(err, ErrRowsOpen) {
+		t.Errorf("%v", err)
+	}
+	if err := tx.Commit(5 * time.Second); err == nil {
+		t.Error("committed although a statement was refused")
+	}
+	tx.Rollback(5 * time.Second)
+	if n := count(t, other, `select count(*) from effects`); n != 0 {
+		t.Errorf("%d effects", n)
+	}
+}

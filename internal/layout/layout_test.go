@@ -1,0 +1,67 @@
+// Package layout holds the house's rules about who may import whom, as tests.
+package layout
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/onlyonce/onlyonce/"
+
+// deps returns everything that a package links.
+func deps(t *testing.T, pkg string) []string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", pkg)
+	cmd.Dir = "../.."
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list -deps %s: %v\n%s", pkg, err, out)
+	}
+	return strings.Fields(string(out))
+}
+
+func forbid(t *testing.T, pkg string, prefixes ...string) {
+	t.Helper()
+	all := deps(t, pkg)
+	if len(all) < 10 {
+		t.Fatalf("%s links %d packages: go list did not do its work", pkg, len(all))
+	}
+	for _, d := range all {
+		for _, p := range prefixes {
+			if d == p || strings.HasPrefix(d, strings.TrimSuffix(p, "/")+"/") {
+				t.Errorf("%s links %s", pkg, d)
+			}
+		}
+	}
+}
+
+// public are the packages that users import.
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./outbox", "./outbox/httpsink", "./cmd/onlyonce"}
+
+func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
+	t.Parallel()
+	for _, pkg := range public {
+		forbid(t, pkg, "testing", module+"internal/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb",
+			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr")
+	}
+}
+
+func TestKafkaGoStaysInItsAdapters(t *testing.T) {
+	t.Parallel()
+	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./outbox", "./outbox/httpsink", "./cmd/onlyonce"} {
+		forbid(t, pkg, "github.com/segmentio")
+	}
+}
+
+func TestImportsPointOneWay(t *testing.T) {
+	t.Parallel()
+	for pkg, not := range map[string][]string{
+		"./migrations": {module + "dedupe", module + "consumer", module + "outbox"},
+		"./dedupe":     {module + "consumer", module + "outbox", module + "migrations"},
+		"./consumer":   {module + "outbox"},
+		"./outbox":     {module + "consumer"},
+	} {
+		forbid(t, pkg, not...)
+	}
+}
