@@ -52,6 +52,7 @@ type attempt struct {
 	next    int64
 	alone   bool
 	verdict *verdict // park the message instead of handling it
+	ran     bool     // a handler was called
 	done    BatchDone
 	parked  []Parked
 }
@@ -69,7 +70,7 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 	for run := 0; ; run++ {
 		a.done = BatchDone{Topic: w.id.Topic, Partition: w.id.Partition, From: w.pos, Next: a.next, Messages: len(a.msgs),
 			Alone: a.alone, Fallback: a.done.Fallback}
-		a.parked = nil
+		a.parked, a.ran = nil, false
 		tx := guard.Begin(conn.Conn())
 		index, herr := w.transact(work, tx, a, claimFirst)
 		if herr == nil && tx.Failure() == nil {
@@ -82,12 +83,9 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		}
 		tx.Rollback(endTimeout)
 
-		state := sqlState(herr)
-		if failed != nil {
-			state = sqlState(failed)
-		}
+		state := sqlState(failed)
 		switch {
-		case !lost && run < rerunLimit && (state == codeSerialization || state == codeDeadlock):
+		case run < rerunLimit && unlucky(state):
 			continue // the whole transaction, handler included
 		case failed != nil && failed.Step == stepClaim && state == codeKeyNotFresh && !claimFirst:
 			claimFirst, a.done.Fallback, w.cautious = true, true, claimsAhead
@@ -95,7 +93,7 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		case failed != nil && failed.Step == stepFence && state == codeFenceLost:
 			return w.fenced(work, a, started)
 		}
-		return w.blame(work, index, herr, failed, lost)
+		return w.blame(work, a, index, herr, failed, lost)
 	}
 }
 
@@ -123,6 +121,7 @@ func (w *worker) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 		}
 		switch {
 		case v == nil:
+			a.ran = true
 			tx.SetOrigin(w.origin(m))
 			err := w.call(work, tx, m)
 			tx.ClearOrigin()
@@ -215,26 +214,29 @@ func (w *worker) call(ctx context.Context, tx *guard.Tx, m *Message) (err error)
 }
 
 // blame decides whose fault a rolled back attempt is: the handler's (*failure), or the server's or the way to it.
-func (w *worker) blame(work context.Context, index int, herr error, failed *guard.Failure, lost bool) error {
-	if work.Err() != nil {
+func (w *worker) blame(work context.Context, a *attempt, index int, herr error, failed *guard.Failure, lost bool) error {
+	switch {
+	case work.Err() != nil:
 		return context.Cause(work) // given up while it ran: nobody's fault
-	}
-	if failed == nil {
+	case failed == nil:
 		return &failure{index: index, err: herr, lost: lost}
-	}
-	switch failed.Step {
-	case "":
-		// A statement's error stands above what the handler made of it, unless it is what the handler returned.
-		if herr != nil && errors.Is(herr, failed) {
-			return &failure{index: index, err: herr, lost: lost}
-		}
-		return &failure{index: -1, err: failed, lost: lost}
-	case stepSeal:
-		if state := sqlState(failed); state != "" && !lost {
-			return &failure{index: -1, err: failed} // a deferred constraint
-		}
+	case unlucky(sqlState(failed)):
+		return failed // other transactions are in the way, however often
+	case failed.Step == "" && herr != nil && errors.Is(herr, failed):
+		return &failure{index: index, err: herr, lost: lost}
+	case failed.Step == "":
+		return &failure{index: -1, err: failed, lost: lost} // a statement's error stands above what the handler made of it
+	case lost && a.ran:
+		return &failure{index: -1, err: failed, lost: true} // perhaps a message kills connections; the count will tell
+	case failed.Step == stepSeal && sqlState(failed) != "":
+		return &failure{index: -1, err: failed} // a deferred constraint
 	}
 	return failed
+}
+
+// unlucky reports whether a SQLSTATE means that the same transaction may succeed when it is run again.
+func unlucky(state string) bool {
+	return state == codeSerialization || state == codeDeadlock
 }
 
 // committed takes note of a transaction that has committed.

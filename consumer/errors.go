@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // SQLSTATEs of the schema onlyonce.
@@ -17,7 +19,6 @@ const (
 const (
 	codeSerialization = "40001"
 	codeDeadlock      = "40P01"
-	codeLockTimeout   = "55P03"
 )
 
 // Permanent marks an error that no retry will mend: the message is parked at once. Nil stays nil.
@@ -80,8 +81,12 @@ func (e *HaltError) Command() string {
 // earlier attempt with an unknown outcome turns out to have committed. Go on from the database's position.
 var errMoved = errors.New("the position was moved")
 
-// sqlState returns the SQLSTATE of err, "" where the server sent none.
-func sqlState(err error) string {
+// sqlState returns the SQLSTATE of a failure, "" where there is none or the server sent none.
+func sqlState(failed *guard.Failure) string {
+	if failed == nil {
+		return ""
+	}
+	err := failed.Err
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
 		return pg.Code

@@ -59,7 +59,7 @@ var table = []mutant{
 		old: "  set constraints all immediate;\nend $$;", new: "end $$;",
 		pkg: "./consumer", test: "TestT7DeferredConstraintIsJudgedAlone"},
 	{rule: "T7 no re-run", file: "consumer/batch.go",
-		old: "state == codeSerialization || state == codeDeadlock", new: "state == codeDeadlock",
+		old: "return state == codeSerialization || state == codeDeadlock", new: "return state == codeDeadlock",
 		pkg: "./consumer", test: "TestT7SerializationFailureRunsAgain"},
 	{rule: "T8 no fallback", file: "consumer/batch.go",
 		old: "claimFirst, a.done.Fallback, w.cautious = true, true, claimsAhead", new: "a.done.Fallback, w.cautious = true, 0",

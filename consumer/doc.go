@@ -1,0 +1,69 @@
+// Package consumer applies each message of a stream once.
+//
+// Messages are delivered at least once: after a crash, a rebalance or a lost answer the same record comes again, and a
+// producer that retries writes the same message to another offset. A [Consumer] runs a handler for each message in a
+// database transaction, and commits with the handler's writes the record that the message was processed:
+//
+//	handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+//		tx.Queue(`update stock set held = held + 1 where sku = $1`, string(m.Value))
+//		return nil
+//	}
+//	c, err := consumer.New(pool, source, handle, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
+//	...
+//	err = c.Run(ctx) // until ctx is done
+//
+// # Two records of what was processed
+//
+// The cursor holds the position in each partition. A batch moves it from the position that its owner knows to the next, in the
+// batch's own transaction; the database, and not Kafka's committed offset, says where a partition stands. That alone makes
+// redeliveries harmless, and needs no memory of old messages. The inbox (package dedupe) holds keys that
+// producers gave to their messages, and finds copies at other offsets.
+//
+// # One batch
+//
+//	BEGIN
+//	onlyonce.fence    moves the position from expected to next, or raises OO001
+//	onlyonce.claim    tells which keys are new (or, optimistically, raises OO003 unless all are)
+//	the handler's statements, and those that set messages aside
+//	onlyonce.seal     judges deferred constraints, and allows the COMMIT
+//	COMMIT
+//	                  and, some time later, Kafka's offset, in this generation of the group only
+//
+// All of it is one pipeline with as few round trips as the handler allows; see package internal/guard. Whatever shares a round
+// trip with COMMIT raises where it does not hold. An UPDATE that matches no row is no error, and the COMMIT behind it,
+// which is on its way already, would go through.
+//
+// # What it defends against
+//
+// Killed before COMMIT: nothing happened. The next owner reads the position and fetches the same messages.
+//
+// Killed after COMMIT, before Kafka's offset is committed: the next owner goes on from the database's position. The same
+// when the group's offsets were reset, or have expired.
+//
+// A zombie: process A is stopped in mid-batch, its partition goes to B. B raises the epoch of the cursor's lease; the raise
+// waits for a transaction of A's that has passed the fence, and when it is through, every fence of A's raises. A batch that A
+// had pipelined with its COMMIT commits nothing.
+//
+// Two members that both believe to own a partition: a raise needs proof of membership that is newer than the read of the
+// epoch it raises. The proof is an offset commit in the member's own generation: only a member can make one. A process
+// raises once in a generation; when it is fenced after that, it leaves the generation.
+//
+// An answer to COMMIT that never comes: nobody knows the outcome, and a look at the table proves nothing, because the old
+// transaction may still arrive. So the batch is run again, through the fence: it waits for the old transaction and
+// raises if that one committed. Then the position is read: where the attempt was to bring it, and still mine, means success.
+//
+// A handler that fails: the batch is rolled back and divided, until the message that fails stands alone, and only then
+// is it judged. In a batch, a queued statement's error surfaces at a neighbour. Attempts at a message that stands
+// alone are counted in the database before they run, so that a message which kills its process is found too; when
+// they are used up, the message is parked in the transaction that moves the position over it.
+//
+// A handler that ends the transaction, swallows an error, panics, keeps the transaction: see package internal/guard.
+//
+// A database that lost its history, a topic that was created again, a log that was truncated or cut by retention: the
+// partition halts with a [HaltError] that names the command which resolves it, and others go on.
+//
+// # Shutdown
+//
+// When ctx ends, Run takes no more messages, lets the batch in hand finish (at most Config.DrainTimeout), commits
+// the offsets, marks the cursors as let go in order, leaves the group and returns nil.
+package consumer
