@@ -42,7 +42,7 @@ var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafk
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range public {
-		forbid(t, pkg, "testing", module+"internal/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb",
+		forbid(t, pkg, "testing", module+"internal/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm", "github.com/twmb/franz-go/pkg/kgo",
 			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr")
 	}
 }

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// cursorsSQL reads cursors as they stand. In: scope, topic, partition (each may be null: any). By the unique index on
+// (scope, topic, partition) as far as its columns are given; the latest row of progress of each by its primary key.
+// Attempts count while their message is still ahead: nobody clears them once it is done.
+const cursorsSQL = `
+select id, scope, topic, partition, next_offset as position, run, start_offset, start_policy,
+       group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
+       case when attempt_offset >= next_offset then attempts else 0 end as attempts,
+       case when attempt_offset >= next_offset then attempt_offset end as attempt_offset, anchor_offset
+  from onlyonce.positions
+ where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
+ order by scope, topic, partition`
+
+// cursorRow is a cursor as people and programs see it.
+type cursorRow struct {
+	ID            int64   `json:"-"`
+	Scope         string  `json:"scope"`
+	Topic         string  `json:"topic"`
+	Partition     int32   `json:"partition"`
+	Position      int64   `json:"position"`
+	Run           int32   `json:"run"`
+	StartOffset   int64   `json:"start_offset"`
+	StartPolicy   string  `json:"start_policy"`
+	Group         *string `json:"group"`
+	ClusterID     *string `json:"cluster_id"`
+	TopicID       *string `json:"topic_id"`
+	Epoch         int64   `json:"epoch"`
+	Clean         bool    `json:"clean"`
+	Attempts      int32   `json:"attempts"`
+	AttemptOffset *int64  `json:"attempt_offset"`
+	AnchorOffset  *int64  `json:"anchor_offset"`
+}
+
+// attempts shows what was tried at a message that stands alone.
+func (c *cursorRow) attempts() string {
+	if c.Attempts == 0 || c.AttemptOffset == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d at %d", c.Attempts, *c.AttemptOffset)
+}
+
+// cursorFilter says which cursors; nil: any.
+type cursorFilter struct {
+	scope, topic *string
+	partition    *int64
+}
+
+// flags declares -scope, -topic and -partition.
+func (f *cursorFilter) flags(fs *flag.FlagSet) {
+	textVar(fs, &f.scope, "scope", "the scope `S` of the consumer")
+	textVar(fs, &f.topic, "topic", "the topic `T`")
+	numberVar(fs, &f.partition, "partition", "the partition `N`", 0, math.MaxInt32)
+}
+
+func readCursors(ctx context.Context, tx pgx.Tx, f cursorFilter) ([]cursorRow, error) {
+	return collect[cursorRow](ctx, tx, cursorsSQL, f.scope, f.topic, f.partition)
+}
+
+func cursorShowCommand() command {
+	return command{
+		name:    "cursor show",
+		args:    "[-postgres URL] [-scope S] [-topic T] [-partition N] [-json]",
+		summary: "show cursors: positions and who owns them",
+		help: `
+Shows the cursors, all of them or those that the flags pick. It changes nothing.
+
+POSITION is the next offset that will be handled. START is where the cursor began and why (committed: Kafka's offset
+was taken over; earliest; latest; adopted: by an operator). RUN rises each time an operator sets the position. GROUP,
+CLUSTER and TOPIC ID say whose it is; "-" means that the next owner stamps its own. ANCHOR is the last record that was
+seen below the position, which must still be in the log when the next owner comes. EPOCH rises with each owner. CLEAN says
+that the last owner let go in order. ATTEMPTS are those at a message that stands alone, with its offset.
+
+With -json, one object a line: scope, topic, partition, position, run, start_offset, start_policy, group, cluster_id,
+topic_id, epoch, clean, attempts (0: none under way), attempt_offset, anchor_offset. Null: not known, or none.`,
+		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			address, asJSON := postgresVar(fs), jsonVar(fs)
+			var filter cursorFilter
+			filter.flags(fs)
+			return func(ctx context.Context, a *app) error {
+				var cursors []cursorRow
+				err := a.readSnapshot(ctx, *address, "reading cursors", func(ctx context.Context, tx pgx.Tx) (err error) {
+					cursors, err = readCursors(ctx, tx, filter)
+					return err
+				})
+				if err != nil {
+					return err
+				}
+				return a.writeCursors(cursors, *asJSON)
+			}
+		},
+	}
+}
+
+func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
+	var rows [][]string
+	for i := range cursors {
+		c := &cursors[i]
+		if asJSON {
+			if err := writeJSON(a.out, c); err != nil {
+				return err
+			}
+			continue
+		}
+		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position),
+			fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy), strconv.Itoa(int(c.Run)), orDash(c.Group), orDash(c.ClusterID),
+			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), c.attempts()})
+	}
+	switch {
+	case len(cursors) == 0:
+		a.complain("there is no cursor that this asks for")
+	case !asJSON:
+		writeTable(a.out, []string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "START", "RUN", "GROUP", "CLUSTER", "TOPIC ID", "ANCHOR",
+			"EPOCH", "CLEAN", "ATTEMPTS"}, rows)
+	}
+	return nil
+}
+
+func numberOrDash(n *int64) string {
+	if n == nil {
+		return "-"
+	}
+	return number(*n)
+}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+// envPostgres names the database where -postgres does not.
+const envPostgres = "ONLYONCE_POSTGRES_URL"
+
+const (
+	connectTimeout = 8 * time.Second  // of connecting, for all hosts of the address together
+	readTimeout    = 60 * time.Second // of a command that only reads
+	closeTimeout   = 2 * time.Second
+)
+
+// SQLSTATEs of PostgreSQL (Appendix A) that get advice of their own.
+const (
+	codeReadOnly      = "25006"
+	codeNoPrivilege   = "42501"
+	codeLockTimeout   = "55P03"
+	codeCanceled      = "57014"
+	codeNoDatabase    = "3D000"
+	codeWrongPassword = "28P01"
+	codeNotAuthorized = "28000"
+)
+
+// database is a connection and how to name it to people: without its password.
+type database struct {
+	*pgx.Conn
+	name string
+}
+
+// postgresVar declares -postgres.
+func postgresVar(fs *flag.FlagSet) *string {
+	return fs.String("postgres", "", "the database, as a `URL`: postgres://user@host:5432/name (default: $"+envPostgres+")")
+}
+
+// withDatabase connects, runs f and closes. The context of f is ctx.
+func (a *app) withDatabase(ctx context.Context, address string, f func(db *database) error) error {
+	db, err := a.connect(ctx, address)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		_ = db.Close(ctx) // everything that counts has been committed or answered
+	}()
+	return db.explain(f(db))
+}
+
+// withSchema is withDatabase on a database whose schema fits this program.
+func (a *app) withSchema(ctx context.Context, address string, f func(db *database) error) error {
+	return a.withDatabase(ctx, address, func(db *database) error {
+		if err := db.check(ctx); err != nil {
+			return err
+		}
+		return f(db)
+	})
+}
+
+// check is migrations.Check, bounded.
+func (db *database) check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	return migrations.Check(ctx, db)
+}
+
+// readSnapshot runs f, which only reads, on one snapshot: counts that are shown together belong together. A standby will do.
+func (a *app) readSnapshot(ctx context.Context, address, what string, f func(ctx context.Context, tx pgx.Tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout+readTimeout)
+	defer cancel()
+	return a.watch(what, func() error {
+		return a.withSchema(ctx, address, func(db *database) error {
+			return pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+				return f(ctx, tx)
+			})
+		})
+	})
+}
+
+func (a *app) connect(ctx context.Context, address string) (*database, error) {
+	from := "-postgres"
+	if address == "" {
+		from, address = envPostgres, a.env(envPostgres)
+	}
+	if address == "" {
+		return nil, fmt.Errorf("-postgres: no database given: add -postgres postgres://user@host:5432/name, or set %s", envPostgres)
+	}
+	cfg, err := pgx.ParseConfig(address)
+	if err != nil {
+		return nil, fmt.Errorf("%s: not an address of a database, which has the form postgres://user@host:5432/name%s", from, parseReason(address, err))
+	}
+	// Neither prepared statements, which a pooler in front of the server may not carry, nor values put into the SQL.
+	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
+	if cfg.RuntimeParams["application_name"] == "" {
+		cfg.RuntimeParams["application_name"] = "onlyonce"
+	}
+	name := serverName(cfg)
+	ctx, cancel := context.WithTimeout(ctx, a.connectTimeout)
+	defer cancel()
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return nil, connectError(ctx, name, from, a.connectTimeout, err)
+	}
+	return &database{conn, name}, nil
+}
+
+// parseReason says what is wrong with an address, unless that could show a password.
+func parseReason(address string, err error) string {
+	u, urlErr := url.Parse(address)
+	if urlErr != nil || u.Host == "" {
+		return ""
+	}
+	cause := err
+	for next := errors.Unwrap(cause); next != nil; next = errors.Unwrap(cause) {
+		cause = next
+	}
+	text := oneLine(cause.Error())
+	secrets := append([]string{address}, u.Query()["password"]...)
+	secrets = append(secrets, u.Query()["sslpassword"]...)
+	if p, ok := u.User.Password(); ok {
+		secrets = append(secrets, p, url.QueryEscape(p))
+	}
+	if cause == err || slices.ContainsFunc(secrets, func(s string) bool { return s != "" && strings.Contains(text, s) }) {
+		return ""
+	}
+	return ": " + text
+}
+
+// serverName names host, port and database, several hosts too.
+func serverName(cfg *pgx.ConnConfig) string {
+	hosts := []string{hostPort(cfg.Host, cfg.Port)}
+	for _, f := range cfg.Fallbacks {
+		if h := hostPort(f.Host, f.Port); !slices.Contains(hosts, h) {
+			hosts = append(hosts, h)
+		}
+	}
+	database := cfg.Database
+	if database == "" {
+		database = cfg.User // the server's own default
+	}
+	return fmt.Sprintf("postgres at %s, database %q", strings.Join(hosts, ","), database)
+}
+
+func hostPort(host string, port uint16) string {
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// connectError says why there is no connection and what to do.
+func connectError(ctx context.Context, name, from string, waited time.Duration, err error) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		todo := "see the server's log"
+		switch pg.Code {
+		case codeNoDatabase:
+			todo = "create it, or correct " + from
+		case codeWrongPassword, codeNotAuthorized:
+			todo = "correct user and password in " + from + ", or the server's pg_hba.conf"
+		}
+		return fmt.Errorf("%s refused the connection: %s (SQLSTATE %s): %s", name, pg.Message, pg.Code, todo)
+	}
+	return fmt.Errorf("cannot reach %s: %s: is the server up, and is %s right?", name, connectReason(ctx, waited, err), from)
+}
+
+// connectReason is the innermost cause: what wraps it names the user and addresses again, on several lines.
+func connectReason(ctx context.Context, waited time.Duration, err error) string {
+	var (
+		dns  *net.DNSError
+		op   *net.OpError
+		cert x509.UnknownAuthorityError
+	)
+	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Sprintf("no answer within %v", waited)
+	case ctx.Err() != nil:
+		return "interrupted"
+	case errors.As(err, &dns):
+		return dns.Err
+	case errors.As(err, &cert):
+		return cert.Error()
+	case errors.As(err, &op):
+		return op.Err.Error()
+	}
+	var outer *pgconn.ConnectError
+	if errors.As(err, &outer) {
+		return outer.Unwrap().Error()
+	}
+	return err.Error()
+}
+
+// explain adds to an error of a statement which server it came from and what to do.
+func (db *database) explain(err error) error {
+	var pg *pgconn.PgError
+	var wrong *usageError
+	var refused *refusal
+	switch {
+	case err == nil || errors.As(err, &wrong) || errors.As(err, &refused):
+		return err
+	case errors.Is(err, migrations.ErrSchema):
+		return fmt.Errorf("%s: %w", db.name, err)
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("interrupted")
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%s: no answer in time: %v", db.name, err)
+	case !errors.As(err, &pg):
+		return fmt.Errorf("%s: %w", db.name, err)
+	}
+	todo := ""
+	switch pg.Code {
+	case codeReadOnly:
+		todo = ": it is a standby or set to read-only: connect to the primary (target_session_attrs=read-write)"
+	case codeNoPrivilege:
+		todo = ": connect as a role that may do this"
+	case codeLockTimeout, codeCanceled:
+		todo = ": another transaction holds what this one needs: try again"
+	}
+	return fmt.Errorf("%s: %s (SQLSTATE %s)%s", db.name, pg.Message, pg.Code, todo)
+}

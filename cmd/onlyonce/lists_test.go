@@ -1,0 +1,90 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func TestCursorShow(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	if r := f.run("cursor", "show").want(t, statusGood); r.out != "" || !strings.Contains(r.err, "no cursor") {
+		t.Errorf("without cursors: %q, %q", r.out, r.err)
+	}
+	f.populate()
+	r := f.run("cursor", "show").want(t, statusGood, "SCOPE", "0 earliest", "5 committed", "00000000-0000-4000-8000-00000000000a", "2 at 17").lines(t, 0)
+	t.Log("\n" + r.out)
+	r = f.run("cursor", "show", "-json").want(t, statusGood).lines(t, 0)
+	lines := strings.Split(strings.TrimSpace(r.out), "\n")
+	if len(lines) != 2 {
+		t.Fatalf("%d lines:\n%s", len(lines), r.out)
+	}
+	for _, l := range lines {
+		if got := fields(t, []byte(l)); got != cursorFields {
+			t.Errorf("fields: %s", got)
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		rows int
+	}{
+		{[]string{"-scope", "stock"}, 2}, {[]string{"-partition", "1"}, 1}, {[]string{"-topic", "orders", "-partition", "0"}, 1},
+		{[]string{"-scope", "stock", "-topic", "orders", "-partition", "1"}, 1}, {[]string{"-topic", "o"}, 0}, {[]string{"-scope", "s' or true --"}, 0},
+	} {
+		r := f.run(append([]string{"cursor", "show", "-json"}, c.args...)...).want(t, statusGood)
+		if n := strings.Count(r.out, "\n"); n != c.rows {
+			t.Errorf("%q: %d rows, want %d", c.args, n, c.rows)
+		}
+	}
+}
+
+func TestParkedList(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	if r := f.run("parked", "list").want(t, statusGood); r.out != "" || !strings.Contains(r.err, "nothing is parked") {
+		t.Errorf("without rows: %q, %q", r.out, r.err)
+	}
+	f.populate()
+	r := f.run("parked", "list").want(t, statusGood, "orders/0@12", "payments/charge", "first line").lines(t, 0)
+	t.Log("\n" + r.out)
+	for _, not := range []string{"second line", "\x1b", "secret body", strings.Repeat("x", errorShown)} {
+		if strings.Contains(r.out, not) {
+			t.Errorf("%q is shown", not)
+		}
+	}
+	r = f.run("parked", "list", "-json").want(t, statusGood).lines(t, 0)
+	var ids []int64
+	for line := range strings.Lines(r.out) {
+		if got := fields(t, []byte(line)); got != "id kind state reason tenant scope topic partition offset sink name attempts error parked_at settled_at" {
+			t.Errorf("fields: %s", got)
+		}
+		var row parkedRow
+		if err := json.Unmarshal([]byte(line), &row); err != nil {
+			t.Fatal(err)
+		}
+		if len([]rune(row.Error)) > errorJSON || strings.Contains(row.Error, "\n") {
+			t.Errorf("error of %d: %q", row.ID, row.Error)
+		}
+		ids = append(ids, row.ID)
+	}
+	if len(ids) != 5 || ids[0] < ids[4] {
+		t.Errorf("not all, or not newest first: %v", ids)
+	}
+	if strings.Contains(r.out, "secret body") || strings.Contains(r.out, "second line") {
+		t.Error("JSON shows more than it should")
+	}
+	for _, c := range []struct {
+		args []string
+		rows int
+		more bool
+	}{
+		{[]string{"-scope", "stock"}, 3, false}, {[]string{"-kind", "message"}, 3, false}, {[]string{"-state", "waiting"}, 3, false},
+		{[]string{"-kind", "call", "-state", "waiting"}, 0, false}, {[]string{"-limit", "2"}, 2, true}, {[]string{"-limit", "5"}, 5, false},
+	} {
+		r := f.run(append([]string{"parked", "list", "-json"}, c.args...)...).want(t, statusGood)
+		if n := strings.Count(r.out, "\n"); n != c.rows || strings.Contains(r.err, "there are more") != c.more {
+			t.Errorf("%q: %d rows, want %d; %s", c.args, n, c.rows, r.err)
+		}
+	}
+}

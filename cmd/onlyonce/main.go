@@ -1,0 +1,218 @@
+// Onlyonce is the operator's tool: it brings the schema up to date, shows where the work stands, lists what was set
+// aside, and resolves what halted.
+//
+//	onlyonce help
+//	onlyonce help cursor adopt
+//
+// Exit status: 0 good; 1 the command looked and did not do it (the answer was no, or things had changed meanwhile);
+// 2 usage or environment. Errors go to standard error, results to standard output.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/mattn/go-isatty"
+)
+
+// Exit statuses.
+const (
+	statusGood        = 0
+	statusFailed      = 1
+	statusEnvironment = 2
+)
+
+// patience is after how long a command says that it is still at work.
+const patience = 2 * time.Second
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	status := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Getenv)
+	stop()
+	os.Exit(status)
+}
+
+// run is the program without its process.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(string) string) int {
+	a := &app{stdin: stdin, out: bufio.NewWriter(stdout), stderr: stderr, env: env, isTerminal: isTerminal,
+		connectTimeout: connectTimeout, countLimit: countLimit}
+	return a.run(ctx, args)
+}
+
+// app is what a command works with.
+type app struct {
+	stdin      io.Reader
+	out        *bufio.Writer // keeps the first error of writing; run asks for it at the end
+	stderr     io.Writer
+	env        func(string) string
+	isTerminal func(io.Reader) bool
+
+	connectTimeout time.Duration // see [connectTimeout]
+	countLimit     time.Duration // see [countLimit]
+}
+
+// command is one verb of the tree.
+type command struct {
+	name    string // of one or two words
+	args    string // its flags, as a usage line shows them
+	summary string
+	help    string
+	// setup declares the flags and returns what runs once they are parsed.
+	setup func(fs *flag.FlagSet) func(ctx context.Context, a *app) error
+}
+
+func commands() []command {
+	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), parkedListCommand()}
+}
+
+// usageError is a mistake in the command line: the usage line is shown with it.
+type usageError struct{ text string }
+
+func (e *usageError) Error() string { return e.text }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+
+// refusal is the end of a command that could have been carried out and was not: status 1.
+type refusal struct{ text string }
+
+func (e *refusal) Error() string { return e.text }
+
+func (a *app) run(ctx context.Context, args []string) int {
+	status := a.dispatch(ctx, args)
+	if err := a.out.Flush(); err != nil && status == statusGood {
+		a.complain("onlyonce: writing to standard output: %v", err)
+		return statusEnvironment
+	}
+	return status
+}
+
+func (a *app) dispatch(ctx context.Context, args []string) int {
+	if len(args) == 0 {
+		a.complain("onlyonce: which command? `onlyonce help` lists them")
+		usage(a.stderr, commands())
+		return statusEnvironment
+	}
+	if args[0] == "help" {
+		return a.help(args[1:])
+	}
+	if isHelp(args[0]) {
+		usage(a.out, commands())
+		return statusGood
+	}
+	c, rest, ok := find(args)
+	if !ok {
+		family := below(args[0])
+		switch {
+		case len(family) == 0:
+			a.complain("onlyonce: unknown command %q; `onlyonce help` explains those there are", args[0])
+			usage(a.stderr, commands())
+			return statusEnvironment
+		case len(args) > 1 && isHelp(args[1]):
+			usage(a.out, family)
+			return statusGood
+		case len(args) > 1:
+			a.complain("onlyonce: unknown command %q", args[0]+" "+args[1])
+		default:
+			a.complain("onlyonce %s: which of its commands?", args[0])
+		}
+		usage(a.stderr, family)
+		return statusEnvironment
+	}
+	return a.execute(ctx, c, rest)
+}
+
+// execute parses the flags of a command and runs it.
+func (a *app) execute(ctx context.Context, c command, args []string) int {
+	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	work := c.setup(fs)
+	err := fs.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		c.writeHelp(a.out)
+		return statusGood
+	}
+	switch {
+	case err != nil:
+		err = &usageError{err.Error()}
+	case fs.NArg() > 0:
+		err = usagef("unexpected argument %q: values follow their flags", fs.Arg(0))
+	default:
+		err = work(ctx, a)
+	}
+	if err == nil {
+		return statusGood
+	}
+	// What was printed before the error stands before it on a terminal too.
+	if flushErr := a.out.Flush(); flushErr != nil && !errors.Is(err, flushErr) {
+		err = errors.Join(err, flushErr)
+	}
+	a.complain("onlyonce %s: %v", c.name, err)
+	var wrong *usageError
+	if errors.As(err, &wrong) {
+		_, _ = fmt.Fprintf(a.stderr, "usage: onlyonce %s %s\n", c.name, c.args)
+	}
+	var refused *refusal
+	if errors.As(err, &refused) {
+		return statusFailed
+	}
+	return statusEnvironment
+}
+
+// complain writes one line to standard error. Nobody is left to be told if that fails.
+func (a *app) complain(format string, args ...any) {
+	_, _ = fmt.Fprintln(a.stderr, oneLine(fmt.Sprintf(format, args...)))
+}
+
+// watch runs work, and says so once if that takes longer than patience. work must not write to standard error.
+func (a *app) watch(what string, work func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- work() }()
+	t := time.NewTimer(patience)
+	defer t.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-t.C:
+		a.complain("still at work: %s", what)
+	}
+	return <-done
+}
+
+// find returns the command that args begin with and what follows its name.
+func find(args []string) (c command, rest []string, ok bool) {
+	for _, n := range []int{2, 1} {
+		if len(args) < n {
+			continue
+		}
+		name := strings.Join(args[:n], " ")
+		if i := slices.IndexFunc(commands(), func(c command) bool { return c.name == name }); i >= 0 {
+			return commands()[i], args[n:], true
+		}
+	}
+	return command{}, nil, false
+}
+
+// below returns the commands whose first word is word, of which there are two.
+func below(word string) []command {
+	return slices.DeleteFunc(commands(), func(c command) bool { return !strings.HasPrefix(c.name, word+" ") })
+}
+
+func isHelp(arg string) bool {
+	return slices.Contains([]string{"-h", "-help", "--help", "help"}, arg)
+}
+
+// isTerminal reports whether somebody can be asked. A device file is not enough: /dev/null is one.
+func isTerminal(r io.Reader) bool {
+	f, ok := r.(*os.File)
+	return ok && (isatty.IsTerminal(f.Fd()) || isatty.IsCygwinTerminal(f.Fd()))
+}

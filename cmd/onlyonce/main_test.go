@@ -1,0 +1,400 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+)
+
+// session runs the program as a shell would.
+type session struct {
+	t     *testing.T
+	url   string    // of the environment; empty: not set
+	stdin io.Reader // with terminal: what is typed
+	// terminal makes stdin a terminal.
+	terminal bool
+	timeout  time.Duration // for connecting, if not the real one
+	count    time.Duration // for counting, if not the real one
+	ctx      context.Context
+}
+
+type result struct {
+	status   int
+	out, err string
+}
+
+func (s session) run(args ...string) result {
+	s.t.Helper()
+	if s.stdin == nil {
+		s.stdin = strings.NewReader("")
+	}
+	if s.ctx == nil {
+		s.ctx = s.t.Context()
+	}
+	env := func(name string) string {
+		if name == envPostgres {
+			return s.url
+		}
+		return ""
+	}
+	var out, errs bytes.Buffer
+	a := &app{stdin: s.stdin, out: bufio.NewWriter(&out), stderr: &errs, env: env, isTerminal: isTerminal,
+		connectTimeout: connectTimeout, countLimit: countLimit}
+	if s.terminal {
+		a.isTerminal = func(io.Reader) bool { return true }
+	}
+	if s.timeout > 0 {
+		a.connectTimeout = s.timeout
+	}
+	if s.count > 0 {
+		a.countLimit = s.count
+	}
+	status := a.run(s.ctx, args)
+	return result{status, out.String(), errs.String()}
+}
+
+// want fails the test unless the program ended so; each text must be in the output that belongs to the status: standard
+// output for 0, standard error for others.
+func (r result) want(t *testing.T, status int, texts ...string) result {
+	t.Helper()
+	if r.status != status {
+		t.Fatalf("status %d, want %d\nstdout: %s\nstderr: %s", r.status, status, r.out, r.err)
+	}
+	where := r.out
+	if status != statusGood {
+		where = r.err
+	}
+	for _, text := range texts {
+		if !strings.Contains(where, text) {
+			t.Errorf("%q is not in\n%s", text, where)
+		}
+	}
+	return r
+}
+
+// lines fails the test unless standard error has so many lines.
+func (r result) lines(t *testing.T, n int) result {
+	t.Helper()
+	if got := strings.Count(r.err, "\n"); got != n {
+		t.Errorf("%d lines on standard error, want %d:\n%s", got, n, r.err)
+	}
+	return r
+}
+
+// fixture is a database with our schema and a session on it.
+type fixture struct {
+	session
+	pool *pgxpool.Pool
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	pool := pgtest.DB(t)
+	return &fixture{session{t: t, url: pool.Config().ConnString()}, pool}
+}
+
+func (f *fixture) exec(sql string, args ...any) {
+	f.t.Helper()
+	if _, err := f.pool.Exec(f.t.Context(), sql, args...); err != nil {
+		f.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func one[T any](f *fixture, sql string, args ...any) (v T) {
+	f.t.Helper()
+	if err := f.pool.QueryRow(f.t.Context(), sql, args...).Scan(&v); err != nil {
+		f.t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+	s := session{t: t}
+	for _, args := range [][]string{{"help"}, {"-h"}, {"--help"}, {"-help"}} {
+		r := s.run(args...).want(t, statusGood, "migrate", "status", "cursor show", "cursor adopt", "parked list", envPostgres, "Exit status")
+		r.lines(t, 0)
+	}
+	for _, args := range [][]string{{"help", "cursor"}, {"cursor", "-h"}, {"cursor", "help"}} {
+		r := s.run(args...).want(t, statusGood, "cursor show", "cursor adopt")
+		if strings.Contains(r.out, "migrate") {
+			t.Errorf("%v shows more than its own commands:\n%s", args, r.out)
+		}
+	}
+	for _, c := range commands() {
+		words := strings.Fields(c.name)
+		asked := s.run(append([]string{"help"}, words...)...).want(t, statusGood, "Usage: onlyonce "+c.name, "-postgres URL")
+		flagged := s.run(append(words, "-h")...).want(t, statusGood)
+		if asked.out != flagged.out {
+			t.Errorf("%s: help and -h differ", c.name)
+		}
+		// The synopsis names every flag.
+		_, flags, _ := strings.Cut(asked.out, "\nFlags:\n")
+		for line := range strings.Lines(flags) {
+			if name, ok := strings.CutPrefix(line, "  -"); ok {
+				if name = strings.Fields(name)[0]; !strings.Contains(c.args, "-"+name) {
+					t.Errorf("%s: -%s is not in %q", c.name, name, c.args)
+				}
+			}
+		}
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	t.Parallel()
+	adopt := func(more ...string) []string {
+		return append([]string{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-reason", "why", "-yes"}, more...)
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "which command"},
+		{[]string{"frobnicate"}, `unknown command "frobnicate"`},
+		{[]string{"cursor"}, "which of its commands"},
+		{[]string{"cursor", "frobnicate"}, `unknown command "cursor frobnicate"`},
+		{[]string{"parked", "-json"}, `unknown command "parked -json"`},
+		{[]string{"help", "frobnicate"}, `unknown command "frobnicate"`},
+		{[]string{"help", "status", "more"}, `unknown command "status more"`},
+		{[]string{"status", "-frobnicate"}, "-frobnicate"},
+		{[]string{"status", "more"}, `unexpected argument "more"`},
+		{[]string{"status", "-json=perhaps"}, "-json"},
+		{[]string{"migrate", "-print", "-version"}, "-print and -version"},
+		{[]string{"cursor", "show", "-partition", "-1"}, "-partition: must be a whole number from 0 to 2147483647"},
+		{[]string{"cursor", "show", "-partition", "2147483648"}, "-partition"},
+		{[]string{"cursor", "show", "-scope", ""}, "-scope: must not be empty"},
+		{[]string{"cursor", "show", "-topic", "\xff"}, "-topic: must be valid UTF-8"},
+		{[]string{"parked", "list", "-kind", "letter"}, "-kind: must be one of message, call, event"},
+		{[]string{"parked", "list", "-state", "lost"}, "-state: must be one of waiting"},
+		{[]string{"parked", "list", "-limit", "0"}, "-limit: must be a whole number from 1 to 10000"},
+		{[]string{"cursor", "adopt", "-yes"}, "missing: -scope, -topic, -partition, -reason"},
+		{adopt("-at", "-1"), "-at"},
+		{adopt("-at", "latest"), "-at: must be a whole number"},
+		{adopt("-at", "9223372036854775807"), "-at"},
+		{adopt("-group", ""), "-group: must not be empty"},
+		{adopt("-reason", " "), "-reason: must not be empty"},
+	} {
+		r := session{t: t}.run(c.args...).want(t, statusEnvironment, c.want, "sage: onlyonce")
+		if first, _, _ := strings.Cut(r.err, "\n"); !strings.HasPrefix(first, "onlyonce") || !strings.Contains(first, c.want) {
+			t.Errorf("%q: the first line is %q", c.args, first)
+		}
+		if r.out != "" {
+			t.Errorf("%q wrote to standard output: %s", c.args, r.out)
+		}
+	}
+}
+
+// everyDatabaseCommand is each command that needs a database, with flags that are good.
+var everyDatabaseCommand = [][]string{
+	{"migrate"}, {"migrate", "-version"}, {"status"}, {"status", "-json"}, {"cursor", "show"}, {"parked", "list"},
+	{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes"},
+}
+
+func TestNoDatabaseGiven(t *testing.T) {
+	t.Parallel()
+	for _, args := range everyDatabaseCommand {
+		session{t: t}.run(args...).want(t, statusEnvironment, "-postgres", "postgres://user@host:5432/name", envPostgres).lines(t, 1)
+	}
+}
+
+func TestFlagBeforeEnvironment(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	session{t: t, url: "postgres://127.0.0.1:1/nowhere"}.run("migrate", "-version", "-postgres", f.url).want(t, statusGood, "1\n")
+}
+
+func TestUnreachableServer(t *testing.T) {
+	t.Parallel()
+	if connectTimeout > 10*time.Second {
+		t.Error("a server that does not answer is reported after more than 10 s")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() // it accepts and never answers
+	silent := l.Addr().String()
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusing := closed.Addr().String()
+	_ = closed.Close()
+	for _, args := range everyDatabaseCommand {
+		for address, reason := range map[string]string{refusing: "connection refused", silent: "no answer within 50ms"} {
+			r := session{t: t, url: "postgres://me:s3cret@" + address + "/shop", timeout: 50 * time.Millisecond}.run(args...)
+			if address == refusing {
+				r = session{t: t, url: "postgres://me:s3cret@" + address + "/shop"}.run(args...)
+			}
+			r.want(t, statusEnvironment, address, `database "shop"`, reason, "is the server up", envPostgres).lines(t, 1)
+			if strings.Contains(r.err, "s3cret") {
+				t.Errorf("the password is shown: %s", r.err)
+			}
+		}
+	}
+	session{t: t}.run("status", "-postgres", "postgres://"+refusing+","+refusing+"/shop").want(t, statusEnvironment, "is -postgres right")
+	session{t: t}.run("status", "-postgres", "postgres://no-such-host.invalid/shop").want(t, statusEnvironment, "no-such-host.invalid:5432")
+}
+
+func TestRefusedConnection(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	cfg := f.pool.Config().ConnConfig
+	at := fmt.Sprintf("%s:%d", cfg.Host, cfg.Port)
+	f.url = fmt.Sprintf("postgres://%s:s3cret@%s/no_such_database", cfg.User, at)
+	r := f.run("status").want(t, statusEnvironment, at, "no_such_database", "does not exist", "create it").lines(t, 1)
+	f.url = fmt.Sprintf("postgres://no_such_role:s3cret@%s/%s", at, cfg.Database)
+	r2 := f.run("status").want(t, statusEnvironment, at, "no_such_role", "correct user and password").lines(t, 1)
+	if strings.Contains(r.err+r2.err, "s3cret") {
+		t.Error("the password is shown")
+	}
+}
+
+func TestBadAddress(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ url, want string }{
+		{"nonsense s3cret", "form postgres://"},
+		{"postgres://me:s3cret@host:port/x", "form postgres://"},
+		{"postgres://me:s3cret@host/x?sslmode=perhaps", "sslmode is invalid"},
+		{"postgres://me@host/x?password=s3cret&connect_timeout=s3cret", "form postgres://"},
+		{"host=h password=s3cret sslmode=perhaps", "form postgres://"},
+		{"postgres://me:s3cret%zz@host/x", "form postgres://"},
+	} {
+		r := session{t: t}.run("status", "-postgres", c.url).want(t, statusEnvironment, "-postgres: not an address", c.want).lines(t, 1)
+		if strings.Contains(r.err, "s3cret") {
+			t.Errorf("the password is shown: %s", r.err)
+		}
+	}
+}
+
+// S1: the schema must fit; the next version does.
+func TestS1Schema(t *testing.T) {
+	t.Parallel()
+	empty := session{t: t, url: pgtest.EmptyURL(t)}
+	f := newFixture(t)
+	next, tooNew := newFixture(t), newFixture(t)
+	next.exec(`insert into onlyonce.schema_version (version) values (2)`)
+	tooNew.exec(`insert into onlyonce.schema_version (version) values (3)`)
+	for _, args := range everyDatabaseCommand {
+		f.run(args...).want(t, statusGood)
+		next.run(args...).want(t, statusGood)
+		if args[0] == "migrate" {
+			continue
+		}
+		empty.run(args...).want(t, statusEnvironment, "no schema onlyonce", "run `onlyonce migrate`").lines(t, 1)
+		tooNew.run(args...).want(t, statusEnvironment, "version 3 is too new", "deploy a newer version").lines(t, 1)
+	}
+	if n := one[int](tooNew, `select count(*) from onlyonce.leases`) + one[int](tooNew, `select count(*) from onlyonce.audit`); n != 0 {
+		t.Error("a schema that is too new was written to")
+	}
+}
+
+// A server that takes no writes is named as such; reading from it is fine.
+func TestReadOnlyServer(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(`alter database ` + pgx.Identifier{f.pool.Config().ConnConfig.Database}.Sanitize() + ` set default_transaction_read_only = on`)
+	f.run("status").want(t, statusGood)
+	f.run("parked", "list").want(t, statusGood)
+	f.run("cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes").
+		want(t, statusEnvironment, "connect to the primary").lines(t, 1)
+}
+
+// Every statement is one that the server knows.
+func TestStatementsPrepare(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	conn, err := f.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL, parkedSQL,
+		parkedCountsSQL, pendingCallsSQL, settledCallsSQL, limitSQL, relaysSQL} {
+		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
+			t.Errorf("%s\n%v", sql, err)
+		}
+	}
+}
+
+// Output that was not written is no success.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	r, w := io.Pipe()
+	_ = r.CloseWithError(io.ErrShortWrite)
+	var errs bytes.Buffer
+	status := run(t.Context(), []string{"migrate", "-print"}, strings.NewReader(""), w, &errs, func(string) string { return "" })
+	if status != statusEnvironment || !strings.Contains(errs.String(), "short write") {
+		t.Errorf("status %d: %s", status, errs.String())
+	}
+}
+
+func TestWatchSaysThatItIsAtWork(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `lock table onlyonce.parked in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	said := make(chan struct{})
+	errs := &notice{text: "still at work", seen: said}
+	status := make(chan int)
+	go func() {
+		status <- run(ctx, []string{"status", "-postgres", f.url}, strings.NewReader(""), io.Discard, errs, func(string) string { return "" })
+	}()
+	<-said
+	cancel()
+	if got := <-status; got != statusEnvironment {
+		t.Errorf("status %d after it was interrupted", got)
+	}
+	if !strings.Contains(errs.String(), "interrupted") {
+		t.Errorf("standard error: %s", errs.String())
+	}
+}
+
+// notice closes seen when text was written.
+type notice struct {
+	bytes.Buffer
+	text string
+	seen chan struct{}
+	once bool
+}
+
+func (n *notice) Write(p []byte) (int, error) {
+	written, err := n.Buffer.Write(p)
+	if !n.once && strings.Contains(n.Buffer.String(), n.text) {
+		n.once = true
+		close(n.seen)
+	}
+	return written, err
+}
+
+// /dev/null is a device and no terminal.
+func TestNoTerminal(t *testing.T) {
+	t.Parallel()
+	null := openFile(t, "/dev/null")
+	file := openFile(t, filepath.Join("main.go"))
+	for _, in := range []io.Reader{null, file, strings.NewReader("y\n")} {
+		if isTerminal(in) {
+			t.Errorf("%v is taken for a terminal", in)
+		}
+	}
+}

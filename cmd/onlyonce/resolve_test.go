@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+)
+
+func asError[T error](err error, target *T) bool { return errors.As(err, target) }
+
+// consume runs a consumer on the log until it is stopped, and returns what it halts with.
+func (f *fixture) consume(log *consumertest.Log, group string) (halts <-chan *consumer.HaltError, stop func()) {
+	f.t.Helper()
+	halted := make(chan *consumer.HaltError, 100)
+	c, err := consumer.New(f.pool, &consumertest.Source{Log: log, GroupID: group},
+		func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			_, err := tx.Exec(ctx, `insert into effects values ($1)`, string(m.Value))
+			return err
+		},
+		consumer.Config{Scope: "stock", PositionsOnly: true, BatchSize: 10, Linger: time.Millisecond,
+			RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond,
+			Hooks: consumer.Hooks{Halted: func(e *consumer.HaltError) { halted <- e }}})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(f.t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	return halted, func() {
+		cancel()
+		if err := <-ended; err != nil {
+			f.t.Errorf("Run: %v", err)
+		}
+	}
+}
+
+// split takes a command apart as a shell does, as far as HaltError quotes.
+func split(t *testing.T, command string) (words []string) {
+	t.Helper()
+	for command = strings.TrimSpace(command); command != ""; command = strings.TrimSpace(command) {
+		if quoted, err := strconv.QuotedPrefix(command); err == nil {
+			word, err := strconv.Unquote(quoted)
+			if err != nil {
+				t.Fatal(err)
+			}
+			words, command = append(words, word), command[len(quoted):]
+			continue
+		}
+		word, rest, _ := strings.Cut(command, " ")
+		words, command = append(words, word), rest
+	}
+	return words
+}
+
+// Every halt names a command; the command, as it is named, resolves the halt, and the consumer goes on by itself.
+func TestAdoptResolvesEveryHalt(t *testing.T) {
+	t.Parallel()
+	recreate := func(_ *fixture, l *consumertest.Log) {
+		l.Recreate()
+		for i := range 8 {
+			l.Append(0, fmt.Sprintf("new%d", i))
+		}
+	}
+	for _, c := range []struct {
+		reason consumer.HaltReason
+		breaks func(f *fixture, l *consumertest.Log)
+		group  string
+		offset string
+		want   int64  // position in the end
+		values string // all effects, in order
+	}{
+		{consumer.HaltForeignGroup, func(_ *fixture, l *consumertest.Log) { l.Append(0, "v5") }, "g2", "", 6, "v0 v1 v2 v3 v4 v5"},
+		{consumer.HaltForeignCluster, func(f *fixture, l *consumertest.Log) { f.exec(`update onlyonce.cursors set cluster_id = 'other'`) },
+			"g1", "3", 5, "v0 v1 v2 v3 v4 v3 v4"},
+		{consumer.HaltNewTopic, recreate, "g1", "0", 8, "v0 v1 v2 v3 v4 new0 new1 new2 new3 new4 new5 new6 new7"},
+		{consumer.HaltHistoryLost, func(f *fixture, _ *consumertest.Log) { f.exec(`delete from onlyonce.leases`) }, "g1", "4", 5, "v0 v1 v2 v3 v4 v4"},
+		{consumer.HaltTruncated, func(_ *fixture, l *consumertest.Log) { l.Truncate(0, 3); l.Append(0, "x3") }, "g1", "3", 4, "v0 v1 v2 v3 v4 x3"},
+		{consumer.HaltGap, func(_ *fixture, l *consumertest.Log) { l.Append(0, "lost"); l.Append(0, "v6"); l.DeleteBefore(0, 6) },
+			"g1", "6", 7, "v0 v1 v2 v3 v4 v6"},
+	} {
+		t.Run(string(c.reason), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.exec(`create table effects (value text, n bigint generated always as identity)`)
+			log := consumertest.NewLog("orders", 1)
+			for i := range 5 {
+				log.Append(0, fmt.Sprintf("v%d", i))
+			}
+			_, stop := f.consume(log, "g1")
+			f.until(`select coalesce(max(next_offset), 0) = 5 from onlyonce.positions`)
+			stop()
+			c.breaks(f, log)
+			halts, stop := f.consume(log, c.group)
+			h := <-halts
+			if h.Reason != c.reason {
+				t.Errorf("halted for %s: %v", h.Reason, h)
+			}
+			command := strings.NewReplacer("OFFSET", c.offset, "WHY", `"because of `+string(c.reason)+`"`).Replace(h.Command())
+			words := split(t, command)
+			if words[0] != "onlyonce" {
+				t.Fatalf("command: %s", command)
+			}
+			f.run(append(words[1:], "-yes")...).want(t, statusGood)
+			f.until(fmt.Sprintf(`select coalesce(max(next_offset), 0) = %d and bool_and(group_id = '%s' and cluster_id = 'cluster-1')
+				from onlyonce.positions where topic_id is not null`, c.want, c.group))
+			stop()
+			if got := one[string](f, `select string_agg(value, ' ' order by n) from effects`); got != c.values {
+				t.Errorf("effects: %s\nwant:    %s", got, c.values)
+			}
+			f.audited("because of " + string(c.reason))
+		})
+	}
+}
+
+// A foreign group is let in without an offset, and the topic was made anew as well, and retention has removed the record
+// that would tell: the ids stay on the cursor, so the new topic is not read from the old one's position.
+func TestAdoptWithoutOffsetDoesNotAdmitANewTopic(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(`create table effects (value text)`)
+	log := consumertest.NewLog("orders", 1)
+	for range 5 {
+		log.Append(0, "old")
+	}
+	_, stop := f.consume(log, "g1")
+	f.until(`select coalesce(max(next_offset), 0) = 5 from onlyonce.positions`)
+	stop()
+	log.Recreate()
+	for range 8 {
+		log.Append(0, "new")
+	}
+	log.DeleteBefore(0, 5)
+	halts, stop := f.consume(log, "g2")
+	if h := <-halts; h.Reason != consumer.HaltForeignGroup {
+		t.Fatalf("halt: %v", h)
+	}
+	f.run(adoptArgs("-yes")...).want(t, statusGood)
+	var h *consumer.HaltError
+	for h = <-halts; h.Reason == consumer.HaltForeignGroup; h = <-halts {
+	}
+	stop()
+	if h.Reason != consumer.HaltNewTopic {
+		t.Errorf("halt: %v", h)
+	}
+	if n := one[int](f, `select count(*) from effects where value = 'new'`); n != 0 {
+		t.Errorf("%d messages of the new topic were read from the old one's position", n)
+	}
+}

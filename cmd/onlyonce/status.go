@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+// countLimit bounds the count of settled outbox rows, which may be many and whose number nobody waits for in an incident.
+const countLimit = 5 * time.Second
+
+// parkedCountsSQL counts what is set aside. One row for each (kind, reason, state). Reads the whole table, bodies
+// apart (they lie out of line): it holds failures, and is small where things are well.
+const parkedCountsSQL = `
+select kind, reason, state, count(*) as count, min(parked_at) as oldest
+  from onlyonce.parked
+ group by kind, reason, state order by kind, reason, state`
+
+// pendingCallsSQL counts the calls that are to be sent. One row for each sink. By the partial index outbox_pending.
+// clock_timestamp() and not now(), which is when the transaction began.
+const pendingCallsSQL = `
+select sink, state, count(*) as count, extract(epoch from clock_timestamp() - min(created_at))::float8 as oldest_age_seconds
+  from onlyonce.outbox
+ where state = 'pending' group by sink, state order by sink`
+
+// settledCallsSQL counts the calls that are not to be sent any more. One row for each (sink, state). No index leads to the parked
+// ones, so it may read the whole table; hence countLimit.
+const settledCallsSQL = `
+select sink, state, count(*) as count, null::float8 as oldest_age_seconds
+  from onlyonce.outbox
+ where state <> 'pending' group by sink, state order by sink, state`
+
+// limitSQL bounds the statements that follow in the (sub)transaction.
+const limitSQL = `select set_config('statement_timeout', $1, true)`
+
+// relaysSQL lists who sends the calls of each sink, by the database's clock. Reads onlyonce.leases, which has one row
+// for each cursor and sink.
+const relaysSQL = `
+select substr(name, length('relay/') + 1) as sink, epoch, until, (nonce is not null and until > clock_timestamp()) is true as held
+  from onlyonce.leases
+ where starts_with(name, 'relay/') order by 1`
+
+type parkedCount struct {
+	Kind   string    `json:"kind"`
+	Reason string    `json:"reason"`
+	State  string    `json:"state"`
+	Count  int64     `json:"count"`
+	Oldest time.Time `json:"oldest"`
+}
+
+type outboxCount struct {
+	Sink             string   `json:"sink"`
+	State            string   `json:"state"`
+	Count            int64    `json:"count"`
+	OldestAgeSeconds *float64 `json:"oldest_age_seconds"`
+}
+
+type relayRow struct {
+	Sink  string     `json:"sink"`
+	Epoch int64      `json:"epoch"`
+	Until *time.Time `json:"until"`
+	Held  bool       `json:"held"`
+}
+
+type statusReport struct {
+	SchemaVersion        int           `json:"schema_version"`
+	Cursors              []cursorRow   `json:"cursors"`
+	Parked               []parkedCount `json:"parked"`
+	Outbox               []outboxCount `json:"outbox"`
+	OutboxSettledCounted bool          `json:"outbox_settled_counted"`
+	Relays               []relayRow    `json:"relays"`
+}
+
+func statusCommand() command {
+	return command{
+		name:    "status",
+		args:    "[-postgres URL] [-json]",
+		summary: "show where the work stands: cursors, parked work, outbox, relays",
+		help: `
+Shows, from one snapshot of the database: the version of the schema; each cursor, that is the position in a
+partition; how much is parked; how many outbound calls stand in which state, with the age of the oldest that is
+still to be sent; and which relays hold their sink. It changes nothing and works on a standby too.
+
+A cursor's group is the Kafka group that owns it; "-" means that the next one to come will. "clean" says that
+the last owner let go in order; while somebody works it reads "no". "attempts" are those at a message that stands
+alone because it failed, with its offset. Lag is Kafka's to tell: this command does not ask it.
+
+With -json, one object:
+  schema_version          number
+  cursors                 list, as in "onlyonce cursor show -json"
+  parked                  list of {kind, reason, state, count, oldest}
+  outbox                  list of {sink, state, count, oldest_age_seconds (of pending rows, else null)}
+  outbox_settled_counted  false: counting delivered and parked calls took over 5 s, so they are left out of outbox
+  relays                  list of {sink, epoch, until (null: given back), held (until has not come)}`,
+		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			address, asJSON := postgresVar(fs), jsonVar(fs)
+			return func(ctx context.Context, a *app) error {
+				var report *statusReport
+				err := a.readSnapshot(ctx, *address, "reading the status", func(ctx context.Context, tx pgx.Tx) (err error) {
+					report, err = readStatus(ctx, tx, a.countLimit)
+					return err
+				})
+				if err != nil {
+					return err
+				}
+				if *asJSON {
+					return writeJSON(a.out, report)
+				}
+				a.writeStatus(report)
+				return nil
+			}
+		},
+	}
+}
+
+func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*statusReport, error) {
+	var r statusReport
+	var err error
+	if r.SchemaVersion, err = migrations.Version(ctx, tx); err != nil {
+		return nil, err
+	}
+	if r.Cursors, err = readCursors(ctx, tx, cursorFilter{}); err != nil {
+		return nil, err
+	}
+	if r.Parked, err = collect[parkedCount](ctx, tx, parkedCountsSQL); err != nil {
+		return nil, err
+	}
+	for i := range r.Parked {
+		utc(&r.Parked[i].Oldest)
+	}
+	if r.Relays, err = collect[relayRow](ctx, tx, relaysSQL); err != nil {
+		return nil, err
+	}
+	for i := range r.Relays {
+		utc(r.Relays[i].Until)
+	}
+	if r.Outbox, err = collect[outboxCount](ctx, tx, pendingCallsSQL); err != nil {
+		return nil, err
+	}
+	settled, err := readSettled(ctx, tx, limit)
+	if err != nil {
+		return nil, err
+	}
+	r.OutboxSettledCounted = settled != nil
+	r.Outbox = append(r.Outbox, settled...)
+	return &r, nil
+}
+
+// readSettled returns nil when counting took longer than limit.
+func readSettled(ctx context.Context, tx pgx.Tx, limit time.Duration) (counts []outboxCount, err error) {
+	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, limitSQL, strconv.FormatInt(limit.Milliseconds(), 10)+"ms"); err != nil {
+			return err
+		}
+		counts, err = collect[outboxCount](ctx, tx, settledCallsSQL)
+		return err
+	})
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == codeCanceled {
+		return nil, nil
+	}
+	return counts, err
+}
+
+// collect reads rows whose columns have the names of T's fields. Never nil without an error.
+func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
+}
+
+func (a *app) writeStatus(r *statusReport) {
+	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format, args...) }
+	say("schema version %d\n", r.SchemaVersion)
+
+	say("\nCursors: %d\n", len(r.Cursors))
+	var rows [][]string
+	for _, c := range r.Cursors {
+		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position), orDash(c.Group),
+			number(c.Epoch), yesNo(c.Clean), c.attempts()})
+	}
+	a.section([]string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "GROUP", "EPOCH", "CLEAN", "ATTEMPTS"}, rows)
+
+	total, rows := int64(0), nil
+	for _, p := range r.Parked {
+		total += p.Count
+		rows = append(rows, []string{p.Kind, p.Reason, p.State, number(p.Count), instant(p.Oldest)})
+	}
+	say("\nParked: %d\n", total)
+	a.section([]string{"KIND", "REASON", "STATE", "COUNT", "OLDEST"}, rows)
+
+	pending, rows := int64(0), nil
+	for _, o := range r.Outbox {
+		age := ""
+		if o.OldestAgeSeconds != nil {
+			pending += o.Count
+			age = time.Duration(*o.OldestAgeSeconds * float64(time.Second)).Round(time.Second).String()
+		}
+		rows = append(rows, []string{o.Sink, o.State, number(o.Count), age})
+	}
+	say("\nOutbox: %d pending\n", pending)
+	a.section([]string{"SINK", "STATE", "COUNT", "OLDEST"}, rows)
+	if !r.OutboxSettledCounted {
+		say("delivered and parked calls are left out: counting them took over %v\n", a.countLimit)
+	}
+
+	rows = nil
+	for _, l := range r.Relays {
+		until := ""
+		if l.Until != nil {
+			until = instant(*l.Until)
+		}
+		rows = append(rows, []string{l.Sink, number(l.Epoch), until, yesNo(l.Held)})
+	}
+	say("\nRelays: %d\n", len(r.Relays))
+	a.section([]string{"SINK", "EPOCH", "UNTIL", "HELD"}, rows)
+}
+
+// section writes a table unless it is empty.
+func (a *app) section(header []string, rows [][]string) {
+	if len(rows) > 0 {
+		writeTable(a.out, header, rows)
+	}
+}
+
+func number(n int64) string { return strconv.FormatInt(n, 10) }

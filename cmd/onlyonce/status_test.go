@@ -1,0 +1,183 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+// populate makes some of everything.
+func (f *fixture) populate() {
+	f.t.Helper()
+	f.exec(`insert into onlyonce.leases (name, epoch, nonce, until) values
+		('cursor/stock/orders/0', 4, gen_random_uuid(), null), ('cursor/stock/orders/1', 0, null, null),
+		('relay/mail', 2, null, null), ('relay/payments', 7, gen_random_uuid(), clock_timestamp() + interval '1 hour'),
+		('relay/gone', 1, gen_random_uuid(), clock_timestamp() - interval '1 hour')`)
+	f.exec(`insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy,
+			clean, attempt_offset, attempts)
+		select id, 'stock', 'orders', 0, 'g1', 'c1', '00000000-0000-4000-8000-00000000000a'::uuid, 0, 0, 'earliest', false, 17, 2
+			from onlyonce.leases where name = 'cursor/stock/orders/0'
+		union all select id, 'stock', 'orders', 1, null, null, null, 5, 5, 'committed', true, 3, 9
+			from onlyonce.leases where name = 'cursor/stock/orders/1'`)
+	f.progress("cursor/stock/orders/0", 0, 0, 17)
+	f.exec(`insert into onlyonce.parked (kind, state, reason, error, attempts, scope, topic, partition, "offset", sink, call_name, body) values
+		('message', 'waiting', 'exhausted', E'first line\nsecond line', 3, 'stock', 'orders', 0, 12, null, null, 'secret body'),
+		('message', 'waiting', 'exhausted', E'red \x1b[31m text', 3, 'stock', 'orders', 0, 13, null, null, ''),
+		('message', 'discarded', 'conflict', '', 0, 'other', 'orders', 1, 2, null, null, ''),
+		('call', 'reconcile', 'window', repeat('x', 5000), 8, 'stock', null, null, null, 'payments', 'charge', ''),
+		('event', 'waiting', 'permanent', 'bad event', 1, 'hooks', null, null, null, null, null, '')`)
+	f.exec(`insert into onlyonce.outbox (key, sink, name, method, target, body, state, created_at, settled_at) values
+		(gen_random_uuid(), 'payments', 'charge', 'POST', '/', '', 'pending', clock_timestamp() - interval '90 seconds', null),
+		(gen_random_uuid(), 'payments', 'charge', 'POST', '/', '', 'pending', clock_timestamp(), null),
+		(gen_random_uuid(), 'payments', 'charge', 'POST', '/', '', 'delivered', clock_timestamp() - interval '1 day', clock_timestamp()),
+		(gen_random_uuid(), 'mail', 'send', 'POST', '/', '', 'parked', clock_timestamp() - interval '1 day', clock_timestamp())`)
+}
+
+// progress commits a batch of an owner, past the seal.
+func (f *fixture) progress(lease string, run int, from, next int64) {
+	f.t.Helper()
+	tx, err := f.pool.Begin(f.t.Context())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(f.t.Context()) }()
+	for _, q := range []struct {
+		sql  string
+		args []any
+	}{
+		{`set local session_replication_role = replica`, nil}, // no trigger: this is not an owner
+		{`insert into onlyonce.progress select id, $2::integer, $3::bigint, $4::bigint, $4::bigint - 1, 0, '\x01' from onlyonce.leases where name = $1`, []any{lease, run, from, next}},
+	} {
+		if _, err := tx.Exec(f.t.Context(), q.sql, q.args...); err != nil {
+			f.t.Fatalf("%s: %v", q.sql, err)
+		}
+	}
+	if err := tx.Commit(f.t.Context()); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// fields are the names of a JSON object, in order.
+func fields(t *testing.T, raw []byte) string {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(string(raw)))
+	var names []string
+	if _, err := d.Token(); err != nil {
+		t.Fatalf("%s: %v", raw, err)
+	}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, name.(string))
+		var skipped json.RawMessage
+		if err := d.Decode(&skipped); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+const cursorFields = "scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset"
+
+func TestStatusJSON(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.populate()
+	r := f.run("status", "-json").want(t, statusGood).lines(t, 0)
+	if strings.Count(r.out, "\n") != 1 {
+		t.Errorf("not one line:\n%s", r.out)
+	}
+	if got := fields(t, []byte(r.out)); got != "schema_version cursors parked outbox outbox_settled_counted relays" {
+		t.Errorf("fields: %s", got)
+	}
+	var lists struct{ Cursors, Parked, Outbox, Relays []json.RawMessage }
+	var report statusReport
+	for _, v := range []any{&lists, &report} {
+		if err := json.Unmarshal([]byte(r.out), v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for want, row := range map[string]json.RawMessage{
+		cursorFields:                          lists.Cursors[0],
+		"kind reason state count oldest":      lists.Parked[0],
+		"sink state count oldest_age_seconds": lists.Outbox[0],
+		"sink epoch until held":               lists.Relays[0],
+	} {
+		if got := fields(t, row); got != want {
+			t.Errorf("fields %s, want %s", got, want)
+		}
+	}
+	if report.SchemaVersion != 1 || len(report.Cursors) != 2 || report.Cursors[0].Position != 17 || report.Cursors[1].Position != 5 {
+		t.Errorf("cursors: %+v", report.Cursors)
+	}
+	if c := report.Cursors[0]; c.Attempts != 2 || *c.AttemptOffset != 17 || *c.Group != "g1" || c.Clean {
+		t.Errorf("cursor: %+v", c)
+	}
+	if c := report.Cursors[1]; c.Attempts != 0 || c.AttemptOffset != nil || c.Group != nil {
+		t.Errorf("attempts of a message that lies behind are shown: %+v", c)
+	}
+	counts := map[string]int64{}
+	for _, p := range report.Parked {
+		counts[p.Kind+" "+p.Reason+" "+p.State] = p.Count
+	}
+	for _, o := range report.Outbox {
+		counts[o.Sink+" "+o.State] = o.Count
+		if (o.OldestAgeSeconds != nil) != (o.State == "pending") || (o.OldestAgeSeconds != nil && (*o.OldestAgeSeconds < 90 || *o.OldestAgeSeconds > 3600)) {
+			t.Errorf("age of %+v", o)
+		}
+	}
+	for what, want := range map[string]int64{"message exhausted waiting": 2, "message conflict discarded": 1, "call window reconcile": 1,
+		"event permanent waiting": 1, "payments pending": 2, "payments delivered": 1, "mail parked": 1} {
+		if counts[what] != want {
+			t.Errorf("%s: %d, want %d", what, counts[what], want)
+		}
+		delete(counts, what)
+	}
+	if len(counts) > 0 {
+		t.Errorf("more: %v", counts)
+	}
+	held := map[string]bool{}
+	for _, l := range report.Relays {
+		held[l.Sink] = l.Held
+	}
+	if len(held) != 3 || held["mail"] || held["gone"] || !held["payments"] {
+		t.Errorf("relays: %v", held)
+	}
+}
+
+func TestStatusForPeople(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.run("status").want(t, statusGood, "schema version 1", "Cursors: 0", "Parked: 0", "Outbox: 0 pending", "Relays: 0")
+	f.populate()
+	r := f.run("status").want(t, statusGood, "Cursors: 2", "Parked: 5", "Outbox: 2 pending", "Relays: 3", "2 at 17", "1m30s").lines(t, 0)
+	t.Log("\n" + r.out)
+}
+
+func TestStatusEmptyListsAreLists(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	r := f.run("status", "-json").want(t, statusGood)
+	if strings.Contains(r.out, "null") {
+		t.Errorf("null for an empty list: %s", r.out)
+	}
+}
+
+// A table of millions of delivered rows does not keep an operator from the numbers that count.
+func TestStatusDoesNotWaitForSettledCalls(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.populate()
+	// Reading a settled row takes an hour now.
+	f.exec(`alter table onlyonce.outbox rename to outbox_rows`)
+	f.exec(`create view onlyonce.outbox as select * from onlyonce.outbox_rows where state = 'pending' or pg_sleep(3600) is not null`)
+	f.count = 50 * time.Millisecond
+	r := f.run("status").want(t, statusGood, "Outbox: 2 pending", "left out: counting them took over 50ms")
+	if strings.Contains(r.out, "  delivered") {
+		t.Errorf("delivered rows are shown:\n%s", r.out)
+	}
+	f.run("status", "-json").want(t, statusGood, `"outbox_settled_counted":false`, `"state":"pending","count":2`, `"relays":[{`)
+}

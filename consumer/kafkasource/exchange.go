@@ -1,0 +1,211 @@
+package kafkasource
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// exchange is a request that kafka-go has no type for, or not in the version that is needed: topic ids came with Metadata
+// v10 and Fetch v13, and kafka-go ends at 8 and 11. It implements protocol.RawExchanger, so that it goes through kafka.Transport
+// like any other, with the same connections, TLS and authentication, and then writes and reads the bytes itself. kmsg knows their
+// layout: it is generated from Kafka's own description of the protocol, and holds no client.
+type exchange struct {
+	net     *network
+	req     kmsg.Request
+	version int16 // highest to ask for
+}
+
+// leaderExchange goes to the broker that leads a partition.
+type leaderExchange struct {
+	exchange
+	leader int32
+}
+
+// coordinatorExchange goes to the broker that coordinates the group.
+type coordinatorExchange struct{ exchange }
+
+// answer is the response to an exchange.
+type answer struct{ kmsg.Response }
+
+var (
+	_ protocol.RawExchanger  = (*exchange)(nil)
+	_ protocol.BrokerMessage = (*leaderExchange)(nil)
+	_ protocol.GroupMessage  = (*coordinatorExchange)(nil)
+)
+
+func (n *network) request(req kmsg.Request, version int16) *exchange {
+	return &exchange{net: n, req: req, version: version}
+}
+
+func (n *network) leaderRequest(leader int32, req kmsg.Request, version int16) *leaderExchange {
+	return &leaderExchange{exchange{n, req, version}, leader}
+}
+
+func (n *network) groupRequest(req kmsg.Request, version int16) *coordinatorExchange {
+	return &coordinatorExchange{exchange{n, req, version}}
+}
+
+func (e *exchange) ApiKey() protocol.ApiKey { return protocol.ApiKey(e.req.Key()) }
+
+func (a answer) ApiKey() protocol.ApiKey { return protocol.ApiKey(a.Key()) }
+
+// Required is asked by kafka-go, with the versions that it would use itself.
+func (e *exchange) Required(map[protocol.ApiKey]int16) bool { return true }
+
+// Group is asked by kafka-go, which then asks for the group's coordinator.
+func (e *coordinatorExchange) Group() string { return e.net.cfg.GroupID }
+
+// Broker is asked by kafka-go, with the layout of the cluster that it saw last.
+func (e *leaderExchange) Broker(cluster protocol.Cluster) (protocol.Broker, error) {
+	if b, ok := cluster.Brokers[e.leader]; ok {
+		return b, nil
+	}
+	return protocol.Broker{ID: -1}, fmt.Errorf("broker %d is not known yet: %w", e.leader, kafka.LeaderNotAvailable)
+}
+
+// call sends a request and returns the response, which is of type R.
+func call[R kmsg.Response](ctx context.Context, n *network, msg protocol.Message) (R, error) {
+	var none R
+	ctx, cancel := n.bounded(ctx)
+	defer cancel()
+	got, err := n.transport.RoundTrip(ctx, n.addr, msg)
+	if err != nil {
+		return none, fmt.Errorf("%v: %w", msg.ApiKey(), err)
+	}
+	a, ok := got.(answer)
+	if !ok {
+		return none, fmt.Errorf("%v: answered with a %T", msg.ApiKey(), got)
+	}
+	resp, ok := a.Response.(R)
+	if !ok {
+		return none, fmt.Errorf("%v: answered with a %T", msg.ApiKey(), a.Response)
+	}
+	return resp, nil
+}
+
+// bounded gives a request its time. kafka-go's connection waits until the deadline, and knows nothing of a cancelled context.
+func (n *network) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, n.cfg.FetchMaxWait+requestTimeout)
+}
+
+// apiVersions are the lowest and highest version of each request that a broker takes.
+type apiVersions map[int16][2]int16
+
+// RawExchange is called by kafka-go in the goroutine of a connection that nobody else uses meanwhile. After an error it closes
+// the connection.
+func (e *exchange) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
+	broker := ""
+	if c, ok := rw.(interface{ RemoteAddr() net.Addr }); ok {
+		broker = c.RemoteAddr().String()
+	}
+	resp, err := e.negotiated(rw, broker)
+	if err != nil {
+		e.net.versions.Delete(broker) // another broker may run there by the next time
+		return nil, err
+	}
+	return answer{resp}, nil
+}
+
+func (e *exchange) negotiated(rw io.ReadWriter, broker string) (kmsg.Response, error) {
+	known, ok := e.net.versions.Load(broker)
+	if !ok {
+		offered, err := e.offered(rw)
+		if err != nil {
+			return nil, err
+		}
+		known = offered
+		e.net.versions.Store(broker, known)
+	}
+	offer, ok := known.(apiVersions)[e.req.Key()]
+	version := min(offer[1], e.version)
+	if !ok || version < offer[0] {
+		return nil, fmt.Errorf("%w: broker %s takes versions %d to %d of %v, and this adapter knows those up to %d",
+			kafka.UnsupportedVersion, broker, offer[0], offer[1], e.ApiKey(), e.version)
+	}
+	e.req.SetVersion(version)
+	return e.net.roundTrip(rw, e.req)
+}
+
+// offered asks a broker what it takes. kafka-go asks too, and passes on only what is left after its own limits.
+func (e *exchange) offered(rw io.ReadWriter) (apiVersions, error) {
+	req := kmsg.NewPtrApiVersionsRequest()
+	req.SetVersion(0) // which every broker takes
+	got, err := e.net.roundTrip(rw, req)
+	if err != nil {
+		return nil, err
+	}
+	resp := got.(*kmsg.ApiVersionsResponse)
+	if resp.ErrorCode != 0 {
+		return nil, kafka.Error(resp.ErrorCode)
+	}
+	versions := make(apiVersions, len(resp.ApiKeys))
+	for _, k := range resp.ApiKeys {
+		versions[k.ApiKey] = [2]int16{k.MinVersion, k.MaxVersion}
+	}
+	return versions, nil
+}
+
+// maxResponse is far above what is asked for, and far below what would be allocated for bytes that are no Kafka response.
+const maxResponse = 1 << 30
+
+var errFrame = errors.New("malformed response")
+
+// roundTrip writes one request and reads its response.
+func (n *network) roundTrip(rw io.ReadWriter, req kmsg.Request) (kmsg.Response, error) {
+	id := n.lastID.Add(1)
+	if _, err := rw.Write(n.format.AppendRequest(nil, req, id)); err != nil {
+		return nil, err
+	}
+	var size [4]byte
+	if _, err := io.ReadFull(rw, size[:]); err != nil {
+		return nil, err
+	}
+	length := int32(binary.BigEndian.Uint32(size[:]))
+	if length < 4 || length > maxResponse {
+		return nil, fmt.Errorf("%w: %d bytes long", errFrame, length)
+	}
+	body := make([]byte, length)
+	if _, err := io.ReadFull(rw, body); err != nil {
+		return nil, fmt.Errorf("reading a response: %w", err)
+	}
+	if got := int32(binary.BigEndian.Uint32(body)); got != id {
+		return nil, fmt.Errorf("%w: correlation id is %d, not %d", errFrame, got, id)
+	}
+	body = body[4:]
+	resp := req.ResponseKind()
+	resp.SetVersion(req.GetVersion())
+	if req.IsFlexible() && req.Key() != int16(kmsg.ApiVersions) {
+		var err error
+		if body, err = skipTags(body); err != nil {
+			return nil, err
+		}
+	}
+	if err := resp.ReadFrom(body); err != nil {
+		return nil, fmt.Errorf("%w: %w", errFrame, err)
+	}
+	return resp, nil
+}
+
+// skipTags passes over the tagged fields that end a flexible response's header (KIP-482).
+func skipTags(b []byte) ([]byte, error) {
+	r := reader{b: b}
+	for range r.uvarint() {
+		r.uvarint() // which tag
+		r.take(r.uvarint())
+		if r.failed {
+			break
+		}
+	}
+	if r.failed {
+		return nil, fmt.Errorf("%w: tags in its header", errFrame)
+	}
+	return r.b, nil
+}

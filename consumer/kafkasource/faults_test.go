@@ -1,0 +1,238 @@
+package kafkasource_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/devenv"
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+)
+
+// script answers the first n requests of a key in place of the broker; f changes the response.
+func script[Resp kmsg.Response](c *kfake.Cluster, key kmsg.Key, n int32, f func(req kmsg.Request, resp Resp)) *atomic.Int32 {
+	var left, seen atomic.Int32
+	left.Store(n)
+	c.ControlKey(int16(key), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		if left.Add(-1) < 0 {
+			return nil, nil, false
+		}
+		seen.Add(1)
+		resp := req.ResponseKind().(Resp)
+		f(req, resp)
+		return resp, nil, true
+	})
+	return &seen
+}
+
+// fetchError makes a response in which each partition of the request has an error.
+func fetchError(code kafka.Error) func(kmsg.Request, *kmsg.FetchResponse) {
+	return func(r kmsg.Request, resp *kmsg.FetchResponse) {
+		for _, t := range r.(*kmsg.FetchRequest).Topics {
+			rt := kmsg.NewFetchResponseTopic()
+			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			for _, p := range t.Partitions {
+				rp := kmsg.NewFetchResponseTopicPartition()
+				rp.Partition, rp.ErrorCode = p.Partition, int16(code)
+				rt.Partitions = append(rt.Partitions, rp)
+			}
+			resp.Topics = append(resp.Topics, rt)
+		}
+	}
+}
+
+// Errors with which brokers say that something moves are gone at the next attempt, and nobody above hears of them.
+func TestFetchSurvivesMoves(t *testing.T) {
+	t.Parallel()
+	for _, code := range []kafka.Error{kafka.NotLeaderForPartition, kafka.LeaderNotAvailable, kafka.FencedLeaderEpoch, kafka.UnknownLeaderEpoch,
+		kafka.UnknownTopicID, kafka.UnknownTopicOrPartition, kafka.OffsetNotAvailable, kafka.KafkaStorageError, kafka.ReplicaNotAvailable, kafka.OffsetOutOfRange} {
+		c := kafkatest.FakeCluster(t)
+		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+		write(t, producer(t, c.ListenAddrs()), topic, "v")
+		seen := script(c, kmsg.Fetch, 2, fetchError(code))
+		h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+		if f := h.fetch(t, 0); !slices.Equal(values(f.Messages), []string{"v"}) {
+			t.Errorf("after %v: %v", code, f)
+		}
+		if seen.Load() != 2 {
+			t.Errorf("%v was met %d times", code, seen.Load())
+		}
+	}
+}
+
+func TestFetchReportsWhatStays(t *testing.T) {
+	t.Parallel()
+	for _, code := range []kafka.Error{kafka.TopicAuthorizationFailed, kafka.Unknown} {
+		c := kafkatest.FakeCluster(t)
+		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+		script(c, kmsg.Fetch, 1, fetchError(code))
+		h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+		if _, err := h.Fetch(h.ctx, 0); !errors.Is(err, code) {
+			t.Errorf("%v: %v", code, err)
+		}
+	}
+}
+
+// The leader moves to another broker; the transport and the partition both have to find it.
+func TestLeaderMoves(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+	for i := range 6 {
+		v := string(rune('a' + i))
+		write(t, producer(t, c.ListenAddrs()), topic, v)
+		if got := values(h.readTo(t, int64(i), int64(i)+1)); !slices.Equal(got, []string{v}) {
+			t.Errorf("read %v, want %q", got, v)
+		}
+		if err := c.MoveTopicPartition(topic, 0, int32(i%3)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// An unclean election has cut off the log, and others have written since: the position exists, and what it stands behind is lost.
+func TestTruncatedLog(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t, kfake.NumBrokers(2))
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	write(t, producer(t, c.ListenAddrs()), topic, numbered("v", 10)...)
+	h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+	h.readTo(t, 0, 5+5)
+	if err := c.MoveTopicPartition(topic, 0, 1-c.LeaderFor(topic, 0)); err != nil {
+		t.Fatal(err)
+	}
+	h.fetch(t, 10) // the new leader's log goes as far: nothing happens
+	if err := c.MoveTopicPartition(topic, 0, 1-c.LeaderFor(topic, 0)); err != nil {
+		t.Fatal(err)
+	}
+	asked := script(c, kmsg.OffsetForLeaderEpoch, 1, func(r kmsg.Request, resp *kmsg.OffsetForLeaderEpochResponse) {
+		rt := kmsg.NewOffsetForLeaderEpochResponseTopic()
+		rt.Topic = topic
+		rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
+		rp.LeaderEpoch, rp.EndOffset = r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0].LeaderEpoch, 7
+		rt.Partitions = append(rt.Partitions, rp)
+		resp.Topics = append(resp.Topics, rt)
+	})
+	_, err := h.Fetch(h.ctx, 10)
+	var out *consumer.OutOfRangeError
+	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 10, Start: 0, End: 7}) {
+		t.Errorf("fetch behind what was cut off: %v (asked %d times)", err, asked.Load())
+	}
+}
+
+// A broker that throttles answers with nothing. That is not the end of the log: a consumer that looks for a record which it has seen
+// would take it for lost.
+func TestThrottled(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t)
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	write(t, producer(t, c.ListenAddrs()), topic, "v")
+	script(c, kmsg.Fetch, 2, func(_ kmsg.Request, resp *kmsg.FetchResponse) { resp.ThrottleMillis = 50 })
+	h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+	if f := h.fetch(t, 0); !slices.Equal(values(f.Messages), []string{"v"}) {
+		t.Errorf("read %v", f)
+	}
+	script(c, kmsg.Fetch, 1<<30, func(_ kmsg.Request, resp *kmsg.FetchResponse) { resp.ThrottleMillis = 50 })
+	if f, err := h.Fetch(h.ctx, 0); err == nil || !strings.Contains(err.Error(), "throttles") {
+		t.Errorf("throttled for good: %v, %v", f, err)
+	}
+}
+
+// What the coordinator says when it has just started, or moves, is repeated; what it says to a stranger is ErrOwnershipLost at once.
+func TestCommitErrors(t *testing.T) {
+	t.Parallel()
+	answer := func(code kafka.Error) func(kmsg.Request, *kmsg.OffsetCommitResponse) {
+		return func(r kmsg.Request, resp *kmsg.OffsetCommitResponse) {
+			for _, t := range r.(*kmsg.OffsetCommitRequest).Topics {
+				rt := kmsg.NewOffsetCommitResponseTopic()
+				rt.Topic = t.Topic
+				for _, p := range t.Partitions {
+					rp := kmsg.NewOffsetCommitResponseTopicPartition()
+					rp.Partition, rp.ErrorCode = p.Partition, int16(code)
+					rt.Partitions = append(rt.Partitions, rp)
+				}
+				resp.Topics = append(resp.Topics, rt)
+			}
+		}
+	}
+	c := kafkatest.FakeCluster(t)
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+	for _, code := range []kafka.Error{kafka.GroupLoadInProgress, kafka.GroupCoordinatorNotAvailable, kafka.NotCoordinatorForGroup} {
+		script(c, kmsg.OffsetCommit, 2, answer(code))
+		if err := h.Commit(h.ctx, 1, ""); err != nil {
+			t.Errorf("after %v: %v", code, err)
+		}
+	}
+	for _, code := range []kafka.Error{kafka.IllegalGeneration, kafka.UnknownMemberId, kafka.RebalanceInProgress, kafka.FencedInstanceID} {
+		script(c, kmsg.OffsetCommit, 1, answer(code))
+		err := h.Commit(h.ctx, 1, "")
+		if !errors.Is(err, consumer.ErrOwnershipLost) || !errors.Is(err, code) {
+			t.Errorf("after %v: %v", code, err)
+		}
+	}
+	script(c, kmsg.OffsetCommit, 1, answer(kafka.OffsetMetadataTooLarge))
+	if err := h.Commit(h.ctx, 1, ""); !errors.Is(err, kafka.OffsetMetadataTooLarge) || errors.Is(err, consumer.ErrOwnershipLost) {
+		t.Errorf("after metadata that is too large: %v", err)
+	}
+	script(c, kmsg.OffsetCommit, 1<<30, answer(kafka.NotCoordinatorForGroup))
+	ctx, cancel := context.WithTimeout(h.ctx, 300*time.Millisecond)
+	defer cancel()
+	if err := h.Commit(ctx, 1, ""); err == nil || errors.Is(err, consumer.ErrOwnershipLost) {
+		t.Errorf("without a coordinator: %v", err)
+	}
+}
+
+// Right after a broker's start there is no coordinator: the group is joined when there is.
+func TestCoordinatorNotAvailableAtFirst(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t)
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	seen := script(c, kmsg.FindCoordinator, 3, func(_ kmsg.Request, resp *kmsg.FindCoordinatorResponse) {
+		resp.ErrorCode, resp.NodeID = int16(kafka.GroupCoordinatorNotAvailable), -1
+	})
+	join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+	if seen.Load() != 3 {
+		t.Errorf("the coordinator was looked for %d times in vain", seen.Load())
+	}
+}
+
+// A broker that goes away and comes back is waited for, by the group and by whoever reads.
+func TestBrokerRestart(t *testing.T) {
+	t.Parallel()
+	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindEmbedded, AllowFake: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = k.Stop() })
+	if k.Real {
+		t.Skip("a broker that is not ours to kill: ", k.How)
+	}
+	topic := kafkatest.Topic(t, k.Brokers, 1, nil)
+	write(t, producer(t, k.Brokers), topic, "before")
+	m := join(t, quick(k.Brokers, topic))
+	m.holds(topic, 0).readTo(t, 0, 1)
+	if err := k.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m.holdsExactly(0)
+	if err := k.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h := m.holds(topic, 0)
+	write(t, producer(t, k.Brokers), topic, "after")
+	if got := values(h.readTo(t, 1, 2)); !slices.Equal(got, []string{"after"}) {
+		t.Errorf("read %v", got)
+	}
+}

@@ -1,0 +1,113 @@
+package kafkasource_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"go.uber.org/goleak"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+)
+
+// The tests of this file do not run beside others: they count goroutines.
+
+// leaks fails the test if goroutines are left that were not there before; connections have one each.
+func leaks(t *testing.T) (check func()) {
+	before := goleak.IgnoreCurrent()
+	return func() {
+		t.Helper()
+		goleak.VerifyNone(t, before,
+			// kfake's end of other clients' connections, a new one for each request.
+			goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*clientConn).read.func1"))
+	}
+}
+
+func onBothInTurn(t *testing.T, f func(t *testing.T, brokers []string)) {
+	t.Run("real", func(t *testing.T) { f(t, kafkatest.Brokers(t)) })
+	t.Run("kfake", func(t *testing.T) { f(t, kafkatest.Fake(t)) })
+}
+
+// Whatever is going on when ctx ends, Run returns nil soon, and nothing is left.
+func TestCancelLeavesNothing(t *testing.T) {
+	onBothInTurn(t, func(t *testing.T, brokers []string) {
+		topic := kafkatest.Topic(t, brokers, 3, nil)
+		for name, after := range map[string]time.Duration{"at once": 0, "while connecting": time.Millisecond, "while joining": 8 * time.Millisecond,
+			"while joining still": 30 * time.Millisecond, "while reading": 400 * time.Millisecond} {
+			check := leaks(t)
+			ctx, cancel := context.WithTimeout(t.Context(), after)
+			err := kafkasource.New(quick(brokers, topic)).Run(ctx, func(ctx context.Context, p consumer.Partition) error {
+				for from := int64(0); ctx.Err() == nil; {
+					f, err := p.Fetch(ctx, from)
+					if err == nil {
+						from = f.Next
+					} else if ctx.Err() == nil {
+						return err
+					}
+				}
+				return p.Commit(context.WithoutCancel(ctx), 0, "bye")
+			})
+			returned := time.Now()
+			cancel()
+			if err != nil {
+				t.Errorf("%s: Run returned %v", name, err)
+			}
+			deadline, _ := ctx.Deadline()
+			if late := returned.Sub(deadline); late > 3*time.Second {
+				t.Errorf("%s: Run returned %v after the end", name, late)
+			}
+			check()
+		}
+	})
+}
+
+func TestFailureLeavesNothing(t *testing.T) {
+	onBothInTurn(t, func(t *testing.T, brokers []string) {
+		check := leaks(t)
+		runFails(t, quick(brokers, kafkatest.TopicName(t)))
+		check()
+	})
+}
+
+// Another member does not let go, so that a rebalance does not end, and with it the JoinGroup in which this process waits. kafka-go
+// cannot interrupt that; Run must return all the same.
+func TestCancelWhileTheGroupRebalances(t *testing.T) {
+	onBothInTurn(t, func(t *testing.T, brokers []string) {
+		topic := kafkatest.Topic(t, brokers, 1, nil)
+		cfg := quick(brokers, topic)
+		stuck, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{ID: cfg.GroupID, Brokers: brokers, Topics: cfg.Topics,
+			SessionTimeout: 30 * time.Second, RebalanceTimeout: 30 * time.Second, HeartbeatInterval: 100 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		gen, err := stuck.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		told, release := make(chan struct{}), make(chan struct{})
+		gen.Start(func(ctx context.Context) {
+			<-ctx.Done()
+			close(told)
+			<-release
+		})
+		defer func() {
+			close(release)
+			_ = stuck.Close()
+		}()
+		check := leaks(t)
+		m := newMember(t)
+		m.run(cfg)
+		<-told // it is asked to let go, because the other one has begun to join
+		started := time.Now()
+		if err := m.leave(); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(started); d > 8*time.Second {
+			t.Errorf("Run returned %v after the cancel", d)
+		}
+		check()
+	})
+}

@@ -1,0 +1,294 @@
+package kafkasource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+const (
+	// joinMin and joinMax bound the waits between attempts to join.
+	joinMin, joinMax = 100 * time.Millisecond, 3 * time.Second
+	// lostMin and lostMax bound the pause of a process that was fenced, before it joins anew.
+	lostMin, lostMax = 300 * time.Millisecond, 10 * time.Second
+	// lostForget is how long after a loss the next one counts as the first again.
+	lostForget = time.Minute
+	// leaveTimeout is how long a process that has nothing to do any more waits for kafka-go to leave the group.
+	leaveTimeout = 3 * time.Second
+)
+
+// membership is one process in the group, from joining to leaving.
+type membership struct {
+	net  *network
+	own  func(context.Context, consumer.Partition) error
+	ctx  context.Context // of Run
+	stop context.CancelFunc
+
+	running sync.WaitGroup // functions of all generations
+	member  string         // id in the last generation
+
+	mu     sync.Mutex
+	err    error          // why Run ends, where that was not the caller's wish
+	counts map[string]int // partitions of each topic, known before the present generation was formed
+	lost   *backoff.ExponentialBackOff
+	lostAt time.Time
+}
+
+// end makes Run return err, once everything has stopped.
+func (m *membership) end(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.err = errors.Join(m.err, err)
+	m.stop()
+}
+
+func (m *membership) run() error {
+	cfg := m.net.cfg
+	group, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{
+		ID: cfg.GroupID, Brokers: cfg.Brokers, Topics: cfg.Topics,
+		Dialer: &kafka.Dialer{
+			ClientID: cfg.ClientID, Timeout: dialTimeout, DialFunc: m.net.group.dial, TLS: cfg.TLS, SASLMechanism: cfg.SASL,
+		},
+		SessionTimeout: cfg.SessionTimeout, RebalanceTimeout: cfg.RebalanceTimeout, HeartbeatInterval: cfg.HeartbeatInterval,
+		// After an error kafka-go tries again by itself after this time, and then holds the outcome back until Next is called. So the
+		// waits between attempts are those between calls of Next, below.
+		JoinGroupBackoff: joinMin,
+		// kafka-go's own watch asks for metadata with auto-creation on, and so revives a topic that was just
+		// deleted; and where a topic is missing it ends the generation at once, again and again. See watch.
+		WatchPartitionChanges: false,
+		ErrorLogger:           kafka.LoggerFunc(m.debug),
+	})
+	if err != nil {
+		return fmt.Errorf("kafkasource: %w", err)
+	}
+	m.follow(group)
+	m.leave(group)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+func (m *membership) debug(format string, args ...any) {
+	m.net.log.Debug("onlyonce: kafka-go: " + fmt.Sprintf(format, args...))
+}
+
+// follow serves one generation after the other until ctx is done.
+func (m *membership) follow(group *kafka.ConsumerGroup) {
+	retry := newBackoff(joinMin, joinMax)
+	for m.ctx.Err() == nil {
+		gen, err := group.Next(m.ctx)
+		if m.ctx.Err() != nil {
+			return // a generation that came at the last moment is ended by leave
+		}
+		if err != nil {
+			// Right after a broker's start: 15, Group Coordinator Not Available, until the topic of the offsets exists.
+			wait := retry.NextBackOff()
+			m.net.log.Warn("onlyonce: group not joined, trying again", "error", err, "wait", wait)
+			sleep(m.ctx, wait)
+			continue
+		}
+		retry.Reset()
+		m.serve(gen)
+	}
+}
+
+// serve starts a generation's functions. kafka-go ends the generation as soon as one of them returns, and forms the next
+// one when all have.
+func (m *membership) serve(gen *kafka.Generation) {
+	m.member = gen.MemberID
+	var held sync.WaitGroup
+	partitions := 0
+	for name, assigned := range gen.Assignments {
+		for _, a := range assigned {
+			p := &partition{net: m.net, topic: name, index: int32(a.ID), generation: gen.ID, member: gen.MemberID}
+			partitions++
+			held.Add(1)
+			m.start(gen, func(ctx context.Context) {
+				defer held.Done()
+				m.hold(ctx, p)
+			})
+		}
+	}
+	m.net.log.Info("onlyonce: joined the group", "generation", gen.ID, "member", gen.MemberID, "partitions", partitions)
+	m.start(gen, func(ctx context.Context) {
+		<-ctx.Done()
+		m.keepAlive(gen, &held)
+		m.recount()
+	})
+	m.start(gen, m.watch)
+}
+
+// start is gen.Start, for functions that Run waits for. kafka-go does not wait for one that is started when the generation has
+// ended already; it is called all the same, with a context that is done.
+func (m *membership) start(gen *kafka.Generation, f func(context.Context)) {
+	m.running.Add(1)
+	gen.Start(func(ctx context.Context) {
+		defer m.running.Done()
+		f(ctx)
+	})
+}
+
+// hold hands a partition over until generation or Run end.
+func (m *membership) hold(generation context.Context, p *partition) {
+	if generation.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(m.ctx)
+	defer cancel()
+	defer context.AfterFunc(generation, cancel)()
+	err := m.own(ctx, p)
+	ended := ctx.Err() != nil
+	switch {
+	case err == nil && ended, ended && errors.Is(err, context.Canceled), ended && errors.Is(err, consumer.ErrOwnershipLost):
+	case errors.Is(err, consumer.ErrOwnershipLost):
+		// Somebody else is the owner, by Kafka's word or the database's. Whoever joins at once, raises at once: two that believe in
+		// their ownership would take turns. Other partitions of this process go on meanwhile.
+		wait := m.lostWait()
+		m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", p.topic, "partition", p.index,
+			"generation", p.generation, "wait", wait, "error", err)
+		sleep(ctx, wait)
+	case err == nil:
+		m.end(fmt.Errorf("kafkasource: %v: own returned without an error while the partition was to be owned", p))
+	default:
+		m.end(err)
+	}
+}
+
+// lostWait grows with each loss that follows soon after another.
+func (m *membership) lostWait() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if time.Since(m.lostAt) > lostForget {
+		m.lost.Reset()
+	}
+	m.lostAt = time.Now()
+	return m.lost.NextBackOff()
+}
+
+// keepAlive sends heartbeats while partitions that are to be given up are still worked on: kafka-go stops when the
+// generation ends, and a member that is silent for the session timeout is thrown out, and what it still
+// commits refused. After the rebalance timeout others take over.
+func (m *membership) keepAlive(gen *kafka.Generation, held *sync.WaitGroup) {
+	drained := make(chan struct{})
+	go func() {
+		held.Wait()
+		close(drained)
+	}()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), m.net.cfg.RebalanceTimeout)
+	defer cancel()
+	tick := time.NewTicker(m.net.cfg.HeartbeatInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-drained:
+			return
+		case <-ctx.Done():
+			m.net.log.Warn("onlyonce: partitions are still worked on after the rebalance timeout; others may take them over",
+				"generation", gen.ID, "timeout", m.net.cfg.RebalanceTimeout)
+			return
+		case <-tick.C:
+			req := kmsg.NewPtrHeartbeatRequest()
+			req.Group, req.Generation, req.MemberID = gen.GroupID, gen.ID, gen.MemberID
+			resp, err := call[*kmsg.HeartbeatResponse](ctx, m.net, m.net.groupRequest(req, heartbeatVersion))
+			if err == nil && resp.ErrorCode != 0 && kafka.Error(resp.ErrorCode) != kafka.RebalanceInProgress {
+				err = kafka.Error(resp.ErrorCode)
+			}
+			if err != nil {
+				m.debug("heartbeat while draining: %v", err)
+			}
+		}
+	}
+}
+
+// watch ends the generation when a topic has got more partitions, so that they are assigned. A topic that is gone ends nothing:
+// joining again would make kafka-go ask for its metadata, with auto-creation on.
+func (m *membership) watch(ctx context.Context) {
+	tick := time.NewTicker(m.net.cfg.PartitionWatchInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		topics, err := m.net.topics(ctx, m.net.cfg.Topics...)
+		if err != nil {
+			if ctx.Err() == nil {
+				m.net.log.Warn("onlyonce: looking for new partitions", "error", err)
+			}
+			continue
+		}
+		m.mu.Lock()
+		changed := ""
+		for name, t := range topics {
+			if len(t.partitions) != m.counts[name] {
+				changed = name
+			}
+		}
+		m.mu.Unlock()
+		if changed != "" {
+			m.net.log.Info("onlyonce: number of partitions changed", "topic", changed, "partitions", len(topics[changed].partitions))
+			return
+		}
+	}
+}
+
+// recount takes note of the number of partitions between two generations: whatever it misses, the leader of the next one sees or
+// the next watch does. Counted after the join instead, a partition that came in between would be nobody's until the next rebalance.
+func (m *membership) recount() {
+	if m.ctx.Err() != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, time.Second)
+	defer cancel()
+	if topics, err := m.net.topics(ctx, m.net.cfg.Topics...); err == nil {
+		m.remember(topics)
+	}
+}
+
+func (m *membership) remember(topics map[string]topic) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.counts = make(map[string]int, len(topics))
+	for name, t := range topics {
+		m.counts[name] = len(t.partitions)
+	}
+}
+
+// leave waits until every own has returned, and makes kafka-go leave the group, which it does once all functions of the last generation
+// have returned. Where it hangs in a JoinGroup, which takes as long as the slowest other member, it is interrupted.
+func (m *membership) leave(group *kafka.ConsumerGroup) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		_ = group.Close() // always nil
+	}()
+	m.running.Wait()
+	t := time.NewTimer(leaveTimeout)
+	defer t.Stop()
+	select {
+	case <-closed:
+		return
+	case <-t.C:
+	}
+	m.net.log.Warn("onlyonce: still joining the group, interrupted")
+	if m.member != "" {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), leaveTimeout)
+		defer cancel()
+		req := kmsg.NewPtrLeaveGroupRequest()
+		req.Group, req.MemberID = m.net.cfg.GroupID, m.member
+		if _, err := call[*kmsg.LeaveGroupResponse](ctx, m.net, m.net.groupRequest(req, leaveGroupVersion)); err != nil {
+			m.debug("leaving the group: %v", err)
+		}
+	}
+	m.net.group.sever()
+	<-closed
+}

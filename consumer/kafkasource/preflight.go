@@ -1,0 +1,119 @@
+package kafkasource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+)
+
+const (
+	// firstPatience bounds all of preflight's waiting for brokers.
+	firstPatience = 15 * time.Second
+	// newTopicPatience is how long a topic may be unknown: one just created is not known to all brokers at once.
+	newTopicPatience = 3 * time.Second
+)
+
+// preflight is the first connection. It fails where people have something to mend, before the group is joined: a process that
+// cannot work must not take partitions from those that can.
+func preflight(ctx context.Context, n *network) (map[string]topic, error) {
+	ctx, cancel := context.WithTimeout(ctx, firstPatience)
+	defer cancel()
+	var topics map[string]topic
+	var unreachable error
+	err := patiently(ctx, newTopicPatience, func() (err error) {
+		topics, err = n.topics(ctx, n.cfg.Topics...)
+		var about *topicError
+		if err != nil && !errors.As(err, &about) {
+			unreachable = err
+			return nil // at once: a wrong address does not mend itself
+		}
+		return err
+	})
+	var about *topicError
+	switch {
+	case unreachable != nil:
+		return nil, n.unreachable(unreachable)
+	case errors.Is(err, kafka.TopicAuthorizationFailed):
+		return nil, fmt.Errorf("kafkasource: %w: this user needs the permissions Describe, Read and DescribeConfigs on the topic", err)
+	case errors.Is(err, kafka.UnknownTopicOrPartition) && errors.As(err, &about):
+		return nil, fmt.Errorf("kafkasource: topic %q does not exist on %s: create it first (it is not left to the brokers' auto-creation, which would choose its number of partitions)",
+			about.Topic, strings.Join(n.cfg.Brokers, ", "))
+	case err != nil:
+		return nil, fmt.Errorf("kafkasource: %w", err)
+	}
+	return topics, refuseCompacted(ctx, n)
+}
+
+// unreachable says what to do about brokers that do not answer.
+func (n *network) unreachable(err error) error {
+	brokers := strings.Join(n.cfg.Brokers, ", ")
+	var refused kafka.Error
+	switch {
+	case errors.As(err, &refused):
+		return fmt.Errorf("kafkasource: [%s] refused the connection: %w: check Config.SASL and Config.TLS", brokers, err)
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("kafkasource: [%s] closed the connection: %w: do the brokers expect TLS or SASL (Config.TLS, Config.SASL)?", brokers, err)
+	}
+	return fmt.Errorf("kafkasource: cannot reach any of [%s]: %w: is the broker running? check the addresses (Config.Brokers; -brokers in our programs)", brokers, err)
+}
+
+// refuseCompacted refuses topics that the brokers compact (F8). Compaction deletes records which were never
+// handled, wherever a later one has the same key, and leaves nothing behind by which a reader could tell; it also deletes the
+// record by which the consumer knows the log again. That a policy was changed after this look is not noticed.
+func refuseCompacted(ctx context.Context, n *network) error {
+	const policy = "cleanup.policy"
+	req := &kafka.DescribeConfigsRequest{}
+	for _, t := range n.cfg.Topics {
+		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{
+			ResourceType: kafka.ResourceTypeTopic, ResourceName: t, ConfigNames: []string{policy}})
+	}
+	var resp *kafka.DescribeConfigsResponse
+	err := patiently(ctx, newTopicPatience, func() (err error) {
+		ctx, cancel := n.bounded(ctx)
+		defer cancel()
+		if resp, err = n.client.DescribeConfigs(ctx, req); err != nil {
+			return err
+		}
+		for _, r := range resp.Resources {
+			if r.Error != nil {
+				return &topicError{Topic: r.ResourceName, Err: r.Error}
+			}
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, kafka.TopicAuthorizationFailed):
+		return fmt.Errorf("kafkasource: may not see whether a topic is compacted: %w: this user needs the permission DescribeConfigs on it", err)
+	case err != nil:
+		return fmt.Errorf("kafkasource: asking whether topics are compacted: %w", err)
+	}
+	var faults []error
+	for _, t := range n.cfg.Topics {
+		value, ok := configOf(resp, t, policy)
+		switch {
+		case !ok:
+			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not tell its %s", t, policy))
+		case slices.Contains(strings.Split(strings.ReplaceAll(value, " ", ""), ","), "compact"):
+			faults = append(faults, fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes records that were not handled yet, and nobody can tell; use a topic with %s=delete",
+				t, policy, value, policy))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+func configOf(resp *kafka.DescribeConfigsResponse, topic, name string) (value string, ok bool) {
+	for _, r := range resp.Resources {
+		for _, e := range r.ConfigEntries {
+			if r.ResourceName == topic && e.ConfigName == name {
+				return e.ConfigValue, true
+			}
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,248 @@
+package kafkasource_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"math/big"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go/sasl/plain"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	kgoplain "github.com/twmb/franz-go/pkg/sasl/plain"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+)
+
+// runFails runs a Source that must fail before it owns anything, and returns the error's text.
+func runFails(t *testing.T, cfg kafkasource.Config) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := kafkasource.New(cfg).Run(ctx, func(context.Context, consumer.Partition) error {
+		t.Error("a partition was handed over")
+		return nil
+	})
+	if err == nil || ctx.Err() != nil {
+		t.Fatalf("Run returned %v", err)
+	}
+	return err.Error()
+}
+
+func wantAll(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, p := range parts {
+		if !strings.Contains(text, p) {
+			t.Errorf("error does not say %q: %s", p, text)
+		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	started := time.Now()
+	wantAll(t, runFails(t, quick([]string{addr}, "topic")), "kafkasource: cannot reach any of ["+addr+"]", "connection refused", "is the broker running?")
+	if d := time.Since(started); d > 5*time.Second {
+		t.Errorf("failed after %v", d)
+	}
+}
+
+// Whoever listens there accepts connections and says nothing.
+func TestSilentBroker(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+		}
+	}()
+	wantAll(t, runFails(t, quick([]string{l.Addr().String()}, "topic")), "kafkasource: cannot reach any of ["+l.Addr().String()+"]", "is the broker running?")
+
+	// And a context that ends while it waits is no failure.
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	started := time.Now()
+	if err := kafkasource.New(quick([]string{l.Addr().String()}, "topic")).Run(ctx, nil); err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+	if d := time.Since(started); d > 3*time.Second {
+		t.Errorf("returned after %v", d)
+	}
+}
+
+func TestTopicMissing(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		there, missing := kafkatest.Topic(t, brokers, 1, nil), kafkatest.TopicName(t)
+		wantAll(t, runFails(t, quick(brokers, there, missing)), `topic "`+missing+`" does not exist`, "create it first")
+	})
+}
+
+// With auto-creation on at the broker, too: it would choose the number of partitions.
+func TestTopicIsNotCreated(t *testing.T) {
+	t.Parallel()
+	brokers := kafkatest.FakeCluster(t, kfake.AllowAutoTopicCreation()).ListenAddrs()
+	missing := kafkatest.TopicName(t)
+	wantAll(t, runFails(t, quick(brokers, missing)), "does not exist")
+	topics, err := admin(t, brokers).ListTopics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if topics.Has(missing) {
+		t.Error("the topic was created")
+	}
+}
+
+func TestCompactedTopicRefused(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		for _, policy := range []string{"compact", "compact,delete"} {
+			topic := kafkatest.Topic(t, brokers, 1, map[string]string{"cleanup.policy": policy})
+			wantAll(t, runFails(t, quick(brokers, topic)), `topic "`+topic+`" is compacted`, "cleanup.policy="+policy, "not handled yet")
+		}
+	})
+}
+
+// user is a principal of kfake, and what it may do with topics and groups.
+func user(name string, onTopics ...kmsg.ACLOperation) kfake.Opt {
+	acls := []kfake.ACL{{Resource: kmsg.ACLResourceTypeGroup, Name: "*", Pattern: kmsg.ACLResourcePatternTypeLiteral,
+		Operation: kmsg.ACLOperationRead, Allow: true}}
+	for _, op := range onTopics {
+		acls = append(acls, kfake.ACL{Resource: kmsg.ACLResourceTypeTopic, Name: "*", Pattern: kmsg.ACLResourcePatternTypeLiteral,
+			Operation: op, Allow: true})
+	}
+	return kfake.User("PLAIN", name, "secret", acls...)
+}
+
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.EnableACLs(), kfake.Superuser("PLAIN", "root", "secret"),
+		kfake.SeedTopics(1, "orders"),
+		user("reader", kmsg.ACLOperationRead, kmsg.ACLOperationDescribe, kmsg.ACLOperationDescribeConfigs),
+		user("blind", kmsg.ACLOperationRead, kmsg.ACLOperationDescribe), user("nobody")).ListenAddrs()
+	as := func(user, password string) kafkasource.Config {
+		cfg := quick(brokers, "orders")
+		cfg.SASL = plain.Mechanism{Username: user, Password: password}
+		return cfg
+	}
+	wantAll(t, runFails(t, as("blind", "secret")), `topic "orders"`, "permission DescribeConfigs")
+	wantAll(t, runFails(t, as("nobody", "secret")), `topic "orders"`, "Describe, Read and DescribeConfigs")
+	wantAll(t, runFails(t, as("reader", "wrong")), brokers[0], "Config.SASL") // a real broker says so, kfake hangs up
+	wantAll(t, runFails(t, quick(brokers, "orders")), "do the brokers expect TLS or SASL")
+	h := join(t, as("reader", "secret")).holds("orders", 0)
+	if err := h.Commit(h.ctx, 0, "x"); err != nil {
+		t.Error(err)
+	}
+	write(t, producer(t, brokers, kgo.SASL(kgoplain.Auth{User: "root", Pass: "secret"}.AsMechanism())), "orders", "v")
+	if got := values(h.readTo(t, 0, 1)); !slices.Equal(got, []string{"v"}) {
+		t.Errorf("read %v", got)
+	}
+}
+
+// All requests, ours included, go through TLS and authentication.
+func TestTLSAndSASL(t *testing.T) {
+	t.Parallel()
+	cert, pool := certificate(t)
+	brokers := kafkatest.FakeCluster(t, kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.EnableSASL(),
+		kfake.Superuser("PLAIN", "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
+	cfg := quick(brokers, "orders")
+	cfg.SASL = plain.Mechanism{Username: "root", Password: "secret"}
+	wantAll(t, runFails(t, cfg), "kafkasource:", brokers[0]) // plain, to a broker with TLS
+	cfg.TLS = &tls.Config{}
+	wantAll(t, runFails(t, cfg), "certificate", brokers[0])
+	cfg.TLS = &tls.Config{RootCAs: pool}
+	h := join(t, cfg).holds("orders", 0)
+	if err := h.Commit(h.ctx, 0, "x"); err != nil {
+		t.Error(err)
+	}
+	if f := h.fetch(t, 0); f.Next != 0 {
+		t.Errorf("fetched %+v", f)
+	}
+}
+
+func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kfake"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, DNSNames: []string{"localhost"},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(leaf)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
+}
+
+func TestValidate(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		cfg  kafkasource.Config
+		want []string
+	}{
+		"empty": {kafkasource.Config{}, []string{"Config.Brokers", "Config.GroupID", "Config.Topics"}},
+		"bad": {kafkasource.Config{Brokers: []string{"localhost"}, GroupID: "g", Topics: []string{"a", "", "a"}, SessionTimeout: -1,
+			RebalanceTimeout: time.Microsecond, FetchMaxBytes: -1, FetchMaxWait: 40 * 24 * time.Hour},
+			[]string{`"localhost" is not host:port`, "an empty name", `"a" twice`, "SessionTimeout: is -1ns", "RebalanceTimeout: is 1µs", "FetchMaxBytes: is -1", "FetchMaxWait: is 960h"}},
+		"heartbeat": {kafkasource.Config{Brokers: []string{"h:1"}, GroupID: "g", Topics: []string{"a"}, HeartbeatInterval: 10 * time.Second},
+			[]string{"HeartbeatInterval: is 10s: must be below SessionTimeout, 10s"}},
+		"good":  {kafkasource.Config{Brokers: []string{"h:1", "[::1]:2"}, GroupID: "g", Topics: []string{"a", "b"}}, nil},
+		"short": {kafkasource.Config{Brokers: []string{"h:1"}, GroupID: "g", Topics: []string{"a"}, SessionTimeout: time.Second}, nil},
+	} {
+		s := kafkasource.New(c.cfg)
+		err := s.Validate()
+		if len(c.want) == 0 {
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			continue
+		}
+		if err == nil {
+			t.Errorf("%s: no fault found", name)
+			continue
+		}
+		wantAll(t, err.Error(), c.want...)
+		if n := strings.Count(err.Error(), "kafkasource: Config."); n != len(c.want) {
+			t.Errorf("%s: %d faults, want %d: %v", name, n, len(c.want), err)
+		}
+		if got := s.Run(t.Context(), nil); got == nil || got.Error() != err.Error() {
+			t.Errorf("%s: Run returned %v", name, got)
+		}
+	}
+}

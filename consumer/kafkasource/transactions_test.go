@@ -1,0 +1,195 @@
+package kafkasource_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+)
+
+// transaction is a producer with a transaction open.
+type transaction struct {
+	t     *testing.T
+	cl    *kgo.Client
+	topic string
+}
+
+func begin(t *testing.T, cl *kgo.Client, topic string) *transaction {
+	t.Helper()
+	if err := cl.BeginTransaction(); err != nil {
+		t.Fatal(err)
+	}
+	return &transaction{t, cl, topic}
+}
+
+func (x *transaction) end(commit kgo.TransactionEndTry) {
+	x.t.Helper()
+	if err := x.cl.EndTransaction(x.t.Context(), commit); err != nil {
+		x.t.Fatalf("ending a transaction: %v", err)
+	}
+}
+
+func transactional(t *testing.T, brokers []string, id string) *kgo.Client {
+	t.Helper()
+	return producer(t, brokers, kgo.TransactionalID(kafkatest.TopicName(t)+id), kgo.TransactionTimeout(time.Minute))
+}
+
+// end returns the log's end, markers included.
+func end(t *testing.T, adm *kadm.Client, topic string) int64 {
+	t.Helper()
+	offsets, err := adm.ListEndOffsets(t.Context(), topic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, _ := offsets.Lookup(topic, 0)
+	return o.Offset
+}
+
+// Several producers write into one partition, with transactions that interleave and are committed or aborted at random, among
+// records without a transaction; the log ends with an aborted one. Whatever the fetch size, exactly the committed records are
+// returned, in the log's order, and the position ends behind the last marker.
+func TestReadCommitted(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		topic := kafkatest.Topic(t, brokers, 1, nil)
+		rnd := rand.New(rand.NewPCG(1, 2))
+		plain := producer(t, brokers)
+		clients := make([]*kgo.Client, 4)
+		for i := range clients {
+			clients[i] = transactional(t, brokers, fmt.Sprint("-", i))
+		}
+		open := make([]*transaction, len(clients))
+		fate := make([]bool, len(clients))
+		committed := map[string]bool{}
+		written := 0
+		for step := range 120 {
+			i := rnd.IntN(len(clients) + 1)
+			if i == len(clients) {
+				v := fmt.Sprint("plain-", step)
+				write(t, plain, topic, v)
+				committed[v] = true
+				continue
+			}
+			if open[i] == nil {
+				open[i], fate[i] = begin(t, clients[i], topic), rnd.IntN(2) == 0
+			}
+			for range rnd.IntN(3) {
+				v := fmt.Sprintf("p%d-%d-%v", i, written, fate[i])
+				written++
+				write(t, clients[i], topic, v)
+				committed[v] = fate[i]
+			}
+			if rnd.IntN(3) == 0 {
+				open[i].end(kgo.TransactionEndTry(fate[i]))
+				open[i] = nil
+			}
+		}
+		for i, x := range open {
+			if x != nil {
+				x.end(kgo.TransactionEndTry(fate[i]))
+			}
+		}
+		last := begin(t, clients[0], topic)
+		write(t, clients[0], topic, "never")
+		last.end(kgo.TryAbort)
+
+		want := kgoReads(t, brokers, topic, committed)
+		stop := end(t, admin(t, brokers), topic)
+		for _, limit := range []int{1, 300, 1 << 20} {
+			cfg := quick(brokers, topic)
+			cfg.FetchMaxBytes = limit
+			m := join(t, cfg)
+			h := m.holds(topic, 0)
+			if got := values(h.readTo(t, 0, stop)); !slices.Equal(got, want) {
+				t.Errorf("limit %d: read %d messages, franz-go read %d, or they differ", limit, len(got), len(want))
+			}
+			// From every offset, as after a restart.
+			for from := int64(0); limit == 300 && from <= stop; from += 7 {
+				for _, m := range h.readTo(t, from, stop) {
+					if !committed[string(m.Value)] {
+						t.Errorf("from %d: %q at %d was aborted", from, m.Value, m.Offset)
+					}
+				}
+			}
+			if err := m.leave(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// kgoReads reads with another client, to have an order to compare with; the set must be that of the committed ones.
+func kgoReads(t *testing.T, brokers []string, topic string, committed map[string]bool) []string {
+	t.Helper()
+	n := 0
+	for _, ok := range committed {
+		if ok {
+			n++
+		}
+	}
+	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(topic), kgo.FetchIsolationLevel(kgo.ReadCommitted()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	var out []string
+	for len(out) < n {
+		fs := cl.PollFetches(t.Context())
+		if err := fs.Err(); err != nil {
+			t.Fatal(err)
+		}
+		fs.EachRecord(func(r *kgo.Record) {
+			if !committed[string(r.Value)] {
+				t.Fatalf("franz-go read %q, which was aborted", r.Value)
+			}
+			out = append(out, string(r.Value))
+		})
+	}
+	return out
+}
+
+// Behind an open transaction nothing is read, not even what was written without one; when it ends, all is.
+func TestOpenTransactionHoldsBack(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		topic := kafkatest.Topic(t, brokers, 1, nil)
+		plain, tx := producer(t, brokers), transactional(t, brokers, "")
+		write(t, plain, topic, "before")
+		x := begin(t, tx, topic)
+		write(t, tx, topic, "inside")
+		write(t, plain, topic, "behind")
+		h := join(t, quick(brokers, topic)).holds(topic, 0)
+		if got := values(h.readTo(t, 0, 1)); !slices.Equal(got, []string{"before"}) {
+			t.Errorf("read %v", got)
+		}
+		if f := h.fetch(t, 1); len(f.Messages) != 0 || f.Next != 1 || f.HighWatermark != 3 {
+			t.Errorf("behind an open transaction: %+v", f)
+		}
+		if _, stable, err := h.Bounds(h.ctx); stable != 1 || err != nil {
+			t.Errorf("the log is stable up to %d, %v; want 1", stable, err)
+		}
+		x.end(kgo.TryCommit)
+		if got := values(h.readTo(t, 1, 4)); !slices.Equal(got, []string{"inside", "behind"}) {
+			t.Errorf("read %v", got)
+		}
+	})
+}
+
+// A stretch with nothing but an aborted transaction is passed over in one fetch that returns no message.
+func TestAbortedTailIsPassedOver(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		topic := kafkatest.Topic(t, brokers, 1, nil)
+		tx := transactional(t, brokers, "")
+		x := begin(t, tx, topic)
+		write(t, tx, topic, "a", "b")
+		x.end(kgo.TryAbort)
+		h := join(t, quick(brokers, topic)).holds(topic, 0)
+		if f := h.fetch(t, 0); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
+			t.Errorf("fetched %+v, want the position behind the marker", f)
+		}
+	})
+}

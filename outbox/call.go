@@ -1,0 +1,188 @@
+package outbox
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+)
+
+// MaxBody is the largest body of a call, in bytes. A row lives in the database until its retention has passed and is
+// held in memory while it is sent: put what is larger into storage made for it, and send its address.
+const MaxBody = 1 << 20
+
+const (
+	maxName = 100  // bytes of Sink and Name
+	maxID   = 1024 // bytes of ID
+	maxText = 255  // bytes of Tenant and Scope
+)
+
+// Call is one outbound call. All of it but ID is frozen in the row at [Enqueue]: each attempt sends the same bytes.
+type Call struct {
+	// Sink is the name of the sink that sends the call. Required. A row whose sink no relay has stays pending until
+	// one has it.
+	Sink string
+
+	// Name says what the call does ("charge", "notify-warehouse"). Required. It is part of the call's identity: two
+	// calls of one message must differ in Name or ID, and renaming a call in your code makes it another
+	// call for messages that are handled again.
+	Name string
+
+	// ID tells apart calls of one Name that one message asks for; the sku of an order's line, say, or
+	// the recipient. Never a counter, a time or a random value: those differ when the message is handled again.
+	// Required where there is no inbound message: it then stands for the message ("order-17"). It is hashed
+	// and not stored. At most 1,024 bytes.
+	ID string
+
+	// Scope and Tenant name who asks, where there is no inbound message: the service or component that enqueues (required
+	// then), and the customer, where customers choose ids themselves. Both are part of the identity. In a
+	// consumer's handler both come from the message and must be empty here.
+	Scope  string
+	Tenant string
+
+	// Method is POST (the default), PUT, PATCH or DELETE.
+	Method string
+
+	// Target is what the call addresses below the sink's base URL: a path and, after a ?, a query, percent-encoded. Empty
+	// means the base URL itself. It cannot leave the base URL: no host, no dot segments. At most 2 KiB.
+	Target string
+
+	// Header is sent as it is. It must hold no secrets, because rows are stored, backed up and shown to operators: known
+	// names of secrets are refused, and the sink adds authentication when it sends. Headers
+	// of the connection and the key's own header are refused too. At most 16 KiB.
+	Header http.Header
+
+	// Body is sent byte for byte. At most [MaxBody].
+	Body []byte
+}
+
+// ErrCall is wrapped by every error about a call that cannot be enqueued as it is.
+var ErrCall = errors.New("outbox: bad call")
+
+// row is a call as it is stored.
+type row struct {
+	key                       uuid.UUID
+	tenant, scope             string
+	sink, name                string
+	method, target            string
+	headerNames, headerValues []string
+	body                      []byte
+}
+
+// freeze checks the call and turns it into its row. It returns every fault at once.
+func freeze(call Call, origin dedupe.Origin, inbound bool) (row, error) {
+	var faults []error
+	fault := func(field, format string, args ...any) {
+		faults = append(faults, fmt.Errorf("%w: %s: %w", ErrCall, field, fmt.Errorf(format, args...)))
+	}
+	name := func(field, v, empty string) {
+		switch {
+		case v == "":
+			fault(field, "must not be empty: %s", empty)
+		case len(v) > maxName:
+			fault(field, "%d bytes are more than %d", len(v), maxName)
+		case !printable(v):
+			fault(field, "must be UTF-8 without control characters")
+		}
+	}
+	name("Sink", call.Sink, "name the relay's sink that sends the call")
+	name("Name", call.Name, "say what the call does; it is part of its identity")
+
+	if inbound {
+		if call.Scope != "" {
+			fault("Scope", "must be empty in a consumer's handler: it comes from the message")
+		}
+		if call.Tenant != "" {
+			fault("Tenant", "must be empty in a consumer's handler: it comes from the message")
+		}
+	} else {
+		if call.ID == "" {
+			fault("ID", "must not be empty: without an inbound message it alone says which call this is when it is enqueued again")
+		}
+		if call.Scope == "" {
+			fault("Scope", "must not be empty: without an inbound message it says which service or component asks, so that two of them may use one ID")
+		}
+		origin = dedupe.Origin{Tenant: call.Tenant, Scope: call.Scope}
+	}
+	if len(call.ID) > maxID {
+		fault("ID", "%d bytes are more than %d", len(call.ID), maxID)
+	}
+	for _, f := range []struct{ field, v string }{{"Tenant", origin.Tenant}, {"Scope", origin.Scope}} {
+		if len(f.v) > maxText {
+			fault(f.field, "%d bytes are more than %d", len(f.v), maxText)
+		} else if !printable(f.v) {
+			fault(f.field, "must be UTF-8 without control characters")
+		}
+	}
+
+	method := call.Method
+	if method == "" {
+		method = http.MethodPost
+	}
+	if err := frozen.Method(method); err != nil {
+		fault("Method", "%w", err)
+	}
+	if err := frozen.Target(call.Target); err != nil {
+		fault("Target", "%w", err)
+	}
+	names, values, bad := frozen.Headers(call.Header)
+	for _, err := range bad {
+		fault("Header", "%w", err)
+	}
+	if len(call.Body) > MaxBody {
+		fault("Body", "%d bytes are more than %d: store it elsewhere and send its address", len(call.Body), MaxBody)
+	}
+	if err := errors.Join(faults...); err != nil {
+		return row{}, err
+	}
+	body := bytes.Clone(call.Body) // a queued write leaves later, and the caller may use his buffer again
+	if body == nil {
+		body = []byte{} // nil would be NULL
+	}
+	return row{
+		key: identity(origin, inbound, call), tenant: origin.Tenant, scope: origin.Scope,
+		sink: call.Sink, name: call.Name, method: method, target: call.Target,
+		headerNames: names, headerValues: values, body: body,
+	}, nil
+}
+
+func printable(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+}
+
+// kindCall names version 1 of the identity inside the hash.
+const kindCall = "onlyonce/call/1"
+
+// identity derives the call's key (O1): the same whenever the same message asks for the same call, however often and
+// wherever it is handled, and another one for every other call. It holds no ordinals (a handler that ranges over a map would
+// shift them), no times, no random values and no payload (a charge of another amount for the same order is a conflict
+// to be told about, not a second charge).
+//
+//	SHA-256 over the length-prefixed fields
+//	  "onlyonce/call/1", the fields of the origin, Sink, Name, ID
+//	each preceded by its length in bytes as a big-endian uint32
+//
+// The origin's fields are (tenant, scope, "id", message id), or (tenant, scope, "position", cluster, topic, partition,
+// offset), or without an inbound message (tenant, scope, "call"). The first 128 bits become a UUIDv8 (RFC 9562 section
+// 5.8: its version and variant bits are set, the other 122 are the hash's), because many remotes only accept a UUID.
+// testdata/calls.json holds test vectors for other languages.
+func identity(origin dedupe.Origin, inbound bool, call Call) uuid.UUID {
+	fields := []string{origin.Tenant, origin.Scope, "call"}
+	if inbound {
+		fields = origin.Fields()
+	}
+	sum := codec.Hash(kindCall, append(fields, call.Sink, call.Name, call.ID)...)
+	key := uuid.UUID(sum[:16])
+	key[6] = key[6]&0x0f | 0x80 // version 8
+	key[8] = key[8]&0x3f | 0x80 // variant of RFC 9562
+	return key
+}

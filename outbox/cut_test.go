@@ -1,0 +1,134 @@
+package outbox_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// cutter stands between a pool and its server and cuts connections at COMMIT: before the server gets it, or after it and
+// before the answer.
+type cutter struct {
+	listener net.Listener
+	server   string
+	commits  atomic.Int64
+	cutAt    func(n int64) (cut, forward bool)
+	open     sync.WaitGroup
+}
+
+// commit is COMMIT as pgx sends it: a message of the simple protocol.
+var commit = []byte("Q\x00\x00\x00\x0bcommit\x00")
+
+func (c *cutter) serve() {
+	for {
+		client, err := c.listener.Accept()
+		if err != nil {
+			return
+		}
+		c.open.Go(func() { c.relay(client) })
+	}
+}
+
+func (c *cutter) relay(client net.Conn) {
+	defer client.Close()
+	server, err := net.Dial("tcp", c.server)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	var muted atomic.Bool
+	c.open.Go(func() {
+		defer client.Close()
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := server.Read(buf)
+			if n > 0 && !muted.Load() {
+				_, _ = client.Write(buf[:n])
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(buf)
+		if err != nil {
+			return
+		}
+		if bytes.Contains(buf[:n], commit) {
+			if cut, forward := c.cutAt(c.commits.Add(1)); cut {
+				muted.Store(true)
+				if forward {
+					_, _ = server.Write(buf[:n])
+					_, _ = server.Write([]byte("X\x00\x00\x00\x04")) // Terminate: the server commits, answers, and closes
+					_ = server.SetReadDeadline(time.Now().Add(time.Second))
+					_, _ = io.Copy(io.Discard, client) // until the client gives up
+				}
+				return
+			}
+		}
+		if _, err := server.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// Nobody knows how a transaction ended whose COMMIT was not answered. A journal then counts for nothing, a settlement is
+// made again: no row is lost, and none is called twice by a relay that lives.
+func TestUnknownCommits(t *testing.T) {
+	for _, forward := range []bool{false, true} {
+		t.Run(fmt.Sprintf("forwarded=%v", forward), func(t *testing.T) {
+			r := newRig(t)
+			cfg := r.pool.Config().Copy()
+			listener, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := &cutter{
+				listener: listener, server: fmt.Sprintf("%s:%d", cfg.ConnConfig.Host, cfg.ConnConfig.Port),
+				cutAt: func(n int64) (bool, bool) { return n%3 == 2, forward },
+			}
+			go c.serve()
+			addr := listener.Addr().(*net.TCPAddr)
+			cfg.ConnConfig.Host, cfg.ConnConfig.Port = "127.0.0.1", uint16(addr.Port)
+			cfg.ConnConfig.TLSConfig, cfg.ConnConfig.Fallbacks = nil, nil // the messages must be readable
+			cut, err := pgxpool.NewWithConfig(context.Background(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const n = 10
+			for i := range n {
+				r.enqueue(charge(fmt.Sprint(i)))
+			}
+			sink := newScripted(accept)
+			relayConfig := testConfig(sink)
+			relayConfig.LeaseTTL, relayConfig.Concurrency = 1500*time.Millisecond, 4
+			direct := r.pool
+			r.pool = cut
+			x := r.start(relayConfig)
+			r.pool = direct
+			r.states("delivered")
+			x.stop()
+			cut.Close()
+			_ = listener.Close()
+			c.open.Wait()
+			seen := map[string]int{}
+			for _, d := range sink.calls() {
+				seen[d.Key]++
+			}
+			if len(seen) != n || (len(sink.calls()) != n && !r.lost()) {
+				t.Errorf("%d calls of %d keys, want %d of each", len(sink.calls()), len(seen), n)
+			}
+			t.Logf("%d commits, %d calls, lease lost: %v", c.commits.Load(), len(sink.calls()), r.lost())
+		})
+	}
+}

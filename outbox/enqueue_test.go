@@ -1,0 +1,320 @@
+package outbox_test
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// The vectors were made by another implementation (Python), and are for others still.
+func TestIdentityVectors(t *testing.T) {
+	raw, err := os.ReadFile("testdata/calls.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Vectors []struct {
+			Name   string
+			Origin struct {
+				Tenant, Scope, ID string
+				Position          *struct {
+					ClusterID string `json:"cluster_id"`
+					TopicID   string `json:"topic_id"`
+					Topic     string
+					Partition int32
+					Offset    int64
+				}
+			}
+			Sink, Call, ID string
+			Fields         []string
+			SHA256, Key    string
+		}
+	}
+	if err := json.Unmarshal(raw, &file); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]string{}
+	for _, v := range file.Vectors {
+		o := dedupe.Origin{Tenant: v.Origin.Tenant, Scope: v.Origin.Scope, ID: v.Origin.ID}
+		if p := v.Origin.Position; p != nil {
+			o.Position = dedupe.Position{ClusterID: p.ClusterID, Topic: p.Topic, Partition: p.Partition, Offset: p.Offset}
+			if p.TopicID != "" {
+				o.Position.TopicID = uuid.MustParse(p.TopicID)
+			}
+		}
+		sum := codec.Hash(v.Fields[0], v.Fields[1:]...)
+		if got := hex.EncodeToString(sum[:]); got != v.SHA256 {
+			t.Errorf("%s: hash %s, want %s", v.Name, got, v.SHA256)
+		}
+		inbound := v.Origin.ID != "" || v.Origin.Position != nil
+		got := outbox.Identity(o, inbound, outbox.Call{Sink: v.Sink, Name: v.Call, ID: v.ID})
+		if got != v.Key {
+			t.Errorf("%s: key %s, want %s", v.Name, got, v.Key)
+		}
+		if u := uuid.MustParse(got); u.Version() != 8 || u.Variant() != uuid.RFC4122 {
+			t.Errorf("%s: %s is not a UUIDv8", v.Name, got)
+		}
+		if other, twice := seen[got]; twice {
+			t.Errorf("%s has the key of %s", v.Name, other)
+		}
+		seen[got] = v.Name
+	}
+	if len(seen) < 10 {
+		t.Errorf("only %d vectors", len(seen))
+	}
+}
+
+// Whatever is not identity may change without changing the key.
+func TestIdentityHoldsNoPayload(t *testing.T) {
+	a, b := charge("1"), charge("1")
+	b.Body, b.Target, b.Method, b.Header = []byte("other"), "/x", "PUT", nil
+	if x, y := outbox.Identity(dedupe.Origin{Scope: "s"}, false, a), outbox.Identity(dedupe.Origin{Scope: "s"}, false, b); x != y {
+		t.Errorf("%s and %s", x, y)
+	}
+}
+
+func TestEnqueueNamesEveryFault(t *testing.T) {
+	r := newRig(t)
+	tx, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	err = outbox.Enqueue(t.Context(), tx, outbox.Call{
+		Name: "bell\a", Tenant: strings.Repeat("x", 256), Method: "GET", Target: "//evil.example/x",
+		Header: http.Header{"Authorization": {"Bearer secret"}, "Idempotency-Key": {"mine"}, "Connection": {"close"}, "X-Split": {"a\r\nb"}, "X y": {"a"},
+			"content-type": {"a"}, "Content-Type": {"b"}},
+		Body: make([]byte, outbox.MaxBody+1),
+	})
+	if !errors.Is(err, outbox.ErrCall) {
+		t.Fatalf("%v is no ErrCall", err)
+	}
+	for _, want := range []string{"Sink: must not be empty", "Name: must be UTF-8", "ID: must not be empty", "Scope: must not be empty", "Tenant: 256 bytes",
+		`Method: "GET"`, "Target: ", "must not start with //", "Header: Authorization must not be frozen", "Idempotency-Key must not be frozen: the relay sets the key",
+		"Header: Connection must not be frozen", "X-Split holds a byte 0x0d", `"X y" is not a header name`, `"Content-Type" and "content-type" are one header`, "Body: 1048577 bytes"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("nothing says %q in:\n%v", want, err)
+		}
+	}
+	if strings.Contains(err.Error(), "Bearer") {
+		t.Errorf("the error quotes a header's value: %v", err)
+	}
+	// Nothing was sent to the server, so the transaction can go on.
+	if err := outbox.Enqueue(t.Context(), tx, charge("1")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEnqueueFreezesTheSameRowEachTime(t *testing.T) {
+	r := newRig(t)
+	call := charge("1")
+	call.Header = http.Header{}
+	for _, h := range []string{"x-e", "X-d", "x-C", "x-b", "X-a", "x-g", "X-f"} {
+		call.Header[h] = []string{"2", "1"}
+	}
+	for range 20 { // as many orders of the map
+		r.enqueue(call)
+	}
+	names := one[[]string](r, `select header_names from onlyonce.outbox`)
+	if got := strings.Join(names, " "); !strings.HasPrefix(got, "X-A X-A X-B X-B") {
+		t.Errorf("header names %s", got)
+	}
+	if v := one[[]string](r, `select header_values from onlyonce.outbox`); v[0] != "2" || v[1] != "1" {
+		t.Errorf("the order of values changed: %v", v)
+	}
+}
+
+func TestEnqueueAgain(t *testing.T) {
+	r := newRig(t)
+	r.enqueue(charge("1"))
+	r.enqueue(charge("1"))
+	if n := one[int](r, `select count(*) from onlyonce.outbox`); n != 1 {
+		t.Fatalf("%d rows", n)
+	}
+	changes := map[string]func(*outbox.Call){
+		"body":   func(c *outbox.Call) { c.Body = []byte("other") },
+		"target": func(c *outbox.Call) { c.Target = "/refunds" },
+		"method": func(c *outbox.Call) { c.Method = "PUT" },
+		"header": func(c *outbox.Call) { c.Header = nil },
+	}
+	for what, change := range changes {
+		call := charge("1")
+		change(&call)
+		err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return outbox.Enqueue(t.Context(), tx, call) })
+		if !errors.Is(err, outbox.ErrConflict) {
+			t.Errorf("another %s: %v, want ErrConflict", what, err)
+		}
+	}
+	err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
+		return errors.Join(outbox.Enqueue(t.Context(), tx, charge("2")), outbox.Enqueue(t.Context(), tx, charge("2")))
+	})
+	if !errors.Is(err, outbox.ErrTwice) || !strings.Contains(err.Error(), "Call.ID") {
+		t.Errorf("twice in one transaction: %v, want ErrTwice that names Call.ID", err)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.outbox`); n != 1 {
+		t.Errorf("%d rows", n)
+	}
+}
+
+// While a copy is uncommitted nobody knows whether the call will be made: wait, and then decide by what became of it.
+func TestEnqueueWaitsForAnUncommittedCopy(t *testing.T) {
+	for _, commit := range []bool{true, false} {
+		r := newRig(t)
+		first, err := r.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer first.Rollback(context.Background())
+		if err := outbox.Enqueue(t.Context(), first, charge("1")); err != nil {
+			t.Fatal(err)
+		}
+		other := charge("1")
+		other.Body = []byte("other")
+		ended := make(chan error, 1)
+		go func() {
+			ended <- pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error { return outbox.Enqueue(context.Background(), tx, other) })
+		}()
+		until(t, "the second waits for a lock", func() bool {
+			return one[int](r, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 1
+		})
+		if commit {
+			err = first.Commit(t.Context())
+		} else {
+			err = first.Rollback(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; commit != errors.Is(err, outbox.ErrConflict) || (!commit && err != nil) {
+			t.Errorf("first committed: %v, second: %v", commit, err)
+		}
+		if body := one[[]byte](r, `select body from onlyonce.outbox`); (string(body) == "other") == commit {
+			t.Errorf("first committed: %v, row: %s", commit, body)
+		}
+	}
+}
+
+// Above READ COMMITTED the snapshot does not see what it waited for: an error, never a silent second row.
+func TestEnqueueRepeatableRead(t *testing.T) {
+	r := newRig(t)
+	tx, err := r.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.outbox`); err != nil { // takes the snapshot
+		t.Fatal(err)
+	}
+	r.enqueue(charge("1"))
+	if err := outbox.Enqueue(t.Context(), tx, charge("1")); err == nil || !strings.Contains(err.Error(), "40001") {
+		t.Errorf("%v, want SQLSTATE 40001", err)
+	}
+}
+
+func TestEnqueueNeedsATransaction(t *testing.T) {
+	r := newRig(t)
+	conn, err := r.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for what, tx := range map[string]dedupe.Tx{"pool": r.pool, "pooled connection": conn, "connection": conn.Conn(), "nil": nil} {
+		if err := outbox.Enqueue(t.Context(), tx, charge("1")); !errors.Is(err, outbox.ErrNoTransaction) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, sql := range []string{"begin", "", "commit"} {
+		if sql == "" {
+			err = outbox.Enqueue(t.Context(), conn.Conn(), charge("1"))
+		} else {
+			_, err = conn.Exec(t.Context(), sql)
+		}
+		if err != nil {
+			t.Fatalf("%q: %v", sql, err)
+		}
+	}
+	if n := one[int](r, `select count(*) from onlyonce.outbox`); n != 1 {
+		t.Errorf("%d rows", n)
+	}
+}
+
+// handlerTx stands for the transaction of a consumer's handler.
+type handlerTx struct {
+	pgx.Tx
+	origin  *dedupe.Origin
+	marks   map[[16]byte]bool
+	batch   pgx.Batch
+	waiting int
+}
+
+func (h *handlerTx) Origin() (dedupe.Origin, bool) {
+	if h.origin == nil {
+		return dedupe.Origin{}, false
+	}
+	return *h.origin, true
+}
+func (h *handlerTx) Queue(sql string, args ...any) { h.batch.Queue(sql, args...); h.waiting++ }
+func (h *handlerTx) Mark(key [16]byte) bool {
+	first := !h.marks[key]
+	h.marks[key] = true
+	return first
+}
+
+func TestEnqueueInAHandler(t *testing.T) {
+	r := newRig(t)
+	inner, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Rollback(context.Background())
+	origin := dedupe.Origin{Tenant: "acme", Scope: "stock", ID: "msg-1"}
+	tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
+
+	err = outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "mine", Tenant: "mine"})
+	if !errors.Is(err, outbox.ErrCall) || !strings.Contains(err.Error(), "Scope: must be empty") || !strings.Contains(err.Error(), "Tenant: must be empty") {
+		t.Errorf("scope and tenant besides a message: %v", err)
+	}
+	body := []byte("one")
+	call := outbox.Call{Sink: "payments", Name: "charge", Body: body}
+	if err := outbox.Enqueue(t.Context(), tx, call); err != nil {
+		t.Fatal(err)
+	}
+	copy(body, "two") // the caller's buffer is his again
+	if err := outbox.Enqueue(t.Context(), tx, call); !errors.Is(err, outbox.ErrTwice) {
+		t.Errorf("the same again: %v, want ErrTwice", err)
+	}
+	call.ID = "line-2"
+	if err := outbox.Enqueue(t.Context(), tx, call); err != nil {
+		t.Errorf("with an ID: %v", err)
+	}
+	if tx.waiting != 2 {
+		t.Errorf("%d statements queued, want 2", tx.waiting)
+	}
+	if err := inner.SendBatch(t.Context(), &tx.batch).Close(); err != nil {
+		t.Fatal(err)
+	}
+	// Between messages a handler's transaction is like any other: the call needs its own identity.
+	tx.origin = nil
+	if err := outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: "charge"}); !errors.Is(err, outbox.ErrCall) {
+		t.Errorf("no message and no ID: %v", err)
+	}
+	if err := inner.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := outbox.Identity(origin, true, outbox.Call{Sink: "payments", Name: "charge"})
+	if got := one[string](r, `select tenant || ' ' || scope || ' ' || convert_from(body, 'UTF8') from onlyonce.outbox where key = $1::text::uuid`, want); got != "acme stock one" {
+		t.Errorf("row %q", got)
+	}
+}

@@ -1,0 +1,97 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// A handler's calls are its message's: they commit with its effects or not at all, a second handling of the
+// message asks for the same calls, and two calls that cannot be told apart are an error of the handler.
+func TestCallsOfAHandler(t *testing.T) {
+	r := newRig(t)
+	log := consumertest.NewLog("orders", 1)
+	for _, v := range []string{"fine", "fails first", "twice", "fine too"} {
+		log.Append(0, v, consumer.Header{Name: "message-id", Value: []byte(v)})
+	}
+	var failed atomic.Bool
+	c, err := consumer.New(r.pool, &consumertest.Source{Log: log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		call := outbox.Call{Sink: "payments", Name: "charge", Body: m.Value}
+		if err := outbox.Enqueue(ctx, tx, call); err != nil {
+			return err
+		}
+		switch v := string(m.Value); {
+		case v == "fails first" && m.Attempt > 0 && failed.CompareAndSwap(false, true), v == "fails first" && m.Attempt == 0:
+			return errors.New("fails")
+		case v == "twice":
+			return outbox.Enqueue(ctx, tx, call)
+		}
+		return nil
+	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), MaxAttempts: 2, RetryMin: time.Millisecond, RetryMax: 2 * time.Millisecond, Linger: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	sink := newScripted(accept)
+	r.start(testConfig(sink))
+	until(t, "all messages are done", func() bool {
+		return one[int](r, `select coalesce(max(next_offset), 0) from onlyonce.positions`) == 4
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	until(t, "three calls are made", func() bool { return len(sink.calls()) == 3 })
+	r.states("delivered")
+	want := map[string]string{}
+	for _, v := range []string{"fine", "fails first", "fine too"} {
+		want[outbox.Identity(dedupe.Origin{Scope: "stock", ID: v}, true, outbox.Call{Sink: "payments", Name: "charge"})] = v
+	}
+	for _, d := range sink.calls() {
+		if want[d.Key] != string(d.Body) || d.Scope != "stock" {
+			t.Errorf("key %s with body %q", d.Key, d.Body)
+		}
+	}
+	parked := one[[]string](r, `select array_agg(convert_from(body, 'UTF8') || ' ' || error) from onlyonce.parked where kind = 'message'`)
+	if len(parked) != 1 || !strings.HasPrefix(parked[0], "twice ") || !strings.Contains(parked[0], "set Call.ID") {
+		t.Errorf("parked %q", parked)
+	}
+
+	// The relay is one thing and the handler another: the same messages again, by an operator's hand, are the same calls.
+	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0`)
+	r.exec(`delete from onlyonce.inbox`)
+	again, err := consumer.New(r.pool, &consumertest.Source{Log: log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Body: slices.Clone(m.Value)})
+	}, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), Linger: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	go func() { ended <- again.Run(ctx) }()
+	until(t, "all messages are done again", func() bool {
+		return one[int](r, `select coalesce(max(next_offset), 0)::int from onlyonce.positions where run = 1`) == 4
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	r.states("delivered")
+	seen := map[string]bool{}
+	for _, d := range sink.calls() {
+		if seen[d.Key] {
+			t.Errorf("key %s was called again", d.Key)
+		}
+		seen[d.Key] = true
+	}
+}

@@ -1,0 +1,123 @@
+package outbox
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// Hooks are called at events, from the goroutine that works for the sink (a relay has one for each), outside any
+// transaction; a hook that blocks holds up its sink. Nil hooks are skipped. The structs may grow.
+type Hooks struct {
+	// Settled is called for each attempt whose end is committed.
+	Settled func(Settled)
+	// Lease is called when this relay takes, loses or releases a sink's lease.
+	Lease func(LeaseChange)
+	// Failed is called when a transaction of the relay's failed and will be tried again.
+	Failed func(Failed)
+	// Purged is called when rows whose retention has passed were deleted.
+	Purged func(Purged)
+}
+
+// Settlement is what became of a call in one attempt.
+type Settlement string
+
+// Settlements.
+const (
+	// SettledDelivered: the remote accepted the call.
+	SettledDelivered Settlement = "delivered"
+	// SettledRetry: there was no final answer; the call is due again later.
+	SettledRetry Settlement = "retry"
+	// SettledRejected: the remote rejected the call for good. It is parked, and waits for an operator.
+	SettledRejected Settlement = "rejected"
+	// SettledReconcile: there was no final answer as long as the remote remembers the key, so nobody knows whether it applied the
+	// call. It is parked, and no further call is made.
+	SettledReconcile Settlement = "reconcile"
+)
+
+// Settled tells how an attempt ended.
+type Settled struct {
+	Sink    string
+	Row     int64
+	Key     string
+	Name    string
+	Attempt int
+	As      Settlement
+	// Wait is how long until the next attempt, with SettledRetry.
+	Wait time.Duration
+	// Reason is what the row keeps as its last error: empty after a delivery.
+	Reason string
+	// Err is the whole error, if there was one. It may quote what the remote sent: keep it out of places
+	// where payloads must not be.
+	Err error
+}
+
+// LeaseChange tells that a sink's lease changed hands.
+type LeaseChange struct {
+	Sink  string
+	Epoch int64
+	// Held is true when this relay has taken the lease, and false when it has lost or released it.
+	Held bool
+	// Err is why the lease was lost; nil when it was released in order. Calls that were under way are cut
+	// off, and made again under the same keys by whoever holds the lease next.
+	Err error
+}
+
+// Failed tells of an error of the database that the relay waits out.
+type Failed struct {
+	Sink string
+	Err  error
+	Wait time.Duration
+}
+
+// Purged tells how many delivered rows were deleted.
+type Purged struct {
+	Sink string
+	Rows int64
+}
+
+// observer tells hooks and the log. Nothing of a call but its row, key, name and stored reason is logged.
+type observer struct {
+	hooks Hooks
+	log   *slog.Logger
+	sink  string
+}
+
+func (o observer) settled(s Settled) {
+	s.Sink = o.sink
+	if o.hooks.Settled != nil {
+		o.hooks.Settled(s)
+	}
+	level := slog.LevelDebug
+	if s.As == SettledRejected || s.As == SettledReconcile {
+		level = slog.LevelWarn // an operator has to look at it
+	}
+	o.log.Log(context.Background(), level, "outbox: call settled", "sink", o.sink, "as", string(s.As), "row", s.Row, "key", s.Key, "name", s.Name,
+		"attempt", s.Attempt, "wait", s.Wait, "reason", s.Reason)
+}
+
+func (o observer) lease(c LeaseChange) {
+	c.Sink = o.sink
+	if o.hooks.Lease != nil {
+		o.hooks.Lease(c)
+	}
+	if c.Err != nil {
+		o.log.Warn("outbox: lease lost", "sink", o.sink, "epoch", c.Epoch, "error", c.Err)
+		return
+	}
+	o.log.Info("outbox: lease", "sink", o.sink, "epoch", c.Epoch, "held", c.Held)
+}
+
+func (o observer) failed(err error, wait time.Duration) {
+	if o.hooks.Failed != nil {
+		o.hooks.Failed(Failed{Sink: o.sink, Err: err, Wait: wait})
+	}
+	o.log.Warn("outbox: transaction failed", "sink", o.sink, "error", err, "wait", wait)
+}
+
+func (o observer) purged(rows int64) {
+	if o.hooks.Purged != nil {
+		o.hooks.Purged(Purged{Sink: o.sink, Rows: rows})
+	}
+	o.log.Debug("outbox: rows deleted", "sink", o.sink, "rows", rows)
+}

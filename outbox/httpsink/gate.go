@@ -1,0 +1,127 @@
+package httpsink
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"sync/atomic"
+)
+
+// errResend is told to a transport that is about to send a request a second time.
+var errResend = errors.New("the connection broke off, and the transport tried to send again by itself")
+
+// gate lets one request out, once, and only while it may still start. It stands in the connection's Write, behind
+// everything that takes time: waiting for a connection, connecting, the TLS handshake.
+//
+// Two interleavings it stops:
+//
+//   - the relay asks whether the call may start, the process is stopped for hours (SIGSTOP, a debugger),
+//     goes on, and writes a request whose key the remote has forgotten by now;
+//   - a request goes out on a kept connection, the remote applies it and dies before it answers, and the transport, which
+//     takes a keyed POST for idempotent, sends it again on another connection: two requests of one attempt (Go
+//     issue 19943).
+type gate struct {
+	may func() error
+
+	mu   sync.Mutex
+	conn *gatedConn // the one that has written
+	err  error
+}
+
+// attach is the transport's hook for "this connection will carry the request"; nothing has been written yet.
+func (g *gate) attach(info httptrace.GotConnInfo) {
+	conn := info.Conn
+	if c, ok := conn.(interface{ NetConn() net.Conn }); ok { // *tls.Conn
+		conn = c.NetConn()
+	}
+	if c, ok := conn.(*gatedConn); ok {
+		c.gate.Store(g)
+	}
+}
+
+func (g *gate) pass(c *gatedConn) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.err != nil:
+	case g.conn == c:
+		return nil
+	case g.conn != nil:
+		g.err = errResend
+	default:
+		if g.err = g.may(); g.err == nil {
+			g.conn = c
+		}
+	}
+	return g.err
+}
+
+// refused is why the request was not let out, or not let out again; nil if it was not refused.
+func (g *gate) refused() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.err
+}
+
+// gatedConn is a connection whose writes ask the gate of the request that it carries. Before the first request (a TLS
+// handshake, a proxy's CONNECT) there is none.
+type gatedConn struct {
+	net.Conn
+	gate atomic.Pointer[gate]
+}
+
+func (c *gatedConn) Write(b []byte) (int, error) {
+	if g := c.gate.Load(); g != nil {
+		if err := g.pass(c); err != nil {
+			return 0, err
+		}
+	}
+	return c.Conn.Write(b)
+}
+
+// gatedTransport clones a transport and puts the gate into its connections. HTTP/1.1 only: there a connection carries one
+// request at a time, so that a write belongs to a request; and HTTP/2 has rules of its own for sending again.
+func gatedTransport(t *http.Transport) (*http.Transport, error) {
+	if t == nil {
+		t = &http.Transport{MaxIdleConnsPerHost: 100}
+	}
+	if t.Dial != nil || t.DialTLS != nil { //nolint:staticcheck // refused because it is deprecated
+		return nil, errors.New("Dial and DialTLS are not supported: use DialContext and DialTLSContext")
+	}
+	t = t.Clone()
+	t.Protocols = new(http.Protocols)
+	t.Protocols.SetHTTP1(true)
+	t.ForceAttemptHTTP2, t.TLSNextProto = false, nil
+	if t.TLSClientConfig != nil {
+		// A transport that has been used offers h2 in its configuration, and a server would take it at its word.
+		t.TLSClientConfig.NextProtos = []string{"http/1.1"}
+	}
+	t.DisableCompression = true // the answer is not kept, and must not grow
+	if t.MaxResponseHeaderBytes == 0 {
+		t.MaxResponseHeaderBytes = maxAnswer
+	}
+	dial := t.DialContext
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	t.DialContext = gated(dial)
+	if t.DialTLSContext != nil {
+		t.DialTLSContext = gated(t.DialTLSContext)
+	}
+	return t, nil
+}
+
+type dialer func(ctx context.Context, network, addr string) (net.Conn, error)
+
+func gated(dial dialer) dialer {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &gatedConn{Conn: c}, nil
+	}
+}

@@ -1,0 +1,36 @@
+package httpsink
+
+import (
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+)
+
+// Whatever target is accepted, the request goes to the base URL's host and stays below its path.
+func FuzzTarget(f *testing.F) {
+	for _, t := range []string{"", "/", "/a", "?q=1", "/a?q=//x", "//h", "/%2e%2e/", "/a;b=c", "/@h", "/:80", "/a%2Fb", "?a=b#c", "/..", "/%5c.."} {
+		f.Add(t)
+	}
+	s, err := New(Config{Name: "x", BaseURL: "https://api.example.com:8443/v1/x", KeyWindow: outbox.Forever})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, target string) {
+		if frozen.Target(target) != nil {
+			return
+		}
+		u, err := s.url(target)
+		if err != nil {
+			return
+		}
+		if u.Scheme != "https" || u.Host != "api.example.com:8443" || u.User != nil || u.Fragment != "" {
+			t.Errorf("%q became %s", target, u)
+		}
+		if clean := path.Clean(strings.ReplaceAll(u.Path, `\`, "/")); clean != "/v1/x" && !strings.HasPrefix(clean, "/v1/x/") {
+			t.Errorf("%q became %s, which resolves to %s", target, u, clean)
+		}
+	})
+}

@@ -1,0 +1,181 @@
+// Package frozen holds the rules for what may be frozen in an outbox row. Enqueue applies them, so that the author of a
+// call learns of a fault at once; the HTTP sink applies them again, because a row may have been
+// written in SQL, and because they are what keeps a row's contents from choosing the host or the framing of a request.
+package frozen
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Limits of one row, in bytes.
+const (
+	MaxTarget  = 2 << 10
+	MaxHeaders = 16 << 10 // names and values together
+)
+
+// Methods are the methods that a call may have: the ones that ask a remote to change something.
+var Methods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
+
+// Method refuses methods that are not among Methods.
+func Method(m string) error {
+	if !slices.Contains(Methods, m) {
+		return fmt.Errorf("%q is none of %s", clip(m), strings.Join(Methods, ", "))
+	}
+	return nil
+}
+
+// Target refuses a target that is anything but a path below the base URL with an optional query: it could otherwise name
+// another host ("//host", "https://host", "user@host") or climb out of the base path. Dot segments are
+// refused percent-encoded too, because servers decode before they resolve (RFC 3986 section 6.2.2).
+func Target(t string) error {
+	switch {
+	case t == "":
+		return nil // the base URL itself
+	case len(t) > MaxTarget:
+		return fmt.Errorf("%d bytes are more than %d", len(t), MaxTarget)
+	case t[0] != '/' && t[0] != '?':
+		return fmt.Errorf("%q must be empty or start with / or ?: it is a path below the sink's base URL", clip(t))
+	}
+	for i := range len(t) {
+		if c := t[i]; c <= ' ' || c >= 0x7f || c == '#' || c == '\\' {
+			return fmt.Errorf("%q holds %q: percent-encode spaces, control characters, #, \\ and all that is not ASCII", clip(t), c)
+		}
+	}
+	path, query, _ := strings.Cut(t, "?")
+	if strings.HasPrefix(path, "//") {
+		return fmt.Errorf("%q must not start with //: that names a host", clip(t))
+	}
+	decoded, err := url.PathUnescape(path)
+	if err == nil {
+		_, err = url.QueryUnescape(query)
+	}
+	if err != nil {
+		return fmt.Errorf("%q: %w", clip(t), err)
+	}
+	for _, segment := range strings.FieldsFunc(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
+		if segment == "." || segment == ".." {
+			return fmt.Errorf("%q must not hold . or .. as a segment", clip(t))
+		}
+	}
+	return nil
+}
+
+// refused are the headers that a row must not hold, and why.
+var refused = map[string]string{
+	"Idempotency-Key":   "the relay sets the key",
+	"X-Idempotency-Key": "the relay sets the key",
+
+	"Authorization":       "secrets are added when the call is sent, see httpsink.Config.Authorize",
+	"Proxy-Authorization": "secrets are added when the call is sent, see httpsink.Config.Authorize",
+	"Cookie":              "secrets are added when the call is sent, see httpsink.Config.Authorize",
+	"X-Api-Key":           "secrets are added when the call is sent, see httpsink.Config.Authorize",
+	"X-Auth-Token":        "secrets are added when the call is sent, see httpsink.Config.Authorize",
+
+	"Connection":         "it belongs to the connection, not to the call",
+	"Keep-Alive":         "it belongs to the connection, not to the call",
+	"Proxy-Connection":   "it belongs to the connection, not to the call",
+	"Proxy-Authenticate": "it belongs to the connection, not to the call",
+	"Te":                 "it belongs to the connection, not to the call",
+	"Trailer":            "it belongs to the connection, not to the call",
+	"Transfer-Encoding":  "it belongs to the connection, not to the call",
+	"Upgrade":            "it belongs to the connection, not to the call",
+	"Expect":             "it belongs to the connection, not to the call",
+	"Host":               "the sink's base URL names the host",
+	"Content-Length":     "it follows from the body",
+}
+
+// Headers turns headers into two parallel lists sorted by name, always the same for the same headers: the bytes of a call
+// written again are compared with those that were frozen first, and Go's maps have no order. The lists are never nil;
+// faults names every header that must not be frozen.
+func Headers(h http.Header) (names, values []string, faults []error) {
+	names, values = []string{}, []string{}
+	seen := map[string]string{}
+	size := 0
+	for _, given := range sortedNames(h) {
+		name := http.CanonicalHeaderKey(given)
+		if other, twice := seen[name]; twice {
+			faults = append(faults, fmt.Errorf("%q and %q are one header", clip(other), clip(given)))
+			continue
+		}
+		seen[name] = given
+		if err := Name(given); err != nil {
+			faults = append(faults, err)
+			continue
+		}
+		for _, v := range h[given] {
+			if err := value(name, v); err != nil {
+				faults = append(faults, err)
+				continue
+			}
+			names, values = append(names, name), append(values, v)
+			size += len(name) + len(v)
+		}
+	}
+	if size > MaxHeaders {
+		faults = append(faults, fmt.Errorf("%d bytes of names and values are more than %d", size, MaxHeaders))
+	}
+	return names, values, faults
+}
+
+// sortedNames sorts by canonical form, then as given.
+func sortedNames(h http.Header) []string {
+	names := make([]string, 0, len(h))
+	for n := range h {
+		names = append(names, n)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if c := strings.Compare(http.CanonicalHeaderKey(a), http.CanonicalHeaderKey(b)); c != 0 {
+			return c
+		}
+		return strings.Compare(a, b)
+	})
+	return names
+}
+
+// Name refuses header names that are no token (RFC 9110 section 5.6.2), and those that a row must not hold.
+func Name(name string) error {
+	if !Token(name) {
+		return fmt.Errorf("%q is not a header name", clip(name))
+	}
+	if why, no := refused[http.CanonicalHeaderKey(name)]; no {
+		return fmt.Errorf("%s must not be frozen: %s", http.CanonicalHeaderKey(name), why)
+	}
+	return nil
+}
+
+// Token reports whether s is a token of RFC 9110 section 5.6.2.
+func Token(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// value refuses what could end the header or change on its way (RFC 9110 section 5.5). It never quotes the value,
+// which may be private.
+func value(name, v string) error {
+	for i := range len(v) {
+		if c := v[i]; (c < ' ' && c != '\t') || c >= 0x7f {
+			return fmt.Errorf("the value of %s holds a byte 0x%02x: only visible ASCII, spaces and tabs", name, c)
+		}
+	}
+	if v != strings.Trim(v, " \t") {
+		return fmt.Errorf("the value of %s starts or ends with white space, which would be lost on the way", name)
+	}
+	return nil
+}
+
+// clip keeps errors short.
+func clip(s string) string {
+	if len(s) > 60 {
+		return s[:60] + "..."
+	}
+	return s
+}

@@ -1,0 +1,236 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// patience bounds what tests wait for; nothing is judged by how long it took.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) {
+	if db := os.Getenv(childDB); db != "" {
+		if err := child(db, os.Getenv(childURL)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
+		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/devenv/supervise.(*Supervisor).read"),
+		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2")) // the test server's supervisor ends with this process
+}
+
+// rig is a database and what relays on it told.
+type rig struct {
+	t    *testing.T
+	pool *pgxpool.Pool
+
+	mu      sync.Mutex
+	settled []outbox.Settled
+	leases  []outbox.LeaseChange
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	return &rig{t: t, pool: pgtest.DB(t)}
+}
+
+// testConfig is quick in everything.
+func testConfig(sinks ...outbox.Sink) outbox.RelayConfig {
+	return outbox.RelayConfig{
+		Sinks: sinks, PollInterval: 10 * time.Millisecond, LeaseTTL: 5 * time.Second,
+		RetryMin: time.Millisecond, RetryMax: 20 * time.Millisecond, DrainTimeout: 10 * time.Second,
+	}
+}
+
+func (r *rig) relay(cfg outbox.RelayConfig) *outbox.Relay {
+	r.t.Helper()
+	cfg.Hooks = outbox.Hooks{
+		Settled: func(s outbox.Settled) { r.mu.Lock(); defer r.mu.Unlock(); r.settled = append(r.settled, s) },
+		Lease:   func(c outbox.LeaseChange) { r.mu.Lock(); defer r.mu.Unlock(); r.leases = append(r.leases, c) },
+		Failed:  func(f outbox.Failed) { r.t.Logf("failed: %.300v", f.Err) },
+	}
+	relay, err := outbox.NewRelay(r.pool, cfg)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return relay
+}
+
+// running is a relay that runs. Stop fails the test unless Run ends with nil.
+type running struct {
+	t      *testing.T
+	cancel context.CancelFunc
+	ended  chan error
+	once   sync.Once
+}
+
+func (r *rig) start(cfg outbox.RelayConfig) *running {
+	r.t.Helper()
+	return r.run(r.relay(cfg))
+}
+
+func (r *rig) run(relay *outbox.Relay) *running {
+	ctx, cancel := context.WithCancel(context.Background())
+	x := &running{t: r.t, cancel: cancel, ended: make(chan error, 1)}
+	go func() { x.ended <- relay.Run(ctx) }()
+	r.t.Cleanup(x.stop)
+	return x
+}
+
+func (x *running) stop() {
+	x.once.Do(func() {
+		x.cancel()
+		if err := x.wait(); err != nil {
+			x.t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func (x *running) wait() error {
+	select {
+	case err := <-x.ended:
+		return err
+	case <-time.After(patience):
+		return fmt.Errorf("it did not return within %v", patience)
+	}
+}
+
+// until polls a condition.
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("never happened: %s", what)
+		}
+	}
+}
+
+func (r *rig) exec(sql string, args ...any) {
+	r.t.Helper()
+	if _, err := r.pool.Exec(context.Background(), sql, args...); err != nil {
+		r.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// one reads one value.
+func one[T any](r *rig, sql string, args ...any) (v T) {
+	r.t.Helper()
+	if err := r.pool.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
+		r.t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+func charge(id string) outbox.Call {
+	return outbox.Call{
+		Sink: "payments", Name: "charge", ID: id, Scope: "checkout", Target: "/charges",
+		Header: map[string][]string{"Content-Type": {"application/json"}}, Body: []byte(`{"order":"` + id + `"}`),
+	}
+}
+
+// enqueue commits calls in one transaction.
+func (r *rig) enqueue(calls ...outbox.Call) {
+	r.t.Helper()
+	err := pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error {
+		for _, c := range calls {
+			if err := outbox.Enqueue(context.Background(), tx, c); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// states waits until every row is in one of these states.
+func (r *rig) states(want ...string) {
+	r.t.Helper()
+	until(r.t, fmt.Sprintf("all rows are %v", want), func() bool {
+		return one[int](r, `select count(*) from onlyonce.outbox where not state = any($1)`, want) == 0
+	})
+}
+
+// as returns how attempts were settled, in the order in which that was told.
+func (r *rig) as() (all []outbox.Settlement) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.settled {
+		all = append(all, s.As)
+	}
+	return all
+}
+
+func (r *rig) last() outbox.Settled {
+	r.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.settled) == 0 {
+		r.t.Fatal("nothing was settled")
+	}
+	return r.settled[len(r.settled)-1]
+}
+
+// lost reports whether a lease was lost.
+func (r *rig) lost() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.leases, func(c outbox.LeaseChange) bool { return c.Err != nil })
+}
+
+// scripted is a sink that does what a function says.
+type scripted struct {
+	name   string
+	limits outbox.Limits
+	send   func(ctx context.Context, d *outbox.Delivery) outbox.Result
+
+	mu   sync.Mutex
+	sent []outbox.Delivery
+}
+
+func newScripted(send func(ctx context.Context, d *outbox.Delivery) outbox.Result) *scripted {
+	return &scripted{name: "payments", limits: outbox.Limits{KeyWindow: 24 * time.Hour, Timeout: 10 * time.Second}, send: send}
+}
+
+func (s *scripted) Name() string          { return s.name }
+func (s *scripted) Limits() outbox.Limits { return s.limits }
+
+func (s *scripted) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	s.mu.Lock()
+	s.sent = append(s.sent, *d)
+	s.mu.Unlock()
+	return s.send(ctx, d)
+}
+
+func (s *scripted) calls() []outbox.Delivery {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.sent)
+}
+
+// accept is a remote that takes everything.
+func accept(context.Context, *outbox.Delivery) outbox.Result {
+	return outbox.Result{Outcome: outbox.Delivered}
+}

@@ -1,0 +1,241 @@
+package outbox_test
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+)
+
+// raw is a request as the remote saw it.
+type raw struct {
+	method, uri, key, body string
+	header                 http.Header
+}
+
+// remote records every request before it answers as its script says; behind the script it answers 200.
+type remote struct {
+	t      *testing.T
+	server *httptest.Server
+	script []http.HandlerFunc
+
+	mu  sync.Mutex
+	got []raw
+}
+
+func newRemote(t *testing.T, script ...http.HandlerFunc) *remote {
+	m := &remote{t: t, script: script}
+	m.server = httptest.NewServer(m)
+	t.Cleanup(m.server.Close)
+	return m
+}
+
+func (m *remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // not a whole request
+	}
+	m.mu.Lock()
+	n := len(m.got)
+	m.got = append(m.got, raw{r.Method, r.RequestURI, r.Header.Get("Idempotency-Key"), string(body), r.Header.Clone()})
+	m.mu.Unlock()
+	if n < len(m.script) {
+		m.script[n](w, r)
+	}
+}
+
+func (m *remote) calls() []raw {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.got)
+}
+
+// same fails the test unless the remote saw n requests, all with one key and the same bytes.
+func (m *remote) same(n int) {
+	m.t.Helper()
+	got := m.calls()
+	if len(got) != n {
+		m.t.Errorf("the remote saw %d requests, want %d", len(got), n)
+	}
+	for _, g := range got {
+		if g.key == "" || g.key != got[0].key || g.body != got[0].body || g.method != got[0].method || g.uri != got[0].uri ||
+			g.header.Get("Content-Type") != got[0].header.Get("Content-Type") {
+			m.t.Errorf("requests differ: %+v and %+v", got[0], g)
+		}
+	}
+}
+
+// sink is the HTTP sink for the remote, under the name payments.
+func (m *remote) sink(change ...func(*httpsink.Config)) *httpsink.Sink {
+	m.t.Helper()
+	cfg := httpsink.Config{Name: "payments", BaseURL: m.server.URL + "/v1", KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second}
+	for _, f := range change {
+		f(&cfg)
+	}
+	s, err := httpsink.New(cfg)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(s.Close)
+	return s
+}
+
+// Ways to answer.
+func status(code int) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+}
+
+func hijack(w http.ResponseWriter) net.Conn {
+	c, _, err := w.(http.Hijacker).Hijack()
+	if err != nil {
+		panic(err)
+	}
+	return c
+}
+
+// dropped takes the request and closes the connection without a word.
+func dropped(w http.ResponseWriter, _ *http.Request) { _ = hijack(w).Close() }
+
+// truncated breaks off in the middle of a 200.
+func truncated(w http.ResponseWriter, _ *http.Request) {
+	c := hijack(w)
+	_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+	_ = c.Close()
+}
+
+// silent does not answer until the client has gone.
+func silent(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+
+// Whatever becomes of an attempt, the next one is the same call.
+func TestRetriesSendTheSameCall(t *testing.T) {
+	m := newRemote(t, status(500), dropped, truncated, silent, status(503), status(409), status(408), status(425), status(429))
+	r := newRig(t)
+	r.enqueue(charge("1"))
+	r.start(testConfig(m.sink(func(c *httpsink.Config) { c.Timeout = 250 * time.Millisecond })))
+	r.states("delivered")
+	m.same(10)
+	first := m.calls()[0]
+	if want := one[string](r, `select key::text from onlyonce.outbox`); first.key != want || first.uri != "/v1/charges" || first.body != `{"order":"1"}` {
+		t.Errorf("sent %+v, want key %s", first, want)
+	}
+	var reasons []string
+	until(t, "ten attempts are told", func() bool { return len(r.as()) == 10 })
+	for _, s := range r.settled {
+		reasons = append(reasons, s.Reason)
+	}
+	want := "status 500;the connection broke off before the answer was whole;the connection broke off before the answer was whole;" +
+		"no answer within 250ms;status 503;status 409;status 408;status 425;status 429;"
+	if got := strings.Join(reasons, ";"); got != want {
+		t.Errorf("reasons\n%s\nwant\n%s", got, want)
+	}
+	if n := one[int](r, `select attempts from onlyonce.outbox where last_error = ''`); n != 10 {
+		t.Errorf("%d attempts", n)
+	}
+}
+
+func TestFinalRejectionIsParkedWhole(t *testing.T) {
+	for code, state := range map[int]string{402: "parked", 302: "parked", 404: "parked"} {
+		m := newRemote(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "/elsewhere")
+			w.WriteHeader(code)
+			_, _ = io.WriteString(w, "card of Jane Doe declined")
+		})
+		r := newRig(t)
+		call := charge("1")
+		call.Tenant = "acme"
+		r.enqueue(call, charge("2"))
+		r.start(testConfig(m.sink()))
+		r.states(state, "delivered")
+		if got := m.calls(); len(got) != 2 {
+			t.Errorf("%d: %d requests, want one for each row", code, len(got))
+		}
+		got := one[string](r, `
+			select concat_ws('|', p.kind, p.state, p.reason, p.attempts, p.tenant, p.scope, p.sink, p.call_name, p.method, p.target,
+			         convert_from(p.header_names[1], 'UTF8'), convert_from(p.header_values[1], 'UTF8'), convert_from(p.body, 'UTF8'), p.key = o.key)
+			  from onlyonce.parked p join onlyonce.outbox o on o.state = 'parked'`)
+		if want := `call|waiting|rejected|1|`; !strings.HasPrefix(got, want) || !strings.Contains(got, `|checkout|payments|charge|POST|/charges|Content-Type|application/json|{"order":"`) || !strings.HasSuffix(got, "|t") {
+			t.Errorf("%d: parked %s", code, got)
+		}
+		for _, sql := range []string{`select last_error from onlyonce.outbox where state = 'parked'`, `select error from onlyonce.parked`} {
+			if e := one[string](r, sql); !strings.HasPrefix(e, "status ") || strings.Contains(e, "Jane") {
+				t.Errorf("%d: error %q", code, e)
+			}
+		}
+	}
+}
+
+func TestRetryAfter(t *testing.T) {
+	date := time.Now().UTC().Truncate(time.Second)
+	for name, c := range map[string]struct {
+		answer http.HandlerFunc
+		least  time.Duration
+		most   time.Duration
+	}{
+		"seconds": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Retry-After", "120"); w.WriteHeader(429) }, 2 * time.Minute, 2 * time.Minute},
+		"date": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Date", date.Add(time.Hour).Format(http.TimeFormat)) // the remote's clock is an hour ahead
+			w.Header().Set("Retry-After", date.Add(time.Hour+3*time.Minute).Format(http.TimeFormat))
+			w.WriteHeader(503)
+		}, 3 * time.Minute, 3 * time.Minute},
+		"too long": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", "86400")
+			w.WriteHeader(429)
+		}, time.Hour, time.Hour},
+		"nonsense": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Retry-After", "-7"); w.WriteHeader(429) }, 0, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newRemote(t, c.answer)
+			r := newRig(t)
+			r.enqueue(charge("1"))
+			r.start(testConfig(m.sink()))
+			until(t, "the attempt is settled", func() bool { return len(r.as()) > 0 })
+			r.mu.Lock()
+			wait := r.settled[0].Wait
+			r.mu.Unlock()
+			if wait < c.least || wait > c.most {
+				t.Errorf("waits %v, want %v to %v", wait, c.least, c.most)
+			}
+			if c.least > 0 {
+				due := one[float64](r, `select extract(epoch from next_attempt_at - clock_timestamp())::float8 from onlyonce.outbox`)
+				if due > c.most.Seconds() || due < c.least.Seconds()-60 {
+					t.Errorf("due in %v s", due)
+				}
+				m.same(1)
+			}
+		})
+	}
+}
+
+// The check that stands in the connection's first write: connecting took so long that the remote may have forgotten the
+// key by the time the request could leave.
+func TestWindowPassesWhileConnecting(t *testing.T) {
+	m := newRemote(t, status(500))
+	r := newRig(t)
+	r.enqueue(charge("1"))
+	d := &slowDialer{}
+	sink := m.sink(func(c *httpsink.Config) {
+		c.KeyWindow, c.Timeout = 4*time.Second, 2*time.Second // starts may be made for 1.96 s
+		c.Transport = &http.Transport{DialContext: d.dial, DisableKeepAlives: true}
+	})
+	cfg := testConfig(sink)
+	cfg.RetryMin, cfg.RetryMax = 600*time.Millisecond, 600*time.Millisecond // 300 to 900 ms
+	r.start(cfg)
+	r.states("parked")
+	m.same(1)
+	if got := one[string](r, `select state || ' ' || reason from onlyonce.parked`); got != "reconcile window" {
+		t.Errorf("parked as %s", got)
+	}
+	if n := d.count(); n != 2 {
+		t.Errorf("%d connections, want 2", n)
+	}
+}
+
+var _ outbox.Sink = (*httpsink.Sink)(nil)
