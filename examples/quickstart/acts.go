@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"fmt"
+)
+
+// partsPerKill is how many parts of the stream a kill may use up: a SIGKILL that comes between two batches does not count, and is
+// tried again. Two parts are for the rebalance, and one at least is left for the end.
+const partsPerKill = 2
+
+// next produces the next part of the stream; false: only the last one is left.
+func (d *demo) next(ctx context.Context) (bool, error) {
+	size := max(len(d.stream.records)/(partsPerKill*d.opts.kills+3), 1)
+	if len(d.rest) <= size {
+		return false, nil
+	}
+	part := d.rest[:size]
+	d.rest = d.rest[size:]
+	return true, d.produce(ctx, part)
+}
+
+func (d *demo) firstKills(ctx context.Context) error { return d.killUntil(ctx, (d.opts.kills+1)/2) }
+
+func (d *demo) otherKills(ctx context.Context) error { return d.killUntil(ctx, d.opts.kills) }
+
+// killUntil kills workers in the middle of a batch until so many kills have hit one. Each victim is replaced at once, and the
+// next kill waits until every partition is in somebody's hands again.
+func (d *demo) killUntil(ctx context.Context, wanted int) error {
+	for d.inBatch < wanted {
+		shot := d.fleet.shoot()
+		down, err := d.produceUntilHit(ctx, shot)
+		if err != nil {
+			return err
+		}
+		d.kills++
+		where := "between two batches: does not count"
+		if down.inBatch {
+			d.inBatch++
+			where = fmt.Sprintf("in mid-batch at partition %d, offset %d", down.partition, down.offset)
+		}
+		mark := d.fleet.mark()
+		p, err := d.fleet.start()
+		if err != nil {
+			return err
+		}
+		d.tellKill("kill %d of %d: worker %d (pid %d) got SIGKILL %s; worker %d replaces it", d.inBatch, d.opts.kills, down.worker, down.pid, where, p.number)
+		if err := d.waitOwned(ctx, mark); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// manyKills is from how many on they are not all told.
+const manyKills = 20
+
+func (d *demo) tellKill(format string, args ...any) {
+	if d.opts.kills > manyKills {
+		d.screen.verbose(format, args...)
+		return
+	}
+	d.screen.step(format, args...)
+}
+
+// produceUntilHit produces, part by part, until there was a batch to be hit.
+func (d *demo) produceUntilHit(ctx context.Context, s *shot) (down *shotDown, err error) {
+	for down == nil {
+		more, err := d.next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if !more {
+			return nil, fmt.Errorf("%d of %d kills hit a batch in progress, and the stream is at its end: use more -messages", d.inBatch, d.opts.kills)
+		}
+		err = d.wait(ctx, "a batch in progress, to be hit by a kill", func(ctx context.Context) (bool, string, error) {
+			select {
+			case down = <-s.hit:
+				return true, "", nil
+			default:
+			}
+			lag, err := d.lag(ctx)
+			return lag == 0, fmt.Sprint(lag), err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return down, nil
+}
+
+// rebalance lets one more worker join in the middle of the stream, and leave again in order.
+func (d *demo) rebalance(ctx context.Context) error {
+	if _, err := d.next(ctx); err != nil {
+		return err
+	}
+	mark := d.fleet.mark()
+	p, err := d.fleet.start()
+	if err != nil {
+		return err
+	}
+	if err := d.waitOwned(ctx, mark); err != nil {
+		return err
+	}
+	partitions, _ := d.fleet.owns(p)
+	d.screen.step("rebalance: worker %d joins, and gets %d of the partitions", p.number, partitions)
+	if _, err := d.next(ctx); err != nil {
+		return err
+	}
+	mark = d.fleet.mark()
+	d.fleet.leave(p)
+	if err := d.waitOwned(ctx, mark); err != nil {
+		return err
+	}
+	d.screen.step("rebalance: worker %d leaves", p.number)
+	return nil
+}
+
+// finishStream produces what is left of the stream, and waits until everything is handled and paid.
+func (d *demo) finishStream(ctx context.Context) error {
+	rest := d.rest
+	d.rest = nil
+	if err := d.produce(ctx, rest); err != nil {
+		return err
+	}
+	if err := d.waitHandled(ctx); err != nil {
+		return err
+	}
+	if err := d.waitPaid(ctx); err != nil {
+		return err
+	}
+	d.screen.step("stream: %s records are handled, and their calls are made", count(d.written.Load()))
+	return nil
+}
+
+// resetOffsets sets the group's committed offsets back to the beginning while nobody is in the group, as an operator may, by
+// mistake. Kafka then offers every record again. The cursors in Postgres are the authority, and stay.
+func (d *demo) resetOffsets(ctx context.Context) error {
+	if err := d.fleet.stop(stopTimeout); err != nil {
+		return err
+	}
+	before, err := d.effects(ctx)
+	if err != nil {
+		return err
+	}
+	k := d.servers.Kafka
+	if err := k.Reset(ctx, d.scope(), d.topic, d.opts.partitions); err != nil {
+		return err
+	}
+	at, _, err := d.positions(ctx)
+	if err != nil {
+		return err
+	}
+	for _, offset := range at {
+		d.rewound += offset
+	}
+	d.screen.step("reset: the group's committed offsets are at 0; Kafka would deliver %s records again", count(d.rewound))
+	if err := d.startWorkers(ctx, "reset"); err != nil {
+		return err
+	}
+	// Each worker commits, as its first act, where its cursor stands.
+	err = d.wait(ctx, "the group's committed offsets to be where the cursors are", func(ctx context.Context) (bool, string, error) {
+		committed, err := k.Committed(ctx, d.scope(), d.topic, d.opts.partitions)
+		if err != nil {
+			return false, "", err
+		}
+		n := 0
+		for p, offset := range committed {
+			if offset == at[int32(p)] || (offset <= 0 && at[int32(p)] == 0) {
+				n++
+			}
+		}
+		return n == d.opts.partitions, fmt.Sprint(n), nil
+	})
+	if err != nil {
+		return err
+	}
+	after, err := d.effects(ctx)
+	if err != nil {
+		return err
+	}
+	d.screen.step("reset: the workers went on from Postgres; effects before %s, after %s", count(int64(before)), count(int64(after)))
+	return nil
+}
+
+// produceAgain produces the whole stream a second time, under the same ids, as a producer does that lost its own memory.
+func (d *demo) produceAgain(ctx context.Context) error {
+	before := d.written.Load()
+	if err := d.produce(ctx, d.stream.records); err != nil {
+		return err
+	}
+	d.second = int(d.written.Load() - before)
+	d.screen.step("second production: all %s records once more, under the same ids", count(int64(d.second)))
+	if err := d.waitHandled(ctx); err != nil {
+		return err
+	}
+	return d.waitPaid(ctx)
+}

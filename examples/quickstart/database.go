@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+)
+
+// tableSQL makes the table of effects, which all runs share. Without a unique constraint: a double must be able to happen.
+const tableSQL = `
+create schema if not exists onlyonce_quickstart;
+create table if not exists onlyonce_quickstart.effects (
+  run          text   not null,
+  order_id     text   not null,
+  amount_cents bigint not null,
+  worker       int    not null
+);
+create index if not exists effects_run on onlyonce_quickstart.effects (run)`
+
+// tableLockSQL lets two quickstarts on one database make the table one after the other.
+const tableLockSQL = `select pg_advisory_xact_lock(1869505381, 2)`
+
+func (d *demo) createTable(ctx context.Context) error {
+	return pgx.BeginFunc(ctx, d.servers.Postgres.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, tableLockSQL); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, tableSQL, pgx.QueryExecModeSimpleProtocol) // several statements, without parameters
+		return err
+	})
+}
+
+// positionsSQL returns a row for each cursor of the run: partition, next offset.
+const positionsSQL = `select partition, next_offset from onlyonce.positions where scope = $1 and topic = $2`
+
+func (d *demo) positions(ctx context.Context) (map[int32]int64, int64, error) {
+	rows, err := d.servers.Postgres.Pool.Query(ctx, positionsSQL, d.scope(), d.topic)
+	if err != nil {
+		return nil, 0, err
+	}
+	at, sum := map[int32]int64{}, int64(0)
+	var partition int32
+	var next int64
+	_, err = pgx.ForEachRow(rows, []any{&partition, &next}, func() error {
+		at[partition] = next
+		sum += next
+		return nil
+	})
+	return at, sum, err
+}
+
+// pendingSQL returns one row: how many calls are not settled, and an error that one of them had. By outbox_pending.
+const pendingSQL = `select count(*), coalesce(max(last_error), '') from onlyonce.outbox where sink = $1 and state = 'pending'`
+
+func (d *demo) pending(ctx context.Context) (n int, lastError string, err error) {
+	err = d.servers.Postgres.Pool.QueryRow(ctx, pendingSQL, d.scope()).Scan(&n, &lastError)
+	return n, lastError, err
+}
+
+// effectsSQL returns one row: how many effects the run has.
+const effectsSQL = `select count(*) from onlyonce_quickstart.effects where run = $1`
+
+func (d *demo) effects(ctx context.Context) (n int, err error) {
+	err = d.servers.Postgres.Pool.QueryRow(ctx, effectsSQL, d.run).Scan(&n)
+	return n, err
+}
+
+// effectsByOrderSQL returns a row for each order: id, number of effects.
+const effectsByOrderSQL = `select order_id, count(*) from onlyonce_quickstart.effects where run = $1 group by order_id`
+
+// parkedSQL returns a row for each parked message of the run: key, reason.
+const parkedSQL = `select key, reason from onlyonce.parked where scope = $1 and kind = 'message'`
+
+// collect reads what the run has left behind: in one snapshot, so that the numbers belong together.
+func (d *demo) collect(ctx context.Context) (f facts, err error) {
+	f = facts{ids: d.stream.ids, effects: map[string]int{}, parked: map[string]int{}, reasons: map[string]int{}}
+	byHash := make(map[uuid.UUID]string, len(d.stream.ids))
+	for _, id := range d.stream.ids {
+		byHash[d.key(id)] = id
+	}
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err = pgx.BeginTxFunc(ctx, d.servers.Postgres.Pool, options, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, effectsByOrderSQL, d.run)
+		if err != nil {
+			return err
+		}
+		var text string
+		var n int
+		if _, err = pgx.ForEachRow(rows, []any{&text, &n}, func() error { f.effects[text] = n; return nil }); err != nil {
+			return err
+		}
+		if rows, err = tx.Query(ctx, parkedSQL, d.scope()); err != nil {
+			return err
+		}
+		var key uuid.NullUUID
+		_, err = pgx.ForEachRow(rows, []any{&key, &text}, func() error {
+			id, known := byHash[key.UUID]
+			if !known {
+				id = "unknown key " + key.UUID.String()
+			}
+			f.parked[id]++
+			f.reasons[text]++
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return f, err
+	}
+	f.charged, f.changed = d.payments.orders()
+	return f, nil
+}
+
+// key is what stands for a message id in the tables of onlyonce.
+func (d *demo) key(id string) uuid.UUID {
+	return uuid.UUID(dedupe.Key{Scope: d.scope(), ID: id, Fingerprint: dedupe.NoFingerprint}.Hash())
+}
+
+// tidySQL removes the rows of a run, but for its keys. $1 is the scope (and sink), $2 the run.
+var tidySQL = []string{
+	`delete from onlyonce_quickstart.effects where run = $2 and $1 <> ''`,
+	`delete from onlyonce.outbox where sink = $1 and $2 <> ''`,
+	`delete from onlyonce.parked where scope = $1 and $2 <> ''`,
+	`delete from onlyonce.progress where cursor_id in (select id from onlyonce.cursors where scope = $1 and $2 <> '')`,
+	`delete from onlyonce.leases where (name = 'relay/' || $1 or id in (select id from onlyonce.cursors where scope = $1)) and $2 <> ''`,
+}
+
+// tidyKeysSQL removes keys. $1 uuid[].
+const tidyKeysSQL = `delete from onlyonce.inbox where key = any($1)`
+
+// tidy removes all that the run has left in the user's own database.
+func (d *demo) tidy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return pgx.BeginFunc(ctx, d.servers.Postgres.Pool, func(tx pgx.Tx) error {
+		for _, sql := range tidySQL {
+			if _, err := tx.Exec(ctx, sql, d.scope(), d.run); err != nil {
+				return err
+			}
+		}
+		keys := make([]uuid.UUID, len(d.stream.ids))
+		for i, id := range d.stream.ids {
+			keys[i] = d.key(id)
+		}
+		_, err := tx.Exec(ctx, tidyKeysSQL, keys)
+		return err
+	})
+}

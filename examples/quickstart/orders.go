@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// idHeader is the record header that carries the message id of generated orders.
+const idHeader = "message-id"
+
+// order is what the handler works with.
+type order struct {
+	ID          string `json:"id"`
+	Customer    string `json:"customer,omitempty"`
+	AmountCents int64  `json:"amount_cents"`
+}
+
+// parseOrder reads a generated order. A few of them are wrong, and no retry will mend that.
+func parseOrder(value []byte) (order, error) {
+	var o order
+	if err := json.Unmarshal(value, &o); err != nil {
+		return o, fmt.Errorf("not an order: %w", err)
+	}
+	if o.AmountCents <= 0 {
+		return o, fmt.Errorf("an amount of %d cents cannot be charged", o.AmountCents)
+	}
+	return o, nil
+}
+
+// charge is the body of the call to the payment endpoint. It holds nothing that would differ when the order is handled again.
+func (o order) charge() []byte {
+	body, err := json.Marshal(charge{Order: o.ID, AmountCents: o.AmountCents})
+	if err != nil {
+		panic(err) // a string and a number
+	}
+	return body
+}
+
+// charge is what the payment endpoint reads.
+type charge struct {
+	Order       string `json:"order"`
+	AmountCents int64  `json:"amount_cents"`
+}
+
+// stream is everything that is produced: which messages there are, and in which order their copies are written.
+type stream struct {
+	ids     []string // unique message ids
+	lines   [][]byte // the user's own messages; nil: they are generated
+	records []record
+}
+
+// record is one copy of a message.
+type record struct {
+	message int  // index in ids
+	strayed bool // goes to another partition than the message's others
+}
+
+// generate makes n orders, of which a fraction stands in the stream twice.
+func generate(n int, duplicates float64) *stream {
+	s := &stream{ids: make([]string, n)}
+	order := make([]int, n)
+	for i := range n {
+		s.ids[i] = fmt.Sprintf("order-%07d", i+1)
+		order[i] = i
+	}
+	s.arrange(order, duplicates)
+	return s
+}
+
+// arrange puts the given copies into the stream, and behind a fraction of the messages a further one: near by, so that
+// both may be in hand at the same time, and every other time in another partition, so that they are in two workers' hands.
+func (s *stream) arrange(copies []int, duplicates float64) {
+	const nearby = 300
+	type placed struct {
+		record
+		at float64
+	}
+	var all []placed
+	for i, m := range copies {
+		all = append(all, placed{record{message: m}, float64(i)})
+		// True for exactly this fraction of all i, evenly spread.
+		if int(float64(i+1)*duplicates) > int(float64(i)*duplicates) {
+			all = append(all, placed{record{message: m, strayed: rand.IntN(2) == 0}, float64(i) + rand.Float64()*nearby})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b placed) int { return cmp.Compare(a.at, b.at) })
+	s.records = make([]record, len(all))
+	for i, p := range all {
+		s.records[i] = p.record
+	}
+}
+
+// kafka turns a record into what is written, the same bytes for every copy.
+func (s *stream) kafka(r record, partitions int) kafka.Message {
+	id := s.ids[r.message]
+	m := kafka.Message{Headers: []kafka.Header{{Key: idHeader, Value: []byte(id)}}}
+	home := id
+	if s.lines != nil {
+		m.Value = s.lines[r.message]
+	} else {
+		// A customer's orders share a partition. The record key names the customer, and is no message id.
+		home = "customer-" + strconv.Itoa(int(hash(id)%1000))
+		m.Key, m.Value = []byte(home), generated(id, home, r.message, len(s.ids))
+	}
+	p := int(hash(home) % uint32(partitions))
+	if r.strayed {
+		p++
+	}
+	m.WriterData = p % partitions
+	return m
+}
+
+// generated is order number i of n. One in 500 is wrong, and at least one: half of them cannot be read, the others hold a negative amount.
+func generated(id, customer string, i, n int) []byte {
+	o := order{ID: id, Customer: customer, AmountCents: int64(100 + hash(id)%100_000)}
+	if i%500 == min(250, n/2) {
+		o.AmountCents = -o.AmountCents
+	}
+	value, err := json.Marshal(o)
+	if err != nil {
+		panic(err) // strings and a number
+	}
+	if i%1000 == 750 {
+		return value[:len(value)/2]
+	}
+	return value
+}
+
+func hash(s string) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(s)) // never fails
+	return h.Sum32()
+}
+
+const (
+	longestLine = 900 << 10 // brokers take a megabyte, headers and all
+	faultsShown = 5
+)
+
+// readInput reads the user's own messages, one JSON value a line, with the id where pointer leads.
+func readInput(name, pointer string, duplicates float64) (*stream, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("-input: %w", err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	return parseInput(f, name, pointer, duplicates)
+}
+
+func parseInput(in io.Reader, name, pointer string, duplicates float64) (*stream, error) {
+	s := &stream{lines: [][]byte{}}
+	key := consumer.JSONKey(pointer)
+	index, first := map[string]int{}, []int{} // id -> message; message -> the line where it stands first
+	var copies []int
+	var faults []error
+	n := 0
+	fault := func(format string, args ...any) {
+		faults = append(faults, fmt.Errorf("%s:%d: %w", name, n, fmt.Errorf(format, args...)))
+	}
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, longestLine)
+	for len(faults) < faultsShown && lines.Scan() {
+		n++
+		line := slices.Clone(lines.Bytes())
+		if len(line) == 0 {
+			continue
+		}
+		var any json.RawMessage
+		if err := json.Unmarshal(line, &any); err != nil {
+			fault("not a JSON value: %w", err)
+			continue
+		}
+		id, err := key(&consumer.Message{Value: line})
+		if err != nil {
+			fault("no id at -key %s: %w", pointer, err)
+			continue
+		}
+		i, known := index[id]
+		switch {
+		case !known:
+			i = len(s.ids)
+			index[id] = i
+			s.ids, s.lines, first = append(s.ids, id), append(s.lines, line), append(first, n)
+		case string(s.lines[i]) != string(line):
+			fault("id %q stands in line %d too, with another message: is -key %s a message's id, or an entity's?", id, first[i], pointer)
+			continue
+		}
+		copies = append(copies, i)
+	}
+	switch err := lines.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		n++
+		fault("the line is longer than %d KiB", longestLine>>10)
+	case err != nil:
+		faults = append(faults, fmt.Errorf("%s: %w", name, err))
+	case len(faults) == 0 && len(copies) == 0:
+		faults = append(faults, fmt.Errorf("%s: no message in it: one JSON value a line is expected", name))
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
+	}
+	s.arrange(copies, duplicates)
+	return s, nil
+}

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// report is the outcome of a run, and what -json prints. The names are the project's (see docs/glossary.md).
+type report struct {
+	Produced          int     `json:"produced"`            // records written, copies and second production included
+	Unique            int     `json:"unique"`              // distinct message ids
+	Delivered         int     `json:"delivered"`           // times the handler was entered
+	Effects           int     `json:"effects"`             // rows of effect
+	Duplicates        int     `json:"duplicates"`          // deliveries suppressed: the sum of the next two
+	DuplicatesByKey   int     `json:"duplicates_by_key"`   // records skipped because their id was claimed
+	DuplicatesByFence int     `json:"duplicates_by_fence"` // records that the reset asked for and the cursors did not go back to
+	Redelivered       int     `json:"redelivered"`         // records fetched again after a kill or restart, or produced a second time
+	Parked            int     `json:"parked"`              // messages set aside
+	Kills             int     `json:"kills"`               // SIGKILLs
+	KillsInBatch      int     `json:"kills_in_batch"`      // of them in the middle of a batch
+	PaymentCalls      int     `json:"payment_calls"`       // raw calls at the payment endpoint
+	PaymentFaults     int     `json:"payment_faults"`      // calls that it failed on purpose
+	Payments          int     `json:"payments"`            // distinct keys that it has charged
+	Missing           int     `json:"missing"`             // messages neither applied nor parked
+	Doubled           int     `json:"doubled"`             // messages applied more than once
+	Seconds           float64 `json:"seconds"`             // from the first record to the last call
+	OK                bool    `json:"ok"`                  // everything above is as it must be
+	Error             string  `json:"error,omitempty"`     // why the run did not come to its end
+	Postgres          string  `json:"postgres"`            // what was used
+	Kafka             string  `json:"kafka"`               //
+	Scope             string  `json:"scope"`               // also the topic, the group and the sink
+
+	verdict      verdict
+	parkedBy     map[string]int // by reason
+	kills        int            // asked for
+	afterKill    int            // part of Redelivered
+	userMessages bool
+}
+
+// makeReport reads what is there, and judges.
+func (d *demo) makeReport(ctx context.Context, took time.Duration) (report, error) {
+	f, err := d.collect(ctx)
+	if err != nil {
+		return report{}, fmt.Errorf("reading the outcome: %w", err)
+	}
+	delivered, refetched, err := readJournal(d.journal)
+	ends, endsErr := d.servers.Kafka.Ends(ctx, d.topic, d.opts.partitions)
+	if err := errors.Join(err, endsErr); err != nil {
+		return report{}, fmt.Errorf("reading the outcome: %w", err)
+	}
+	r := report{
+		Unique: len(f.ids), Delivered: delivered, Effects: sum(f.effects), Parked: sum(f.parked), DuplicatesByFence: int(d.rewound),
+		Redelivered: refetched + d.second, Kills: d.kills + d.fleet.strayKills(), KillsInBatch: d.inBatch, Seconds: took.Seconds(),
+		Postgres: d.servers.Postgres.How, Kafka: d.servers.Kafka.How, Scope: d.scope(), verdict: judge(f), parkedBy: f.reasons,
+		kills: d.opts.kills, afterKill: refetched, userMessages: d.stream.lines != nil,
+	}
+	for _, end := range ends {
+		r.Produced += int(end)
+	}
+	// Every record of the log is applied, parked or skipped.
+	r.DuplicatesByKey = r.Produced - r.Effects - r.Parked
+	r.Duplicates = r.DuplicatesByKey + r.DuplicatesByFence
+	r.PaymentCalls, r.Payments, r.PaymentFaults = d.payments.count()
+	for _, fault := range r.verdict.faults {
+		switch fault.what {
+		case faultMissing:
+			r.Missing = len(fault.ids)
+		case faultDoubled:
+			r.Doubled = len(fault.ids)
+		}
+	}
+	r.OK = r.verdict.ok() && r.Effects+r.Parked == r.Unique && r.Payments == r.Effects && r.KillsInBatch >= r.kills
+	return r, nil
+}
+
+// write prints the table, and what it proves or what is wrong.
+func (r report) write(w io.Writer, paint func(color, s string) string) {
+	row := func(name string, n int, note string, args ...any) {
+		line := fmt.Sprintf("  %-14s %11s   %s", name, count(int64(n)), fmt.Sprintf(note, args...))
+		_, _ = fmt.Fprintln(w, strings.TrimRight(line, " "))
+	}
+	_, _ = fmt.Fprintln(w)
+	row("unique", r.Unique, "messages, by their ids")
+	row("produced", r.Produced, "records: copies, and everything a second time")
+	row("delivered", r.Delivered, "times the handler was entered")
+	row("redelivered", r.Redelivered, "%s after a kill, the rest by second production", count(int64(r.afterKill)))
+	row("duplicates", r.Duplicates, "suppressed: %s by key, %s by fence", count(int64(r.DuplicatesByKey)), count(int64(r.DuplicatesByFence)))
+	row("kills", r.Kills, "SIGKILLs, %d of them in mid-batch", r.KillsInBatch)
+	row("effects", r.Effects, "rows written by the handler")
+	row("parked", r.Parked, "%s", r.parkedNote())
+	row("payment_calls", r.PaymentCalls, "%s of them failed by the endpoint, on purpose", count(int64(r.PaymentFaults)))
+	row("payments", r.Payments, "distinct keys charged")
+	_, _ = fmt.Fprintln(w)
+	if r.OK {
+		_, _ = fmt.Fprintln(w, paint(green, "ok")+"  "+wrap(r.sentence(), 76, "    "))
+		return
+	}
+	for _, f := range r.verdict.faults {
+		_, _ = fmt.Fprintln(w, paint(red, "WRONG")+"  "+wrap(f.String(), 72, "       "))
+	}
+	if r.KillsInBatch < r.kills {
+		_, _ = fmt.Fprintln(w, paint(red, "WRONG")+"  "+fmt.Sprintf("%d of %d kills hit a batch in progress", r.KillsInBatch, r.kills))
+	}
+	if r.Effects+r.Parked != r.Unique || r.Payments != r.Effects {
+		_, _ = fmt.Fprintln(w, paint(red, "WRONG")+"  "+fmt.Sprintf("effects %d + parked %d against unique %d; payments %d", r.Effects, r.Parked, r.Unique, r.Payments))
+	}
+}
+
+// sentence says what the table proves, and no more.
+func (r report) sentence() string {
+	s := fmt.Sprintf("Delivered at least once, applied once: each of the %s messages has exactly one effect (%s) or is parked (%s), never both, "+
+		"and each effect was charged under exactly one key, although ", count(int64(r.Unique)), count(int64(r.Effects)), count(int64(r.Parked)))
+	if r.Kills > 0 {
+		s += fmt.Sprintf("%s, ", plural(r.Kills, "worker process was", "worker processes were")+" killed with SIGKILL")
+	}
+	return s + fmt.Sprintf("the group's offsets were reset, everything was produced twice, and %s of %s payment calls failed.",
+		count(int64(r.PaymentFaults)), count(int64(r.PaymentCalls)))
+}
+
+func (r report) parkedNote() string {
+	var reasons []string
+	for reason, n := range r.parkedBy {
+		reasons = append(reasons, fmt.Sprintf("%s: %s", reason, count(int64(n))))
+	}
+	slices.Sort(reasons)
+	note := "set aside"
+	if len(reasons) > 0 {
+		note += ", " + strings.Join(reasons, ", ")
+	}
+	if r.parkedBy["permanent"] > 0 && !r.userMessages {
+		note += " (bad orders)"
+	}
+	return note
+}
+
+// shown is how many ids of a fault are named.
+const shown = 10
+
+func (f fault) String() string {
+	if len(f.ids) == 0 {
+		return f.what
+	}
+	more := ""
+	if len(f.ids) > shown {
+		more = ", ..."
+	}
+	return fmt.Sprintf("%s: %d (%s%s)", f.what, len(f.ids), strings.Join(f.ids[:min(len(f.ids), shown)], ", "), more)
+}
+
+// count writes a number with commas.
+func count(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return count(int64(n)) + " " + many
+}
+
+// wrap breaks text into lines of a width; all but the first are indented.
+func wrap(text string, width int, indent string) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+		case column+1+len(word) > width:
+			b.WriteString("\n" + indent)
+			column = 0
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/onlyonce/onlyonce/examples/internal/servers"
+)
+
+// demo is one run: the stream, the servers, the workers, and what was done to them.
+type demo struct {
+	opts     options
+	stream   *stream
+	rest     []record // of the stream, not yet produced
+	servers  *servers.Servers
+	screen   *screen
+	payments *payments
+	fleet    *fleet
+	writer   *kafka.Writer
+	run      string // names everything of this run
+	topic    string
+	journal  string // file
+	opened   bool   // the workers have come to own the partitions
+
+	written atomic.Int64 // records acknowledged
+	kills   int          // SIGKILLs
+	inBatch int          // SIGKILLs that hit a batch in progress
+	second  int          // records of the second production
+	rewound int64        // how far the group's committed offsets were set back, and the cursors were not
+}
+
+// stopTimeout bounds how long workers may take to leave.
+const stopTimeout = 30 * time.Second
+
+// slice is how many records are written at a time.
+const slice = 2000
+
+// newDemo names a run. Its scope, topic, group, sink and rows are its own, so that one database serves any number of runs.
+func newDemo(o options, s *stream, srv *servers.Servers, screen *screen) *demo {
+	run := strings.ToLower(rand.Text()[:8])
+	return &demo{opts: o, stream: s, rest: s.records, servers: srv, screen: screen, run: run, topic: "quickstart-" + run}
+}
+
+// scope is also the name of the group, the topic and the sink.
+func (d *demo) scope() string { return d.topic }
+
+// perform plays all acts. Whatever it returns, its workers are gone.
+func (d *demo) perform(ctx context.Context) (err error) {
+	if err := d.open(ctx); err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, d.fleet.stop(stopTimeout), d.writer.Close(), d.payments.close())
+	}()
+	for _, act := range []func(context.Context) error{d.firstKills, d.rebalance, d.otherKills, d.finishStream, d.resetOffsets, d.produceAgain} {
+		if err := act(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// open makes what the run needs, and starts the workers.
+func (d *demo) open(ctx context.Context) error {
+	if err := d.createTable(ctx); err != nil {
+		return err
+	}
+	k := d.servers.Kafka
+	if err := k.CreateTopic(ctx, d.topic, d.opts.partitions); err != nil {
+		return err
+	}
+	d.writer = k.Writer(d.topic)
+	journal, err := os.CreateTemp("", "onlyonce-quickstart-*.journal")
+	if err != nil {
+		return err
+	}
+	d.journal = journal.Name()
+	if err := journal.Close(); err != nil {
+		return err
+	}
+	if d.payments, err = startPayments(); err != nil {
+		return err
+	}
+	d.fleet = newFleet(workerConfig{
+		Postgres: d.servers.Postgres.URL, Kafka: k.Address, Session: k.SessionTimeout, Group: d.scope(), Topic: d.topic,
+		Run: d.run, Scope: d.scope(), Pointer: d.opts.pointer, Sink: d.scope(), Payments: d.payments.URL, Journal: d.journal,
+		BatchSize: d.batchSize(), Connections: int32(min(d.opts.partitions, 8) + 2),
+	}, d.screen.verbose)
+	d.screen.live(d.line)
+	d.screen.step("topic %s with %d partitions; payment endpoint at %s", d.topic, d.opts.partitions, d.payments.URL)
+	if err := d.startWorkers(ctx, "start"); err != nil {
+		return errors.Join(err, d.fleet.stop(stopTimeout), d.writer.Close(), d.payments.close())
+	}
+	d.opened = true
+	return nil
+}
+
+// batchSize makes batches so small that a short stream still has some for each kill to hit.
+func (d *demo) batchSize() int {
+	return min(max(len(d.stream.records)/(d.opts.kills+2)/d.opts.partitions/4, 5), 100)
+}
+
+// startWorkers starts the usual number of workers and waits until they own every partition.
+func (d *demo) startWorkers(ctx context.Context, what string) error {
+	mark := d.fleet.mark()
+	for range d.opts.workers {
+		if _, err := d.fleet.start(); err != nil {
+			return err
+		}
+	}
+	if err := d.waitOwned(ctx, mark); err != nil {
+		return err
+	}
+	d.screen.step("%s: %d worker processes share the partitions", what, d.opts.workers)
+	return nil
+}
+
+// produce writes records and waits until they are acknowledged.
+func (d *demo) produce(ctx context.Context, records []record) error {
+	for len(records) > 0 {
+		n := min(slice, len(records))
+		messages := make([]kafka.Message, n)
+		for i, r := range records[:n] {
+			messages[i] = d.stream.kafka(r, d.opts.partitions)
+		}
+		if err := d.writer.WriteMessages(ctx, messages...); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return fmt.Errorf("producing: %w", err)
+		}
+		d.written.Add(int64(n))
+		records = records[n:]
+		if err := d.fleet.failure(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
