@@ -26,7 +26,7 @@ func (c *Consumer) own(ctx context.Context, p Partition) error {
 			err = w.run(ctx)
 		}
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the partition is given up, whatever the work ended with
 		}
 		var halt *HaltError
 		wait := haltRecheck

@@ -189,8 +189,12 @@ func (w *worker) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 		return
 	}
 	var outcomes []int16
-	if err := tx.EngineRow(ctx, stepClaim, claimSQL, hashes, fingerprints).Scan(&outcomes); err != nil || len(outcomes) != len(index) {
-		tx.Fail(stepClaim, fmt.Errorf("%d outcomes for %d keys: %v", len(outcomes), len(index), err))
+	if err := tx.EngineRow(ctx, stepClaim, claimSQL, hashes, fingerprints).Scan(&outcomes); err != nil {
+		tx.Fail(stepClaim, err)
+		return
+	}
+	if len(outcomes) != len(index) {
+		tx.Fail(stepClaim, fmt.Errorf("%d outcomes for %d keys", len(outcomes), len(index)))
 		return
 	}
 	for n, o := range outcomes {

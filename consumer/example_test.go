@@ -11,9 +11,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
@@ -94,6 +97,44 @@ func TestReadmeShowsThisCode(t *testing.T) {
 		if !strings.Contains(readme, "```go\n"+code+"\n```") {
 			t.Errorf("README.md does not show the part %q as it stands here", source[p[2]:p[3]])
 		}
+	}
+}
+
+// It also runs, here on a fake broker: one order, which its producer sends twice, holds its stock and asks for its charge once.
+func TestReadmeCodeRuns(t *testing.T) {
+	t.Parallel()
+	brokers := kafkatest.Fake(t)
+	r := newRig(t, 1)
+	r.exec(`create table stock (sku text primary key, held int not null)`)
+	r.exec(`insert into stock values ('tea', 0)`)
+	kafka, err := kgo.NewClient(kgo.SeedBrokers(brokers...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kafka.Close()
+	if _, err := kadm.NewClient(kafka).CreateTopic(t.Context(), 1, 1, nil, "orders"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		err := kafka.ProduceSync(t.Context(), &kgo.Record{
+			Topic: "orders", Value: []byte(`{"id": "order-17", "sku": "tea", "qty": 3}`),
+			Headers: []kgo.RecordHeader{{Key: "message-id", Value: []byte("order-17")}},
+		}).FirstErr()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- consume(ctx, r.pool, brokers) }()
+	r.reaches(0, 2)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("consume: %v", err)
+	}
+	if held, calls := r.count(`select held from stock`), r.count(`select count(*) from onlyonce.outbox`); held != 3 || calls != 1 {
+		t.Errorf("held %d, want 3; %d calls, want 1", held, calls)
 	}
 }
 

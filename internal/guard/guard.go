@@ -132,7 +132,8 @@ func (t *Tx) Commit(timeout time.Duration) error {
 		return t.failure
 	}
 	if tag.String() != "COMMIT" {
-		return t.fail(stepCommit, fmt.Errorf("COMMIT was answered with %q: %w", tag, pgx.ErrTxCommitRollback))
+		t.fail(stepCommit, fmt.Errorf("COMMIT was answered with %q: %w", tag, pgx.ErrTxCommitRollback))
+		return t.failure
 	}
 	t.committed = true
 	return nil
@@ -162,11 +163,10 @@ func (t *Tx) Lost() bool { return t.conn.PgConn().IsClosed() }
 func (t *Tx) Fail(step string, err error) { t.fail(step, err) }
 
 // fail keeps the first failure.
-func (t *Tx) fail(step string, err error) *Failure {
+func (t *Tx) fail(step string, err error) {
 	if t.failure == nil {
 		t.failure = &Failure{Step: step, Err: err}
 	}
-	return t.failure
 }
 
 // ready says whether the handler may send something now.
@@ -177,11 +177,11 @@ func (t *Tx) ready(sql string) error {
 	if t.failure != nil {
 		return t.failure
 	}
-	if t.open != nil {
-		return t.fail("", ErrRowsOpen)
+	switch {
+	case t.open != nil:
+		t.fail("", ErrRowsOpen)
+	case controls(sql):
+		t.fail("", fmt.Errorf("%w: %.40q", ErrControl, sql))
 	}
-	if controls(sql) {
-		return t.fail("", fmt.Errorf("%w: %.40q", ErrControl, sql))
-	}
-	return nil
+	return t.err()
 }

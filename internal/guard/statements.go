@@ -70,7 +70,7 @@ func (t *Tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []strin
 	}
 	n, err := t.conn.CopyFrom(ctx, table, columns, src)
 	if err != nil {
-		return n, t.fail("", err)
+		t.fail("", err)
 	}
 	t.check()
 	return n, t.err()
