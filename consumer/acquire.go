@@ -107,7 +107,7 @@ func (w *worker) decideStart(ctx context.Context) error {
 		return fmt.Errorf("committed offset of %s/%d: %w", id.Topic, id.Partition, err)
 	}
 	if strings.HasPrefix(metadata, metadataMark) {
-		return &HaltError{Scope: c.cfg.Scope, Topic: id.Topic, Partition: id.Partition, Position: offset, Reason: HaltHistoryLost,
+		return &HaltError{Scope: c.cfg.Scope, Group: c.source.Group(), Topic: id.Topic, Partition: id.Partition, Position: offset, Reason: HaltHistoryLost,
 			Detail: fmt.Sprintf("group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, an older copy, or was the scope renamed?",
 				c.source.Group(), offset, metadata)}
 	}
@@ -201,7 +201,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 }
 
 func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError {
-	return &HaltError{Scope: w.c.cfg.Scope, Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos,
+	return &HaltError{Scope: w.c.cfg.Scope, Group: w.c.source.Group(), Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos,
 		Reason: reason, Detail: fmt.Sprintf(detail, args...)}
 }
 

@@ -3,6 +3,8 @@ package consumer
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -56,6 +58,7 @@ const (
 // command resolves it. Other partitions go on; this one looks again every few seconds.
 type HaltError struct {
 	Scope     string
+	Group     string // that this process is a member of
 	Topic     string
 	Partition int32
 	Position  int64
@@ -68,13 +71,27 @@ func (e *HaltError) Error() string {
 		e.Topic, e.Partition, e.Position, e.Reason, e.Detail, e.Command())
 }
 
-// Command is the command that resolves the halt. Where it has a choice to make, the operator fills in OFFSET.
+// Command is the command that resolves the halt, for a POSIX shell. The operator fills in OFFSET, where the halt leaves a
+// choice, and WHY.
 func (e *HaltError) Command() string {
-	at := ""
-	if e.Reason != HaltForeignGroup {
-		at = " -at OFFSET"
+	args := []string{"onlyonce", "cursor", "adopt", "-scope", quote(e.Scope), "-topic", quote(e.Topic), "-partition", strconv.Itoa(int(e.Partition))}
+	if e.Reason == HaltForeignGroup {
+		args = append(args, "-group", quote(e.Group)) // by name: otherwise the old group, if it lives, may be faster
+	} else {
+		args = append(args, "-at", "OFFSET")
 	}
-	return fmt.Sprintf("onlyonce cursor adopt -scope %q -topic %q -partition %d%s -reason WHY", e.Scope, e.Topic, e.Partition, at)
+	return strings.Join(append(args, "-reason", "WHY"), " ")
+}
+
+// quote makes a word for a POSIX shell.
+func quote(s string) string {
+	plain := func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_./:", r))
+	}
+	if s != "" && strings.IndexFunc(s, plain) < 0 {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // errMoved says that the position is mine and somewhere else than this process thought: an operator set it, or an

@@ -35,10 +35,10 @@ func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	if err := json.Unmarshal(m.Value, &o); err != nil {
 		return consumer.Permanent(err) // set aside at once: no retry will mend it
 	}
-	tx.Queue(`update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU) // commits with the message's id, or not at all
-	return outbox.Enqueue(ctx, tx, outbox.Call{                                // sent after the commit, always under the key that derives from the message
-		Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value,
-	})
+	// Commits with the message's id and position, or not at all.
+	tx.Queue(`update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)
+	// Sent after the commit, under a key that derives from the message: the same however often this runs.
+	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value})
 }
 
 func consume(ctx context.Context, pool *pgxpool.Pool, brokers []string) error {

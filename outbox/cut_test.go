@@ -111,7 +111,7 @@ func TestUnknownCommits(t *testing.T) {
 			}
 			sink := newScripted(accept)
 			relayConfig := testConfig(sink)
-			relayConfig.LeaseTTL, relayConfig.Concurrency = 1500*time.Millisecond, 4
+			relayConfig.LeaseTTL, relayConfig.Concurrency = 3*time.Second, 4
 			direct := r.pool
 			r.pool = cut
 			x := r.start(relayConfig)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,11 +34,27 @@ func (f *fixture) consume(log *consumertest.Log, group string) (halts <-chan *co
 	ctx, cancel := context.WithCancel(context.WithoutCancel(f.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	return halted, func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			f.t.Errorf("Run: %v", err)
 		}
+	})
+	f.t.Cleanup(stop)
+	return halted, stop
+}
+
+// next returns the next halt.
+func next(t *testing.T, halts <-chan *consumer.HaltError) *consumer.HaltError {
+	t.Helper()
+	deadline := time.NewTimer(30 * time.Second)
+	defer deadline.Stop()
+	select {
+	case h := <-halts:
+		return h
+	case <-deadline.C:
+		t.Fatal("no halt")
+		return nil
 	}
 }
 
@@ -98,7 +115,7 @@ func TestAdoptResolvesEveryHalt(t *testing.T) {
 			stop()
 			c.breaks(f, log)
 			halts, stop := f.consume(log, c.group)
-			h := <-halts
+			h := next(t, halts)
 			if h.Reason != c.reason {
 				t.Errorf("halted for %s: %v", h.Reason, h)
 			}
@@ -138,12 +155,13 @@ func TestAdoptWithoutOffsetDoesNotAdmitANewTopic(t *testing.T) {
 	}
 	log.DeleteBefore(0, 5)
 	halts, stop := f.consume(log, "g2")
-	if h := <-halts; h.Reason != consumer.HaltForeignGroup {
+	if h := next(t, halts); h.Reason != consumer.HaltForeignGroup {
 		t.Fatalf("halt: %v", h)
 	}
 	f.run(adoptArgs("-yes")...).want(t, statusGood)
-	var h *consumer.HaltError
-	for h = <-halts; h.Reason == consumer.HaltForeignGroup; h = <-halts {
+	h := next(t, halts)
+	for h.Reason == consumer.HaltForeignGroup { // it looked again before it was let in
+		h = next(t, halts)
 	}
 	stop()
 	if h.Reason != consumer.HaltNewTopic {

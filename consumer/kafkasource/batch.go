@@ -87,9 +87,9 @@ func parseBatch(b []byte) (batch, error) {
 	base := int64(binary.BigEndian.Uint64(b))
 	magic := int8(b[magicAt])
 	switch {
-	case magic < 2:
+	case magic == 0 || magic == 1:
 		return parseOldMessage(b, base, magic)
-	case magic > 2:
+	case magic != 2:
 		return batch{}, fmt.Errorf("%w at offset %d: message format %d is not known", errBatch, base, magic)
 	case len(b) < headerSize:
 		return batch{}, fmt.Errorf("%w at offset %d: %d bytes long", errBatch, base, len(b))

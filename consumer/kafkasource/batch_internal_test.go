@@ -206,12 +206,12 @@ func TestMalformedRecords(t *testing.T) {
 // The formats before 0.11, as kafka-go writes them.
 func TestOldMessages(t *testing.T) {
 	at := time.UnixMilli(1_500_000_000_000)
-	recs := []protocol.Record{
-		{Key: protocol.NewBytes([]byte("k")), Value: protocol.NewBytes([]byte("v")), Time: at},
-		{Value: protocol.NewBytes([]byte{}), Time: at},
-		{Key: protocol.NewBytes([]byte("gone")), Time: at},
-	}
 	for _, c := range []compress.Compression{compress.None, compress.Gzip, compress.Snappy, compress.Lz4} {
+		recs := []protocol.Record{
+			{Key: protocol.NewBytes([]byte("k")), Value: protocol.NewBytes([]byte("v")), Time: at},
+			{Value: protocol.NewBytes([]byte{}), Time: at},
+			{Key: protocol.NewBytes([]byte("gone")), Time: at},
+		}
 		var buf bytes.Buffer
 		set := protocol.RecordSet{Version: 1, Attributes: protocol.Attributes(c), Records: protocol.NewRecordReader(recs...)}
 		if _, err := set.WriteTo(&buf); err != nil {

@@ -26,7 +26,6 @@ type span struct {
 
 // genLog draws a log: producers with interleaved transactions, most of them ended, among batches without one.
 func genLog(t *rapid.T) (log []event, aborted []span, stable int64) {
-	const open, none = -1, -2
 	next := int64(0)
 	first := map[int64]int64{}   // of the open transaction
 	batches := map[int64][]int{} // indexes of its batches
@@ -169,5 +168,18 @@ func TestControlBatchMalformed(t *testing.T) {
 		if _, _, err := readCommitted(batches, nil, 0, 10); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+}
+
+// A batch whose end was removed is passed over to where it ended, or a fetch from behind its last record would return it for ever.
+func TestPositionIsBehindRemovedRecords(t *testing.T) {
+	raw := encodeBatch(batch{base: 10, last: 19, producer: -1}, []rawRecord{{delta: 2}, {delta: 5}})
+	raw = append(raw, encodeBatch(batch{base: 20, last: 24, producer: -1}, nil)...)
+	batches, err := splitBatches(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kept, next, err := readCommitted(batches, nil, 16, 100); next != 25 || len(kept) != 2 || err != nil {
+		t.Errorf("kept %d batches, position %d, %v", len(kept), next, err)
 	}
 }

@@ -39,7 +39,9 @@ func TestCancelLeavesNothing(t *testing.T) {
 			"while joining still": 30 * time.Millisecond, "while reading": 400 * time.Millisecond} {
 			check := leaks(t)
 			ctx, cancel := context.WithTimeout(t.Context(), after)
-			err := kafkasource.New(quick(brokers, topic)).Run(ctx, func(ctx context.Context, p consumer.Partition) error {
+			cfg := quick(brokers, topic)
+			cfg.FetchMaxWait = 20 * time.Second // the broker holds on to a fetch that nobody waits for any more
+			err := kafkasource.New(cfg).Run(ctx, func(ctx context.Context, p consumer.Partition) error {
 				for from := int64(0); ctx.Err() == nil; {
 					f, err := p.Fetch(ctx, from)
 					if err == nil {
@@ -78,29 +80,12 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		cfg := quick(brokers, topic)
-		stuck, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{ID: cfg.GroupID, Brokers: brokers, Topics: cfg.Topics,
-			SessionTimeout: 30 * time.Second, RebalanceTimeout: 30 * time.Second, HeartbeatInterval: 100 * time.Millisecond})
-		if err != nil {
-			t.Fatal(err)
-		}
-		gen, err := stuck.Next(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		told, release := make(chan struct{}), make(chan struct{})
-		gen.Start(func(ctx context.Context) {
-			<-ctx.Done()
-			close(told)
-			<-release
-		})
-		defer func() {
-			close(release)
-			_ = stuck.Close()
-		}()
+		other := stuckMember(t, brokers, cfg)
+		<-other.joined
 		check := leaks(t)
 		m := newMember(t)
 		m.run(cfg)
-		<-told // it is asked to let go, because the other one has begun to join
+		<-other.told // it is asked to let go, because the other one has begun to join
 		started := time.Now()
 		if err := m.leave(); err != nil {
 			t.Error(err)
@@ -109,5 +94,77 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 			t.Errorf("Run returned %v after the cancel", d)
 		}
 		check()
+		close(other.release)
 	})
+}
+
+// The same, for a member that the group knows: it is also signed off, so that its partitions are not assigned to nobody.
+func TestCancelWhileTheGroupRebalancesAgain(t *testing.T) {
+	onBothInTurn(t, func(t *testing.T, brokers []string) {
+		topic := kafkatest.Topic(t, brokers, 2, nil)
+		cfg := quick(brokers, topic)
+		cfg.SessionTimeout, cfg.RebalanceTimeout = 30*time.Second, 30*time.Second
+		m := newMember(t)
+		m.run(cfg)
+		m.holdsExactly(2)
+		stuck := stuckMember(t, brokers, cfg)
+		<-stuck.joined
+		m.holdsExactly(1)
+		third := stuckMember(t, brokers, cfg) // makes the group rebalance, which the stuck one prevents
+		<-stuck.told
+		m.holdsExactly(0)
+		started := time.Now()
+		if err := m.leave(); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(started); d > 8*time.Second {
+			t.Errorf("Run returned %v after the cancel", d)
+		}
+		groups, err := admin(t, brokers).DescribeGroups(t.Context(), cfg.GroupID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(groups[cfg.GroupID].Members); n != 2 {
+			t.Errorf("the group has %d members, want the two that are left", n)
+		}
+		close(stuck.release)
+		<-third.joined
+		close(third.release)
+	})
+}
+
+// stuck is a member that does not let its partitions go until it is released.
+type stuck struct {
+	joined, told, release chan struct{}
+}
+
+func stuckMember(t *testing.T, brokers []string, cfg kafkasource.Config) *stuck {
+	t.Helper()
+	s := &stuck{joined: make(chan struct{}), told: make(chan struct{}), release: make(chan struct{})}
+	group, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{ID: cfg.GroupID, Brokers: brokers, Topics: cfg.Topics,
+		SessionTimeout: 30 * time.Second, RebalanceTimeout: 30 * time.Second, HeartbeatInterval: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		gen, err := group.Next(t.Context())
+		if err != nil {
+			t.Errorf("the stuck member: %v", err)
+			close(s.joined)
+			return
+		}
+		gen.Start(func(ctx context.Context) {
+			<-ctx.Done()
+			close(s.told)
+			<-s.release
+		})
+		close(s.joined)
+	}()
+	t.Cleanup(func() {
+		<-done
+		_ = group.Close()
+	})
+	return s
 }

@@ -193,3 +193,45 @@ func TestAbortedTailIsPassedOver(t *testing.T) {
 		}
 	})
 }
+
+// A topic that was compacted once and is not any more has holes, and batches that end in one.
+func TestOnceCompactedTopic(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t)
+	brokers := c.ListenAddrs()
+	topic := kafkatest.Topic(t, brokers, 1, map[string]string{"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"})
+	cl := producer(t, brokers)
+	for range 5 {
+		var recs []*kgo.Record
+		for i := range 6 {
+			recs = append(recs, &kgo.Record{Topic: topic, Key: []byte{byte(i % 4)}, Value: []byte("v")})
+		}
+		if err := cl.ProduceSync(t.Context(), recs...).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Compact()
+	adm := admin(t, brokers)
+	policy := "delete"
+	if _, err := adm.AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Op: kadm.SetConfig, Name: "cleanup.policy", Value: &policy}}, topic); err != nil {
+		t.Fatal(err)
+	}
+	for _, limit := range []int{1, 1 << 20} {
+		cfg := quick(brokers, topic)
+		cfg.FetchMaxBytes = limit
+		m := join(t, cfg)
+		h := m.holds(topic, 0)
+		start, stable, err := h.Bounds(h.ctx) // kfake lets the log begin with its first batch
+		if err != nil {
+			t.Fatal(err)
+		}
+		for from := start; from < stable; from++ {
+			if got := h.readTo(t, from, stable); int64(len(got)) > stable-from || from == start && (len(got) < 4 || int64(len(got)) == stable-start) {
+				t.Errorf("limit %d: %d messages from %d to %d after compaction", limit, len(got), from, stable)
+			}
+		}
+		if err := m.leave(); err != nil {
+			t.Error(err)
+		}
+	}
+}
