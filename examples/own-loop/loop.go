@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -35,9 +36,9 @@ func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope s
 		if err != nil {
 			return fmt.Errorf("partition %d, offset %d: %w", m.Partition, m.Offset, err)
 		}
-		// Only now. A crash before this line costs a redelivery, which is then a duplicate.
+		// Only now. A crash before this line, or an error (a rebalance came between), costs a redelivery, which is then a duplicate.
 		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
-			return err
+			slog.Warn("own-loop: offset not committed", "partition", m.Partition, "offset", m.Offset, "error", err)
 		}
 		tell(outcome)
 	}

@@ -76,6 +76,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	switch {
 	case ctx.Err() != nil:
 		status = fail(130, errors.New("interrupted"))
+	case err != nil && !p.begun:
+		status = fail(2, err)
 	case err != nil:
 		status = fail(1, err)
 	default:

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +18,7 @@ import (
 const (
 	partitions = 4
 	loops      = 2
+	patience   = 5 * time.Minute
 	conflicts  = 3 // orders whose id is used again, by mistake, for another order
 )
 
@@ -34,6 +35,7 @@ type proof struct {
 	scope    string // also the topic and the group
 	say      func(string)
 	ids      []string
+	begun    bool            // the servers took what was made first: what fails now is no fault of the surroundings
 	outcomes [3]atomic.Int64 // by dedupe.Outcome
 }
 
@@ -84,6 +86,7 @@ func (p *proof) perform(ctx context.Context, messages int, duplicates float64) (
 	if err := k.CreateTopic(ctx, p.scope, partitions); err != nil {
 		return r, err
 	}
+	p.begun = true
 	if r.Produced, err = p.produce(ctx, messages, duplicates); err != nil {
 		return r, err
 	}
@@ -98,7 +101,7 @@ func (p *proof) perform(ctx context.Context, messages int, duplicates float64) (
 	if _, err := dedupe.Claim(ctx, held, dedupe.Key{Scope: p.scope, ID: p.ids[0], Fingerprint: dedupe.FingerprintOf(body(p.ids[0], 0))}); err != nil {
 		return r, err
 	}
-	err = p.consume(ctx, int64(r.Produced), func(ctx context.Context) error {
+	err = p.consume(ctx, func(ctx context.Context) error {
 		if r.Waited, err = p.waits(ctx, held.Conn().PgConn().PID()); err != nil {
 			return err
 		}
@@ -112,13 +115,15 @@ func (p *proof) perform(ctx context.Context, messages int, duplicates float64) (
 	if err := k.Reset(ctx, p.scope, p.scope, partitions); err != nil {
 		return r, err
 	}
-	if err := p.consume(ctx, 2*int64(r.Produced), func(context.Context) error { return nil }); err != nil {
+	if err := p.consume(ctx, func(context.Context) error { return nil }); err != nil {
 		return r, err
 	}
 	return p.judge(ctx, r)
 }
 
-func body(id string, version int) []byte { return fmt.Appendf(nil, `{"id":%q,"version":%d}`, id, version) }
+func body(id string, version int) []byte {
+	return fmt.Appendf(nil, `{"id":%q,"version":%d}`, id, version)
+}
 
 // produce writes the orders, copies of some, and for a few of the ids another order.
 func (p *proof) produce(ctx context.Context, n int, duplicates float64) (int, error) {
@@ -141,47 +146,58 @@ func (p *proof) produce(ctx context.Context, n int, duplicates float64) (int, er
 	return len(all), errors.Join(w.WriteMessages(ctx, all...), w.Close())
 }
 
-// consume runs the loops until they have dealt with so many messages in all; meanwhile it does something.
-func (p *proof) consume(ctx context.Context, until int64, meanwhile func(context.Context) error) error {
+// consume runs the loops until the group has committed every record; meanwhile it does something.
+func (p *proof) consume(ctx context.Context, meanwhile func(context.Context) error) error {
 	k := p.servers.Kafka
 	dialer, err := k.Dialer()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("the loops are stuck"))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("the loops are stuck: not everything is committed after %v", patience))
 	defer cancel()
-	enough := make(chan struct{})
-	var once sync.Once
-	ended := make(chan error, loops+1)
-	loopCtx, stop := context.WithCancel(ctx)
-	defer stop()
+	loopCtx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	ended := make(chan error, loops)
 	for range loops {
 		reader := kafka.NewReader(kafka.ReaderConfig{Brokers: k.Address.Brokers, Dialer: dialer, GroupID: p.scope, Topic: p.scope,
 			SessionTimeout: k.SessionTimeout, HeartbeatInterval: k.SessionTimeout / 5, MaxWait: 100 * time.Millisecond})
 		go func() {
-			err := loop(loopCtx, p.servers.Postgres.Pool, reader, p.scope, func(o dedupe.Outcome) {
-				p.outcomes[o].Add(1)
-				if p.delivered() >= until {
-					once.Do(func() { close(enough) })
-				}
-			})
-			stop() // one that fails takes the other with it
+			err := loop(loopCtx, p.servers.Postgres.Pool, reader, p.scope, func(o dedupe.Outcome) { p.outcomes[o].Add(1) })
+			if err != nil {
+				stop(err) // one that fails takes everything with it
+			}
 			ended <- errors.Join(err, reader.Close())
 		}()
 	}
 	err = meanwhile(loopCtx)
 	if err == nil {
-		select {
-		case <-enough:
-		case <-loopCtx.Done():
-			err = context.Cause(ctx)
-		}
+		err = p.committed(loopCtx)
 	}
-	stop()
+	stop(nil)
 	for range loops {
 		err = errors.Join(err, <-ended)
 	}
 	return err
+}
+
+// committed returns when the group has committed every record.
+func (p *proof) committed(ctx context.Context) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ends, err := p.servers.Kafka.Ends(ctx, p.scope, partitions)
+		if err == nil {
+			var at []int64
+			if at, err = p.servers.Kafka.Committed(ctx, p.scope, p.scope, partitions); err == nil && slices.Equal(at, ends) {
+				return nil
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
 }
 
 func (p *proof) delivered() (n int64) {

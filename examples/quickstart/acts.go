@@ -80,7 +80,10 @@ func (d *demo) produceUntilHit(ctx context.Context, s *shot) (down *shotDown, er
 			default:
 			}
 			lag, err := d.lag(ctx)
-			return lag == 0, fmt.Sprint(lag), err
+			if err != nil {
+				return false, "", err
+			}
+			return lag == 0, fmt.Sprint(lag), nil
 		})
 		if err != nil {
 			return nil, err

@@ -82,7 +82,7 @@ func (d *demo) makeReport(ctx context.Context, took time.Duration) (report, erro
 // write prints the table, and what it proves or what is wrong.
 func (r report) write(w io.Writer, paint func(color, s string) string) {
 	row := func(name string, n int, note string, args ...any) {
-		line := fmt.Sprintf("  %-14s %11s   %s", name, count(int64(n)), fmt.Sprintf(note, args...))
+		line := fmt.Sprintf("  %-13s %10s   %s", name, count(int64(n)), fmt.Sprintf(note, args...))
 		_, _ = fmt.Fprintln(w, strings.TrimRight(line, " "))
 	}
 	_, _ = fmt.Fprintln(w)

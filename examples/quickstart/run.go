@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -123,7 +124,8 @@ func (d *demo) startWorkers(ctx context.Context, what string) error {
 	return nil
 }
 
-// produce writes records and waits until they are acknowledged.
+// produce writes records and waits until they are acknowledged. What brokers refuse, or do not answer, is written again; should
+// it have arrived all the same there is one more duplicate.
 func (d *demo) produce(ctx context.Context, records []record) error {
 	for len(records) > 0 {
 		n := min(slice, len(records))
@@ -131,17 +133,27 @@ func (d *demo) produce(ctx context.Context, records []record) error {
 		for i, r := range records[:n] {
 			messages[i] = d.stream.kafka(r, d.opts.partitions)
 		}
-		if err := d.writer.WriteMessages(ctx, messages...); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
+		err := d.wait(ctx, "records to be acknowledged", func(ctx context.Context) (bool, string, error) {
+			err := d.writer.WriteMessages(ctx, messages...)
+			var each kafka.WriteErrors
+			if !errors.As(err, &each) {
+				return err == nil, fmt.Sprint(len(messages)), err
 			}
-			return fmt.Errorf("producing: %w", err)
+			var again []kafka.Message
+			for i, err := range each {
+				if err != nil {
+					again = append(again, messages[i])
+				}
+			}
+			err = each[slices.IndexFunc(each, func(err error) bool { return err != nil })]
+			messages = again
+			return false, fmt.Sprint(len(messages)), err
+		})
+		if err != nil {
+			return err
 		}
 		d.written.Add(int64(n))
 		records = records[n:]
-		if err := d.fleet.failure(); err != nil {
-			return err
-		}
 	}
 	return nil
 }

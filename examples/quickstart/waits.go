@@ -23,7 +23,7 @@ func (e *stuckError) Error() string {
 }
 
 // wait returns when cond is true. It gives up when a worker has ended by itself, and when what cond calls its progress has not
-// changed for as long as -patience says.
+// changed for as long as -patience says; "" is no progress.
 func (d *demo) wait(ctx context.Context, what string, cond func(ctx context.Context) (done bool, progress string, err error)) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
@@ -37,7 +37,7 @@ func (d *demo) wait(ctx context.Context, what string, cond func(ctx context.Cont
 			return d.fleet.failure()
 		case done && err == nil:
 			return nil
-		case err == nil && progress != last:
+		case progress != "" && progress != last:
 			last, since = progress, time.Now()
 		}
 		// An error is waited out too: a server may be away for a moment.
@@ -90,7 +90,10 @@ func (d *demo) waitOwned(ctx context.Context, mark int) error {
 func (d *demo) waitHandled(ctx context.Context) error {
 	return d.wait(ctx, "every record to be handled", func(ctx context.Context) (bool, string, error) {
 		lag, err := d.lag(ctx)
-		return lag == 0, fmt.Sprint(lag), err
+		if err != nil {
+			return false, "", err
+		}
+		return lag == 0, fmt.Sprint(lag), nil
 	})
 }
 
@@ -98,7 +101,10 @@ func (d *demo) waitHandled(ctx context.Context) error {
 func (d *demo) waitPaid(ctx context.Context) error {
 	return d.wait(ctx, "every call to be made", func(ctx context.Context) (bool, string, error) {
 		n, _, err := d.pending(ctx)
-		return n == 0, fmt.Sprint(n), err
+		if err != nil {
+			return false, "", err
+		}
+		return n == 0, fmt.Sprint(n), nil
 	})
 }
 

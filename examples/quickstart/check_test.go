@@ -1,0 +1,151 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// sound are facts that are as they must be: a and b are applied and charged, c is parked.
+func sound() facts {
+	return facts{
+		ids: []string{"a", "b", "c"}, effects: map[string]int{"a": 1, "b": 1}, parked: map[string]int{"c": 1},
+		charged: map[string]int{"a": 1, "b": 1},
+	}
+}
+
+func TestJudge(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		harm func(*facts)
+		want string // of the faults, in order
+	}{
+		{"sound", func(*facts) {}, ""},
+		{"missing", func(f *facts) { delete(f.effects, "a"); delete(f.charged, "a") }, faultMissing + ": 1 (a)"},
+		{"doubled", func(f *facts) { f.effects["a"] = 2 }, faultDoubled + ": 1 (a)"},
+		{"both", func(f *facts) { f.parked["a"] = 1 }, "applied and parked: 1 (a)"},
+		{"parked twice", func(f *facts) { f.parked["c"] = 2 }, "parked more than once: 1 (c)"},
+		{"invented", func(f *facts) { f.effects["x"] = 1; f.charged["x"] = 1 }, "applied or parked, and never produced: 1 (x)"},
+		{"unpaid", func(f *facts) { delete(f.charged, "b") }, "applied, and not charged: 1 (b)"},
+		{"paid twice", func(f *facts) { f.charged["b"] = 2 }, "charged under more than one key: 1 (b)"},
+		{"paid without an effect", func(f *facts) { f.charged["c"] = 1 }, "charged, and not applied: 1 (c)"},
+		{"other bytes", func(f *facts) { f.changed = 3 }, "3 calls came with other bytes than their key's first"},
+		{"all missing", func(f *facts) { clear(f.effects); clear(f.parked); clear(f.charged) }, faultMissing + ": 3 (a, b, c)"},
+	} {
+		f := sound()
+		c.harm(&f)
+		v := judge(f)
+		var got []string
+		for _, fault := range v.faults {
+			got = append(got, fault.String())
+		}
+		if strings.Join(got, "; ") != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+		if v.ok() != (c.want == "") {
+			t.Errorf("%s: ok is %v", c.name, v.ok())
+		}
+	}
+}
+
+func TestGenerated(t *testing.T) {
+	for _, c := range []struct {
+		n          int
+		duplicates float64
+		records    int
+	}{{1, 0, 1}, {1, 1, 2}, {10, 0.1, 11}, {1000, 0.1, 1100}, {1000, 0, 1000}, {1000, 1, 2000}, {999, 0.5, 1498}} {
+		s := generate(c.n, c.duplicates)
+		if len(s.ids) != c.n || len(s.records) != c.records {
+			t.Errorf("%d, %v: %d ids, %d records, want %d", c.n, c.duplicates, len(s.ids), len(s.records), c.records)
+		}
+		bad := 0
+		for i := range c.n {
+			m := s.kafka(record{message: i}, 7)
+			if _, err := parseOrder(m.Value); err != nil {
+				bad++
+			}
+			if again := s.kafka(record{message: i, strayed: true}, 7); string(again.Value) != string(m.Value) {
+				t.Errorf("copies of %s differ", s.ids[i])
+			} else if p := (m.WriterData.(int) + 1) % 7; again.WriterData.(int) != p {
+				t.Errorf("a strayed copy is in partition %v, want %d", again.WriterData, p)
+			}
+		}
+		if want := max(1, (c.n+249)/500); bad != want {
+			t.Errorf("%d: %d bad orders, want %d", c.n, bad, want)
+		}
+	}
+}
+
+func TestInput(t *testing.T) {
+	for _, c := range []struct{ text, pointer, want string }{
+		{`{"id":"a"}` + "\n\n" + `{"id":7}` + "\n" + `{"id":"a"}`, "/id", ""},
+		{"", "/id", "mine.jsonl: no message in it"},
+		{"{}\n{", "/id", `mine.jsonl:1: no id at -key /id: message has no id: /id: no member "id"`},
+		{"{}\n{", "/id", "mine.jsonl:2: not a JSON value"},
+		{`{"id":1.5}`, "/id", "mine.jsonl:1: no id"},
+		{`{"id":""}`, "/id", "mine.jsonl:1: no id"},
+		{`{"id":1} {"id":2}`, "/id", "mine.jsonl:1: not a JSON value"},
+		{`{"id":1,"x":1}` + "\n" + `{"id":1,"x":2}`, "/id", `mine.jsonl:2: id "1" stands in line 1 too`},
+		{`{"id":1}` + "\n" + `"` + strings.Repeat("x", longestLine) + `"`, "/id", "mine.jsonl:2: the line is longer than"},
+	} {
+		s, err := parseInput(strings.NewReader(c.text), "mine.jsonl", c.pointer, 0)
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%q: %v", c.text, err)
+		case c.want == "":
+			if !slices.Equal(s.ids, []string{"a", "7"}) || len(s.records) != 3 {
+				t.Errorf("%q: %q, %d records", c.text, s.ids, len(s.records))
+			}
+		case err == nil || !strings.Contains(err.Error(), c.want):
+			t.Errorf("%.50q: %v, want %q", c.text, err, c.want)
+		}
+	}
+}
+
+// The payment endpoint charges once for each key, however often it is called and however it answers.
+func TestPayments(t *testing.T) {
+	p := &payments{keys: map[string]paid{}}
+	body := order{ID: "a", AmountCents: 7}.charge()
+	answers := map[string]int{}
+	for range 2000 {
+		answers[p.apply("k1", body)]++
+	}
+	p.apply("", body)
+	p.apply("k2", []byte("nonsense"))
+	p.apply("k1", order{ID: "a", AmountCents: 8}.charge())
+	calls, keys, faults := p.count()
+	if calls != 2003 || keys != 1 || faults == 0 {
+		t.Errorf("%d calls, %d keys, %d faults", calls, keys, faults)
+	}
+	for _, kind := range []string{"", "refuse", "fail", "drop"} {
+		if answers[kind] == 0 {
+			t.Errorf("no answer %q: %v", kind, answers)
+		}
+	}
+	if charged, changed := p.orders(); !maps.Equal(charged, map[string]int{"a": 1}) || changed > 1 {
+		t.Errorf("%v, %d changed", charged, changed)
+	}
+}
+
+func TestText(t *testing.T) {
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1000: "-1,000", -100: "-100"} {
+		if got := count(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+	r := report{Unique: 5_000_000, Produced: 20_000_000, Effects: 5_000_000, Payments: 5_000_000, Delivered: 12_345_678, Redelivered: 10_123_456,
+		DuplicatesByKey: 15_000_000, DuplicatesByFence: 10_000_000, Duplicates: 25_000_000, Kills: 1000, KillsInBatch: 1000, OK: true,
+		PaymentCalls: 5_555_555, PaymentFaults: 155_555, parkedBy: map[string]int{"permanent": 10_000}, Parked: 10_000, afterKill: 123_456}
+	var b strings.Builder
+	r.write(&b, func(_, s string) string { return s })
+	for line := range strings.SplitSeq(b.String(), "\n") {
+		if len(line) > 80 {
+			t.Errorf("%d columns: %s", len(line), line)
+		}
+	}
+	if _, err := json.Marshal(r); err != nil {
+		t.Error(err)
+	}
+}
