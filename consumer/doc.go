@@ -23,7 +23,7 @@
 //
 //	BEGIN
 //	onlyonce.fence    moves the position from expected to next, or raises OO001
-//	onlyonce.claim    tells which keys are new (or, optimistically, raises OO003 unless all are)
+//	onlyonce.claim    tells which keys are new (or, optimistically, raises 23505 unless all are)
 //	the handler's statements, and those that set messages aside
 //	onlyonce.seal     judges deferred constraints, and allows the COMMIT
 //	COMMIT

@@ -14,7 +14,7 @@ import (
 // SQLSTATEs of the schema onlyonce.
 const (
 	codeFenceLost   = "OO001" // another owner, or another transaction, moved the position
-	codeKeyNotFresh = "OO003" // a key of the optimistic claim is not new
+	codeKeyNotFresh = "23505" // at the claim: a key of the optimistic claim is not new
 )
 
 // SQLSTATEs of PostgreSQL (Appendix A) after which the whole transaction is run again.

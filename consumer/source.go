@@ -18,7 +18,8 @@ type Source interface {
 	// The context of own ends when the partition is to be given up (a rebalance, or ctx is done); Run lets
 	// the partition go only when own has returned. When own returns [ErrOwnershipLost] while its context
 	// is alive, Run must prove membership anew (rejoin) before it hands over that partition again.
-	// Any other return value of own ends Run, which returns it.
+	// Any other return value of own ends Run, which returns it. Once own's context has ended, ErrOwnershipLost and
+	// context.Canceled count as nil.
 	//
 	// Run returns nil once ctx is done and every own has returned. Brokers that cannot be reached are
 	// retried without end, but for the first connection: that must fail with an error that names the
@@ -41,11 +42,13 @@ type Partition interface {
 	// not own the partition any more. It is never carried over into another generation.
 	Commit(ctx context.Context, offset int64, metadata string) error
 
-	// Bounds returns the first offset that the log still holds and the one after the last committed record.
+	// Bounds returns the first offset that the log still holds, and its last stable offset: everything below that is
+	// committed or aborted for good.
 	Bounds(ctx context.Context) (start, end int64, err error)
 
 	// Fetch returns committed records at or above offset from, waiting for the first a bounded time (about
-	// half a second), after which it returns none and no error. Records of aborted transactions and control
+	// half a second), after which it returns none and no error. That means that from is at the last stable offset: a broker
+	// that cannot answer is an error. Records of aborted transactions and control
 	// records are never returned, but Next passes over them. It returns an *[OutOfRangeError] when the log does not
 	// hold from, and an error that wraps [ErrIncarnation] when the topic is not the one that Identity named.
 	Fetch(ctx context.Context, from int64) (Fetched, error)

@@ -281,22 +281,16 @@ end $$;
 comment on function onlyonce.claim(uuid[], bigint[]) is
   'Claims keys in the caller''s transaction: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies.';
 
--- The optimistic claim: raises unless every key is fresh, so it may share a round trip with the effects and COMMIT.
+-- The optimistic claim: raises unless every key is fresh, so it may share a round trip with the effects and COMMIT. A plain
+-- INSERT, which raises by itself: ON CONFLICT would cost a second WAL record for each key.
 create function onlyonce.claim_fresh(keys uuid[], fingerprints bigint[]) returns void
-language plpgsql as $$
-declare
-  n bigint;
+language plpgsql as $$ -- and not sql: only plpgsql keeps its plan from call to call
 begin
   insert into onlyonce.inbox (key, fingerprint)
-    select u.k, u.f from unnest(keys, fingerprints) as u(k, f) order by u.k
-    on conflict do nothing;
-  get diagnostics n = row_count;
-  if n <> cardinality(keys) then
-    raise exception using errcode = 'OO003', message = 'onlyonce: key not new';
-  end if;
+    select u.k, u.f from unnest(keys, fingerprints) as u(k, f) order by u.k;
 end $$;
 comment on function onlyonce.claim_fresh(uuid[], bigint[]) is
-  'Claims keys or raises OO003 unless every one is new.';
+  'Claims keys, or raises 23505 (unique violation on onlyonce.inbox) unless every one is new.';
 
 -- ---------------------------------------------------------------- parked
 

@@ -12,7 +12,7 @@ type abortedTransaction struct {
 }
 
 // readCommitted chooses, from the batches that a fetch at offset from returned, those whose records are data, committed, and
-// not all below from, and returns with them the position behind everything that was looked at. It does as Kafka's own client does:
+// not all below from, and returns with them the position behind everything that was looked at (F8). It does as Kafka's own client does:
 //
 // Brokers stop at the last stable offset, so that each transaction below it is decided, and list the aborted ones that
 // touch what they return. A producer has one open transaction at a time. So a producer enters the set of aborted ones with the

@@ -73,7 +73,7 @@
 // # What of kafka-go is used, and what not
 //
 // Used: ConsumerGroup and Generation; Transport, with its connections, TLS and SASL, for all other requests; Client for
-// OffsetCommit, OffsetFetch and DescribeConfigs; its codecs. Requests that kafka-go has not, or in versions that are too old,
+// OffsetCommit and OffsetFetch; its codecs. Requests that kafka-go has not, or in versions that are too old,
 // are written and read here with kmsg, a description of Kafka's protocol without a client, and travel through the
 // same Transport (protocol.RawExchanger). Not used, because:
 //

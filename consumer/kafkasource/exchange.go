@@ -21,6 +21,7 @@ type exchange struct {
 	net     *network
 	req     kmsg.Request
 	version int16 // highest to ask for
+	least   int16 // lowest that will do
 }
 
 // leaderExchange goes to the broker that leads a partition.
@@ -42,15 +43,15 @@ var (
 )
 
 func (n *network) request(req kmsg.Request, version int16) *exchange {
-	return &exchange{net: n, req: req, version: version}
+	return &exchange{n, req, version, 0}
 }
 
-func (n *network) leaderRequest(leader int32, req kmsg.Request, version int16) *leaderExchange {
-	return &leaderExchange{exchange{n, req, version}, leader}
+func (n *network) leaderRequest(leader int32, req kmsg.Request, version, least int16) *leaderExchange {
+	return &leaderExchange{exchange{n, req, version, least}, leader}
 }
 
 func (n *network) groupRequest(req kmsg.Request, version int16) *coordinatorExchange {
-	return &coordinatorExchange{exchange{n, req, version}}
+	return &coordinatorExchange{exchange{n, req, version, 0}}
 }
 
 func (e *exchange) ApiKey() protocol.ApiKey { return protocol.ApiKey(e.req.Key()) }
@@ -126,9 +127,12 @@ func (e *exchange) negotiated(rw io.ReadWriter, broker string) (kmsg.Response, e
 	}
 	offer, ok := known.(apiVersions)[e.req.Key()]
 	version := min(offer[1], e.version)
-	if !ok || version < offer[0] {
-		return nil, fmt.Errorf("%w: broker %s takes versions %d to %d of %v, and this adapter knows those up to %d",
-			kafka.UnsupportedVersion, broker, offer[0], offer[1], e.ApiKey(), e.version)
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("%w: broker %s does not know %v", kafka.UnsupportedVersion, broker, e.ApiKey())
+	case version < max(offer[0], e.least):
+		return nil, fmt.Errorf("%w: broker %s takes versions %d to %d of %v, and this adapter needs one from %d to %d",
+			kafka.UnsupportedVersion, broker, offer[0], offer[1], e.ApiKey(), e.least, e.version)
 	}
 	e.req.SetVersion(version)
 	return e.net.roundTrip(rw, e.req)

@@ -77,7 +77,7 @@ func (p *partition) validate(ctx context.Context, from int64) error {
 	rp.Partition, rp.CurrentLeaderEpoch, rp.LeaderEpoch = p.index, p.at.epoch, r.epoch
 	rt.Topic, rt.Partitions = p.topic, append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
-	resp, err := call[*kmsg.OffsetForLeaderEpochResponse](ctx, p.net, p.net.leaderRequest(p.at.leader, req, epochEndVersion))
+	resp, err := call[*kmsg.OffsetForLeaderEpochResponse](ctx, p.net, p.net.leaderRequest(p.at.leader, req, epochEndVersion, 0))
 	if err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func (p *partition) fetchRequest(from int64) *leaderExchange {
 	if p.id.TopicID == [16]byte{} {
 		version = fetchByNameVersion
 	}
-	return p.net.leaderRequest(p.at.leader, req, version)
+	return p.net.leaderRequest(p.at.leader, req, version, fetchMinVersion)
 }
 
 // find returns the part of a response that is about this partition, nil where there is none.

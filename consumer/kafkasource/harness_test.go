@@ -2,7 +2,6 @@ package kafkasource_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -219,20 +218,6 @@ func (h *held) readTo(t *testing.T, from, end int64) []*consumer.Message {
 		t.Fatalf("position is %d, want %d", from, end)
 	}
 	return msgs
-}
-
-// failsWith fetches until there is an error, which must be target.
-func (h *held) failsWith(t *testing.T, from int64, target error) error {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; {
-		_, err := h.Fetch(h.ctx, from)
-		if errors.Is(err, target) {
-			return err
-		}
-		if err != nil || time.Now().After(deadline) {
-			t.Fatalf("fetch at %d: %v, want %v", from, err, target)
-		}
-	}
 }
 
 // admin returns a client for what tests do around the Source.

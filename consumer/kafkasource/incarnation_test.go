@@ -111,6 +111,14 @@ func TestBrokerWithoutTopicIDs(t *testing.T) {
 	}
 }
 
+// And those without transactions are refused, rather than read wrong.
+func TestBrokerTooOld(t *testing.T) {
+	t.Parallel()
+	brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(kversion.V0_10_2())).ListenAddrs()
+	topic := kafkatest.Topic(t, brokers, 1, nil)
+	wantAll(t, runFails(t, quick(brokers, topic)), "Unsupported Version", brokers[0])
+}
+
 // A topic that is gone is an error, not an empty fetch, and no reason for Run to end.
 func TestTopicDeleted(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {

@@ -30,11 +30,15 @@ const (
 	metadataVersion    = 12 // topic ids since 10
 	fetchByNameVersion = 12
 	fetchByIDVersion   = 13 // by topic id
-	fetchMinVersion    = 4  // lists of aborted transactions
 	listOffsetsVersion = 7  // leader epochs since 4
 	epochEndVersion    = 4  // OffsetForLeaderEpoch
 	heartbeatVersion   = 4
 	leaveGroupVersion  = 2 // one member a request
+	configsVersion     = 4 // DescribeConfigs
+
+	// Below these there are no transactions (Kafka 0.11).
+	fetchMinVersion       = 4
+	listOffsetsMinVersion = 2
 )
 
 // network is what one Run has of connections.

@@ -76,7 +76,7 @@ func (p *partition) locate(ctx context.Context) (consumer.Identity, place, error
 }
 
 // confirm looks again where there is doubt: after an error, and, where fetches name the topic by its name only,
-// when so much time has passed that the topic may have been deleted and created again. It fails with ErrIncarnation when that is so.
+// when so much time has passed that the topic may have been deleted and created again. It fails with ErrIncarnation when that is so (F4).
 func (p *partition) confirm(ctx context.Context) error {
 	if p.named && !p.suspect && !(p.byName && time.Since(p.fetched) > seenFor) {
 		return nil
@@ -138,7 +138,7 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 // errUnanswered says that a response does not mention what was asked for.
 var errUnanswered = errors.New("the broker's response does not mention the partition")
 
-// Commit commits as the member of the generation to which the partition belongs, and nobody else. It repeats the request
+// Commit commits as the member of the generation to which the partition belongs, and nobody else (F7). It repeats the request
 // while the coordinator moves, and so may be accepted twice, or after an answer that was lost: an offset in Kafka is a hint.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
 	err := patiently(ctx, commitPatience, func() error {
@@ -199,7 +199,7 @@ func (p *partition) listOffset(ctx context.Context, which int64) (int64, error) 
 	rp.Partition, rp.CurrentLeaderEpoch, rp.Timestamp, rp.MaxNumOffsets = p.index, p.at.epoch, which, 1
 	rt.Topic, rt.Partitions = p.topic, append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
-	resp, err := call[*kmsg.ListOffsetsResponse](ctx, p.net, p.net.leaderRequest(p.at.leader, req, listOffsetsVersion))
+	resp, err := call[*kmsg.ListOffsetsResponse](ctx, p.net, p.net.leaderRequest(p.at.leader, req, listOffsetsVersion, listOffsetsMinVersion))
 	if err != nil {
 		return 0, err
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 const (
@@ -68,21 +69,20 @@ func (n *network) unreachable(err error) error {
 // record by which the consumer knows the log again. That a policy was changed after this look is not noticed.
 func refuseCompacted(ctx context.Context, n *network) error {
 	const policy = "cleanup.policy"
-	req := &kafka.DescribeConfigsRequest{}
-	for _, t := range n.cfg.Topics {
-		req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{
-			ResourceType: kafka.ResourceTypeTopic, ResourceName: t, ConfigNames: []string{policy}})
-	}
-	var resp *kafka.DescribeConfigsResponse
+	var resp *kmsg.DescribeConfigsResponse
 	err := patiently(ctx, newTopicPatience, func() (err error) {
-		ctx, cancel := n.bounded(ctx)
-		defer cancel()
-		if resp, err = n.client.DescribeConfigs(ctx, req); err != nil {
+		req := kmsg.NewPtrDescribeConfigsRequest()
+		for _, t := range n.cfg.Topics {
+			r := kmsg.NewDescribeConfigsRequestResource()
+			r.ResourceType, r.ResourceName, r.ConfigNames = kmsg.ConfigResourceTypeTopic, t, []string{policy}
+			req.Resources = append(req.Resources, r)
+		}
+		if resp, err = call[*kmsg.DescribeConfigsResponse](ctx, n, n.request(req, configsVersion)); err != nil {
 			return err
 		}
 		for _, r := range resp.Resources {
-			if r.Error != nil {
-				return &topicError{Topic: r.ResourceName, Err: r.Error}
+			if r.ErrorCode != 0 {
+				return &topicError{Topic: r.ResourceName, Err: kafka.Error(r.ErrorCode)}
 			}
 		}
 		return nil
@@ -107,11 +107,11 @@ func refuseCompacted(ctx context.Context, n *network) error {
 	return errors.Join(faults...)
 }
 
-func configOf(resp *kafka.DescribeConfigsResponse, topic, name string) (value string, ok bool) {
+func configOf(resp *kmsg.DescribeConfigsResponse, topic, name string) (value string, ok bool) {
 	for _, r := range resp.Resources {
-		for _, e := range r.ConfigEntries {
-			if r.ResourceName == topic && e.ConfigName == name {
-				return e.ConfigValue, true
+		for _, c := range r.Configs {
+			if r.ResourceName == topic && c.Name == name && c.Value != nil {
+				return *c.Value, true
 			}
 		}
 	}
