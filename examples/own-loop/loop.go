@@ -18,11 +18,8 @@ import (
 func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope string, tell func(dedupe.Outcome)) error {
 	for {
 		m, err := reader.FetchMessage(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
 		if err != nil {
-			return err
+			return unlessStopped(ctx, err)
 		}
 		// Until it is done: committing the offset of a later message would skip this one.
 		var outcome dedupe.Outcome
@@ -30,17 +27,24 @@ func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope s
 			outcome, err = apply(ctx, pool, m, scope)
 			return err
 		}, backoff.WithContext(backoff.NewExponentialBackOff(backoff.WithMaxElapsedTime(time.Minute)), ctx))
-		if ctx.Err() != nil {
-			return nil // not acknowledged: it is delivered again, and the claim tells whether it was applied
-		}
 		if err != nil {
-			return fmt.Errorf("partition %d, offset %d: %w", m.Partition, m.Offset, err)
+			// Not acknowledged: it is delivered again, and the claim then tells whether it was applied.
+			return unlessStopped(ctx, fmt.Errorf("partition %d, offset %d: %w", m.Partition, m.Offset, err))
 		}
 		// Only now. A crash before this line, or an error (a rebalance came between), costs a redelivery, which is then a duplicate.
 		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
 			slog.Warn("own-loop: offset not committed", "partition", m.Partition, "offset", m.Offset, "error", err)
 		}
 		tell(outcome)
+	}
+}
+
+func unlessStopped(ctx context.Context, err error) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	default:
+		return err
 	}
 }
 

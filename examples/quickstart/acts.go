@@ -2,12 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
 // partsPerKill is how many parts of the stream a kill may use up: a SIGKILL that comes between two batches does not count, and is
 // tried again. Two parts are for the rebalance, and one at least is left for the end.
-const partsPerKill = 2
+const partsPerKill = 3
 
 // next produces the next part of the stream; false: only the last one is left.
 func (d *demo) next(ctx context.Context) (bool, error) {
@@ -27,13 +28,15 @@ func (d *demo) otherKills(ctx context.Context) error { return d.killUntil(ctx, d
 // killUntil kills workers in the middle of a batch until so many kills have hit one. Each victim is replaced at once, and the
 // next kill waits until every partition is in somebody's hands again.
 func (d *demo) killUntil(ctx context.Context, wanted int) error {
+	missed := false
 	for d.inBatch < wanted {
-		shot := d.fleet.shoot()
+		shot := d.fleet.shoot(missed)
 		down, err := d.produceUntilHit(ctx, shot)
 		if err != nil {
 			return err
 		}
 		d.kills++
+		missed = !down.inBatch
 		where := "between two batches: does not count"
 		if down.inBatch {
 			d.inBatch++
@@ -111,6 +114,9 @@ func (d *demo) rebalance(ctx context.Context) error {
 		return err
 	}
 	mark = d.fleet.mark()
+	if p = d.fleet.newest(); p == nil { // another one, should somebody have killed that one
+		return errors.New("no worker is left")
+	}
 	d.fleet.leave(p)
 	if err := d.waitOwned(ctx, mark); err != nil {
 		return err

@@ -17,6 +17,7 @@ type options struct {
 	messages   int
 	duplicates float64
 	kills      int
+	fixedKills bool // -kills was given
 	partitions int
 	workers    int
 	input      string
@@ -55,7 +56,7 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 	fs.SetOutput(io.Discard)
 	fs.IntVar(&o.messages, "messages", 10_000, "unique orders to produce")
 	fs.Float64Var(&o.duplicates, "duplicates", 0.1, "`fraction` of the messages that is produced twice, 0 to 1")
-	fs.IntVar(&o.kills, "kills", 5, "worker processes to kill with SIGKILL in mid-batch")
+	fs.IntVar(&o.kills, "kills", 5, "worker processes to kill with SIGKILL in mid-batch\n(by default fewer for less than 500 messages)")
 	fs.IntVar(&o.partitions, "partitions", 6, "partitions of the topic, 1 to 64")
 	fs.IntVar(&o.workers, "workers", 3, "worker processes, 1 to 16")
 	fs.StringVar(&o.input, "input", "", "produce your own messages from this `file`: JSON, one a line")
@@ -117,11 +118,25 @@ func (o *options) check(rest []string, given map[string]bool) error {
 	if (o.input != "" || given["key"]) && !strings.HasPrefix(o.pointer, "/") {
 		fault("-key: %q is not a JSON pointer: it begins with '/', as in /order/id", o.pointer)
 	}
-	if o.input == "" && !given["input"] && o.messages < o.leastMessages() {
-		fault("-messages: %d are too few for %d kills, each of which needs batches to hit: at least %d", o.messages, o.kills, o.leastMessages())
+	o.fixedKills = given["kills"]
+	if o.input == "" && !given["input"] {
+		if err := o.fit(o.messages); err != nil {
+			faults = append(faults, err)
+		}
 	}
 	return errors.Join(append(faults, o.servers.Faults()...)...)
 }
 
-// leastMessages is how many messages there must be, so that each kill finds a batch.
-func (o *options) leastMessages() int { return 50 * o.kills }
+// perKill is how many messages there must be for each kill, so that it finds a batch.
+const perKill = 100
+
+// fit sees to it that there are enough messages for all kills.
+func (o *options) fit(messages int) error {
+	switch {
+	case !o.fixedKills:
+		o.kills = min(o.kills, messages/perKill)
+	case messages < perKill*o.kills:
+		return fmt.Errorf("-kills: %d messages are too few for %d kills, each of which needs batches to hit: at least %d", messages, o.kills, perKill*o.kills)
+	}
+	return nil
+}

@@ -46,6 +46,7 @@ type owning struct {
 // shot is one SIGKILL, aimed at a worker in the middle of a batch.
 type shot struct {
 	skip int            // batches that begin and are spared
+	late float64        // how long after the beginning of a batch, as a share of what a batch takes
 	hit  chan *shotDown // receives the outcome
 }
 
@@ -89,6 +90,7 @@ func (f *fleet) start() (*process, error) {
 	defer f.mu.Unlock()
 	f.last++
 	p := &process{number: f.last, cmd: exec.Command(exe), done: make(chan struct{}), open: map[int32]int64{}}
+	p.cmd.Args = []string{fmt.Sprintf("quickstart-worker-%d", p.number)} // as the list of processes shows it: kill -9 one by hand
 	p.cmd.Env = append(os.Environ(), envWorker+"=1")
 	p.cmd.Stderr = &p.stderr
 	cfg := f.template
@@ -165,8 +167,8 @@ func (f *fleet) take(p *process, e event) {
 	f.verbose("worker %d: %s: %s", p.number, e.Kind, firstLine(e.Text))
 }
 
-// consider decides whether a worker that has just begun with a batch is to be killed now, which is at a random moment in about
-// the time that a batch takes: before its COMMIT, during it, or right after it.
+// consider decides whether a worker that has just begun with a batch is to be killed, at a random moment in about the time that
+// the batch takes: before its COMMIT, during it, or right after it.
 func (f *fleet) consider(p *process, e event) {
 	switch {
 	case f.aim == nil || p.shot != nil || p.leaving || e.Alone:
@@ -176,7 +178,7 @@ func (f *fleet) consider(p *process, e event) {
 		return
 	}
 	p.shot, f.aim = f.aim, nil
-	time.AfterFunc(rand.N(max(f.batch, time.Millisecond)), func() { _ = p.cmd.Process.Kill() }) // fails only if it has ended
+	time.AfterFunc(time.Duration(p.shot.late*float64(f.batch)), func() { _ = p.cmd.Process.Kill() }) // fails only if it has ended
 }
 
 // ended takes in how a worker ended.
@@ -232,13 +234,29 @@ func lastWords(b *bytes.Buffer) error {
 	return errors.New(text[max(0, len(text)-4000):])
 }
 
-// shoot asks for the next kill. The outcome comes by the channel.
-func (f *fleet) shoot() *shot {
-	s := &shot{skip: rand.IntN(4), hit: make(chan *shotDown, 1)}
+// shoot asks for the next kill; at once, where the one before came too late. The outcome comes by the channel.
+func (f *fleet) shoot(atOnce bool) *shot {
+	s := &shot{hit: make(chan *shotDown, 1)}
+	if !atOnce {
+		s.skip, s.late = rand.IntN(4), 0.8*rand.Float64()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.aim = s
 	return s
+}
+
+// newest returns the worker that was started last, of those that live.
+func (f *fleet) newest() *process {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var newest *process
+	for _, p := range f.live {
+		if newest == nil || p.number > newest.number {
+			newest = p
+		}
+	}
+	return newest
 }
 
 // leave closes a worker's standard input, at which it finishes its batch, leaves the group and exits.

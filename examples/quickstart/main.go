@@ -60,8 +60,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, tamper fu
 		s = generate(o.messages, o.duplicates)
 	} else if s, err = readInput(o.input, o.pointer, o.duplicates); err != nil {
 		return fail(statusEnvironment, err)
-	} else if n := len(s.ids); n < o.leastMessages() {
-		return fail(statusEnvironment, fmt.Errorf("-input: %d messages are too few for %d kills, each of which needs batches to hit: use -kills %d", n, o.kills, n/50))
+	} else if err := o.fit(len(s.ids)); err != nil {
+		return fail(statusEnvironment, err)
 	}
 	human := stdout
 	if o.json {

@@ -123,10 +123,10 @@ func TestOwnMessages(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(t.TempDir(), "mine.jsonl")
 	lines := ""
-	for i := range 50 {
-		lines += `{"order":{"id":` + count(int64(i+100)) + `},"what":"tea"}` + "\n"
+	for i := range 100 {
+		lines += `{"order":{"id":` + count(int64(i+1)) + `},"what":"tea"}` + "\n"
 	}
-	lines += "\n" + `{"order":{"id":100},"what":"tea"}` + "\n"
+	lines += "\n" + `{"order":{"id":1},"what":"tea"}` + "\n"
 	if err := os.WriteFile(name, []byte(lines), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestOwnMessages(t *testing.T) {
 	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
 		t.Fatalf("%v: %s\n%s", err, &stdout, &stderr)
 	}
-	if status != statusGood || r.Unique != 50 || r.Produced != 2*(51+5) || r.Effects != 50 || r.Parked != 0 || r.Payments != 50 {
+	if status != statusGood || r.Unique != 100 || r.Produced != 2*(101+10) || r.Effects != 100 || r.Parked != 0 || r.Payments != 100 {
 		t.Errorf("exit status %d, %+v\n%s", status, r, &stderr)
 	}
 }
@@ -166,7 +166,7 @@ func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	args := small(t, "-kills", "1")
+	args := small(t, "-messages", "100", "-kills", "1")
 	human := &tripwire{text: "kill 1 of 1", act: cancel}
 	var stderr bytes.Buffer
 	if status := run(ctx, args, human, &stderr, nil); status != statusInterrupted {
@@ -207,7 +207,7 @@ func TestUsage(t *testing.T) {
 		{"-bogus", []string{"-bogus", "-h lists"}},
 		{"-messages 0 -duplicates 1.5 -kills x", []string{"-kills"}},
 		{"-messages 0 -duplicates 1.5 -kills -1 -partitions 0 -workers 99 -patience 1ms", []string{"-messages", "-duplicates", "-kills", "-partitions", "-workers", "-patience"}},
-		{"-messages 100 -kills 50", []string{"at least 2500"}},
+		{"-messages 100 -kills 50", []string{"at least 5000"}},
 		{"-key /id", []string{"only with -input"}},
 		{"-input x -key id -messages 500", []string{"begins with '/'", "-messages: not with -input"}},
 		{"-input " + missing, []string{"none.jsonl", "no such file"}},

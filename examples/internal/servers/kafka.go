@@ -80,12 +80,13 @@ func (k *Kafka) leastSession(ctx context.Context, broker int) time.Duration {
 	return usualSession
 }
 
-// CreateTopic creates a topic and waits until every partition answers. One replica: what an example writes need not outlive it.
+// CreateTopic creates a topic and waits until every partition answers. It has as many replicas as the cluster gives a topic by
+// default (-1: KIP-464): one with min.insync.replicas=2 would take no record with less.
 func (k *Kafka) CreateTopic(ctx context.Context, topic string, partitions int) error {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
 	resp, err := k.client.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{
-		{Topic: topic, NumPartitions: partitions, ReplicationFactor: 1}}})
+		{Topic: topic, NumPartitions: partitions, ReplicationFactor: -1}}})
 	if err == nil {
 		err = resp.Errors[topic]
 	}

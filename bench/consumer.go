@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// work describes a pair of the consumer: what both sides do.
+type work struct {
+	connections int
+	batch       int
+	id          newID // nil: positions only
+	waits       bool  // the handler waits for each answer
+	onePlain    apply
+}
+
+// allPairs are the pairs in the order of their names.
+func allPairs() []pair {
+	return []pair{
+		{"one message a transaction, 1 connection; plain: Begin, Exec, Commit",
+			[]metric{{name: "P1a", bar: 1.0, of: rates}}, work{connections: 1, batch: 1, id: randomID, onePlain: applyWaiting}.open},
+		{"one message a transaction, 8 connections; plain: Begin, Exec, Commit",
+			[]metric{{name: "P1b", bar: 0.85, of: rates}}, work{connections: 8, batch: 1, id: randomID, onePlain: applyWaiting}.open},
+		{"batch of 100, ordered keys, 4 connections; plain: the same batch pipelined by hand",
+			[]metric{{name: "P2a", bar: 0.75, of: rates}}, work{connections: 4, batch: 100, id: orderedID, onePlain: applyPipelined}.open},
+		{"batch of 100, random keys, 4 connections; plain: the same batch pipelined by hand",
+			append([]metric{{name: "P2b", bar: 0.60, of: rates}}, overheads()...), work{connections: 4, batch: 100, id: randomID, onePlain: applyPipelined}.open},
+		{"batch of 100, positions only, 4 connections; plain: the same batch pipelined by hand",
+			[]metric{{name: "P3", bar: 0.92, of: rates}}, work{connections: 4, batch: 100, onePlain: applyPipelined}.open},
+		{"batch of 100, handler that waits, random keys, 4 connections; plain: the same without dedupe",
+			[]metric{{name: "P4", bar: 0.80, of: rates}}, work{connections: 4, batch: 100, id: randomID, waits: true, onePlain: applyWaiting}.open},
+	}
+}
+
+// overheads are what a message costs more than on the plain side.
+func overheads() []metric {
+	return []metric{
+		{name: "P7a", bar: 4, atMost: true, unit: "us of CPU", of: func(w, p sample) (float64, bool) {
+			return w.cpu() - p.cpu(), w.used.seen && p.used.seen
+		}},
+		{name: "P7b", bar: 190, atMost: true, unit: "B", of: func(w, p sample) (float64, bool) {
+			each := func(s sample) float64 { return float64(s.used.wal) / float64(s.messages) }
+			return each(w) - each(p), true
+		}},
+		{name: "P7c", bar: 100, atMost: true, unit: "B", of: func(w, _ sample) (float64, bool) { return w.disk, true }},
+	}
+}
+
+// open makes a tape three times as long as the plain side would need it: others may have slowed the trial down.
+func (k work) open(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
+	plain = plainSide(k.connections, k.batch, k.onePlain)
+	trial, err := runSide(ctx, srv, plain, &window{length: 500 * time.Millisecond})
+	if err != nil {
+		return nil, nil, err
+	}
+	perPartition := int(3*trial.rate()*(o.window+settle).Seconds())/k.connections + 4*fetchLimit
+	cfg := consumer.Config{Scope: "bench", BatchSize: k.batch, PositionsOnly: k.id == nil}
+	id := k.id
+	if id == nil {
+		id = randomID
+	} else {
+		cfg.Key = consumer.HeaderKey(idHeader)
+	}
+	h := consumer.Handler(handlerQueued)
+	if k.waits {
+		h = handlerWaiting
+	}
+	return wrappedSide(newTape(k.connections, perPartition, id), h, cfg), plain, nil
+}

@@ -1,0 +1,9 @@
+//go:build !linux
+
+package main
+
+import "time"
+
+func ownCPU() (time.Duration, bool)           { return 0, false }
+func postmasterOf(int) int                    { return 0 }
+func serverCPU(int) (_ time.Duration, _ bool) { return 0, false }

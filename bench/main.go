@@ -1,0 +1,161 @@
+// Command bench measures the ratios of README.md: what a guarantee costs against the same work without it.
+//
+// It prints one line a ratio and exits 1 when one is short of its bar, 2 when it cannot measure.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/devenv"
+)
+
+// options are the command line.
+type options struct {
+	only    string
+	rounds  int
+	window  time.Duration
+	verbose bool
+	json    bool
+	profile string
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	o, err := parse(args, stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "bench: %v\n", err)
+		return 2
+	}
+	pairs, err := pick(allPairs(), o.only)
+	if err != nil {
+		fmt.Fprintf(stderr, "bench: %v\n", err)
+		return 2
+	}
+	short, err := measureAll(ctx, o, pairs, stdout, stderr)
+	switch {
+	case err != nil:
+		fmt.Fprintf(stderr, "bench: %v\n", err)
+		return 2
+	case short:
+		return 1
+	}
+	return 0
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
+	var seconds float64
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.StringVar(&o.only, "only", "", "ratios to measure, such as P2,P3 or P2a (default: all)")
+	fs.IntVar(&o.rounds, "rounds", 5, "counted rounds a ratio; each measures both sides")
+	fs.Float64Var(&seconds, "seconds", 3, "length of a measurement in seconds")
+	fs.BoolVar(&o.verbose, "v", false, "print min and max, and every round to standard error")
+	fs.BoolVar(&o.json, "json", false, "print one JSON object a ratio")
+	fs.StringVar(&o.profile, "profile", "", "directory for CPU profiles of the last round, one a side")
+	if err := fs.Parse(args); err != nil {
+		return o, err
+	}
+	o.window = time.Duration(seconds * float64(time.Second))
+	switch {
+	case fs.NArg() > 0:
+		return o, fmt.Errorf("unexpected argument %q: choose ratios with -only", fs.Arg(0))
+	case o.rounds < 1:
+		return o, fmt.Errorf("-rounds is %d: must be at least 1", o.rounds)
+	case o.window < 100*time.Millisecond:
+		return o, fmt.Errorf("-seconds is %g: must be at least 0.1", seconds)
+	}
+	return o, nil
+}
+
+// pick returns the pairs that measure what was asked for, without their other metrics.
+func pick(pairs []pair, only string) ([]pair, error) {
+	if only == "" {
+		return pairs, nil
+	}
+	var picked []pair
+	found := map[string]bool{}
+	names := strings.Split(only, ",")
+	for _, p := range pairs {
+		var metrics []metric
+		for _, m := range p.metrics {
+			for _, n := range names {
+				if m.name == n || strings.TrimRight(m.name, "abcdefgh") == n {
+					found[n] = true
+					metrics = append(metrics, m)
+					break
+				}
+			}
+		}
+		if len(metrics) > 0 {
+			p.metrics = metrics
+			picked = append(picked, p)
+		}
+	}
+	for _, n := range names {
+		if !found[n] {
+			return nil, fmt.Errorf("-only: there is no ratio %q here", n)
+		}
+	}
+	return picked, nil
+}
+
+func measureAll(ctx context.Context, o options, pairs []pair, stdout, stderr io.Writer) (short bool, err error) {
+	progress := func(format string, args ...any) { fmt.Fprintf(stderr, format+"\n", args...) }
+	pg, err := devenv.StartPostgres(ctx, devenv.Options{Log: func(line string) { progress("%s", line) }})
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, pg.Stop()) }()
+	srv, err := openServer(ctx, pg.URL)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, srv.close()) }()
+	if srv.postmaster == 0 {
+		progress("the server's processes are not to be seen from here: its CPU time is not measured")
+	}
+	commit := headCommit(ctx)
+	for _, p := range pairs {
+		progress("%s: %d rounds of %v a side: %s", p.names(), o.rounds, o.window, p.what)
+		results, err := p.measure(ctx, srv, o, progress)
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", p.names(), err)
+		}
+		for _, r := range results {
+			short = short || !r.OK
+			r.Commit, r.Date, r.Postgres = commit, time.Now().UTC().Format(time.DateOnly), srv.version
+			if err := r.print(stdout, o); err != nil {
+				return false, err
+			}
+		}
+	}
+	return short, nil
+}
+
+// print writes the result as a line or as a JSON object.
+func (r result) print(w io.Writer, o options) error {
+	if o.json {
+		return json.NewEncoder(w).Encode(r)
+	}
+	_, err := fmt.Fprintln(w, r.line(o.verbose))
+	return err
+}

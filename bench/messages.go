@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+)
+
+const (
+	bodyBytes = 300
+	idHeader  = "message-id"
+	topic     = "bench"
+	// perMilli is how many ordered ids fall into one millisecond: a hundred thousand messages a second.
+	perMilli = 100
+)
+
+// newID makes the n-th message's id.
+type newID func(r *rand.ChaCha8, n int) uuid.UUID
+
+// randomID is a UUIDv4.
+func randomID(r *rand.ChaCha8, _ int) (id uuid.UUID) {
+	_, _ = r.Read(id[:]) // never fails
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
+	return id
+}
+
+// orderedID is a UUIDv7 of a producer that makes perMilli of them in each millisecond.
+func orderedID(r *rand.ChaCha8, n int) uuid.UUID {
+	id := randomID(r, n)
+	ms := uint64(1_750_000_000_000 + n/perMilli)
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], ms)
+	copy(id[:6], b[2:])
+	id[6] = id[6]&0x0f | 0x70
+	return id
+}
+
+// tape is a topic in memory. It holds no more than the ids and makes messages of them as they are fetched: a log of
+// message values would be marked by each garbage collection, and that would be measured, because no real consumer has one.
+type tape struct {
+	log    *consumertest.Log // empty, of the tape's length: it plays the group and the offsets
+	ids    [][]byte          // for each partition, ids of idBytes each
+	bodies [][]byte
+}
+
+const idBytes = 36
+
+// newTape makes messages with ids that rise from one partition to the next in turn.
+func newTape(partitions, perPartition int, id newID) *tape {
+	r := rand.NewChaCha8([32]byte{1})
+	t := &tape{log: consumertest.NewLog(topic, partitions), ids: make([][]byte, partitions), bodies: newBodies(r)}
+	for p := range t.ids {
+		t.ids[p] = make([]byte, 0, perPartition*idBytes)
+		t.log.Skip(int32(p), int64(perPartition))
+	}
+	for n := range partitions * perPartition {
+		p := n % partitions
+		t.ids[p] = append(t.ids[p], id(r, n).String()...)
+	}
+	return t
+}
+
+// source is a consumer.Source that reads the tape.
+type source struct {
+	*consumertest.Source
+	t *tape
+}
+
+func (s source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+	return s.Source.Run(ctx, func(ctx context.Context, p consumer.Partition) error {
+		id, err := p.Identity(ctx)
+		if err != nil {
+			return err
+		}
+		return own(ctx, partition{p, s.t, id.Partition})
+	})
+}
+
+type partition struct {
+	consumer.Partition
+	t  *tape
+	id int32
+}
+
+// Fetch returns the next messages of the tape, and waits for ever at its end.
+func (p partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+	ids := p.t.ids[p.id]
+	end := int64(len(ids) / idBytes)
+	n := min(fetchLimit, end-from)
+	if n <= 0 {
+		<-ctx.Done()
+		return consumer.Fetched{}, ctx.Err()
+	}
+	got := consumer.Fetched{Messages: make([]*consumer.Message, n), Next: from + n, HighWatermark: end}
+	messages, headers := make([]consumer.Message, n), make([]consumer.Header, n)
+	for i := range messages {
+		offset := from + int64(i)
+		headers[i] = consumer.Header{Name: idHeader, Value: ids[offset*idBytes:][:idBytes:idBytes]}
+		messages[i] = consumer.Message{
+			Topic: topic, Partition: p.id, Offset: offset, Time: time.UnixMilli(1_750_000_000_000 + offset/perMilli),
+			Value: p.t.bodies[offset%int64(len(p.t.bodies))], Headers: headers[i : i+1 : i+1],
+		}
+		got.Messages[i] = &messages[i]
+	}
+	return got, nil
+}
+
+// newBodies makes a few thousand bodies, so that they do not stay in the nearest cache.
+func newBodies(r *rand.ChaCha8) [][]byte {
+	bodies := make([][]byte, 4096)
+	for i := range bodies {
+		bodies[i] = make([]byte, bodyBytes)
+		_, _ = r.Read(bodies[i])
+	}
+	return bodies
+}

@@ -1,0 +1,267 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"time"
+)
+
+// pair is two ways to do the same work, measured side by side in one run.
+type pair struct {
+	what    string
+	metrics []metric
+	// open readies both sides, outside of any measurement.
+	open func(ctx context.Context, srv *server, o options) (wrapped, plain side, err error)
+}
+
+// side does its work in a database of its own for about the window, and tells what it did in it.
+type side func(ctx context.Context, db *database, w *window) (sample, error)
+
+// sample is what a side did in one window.
+type sample struct {
+	messages int64
+	elapsed  time.Duration
+	used     usage   // by this process and the server
+	disk     float64 // bytes a message that the tables of onlyonce hold at the end
+}
+
+func (s sample) rate() float64 { return float64(s.messages) / s.elapsed.Seconds() }
+
+// cpu is the CPU time of a message, of this process and the server together, in microseconds.
+func (s sample) cpu() float64 {
+	return (s.used.client + s.used.server).Seconds() * 1e6 / float64(s.messages)
+}
+
+// metric is one number out of a round of a pair.
+type metric struct {
+	name   string
+	bar    float64
+	atMost bool   // the bar is an upper one
+	unit   string // empty: a ratio
+	// of computes the number of one round; ok is false where it was not measured.
+	of func(wrapped, plain sample) (v float64, ok bool)
+}
+
+// rates is the ratio that most metrics are: how fast the wrapped side is against the plain one.
+func rates(wrapped, plain sample) (float64, bool) { return wrapped.rate() / plain.rate(), true }
+
+func (p pair) names() string {
+	names := make([]string, len(p.metrics))
+	for i, m := range p.metrics {
+		names[i] = m.name
+	}
+	return strings.Join(names, ",")
+}
+
+// measure runs the rounds: a warm-up that is not counted, then both sides once a round, the order alternating, so that
+// a slow change of the machine meets both.
+func (p pair) measure(ctx context.Context, srv *server, o options, progress func(string, ...any)) ([]result, error) {
+	wrapped, plain, err := p.open(ctx, srv, o)
+	if err != nil {
+		return nil, err
+	}
+	values, cpu := make([][]float64, len(p.metrics)), []float64{}
+	for round := range o.rounds + 1 {
+		sides := [2]side{wrapped, plain}
+		var got [2]sample
+		order := [2]int{0, 1}
+		if round%2 == 1 {
+			order = [2]int{1, 0}
+		}
+		for _, i := range order {
+			w := &window{length: o.window}
+			if round == o.rounds && o.profile != "" {
+				w.profile = filepath.Join(o.profile, p.metrics[0].name+[]string{"-wrapped", "-plain"}[i]+".pprof")
+			}
+			if got[i], err = runSide(ctx, srv, sides[i], w); err != nil {
+				return nil, err
+			}
+		}
+		if o.verbose {
+			progress("  round %d: wrapped %s, plain %s", round, got[0], got[1])
+		}
+		if round == 0 {
+			continue
+		}
+		for i, m := range p.metrics {
+			if v, ok := m.of(got[0], got[1]); ok {
+				values[i] = append(values[i], v)
+			}
+		}
+		if got[0].used.seen && got[1].used.seen {
+			cpu = append(cpu, got[1].cpu()/got[0].cpu())
+		}
+	}
+	var results []result
+	for i, m := range p.metrics {
+		if len(values[i]) == 0 {
+			progress("%s: not measured here", m.name)
+			continue
+		}
+		r := judge(m, p.what, values[i])
+		if len(cpu) > 0 {
+			r.CPURatio = median(cpu)
+		}
+		results = append(results, r)
+	}
+	return results, nil
+}
+
+// String is for progress lines.
+func (s sample) String() string {
+	per := func(d time.Duration) float64 { return d.Seconds() * 1e6 / float64(s.messages) }
+	return fmt.Sprintf("%.0f/s (client %.1f us, server %.1f us, WAL %.0f B)", s.rate(), per(s.used.client), per(s.used.server),
+		float64(s.used.wal)/float64(s.messages))
+}
+
+// runSide gives a side a fresh database and a clean heap.
+func runSide(ctx context.Context, srv *server, s side, w *window) (got sample, err error) {
+	db, err := srv.fresh(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	defer func() {
+		if dropErr := db.drop(); err == nil {
+			err = dropErr
+		}
+	}()
+	runtime.GC()
+	return s(ctx, db, w)
+}
+
+// settle is how long a side works before its window opens: connections warm their caches meanwhile.
+const settle = 500 * time.Millisecond
+
+// window is the time in which a side is watched.
+type window struct {
+	length  time.Duration
+	profile string // file for a CPU profile, empty for none
+}
+
+// watch lets a side that is at work settle, and then counts for the window's length, or until the side runs dry or fails.
+// count returns how many messages have committed so far.
+func (w *window) watch(ctx context.Context, db *database, count func() int64, dry <-chan struct{}, failed <-chan error) (sample, error) {
+	wait := func(d time.Duration) (over bool, err error) {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			return true, nil
+		case <-dry:
+			return false, nil
+		case err := <-failed:
+			return false, err
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+	if _, err := wait(settle); err != nil {
+		return sample{}, err
+	}
+	stop, err := w.startProfile()
+	if err != nil {
+		return sample{}, err
+	}
+	before, err := db.srv.usage(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	n0, t0 := count(), time.Now()
+	over, err := wait(w.length)
+	n1, t1 := count(), time.Now()
+	if err != nil {
+		return sample{}, err
+	}
+	after, err := db.srv.usage(ctx)
+	if err != nil {
+		return sample{}, err
+	}
+	if err := stop(); err != nil {
+		return sample{}, err
+	}
+	s := sample{messages: n1 - n0, elapsed: t1.Sub(t0), used: after.minus(before)}
+	switch {
+	case s.messages == 0:
+		return s, fmt.Errorf("nothing committed in %v", s.elapsed)
+	case !over && s.elapsed < w.length/2:
+		return s, fmt.Errorf("the messages were used up after %v", s.elapsed)
+	}
+	return s, nil
+}
+
+func (w *window) startProfile() (stop func() error, err error) {
+	if w.profile == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.Create(w.profile)
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, err
+	}
+	return func() error { pprof.StopCPUProfile(); return f.Close() }, nil
+}
+
+// result is one metric over all rounds, as -json prints it.
+type result struct {
+	Name     string  `json:"name"`
+	What     string  `json:"what"`
+	Ratio    float64 `json:"ratio"` // median of the rounds; in the unit, where there is one
+	Unit     string  `json:"unit,omitempty"`
+	Bar      float64 `json:"bar"`
+	AtMost   bool    `json:"at_most,omitempty"` // the bar is an upper one
+	OK       bool    `json:"ok"`
+	Rounds   int     `json:"rounds"`
+	Min      float64 `json:"min"`
+	Max      float64 `json:"max"`
+	CPURatio float64 `json:"cpu_ratio,omitempty"` // CPU time of a message, plain / wrapped: less troubled by neighbours
+	Commit   string  `json:"commit"`
+	Date     string  `json:"date"`
+	Postgres string  `json:"postgres"`
+}
+
+// judge holds the median of the rounds against the bar.
+func judge(m metric, what string, values []float64) result {
+	mid := median(values)
+	ok := mid >= m.bar
+	if m.atMost {
+		ok = mid <= m.bar
+	}
+	return result{Name: m.name, What: what, Ratio: mid, Unit: m.unit, Bar: m.bar, AtMost: m.atMost, OK: ok,
+		Rounds: len(values), Min: slices.Min(values), Max: slices.Max(values)}
+}
+
+// median of at least one value; of an even number, the mean of the middle two.
+func median(values []float64) float64 {
+	s := slices.Sorted(slices.Values(values))
+	n := len(s)
+	return (s[(n-1)/2] + s[n/2]) / 2
+}
+
+func (r result) line(verbose bool) string {
+	verdict := "ok"
+	if !r.OK {
+		verdict = "short"
+	}
+	number := func(v float64) string {
+		switch r.Unit {
+		case "":
+			return fmt.Sprintf("%.2f", v)
+		case "B":
+			return fmt.Sprintf("%.0f", v)
+		}
+		return fmt.Sprintf("%.1f", v)
+	}
+	line := fmt.Sprintf("%s %s bar %g %s", r.Name, number(r.Ratio), r.Bar, verdict)
+	if verbose {
+		line += fmt.Sprintf(" min %s max %s rounds %d cpu %.2f", number(r.Min), number(r.Max), r.Rounds, r.CPURatio)
+	}
+	return line
+}
