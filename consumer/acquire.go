@@ -18,6 +18,7 @@ const haltRecheck = 3 * time.Second
 // own is a partition from the time the source hands it over until it is to be given up.
 func (c *Consumer) own(ctx context.Context, p Partition) error {
 	w := &worker{c: c, p: p}
+	defer w.release()
 	retry := newBackoff(c.cfg)
 	for {
 		err := w.acquire(ctx)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -65,7 +66,8 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 	if err != nil {
 		return fmt.Errorf("getting a connection: %w", err)
 	}
-	defer conn.Release()
+	release := sync.OnceFunc(conn.Release)
+	defer release()
 	claimFirst := a.alone || a.verdict != nil || w.c.cfg.ClaimFirst || w.cautious > 0
 	for run := 0; ; run++ {
 		a.done = BatchDone{Topic: w.id.Topic, Partition: w.id.Partition, From: w.pos, Next: a.next, Messages: len(a.msgs),
@@ -78,6 +80,7 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		}
 		failed, lost := tx.Failure(), tx.Lost()
 		if herr == nil && tx.Committed() {
+			release() // before hooks are called
 			w.committed(a, started)
 			return nil
 		}
@@ -91,6 +94,7 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 			claimFirst, a.done.Fallback, w.cautious = true, true, claimsAhead
 			continue
 		case failed != nil && failed.Step == stepFence && state == codeFenceLost:
+			release() // fenced needs a connection, and this may be the pool's last
 			return w.fenced(work, a, started)
 		}
 		return w.blame(work, a, index, herr, failed, lost)
@@ -147,23 +151,35 @@ func (w *worker) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 func (w *worker) judgeKeys(msgs []*Message) []*verdict {
 	verdicts := make([]*verdict, len(msgs))
 	for i, m := range msgs {
-		if w.c.cfg.Tenant != nil {
-			m.tenant = w.c.cfg.Tenant(m)
-		}
-		if w.c.cfg.Key == nil {
-			continue
-		}
-		id, err := w.c.cfg.Key(m)
-		if err == nil && id == "" {
-			err = ErrNoKey
-		}
-		if err != nil {
+		if err := w.c.identify(m); err != nil {
 			verdicts[i] = &verdict{reason: reasonNoKey, err: err}
-			continue
 		}
-		m.id = id
 	}
 	return verdicts
+}
+
+// identify finds the tenant and the id of a message. A function of the user's that panics makes the message one without
+// an id: it would panic again, whoever looks at it.
+func (c *Consumer) identify(m *Message) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: Config.Key or Config.Tenant panicked: %v", ErrNoKey, p)
+		}
+	}()
+	if c.cfg.Tenant != nil {
+		m.tenant = c.cfg.Tenant(m)
+	}
+	if c.cfg.Key == nil {
+		return nil
+	}
+	id, err := c.cfg.Key(m)
+	if err == nil && id == "" {
+		err = ErrNoKey
+	}
+	if err == nil {
+		m.id = id
+	}
+	return err
 }
 
 // claim claims the keys of all messages that have one, and notes a verdict on each that is not fresh. On the optimistic path it
@@ -224,8 +240,8 @@ func (w *worker) blame(work context.Context, a *attempt, index int, herr error, 
 		return context.Cause(work) // given up while it ran: nobody's fault
 	case failed == nil:
 		return &failure{index: index, err: herr, lost: lost}
-	case unlucky(sqlState(failed)):
-		return failed // other transactions are in the way, however often
+	case unlucky(sqlState(failed)), sqlState(failed) == codeLockTimeout, strings.HasPrefix(sqlState(failed), classResources):
+		return failed // others are in the way, or the server has no room, however often
 	case failed.Step == "" && herr != nil && errors.Is(herr, failed):
 		return &failure{index: index, err: herr, lost: lost}
 	case failed.Step == "":

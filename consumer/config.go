@@ -109,6 +109,8 @@ func (c Config) faults() error {
 		fault("Key", "is not set: choose where a message's id is (HeaderKey, CloudEventKey, JSONKey or a function of yours), or set PositionsOnly to run without ids")
 	case c.Key != nil && c.PositionsOnly:
 		fault("PositionsOnly", "is set, and Key is too: choose one")
+	case c.Key != nil:
+		faults = append(faults, misbuilt(c.Key))
 	}
 	for _, n := range []struct {
 		field string
@@ -137,4 +139,17 @@ func (c Config) faults() error {
 		fault("RetryMax", "is %v: must not be below RetryMin, %v", w.RetryMax, w.RetryMin)
 	}
 	return errors.Join(faults...)
+}
+
+// misbuilt returns the fault of a KeyFunc of this package that was made with a bad argument; it returns it for every message.
+func misbuilt(key KeyFunc) (err error) {
+	defer func() {
+		if recover() != nil {
+			err = nil // a function of the user's that does not expect an empty message
+		}
+	}()
+	if _, err = key(&Message{}); errors.Is(err, ErrConfig) {
+		return err
+	}
+	return nil
 }

@@ -17,10 +17,12 @@ const (
 	codeKeyNotFresh = "23505" // at the claim: a key of the optimistic claim is not new
 )
 
-// SQLSTATEs of PostgreSQL (Appendix A) after which the whole transaction is run again.
+// SQLSTATEs of PostgreSQL (Appendix A) that are no fault of the message: the transaction is run again.
 const (
 	codeSerialization = "40001"
 	codeDeadlock      = "40P01"
+	codeLockTimeout   = "55P03"
+	classResources    = "53" // insufficient resources
 )
 
 // Permanent marks an error that no retry will mend: the message is parked at once. Nil stays nil.

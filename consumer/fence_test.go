@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
@@ -253,6 +254,51 @@ func TestHaltedPartitionLeavesOthersAlone(t *testing.T) {
 	if n := r.count(`select count(*) from effects where value = 'after'`); n != 1 {
 		t.Errorf("%d effects after the halt was resolved, want 1", n)
 	}
+}
+
+// F1: a database that loses its last commits while the owner lives (a failover, a crash without flushed commits) rewinds the
+// position with the effects, and exactly the lost part is done again. What the owner remembers does not count.
+func TestF1LostCommitsAreRedone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.Key, cfg.PositionsOnly = nil, true
+	values := r.numbered(0, 10)
+	stop := r.start(queued, cfg)
+	r.reaches(0, 10)
+	more := []string{"a", "b", "c"}
+	for _, v := range more {
+		r.log.Append(0, v)
+	}
+	r.reaches(0, 13)
+	r.exec(`with lost as (delete from onlyonce.progress where next_offset > 10 returning 1) delete from effects where off >= 10`)
+	r.log.Append(0, "d")
+	r.reaches(0, 14)
+	stop()
+	r.once(append(append(values, more...), "d")...)
+}
+
+// A pool of one connection is enough, also to find out why the fence raised.
+func TestOneConnectionIsEnough(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := r.pool.Config().Copy()
+	cfg.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	values := r.numbered(0, 10)
+	ccfg := testConfig()
+	ccfg.Key, ccfg.PositionsOnly = nil, true
+	stop := r.startOn(r.src, pool, queued, ccfg)
+	r.reaches(0, 10)
+	r.exec(`with lost as (delete from onlyonce.progress returning 1) delete from effects`)
+	r.log.Append(0, "d")
+	r.reaches(0, 11)
+	stop()
+	r.once(append(values, "d")...)
 }
 
 // An operator who moves the position under a working owner fences it; it goes on from the new position.

@@ -17,7 +17,8 @@ type Hooks struct {
 	Owned func(Owned)
 }
 
-// BatchDone tells what one committed transaction did.
+// BatchDone tells what one committed transaction did. Where COMMIT's answer was lost and the commit found out later, Handled,
+// Duplicates and Parked are 0, and Hooks.Parked is not called: what the transaction did is in the database alone.
 type BatchDone struct {
 	Topic      string
 	Partition  int32

@@ -20,6 +20,9 @@ var ErrNoKey = errors.New("message has no id")
 // HeaderKey takes the id from the record header of that name. Two such headers with different values are an error.
 func HeaderKey(name string) KeyFunc {
 	return func(m *Message) (string, error) {
+		if name == "" {
+			return "", fmt.Errorf("%w: Config.Key: HeaderKey: the header's name must not be empty", ErrConfig)
+		}
 		return headerOnce(m, name)
 	}
 }
@@ -79,7 +82,7 @@ func headerOnce(m *Message, name string) (string, error) {
 
 func parsePointer(pointer string) ([]string, error) {
 	if !strings.HasPrefix(pointer, "/") {
-		return nil, fmt.Errorf("JSON pointer %q: must begin with '/' (RFC 6901)", pointer)
+		return nil, fmt.Errorf("%w: Config.Key: JSONKey: pointer %q must begin with '/' (RFC 6901)", ErrConfig, pointer)
 	}
 	tokens := strings.Split(pointer[1:], "/")
 	for i, t := range tokens {

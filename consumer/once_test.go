@@ -148,3 +148,25 @@ func TestF6PositionPassesOverHoles(t *testing.T) {
 	stop()
 	r.once("a", "b", "c")
 }
+
+// A function of the user's that panics makes its message one without an id, and takes nobody with it.
+func TestKeyFunctionThatPanics(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log.Append(0, "bad", id("bad"))
+	r.log.Append(0, "good", id("good"))
+	cfg := testConfig()
+	cfg.Tenant = func(m *consumer.Message) string {
+		if string(m.Value) == "bad" {
+			panic("no tenant")
+		}
+		return ""
+	}
+	stop := r.start(queued, cfg)
+	r.reaches(0, 2)
+	stop()
+	r.once("good")
+	if got := fmt.Sprint(r.reasons()); got != "map[0:no-key]" {
+		t.Errorf("parked: %s", got)
+	}
+}

@@ -27,6 +27,7 @@ type worker struct {
 
 	buf     []*Message // fetched, not yet handled
 	bufNext int64      // position behind buf
+	bufErr  error      // what the fetch behind buf failed with
 	moved   time.Time  // when bufNext first ran ahead of pos with nothing to handle
 }
 
@@ -42,15 +43,14 @@ func (w *worker) run(ctx context.Context) error {
 
 	committer := startCommitter(w)
 	fetching := startFetching(ctx, w.p, w.pos)
-	w.buf, w.bufNext = nil, w.pos
+	w.buf, w.bufNext, w.bufErr = nil, w.pos, nil
 	err := w.loop(ctx, work, fetching, committer)
 	fetching.stop()
 	if lost := committer.stop(); lost != nil && err == nil {
 		err = lost
 	}
-	if err == nil || errors.Is(err, context.Canceled) {
+	if errors.Is(err, context.Canceled) {
 		err = nil
-		w.release()
 	}
 	return err
 }
@@ -84,8 +84,11 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 	var linger <-chan time.Time
 	for {
 		n, full := w.cut()
-		if full {
+		switch {
+		case full, n > 0 && w.bufErr != nil: // what was fetched is handled before the error is: it may be gone afterwards
 			return w.take(n)
+		case w.bufErr != nil:
+			return nil, 0, w.bufErr
 		}
 		if n > 0 && linger == nil {
 			t := time.NewTimer(w.c.cfg.Linger)
@@ -101,7 +104,8 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 		select {
 		case got := <-f.results:
 			if got.err != nil {
-				return nil, 0, got.err
+				w.bufErr = got.err
+				continue
 			}
 			if len(w.buf) == 0 && w.bufNext == w.pos {
 				w.moved = time.Now()
@@ -161,8 +165,12 @@ func (w *worker) fetchFailed(err error) error {
 	return fmt.Errorf("fetching from %s/%d: %w", w.id.Topic, w.id.Partition, err)
 }
 
-// release lets the cursor go in order. It fails only towards caution: the next owner then works one message at a time first.
+// release lets the cursor go in order, if it is still this process's. It fails only towards caution: the next owner then works
+// one message at a time first.
 func (w *worker) release() {
+	if w.cur == nil {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), w.c.cfg.LockTimeout)
 	defer cancel()
 	if _, err := w.c.pool.Exec(ctx, releaseCursorSQL, w.cur.id, w.cur.epoch, w.cur.nonce); err != nil {

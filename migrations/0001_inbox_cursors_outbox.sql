@@ -90,7 +90,7 @@ comment on column onlyonce.cursors.group_id       is 'Kafka group that owns the 
 comment on column onlyonce.cursors.cluster_id     is 'Kafka cluster of the topic, part of its incarnation.';
 comment on column onlyonce.cursors.topic_id       is 'Topic id, part of its incarnation: a topic that was deleted and created again has another one. Null: not known yet.';
 comment on column onlyonce.cursors.start_offset   is 'Where the partition started, decided once.';
-comment on column onlyonce.cursors.start_policy   is 'Why it started there: committed, earliest, latest, or adopted by an operator.';
+comment on column onlyonce.cursors.start_policy   is 'Why it started there: committed (the group''s offset was taken over), earliest, or adopted by an operator.';
 comment on column onlyonce.cursors.run            is 'Rises when an operator sets the position; progress rows of earlier runs no longer count.';
 comment on column onlyonce.cursors.run_start      is 'Position at which the run began.';
 comment on column onlyonce.cursors.clean          is 'Cleared when an owner takes over, set when it lets go in order. An owner that finds it cleared handles the next messages one at a time.';
@@ -148,29 +148,51 @@ end $$;
 comment on function onlyonce.own_cursor(bigint, bigint, uuid, text, text, uuid, text) is
   'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
 
+-- Where a cursor stands, by its progress alone; null before the first batch of the run. Planned without sequential scans: the
+-- table is tiny when the plan is made and kept, and grows behind an old snapshot.
+create function onlyonce.reached(cursor_id bigint, run integer) returns bigint
+language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+  return (select p.next_offset from onlyonce.progress p
+           where p.cursor_id = reached.cursor_id and p.run = reached.run
+           order by p.from_offset desc limit 1);
+end $$;
+comment on function onlyonce.reached(bigint, integer) is 'Position that a cursor''s progress has reached in a run; null before the first batch.';
+
 -- The fence. In one call, because each statement of a pipeline costs: bounds of this transaction, ownership, position.
 -- It raises, because a statement that shares a round trip with COMMIT must raise where it does not hold:
 -- an UPDATE that matches no row is no error, and the COMMIT behind it would go through.
--- The INSERT waits for another transaction from the same offset (an earlier attempt whose outcome is unknown),
--- at most lock_timeout, and needs no plan that could turn into a sequential scan as the table grows.
+-- The position is compared with what the database holds, which may be behind what its owner remembers: a failover may have
+-- lost commits. The INSERT waits for another transaction from the same offset (an earlier attempt whose outcome is unknown), at
+-- most lock_timeout, which the comparison cannot see.
 create function onlyonce.fence(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
   anchor_offset bigint, anchor_epoch integer, anchor_hash bytea,
   lock_timeout text, statement_timeout text, idle_timeout text
 ) returns void
 language plpgsql as $$
+declare
+  stands bigint;
+  moved  boolean := false;
 begin
   perform set_config('lock_timeout', fence.lock_timeout, true),
           set_config('statement_timeout', fence.statement_timeout, true),
           set_config('idle_in_transaction_session_timeout', fence.idle_timeout, true);
   perform onlyonce.hold(fence.cursor_id, fence.epoch, fence.nonce);
-  insert into onlyonce.progress
-    values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash)
-    on conflict do nothing;
-  if not found then
+  stands := onlyonce.reached(fence.cursor_id, fence.run);
+  if stands is null then
+    select c.run_start into stands from onlyonce.cursors c where c.id = fence.cursor_id and c.run = fence.run;
+  end if;
+  if stands = fence.expected then
+    insert into onlyonce.progress
+      values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash)
+      on conflict do nothing;
+    moved := found;
+  end if;
+  if not moved then
     raise exception using errcode = 'OO001',
       message = 'onlyonce: fence lost: the position has moved',
-      detail = format('cursor %s has moved on from offset %s', fence.cursor_id, fence.expected);
+      detail = format('cursor %s stands at offset %s and not at %s', fence.cursor_id, stands, fence.expected);
   end if;
   perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 end $$;
