@@ -183,16 +183,6 @@ func (r *rig) as() (all []outbox.Settlement) {
 	return all
 }
 
-func (r *rig) last() outbox.Settled {
-	r.t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.settled) == 0 {
-		r.t.Fatal("nothing was settled")
-	}
-	return r.settled[len(r.settled)-1]
-}
-
 // lost reports whether a lease was lost.
 func (r *rig) lost() bool {
 	r.mu.Lock()

@@ -91,7 +91,7 @@ func (t *tenure) run(ctx context.Context) error {
 	if stuck := t.join(ctx); stuck != nil {
 		return errors.Join(err, stuck) // and no release: the call may still be going on
 	}
-	if cause == errReplaced {
+	if errors.Is(cause, errReplaced) {
 		return err
 	}
 	bounded, cancel := t.w.detached(ctx)
@@ -151,7 +151,7 @@ func (t *tenure) step(now time.Time, stopping bool) error {
 		}
 	}
 	if t.ctx.Err() != nil || now.Before(t.notBefore) {
-		return nil
+		return nil //nolint:nilerr // serve sees that the lease has ended
 	}
 	want := 0
 	if !stopping && (len(t.done) > 0 || !now.Before(t.pollAt)) {

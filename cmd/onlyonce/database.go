@@ -137,7 +137,8 @@ func parseReason(address string, err error) string {
 	if p, ok := u.User.Password(); ok {
 		secrets = append(secrets, p, url.QueryEscape(p))
 	}
-	if cause == err || slices.ContainsFunc(secrets, func(s string) bool { return s != "" && strings.Contains(text, s) }) {
+	if cause == err || //nolint:errorlint // identity: is there a cause apart from err
+		slices.ContainsFunc(secrets, func(s string) bool { return s != "" && strings.Contains(text, s) }) {
 		return ""
 	}
 	return ": " + text
@@ -217,7 +218,7 @@ func (db *database) explain(err error) error {
 	case errors.Is(err, context.Canceled):
 		return fmt.Errorf("interrupted")
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("%s: no answer in time: %v", db.name, err)
+		return fmt.Errorf("%s: no answer in time: %w", db.name, err)
 	case !errors.As(err, &pg):
 		return fmt.Errorf("%s: %w", db.name, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -124,7 +125,7 @@ func TestOwnMessages(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "mine.jsonl")
 	lines := ""
 	for i := range 100 {
-		lines += `{"order":{"id":` + count(int64(i+1)) + `},"what":"tea"}` + "\n"
+		lines += `{"order":{"id":` + strconv.Itoa(i+1) + `},"what":"tea"}` + "\n"
 	}
 	lines += "\n" + `{"order":{"id":1},"what":"tea"}` + "\n"
 	if err := os.WriteFile(name, []byte(lines), 0o600); err != nil {

@@ -170,7 +170,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	resp, err := s.transport.RoundTrip(req.WithContext(ctx))
 	if err == nil {
 		defer resp.Body.Close()
-		if _, err = io.CopyN(io.Discard, resp.Body, maxAnswer); err == io.EOF {
+		if _, err = io.CopyN(io.Discard, resp.Body, maxAnswer); errors.Is(err, io.EOF) {
 			err = nil
 		}
 	}

@@ -312,7 +312,7 @@ func TestAnswers(t *testing.T) {
 func TestConfigFaultsAllAtOnce(t *testing.T) {
 	_, err := httpsink.New(httpsink.Config{
 		BaseURL: "ftp://x", Timeout: -1, KeyHeader: "a b", Outcomes: map[int]outbox.Outcome{99: 7},
-		Transport: &http.Transport{Dial: net.Dial},
+		Transport: &http.Transport{Dial: net.Dial}, //nolint:staticcheck // deprecated, and refused
 	})
 	if !errors.Is(err, httpsink.ErrConfig) {
 		t.Fatal(err)
