@@ -95,6 +95,10 @@ func TestK1TuplesDoNotRunTogether(t *testing.T) {
 			t.Fatalf("%+v and %+v: %x and %x", a, b, a.Hash(), b.Hash())
 		}
 	})
+	a, b := dedupe.Key{Tenant: "a", Scope: "bc", ID: "d"}, dedupe.Key{Tenant: "ab", Scope: "c", ID: "d"}
+	if a.Hash() == b.Hash() {
+		t.Errorf("%+v and %+v have one key", a, b)
+	}
 	u := uuid.Must(uuid.NewV7())
 	h := dedupe.Key{Scope: "s", ID: u.String()}.Hash()
 	if string(h[:6]) != string(u[:6]) {

@@ -117,7 +117,7 @@ var table = []mutant{
 		old: "	if w.claim(work, tx, a.msgs, verdicts, claimFirst); tx.Failure() != nil {", new: "	if a.verdict == nil {\n		w.claim(work, tx, a.msgs, verdicts, claimFirst)\n	}\n	if tx.Failure() != nil {",
 		pkg: "./consumer", test: "TestD3CopyOfAParkedMessageIsADuplicate"},
 	{rule: "D3 panic", file: "consumer/batch.go",
-		old: "		if p := recover(); p != nil {", new: "		if p := any(nil); p != nil {",
+		old: "		if p := recover(); p != nil {\n			err = fmt.Errorf(\"handler panicked", new: "		if p := any(nil); p != nil {\n			err = fmt.Errorf(\"handler panicked",
 		pkg: "./consumer", test: "TestPanicIsAnError"},
 	{rule: "K1 borders of fields", file: "internal/codec/codec.go",
 		old: "	_, _ = w(n[:]) // a hash never fails\n", new: "	_ = n\n",
