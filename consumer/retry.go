@@ -15,10 +15,12 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition. One row: whether somebody paused
-// it, and in how many seconds the next of its parked rows is due (null: none is). By the index parked_due.
+// tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition, cursor, epoch, nonce. One row: whether
+// somebody paused it, whether it still is the owner, and in how many seconds the next of its parked rows is due (null: none
+// is). By the index parked_due.
 const tendSQL = `
 select exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
+       exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
        (select extract(epoch from min(next_attempt_at) - clock_timestamp())::float8 from onlyonce.parked
          where scope = $1 and topic = $2 and partition = $3 and state = 'retrying')`
 
@@ -138,7 +140,7 @@ func (r *retrier) run(ctx, work context.Context) error {
 		}
 		wait = max(r.next, time.Millisecond)
 		switch {
-		case errors.Is(err, errPaused):
+		case errors.Is(err, errPaused), final(err):
 			return err
 		case err != nil && ctx.Err() == nil:
 			wait = r.retrying(Retry{Offset: -1, Err: err}, retry)
@@ -153,12 +155,16 @@ func (r *retrier) tend(ctx context.Context) error {
 	if err := fault.Point(fault.Tending); err != nil {
 		return err
 	}
-	var paused bool
+	var paused, mine bool
 	var due *float64
-	if err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition).Scan(&paused, &due); err != nil {
+	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&paused, &mine, &due)
+	switch {
+	case err != nil:
 		return fmt.Errorf("looking for parked messages: %w", err)
-	}
-	if paused {
+	case !mine: // an idle partition has no fence to tell it
+		_, err := r.stands(ctx)
+		return err
+	case paused:
 		return errPaused
 	}
 	r.next = tendEvery
@@ -269,8 +275,11 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	return true, r.fail(row, v, 0)
 }
 
-// take counts an attempt at the row that is due first; nil where there is none.
+// take counts an attempt at the row that is due first; nil where there is none. A drain does not cut it off: the attempt might
+// be counted and never made.
 func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.c.cfg.LockTimeout)
+	defer cancel()
 	row := &parkedRow{m: &Message{Topic: r.id.Topic, Partition: r.id.Partition, LeaderEpoch: -1}}
 	var at pgtype.Timestamptz
 	var names, values [][]byte
