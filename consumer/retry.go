@@ -258,7 +258,8 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		}
 		return true, errors.Join(fault.Point(fault.RetryCommitted), err)
 	case errors.Is(err, errFenced):
-		return true, nil // settled by an attempt whose answer was lost, or changed by an operator, or by the next owner
+		r.sweepSoon() // settled by an attempt whose answer was lost, or changed by an operator, or by the next owner
+		return true, nil
 	case !errors.As(err, &f):
 		return false, errors.Join(err, r.fail(row, &verdict{reason: reasonFailed, err: err, wait: backoffFor(r.c.cfg, row.n)}, 1))
 	case fault.Point(fault.RetryFailed) != nil:
@@ -358,7 +359,10 @@ func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 	if err != nil {
 		return fmt.Errorf("writing how an attempt at a parked message ended: %w", err)
 	}
-	if tag.RowsAffected() > 0 && state == stateWaiting {
+	switch {
+	case tag.RowsAffected() == 0:
+		r.sweepSoon() // settled after all: COMMIT's answer was lost
+	case state == stateWaiting:
 		m := row.m
 		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: state, Err: v.err})
 	}
