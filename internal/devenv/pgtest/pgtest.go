@@ -76,6 +76,35 @@ func ServerURL(t testing.TB) string {
 	return url
 }
 
+// PgBouncer returns a PgBouncer of this test's own in front of a database's server, in
+// transaction mode and with at most poolSize server connections. Where the program is
+// not on the machine the test is skipped with the reason, or fails when CI=true.
+func PgBouncer(t testing.TB, database string, poolSize int) *devenv.PgBouncer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	b, err := devenv.StartPgBouncer(ctx, database, poolSize, devenv.Options{})
+	switch {
+	case err == nil:
+	case errors.Is(err, devenv.ErrNoPgBouncer) && os.Getenv("CI") != "true":
+		t.Skipf("pgtest: %v", err)
+	default:
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := b.Stop(); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	return b
+}
+
+// Pool returns a pool on an address, closed when the test ends.
+func Pool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	return pool(t, url)
+}
+
 func pool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	p, err := pgxpool.New(context.Background(), url)
