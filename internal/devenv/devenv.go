@@ -39,6 +39,10 @@ type Options struct {
 	// Force is local, embedded or docker, and goes before ONLYONCE_ENV.
 	// Empty leaves the choice to that variable and then to the order.
 	Force string
+	// Own starts a server of the caller's own, although ONLYONCE_POSTGRES_URL or
+	// ONLYONCE_KAFKA_BROKERS names one: a test that changes what holds for the whole
+	// server must not do that to others.
+	Own bool
 	// AllowFake lets StartKafka fall back to kfake in this process.
 	AllowFake bool
 	// PostgresVersion is a major version out of PostgresVersions, and goes before

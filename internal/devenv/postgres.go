@@ -50,7 +50,7 @@ func startPostgres(ctx context.Context, o Options) (*Postgres, error) {
 	if err != nil {
 		return nil, err
 	}
-	if given := os.Getenv(EnvPostgresURL); given != "" {
+	if given := os.Getenv(EnvPostgresURL); given != "" && !o.Own {
 		return givenPostgres(ctx, given, major)
 	}
 	if major != "" {

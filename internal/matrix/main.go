@@ -17,7 +17,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -62,9 +61,8 @@ func run(ctx context.Context, major string, pkgs []string) int {
 	}()
 	// -p 1: the packages share one server, and a machine may have two cores.
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json", "-count=1", "-p=1", "-timeout=10m"}, pkgs...)...)
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		return strings.HasPrefix(kv, devenv.EnvPostgresVersion+"=")
-	}), devenv.EnvPostgresURL+"="+p.URL)
+	cmd.Env = append(os.Environ(), devenv.EnvPostgresURL+"="+p.URL,
+		devenv.EnvPostgresVersion+"="+major) // for tests with a server of their own
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
 	err = cmd.Run()
