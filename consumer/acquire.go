@@ -7,6 +7,10 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // metadataMark begins the metadata of every offset that a consumer commits to Kafka, so that it knows its own again.
@@ -16,14 +20,25 @@ const metadataMark = "onlyonce/1 "
 const haltRecheck = 3 * time.Second
 
 // own is a partition from the time the source hands it over until it is to be given up.
-func (c *Consumer) own(ctx context.Context, p Partition) error {
-	w := &worker{c: c, p: p}
-	defer w.release()
+func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
+	w := &worker{engine: engine{c: c}, p: p, state: c.parts.add()}
+	defer func() {
+		w.rest()
+		w.release()
+		c.parts.remove(w.state)
+		if c.cfg.Hooks.Released != nil && w.cur != nil {
+			c.cfg.Hooks.Released(Released{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Err: err})
+		}
+	}()
 	retry := newBackoff(c.cfg)
 	for {
-		err := w.acquire(ctx)
+		err := fault.Point(fault.Joined)
+		if err == nil {
+			err = w.acquire(ctx)
+		}
 		if err == nil {
 			retry.Reset()
+			w.state.halted.Store(nil)
 			err = w.run(ctx)
 		}
 		if ctx.Err() != nil {
@@ -34,10 +49,15 @@ func (c *Consumer) own(ctx context.Context, p Partition) error {
 		switch {
 		case err == nil || errors.Is(err, errMoved):
 			continue
+		case errors.Is(err, errPaused):
+			if !w.untilResumed(ctx) {
+				return nil
+			}
+			continue
 		case errors.Is(err, ErrOwnershipLost):
 			return err
 		case errors.As(err, &halt):
-			c.report(halt)
+			w.report(ctx, halt)
 		default:
 			wait = w.retrying(Retry{Offset: w.pos, Err: err}, retry)
 		}
@@ -47,12 +67,17 @@ func (c *Consumer) own(ctx context.Context, p Partition) error {
 	}
 }
 
-// report tells people that a partition stands still.
-func (c *Consumer) report(halt *HaltError) {
-	c.cfg.Logger.Error("onlyonce: partition halted", "scope", c.cfg.Scope, "topic", halt.Topic, "partition", halt.Partition,
-		"position", halt.Position, "reason", string(halt.Reason), "detail", halt.Detail, "resolve", halt.Command())
-	if c.cfg.Hooks.Halted != nil {
-		c.cfg.Hooks.Halted(halt)
+// report tells people that a partition stands still, and for how long that is without loss.
+func (w *worker) report(ctx context.Context, halt *HaltError) {
+	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
+		halt.RetainedUntil = until
+	}
+	w.state.halted.Store(halt)
+	cfg := &w.c.cfg
+	cfg.Logger.Error("onlyonce: partition halted", "scope", cfg.Scope, "topic", halt.Topic, "partition", halt.Partition,
+		"position", halt.Position, "reason", string(halt.Reason), "detail", halt.Detail, "retained_until", halt.RetainedUntil, "resolve", halt.Command())
+	if cfg.Hooks.Halted != nil {
+		cfg.Hooks.Halted(halt)
 	}
 }
 
@@ -65,13 +90,21 @@ func (w *worker) acquire(ctx context.Context) error {
 		return fmt.Errorf("identity of the topic: %w", err)
 	}
 	w.id = id
+	w.c.parts.name(w.state, id)
+	first, err := w.c.firstPartitions(ctx, id)
+	if err != nil {
+		return err
+	}
 	for range 10 {
 		cur, err := w.c.readCursor(ctx, id.Topic, id.Partition)
 		if err != nil {
 			return err
 		}
 		if cur == nil {
-			if err := w.decideStart(ctx); err != nil {
+			if err := w.decideStart(ctx, first); err != nil {
+				return err
+			}
+			if err := fault.Point(fault.StartDecided); err != nil {
 				return err
 			}
 			continue
@@ -83,10 +116,14 @@ func (w *worker) acquire(ctx context.Context) error {
 		}
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
 		w.pos, w.anchor = cur.next, cur.anchor
+		w.state.position.Store(w.pos)
 		if err := w.admit(cur); err != nil {
 			return err
 		}
-		if !mine {
+		if mine {
+			w.cur = cur
+		} else {
+			w.noteForeignOffset(ctx)
 			if raised, err := w.raise(ctx, cur); err != nil {
 				return err
 			} else if !raised {
@@ -98,10 +135,55 @@ func (w *worker) acquire(ctx context.Context) error {
 	return fmt.Errorf("%w: somebody else raises the epoch of %s/%d again and again", ErrOwnershipLost, id.Topic, id.Partition)
 }
 
-// decideStart writes where a partition starts, and only then tells Kafka. An offset of ours in Kafka without a
+// firstPartitionsSQL notes how many partitions a topic has when a scope reads it for the first time. In: scope, topic, partitions. One
+// row: the number that was noted first.
+const firstPartitionsSQL = `
+with noted as (
+  insert into onlyonce.topics (scope, topic, partitions) values ($1, $2, $3) on conflict do nothing returning partitions)
+select partitions from noted union all select partitions from onlyonce.topics where scope = $1 and topic = $2 limit 1`
+
+// firstPartitions returns how many partitions the topic had when this scope began to read it: the ones above are later ones. 0: not known.
+func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, error) {
+	if id.Partitions <= 0 {
+		return 0, nil
+	}
+	var was int32
+	err := c.pool.QueryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
+	if errors.Is(err, pgx.ErrNoRows) { // inserted by another process after this statement's snapshot
+		err = c.pool.QueryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("noting the partitions of %s: %w", id.Topic, err)
+	}
+	if _, told := c.grown.LoadOrStore(id.Topic, id.Partitions); id.Partitions > was && !told {
+		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
+			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
+		if c.cfg.Hooks.Repartitioned != nil {
+			c.cfg.Hooks.Repartitioned(Repartitioned{Topic: id.Topic, Was: was, Is: id.Partitions})
+		}
+	}
+	return was, nil
+}
+
+// noteForeignOffset tells when somebody else has written the group's offset. It changes nothing: the database counts.
+func (w *worker) noteForeignOffset(ctx context.Context) {
+	offset, metadata, err := w.p.Committed(ctx)
+	if err != nil || offset < 0 || offset == w.pos || strings.HasPrefix(metadata, metadataMark) {
+		return
+	}
+	w.c.cfg.Logger.Warn("onlyonce: an offset that somebody else committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
+		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
+	if w.c.cfg.Hooks.OffsetIgnored != nil {
+		w.c.cfg.Hooks.OffsetIgnored(OffsetIgnored{Topic: w.id.Topic, Partition: w.id.Partition, Offset: offset, Metadata: metadata, Position: w.pos})
+	}
+}
+
+// decideStart writes where a partition starts, and only then tells Kafka. first is how many partitions the topic had when this
+// scope began to read it: one that came later starts at its beginning, because nothing in it is older than the
+// decision to read from the end. An offset of ours in Kafka without a
 // row here means that this database has lost its history (a failover, a restore, another database): going on from
 // that offset would skip what was lost with it.
-func (w *worker) decideStart(ctx context.Context) error {
+func (w *worker) decideStart(ctx context.Context, first int32) error {
 	c, p, id := w.c, w.p, w.id
 	offset, metadata, err := p.Committed(ctx)
 	if err != nil {
@@ -114,9 +196,13 @@ func (w *worker) decideStart(ctx context.Context) error {
 	}
 	policy := "committed"
 	if offset < 0 {
-		policy = "earliest"
-		if offset, _, err = p.Bounds(ctx); err != nil {
+		start, end, err := p.Bounds(ctx)
+		if err != nil {
 			return fmt.Errorf("bounds of %s/%d: %w", id.Topic, id.Partition, err)
+		}
+		policy, offset = "earliest", start
+		if c.cfg.Start == StartLatest && id.Partition < first {
+			policy, offset = "latest", end
 		}
 	}
 	_, err = c.pool.Exec(ctx, createCursorSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
@@ -131,6 +217,8 @@ func (w *worker) decideStart(ctx context.Context) error {
 func (w *worker) admit(cur *cursor) error {
 	id, group := w.id, w.c.source.Group()
 	switch {
+	case cur.retired:
+		return w.halt(HaltRetired, "an operator retired the cursor")
 	case cur.groupID != nil && *cur.groupID != group:
 		return w.halt(HaltForeignGroup, "the cursor belongs to group %q, and this is group %q", *cur.groupID, group)
 	case cur.clusterID != nil && *cur.clusterID != id.ClusterID:
@@ -143,8 +231,14 @@ func (w *worker) admit(cur *cursor) error {
 
 // raise proves membership and takes the cursor over; false means that somebody else was faster.
 func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
+	if err := fault.Point(fault.CursorRead); err != nil {
+		return false, err
+	}
 	if err := w.p.Commit(ctx, w.pos, w.metadata()); err != nil {
 		return false, fmt.Errorf("proving membership: %w", err)
+	}
+	if err := fault.Point(fault.Proved); err != nil {
+		return false, err
 	}
 	nonce := newNonce()
 	var epoch *int64
@@ -156,6 +250,9 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	if epoch == nil {
 		return false, nil
 	}
+	if err := fault.Point(fault.Raised); err != nil {
+		return false, err
+	}
 	// The raise waited for the old owner's last batch; only a read after it tells the position.
 	cur, err := w.c.readCursor(ctx, w.id.Topic, w.id.Partition)
 	if err != nil {
@@ -165,6 +262,8 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 		return false, nil
 	}
 	w.cur, w.pos, w.anchor = cur, cur.next, cur.anchor
+	w.state.position.Store(w.pos)
+	w.state.epoch.Store(*epoch)
 	w.aloneUntil = 0
 	if !seen.clean {
 		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
@@ -187,6 +286,9 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	}
 	if w.anchor == nil || w.anchor.offset < start {
 		return nil // nothing left to compare with: the topic's id has to do
+	}
+	if err := fault.Point(fault.LogVerified); err != nil {
+		return err
 	}
 	f, err := w.p.Fetch(ctx, w.anchor.offset)
 	var out *OutOfRangeError

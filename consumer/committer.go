@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // commitEvery coalesces offset commits: Kafka's copy of the position serves lag tools and group membership, and may lag.
@@ -12,7 +14,7 @@ const commitEvery = 100 * time.Millisecond
 
 // committer writes positions to Kafka behind the database, in this generation only. Only the latest counts.
 type committer struct {
-	p    Partition
+	w    *worker    // its partition and its hooks, which do not change
 	lost chan error // receives the error that says this process is no owner any more
 
 	mu       sync.Mutex
@@ -26,7 +28,7 @@ type committer struct {
 }
 
 func startCommitter(w *worker) *committer {
-	c := &committer{p: w.p, lost: make(chan error, 1), offset: w.pos, metadata: w.metadata(),
+	c := &committer{w: w, lost: make(chan error, 1), offset: w.pos, metadata: w.metadata(),
 		kicked: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), bound: w.c.cfg.DrainTimeout}
 	go c.run(w.pos)
 	return c
@@ -72,7 +74,7 @@ func (c *committer) run(committed int64) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), c.bound)
-		err := c.p.Commit(ctx, offset, metadata)
+		err := c.commit(ctx, offset, metadata)
 		cancel()
 		switch {
 		case err == nil:
@@ -84,6 +86,25 @@ func (c *committer) run(committed int64) {
 			c.again() // a hint that is late
 		}
 	}
+}
+
+func (c *committer) commit(ctx context.Context, offset int64, metadata string) error {
+	o := OffsetCommit{Topic: c.w.id.Topic, Partition: c.w.id.Partition, Offset: offset}
+	hooks := &c.w.c.cfg.Hooks
+	if hooks.OffsetStart != nil {
+		ctx = hooks.OffsetStart(ctx, o)
+	}
+	err := fault.Point(fault.OffsetSending)
+	if err == nil {
+		err = c.w.p.Commit(ctx, offset, metadata)
+	}
+	if err == nil {
+		err = fault.Point(fault.OffsetSent)
+	}
+	if hooks.OffsetEnd != nil {
+		hooks.OffsetEnd(ctx, o, err)
+	}
+	return err
 }
 
 // stop commits the last position and returns the error that ended the ownership, if one did.

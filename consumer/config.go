@@ -1,9 +1,12 @@
 package consumer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -24,6 +27,22 @@ type Config struct {
 	// Tenant names the customer that a message belongs to, where customers choose ids themselves. Nil: one tenant.
 	Tenant func(*Message) string
 
+	// Start is where a partition starts that has no cursor, and whose group has committed no offset. Default [StartEarliest].
+	Start Start
+
+	// OnFailure is what becomes of a message that cannot be applied. Default [ParkMessage].
+	OnFailure FailurePolicy
+	// OrderingKey finds what orders messages under [ParkOrderingKey]. Nil: the record key. A message for which it
+	// returns nothing waits for no other, and none for it.
+	OrderingKey func(*Message) []byte
+
+	// OnBegin is called at the start of each transaction, before anything else in it: to set the isolation level (set transaction
+	// isolation level serializable) or variables that row security looks at (set local). Use tx.Queue, which costs no round
+	// trip. An error of it is nobody's fault: the transaction is tried again.
+	OnBegin func(ctx context.Context, tx Tx) error
+	// Middleware is called around each call of the handler, the first one outermost.
+	Middleware []Middleware
+
 	// BatchSize is how many messages share a transaction at most. Default 100: more gains little and
 	// lengthens what a failure repeats; 1 costs a round trip and a flush to disk for each message.
 	BatchSize int
@@ -36,10 +55,22 @@ type Config struct {
 	// outside. It costs a round trip a batch. Messages that stand alone are always claimed first.
 	ClaimFirst bool
 
-	// MaxAttempts is how often a message that stands alone is tried before it is parked. Default 5.
+	// PrefetchBytes bounds what all partitions of this process together have fetched and not handled. It may be exceeded by one
+	// fetch of each partition, because none waits for another. Default 64 MiB.
+	PrefetchBytes int
+
+	// MaxAttempts is how often a message that stands alone is tried before it is parked for an operator. Under [BlockPartition] it
+	// counts only attempts that took the process with them. Default 5.
 	MaxAttempts int
 	// RetryMin and RetryMax bound the wait between attempts, which grows exponentially with jitter. Defaults 100 ms and 10 s.
 	RetryMin, RetryMax time.Duration
+
+	// MessageTimeout is how long one call of a message handler may take, and BatchTimeout all handlers of one transaction, or
+	// one call of a batch handler. Then the handler's context ends, which counts as a failure of it. Defaults 30 s and 60 s.
+	MessageTimeout, BatchTimeout time.Duration
+	// HangTimeout is how long a handler may go on after its context has ended. Then its connection is cut and it is left
+	// behind: see [ErrHandlerHung]. Default 5 s.
+	HangTimeout time.Duration
 
 	// LockTimeout bounds each wait for a lock in the transaction, such as for an uncommitted copy of a message.
 	// Default 5 s.
@@ -50,7 +81,8 @@ type Config struct {
 	// was stopped in mid-batch keeps its successor waiting.
 	IdleTimeout time.Duration
 	// DrainTimeout is how long the batch in hand may still take when the partition is given up or Run is
-	// cancelled; then its context ends and it rolls back. Default 10 s. Keep it below the group's rebalance timeout.
+	// cancelled; then its context ends and it rolls back. Default 10 s. Keep it and HangTimeout together below the group's
+	// rebalance timeout.
 	DrainTimeout time.Duration
 
 	// Hooks are called at events; see [Hooks].
@@ -74,9 +106,13 @@ func (c Config) withDefaults() Config {
 	num(&c.BatchSize, 100)
 	num(&c.BatchBytes, 1<<20)
 	num(&c.MaxAttempts, 5)
+	num(&c.PrefetchBytes, 64<<20)
 	def(&c.Linger, 5*time.Millisecond)
 	def(&c.RetryMin, 100*time.Millisecond)
 	def(&c.RetryMax, 10*time.Second)
+	def(&c.MessageTimeout, 30*time.Second)
+	def(&c.BatchTimeout, 60*time.Second)
+	def(&c.HangTimeout, 5*time.Second)
 	def(&c.LockTimeout, 5*time.Second)
 	def(&c.StatementTimeout, 30*time.Second)
 	def(&c.IdleTimeout, 60*time.Second)
@@ -86,6 +122,32 @@ func (c Config) withDefaults() Config {
 	}
 	return c
 }
+
+// Start is where a partition begins for which nobody has said anything.
+type Start int
+
+// Starts. A partition that a topic gets later starts at its log's start under either: what is in it came after the decision.
+const (
+	StartEarliest Start = iota // at the log's start
+	StartLatest                // at the log's end: what is there already is not handled
+)
+
+// FailurePolicy is what becomes of a message that cannot be applied: its handler says [Permanent], or fails at each of
+// MaxAttempts attempts, or its attempts end without an answer, or it has no id, or another payload under an id that was used.
+type FailurePolicy int
+
+const (
+	// ParkMessage sets the message aside for an operator, and goes on with those behind it. Until its attempts are used up the
+	// partition waits.
+	ParkMessage FailurePolicy = iota
+	// ParkOrderingKey sets the message aside at its first failure as one that stands alone, and every later message of its
+	// ordering key behind it, in order. They are tried again from the database while the partition goes on. When its
+	// attempts are used up, or it is [Permanent], it waits for an operator, and those behind it wait for it.
+	ParkOrderingKey
+	// BlockPartition passes nothing over: the message is tried again until it goes through, and where another attempt cannot
+	// help the partition halts.
+	BlockPartition
+)
 
 // ErrConfig is wrapped by every fault that New finds.
 var ErrConfig = errors.New("consumer")
@@ -112,10 +174,28 @@ func (c Config) faults() error {
 	case c.Key != nil:
 		faults = append(faults, misbuilt(c.Key))
 	}
+	if strings.ContainsRune(c.Scope, 0) {
+		fault("Scope", "must not hold a NUL character: PostgreSQL stores none")
+	}
+	if !slices.Contains([]FailurePolicy{ParkMessage, ParkOrderingKey, BlockPartition}, c.OnFailure) {
+		fault("OnFailure", "is %d: must be ParkMessage, ParkOrderingKey or BlockPartition", c.OnFailure)
+	}
+	if c.OrderingKey != nil && c.OnFailure != ParkOrderingKey {
+		fault("OrderingKey", "is set, and OnFailure is not ParkOrderingKey: nothing would use it")
+	}
+	if c.Start != StartEarliest && c.Start != StartLatest {
+		fault("Start", "is %d: must be StartEarliest or StartLatest", c.Start)
+	}
+	for i, m := range c.Middleware {
+		if m == nil {
+			fault("Middleware", "has nil at index %d", i)
+		}
+	}
 	for _, n := range []struct {
 		field string
 		value int
-	}{{"BatchSize", c.BatchSize}, {"BatchBytes", c.BatchBytes}, {"MaxAttempts", c.MaxAttempts}} {
+	}{{"BatchSize", c.BatchSize}, {"BatchBytes", c.BatchBytes}, {"MaxAttempts", c.MaxAttempts},
+		{"PrefetchBytes", c.PrefetchBytes}} {
 		if n.value < 0 {
 			fault(n.field, "is %d: must be positive, or 0 for the default", n.value)
 		}
@@ -125,6 +205,7 @@ func (c Config) faults() error {
 		value time.Duration
 	}{
 		{"Linger", c.Linger}, {"RetryMin", c.RetryMin}, {"RetryMax", c.RetryMax},
+		{"MessageTimeout", c.MessageTimeout}, {"BatchTimeout", c.BatchTimeout}, {"HangTimeout", c.HangTimeout},
 		{"LockTimeout", c.LockTimeout}, {"StatementTimeout", c.StatementTimeout},
 		{"IdleTimeout", c.IdleTimeout}, {"DrainTimeout", c.DrainTimeout},
 	} {

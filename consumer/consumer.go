@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,18 +22,45 @@ import (
 // tx may happen more than once: send calls through package outbox instead.
 type Handler func(ctx context.Context, tx Tx, m *Message) error
 
-// Consumer applies the messages of a Source, each once. Make one with New; it is for one Run.
+// BatchHandler applies a batch of messages in one transaction, for writes that are made of sets (unnest, COPY). The messages are
+// in order of offset, each of them new: duplicates are taken out before. What holds for a [Handler] holds here too. An error
+// rolls the whole batch back, which is then divided until the message that fails stands alone; [FailMessage] says at
+// once which it is. Calls are enqueued through [For], which says which message they are for.
+type BatchHandler func(ctx context.Context, tx Tx, msgs []*Message) error
+
+// Middleware is called around each call of the handler, with the messages that it is for: one, or a batch. It calls next once,
+// or returns an error instead. Its writes through tx commit with the handler's.
+type Middleware func(ctx context.Context, tx Tx, msgs []*Message, next func(context.Context) error) error
+
+// Consumer applies the messages of a Source, each once. Make one with [New] or [NewBatch]; it is for one Run.
 type Consumer struct {
 	pool    *pgxpool.Pool
 	source  Source
-	handler Handler
+	handler Handler      // or
+	batch   BatchHandler // the other one is nil
 	cfg     Config
+
+	parts  partitions
+	budget budget
+	stuck  atomic.Int64 // handlers that were left behind and still run
+	grown  sync.Map     // topics whose partitions were looked at
 }
 
 // New checks everything it can without a server, and returns every fault at once, each naming its field. The
-// pool needs a connection for each partition that this process is to work on at the same time.
+// pool needs a connection for each partition that this process is to work on at the same time, and one more for each
+// whose parked messages are tried again meanwhile.
 func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consumer, error) {
-	faults := []error{cfg.faults()}
+	return build(&Consumer{pool: pool, source: source, handler: handler, cfg: cfg}, handler == nil)
+}
+
+// NewBatch is New for a handler of batches.
+func NewBatch(pool *pgxpool.Pool, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
+	return build(&Consumer{pool: pool, source: source, batch: handler, cfg: cfg}, handler == nil)
+}
+
+func build(c *Consumer, noHandler bool) (*Consumer, error) {
+	pool, source := c.pool, c.source
+	faults := []error{c.cfg.faults()}
 	if pool == nil {
 		faults = append(faults, fmt.Errorf("%w: pool: must not be nil", ErrConfig))
 	} else if pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
@@ -42,26 +71,30 @@ func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consu
 	} else if v, ok := source.(interface{ Validate() error }); ok {
 		faults = append(faults, v.Validate())
 	}
-	if handler == nil {
+	if noHandler {
 		faults = append(faults, fmt.Errorf("%w: handler: must not be nil", ErrConfig))
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
-	return &Consumer{pool: pool, source: source, handler: handler, cfg: cfg.withDefaults()}, nil
+	c.cfg = c.cfg.withDefaults()
+	c.budget.limit = int64(c.cfg.PrefetchBytes)
+	return c, nil
 }
 
 // standbySQL returns one row: whether this server only replays another's log.
 const standbySQL = `select pg_is_in_recovery()`
 
 // Run consumes until ctx is done. Then it stops taking messages, lets the batch in hand of each partition finish (at most
-// DrainTimeout), commits offsets, leaves the group and returns nil. Any other return is an error that a
-// restart alone may not mend: the first connection failed, the schema does not fit, the topic does not exist.
+// DrainTimeout), commits offsets, leaves the group and returns nil, when nothing of it is left. A handler that does not
+// return within HangTimeout of the end of its context is left behind, and Run returns [ErrHandlerStuck]. Any other return is
+// an error that a restart alone may not mend: the first connection failed, the schema does not fit, the topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.ready(ctx); err != nil {
 		return err
 	}
-	return c.source.Run(ctx, c.own)
+	err := c.source.Run(ctx, c.own)
+	return errors.Join(err, c.Healthy())
 }
 
 // ready checks the database before the group is joined, so that a process that cannot work does not take partitions

@@ -13,11 +13,13 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // readCursorSQL reads where a cursor stands and who owns it. At most one row; by the unique (scope, topic, partition).
 const readCursorSQL = `
-select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash
+select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
+       retired_at is not null, replay_no, replay_until, replay_resume, replay_resend
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
 
@@ -36,7 +38,7 @@ on conflict do nothing`
 
 // ownCursorSQL raises the epoch and stamps who owns the cursor now. One row: the new epoch, or null when another owner
 // was faster. Waits for a batch of the old owner that holds the lease, at most lock_timeout.
-const ownCursorSQL = `select onlyonce.own_cursor($1, $2, $3, $4, $5, $6, $7)`
+const ownCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7)`
 
 // releaseCursorSQL marks the cursor as let go in order, unless it has another owner by now.
 const releaseCursorSQL = `
@@ -117,6 +119,23 @@ type cursor struct {
 	clean     bool
 	next      int64
 	anchor    *anchor
+	retired   bool
+
+	replayNo     int32
+	replayUntil  *int64 // nil: no replay is under way
+	replayResume int64  // where the cursor goes on behind it
+	replayResend bool
+}
+
+// replayed reports whether an offset lies at or behind the end of the replay that is under way.
+func (c *cursor) replayed(offset int64) bool { return c.replayUntil != nil && offset >= *c.replayUntil }
+
+// within keeps a position from passing the end of a replay.
+func (c *cursor) within(next int64) int64 {
+	if c.replayed(next) {
+		return *c.replayUntil
+	}
+	return next
 }
 
 // readCursor returns nil where there is no row.
@@ -126,9 +145,11 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 		anchorOffset *int64
 		anchorEpoch  *int32
 		anchorHash   []byte
+		resume       *int64
 	)
 	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
-		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash)
+		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash,
+		&r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -138,8 +159,37 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	if anchorOffset != nil {
 		r.anchor = &anchor{offset: *anchorOffset, epoch: *anchorEpoch, hash: anchorHash}
 	}
+	if resume != nil {
+		r.replayResume = *resume
+	}
 	return &r, nil
 }
+
+// endReplaySQL ends a replay, in the transaction that moves the position to where it interrupted the work.
+const endReplaySQL = `
+update onlyonce.cursors set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
+
+// endReplay goes on where the replay interrupted the work. It returns errMoved when that is done: what was fetched ahead
+// is not what comes next.
+func (w *worker) endReplay(work context.Context) error {
+	end := func(tx *guard.Tx) { tx.Engine(stepFence, endReplaySQL, w.cur.id, w.cur.replayNo) }
+	var err error
+	if w.cur.replayResume > w.pos {
+		err = w.attempt(work, &attempt{next: w.cur.replayResume, fence: end})
+	} else {
+		_, err = w.c.pool.Exec(work, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce)
+	}
+	if err == nil {
+		err = errMoved
+	}
+	return err
+}
+
+// endReplayHeldSQL is endReplaySQL where the position stays as it is.
+const endReplayHeldSQL = `
+with held as (select id from onlyonce.leases where id = $1 and epoch = $3 and nonce = $4 for share)
+update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_resend = false
+  from held where c.id = held.id and c.replay_no = $2`
 
 func newNonce() pgtype.UUID {
 	n := pgtype.UUID{Valid: true}

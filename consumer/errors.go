@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -15,6 +16,7 @@ import (
 const (
 	codeFenceLost   = "OO001" // another owner, or another transaction, moved the position
 	codeKeyNotFresh = "23505" // at the claim: a key of the optimistic claim is not new
+	codeBlocked     = "OO006" // an ordering key is blocked by a parked message
 )
 
 // SQLSTATEs of PostgreSQL (Appendix A) that are no fault of the message: the transaction is run again.
@@ -43,6 +45,83 @@ func isPermanent(err error) bool {
 	return errors.As(err, &p)
 }
 
+// RetryAfter marks an error that is not worth another try before d has passed, such as a remote's Retry-After. It counts as an attempt
+// like any other error. Under [ParkOrderingKey] only the message's ordering key waits, otherwise the partition does. Nil
+// stays nil; a d that is not positive changes nothing.
+func RetryAfter(err error, d time.Duration) error {
+	if err == nil || d <= 0 {
+		return err
+	}
+	return &retryAfterError{err, d}
+}
+
+type retryAfterError struct {
+	error
+	after time.Duration
+}
+
+func (e *retryAfterError) Unwrap() error { return e.error }
+
+// waitAtLeast is the longer of what an error asks for and what the policy would wait.
+func waitAtLeast(err error, d time.Duration) time.Duration {
+	var r *retryAfterError
+	if errors.As(err, &r) {
+		return max(d, r.after)
+	}
+	return d
+}
+
+// FailMessage is what a [BatchHandler] returns for a message that it cannot apply; errors.Join makes one error of several. The
+// transaction is rolled back, the messages before m are tried without it, and m is tried alone. Nil stays nil.
+func FailMessage(m *Message, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &messageError{m, err}
+}
+
+type messageError struct {
+	m   *Message
+	err error
+}
+
+func (e *messageError) Error() string {
+	return fmt.Sprintf("message at %s/%d/%d: %v", e.m.Topic, e.m.Partition, e.m.Offset, e.err)
+}
+func (e *messageError) Unwrap() error { return e.err }
+
+// firstFailed returns the place of the first message that err says has failed, -1 where it names none of them.
+func firstFailed(err error, msgs []*Message) int {
+	first := -1
+	var walk func(error)
+	walk = func(err error) {
+		switch e := err.(type) { //nolint:errorlint // it walks the whole tree itself
+		case nil:
+			return
+		case *messageError:
+			for i, m := range msgs {
+				if m.Topic == e.m.Topic && m.Partition == e.m.Partition && m.Offset == e.m.Offset && (first < 0 || i < first) {
+					first = i
+				}
+			}
+		case interface{ Unwrap() []error }:
+			for _, one := range e.Unwrap() {
+				walk(one)
+			}
+		case interface{ Unwrap() error }:
+			walk(e.Unwrap())
+		}
+	}
+	walk(err)
+	return first
+}
+
+// blockedError says that a message must be set aside, and Config.OnFailure says that none may.
+type blockedError struct{ *verdict }
+
+func (e *blockedError) Error() string { return fmt.Sprintf("%s: %v", e.reason, e.err) }
+func (e *blockedError) Unwrap() error { return e.err }
+
 // HaltReason is why a partition stands still.
 type HaltReason string
 
@@ -54,6 +133,8 @@ const (
 	HaltHistoryLost    HaltReason = "history-lost"    // Kafka says that we were here, and the database does not know
 	HaltTruncated      HaltReason = "truncated"       // the log ends before the position, or holds another record there
 	HaltGap            HaltReason = "gap"             // retention deleted records that were not handled
+	HaltRetired        HaltReason = "retired"         // an operator retired the cursor
+	HaltBlocked        HaltReason = "blocked"         // a message cannot be applied, and BlockPartition says that none is passed over
 )
 
 // HaltError says that a partition cannot go on by itself without a chance of losing or repeating messages, and which
@@ -66,11 +147,17 @@ type HaltError struct {
 	Position  int64
 	Reason    HaltReason
 	Detail    string
+	// RetainedUntil is when retention by time may begin to delete the record at Position. Zero: not known, or no such time.
+	RetainedUntil time.Time
 }
 
 func (e *HaltError) Error() string {
-	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s; to resolve it: %s",
-		e.Topic, e.Partition, e.Position, e.Reason, e.Detail, e.Command())
+	kept := ""
+	if !e.RetainedUntil.IsZero() {
+		kept = fmt.Sprintf("; retention may delete it from %s on", e.RetainedUntil.UTC().Format(time.RFC3339))
+	}
+	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; to resolve it: %s",
+		e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.Command())
 }
 
 // Command is the command that resolves the halt, for a POSIX shell. The operator fills in OFFSET, where the halt leaves a

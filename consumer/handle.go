@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // lostLimit is after how many lost connections in a row a batch is taken apart: one of its messages may be what kills them.
@@ -31,7 +33,7 @@ func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) 
 			lost++
 		case errors.As(err, &f):
 			n := f.index
-			if n < 0 {
+			if n < 0 { // halves: the fewest runs until the one that fails stands alone
 				n = len(msgs) / 2
 			}
 			return w.divide(ctx, work, msgs, next, max(n, 1))
@@ -66,23 +68,26 @@ func (w *worker) divide(ctx, work context.Context, msgs []*Message, next int64, 
 //
 // Attempts are counted before they run, so that one which takes the process with it is counted too. What remains counted
 // at the next owner's is therefore either an answer of the handler's or a crash; an attempt that this process gave up for a
-// reason of its own (ownership lost, a server away, a drain) is taken back.
+// reason of its own (ownership lost, a server away, a drain) is taken back. Where nothing is passed over, answers are
+// taken back too, and what remains counted are crashes.
 func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) error {
 	retry := newBackoff(w.c.cfg)
-	owed := 0
+	owed, answers := 0, 0
 	for {
 		n, err := w.countAttempt(work, m.Offset, owed)
 		if err == nil {
 			owed = 0
-			if err = w.tryAlone(work, m, next, n); err == nil {
+			if err = w.tryAlone(work, m, next, n, n+answers); err == nil {
 				return nil
 			}
 			var f *failure
 			if !errors.As(err, &f) {
 				owed = 1
+			} else if w.c.cfg.OnFailure == BlockPartition {
+				owed, answers = 1, answers+1
 			}
 		}
-		if final(err) || !sleep(ctx, w.retrying(Retry{Offset: m.Offset, Messages: 1, Attempt: n, Err: err}, retry)) {
+		if final(err) || !sleep(ctx, w.retrying(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
 			if owed > 0 {
 				w.takeBack(m.Offset)
 			}
@@ -94,32 +99,46 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 	}
 }
 
-// tryAlone makes the n-th attempt at a message, and parks it if that was its last.
-func (w *worker) tryAlone(work context.Context, m *Message, next int64, n int) error {
+// tryAlone makes an attempt at a message, and parks it if that was its last. counted is how many attempts the database knows.
+func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted, n int) error {
 	park := func(v *verdict) error {
 		return w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, verdict: v})
 	}
 	limit := w.c.cfg.MaxAttempts
-	if n > limit {
+	var err error
+	if counted > limit {
 		// The attempts before this one were counted and told nobody how they ended: they took the process with them.
-		return park(&verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", n-1), attempts: n - 1})
+		err = park(&verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", counted-1), attempts: counted - 1})
+	} else {
+		m.Attempt = n
+		err = w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true})
 	}
-	m.Attempt = n
-	err := w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true})
 	var f *failure
+	var b *blockedError
 	switch {
 	case !errors.As(err, &f):
+		return err
+	case errors.As(f.err, &b):
+		return w.halt(HaltBlocked, "%s: %v", b.reason, b.err)
+	case isPermanent(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
+		return w.halt(HaltBlocked, "%s: %v", reasonPermanent, f.err)
+	case w.c.cfg.OnFailure == BlockPartition:
 		return err
 	case isPermanent(f.err) && !f.lost:
 		return park(&verdict{reason: reasonPermanent, err: f.err, attempts: n})
 	case n >= limit:
 		return park(&verdict{reason: reasonExhausted, err: f.err, attempts: n})
+	case w.c.cfg.OnFailure == ParkOrderingKey:
+		return park(&verdict{reason: reasonFailed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(w.c.cfg, n))})
 	}
 	return err
 }
 
 // countAttempt counts an attempt before it is made, less what is owed.
 func (w *worker) countAttempt(ctx context.Context, offset int64, owed int) (n int, err error) {
+	if err := fault.Point(fault.Counting); err != nil {
+		return 0, err
+	}
 	err = w.c.pool.QueryRow(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset, owed).Scan(&n)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -127,13 +146,16 @@ func (w *worker) countAttempt(ctx context.Context, offset int64, owed int) (n in
 	case err != nil:
 		return 0, fmt.Errorf("counting an attempt: %w", err)
 	}
-	return n, nil
+	return n, fault.Point(fault.Counted)
 }
 
 // takeBack is one try: what stays counted errs towards caution.
 func (w *worker) takeBack(offset int64) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.c.cfg.LockTimeout)
 	defer cancel()
+	if fault.Point(fault.TakingBack) != nil {
+		return
+	}
 	if _, err := w.c.pool.Exec(ctx, takeBackSQL, w.cur.id, offset); err != nil {
 		w.c.cfg.Logger.Warn("onlyonce: attempt not taken back", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
 	}
@@ -143,7 +165,10 @@ func (w *worker) takeBack(offset int64) {
 func (w *worker) advance(ctx, work context.Context, next int64) error {
 	retry := newBackoff(w.c.cfg)
 	for {
-		err := w.attempt(work, &attempt{next: next})
+		err := fault.Point(fault.Advancing)
+		if err == nil {
+			err = w.attempt(work, &attempt{next: next})
+		}
 		if err == nil || final(err) {
 			return err
 		}
@@ -159,5 +184,6 @@ func final(err error) bool {
 	if errors.As(err, &f) {
 		return false // a handler may return any error, these too
 	}
-	return errors.Is(err, ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
+	var halt *HaltError
+	return errors.As(err, &halt) || errors.Is(err, ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
 }

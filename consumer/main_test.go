@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
@@ -264,3 +265,26 @@ func (r *rig) numbered(partition int32, n int) (values []string) {
 }
 
 var errBoom = errors.New("boom")
+
+// sqlCode is the SQLSTATE of a server's error, "" for any other.
+func sqlCode(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// dump logs the rows of a query.
+func (r *rig) dump(sql string) {
+	rows, err := r.pool.Query(context.Background(), sql)
+	if err != nil {
+		r.t.Log(err)
+		return
+	}
+	defer rows.Close()
+	for rows.Next() {
+		values, err := rows.Values()
+		r.t.Log(values, err)
+	}
+}

@@ -3,6 +3,8 @@ package consumer
 import (
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
@@ -24,8 +26,16 @@ type Message struct {
 	// Attempt counts the runs of the handler with this message standing alone: 0 in a batch, 1 in the first run alone.
 	Attempt int
 
-	id     string // message id, where the consumer dedupes by key
-	tenant string
+	identified bool  // the fields below are filled in
+	noKey      error // why it has no id
+	scope      string
+	id         string // message id, where the consumer dedupes by key
+	tenant     string
+	order      pgtype.UUID // stored form of its ordering key, where those are parked
+	replay     int32       // number of the replay that it is part of, 0 for none
+	resend     bool        // whether that replay asks for calls under keys of their own
+	cluster    string      // where the record lies; of a parked one, where it lay when it was parked
+	topicID    [16]byte
 }
 
 // Header is one record header. A record may hold several of one name.
@@ -50,6 +60,18 @@ func (m *Message) ID() string { return m.id }
 // Tenant is the tenant that Config.Tenant named for the message.
 func (m *Message) Tenant() string { return m.tenant }
 
-func (m *Message) key(scope string) dedupe.Key {
-	return dedupe.Key{Tenant: m.tenant, Scope: scope, ID: m.id, Fingerprint: dedupe.FingerprintOf(m.Value)}
+// hash is the stored form of the message's key and of its payload's fingerprint.
+func (m *Message) hash() (pgtype.UUID, int64) {
+	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, ID: m.id, Replay: m.replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
+	return pgtype.UUID{Bytes: k.Hash(), Valid: true}, k.Fingerprint.Int64()
+}
+
+// origin is what calls that the handler enqueues derive their keys from.
+func (m *Message) origin() dedupe.Origin {
+	o := dedupe.Origin{Tenant: m.tenant, Scope: m.scope, ID: m.id, Position: dedupe.Position{
+		ClusterID: m.cluster, TopicID: m.topicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset}}
+	if m.resend {
+		o.Replay = m.replay
+	}
+	return o
 }

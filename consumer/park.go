@@ -1,7 +1,8 @@
 package consumer
 
 import (
-	"errors"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -11,18 +12,29 @@ import (
 // parkSQL sets a message aside, whole. Part of the transaction that moves the position over it, which has claimed its
 // key: a copy of a parked message is a duplicate.
 const parkSQL = `
-insert into onlyonce.parked (kind, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time,
-                             record_key, header_names, header_values, body)
-values ('message', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
+insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time,
+                             record_key, header_names, header_values, body, order_key, next_attempt_at, cluster_id, topic_id,
+                             log_append_time, replay_no, replay_resend)
+values ('message', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
+        case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22)`
 
 // Reasons for parking; a duplicate is skipped and not parked.
 const (
 	reasonDuplicate = "duplicate"
+	reasonFailed    = "failed"    // an attempt failed; it is tried again from here
 	reasonPermanent = "permanent" // the handler said that no retry will help
 	reasonExhausted = "exhausted" // its attempts are used up
 	reasonCrashed   = "crashed"   // its attempts ended without an answer: they took the process with them
+	reasonBehind    = "behind"    // an earlier message of its ordering key is parked
 	reasonConflict  = "conflict"  // its id was used before for another payload
 	reasonNoKey     = "no-key"    // it has no id
+)
+
+// States of a parked row that the engine writes.
+const (
+	stateWaiting  = "waiting"  // for an operator
+	stateRetrying = "retrying" // tried again when it is due
+	stateBlocked  = "blocked"  // behind another row of its ordering key
 )
 
 // verdict is what becomes of a message instead of being handled.
@@ -30,20 +42,40 @@ type verdict struct {
 	reason   string
 	err      error
 	attempts int
+	wait     time.Duration // until the next attempt, of one that is tried again
+	order    pgtype.UUID   // the ordering key that it waits for, of one that is behind
 }
 
-var errConflict = errors.New("the id was used before for a message with another payload")
+func (v *verdict) state() string {
+	switch v.reason {
+	case reasonFailed:
+		return stateRetrying
+	case reasonBehind:
+		return stateBlocked
+	}
+	return stateWaiting
+}
 
-func (w *worker) park(tx *guard.Tx, m *Message, v *verdict) {
+func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
 	var key pgtype.UUID
 	if m.id != "" {
-		key = pgtype.UUID{Bytes: m.key(w.c.cfg.Scope).Hash(), Valid: true}
+		key, _ = m.hash()
 	}
 	names := make([][]byte, len(m.Headers))
 	values := make([][]byte, len(m.Headers))
 	for i, h := range m.Headers {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
-	tx.Engine(stepPark, parkSQL, v.reason, plain(v.err.Error()), v.attempts, plain(m.tenant), w.c.cfg.Scope, key,
-		m.Topic, m.Partition, m.Offset, m.Time, m.Key, names, values, m.Value)
+	tx.Engine(stepPark, parkSQL, v.state(), v.reason, plain(v.err.Error()), v.attempts, plain(m.tenant), m.scope, key,
+		m.Topic, m.Partition, m.Offset, m.Time, m.Key, names, values, m.Value, m.order, v.wait.Seconds(),
+		m.cluster, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend)
+}
+
+// plain makes text that PostgreSQL stores: valid UTF-8 without NUL, and not longer than what helps.
+func plain(s string) string {
+	const limit = 8 << 10
+	if len(s) > limit {
+		s = s[:limit]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Source is the consumer's one seam to where messages come from. Package kafkasource is the one for segmentio/kafka-go.
@@ -52,6 +53,13 @@ type Partition interface {
 	// records are never returned, but Next passes over them. It returns an *[OutOfRangeError] when the log does not
 	// hold from, and an error that wraps [ErrIncarnation] when the topic is not the one that Identity named.
 	Fetch(ctx context.Context, from int64) (Fetched, error)
+
+	// Retained returns the earliest time at which retention by time may delete the record at offset, or, where that holds none, the
+	// first record above: its timestamp and the topic's retention.ms together. It is a promise of nothing: brokers delete whole
+	// segments, later, and retention by size knows no time. The zero time means that there is no bound by time, no such record yet, or
+	// that the source cannot know. It returns an *[OutOfRangeError] when the log does not hold offset (any more), and may take
+	// as long as a Fetch.
+	Retained(ctx context.Context, offset int64) (until time.Time, err error)
 }
 
 // Identity names a partition for good.
@@ -60,6 +68,8 @@ type Identity struct {
 	TopicID   [16]byte // zero where the source has none
 	Topic     string
 	Partition int32
+	// Partitions is how many partitions the topic has, 0 where the source does not know. It may grow while the identity stays.
+	Partitions int32
 }
 
 // Fetched is what one Fetch found.

@@ -4,35 +4,46 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // flushAfter is how long a position that moved without work (over control, aborted and removed records) may stay unwritten.
 const flushAfter = 5 * time.Second
 
-// worker is one owned partition: one goroutine, one transaction at a time.
+const (
+	pruneEvery = 256             // batches between two prunings of progress rows
+	tendEvery  = 1 * time.Second // how often the owner looks for pauses and for parked rows that are due
+)
+
+// worker is one owned partition's log: one goroutine, one transaction at a time.
 type worker struct {
-	c   *Consumer
-	p   Partition
-	id  Identity
-	cur *cursor // what this process owns; nil before the first raise
+	engine
+	p     Partition
+	state *partitionState
 
 	pos        int64   // position in the database
 	anchor     *anchor // last record seen below it
 	aloneUntil int64   // below it every message stands alone: the owner before died in mid-work
-	cautious   int     // batches for which the claim goes first, because duplicates are about
 	batches    int     // since the last pruning
 
 	buf     []*Message // fetched, not yet handled
 	bufNext int64      // position behind buf
 	bufErr  error      // what the fetch behind buf failed with
 	moved   time.Time  // when bufNext first ran ahead of pos with nothing to handle
+
+	retrier *retrier
 }
 
-// run works until ctx is done (nil), or until something ends it: ErrOwnershipLost, *HaltError, errMoved, or a fault of a server.
+// run works until ctx is done (nil), or until something ends it: ErrOwnershipLost, *HaltError, errMoved, errPaused, or a fault of a server.
 func (w *worker) run(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	// The batch in hand outlives ctx by at most DrainTimeout.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -41,13 +52,30 @@ func (w *worker) run(ctx context.Context) error {
 		context.AfterFunc(work, func() { t.Stop() })
 	})()
 
+	w.retrier = newRetrier(w)
+	if err := w.retrier.tend(ctx); err != nil { // before anything is fetched: it may be paused
+		return err
+	}
+	var retrying sync.WaitGroup
+	retrying.Go(func() {
+		if err := w.retrier.run(ctx, work); err != nil {
+			stop(err)
+		}
+	})
 	committer := startCommitter(w)
-	fetching := startFetching(ctx, w.p, w.pos)
+	fetching := startFetching(ctx, w)
 	w.buf, w.bufNext, w.bufErr = nil, w.pos, nil
 	err := w.loop(ctx, work, fetching, committer)
 	fetching.stop()
+	w.buf = nil
 	if lost := committer.stop(); lost != nil && err == nil {
 		err = lost
+	}
+	stop(nil)
+	retrying.Wait()
+	w.rest()
+	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
 	}
 	if errors.Is(err, context.Canceled) {
 		err = nil
@@ -57,25 +85,107 @@ func (w *worker) run(ctx context.Context) error {
 
 func (w *worker) loop(ctx, work context.Context, fetching *fetching, committer *committer) error {
 	for ctx.Err() == nil {
+		if w.cur.replayed(w.pos) {
+			return w.endReplay(work)
+		}
 		msgs, next, err := w.collect(ctx, fetching, committer)
 		if err != nil {
 			return w.fetchFailed(err)
 		}
 		switch {
 		case len(msgs) > 0:
+			w.state.inFlight.Store(int64(len(msgs)))
 			err = w.handle(ctx, work, msgs, next)
+			w.state.inFlight.Store(0)
+			fetching.handled(msgs)
 		case next > w.pos:
 			err = w.advance(ctx, work, next)
 		}
 		if err != nil {
 			return err
 		}
+		if err := fault.Point(fault.Noted); err != nil {
+			return err
+		}
 		committer.kick(w.pos, w.metadata())
 	}
 	if len(w.buf) == 0 && w.bufNext > w.pos {
-		return w.advance(ctx, work, w.bufNext)
+		return w.advance(ctx, work, w.cur.within(w.bufNext))
 	}
 	return nil
+}
+
+// attempt runs one transaction of the log: its fence moves the position to a.next.
+func (w *worker) attempt(work context.Context, a *attempt) error {
+	cfg, last := w.c.cfg, w.anchor
+	if n := len(a.msgs); n > 0 {
+		last = anchorOf(a.msgs[n-1])
+	}
+	anchorOffset, anchorEpoch, anchorHash := last.args()
+	a.done.From, a.done.Next = w.pos, a.next
+	ended := a.fence
+	a.fence = func(tx *guard.Tx) {
+		tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
+			anchorOffset, anchorEpoch, anchorHash, millis(cfg.LockTimeout), millis(cfg.StatementTimeout), millis(cfg.IdleTimeout))
+		if w.batches >= pruneEvery {
+			tx.Engine(stepPrune, pruneSQL, w.cur.id, w.cur.run, w.pos)
+		}
+		if ended != nil {
+			ended(tx)
+		}
+	}
+	err := w.engine.attempt(work, a)
+	if errors.Is(err, errFenced) {
+		err = w.fenced(work, a)
+	}
+	if err == nil {
+		w.committed(a, last)
+	}
+	return err
+}
+
+// committed takes note of a transaction that has committed.
+func (w *worker) committed(a *attempt, last *anchor) {
+	w.pos, w.anchor = a.next, last
+	w.state.position.Store(w.pos)
+	if w.batches >= pruneEvery {
+		w.batches = 0
+	}
+	w.batches++
+	w.c.told(a)
+	w.retrier.parked(a)
+}
+
+// fenced finds out why the fence raised, in a statement of its own: the row was mine and stands where this attempt was to
+// bring it (an earlier attempt, whose answer was lost, has committed); it is mine and stands elsewhere (an operator moved it, or
+// an earlier attempt with another end committed); or it is not mine any more.
+func (w *worker) fenced(work context.Context, a *attempt) error {
+	at, err := w.stands(work)
+	switch {
+	case err != nil:
+		return err
+	case at == a.next:
+		// Nobody can tell what that attempt did; it may have parked something.
+		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
+		w.retrier.sweepSoon()
+		return nil
+	}
+	return errMoved
+}
+
+// stands reads where the cursor stands. It returns errMoved if an operator has taken it over to set its position, and
+// ErrOwnershipLost if it has another owner.
+func (e *engine) stands(ctx context.Context) (int64, error) {
+	cur, err := e.c.readCursor(ctx, e.id.Topic, e.id.Partition)
+	switch {
+	case err != nil:
+		return 0, err
+	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
+		return cur.next, nil
+	case cur != nil && cur.run != e.cur.run:
+		return 0, errMoved
+	}
+	return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, e.cur.id)
 }
 
 // collect returns the next batch and the position behind it: full, or as full as it got in Linger. No messages and a
@@ -87,6 +197,8 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 		switch {
 		case full, n > 0 && w.bufErr != nil: // what was fetched is handled before the error is: it may be gone afterwards
 			return w.take(n)
+		case n == 0 && len(w.buf) > 0:
+			return nil, w.cur.within(w.bufNext), nil // the replay ends before the next message
 		case w.bufErr != nil:
 			return nil, 0, w.bufErr
 		}
@@ -110,12 +222,14 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 			if len(w.buf) == 0 && w.bufNext == w.pos {
 				w.moved = time.Now()
 			}
+			w.recognize(got.Messages)
 			w.buf = append(w.buf, got.Messages...)
 			w.bufNext = got.Next
+			w.state.highWatermark.Store(got.HighWatermark)
 		case <-linger:
 			return w.take(n)
 		case <-flush:
-			return nil, w.bufNext, nil
+			return nil, w.cur.within(w.bufNext), nil
 		case err := <-committer.lost:
 			return nil, 0, err
 		case <-ctx.Done():
@@ -124,10 +238,23 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 	}
 }
 
-// cut returns how many buffered messages make the next batch, and whether it is full.
+// recognize says of fetched messages which log they are from, and whether they are part of a replay.
+func (w *worker) recognize(msgs []*Message) {
+	for _, m := range msgs {
+		m.cluster, m.topicID = w.id.ClusterID, w.id.TopicID
+		if w.cur.replayUntil != nil {
+			m.replay, m.resend = w.cur.replayNo, w.cur.replayResend
+		}
+	}
+}
+
+// cut returns how many buffered messages make the next batch, and whether it is full. No batch goes beyond the end of a replay.
 func (w *worker) cut() (n int, full bool) {
 	size := 0
 	for n < len(w.buf) && n < w.c.cfg.BatchSize {
+		if w.cur.replayed(w.buf[n].Offset) {
+			return n, n > 0
+		}
 		size += len(w.buf[n].Value)
 		if n > 0 && size > w.c.cfg.BatchBytes {
 			return n, true
@@ -142,9 +269,9 @@ func (w *worker) take(n int) ([]*Message, int64, error) {
 	w.buf = w.buf[n:]
 	if len(w.buf) == 0 {
 		w.buf = nil
-		return msgs, w.bufNext, nil
+		return msgs, w.cur.within(w.bufNext), nil
 	}
-	return msgs, w.buf[0].Offset, nil
+	return msgs, w.cur.within(w.buf[0].Offset), nil
 }
 
 // fetchFailed turns what a fetch says about the log into what it means for the cursor.
@@ -173,14 +300,18 @@ func (w *worker) release() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), w.c.cfg.LockTimeout)
 	defer cancel()
+	if fault.Point(fault.Releasing) != nil {
+		return
+	}
 	if _, err := w.c.pool.Exec(ctx, releaseCursorSQL, w.cur.id, w.cur.epoch, w.cur.nonce); err != nil {
 		w.c.cfg.Logger.Warn("onlyonce: cursor not released", "scope", w.c.cfg.Scope, "error", err)
 	}
+	_ = fault.Point(fault.Released)
 }
 
 // retrying reports that something is tried again, and returns after which wait.
-func (w *worker) retrying(r Retry, b backoff.BackOff) time.Duration {
-	r.Topic, r.Partition, r.Wait = w.id.Topic, w.id.Partition, b.NextBackOff()
+func (w *engine) retrying(r Retry, b backoff.BackOff) time.Duration {
+	r.Topic, r.Partition, r.Wait = w.id.Topic, w.id.Partition, waitAtLeast(r.Err, b.NextBackOff())
 	w.c.cfg.Logger.Warn("onlyonce: trying again", "scope", w.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
 		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
 	if w.c.cfg.Hooks.Retry != nil {
@@ -193,6 +324,15 @@ func newBackoff(cfg Config) backoff.BackOff {
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(cfg.RetryMin), backoff.WithMaxInterval(cfg.RetryMax),
 		backoff.WithMaxElapsedTime(0)) // for ever: giving up is decided elsewhere
+}
+
+// backoffFor is the wait before the attempt that follows the n-th, for attempts that no process has seen all of.
+func backoffFor(cfg Config, n int) time.Duration {
+	b, d := newBackoff(cfg), time.Duration(0)
+	for range min(n, 100) {
+		d = b.NextBackOff()
+	}
+	return d
 }
 
 // sleep waits, and reports false when ctx ended first.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/google/uuid"
@@ -23,6 +24,8 @@ type Key struct {
 	// id, a field of the payload. Any bytes, not empty. Not the Kafka record key, which names an entity: two
 	// messages about one entity would look like copies of each other, and the second would be lost.
 	ID string
+	// Replay is the number of the replay that the message is handled again in, 0 for none: see `onlyonce replay`.
+	Replay int32
 	// Fingerprint tells a copy from another message that reuses the id by mistake: set [FingerprintOf](payload),
 	// or [NoFingerprint] to take any payload for a copy. Required.
 	Fingerprint Fingerprint
@@ -69,8 +72,11 @@ func (k Key) Validate() error {
 	return errors.Join(faults...)
 }
 
-// kindKey names version 1 of the codec inside the hash.
-const kindKey = "onlyonce/key/1"
+// kindKey names version 1 of the codec inside the hash; kindReplay is the same with the number of a replay behind it.
+const (
+	kindKey    = "onlyonce/key/1"
+	kindReplay = "onlyonce/key/1/replay"
+)
 
 // Hash returns the 128 bits that are stored for the key, version 1 of the codec:
 //
@@ -79,9 +85,15 @@ const kindKey = "onlyonce/key/1"
 // each preceded by its length in bytes as a big-endian uint32. An unordered ID keeps the first 128 bits of that. An ID
 // that is ordered by time (a UUIDv7 in its canonical form of 36 characters, or a ULID of 26, either case) keeps its 48
 // bits of time in front and 80 bits of the hash behind them, so that keys of one time lie side by side in the index.
+// In a replay the fields are "onlyonce/key/1/replay", Tenant, Scope, ID and the replay's number in decimal.
 // testdata/keys.json holds test vectors for other languages; the SQL function onlyonce.key is the same.
 func (k Key) Hash() [16]byte {
-	sum := codec.Hash(kindKey, k.Tenant, k.Scope, k.ID)
+	var sum [32]byte
+	if k.Replay == 0 {
+		sum = codec.Hash(kindKey, k.Tenant, k.Scope, k.ID)
+	} else {
+		sum = codec.Hash(kindReplay, k.Tenant, k.Scope, k.ID, strconv.Itoa(int(k.Replay)))
+	}
 	var out [16]byte
 	if ms, ok := timeOf(k.ID); ok {
 		copy(out[:6], ms[:])

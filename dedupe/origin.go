@@ -29,12 +29,22 @@ type Origin struct {
 	// ID is the message's id where the consumer dedupes by key, otherwise empty: then the Position identifies it.
 	ID       string
 	Position Position
+	// Replay is the number of a replay that asks for calls to be sent again, under keys of their own; 0 for none.
+	Replay int32
 }
 
 // Fields are the fields of the Origin that go into a derived identity, most general first. A topic id stands for the
 // topic's name where there is one, because a topic that was deleted and created again starts over at offset 0 under
 // its old name.
 func (o Origin) Fields() []string {
+	fields := o.fields()
+	if o.Replay != 0 {
+		fields = append(fields, "replay", strconv.Itoa(int(o.Replay)))
+	}
+	return fields
+}
+
+func (o Origin) fields() []string {
 	if o.ID != "" {
 		return []string{o.Tenant, o.Scope, "id", o.ID}
 	}

@@ -17,6 +17,10 @@ import (
 
 // Log is one topic of an imaginary cluster. Methods may be called at any time from any goroutine.
 type Log struct {
+	// Retention is the topic's retention by time, as Partition.Retained tells it; 0: there is none. It deletes nothing: see
+	// DeleteBefore. Set it before the log is read.
+	Retention time.Duration
+
 	topic     string
 	clusterID string
 
@@ -124,6 +128,16 @@ func (l *Log) Recreate() {
 	l.notify()
 }
 
+// AddPartitions gives the topic n more partitions. A Source owns them from its next generation on.
+func (l *Log) AddPartitions(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for range n {
+		l.partitions = append(l.partitions, &partitionLog{})
+	}
+	l.notify()
+}
+
 // Committed returns a group's committed offset and its metadata, -1 where there is none.
 func (l *Log) Committed(groupID string, partition int32) (offset int64, metadata string) {
 	l.mu.Lock()
@@ -192,6 +206,21 @@ func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from
 			return consumer.Fetched{}, ctx.Err()
 		}
 	}
+}
+
+// retained returns when retention by time may delete the first record at or above an offset.
+func (l *Log) retained(partition int32, offset int64) (time.Time, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.partitions[partition]
+	if offset < p.start || offset > p.end {
+		return time.Time{}, &consumer.OutOfRangeError{Offset: offset, Start: p.start, End: p.end}
+	}
+	found := p.from(offset, 1).Messages
+	if l.Retention == 0 || len(found) == 0 {
+		return time.Time{}, nil
+	}
+	return found[0].Time.Add(l.Retention), nil
 }
 
 // from returns up to limit records from an offset, as values of their own, as from a network. They are made in one piece,

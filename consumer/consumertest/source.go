@@ -60,12 +60,13 @@ func (s *Source) runGeneration(ctx context.Context, own func(context.Context, co
 	g := s.Log.group(s.GroupID)
 	g.generation++
 	generation := g.generation
+	partitions := len(s.Log.partitions)
 	s.Log.mu.Unlock()
 	s.mu.Lock()
 	s.generation, s.end = generation, end
 	s.mu.Unlock()
 
-	errs := make([]error, len(s.Log.partitions))
+	errs := make([]error, partitions)
 	var wg sync.WaitGroup
 	for i := range errs {
 		wg.Go(func() {
@@ -96,7 +97,8 @@ func (p *partition) Identity(context.Context) (consumer.Identity, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p.topicID = l.topicID
-	return consumer.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partition: p.id}, nil
+	return consumer.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partition: p.id,
+		Partitions: int32(len(l.partitions))}, nil
 }
 
 func (p *partition) Committed(context.Context) (int64, string, error) {
@@ -135,4 +137,8 @@ func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, er
 		}
 	}
 	return p.s.Log.fetch(ctx, p.id, p.topicID, from, p.s.FetchLimit, 500*time.Millisecond)
+}
+
+func (p *partition) Retained(_ context.Context, offset int64) (time.Time, error) {
+	return p.s.Log.retained(p.id, offset)
 }

@@ -170,3 +170,23 @@ func TestOutOfRange(t *testing.T) {
 		}
 	})
 }
+
+// The record's own time counts, and the topic's retention; aborted and removed records below it do not.
+func TestRetained(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		at := time.UnixMilli(time.Now().Add(-time.Hour).UnixMilli()).UTC()
+		for ms, want := range map[string]time.Time{"86400000": at.Add(24 * time.Hour), "-1": {}} {
+			topic := kafkatest.Topic(t, brokers, 1, map[string]string{"retention.ms": ms})
+			if err := producer(t, brokers).ProduceSync(t.Context(), &kgo.Record{Topic: topic, Value: []byte("v"), Timestamp: at}).FirstErr(); err != nil {
+				t.Fatal(err)
+			}
+			h := join(t, quick(brokers, topic)).holds(topic, 0)
+			if until, err := h.Retained(h.ctx, 0); !until.Equal(want) || err != nil {
+				t.Errorf("with retention.ms=%s: %v, %v; want %v", ms, until, err, want)
+			}
+			if until, err := h.Retained(h.ctx, 1); !until.IsZero() || err != nil {
+				t.Errorf("at the log's end: %v, %v", until, err)
+			}
+		}
+	})
+}

@@ -51,7 +51,7 @@ func TestCommitRoundTrip(t *testing.T) {
 
 func TestIdentity(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
-		topic := kafkatest.Topic(t, brokers, 1, nil)
+		topic := kafkatest.Topic(t, brokers, 3, nil)
 		h := join(t, quick(brokers, topic)).holds(topic, 0)
 		adm := admin(t, brokers)
 		topics, err := adm.ListTopics(t.Context(), topic)
@@ -62,7 +62,7 @@ func TestIdentity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := consumer.Identity{ClusterID: meta.Cluster, TopicID: topics[topic].ID, Topic: topic}
+		want := consumer.Identity{ClusterID: meta.Cluster, TopicID: topics[topic].ID, Topic: topic, Partitions: 3}
 		if h.id != want || h.id.ClusterID == "" || h.id.TopicID == [16]byte{} {
 			t.Errorf("identity is %+v, want %+v", h.id, want)
 		}

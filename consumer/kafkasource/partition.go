@@ -35,11 +35,14 @@ type partition struct {
 	suspect bool              // something went wrong: look again who leads it, and whether it is still the same topic
 	byName  bool              // the broker's fetches do not name the topic by its id
 	fetched time.Time         // the last fetch's end
-	read    struct {          // what was fetched last, of which the log must still be made
-		next  int64 // position behind it
-		epoch int32 // leader epoch of its last batch
-		under int32 // leader epoch that the leader had then
-	}
+	read    lastRead
+}
+
+// lastRead is what was fetched last, of which the log must still be made.
+type lastRead struct {
+	next  int64 // position behind it
+	epoch int32 // leader epoch of its last batch
+	under int32 // leader epoch that the leader had then
 }
 
 var _ consumer.Partition = (*partition)(nil)
@@ -72,7 +75,8 @@ func (p *partition) locate(ctx context.Context) (consumer.Identity, place, error
 	if !ok {
 		return consumer.Identity{}, place{}, &topicError{Topic: p.topic, Err: kafka.UnknownTopicOrPartition}
 	}
-	return consumer.Identity{ClusterID: t.clusterID, TopicID: t.id, Topic: p.topic, Partition: p.index}, at, nil
+	return consumer.Identity{ClusterID: t.clusterID, TopicID: t.id, Topic: p.topic, Partition: p.index,
+		Partitions: int32(len(t.partitions))}, at, nil
 }
 
 // confirm looks again where there is doubt: after an error, and, where fetches name the topic by its name only,

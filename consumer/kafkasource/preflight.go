@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
-	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 const (
@@ -68,25 +67,7 @@ func (n *network) unreachable(err error) error {
 // handled, wherever a later one has the same key, and leaves nothing behind by which a reader could tell; it also deletes the
 // record by which the consumer knows the log again. That a policy was changed after this look is not noticed.
 func refuseCompacted(ctx context.Context, n *network) error {
-	const policy = "cleanup.policy"
-	var resp *kmsg.DescribeConfigsResponse
-	err := patiently(ctx, newTopicPatience, func() (err error) {
-		req := kmsg.NewPtrDescribeConfigsRequest()
-		for _, t := range n.cfg.Topics {
-			r := kmsg.NewDescribeConfigsRequestResource()
-			r.ResourceType, r.ResourceName, r.ConfigNames = kmsg.ConfigResourceTypeTopic, t, []string{policy}
-			req.Resources = append(req.Resources, r)
-		}
-		if resp, err = call[*kmsg.DescribeConfigsResponse](ctx, n, n.request(req, configsVersion)); err != nil {
-			return err
-		}
-		for _, r := range resp.Resources {
-			if r.ErrorCode != 0 {
-				return &topicError{Topic: r.ResourceName, Err: kafka.Error(r.ErrorCode)}
-			}
-		}
-		return nil
-	})
+	configs, err := n.configs(ctx, newTopicPatience, n.cfg.Topics, cleanupPolicy)
 	switch {
 	case errors.Is(err, kafka.TopicAuthorizationFailed):
 		return fmt.Errorf("kafkasource: may not see whether a topic is compacted: %w: this user needs the permission DescribeConfigs on it", err)
@@ -95,25 +76,14 @@ func refuseCompacted(ctx context.Context, n *network) error {
 	}
 	var faults []error
 	for _, t := range n.cfg.Topics {
-		value, ok := configOf(resp, t, policy)
+		value, ok := configs[t][cleanupPolicy]
 		switch {
 		case !ok:
-			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not tell its %s", t, policy))
+			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not tell its %s", t, cleanupPolicy))
 		case slices.Contains(strings.Split(strings.ReplaceAll(value, " ", ""), ","), "compact"):
 			faults = append(faults, fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes records that were not handled yet, and nobody can tell; use a topic with %s=delete",
-				t, policy, value, policy))
+				t, cleanupPolicy, value, cleanupPolicy))
 		}
 	}
 	return errors.Join(faults...)
-}
-
-func configOf(resp *kmsg.DescribeConfigsResponse, topic, name string) (value string, ok bool) {
-	for _, r := range resp.Resources {
-		for _, c := range r.Configs {
-			if r.ResourceName == topic && c.Name == name && c.Value != nil {
-				return *c.Value, true
-			}
-		}
-	}
-	return "", false
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,21 +17,23 @@ const sealSQL = `select onlyonce.seal()`
 
 // Names of the engine's steps; a handler's statements have none.
 const (
+	stepUser   = ""
 	stepBegin  = "begin"
+	stepHook   = "hook"
 	stepSeal   = "seal"
 	stepCommit = "commit"
 )
 
 // Failure is the first thing that went wrong in a transaction; after it nothing more is sent.
 type Failure struct {
-	// Step is the engine's step that failed, empty for a statement of the handler.
+	// Step is the engine's step that failed, "hook" for a statement of [Tx.Hook], empty for one of the handler's.
 	Step string
 	// Err is the error, a *pgconn.PgError where the server said so.
 	Err error
 }
 
 func (f *Failure) Error() string {
-	if f.Step == "" {
+	if f.Step == stepUser {
 		return fmt.Sprintf("statement of the handler: %v", f.Err)
 	}
 	return fmt.Sprintf("%s: %v", f.Step, f.Err)
@@ -44,17 +47,22 @@ var (
 	ErrEnded    = errors.New("the handler ended the engine's transaction")
 	ErrClosed   = errors.New("transaction used after its handler returned")
 	ErrRowsOpen = errors.New("rows of an earlier query are still open: close them first")
+	// ErrSavepoints keeps a transaction within the 64 subtransactions that a backend's snapshot cache holds.
+	ErrSavepoints = errors.New("more than 60 savepoints in one transaction: they would slow down every session of the server")
 )
 
-// Tx is a guarded transaction on one connection. It is for one goroutine at a time.
+// Tx is a guarded transaction on one connection. It is for one goroutine at a time, but for [Tx.Abandon].
 type Tx struct {
-	conn      *pgx.Conn
-	batch     *pgx.Batch
-	steps     []string // parallel to batch: whose statement it is
-	failure   *Failure
-	closed    bool
-	committed bool
-	open      *result // results that the handler has not closed yet
+	conn       *pgx.Conn
+	batch      *pgx.Batch
+	steps      []string // parallel to batch: whose statement it is
+	who        string   // step of what comes through the handler's methods
+	failure    *Failure
+	closed     bool
+	abandoned  atomic.Bool
+	committed  bool
+	open       *result // results that the handler has not closed yet
+	savepoints int
 
 	origin    dedupe.Origin
 	hasOrigin bool
@@ -77,6 +85,17 @@ func (t *Tx) Engine(step, sql string, args ...any) {
 // EngineRow sends what is queued and one more statement of the engine's, and returns its row.
 func (t *Tx) EngineRow(ctx context.Context, step, sql string, args ...any) pgx.Row {
 	return t.query(ctx, step, sql, args).row()
+}
+
+// Hook calls fn, whose statements through the handler's methods fail under the step "hook" and not as the handler's.
+func (t *Tx) Hook(fn func() error) error {
+	t.who = stepHook
+	defer func() { t.who = stepUser }()
+	err := fn()
+	if err != nil {
+		t.fail(stepHook, err)
+	}
+	return err
 }
 
 // Failure returns what went wrong first, nil if nothing did.
@@ -111,6 +130,13 @@ func (t *Tx) CloseHandler() {
 	if t.open != nil {
 		t.open.finish()
 	}
+}
+
+// Abandon cuts the connection under a handler that does not return, from another goroutine: the server rolls back, and
+// whatever the handler still tries fails. Nothing else of the transaction may be used by that goroutine.
+func (t *Tx) Abandon() {
+	t.abandoned.Store(true)
+	_ = t.conn.PgConn().Conn().Close() // the handler finds out; there is nobody else to tell
 }
 
 // Commit seals and commits, and returns nil if and only if the transaction has committed. After any error the outcome
@@ -171,7 +197,7 @@ func (t *Tx) fail(step string, err error) {
 
 // ready says whether the handler may send something now.
 func (t *Tx) ready(sql string) error {
-	if t.closed {
+	if t.closed || t.abandoned.Load() {
 		return ErrClosed
 	}
 	if t.failure != nil {
@@ -179,9 +205,9 @@ func (t *Tx) ready(sql string) error {
 	}
 	switch {
 	case t.open != nil:
-		t.fail("", ErrRowsOpen)
+		t.fail(t.who, ErrRowsOpen)
 	case controls(sql):
-		t.fail("", fmt.Errorf("%w: %.40q", ErrControl, sql))
+		t.fail(t.who, fmt.Errorf("%w: %.40q", ErrControl, sql))
 	}
 	return t.err()
 }

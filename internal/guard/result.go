@@ -33,9 +33,7 @@ func (r *result) skip(n int) (tag pgconn.CommandTag) {
 			r.failed(err)
 			return tag
 		}
-		if r.step() == "" {
-			r.judge(tag)
-		}
+		r.judge(tag)
 		r.next++
 	}
 	return tag
@@ -43,9 +41,13 @@ func (r *result) skip(n int) (tag pgconn.CommandTag) {
 
 // judge refuses the tag of a statement that ended the transaction.
 func (r *result) judge(tag pgconn.CommandTag) {
+	step := r.step()
+	if step != stepUser && step != stepHook {
+		return
+	}
 	switch tag.String() {
 	case "BEGIN", "START TRANSACTION", "COMMIT", "ROLLBACK", "PREPARE TRANSACTION":
-		r.tx.fail("", fmt.Errorf("%w: a statement was answered with %q", ErrEnded, tag))
+		r.tx.fail(step, fmt.Errorf("%w: a statement was answered with %q", ErrEnded, tag))
 	}
 }
 
@@ -111,9 +113,7 @@ func (r *result) Next() bool {
 func (r *result) Close() {
 	if r.rows != nil && !r.finished {
 		r.rows.Close()
-		if r.step() == "" {
-			r.judge(r.rows.CommandTag())
-		}
+		r.judge(r.rows.CommandTag())
 	}
 	r.finish()
 }

@@ -3,6 +3,8 @@ package guard
 import (
 	"context"
 	"errors"
+	"maps"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -13,7 +15,7 @@ func (t *Tx) Queue(sql string, args ...any) {
 	if t.ready(sql) != nil {
 		return // kept as the failure of the attempt
 	}
-	t.Engine("", sql, args...)
+	t.Engine(t.who, sql, args...)
 }
 
 // Exec sends what is queued and one statement more, and returns that one's tag.
@@ -21,7 +23,7 @@ func (t *Tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandT
 	if err := t.ready(sql); err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	t.Engine("", sql, args...)
+	t.Engine(t.who, sql, args...)
 	r := t.send(ctx)
 	tag := r.skip(len(r.steps))
 	r.finish()
@@ -33,7 +35,7 @@ func (t *Tx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, erro
 	if err := t.ready(sql); err != nil {
 		return failedRows{err: err}, err
 	}
-	r := t.query(ctx, "", sql, args)
+	r := t.query(ctx, t.who, sql, args)
 	return r, r.Err()
 }
 
@@ -42,7 +44,7 @@ func (t *Tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := t.ready(sql); err != nil {
 		return row{failedRows{err: err}}
 	}
-	return row{t.query(ctx, "", sql, args)}
+	return row{t.query(ctx, t.who, sql, args)}
 }
 
 // SendBatch sends what is queued, and then the user's batch.
@@ -70,10 +72,65 @@ func (t *Tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []strin
 	}
 	n, err := t.conn.CopyFrom(ctx, table, columns, src)
 	if err != nil {
-		t.fail("", err)
+		t.fail(t.who, err)
 	}
 	t.check()
 	return n, t.err()
+}
+
+// Savepoint calls fn. When fn returns an error, or one of its statements fails, what fn did in the transaction is undone, and
+// the transaction goes on; that error is returned. Errors that say that the transaction is broken stay.
+func (t *Tx) Savepoint(ctx context.Context, fn func() error) error {
+	if err := t.ready(""); err != nil {
+		return err
+	}
+	if t.savepoints++; t.savepoints > maxSavepoints {
+		t.fail(t.who, ErrSavepoints)
+		return t.err()
+	}
+	name := "onlyonce_" + strconv.Itoa(t.savepoints)
+	t.Engine(t.who, "savepoint "+name)
+	if err := t.flush(ctx); err != nil { // statements queued before fn are judged before it, and not undone with it
+		return err
+	}
+	marks := maps.Clone(t.marks)
+	err := fn()
+	if t.open != nil {
+		t.open.finish()
+	}
+	if err == nil && t.failure == nil {
+		t.Engine(t.who, "release savepoint "+name)
+		err = t.flush(ctx)
+	}
+	switch {
+	case err == nil && t.failure == nil:
+		return nil
+	case t.failure != nil && !t.forgivable():
+		return t.failure
+	case err == nil:
+		err = t.failure
+	}
+	t.failure, t.marks = nil, marks
+	t.batch, t.steps = &pgx.Batch{}, nil // what was queued in fn and not sent
+	t.Engine(t.who, "rollback to savepoint "+name)
+	t.Engine(t.who, "release savepoint "+name)
+	if broken := t.flush(ctx); broken != nil {
+		return broken
+	}
+	return err
+}
+
+// maxSavepoints leaves a few of PostgreSQL's 64 cached subtransactions to triggers and functions of the user's, which open their own.
+const maxSavepoints = 60
+
+// forgivable reports whether the failure is one that ROLLBACK TO SAVEPOINT undoes.
+func (t *Tx) forgivable() bool {
+	for _, broken := range []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrSavepoints} {
+		if errors.Is(t.failure, broken) {
+			return false
+		}
+	}
+	return !t.conn.PgConn().IsClosed() && t.conn.PgConn().TxStatus() != 'I'
 }
 
 // flush sends what is queued and reads the answers.
@@ -139,10 +196,10 @@ func (t *Tx) check() {
 	}
 	switch pc := t.conn.PgConn(); {
 	case pc.IsClosed():
-		t.fail("", pgconn.ErrConnClosed)
+		t.fail(t.who, pgconn.ErrConnClosed)
 	case pc.TxStatus() == 'E':
-		t.fail("", pgx.ErrTxCommitRollback)
+		t.fail(t.who, pgx.ErrTxCommitRollback)
 	case pc.TxStatus() != 'T':
-		t.fail("", ErrEnded)
+		t.fail(t.who, ErrEnded)
 	}
 }

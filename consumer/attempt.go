@@ -1,0 +1,242 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// Steps of the engine's statements.
+const (
+	stepFence = "fence"
+	stepClaim = "claim"
+	stepOrder = "order"
+	stepPark  = "park"
+	stepPrune = "prune"
+	stepHook  = "hook" // Config.OnBegin, see guard
+	stepSeal  = "seal"
+)
+
+const (
+	claimsAhead = 32               // transactions that claim first after a duplicate was met
+	rerunLimit  = 5                // immediate runs after serialization failures and deadlocks
+	endTimeout  = 15 * time.Second // bound of COMMIT and ROLLBACK, detached from any request
+)
+
+// failure says that an attempt was rolled back because of the handler or its statements.
+type failure struct {
+	index int // message whose handler returned the error, -1 where it is not known
+	err   error
+	lost  bool // the connection was lost meanwhile
+}
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// errFenced says that the first statement of a transaction did not hold: its owner was replaced, or what it was to do is done.
+var errFenced = errors.New("fenced")
+
+// engine runs the transactions of one owned partition. Two goroutines use one each: the worker, which reads the log, and the
+// retrier, which reads what is parked. What makes a message of theirs take effect once is the attempt's fence.
+type engine struct {
+	c   *Consumer
+	id  Identity
+	cur *cursor // what this process owns; nil before the first raise
+
+	hand     *hand
+	cautious int // transactions for which the claim goes first, because duplicates are about
+}
+
+// attempt is one transaction's worth of work.
+type attempt struct {
+	msgs    []*Message
+	next    int64 // position behind the messages, where they come from the log
+	alone   bool  // one message by itself: only such an attempt is held against a message
+	verdict *verdict
+
+	// fence queues the transaction's first statements: what raises OO001 unless this is the first and only application.
+	fence func(tx *guard.Tx)
+	// inPlace: the message is parked already, and no verdict parks it a second time.
+	inPlace bool
+	// unclaimed leaves the claim out: the fence has made it.
+	unclaimed bool
+
+	ran    bool // a handler was called
+	done   BatchDone
+	parked []Parked
+	behind []pgtype.UUID // ordering keys of messages that were parked behind others
+	failed bool          // a message was parked that is to be tried again
+}
+
+// attempt runs the transaction until it has committed or something stands against it: *failure (the handler), errFenced,
+// or any other error for a fault of the server or the way to it.
+func (e *engine) attempt(work context.Context, a *attempt) error {
+	a.done.Messages, a.done.Alone, a.done.Topic, a.done.Partition = len(a.msgs), a.alone, e.id.Topic, e.id.Partition
+	traced := a.done
+	ctx := e.c.traceAttempt(work, traced)
+	started := time.Now()
+	err := e.rerun(ctx, a)
+	a.done.Duration = time.Since(started)
+	e.c.traceAttemptEnd(ctx, a.done, err)
+	return err
+}
+
+// rerun repeats the transaction after serialization failures, and after the optimistic claim has met a duplicate.
+func (e *engine) rerun(work context.Context, a *attempt) error {
+	conn, err := e.c.pool.Acquire(work)
+	if err != nil {
+		return fmt.Errorf("getting a connection: %w", err)
+	}
+	slot := &connection{conn: conn}
+	defer slot.release()
+	if err := fault.Point(fault.Connected); err != nil {
+		return err
+	}
+	claimFirst := a.alone || a.verdict != nil || e.c.cfg.ClaimFirst || e.cautious > 0
+	for run := 0; ; run++ {
+		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
+		a.parked, a.behind, a.failed, a.ran = nil, nil, false, false
+		tx := guard.Begin(conn.Conn())
+		h := e.transact(work, tx, a, claimFirst)
+		if h.hung {
+			slot.abandon(tx)
+			return e.hung(work, a, h)
+		}
+		if h.err == nil && tx.Failure() == nil {
+			if err := fault.Point(fault.Sealing); err != nil {
+				tx.Fail(stepSeal, err)
+			} else {
+				_ = tx.Commit(endTimeout) // kept as the failure
+			}
+		}
+		failed, lost := tx.Failure(), tx.Lost()
+		if h.err == nil && tx.Committed() {
+			e.settled(a)
+			return fault.Point(fault.Committed)
+		}
+		tx.Rollback(endTimeout)
+		if err := fault.Point(fault.RolledBack); err != nil {
+			return err
+		}
+
+		state := sqlState(failed)
+		switch {
+		case run < rerunLimit && unlucky(state):
+			continue // the whole transaction, handler included
+		case failed != nil && !claimFirst && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepOrder && state == codeBlocked):
+			claimFirst, a.done.Fallback, e.cautious = true, true, claimsAhead
+			continue
+		case failed != nil && failed.Step == stepFence && state == codeFenceLost:
+			return errFenced
+		}
+		return blame(work, a, h, failed, lost)
+	}
+}
+
+// settled takes note of what a transaction that has committed tells about the next ones.
+func (e *engine) settled(a *attempt) {
+	switch {
+	case a.done.Duplicates > 0 || len(a.behind) > 0:
+		e.cautious = claimsAhead
+	case e.cautious > 0:
+		e.cautious--
+	}
+}
+
+// transact queues or sends everything up to the handler's last statement, and returns how the handlers fared.
+func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimFirst bool) *handling {
+	h := &handling{failedAt: -1}
+	if hook := e.c.cfg.OnBegin; hook != nil {
+		if err := tx.Hook(func() error { return protect(func() error { return hook(work, tx) }) }); err != nil {
+			return h
+		}
+	}
+	a.fence(tx)
+	verdicts := e.judgeKeys(a.msgs)
+	if !a.unclaimed {
+		e.claim(work, tx, a.msgs, verdicts, claimFirst)
+	}
+	if tx.Failure() == nil {
+		e.order(work, tx, a, verdicts, claimFirst)
+	}
+	if err := fault.Point(fault.Fenced); err != nil {
+		tx.Fail(stepFence, err)
+	}
+	if tx.Failure() != nil {
+		return h
+	}
+	fresh, index := make([]*Message, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
+	for i, m := range a.msgs {
+		v := verdicts[i]
+		if v == nil {
+			v = a.verdict
+		}
+		switch {
+		case v == nil:
+			fresh, index = append(fresh, m), append(index, i)
+			continue
+		case v.reason == reasonDuplicate:
+			a.done.Duplicates++
+			continue
+		case a.inPlace || e.c.cfg.OnFailure == BlockPartition:
+			h.failedAt, h.err = i, &blockedError{v}
+			return h
+		}
+		e.park(tx, m, v)
+		a.parked = append(a.parked, Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: v.state(), Err: v.err})
+		a.failed = a.failed || v.state() == stateRetrying
+		if v.reason == reasonBehind {
+			a.behind = append(a.behind, v.order)
+		}
+		if err := fault.Point(fault.Parking); err != nil {
+			tx.Fail(stepPark, err)
+			return h
+		}
+	}
+	a.done.Parked = len(a.parked)
+	if len(fresh) == 0 {
+		return h
+	}
+	a.ran = true
+	h = e.run(work, tx, fresh, index)
+	if !h.hung {
+		tx.CloseHandler()
+		a.done.Handled = h.handled
+	}
+	return h
+}
+
+// blame decides whose fault a rolled back attempt is: the handler's (*failure), or the server's or the way to it.
+func blame(work context.Context, a *attempt, h *handling, failed *guard.Failure, lost bool) error {
+	switch {
+	case work.Err() != nil:
+		return context.Cause(work) // given up while it ran: nobody's fault
+	case h.overdue != nil:
+		return &failure{index: h.failedAt, err: h.overdue}
+	case failed == nil:
+		return &failure{index: h.failedAt, err: h.err, lost: lost}
+	case unlucky(sqlState(failed)), sqlState(failed) == codeLockTimeout, strings.HasPrefix(sqlState(failed), classResources):
+		return failed // others are in the way, or the server has no room, however often
+	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
+		return &failure{index: h.failedAt, err: h.err, lost: lost}
+	case failed.Step == "":
+		return &failure{index: -1, err: failed, lost: lost} // a statement's error stands above what the handler made of it
+	case lost && a.ran:
+		return &failure{index: -1, err: failed, lost: true} // perhaps a message kills connections; the count will tell
+	case failed.Step == stepSeal && sqlState(failed) != "":
+		return &failure{index: -1, err: failed} // a deferred constraint
+	}
+	return failed
+}
+
+// unlucky reports whether a SQLSTATE means that the same transaction may succeed when it is run again.
+func unlucky(state string) bool {
+	return state == codeSerialization || state == codeDeadlock
+}

@@ -1,0 +1,313 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// Errors of handlers that do not behave.
+var (
+	// ErrHandlerTimeout: the handler's context ended because Config.MessageTimeout or Config.BatchTimeout had passed.
+	ErrHandlerTimeout = errors.New("handler took too long")
+	// ErrHandlerHung: a handler did not return within Config.HangTimeout of the end of its context.
+	ErrHandlerHung = errors.New("handler does not return although its context has ended")
+	// ErrHandlerStuck is what Run returns, and Healthy, while such a handler is still running.
+	ErrHandlerStuck = errors.New("a handler is stuck")
+	errGoexit       = errors.New("handler called runtime.Goexit (testing's FailNow does)")
+)
+
+// handling is the handlers' part of one transaction. They run in a goroutine of their own, so that one that calls
+// Goexit ends nothing else, and one that does not return can be left behind: from then on only that goroutine uses
+// tx and these messages.
+type handling struct {
+	msgs  []*Message // those to be handled
+	index []int      // their places in the attempt
+
+	// Shared while the goroutine runs.
+	at    atomic.Int64 // place in msgs of the message that is being handled
+	since atomic.Int64 // when its handler was called, in nanoseconds since the transaction's handlers were started
+	left  atomic.Bool  // nobody waits for the goroutine any more
+	done  chan struct{}
+
+	// Written by the goroutine before done is closed.
+	failedAt int // place in the attempt of the message whose handler failed, -1 where it is not known
+	err      error
+	handled  int
+
+	// Written by the one who waits.
+	overdue error // which bound ended the handlers' context
+	hung    bool
+	stack   string
+}
+
+// hand is the goroutine that a partition's handlers run in, one transaction after another.
+type hand struct {
+	work chan func()
+	id   uint64
+	gone chan struct{}
+}
+
+func newHand() *hand {
+	h := &hand{work: make(chan func()), gone: make(chan struct{})}
+	named := make(chan struct{})
+	go func() {
+		defer close(h.gone)
+		h.id = goroutineID()
+		close(named)
+		for f := range h.work {
+			f()
+		}
+	}()
+	<-named
+	return h
+}
+
+// rest ends the goroutine, and returns when it has ended.
+func (e *engine) rest() {
+	if e.hand != nil {
+		close(e.hand.work)
+		<-e.hand.gone
+		e.hand = nil
+	}
+}
+
+// run calls the handler for the messages, and waits until it has returned or has to be left behind.
+func (e *engine) run(work context.Context, tx *guard.Tx, msgs []*Message, index []int) *handling {
+	cfg := &e.c.cfg
+	h := &handling{msgs: msgs, index: index, done: make(chan struct{}), failedAt: -1}
+	ctx, cancel := context.WithCancelCause(work)
+	defer cancel(nil)
+	start := time.Now()
+	if e.hand == nil {
+		e.hand = newHand()
+	}
+	e.hand.work <- func() {
+		defer close(h.done)
+		h.err = errGoexit // unless it returns
+		h.err = e.handleAll(ctx, tx, h, start)
+	}
+	defer func() {
+		switch {
+		case h.hung:
+			close(e.hand.work) // it ends when the handler does
+			e.hand = nil
+		case errors.Is(h.err, errGoexit):
+			<-e.hand.gone
+			e.hand = nil
+		}
+	}()
+
+	bound := time.NewTimer(min(cfg.MessageTimeout, cfg.BatchTimeout))
+	defer bound.Stop()
+	for h.overdue == nil && ctx.Err() == nil {
+		select {
+		case <-h.done:
+			return h
+		case <-work.Done():
+		case <-bound.C:
+			all := time.Since(start)
+			one := all - time.Duration(h.since.Load())
+			switch {
+			case all >= cfg.BatchTimeout:
+				h.overdue = fmt.Errorf("%w: the transaction's handlers ran for Config.BatchTimeout, %v", ErrHandlerTimeout, cfg.BatchTimeout)
+			case e.c.batch == nil && one >= cfg.MessageTimeout:
+				h.overdue = fmt.Errorf("%w: Config.MessageTimeout is %v", ErrHandlerTimeout, cfg.MessageTimeout)
+			case e.c.batch == nil:
+				bound.Reset(min(cfg.BatchTimeout-all, cfg.MessageTimeout-one))
+			default:
+				bound.Reset(cfg.BatchTimeout - all)
+			}
+		}
+	}
+	cancel(h.overdue)
+	grace := time.NewTimer(cfg.HangTimeout)
+	defer grace.Stop()
+	select {
+	case <-h.done:
+		if h.err == nil && tx.Failure() == nil {
+			h.overdue = nil // done in time after all, for all that the database says
+		} else if h.failedAt < 0 && e.c.batch == nil {
+			h.failedAt = h.index[h.at.Load()]
+		}
+	case <-grace.C:
+		h.left.Store(true)
+		h.hung, h.stack = true, stackOf(e.hand.id)
+	}
+	return h
+}
+
+// handleAll is the handlers' goroutine.
+func (e *engine) handleAll(ctx context.Context, tx *guard.Tx, h *handling, start time.Time) error {
+	if e.c.batch != nil {
+		err := e.c.invoke(ctx, tx, h.msgs, func(ctx context.Context) error { return e.c.batch(ctx, tx, h.msgs) })
+		if err != nil {
+			if i := firstFailed(err, h.msgs); i >= 0 {
+				h.failedAt = h.index[i]
+			}
+			return err
+		}
+		h.handled = len(h.msgs)
+		return nil
+	}
+	for i, m := range h.msgs {
+		h.at.Store(int64(i))
+		h.since.Store(int64(time.Since(start)))
+		tx.SetOrigin(m.origin())
+		err := e.handleOne(ctx, tx, m)
+		if h.left.Load() {
+			return ErrHandlerHung
+		}
+		tx.ClearOrigin()
+		switch {
+		case err != nil:
+			h.failedAt = h.index[i]
+			return err
+		case tx.Failure() != nil:
+			return nil // a statement of its or a neighbour's failed: the one who waits knows what to make of it
+		}
+		h.handled++
+	}
+	return nil
+}
+
+// handleOne calls the message handler, with the middleware around it.
+func (e *engine) handleOne(ctx context.Context, tx *guard.Tx, m *Message) error {
+	if err := fault.Point(fault.Handling); err != nil {
+		return err
+	}
+	hooks := &e.c.cfg.Hooks
+	if hooks.HandleStart != nil {
+		ctx = hooks.HandleStart(ctx, m)
+	}
+	var err error
+	if len(e.c.cfg.Middleware) == 0 {
+		err = e.c.call(ctx, tx, m)
+	} else {
+		one := [1]*Message{m}
+		err = e.c.invoke(ctx, tx, one[:], func(ctx context.Context) error { return e.c.handler(ctx, tx, m) })
+	}
+	if hooks.HandleEnd != nil {
+		hooks.HandleEnd(ctx, m, err)
+	}
+	if err == nil {
+		err = fault.Point(fault.Handled)
+	}
+	return err
+}
+
+// call is invoke without middleware, and without a closure.
+func (c *Consumer) call(ctx context.Context, tx *guard.Tx, m *Message) (err error) {
+	defer recovered(&err)
+	return c.handler(ctx, tx, m)
+}
+
+// invoke calls the middleware, outermost first, and at last the handler.
+func (c *Consumer) invoke(ctx context.Context, tx Tx, msgs []*Message, last func(context.Context) error) (err error) {
+	defer recovered(&err)
+	var at func(i int) func(context.Context) error
+	at = func(i int) func(context.Context) error {
+		if i == len(c.cfg.Middleware) {
+			return last
+		}
+		return func(ctx context.Context) error { return c.cfg.Middleware[i](ctx, tx, msgs, at(i+1)) }
+	}
+	return at(0)(ctx)
+}
+
+// protect makes an error of a panic.
+func protect(fn func() error) (err error) {
+	defer recovered(&err)
+	return fn()
+}
+
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack())
+	}
+}
+
+// connection is a pool's connection that may have to be left to a handler that does not return.
+type connection struct {
+	conn *pgxpool.Conn
+	once sync.Once
+}
+
+func (s *connection) release() { s.once.Do(s.conn.Release) }
+
+// abandon takes the connection out of the pool and cuts it.
+func (s *connection) abandon(tx *guard.Tx) {
+	s.once.Do(func() {
+		s.conn.Hijack() // gives the pool its place back
+		tx.Abandon()
+	})
+}
+
+// hung reports a handler that was left behind, and makes the attempt fail because of it. The messages are copied: the handler
+// still holds the ones that it was given.
+func (e *engine) hung(work context.Context, a *attempt, h *handling) error {
+	at := 0
+	if e.c.batch == nil {
+		at = int(h.at.Load())
+	}
+	m := h.msgs[at]
+	e.c.leaveBehind(h, Hung{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Stack: h.stack})
+	for i, old := range a.msgs {
+		fresh := *old
+		a.msgs[i] = &fresh
+	}
+	if work.Err() != nil {
+		return context.Cause(work)
+	}
+	index := -1
+	if e.c.batch == nil {
+		index = h.index[at]
+	}
+	return &failure{index: index, err: errors.Join(ErrHandlerHung, h.overdue)}
+}
+
+// leaveBehind counts a handler that was left behind for as long as it runs.
+func (c *Consumer) leaveBehind(h *handling, report Hung) {
+	c.stuck.Add(1)
+	go func() {
+		<-h.done
+		c.stuck.Add(-1)
+	}()
+	c.cfg.Logger.Error("onlyonce: handler hangs", "scope", c.cfg.Scope, "topic", report.Topic, "partition", report.Partition,
+		"offset", report.Offset, "stack", report.Stack)
+	if c.cfg.Hooks.Hung != nil {
+		c.cfg.Hooks.Hung(report)
+	}
+}
+
+// goroutineID reads the id that a stack dump begins with ("goroutine 42 [running]:").
+func goroutineID() uint64 {
+	var buf [40]byte
+	fields := strings.Fields(string(buf[:runtime.Stack(buf[:], false)]))
+	id, _ := strconv.ParseUint(fields[1], 10, 64) // 0 finds no stack, and the report is without one
+	return id
+}
+
+// stackOf returns the stack of one goroutine, "" if it cannot be found.
+func stackOf(id uint64) string {
+	buf := make([]byte, 1<<20)
+	buf = buf[:runtime.Stack(buf, true)]
+	for _, one := range strings.Split(string(buf), "\n\n") {
+		if strings.HasPrefix(one, "goroutine "+strconv.FormatUint(id, 10)+" ") {
+			return one
+		}
+	}
+	return ""
+}

@@ -1,0 +1,174 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the migration.
+const (
+	claimSQL      = `select onlyonce.claim($1, $2)`
+	claimFreshSQL = `select onlyonce.claim_fresh($1, $2)`
+)
+
+// passSQL raises OO006 if one of these ordering keys is blocked; blockedSQL tells which are, one row of an array in their order.
+// By the partial index parked_order. A key that is not blocked now stays so until this transaction ends: what
+// blocks keys of a partition is the worker's own transactions, and they come one after another.
+const (
+	passSQL    = `select onlyonce.pass($1)`
+	blockedSQL = `select onlyonce.blocked($1)`
+)
+
+// judgeKeys finds the messages' ids. It returns a verdict for each that has none, and nil for the others.
+func (e *engine) judgeKeys(msgs []*Message) []*verdict {
+	verdicts := make([]*verdict, len(msgs))
+	for i, m := range msgs {
+		if err := e.c.identify(m); err != nil {
+			verdicts[i] = &verdict{reason: reasonNoKey, err: err}
+		}
+	}
+	return verdicts
+}
+
+// identify finds the tenant and the id of a message. A function of the user's that panics makes the message one without
+// an id: it would panic again, whoever looks at it.
+func (c *Consumer) identify(m *Message) (err error) {
+	if m.identified {
+		return m.noKey
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: Config.Key, Config.Tenant or Config.OrderingKey panicked: %v", ErrNoKey, p)
+		}
+		m.identified, m.noKey = true, err
+	}()
+	m.scope = c.cfg.Scope
+	if c.cfg.Tenant != nil {
+		m.tenant = c.cfg.Tenant(m)
+	}
+	if c.cfg.OnFailure == ParkOrderingKey {
+		key := m.Key
+		if c.cfg.OrderingKey != nil {
+			key = c.cfg.OrderingKey(m)
+		}
+		if len(key) > 0 {
+			m.order = pgtype.UUID{Bytes: orderingKey(m.tenant, c.cfg.Scope, key), Valid: true}
+		}
+	}
+	if c.cfg.Key == nil {
+		return nil
+	}
+	id, err := c.cfg.Key(m)
+	if err == nil && id == "" {
+		err = ErrNoKey
+	}
+	if err == nil {
+		m.id = id
+	}
+	return err
+}
+
+// orderingKey is the stored form of an ordering key.
+func orderingKey(tenant, scope string, key []byte) (out [16]byte) {
+	sum := codec.Hash("onlyonce/order/1", tenant, scope, string(key))
+	copy(out[:], sum[:16])
+	return out
+}
+
+// claim claims the keys of all messages that have one, and notes a verdict on each that is not fresh. On the optimistic path it
+// only queues the claim, which raises at the server unless all are fresh.
+func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict, claimFirst bool) {
+	if e.c.cfg.Key == nil {
+		return
+	}
+	hashes := make([]pgtype.UUID, 0, len(msgs))
+	fingerprints := make([]int64, 0, len(msgs))
+	index := make([]int, 0, len(msgs))
+	for i, m := range msgs {
+		if verdicts[i] == nil {
+			hash, fingerprint := m.hash()
+			hashes, fingerprints, index = append(hashes, hash), append(fingerprints, fingerprint), append(index, i)
+		}
+	}
+	if len(hashes) == 0 {
+		return
+	}
+	if !claimFirst {
+		tx.Engine(stepClaim, claimFreshSQL, hashes, fingerprints)
+		return
+	}
+	var outcomes []int16
+	if err := tx.EngineRow(ctx, stepClaim, claimSQL, hashes, fingerprints).Scan(&outcomes); err != nil {
+		tx.Fail(stepClaim, err)
+		return
+	}
+	if len(outcomes) != len(index) {
+		tx.Fail(stepClaim, fmt.Errorf("%d outcomes for %d keys", len(outcomes), len(index)))
+		return
+	}
+	for n, o := range outcomes {
+		switch dedupe.Outcome(o) {
+		case dedupe.Duplicate:
+			verdicts[index[n]] = &verdict{reason: reasonDuplicate}
+		case dedupe.Conflict:
+			verdicts[index[n]] = &verdict{reason: reasonConflict, err: errConflict}
+		}
+	}
+}
+
+// order finds which messages must wait behind a parked one of their ordering key, among them those behind one that this very
+// transaction parks. On the optimistic path the server raises if there is any in the database.
+func (e *engine) order(ctx context.Context, tx *guard.Tx, a *attempt, verdicts []*verdict, claimFirst bool) {
+	if e.c.cfg.OnFailure != ParkOrderingKey || a.inPlace {
+		return
+	}
+	keys, index := make([]pgtype.UUID, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
+	for i, m := range a.msgs {
+		if m.order.Valid && !(verdicts[i] != nil && verdicts[i].reason == reasonDuplicate) {
+			keys, index = append(keys, m.order), append(index, i)
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	sick := map[pgtype.UUID]bool{}
+	if claimFirst {
+		var blocked []bool
+		if err := tx.EngineRow(ctx, stepOrder, blockedSQL, keys).Scan(&blocked); err != nil {
+			tx.Fail(stepOrder, err)
+			return
+		}
+		if len(blocked) != len(keys) {
+			tx.Fail(stepOrder, fmt.Errorf("%d answers for %d ordering keys", len(blocked), len(keys)))
+			return
+		}
+		for n, b := range blocked {
+			if b {
+				sick[keys[n]] = true
+			}
+		}
+	} else {
+		tx.Engine(stepOrder, passSQL, keys)
+	}
+	for _, i := range index {
+		m := a.msgs[i]
+		switch {
+		case sick[m.order] && verdicts[i] == nil:
+			verdicts[i] = &verdict{reason: reasonBehind, err: errBehind, order: m.order}
+		case verdicts[i] != nil:
+			sick[m.order] = true // it will be parked, and what follows waits for it
+		}
+	}
+}
+
+var (
+	errConflict = errors.New("the id was used before for a message with another payload")
+	errBehind   = errors.New("an earlier message of its ordering key is parked")
+)

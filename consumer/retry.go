@@ -1,0 +1,366 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition, cursor, epoch, nonce. One row: whether
+// somebody paused it, whether it still is the owner, and in how many seconds the next of its parked rows is due (null: none
+// is). By the index parked_due.
+const tendSQL = `
+select exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
+       exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
+       (select extract(epoch from min(next_attempt_at) - clock_timestamp())::float8 from onlyonce.parked
+         where scope = $1 and topic = $2 and partition = $3 and state = 'retrying')`
+
+// takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
+// partition, and after how many seconds it is due again should this process die. At most one row; none too where the
+// cursor has another owner. By the indexes parked_due and parked_order: a row is due only if no unsettled one of its ordering
+// key stands before it.
+const takeSQL = `
+with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
+due as (
+  select p.id from onlyonce.parked p
+   where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying' and p.next_attempt_at <= clock_timestamp()
+     and not exists (select 1 from onlyonce.parked f
+                      where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
+   order by p.next_attempt_at, p."offset" limit 1)
+update onlyonce.parked p set attempts = p.attempts + 1, next_attempt_at = clock_timestamp() + make_interval(secs => $7)
+  from due, held where p.id = due.id and p.state = 'retrying'
+returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time, p.record_key, p.header_names, p.header_values,
+          p.body, p.order_key, coalesce(p.cluster_id, ''), p.topic_id, p.log_append_time, p.replay_no, p.replay_resend`
+
+// settleSQL is the fence of an attempt at a parked row; see the function's comment in the migration.
+const settleSQL = `select onlyonce.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
+
+// failSQL writes how an attempt at a parked row ended that did not settle it. In: cursor, epoch, nonce, row, state, reason,
+// error, attempts to take back, seconds until it is due again, attempts as counted. A message that has not claimed its key
+// (conflict, no-key) keeps that reason.
+const failSQL = `
+with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
+update onlyonce.parked p
+   set state = $5, reason = case when p.reason in ('conflict', 'no-key') then p.reason else $6 end, error = $7, attempts = p.attempts - $8,
+       next_attempt_at = case when $5 = 'retrying' then clock_timestamp() + make_interval(secs => $9) end
+  from held where p.id = $4 and p.state = 'retrying' and p.attempts = $10`
+
+// promoteSQL makes the first row of an ordering key due; see the function's comment in the migration. sweepSQL does it for all keys
+// of a partition that have blocked rows: after a process died between a commit and what should have followed it.
+const (
+	promoteSQL = `select onlyonce.promote($1)`
+	sweepSQL   = `
+select count(onlyonce.promote(k.order_key))
+  from (select distinct order_key from onlyonce.parked
+         where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked') k`
+)
+
+// sweepEvery bounds how long a row can stay blocked behind nothing.
+const sweepEvery = 5 * time.Minute
+
+// retrier reads what is parked of one owned partition, and tries it again through the engine, beside the worker and under the same
+// lease. It never holds up the worker: a sick key makes only its own messages wait.
+type retrier struct {
+	engine
+	state *partitionState
+	wake  chan struct{}
+
+	mu    sync.Mutex
+	keys  map[pgtype.UUID]struct{} // ordering keys to promote
+	sweep bool                     // promote all
+
+	next  time.Duration // until the next row is due, at most tendEvery
+	swept time.Time
+}
+
+func newRetrier(w *worker) *retrier {
+	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur}, state: w.state, wake: make(chan struct{}, 1),
+		keys: map[pgtype.UUID]struct{}{}, sweep: true}
+}
+
+// parked takes note of what a transaction of the worker has parked.
+func (r *retrier) parked(a *attempt) {
+	if !a.failed && len(a.behind) == 0 {
+		return
+	}
+	r.mu.Lock()
+	for _, k := range a.behind {
+		r.keys[k] = struct{}{}
+	}
+	r.mu.Unlock()
+	r.kick()
+}
+
+// sweepSoon is for transactions of which nobody knows what they have parked.
+func (r *retrier) sweepSoon() {
+	r.mu.Lock()
+	r.sweep = true
+	r.mu.Unlock()
+	r.kick()
+}
+
+func (r *retrier) kick() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run tries parked messages until ctx is done (nil), or the partition is paused (errPaused). The attempt in hand ends with work.
+func (r *retrier) run(ctx, work context.Context) error {
+	defer r.rest()
+	retry := newBackoff(r.c.cfg)
+	wait := r.next
+	for {
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-r.wake:
+		case <-ctx.Done():
+		}
+		t.Stop()
+		if ctx.Err() != nil {
+			return nil
+		}
+		err := r.tend(ctx)
+		if err == nil {
+			err = r.promote(ctx)
+		}
+		for more := err == nil && r.next <= 0; more && ctx.Err() == nil; {
+			more, err = r.tryNext(ctx, work)
+		}
+		wait = max(r.next, time.Millisecond)
+		switch {
+		case errors.Is(err, errPaused), final(err):
+			return err
+		case err != nil && ctx.Err() == nil:
+			wait = r.retrying(Retry{Offset: -1, Err: err}, retry)
+		default:
+			retry.Reset()
+		}
+	}
+}
+
+// tend asks what operators and time have done.
+func (r *retrier) tend(ctx context.Context) error {
+	if err := fault.Point(fault.Tending); err != nil {
+		return err
+	}
+	var paused, mine bool
+	var due *float64
+	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&paused, &mine, &due)
+	switch {
+	case err != nil:
+		return fmt.Errorf("looking for parked messages: %w", err)
+	case !mine: // an idle partition has no fence to tell it
+		_, err := r.stands(ctx)
+		return err
+	case paused:
+		return errPaused
+	}
+	r.next = tendEvery
+	if due != nil {
+		r.next = min(r.next, time.Duration(*due*float64(time.Second)))
+	}
+	return nil
+}
+
+// promote makes due what waited behind a row that is settled by now.
+func (r *retrier) promote(ctx context.Context) error {
+	r.mu.Lock()
+	keys, all := r.keys, r.sweep || time.Since(r.swept) > sweepEvery
+	r.keys, r.sweep = map[pgtype.UUID]struct{}{}, false
+	r.mu.Unlock()
+	if len(keys) == 0 && !all {
+		return nil
+	}
+	err := fault.Point(fault.Promoting)
+	var promoted int64
+	switch {
+	case err != nil:
+	case all:
+		if err = r.c.pool.QueryRow(ctx, sweepSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition).Scan(&promoted); err == nil {
+			r.swept = time.Now()
+		}
+	default:
+		for k := range keys {
+			var id *int64
+			if err = r.c.pool.QueryRow(ctx, promoteSQL, k).Scan(&id); err != nil {
+				break
+			}
+			if id != nil {
+				promoted++
+			}
+		}
+	}
+	if err != nil {
+		r.mu.Lock()
+		r.sweep = true
+		r.mu.Unlock()
+		return fmt.Errorf("promoting blocked messages: %w", err)
+	}
+	if promoted > 0 {
+		r.next = 0
+	}
+	return nil
+}
+
+// parkedRow is a message read back.
+type parkedRow struct {
+	id      int64
+	n       int // this attempt
+	reason  string
+	tenant  string
+	key     pgtype.UUID // null: it had no id, or the consumer ran without
+	m       *Message
+	claimed bool // its key was claimed when it was parked
+}
+
+// tryNext takes the row that is due first, and reports whether there was one.
+func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
+	row, err := r.take(ctx)
+	if err != nil || row == nil {
+		return false, err
+	}
+	if err := fault.Point(fault.RetryTaken); err != nil {
+		return false, err
+	}
+	limit := r.c.cfg.MaxAttempts
+	if row.n > limit {
+		return true, r.fail(row, &verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
+	}
+	if err := r.recognize(row); err != nil {
+		return true, r.fail(row, &verdict{reason: row.reason, err: err}, 0)
+	}
+	r.state.retrying.Store(1)
+	defer r.state.retrying.Store(0)
+	a := r.attemptOf(row)
+	err = r.attempt(work, a)
+	var f *failure
+	var b *blockedError
+	switch {
+	case err == nil:
+		r.c.resolved(a, row)
+		if row.m.order.Valid {
+			r.mu.Lock()
+			r.keys[row.m.order] = struct{}{}
+			r.mu.Unlock()
+			err = r.promote(ctx)
+		}
+		return true, errors.Join(fault.Point(fault.RetryCommitted), err)
+	case errors.Is(err, errFenced):
+		return true, nil // settled by an attempt whose answer was lost, or changed by an operator, or by the next owner
+	case !errors.As(err, &f):
+		return false, errors.Join(err, r.fail(row, &verdict{reason: reasonFailed, err: err, wait: backoffFor(r.c.cfg, row.n)}, 1))
+	case fault.Point(fault.RetryFailed) != nil:
+		return false, fault.ErrInjected
+	case errors.As(f.err, &b):
+		return true, r.fail(row, b.verdict, 0)
+	case isPermanent(f.err) && !f.lost:
+		return true, r.fail(row, &verdict{reason: reasonPermanent, err: f.err}, 0)
+	case row.n >= limit:
+		return true, r.fail(row, &verdict{reason: reasonExhausted, err: f.err}, 0)
+	}
+	v := &verdict{reason: reasonFailed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.n))}
+	r.retrying(Retry{Offset: row.m.Offset, Messages: 1, Attempt: row.n, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
+	return true, r.fail(row, v, 0)
+}
+
+// take counts an attempt at the row that is due first; nil where there is none. A drain does not cut it off: the attempt might
+// be counted and never made.
+func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.c.cfg.LockTimeout)
+	defer cancel()
+	row := &parkedRow{m: &Message{Topic: r.id.Topic, Partition: r.id.Partition, LeaderEpoch: -1}}
+	var at pgtype.Timestamptz
+	var names, values [][]byte
+	var topicID pgtype.UUID
+	m := row.m
+	err := r.c.pool.QueryRow(ctx, takeSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
+		r.c.cfg.RetryMax.Seconds()).Scan(&row.id, &row.n, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
+		&m.Value, &m.order, &m.cluster, &topicID, &m.LogAppendTime, &m.replay, &m.resend)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("taking a parked message: %w", err)
+	}
+	m.Time, m.topicID, m.Attempt = at.Time, topicID.Bytes, row.n
+	for i := range names {
+		m.Headers = append(m.Headers, Header{Name: string(names[i]), Value: values[i]})
+	}
+	row.claimed = row.reason != reasonConflict && row.reason != reasonNoKey
+	return row, nil
+}
+
+// recognize finds the message's id again, and refuses one that is not what it was: calls that its handler enqueues derive
+// their keys from it, and would go out again under others.
+func (r *retrier) recognize(row *parkedRow) error {
+	m, order := row.m, row.m.order
+	err := r.c.identify(m)
+	m.order = order // what it blocks is what it was parked for
+	switch {
+	case err != nil:
+		return err
+	case plain(m.tenant) != row.tenant:
+		return fmt.Errorf("Config.Tenant names the tenant %q now, and named %q when this was parked", m.tenant, row.tenant)
+	case row.reason == reasonNoKey || row.reason == reasonConflict:
+		return nil
+	case !row.key.Valid:
+		m.id = "" // parked by a consumer without ids: its position identifies it
+		return nil
+	}
+	if hash, _ := m.hash(); m.id == "" || hash != row.key {
+		return errors.New("Config.Key finds another id in this message than when it was parked: its calls would get other keys")
+	}
+	return nil
+}
+
+// attemptOf is the transaction for a row. Its fence settles the row, and claims its key where it had none.
+func (r *retrier) attemptOf(row *parkedRow) *attempt {
+	cfg := &r.c.cfg
+	var key pgtype.UUID
+	var fingerprint int64
+	if row.claimed && row.key.Valid {
+		key, fingerprint = row.m.hash()
+	}
+	return &attempt{
+		msgs: []*Message{row.m}, alone: true, inPlace: true, unclaimed: row.reason != reasonNoKey,
+		fence: func(tx *guard.Tx) {
+			tx.Engine(stepFence, settleSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, row.n, key, fingerprint,
+				millis(cfg.LockTimeout), millis(cfg.StatementTimeout), millis(cfg.IdleTimeout))
+			if err := fault.Point(fault.RetrySettled); err != nil {
+				tx.Fail(stepFence, err)
+			}
+		},
+	}
+}
+
+// fail writes how the attempt ended. It outlives a drain: an attempt that this process gave up must not count.
+func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), r.c.cfg.LockTimeout)
+	defer cancel()
+	state := v.state()
+	if v.reason == row.reason && state == stateBlocked {
+		state = stateWaiting
+	}
+	tag, err := r.c.pool.Exec(ctx, failSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, plain(v.err.Error()), owed,
+		v.wait.Seconds(), row.n)
+	if err != nil {
+		return fmt.Errorf("writing how an attempt at a parked message ended: %w", err)
+	}
+	if tag.RowsAffected() > 0 && state == stateWaiting {
+		m := row.m
+		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: state, Err: v.err})
+	}
+	return nil
+}

@@ -1,0 +1,129 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// parkedCountSQL counts what is parked and not settled. In: scope. One row for each topic, partition and state. By the partial index
+// parked_position.
+const parkedCountSQL = `
+select topic, partition, count(*) filter (where state = 'waiting'), count(*) filter (where state = 'retrying'),
+       count(*) filter (where state = 'blocked')
+  from onlyonce.parked where scope = $1 and settled_at is null and kind = 'message' group by topic, partition`
+
+// PartitionStatus is how a partition stands that this process owns.
+type PartitionStatus struct {
+	Topic     string
+	Partition int32
+	Epoch     int64 // of this process's ownership; 0 while there is none
+	Position  int64 // next offset to be handled
+	// HighWatermark is the offset behind the last record of the log as of the last fetch, Lag how far Position is behind it.
+	HighWatermark, Lag int64
+	InFlight           int  // messages in the transaction in hand
+	Retrying           bool // a parked message is being tried at this moment
+	Paused             bool
+	Halted             *HaltError // why it stands still, nil if it does not
+
+	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
+}
+
+// partitionState is what Status reads while the partition's goroutines write.
+type partitionState struct {
+	topic     string
+	partition int32
+
+	epoch, position, highWatermark, inFlight, retrying atomic.Int64
+	paused                                             atomic.Bool
+	halted                                             atomic.Pointer[HaltError]
+}
+
+// partitions are those that this process owns.
+type partitions struct {
+	mu  sync.Mutex
+	all map[*partitionState]struct{}
+}
+
+func (p *partitions) add() *partitionState {
+	s := &partitionState{}
+	s.position.Store(-1)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all == nil {
+		p.all = map[*partitionState]struct{}{}
+	}
+	p.all[s] = struct{}{}
+	return s
+}
+
+func (p *partitions) remove(s *partitionState) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.all, s)
+}
+
+// name says which partition it is, as soon as that is known.
+func (p *partitions) name(s *partitionState, id Identity) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.topic, s.partition = id.Topic, id.Partition
+}
+
+// Status tells how the partitions stand that this process owns, by topic and partition. It asks the database for what is
+// parked, and nobody else: positions and lag are as of the last batch and the last fetch. It may be called at any time.
+func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
+	type place struct {
+		topic     string
+		partition int32
+	}
+	counts := map[place][3]int{}
+	rows, err := c.pool.Query(ctx, parkedCountSQL, c.cfg.Scope)
+	if err == nil {
+		for rows.Next() {
+			var at place
+			var n [3]int
+			if err = rows.Scan(&at.topic, &at.partition, &n[0], &n[1], &n[2]); err != nil {
+				break
+			}
+			counts[at] = n
+		}
+		rows.Close()
+		if err == nil {
+			err = rows.Err()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("consumer: counting parked messages: %w", err)
+	}
+	c.parts.mu.Lock()
+	defer c.parts.mu.Unlock()
+	var all []PartitionStatus
+	for s := range c.parts.all {
+		if s.topic == "" {
+			continue
+		}
+		n := counts[place{s.topic, s.partition}]
+		p := PartitionStatus{Topic: s.topic, Partition: s.partition, Epoch: s.epoch.Load(), Position: s.position.Load(),
+			HighWatermark: s.highWatermark.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.retrying.Load() > 0,
+			Paused: s.paused.Load(), Halted: s.halted.Load(), Waiting: n[0], ToRetry: n[1], Blocked: n[2]}
+		p.Lag = max(p.HighWatermark-p.Position, 0)
+		all = append(all, p)
+	}
+	slices.SortFunc(all, func(a, b PartitionStatus) int {
+		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
+	})
+	return all, nil
+}
+
+// Healthy returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
+// restart gets it back. A halted partition is no reason to restart: see Status.
+func (c *Consumer) Healthy() error {
+	if n := c.stuck.Load(); n > 0 {
+		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)
+	}
+	return nil
+}

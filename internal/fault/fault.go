@@ -1,0 +1,56 @@
+// Package fault names the points at which tests kill, fail or stop a process. In a production build a point is an
+// empty function that the compiler removes; the tag onlyonce_fault makes it ask the environment:
+//
+//	ONLYONCE_FAULT="consumer/fenced=kill@3,consumer/committed=error"
+//
+// makes the process kill itself (SIGKILL) when it comes to the point consumer/fenced for the third time, and the point
+// consumer/committed return [ErrInjected] each time. The third action, hang, stops the goroutine there for the time that
+// ONLYONCE_FAULT_HANG says (default 10s).
+package fault
+
+import "errors"
+
+// ErrInjected is what a point returns whose action is error. The engine must take it for a fault of a server or of the way to it.
+var ErrInjected = errors.New("fault injected by a test")
+
+// The points of package consumer, in the order in which a message meets them.
+const (
+	Joined         = "consumer/joined"          // a partition was handed over
+	CursorRead     = "consumer/cursor-read"     // before membership is proved
+	Proved         = "consumer/proved"          // membership proved, epoch not raised
+	Raised         = "consumer/raised"          // epoch raised, position not read
+	StartDecided   = "consumer/start-decided"   // the first cursor row is there, Kafka was not told
+	LogVerified    = "consumer/log-verified"    // anchor compared
+	Fetching       = "consumer/fetching"        // before a fetch
+	Fetched        = "consumer/fetched"         // after it
+	Connected      = "consumer/connected"       // the batch has its connection
+	Fenced         = "consumer/fenced"          // fence and claim queued or sent
+	Handling       = "consumer/handling"        // before the handler of one message
+	Handled        = "consumer/handled"         // after it
+	Sealing        = "consumer/sealing"         // all handlers done, COMMIT not sent
+	Committed      = "consumer/committed"       // COMMIT answered, nothing noted
+	Noted          = "consumer/noted"           // position noted, Kafka not told
+	OffsetSending  = "consumer/offset-sending"  // before the offset commit
+	OffsetSent     = "consumer/offset-sent"     // after it
+	RolledBack     = "consumer/rolled-back"     // the failed attempt is undone
+	Counting       = "consumer/counting"        // before an attempt is counted
+	Counted        = "consumer/counted"         // counted, not made
+	TakingBack     = "consumer/taking-back"     // before a count is taken back
+	Parking        = "consumer/parking"         // the row that sets a message aside is queued
+	Advancing      = "consumer/advancing"       // before a position without work is written
+	Releasing      = "consumer/releasing"       // before the cursor is let go
+	Released       = "consumer/released"        // let go, partition not given back
+	RetryTaken     = "consumer/retry-taken"     // a parked row's attempt is counted
+	RetrySettled   = "consumer/retry-settled"   // its settlement is queued
+	RetryCommitted = "consumer/retry-committed" // its COMMIT answered
+	RetryFailed    = "consumer/retry-failed"    // undone, its failure not written
+	Promoting      = "consumer/promoting"       // before the next row of an ordering key is made due
+	Tending        = "consumer/tending"         // before the owner looks for what operators did
+)
+
+// Points lists every point of package consumer.
+var Points = []string{
+	Joined, CursorRead, Proved, Raised, StartDecided, LogVerified, Fetching, Fetched, Connected, Fenced, Handling, Handled, Sealing,
+	Committed, Noted, OffsetSending, OffsetSent, RolledBack, Counting, Counted, TakingBack, Parking, Advancing, Releasing,
+	Released, RetryTaken, RetrySettled, RetryCommitted, RetryFailed, Promoting, Tending,
+}

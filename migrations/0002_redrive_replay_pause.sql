@@ -1,0 +1,236 @@
+-- onlyonce schema, version 2: parked messages are tried again from the database, ordering keys, replay, pauses.
+--
+-- It only adds: code written for version 1 goes on working beside code for version 2. What it adds to tables has
+-- defaults, and the functions that version 1 calls keep their arguments.
+
+-- ---------------------------------------------------------------- cursors
+
+alter table onlyonce.cursors
+  add column retired_at    timestamptz,
+  add column replay_no     integer not null default 0,
+  add column replay_until  bigint,
+  add column replay_resume bigint,
+  add column replay_resend boolean not null default false;
+comment on column onlyonce.cursors.retired_at    is 'Set by `onlyonce cursor retire`: nobody works on this cursor, and it holds back no retention. Null: in use.';
+comment on column onlyonce.cursors.replay_no     is 'Rises with each replay. Below replay_until it is part of what a message''s key is, so that what was handled once is handled again.';
+comment on column onlyonce.cursors.replay_until  is 'Where the replay ends. Null: none is under way.';
+comment on column onlyonce.cursors.replay_resume is 'Position that the replay interrupted: behind replay_until the cursor goes on there.';
+comment on column onlyonce.cursors.replay_resend is 'Whether calls that are enqueued during the replay get keys of their own, so that the remote applies them again.';
+
+create or replace view onlyonce.positions as
+  select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.clean,
+         c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
+         coalesce(p.next_offset, c.run_start) as next_offset,
+         p.anchor_offset, p.anchor_epoch, p.anchor_hash,
+         c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend
+    from onlyonce.cursors c
+    join onlyonce.leases l on l.id = c.id
+    left join lateral (
+      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash from onlyonce.progress q
+       where q.cursor_id = c.id and q.run = c.run
+       order by q.from_offset desc limit 1) p on true;
+
+-- Takes a cursor over, as onlyonce.own_cursor did in version 1.
+create function onlyonce.take_cursor(
+  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
+) returns bigint
+language plpgsql as $$
+declare
+  raised bigint;
+begin
+  perform set_config('lock_timeout', take_cursor.lock_timeout, true);
+  raised := onlyonce.raise_epoch(take_cursor.cursor_id, seen_epoch, new_nonce);
+  if raised is not null then
+    update onlyonce.cursors c
+      set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
+          topic_id = coalesce(take_cursor.topic_id, c.topic_id), clean = false
+      where c.id = take_cursor.cursor_id;
+  end if;
+  return raised;
+end $$;
+comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, text) is
+  'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
+
+-- Code of version 1 calls this one. It knows neither replays, whose messages it would take for duplicates or handle beyond the
+-- replay's end, nor retired cursors: it is told that somebody else was faster.
+create or replace function onlyonce.own_cursor(
+  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
+) returns bigint
+language plpgsql as $$
+begin
+  if exists (select 1 from onlyonce.cursors c
+              where c.id = own_cursor.cursor_id and (c.retired_at is not null or c.replay_until is not null)) then
+    return null;
+  end if;
+  return onlyonce.take_cursor(own_cursor.cursor_id, seen_epoch, new_nonce, own_cursor.group_id, own_cursor.cluster_id,
+                              own_cursor.topic_id, own_cursor.lock_timeout);
+end $$;
+comment on function onlyonce.own_cursor(bigint, bigint, uuid, text, text, uuid, text) is
+  'onlyonce.take_cursor for code of version 1, which gets no cursor that is retired or replayed.';
+
+create table onlyonce.topics (
+  scope      text    not null,
+  topic      text    not null,
+  partitions integer not null check (partitions > 0),
+  changed_at timestamptz not null default clock_timestamp(),
+  primary key (scope, topic)
+);
+comment on table  onlyonce.topics is 'How many partitions a topic had when a scope first read it, or when somebody accepted that it has more: later ones start at the log''s start, and order by key holds for a number of partitions.';
+
+create table onlyonce.pauses (
+  scope     text        not null,
+  topic     text        not null default '',
+  partition integer     not null default -1,
+  paused_at timestamptz not null default clock_timestamp(),
+  actor     text        not null default current_user,
+  reason    text        not null,
+  primary key (scope, topic, partition),
+  check ((topic = '') = (partition = -1))
+);
+comment on table  onlyonce.pauses is 'What stands still because somebody said so, until somebody says otherwise, across restarts.';
+comment on column onlyonce.pauses.topic     is 'Empty: the whole scope.';
+comment on column onlyonce.pauses.partition is '-1: the whole scope.';
+
+-- ---------------------------------------------------------------- parked
+
+alter table onlyonce.parked
+  add column order_key       uuid,
+  add column next_attempt_at timestamptz,
+  add column cluster_id      text,
+  add column topic_id        uuid,
+  add column log_append_time boolean not null default false,
+  add column replay_no       integer not null default 0,
+  add column replay_resend   boolean not null default false;
+comment on column onlyonce.parked.order_key       is 'Hash of (tenant, scope, ordering key): while a row of it is not settled, later messages of that key are parked behind it. Null: nothing waits for this row.';
+comment on column onlyonce.parked.next_attempt_at is 'In state retrying: when it is due.';
+comment on column onlyonce.parked.cluster_id      is 'Kafka cluster of the record: with topic_id and offset the identity of a message without an id.';
+comment on column onlyonce.parked.replay_no       is 'Replay in which it was parked, 0 for none.';
+comment on column onlyonce.parked.state  is 'retrying: tried again when it is due. blocked: behind another row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
+comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages; rejected or window for calls.';
+
+-- Which rows are due, of one partition.
+create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at) where state = 'retrying';
+-- Whether a key is blocked, and which row of it comes first.
+create index parked_order on onlyonce.parked (order_key, partition, "offset") where settled_at is null and order_key is not null;
+
+-- A row that is tried again is settled by the first statement of its transaction, as a batch moves the cursor by its
+-- first: so a COMMIT that the engine did not allow fails here too.
+create constraint trigger sealed after update on onlyonce.parked
+  deferrable initially deferred
+  for each row when (old.state = 'retrying' and new.state = 'resolved') execute function onlyonce.require_seal();
+
+-- The fence of one attempt at a parked row: bounds of this transaction, ownership, and that the row is still to be tried.
+-- A copy of the message stays a duplicate: its key is claimed again should retention have removed it. That it is there
+-- is no duplicate here; the row itself is what makes this the first application.
+create function onlyonce.settle(
+  cursor_id bigint, epoch bigint, nonce uuid, parked_id bigint, attempts integer, key uuid, fingerprint bigint,
+  lock_timeout text, statement_timeout text, idle_timeout text
+) returns void
+language plpgsql as $$
+begin
+  perform set_config('lock_timeout', settle.lock_timeout, true),
+          set_config('statement_timeout', settle.statement_timeout, true),
+          set_config('idle_in_transaction_session_timeout', settle.idle_timeout, true);
+  perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);
+  update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null
+   where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: the parked row was settled or changed by somebody else',
+      detail = format('parked row %s, attempt %s', settle.parked_id, settle.attempts);
+  end if;
+  if settle.key is not null then
+    insert into onlyonce.inbox (key, fingerprint) values (settle.key, settle.fingerprint) on conflict do nothing;
+  end if;
+  perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+end $$;
+comment on function onlyonce.settle(bigint, bigint, uuid, bigint, integer, uuid, bigint, text, text, text) is
+  'First statement of an attempt at a parked row: settles it, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';
+
+-- Lets the first row of an ordering key be tried, if it is one that waited behind another. Idempotent. Call it in a
+-- transaction of its own after every commit that settled a row of the key, or parked one behind: whichever of
+-- the two committed later sees both. No lock is needed, because nothing is decided here but who is first:
+-- a row is never applied while an unsettled one of its key stands before it.
+create function onlyonce.promote(order_key uuid) returns bigint
+language plpgsql as $$
+declare
+  first onlyonce.parked;
+begin
+  select * into first from onlyonce.parked p
+   where p.order_key = promote.order_key and p.settled_at is null
+   order by p.partition, p."offset" limit 1;
+  if first.state is distinct from 'blocked' then
+    return null;
+  end if;
+  update onlyonce.parked p set state = 'retrying', next_attempt_at = clock_timestamp()
+   where p.id = first.id and p.state = 'blocked';
+  return first.id;
+end $$;
+comment on function onlyonce.promote(uuid) is 'Makes the first unsettled row of an ordering key due if it was blocked; returns its id or null.';
+
+-- Raises OO006 if one of these ordering keys is blocked, so it may share a round trip with the effects and COMMIT.
+create function onlyonce.pass(order_keys uuid[]) returns void
+language plpgsql as $$
+begin
+  if exists (select 1 from onlyonce.parked p where p.order_key = any (order_keys) and p.settled_at is null) then
+    raise exception using errcode = 'OO006', message = 'onlyonce: an ordering key is blocked by a parked message';
+  end if;
+end $$;
+comment on function onlyonce.pass(uuid[]) is 'Raises OO006 if an unsettled parked row stands before one of these ordering keys.';
+
+create function onlyonce.blocked(order_keys uuid[]) returns boolean[]
+language sql stable as $$
+  select coalesce(array_agg(exists (select 1 from onlyonce.parked p where p.order_key = u.k and p.settled_at is null) order by u.n), '{}')
+    from unnest(order_keys) with ordinality as u(k, n)
+$$;
+comment on function onlyonce.blocked(uuid[]) is 'Whether an unsettled parked row stands before each of these ordering keys.';
+
+-- ---------------------------------------------------------------- inbox
+
+-- As in version 1, and a copy of an unsettled parked message is a duplicate even when retention has removed its key.
+create or replace function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
+language plpgsql as $$
+declare
+  fresh  uuid[];
+  parked uuid[];
+  result smallint[];
+begin
+  if cardinality(keys) is distinct from cardinality(fingerprints) then
+    raise exception 'onlyonce: claim: % keys and % fingerprints', cardinality(keys), cardinality(fingerprints);
+  end if;
+  with claimed as (
+    insert into onlyonce.inbox (key, fingerprint)
+      select u.k, u.f from unnest(keys, fingerprints) with ordinality as u(k, f, n) order by u.k, u.n
+      on conflict do nothing
+      returning key)
+  select coalesce(array_agg(c.key), '{}') from claimed c into fresh;
+  if cardinality(fresh) > 0 then
+    select array_agg(p.key) from onlyonce.parked p
+     where p.kind = 'message' and p.key = any (fresh) and p.settled_at is null and p.reason <> 'conflict' into parked;
+  end if;
+  if cardinality(fresh) = cardinality(keys) and parked is null then
+    return array_fill(0::smallint, array[cardinality(keys)]);
+  end if;
+  select array_agg(case when u.first and c.k is not null and not (u.k = any (coalesce(parked, '{}'))) then 0
+                        when i.fingerprint = u.f or i.fingerprint = 0 or u.f = 0 then 1
+                        else 2 end::smallint order by u.n)
+    from (select k, f, n, row_number() over (partition by k order by n) = 1 as first
+            from unnest(keys, fingerprints) with ordinality as v(k, f, n)) u
+    join onlyonce.inbox i on i.key = u.k
+    left join unnest(fresh) as c(k) on c.k = u.k
+    into result;
+  return result;
+end $$;
+
+create or replace function onlyonce.claim_fresh(keys uuid[], fingerprints bigint[]) returns void
+language plpgsql as $$ -- and not sql: only plpgsql keeps its plan from call to call
+begin
+  insert into onlyonce.inbox (key, fingerprint)
+    select u.k, u.f from unnest(keys, fingerprints) as u(k, f) order by u.k;
+  if exists (select 1 from onlyonce.parked p
+              where p.kind = 'message' and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then
+    raise exception using errcode = '23505', message = 'onlyonce: a copy of one of these messages is parked';
+  end if;
+end $$;
+
+insert into onlyonce.schema_version (version) values (2);
