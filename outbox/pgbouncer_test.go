@@ -85,7 +85,7 @@ func TestRelayBehindPgBouncerLosesConnections(t *testing.T) {
 			where datname = current_database() and pid <> pg_backend_pid() and state <> 'idle'`)
 		return kills >= 10 || one[int](direct, `select count(*) from onlyonce.outbox where state = 'pending'`) == 0
 	})
-	r.states("delivered")
+	direct.states("delivered") // a pooled client may still be told of a terminated connection
 	if kills == 0 {
 		t.Error("no server connection was terminated")
 	}
