@@ -15,6 +15,8 @@ const (
 	EnvPostgresURL  = "ONLYONCE_POSTGRES_URL"
 	EnvKafkaBrokers = "ONLYONCE_KAFKA_BROKERS"
 	EnvForce        = "ONLYONCE_ENV"
+	// EnvPostgresVersion is a major version, of those in PostgresVersions.
+	EnvPostgresVersion = "ONLYONCE_POSTGRES_VERSION"
 )
 
 // The ways to a server, as they stand in Postgres.Kind and Kafka.Kind.
@@ -37,8 +39,16 @@ type Options struct {
 	// Force is local, embedded or docker, and goes before ONLYONCE_ENV.
 	// Empty leaves the choice to that variable and then to the order.
 	Force string
+	// Own starts a server of the caller's own, although ONLYONCE_POSTGRES_URL or
+	// ONLYONCE_KAFKA_BROKERS names one: a test that changes what holds for the whole
+	// server must not do that to others.
+	Own bool
 	// AllowFake lets StartKafka fall back to kfake in this process.
 	AllowFake bool
+	// PostgresVersion is a major version out of PostgresVersions, and goes before
+	// ONLYONCE_POSTGRES_VERSION. It means the embedded way: what a machine has
+	// installed is mostly one version. Empty means whatever is found first.
+	PostgresVersion string
 	// PostgresSettings are passed to the server as -c name=value, after ours,
 	// when devenv starts it.
 	PostgresSettings map[string]string

@@ -23,7 +23,8 @@
 // ONLYONCE_ENV (local, embedded, docker) forces one way for both and makes it an
 // error where it is not possible; an explicit address is taken all the same. An
 // address that does not answer is an error too, not a reason to look further:
-// somebody asked for that server.
+// somebody asked for that server. ONLYONCE_POSTGRES_VERSION (a major version) asks for
+// the embedded server of that version and for no other.
 //
 // # Nothing stays behind
 //

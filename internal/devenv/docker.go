@@ -66,7 +66,7 @@ func startDockerPostgres(ctx context.Context, o Options, why string) (*Postgres,
 		return nil, errors.Join(err, stop())
 	}
 	return &Postgres{
-		URL: url, Kind: KindDocker, stop: stop,
+		URL: url, Version: version, Kind: KindDocker, stop: stop,
 		How: fmt.Sprintf("postgres: %s, container %s (%s)", version, postgresImage, why),
 	}, nil
 }

@@ -58,9 +58,9 @@ func startCluster(ctx context.Context, o Options, kind, bin, why string) (*Postg
 	}
 	return &Postgres{
 		URL:  l.url(),
-		Kind: kind,
-		How:  fmt.Sprintf("postgres: %s, %s server from %s on port %d%s (%s)", version, kind, bin, l.port, as, why),
-		Dir:  sup.Dir(), local: l, stop: l.stop,
+		Kind: kind, Version: version,
+		How: fmt.Sprintf("postgres: %s, %s server from %s on port %d%s (%s)", version, kind, bin, l.port, as, why),
+		Dir: sup.Dir(), local: l, stop: l.stop,
 	}, nil
 }
 

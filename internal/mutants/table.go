@@ -23,6 +23,8 @@ const (
 
 // table has a mutant for each rule that this version enforces. Rules without one, and why: T10 (no remote call inside a
 // transaction) is a shape of the code; K2 (wait for an uncommitted copy) is the primary key's own doing.
+// T5 has one for the consumer only: in the relay two layers detach a COMMIT, in two files. S2
+// (rights) is a file that its tests read when they run, out of an overlay's reach; what compares it with the server has one.
 var table = []mutant{
 	{rule: "T1 record before the work", file: "consumer/handle.go",
 		old: "		err := w.attempt(work, &attempt{msgs: msgs, next: next})\n		var f *failure\n		switch {\n		case err == nil || final",
@@ -49,6 +51,10 @@ var table = []mutant{
 	{rule: "T4 lost answer taken for success", file: "consumer/batch.go",
 		old: "if herr == nil && tx.Committed() {", new: "if herr == nil && (tx.Committed() || lost) {",
 		pkg: "./consumer", test: "TestT4CommitWithUnknownOutcome"},
+	{rule: "T5 COMMIT ends with its caller", file: "consumer/attempt.go",
+		old: "				_ = tx.Commit(endTimeout) // kept as the failure",
+		new: "				// What pgx does when a statement's context ends.\n				stop := context.AfterFunc(work, func() { _ = conn.Conn().PgConn().CancelRequest(context.Background()) })\n				_ = tx.Commit(endTimeout)\n				stop()",
+		pkg: "./consumer", test: "TestT5CommitOutlivesItsCaller"},
 	{rule: "T6 COMMIT without seal", file: schema,
 		old: "  if current_setting('onlyonce.sealed', true) is distinct from", new: "  if false and current_setting('onlyonce.sealed', true) is distinct from",
 		pkg: "./consumer", test: "TestT6CommitNeedsFenceAndSealInOneTransaction"},
@@ -159,6 +165,13 @@ var table = []mutant{
 	{rule: "O7 silent resend", file: "outbox/httpsink/gate.go",
 		old: "	case g.conn != nil:\n", new: "	case false:\n",
 		pkg: "./outbox/httpsink", test: "TestTransportDoesNotResend"},
+	{rule: "S1 standby", file: "internal/preflight/preflight.go", old: "	if s.standby {", new: "	if false {",
+		pkg: "./internal/preflight", test: "TestJudgement"},
+	{rule: "S2 missing rights", file: "internal/preflight/preflight.go", old: "	if len(missing) > 0 {", new: "	if false {",
+		pkg: "./internal/preflight", test: "TestS2MissingRightsAreNamed"},
+	{rule: "T7 settings outlive the transaction", file: schema,
+		old: "set_config('lock_timeout', fence.lock_timeout, true)", new: "set_config('lock_timeout', fence.lock_timeout, false)",
+		pkg: "./consumer", test: "TestPgBouncerNothingIsLeftInTheSession"},
 	{rule: "S1 schema check", file: "migrations/migrations.go",
 		old: "	case v > Latest+1:", new: "	case v > Latest+100:",
 		pkg: "./migrations", test: "TestS1SchemaMustFitTheCode"},
