@@ -1,40 +1,39 @@
-package kafkasource
+package kafkalog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
-	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // Configurations of topics that are asked for.
 const (
-	cleanupPolicy = "cleanup.policy"
+	CleanupPolicy = "cleanup.policy"
 	retentionMs   = "retention.ms"
 )
 
-// configs asks for configurations of topics, by topic and name. What a broker does not tell is missing. An error that is about one
-// topic is a *topicError.
-func (n *network) configs(ctx context.Context, limit time.Duration, topics []string, names ...string) (map[string]map[string]string, error) {
+// Configs asks for configurations of topics, by topic and name. What a broker does not tell is missing. An error that is about one
+// topic is a *TopicError.
+func Configs(ctx context.Context, c Cluster, limit time.Duration, topics []string, names ...string) (map[string]map[string]string, error) {
 	found := make(map[string]map[string]string, len(topics))
-	err := patiently(ctx, limit, func() error {
+	err := Patiently(ctx, c, limit, func() error {
 		req := kmsg.NewPtrDescribeConfigsRequest()
 		for _, t := range topics {
 			r := kmsg.NewDescribeConfigsRequestResource()
 			r.ResourceType, r.ResourceName, r.ConfigNames = kmsg.ConfigResourceTypeTopic, t, names
 			req.Resources = append(req.Resources, r)
 		}
-		resp, err := call[*kmsg.DescribeConfigsResponse](ctx, n, n.request(req, configsVersion))
+		resp, err := ask[*kmsg.DescribeConfigsResponse](ctx, c, nil, req)
 		if err != nil {
 			return err
 		}
 		for _, r := range resp.Resources {
 			if r.ErrorCode != 0 {
-				return &topicError{Topic: r.ResourceName, Err: kafka.Error(r.ErrorCode)}
+				return &TopicError{Topic: r.ResourceName, Err: c.Error(r.ErrorCode)}
 			}
 			values := make(map[string]string, len(r.Configs))
 			for _, c := range r.Configs {
@@ -51,21 +50,21 @@ func (n *network) configs(ctx context.Context, limit time.Duration, topics []str
 
 // Retained reads the record and adds the topic's retention.ms, both as they are now. A user who may not see the configuration, like
 // a topic without such a bound, gets the zero time.
-func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, error) {
-	configs, err := p.net.configs(ctx, leaderPatience, []string{p.topic}, retentionMs)
-	if errors.Is(err, kafka.TopicAuthorizationFailed) {
+func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
+	configs, err := Configs(ctx, l.cluster, leaderPatience, []string{l.topic}, retentionMs)
+	if is(l.cluster, err, kerr.TopicAuthorizationFailed) {
 		return time.Time{}, nil
 	}
 	if err != nil {
-		return time.Time{}, fmt.Errorf("%v: %s of the topic: %w", p, retentionMs, err)
+		return time.Time{}, fmt.Errorf("%v: %s of the topic: %w", l, retentionMs, err)
 	}
-	ms, err := strconv.ParseInt(configs[p.topic][retentionMs], 10, 64)
+	ms, err := strconv.ParseInt(configs[l.topic][retentionMs], 10, 64)
 	if err != nil || ms < 0 {
 		return time.Time{}, nil //nolint:nilerr // the broker does not tell, or tells that there is no bound
 	}
-	defer func(was lastRead) { p.read = was }(p.read) // a look aside is no part of what is read in order
+	defer func(was lastRead) { l.read = was }(l.read) // a look aside is no part of what is read in order
 	for {
-		got, err := p.Fetch(ctx, offset)
+		got, err := l.Fetch(ctx, offset)
 		switch {
 		case err != nil:
 			return time.Time{}, err
