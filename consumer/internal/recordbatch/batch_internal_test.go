@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"testing"
 	"time"
 
@@ -283,7 +284,7 @@ func FuzzBatches(f *testing.F) {
 			t.Fatalf("position %d", next)
 		}
 		for i := range batches {
-			msgs, err := batches[i].appendMessages(nil, "t", 0, -1<<62, 1<<62)
+			msgs, err := batches[i].appendMessages(nil, "t", 0, math.MinInt64, math.MaxInt64)
 			if err != nil {
 				return
 			}
