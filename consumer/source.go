@@ -70,6 +70,9 @@ type Identity struct {
 	Partition int32
 	// Partitions is how many partitions the topic has, 0 where the source does not know. It may grow while the identity stays.
 	Partitions int32
+	// Compacted says that records may be removed from the middle of the log, so that one which was read may be gone although the
+	// log was not truncated. False where the source does not know.
+	Compacted bool
 }
 
 // Fetched is what one Fetch found.

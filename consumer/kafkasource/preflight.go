@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -82,7 +81,7 @@ func refuseCompacted(ctx context.Context, n *network) error {
 		switch {
 		case !ok:
 			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not tell its %s", t, kafkalog.CleanupPolicy))
-		case slices.Contains(strings.Split(strings.ReplaceAll(value, " ", ""), ","), "compact"):
+		case kafkalog.Compacts(value):
 			faults = append(faults, fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes records that were not handled yet, and nobody can tell; use a topic with %s=delete",
 				t, kafkalog.CleanupPolicy, value, kafkalog.CleanupPolicy))
 		}

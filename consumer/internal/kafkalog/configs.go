@@ -3,7 +3,9 @@ package kafkalog
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -46,6 +48,24 @@ func Configs(ctx context.Context, c Cluster, limit time.Duration, topics []strin
 		return nil
 	})
 	return found, err
+}
+
+// Compacted says whether the topic is compacted now. A user who may not see the configuration is told that it is not, which makes a
+// consumer look closer.
+func (l *Log) Compacted(ctx context.Context) (bool, error) {
+	configs, err := Configs(ctx, l.cluster, leaderPatience, []string{l.topic}, CleanupPolicy)
+	if is(l.cluster, err, kerr.TopicAuthorizationFailed) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("%v: %s of the topic: %w", l, CleanupPolicy, err)
+	}
+	return Compacts(configs[l.topic][CleanupPolicy]), nil
+}
+
+// Compacts says whether a cleanup.policy, which may be a list, has the brokers compact a topic.
+func Compacts(policy string) bool {
+	return slices.Contains(strings.Split(strings.ReplaceAll(policy, " ", ""), ","), "compact")
 }
 
 // Retained reads the record and adds the topic's retention.ms, both as they are now. A user who may not see the configuration, like
