@@ -170,5 +170,13 @@ func (m *membership) plan(ctx context.Context, members []kmsg.JoinGroupResponseM
 			sizes[t] = int32(n)
 		}
 	}
-	return group.Balance(sizes).IntoSyncAssignment(), counts, nil
+	shares, ok := group.(kgo.GroupMemberBalancerOrError)
+	if !ok {
+		return group.Balance(sizes).IntoSyncAssignment(), counts, nil
+	}
+	plan, err := shares.BalanceOrError(sizes)
+	if err != nil {
+		return nil, nil, err
+	}
+	return plan.IntoSyncAssignment(), counts, nil
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer"
 )
 
 // Configurations of topics that are asked for.
@@ -73,14 +75,14 @@ func Compacts(policy string) bool {
 func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	configs, err := Configs(ctx, l.cluster, leaderPatience, []string{l.topic}, retentionMs)
 	if is(l.cluster, err, kerr.TopicAuthorizationFailed) {
-		return time.Time{}, nil
+		return time.Time{}, l.holds(ctx, offset)
 	}
 	if err != nil {
 		return time.Time{}, fmt.Errorf("%v: %s of the topic: %w", l, retentionMs, err)
 	}
 	ms, err := strconv.ParseInt(configs[l.topic][retentionMs], 10, 64)
 	if err != nil || ms < 0 {
-		return time.Time{}, nil //nolint:nilerr // the broker does not tell, or tells that there is no bound
+		return time.Time{}, l.holds(ctx, offset) // the broker does not tell, or tells that there is no bound
 	}
 	defer func(was lastRead) { l.read = was }(l.read) // a look aside is no part of what is read in order
 	for {
@@ -95,6 +97,15 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 		}
 		offset = got.Next // behind what was aborted
 	}
+}
+
+// holds returns an OutOfRangeError if the log does not hold an offset.
+func (l *Log) holds(ctx context.Context, offset int64) error {
+	start, end, err := l.Bounds(ctx)
+	if err == nil && (offset < start || offset > end) {
+		err = &consumer.OutOfRangeError{Offset: offset, Start: start, End: end}
+	}
+	return err
 }
 
 // retention is a number of milliseconds as a duration; more than one can hold (292 years) is as long as one can be.
