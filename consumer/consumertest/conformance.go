@@ -85,10 +85,10 @@ func groupOf(topic string) string { return "group-" + topic }
 const rebalance = 20 * time.Second
 
 // one makes a topic with one partition, and a member that holds it.
-func one(t *testing.T, h Harness) (string, *held) {
+func one(t *testing.T, h Harness) (string, *Held) {
 	t.Helper()
 	topic := h.Topic(t, 1, 0)
-	return topic, join(t, h.Source(t, groupOf(topic), rebalance, topic)).holds(topic, 0)
+	return topic, Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
 }
 
 func values(prefix string, n int) []*consumer.Message {
@@ -122,10 +122,10 @@ func runReturnsNil(t *testing.T, h Harness) {
 		t.Errorf("Group is %q, want %q", s.Group(), groupOf(topic))
 	}
 	before := runtime.NumGoroutine()
-	m := newMember(t)
-	m.drain = func(x *held) {
+	m := NewMember(t)
+	m.Drain = func(x *Held) {
 		// What is under way is finished, and committed, before Run returns.
-		ctx := context.WithoutCancel(x.ctx)
+		ctx := context.WithoutCancel(x.Ctx)
 		if _, err := x.Fetch(ctx, 0); err != nil {
 			t.Errorf("fetch after the end of own's context: %v", err)
 		}
@@ -133,9 +133,9 @@ func runReturnsNil(t *testing.T, h Harness) {
 			t.Errorf("commit after the end of own's context: %v", err)
 		}
 	}
-	m.run(s)
-	m.holdsExactly(3)
-	if err := m.leave(); err != nil {
+	m.Start(s)
+	m.HoldsExactly(3)
+	if err := m.Leave(); err != nil {
 		t.Errorf("Run returned %v", err)
 	}
 	m.mu.Lock()
@@ -157,12 +157,12 @@ func runReturnsNil(t *testing.T, h Harness) {
 func identity(t *testing.T, h Harness) {
 	topic := h.Topic(t, 3, 0)
 	want := h.Identity(t, topic)
-	m := join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	m := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
 	for i := range int32(3) {
 		want.Topic, want.Partition, want.Partitions = topic, i, 3
-		x := m.holds(topic, i)
-		if x.id != want || x.id.ClusterID == "" {
-			t.Errorf("identity is %+v, want %+v", x.id, want)
+		x := m.Holds(topic, i)
+		if x.ID != want || x.ID.ClusterID == "" {
+			t.Errorf("identity is %+v, want %+v", x.ID, want)
 		}
 	}
 }
@@ -170,34 +170,34 @@ func identity(t *testing.T, h Harness) {
 // Committed returns what Commit committed, -1 where nothing was, and both may go on beside a Fetch.
 func committedOffsets(t *testing.T, h Harness) {
 	topic, x := one(t, h)
-	if offset, metadata, err := x.Committed(x.ctx); offset != -1 || metadata != "" || err != nil {
+	if offset, metadata, err := x.Committed(x.Ctx); offset != -1 || metadata != "" || err != nil {
 		t.Errorf("before any commit: %d %q %v", offset, metadata, err)
 	}
 	for _, c := range []struct {
 		offset   int64
 		metadata string
 	}{{5, "onlyonce/1 stock 5"}, {9, ""}, {7, "back, with ünicode"}} {
-		if err := x.Commit(x.ctx, c.offset, c.metadata); err != nil {
+		if err := x.Commit(x.Ctx, c.offset, c.metadata); err != nil {
 			t.Fatal(err)
 		}
-		if offset, metadata, err := x.Committed(x.ctx); offset != c.offset || metadata != c.metadata || err != nil {
+		if offset, metadata, err := x.Committed(x.Ctx); offset != c.offset || metadata != c.metadata || err != nil {
 			t.Errorf("committed %d %q, found %d %q %v", c.offset, c.metadata, offset, metadata, err)
 		}
 	}
 	fetched := make(chan error, 1)
 	go func() {
-		_, err := x.Fetch(x.ctx, 0)
+		_, err := x.Fetch(x.Ctx, 0)
 		fetched <- err
 	}()
-	if err := x.Commit(x.ctx, 11, "x"); err != nil {
+	if err := x.Commit(x.Ctx, 11, "x"); err != nil {
 		t.Error(err)
 	}
 	if err := <-fetched; err != nil {
 		t.Error(err)
 	}
 	// Another group has offsets of its own.
-	other := join(t, h.Source(t, groupOf(topic)+"-other", rebalance, topic)).holds(topic, 0)
-	if offset, _, err := other.Committed(other.ctx); offset != -1 || err != nil {
+	other := Join(t, h.Source(t, groupOf(topic)+"-other", rebalance, topic)).Holds(topic, 0)
+	if offset, _, err := other.Committed(other.Ctx); offset != -1 || err != nil {
 		t.Errorf("in another group: %d, %v", offset, err)
 	}
 }
@@ -212,8 +212,8 @@ func fetchInOrder(t *testing.T, h Harness) {
 		{Key: []byte{}, Value: []byte{}, Time: at.Add(time.Hour)},
 	}
 	h.Produce(t, topic, 1, want...)
-	x := join(t, h.Source(t, groupOf(topic), rebalance, topic)).holds(topic, 1)
-	got := x.readTo(t, 0, 3)
+	x := Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 1)
+	got := x.ReadTo(t, 0, 3)
 	if len(got) != 3 {
 		t.Fatalf("%d messages, want 3", len(got))
 	}
@@ -231,20 +231,20 @@ func fetchInOrder(t *testing.T, h Harness) {
 		}
 	}
 	for from := range int64(3) {
-		if f := x.fetch(t, from); len(f.Messages) == 0 || f.Messages[0].Offset != from || f.Next <= from || f.HighWatermark != 3 {
+		if f := x.MustFetch(t, from); len(f.Messages) == 0 || f.Messages[0].Offset != from || f.Next <= from || f.HighWatermark != 3 {
 			t.Errorf("fetch at %d: %+v", from, f)
 		}
 	}
 	// At the log's end nothing comes, and that is no error.
-	if f := x.fetch(t, 3); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
+	if f := x.MustFetch(t, 3); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
 		t.Errorf("at the log's end: %+v", f)
 	}
-	if start, end, err := x.Bounds(x.ctx); start != 0 || end != 3 || err != nil {
+	if start, end, err := x.Bounds(x.Ctx); start != 0 || end != 3 || err != nil {
 		t.Errorf("bounds are %d and %d, %v", start, end, err)
 	}
 	// What is written while a fetch waits is read by it or by the next.
 	h.Produce(t, topic, 1, values("late", 1)...)
-	wantValues(t, x.readTo(t, 3, 4), "late0")
+	wantValues(t, x.ReadTo(t, 3, 4), "late0")
 }
 
 func sameBytes(a, b []byte) bool { return string(a) == string(b) && (a == nil) == (b == nil) }
@@ -260,13 +260,13 @@ func holesArePassedOver(t *testing.T, h Harness) {
 	skip(t, topic, 0)
 	h.Produce(t, topic, 0, values("b", 1)...)
 	skip(t, topic, 0)
-	_, end := x.bounds(t)
+	_, end := x.MustBounds(t)
 	if end <= 4 {
 		t.Fatalf("the log ends at %d: nothing was left out", end)
 	}
-	wantValues(t, x.readTo(t, 0, end), "a0", "a1", "b0")
+	wantValues(t, x.ReadTo(t, 0, end), "a0", "a1", "b0")
 	for from := range end {
-		for _, m := range x.readTo(t, from, end) {
+		for _, m := range x.ReadTo(t, from, end) {
 			if m.Offset < from {
 				t.Errorf("from %d: offset %d", from, m.Offset)
 			}
@@ -281,13 +281,13 @@ func abortedArePassedOver(t *testing.T, h Harness) {
 	}
 	topic, x := one(t, h)
 	h.Begin(t, topic, 0, "a", "b")(false)
-	if f := x.fetch(t, 0); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
+	if f := x.MustFetch(t, 0); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
 		t.Errorf("fetched %+v, want the position behind the marker", f)
 	}
 	h.Begin(t, topic, 0, "c")(true)
 	h.Produce(t, topic, 0, values("d", 1)...)
 	h.Begin(t, topic, 0, "e")(false)
-	wantValues(t, x.readTo(t, 0, 8), "c", "d0")
+	wantValues(t, x.ReadTo(t, 0, 8), "c", "d0")
 }
 
 // Behind an open transaction nothing is read, not even what was written without one; when it ends, all is.
@@ -299,38 +299,38 @@ func openTransactionHoldsBack(t *testing.T, h Harness) {
 	h.Produce(t, topic, 0, values("before", 1)...)
 	end := h.Begin(t, topic, 0, "inside")
 	h.Produce(t, topic, 0, values("behind", 1)...)
-	wantValues(t, x.readTo(t, 0, 1), "before0")
-	if f := x.fetch(t, 1); len(f.Messages) != 0 || f.Next != 1 || f.HighWatermark != 3 {
+	wantValues(t, x.ReadTo(t, 0, 1), "before0")
+	if f := x.MustFetch(t, 1); len(f.Messages) != 0 || f.Next != 1 || f.HighWatermark != 3 {
 		t.Errorf("behind an open transaction: %+v", f)
 	}
-	if _, stable := x.bounds(t); stable != 1 {
+	if _, stable := x.MustBounds(t); stable != 1 {
 		t.Errorf("the log is stable up to %d, want 1", stable)
 	}
 	end(true)
-	wantValues(t, x.readTo(t, 1, 4), "inside", "behind0")
+	wantValues(t, x.ReadTo(t, 1, 4), "inside", "behind0")
 }
 
 // Fetch returns the log's real bounds where it does not hold the offset, below and above.
 func outOfRange(t *testing.T, h Harness) {
 	topic, x := one(t, h)
 	h.Produce(t, topic, 0, values("v", 10)...)
-	x.readTo(t, 0, 10)
+	x.ReadTo(t, 0, 10)
 	h.DeleteBefore(t, topic, 0, 4)
 	for _, from := range []int64{0, 3, 11, 1000} {
 		want := consumer.OutOfRangeError{Offset: from, Start: 4, End: 10}
-		_, err := x.Fetch(x.ctx, from)
+		_, err := x.Fetch(x.Ctx, from)
 		var out *consumer.OutOfRangeError
 		if !errors.As(err, &out) || *out != want {
 			t.Errorf("fetch at %d: %v", from, err)
 		}
-		if _, err := x.Retained(x.ctx, from); !errors.As(err, &out) || *out != want {
+		if _, err := x.Retained(x.Ctx, from); !errors.As(err, &out) || *out != want {
 			t.Errorf("how long %d is retained: %v", from, err)
 		}
 	}
-	if start, end := x.bounds(t); start != 4 || end != 10 {
+	if start, end := x.MustBounds(t); start != 4 || end != 10 {
 		t.Errorf("bounds are %d and %d", start, end)
 	}
-	wantValues(t, x.readTo(t, 4, 10), valuesOf(values("v", 10))[4:]...)
+	wantValues(t, x.ReadTo(t, 4, 10), valuesOf(values("v", 10))[4:]...)
 }
 
 // A topic deleted, created again and written to beyond the position, all between two fetches, is noticed; Identity, asked
@@ -338,19 +338,19 @@ func outOfRange(t *testing.T, h Harness) {
 func incarnation(t *testing.T, h Harness) {
 	topic, x := one(t, h)
 	h.Produce(t, topic, 0, values("old", 5)...)
-	x.readTo(t, 0, 5)
+	x.ReadTo(t, 0, 5)
 	h.Recreate(t, topic)
 	h.Produce(t, topic, 0, values("new", 8)...)
 	for range 2 {
-		if f, err := x.Fetch(x.ctx, 5); !errors.Is(err, consumer.ErrIncarnation) {
+		if f, err := x.Fetch(x.Ctx, 5); !errors.Is(err, consumer.ErrIncarnation) {
 			t.Fatalf("fetch from the new incarnation: %v, %v", valuesOf(f.Messages), err)
 		}
 	}
-	id, err := x.Identity(x.ctx)
-	if err != nil || id.TopicID == x.id.TopicID || id.ClusterID != x.id.ClusterID {
-		t.Errorf("identity is %+v after %+v, %v", id, x.id, err)
+	id, err := x.Identity(x.Ctx)
+	if err != nil || id.TopicID == x.ID.TopicID || id.ClusterID != x.ID.ClusterID {
+		t.Errorf("identity is %+v after %+v, %v", id, x.ID, err)
 	}
-	wantValues(t, x.readTo(t, 0, 8), valuesOf(values("new", 8))...)
+	wantValues(t, x.ReadTo(t, 0, 8), valuesOf(values("new", 8))...)
 }
 
 // Retained is the record's own time and the topic's retention together.
@@ -359,14 +359,14 @@ func retained(t *testing.T, h Harness) {
 	for retention, want := range map[time.Duration]time.Time{24 * time.Hour: at.Add(24 * time.Hour), 0: {}} {
 		topic := h.Topic(t, 1, retention)
 		h.Produce(t, topic, 0, &consumer.Message{Value: []byte("v"), Time: at})
-		x := join(t, h.Source(t, groupOf(topic), rebalance, topic)).holds(topic, 0)
-		if until, err := x.Retained(x.ctx, 0); !until.Equal(want) || err != nil {
+		x := Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
+		if until, err := x.Retained(x.Ctx, 0); !until.Equal(want) || err != nil {
 			t.Errorf("with a retention of %v: %v, %v; want %v", retention, until, err, want)
 		}
-		if until, err := x.Retained(x.ctx, 1); !until.IsZero() || err != nil {
+		if until, err := x.Retained(x.Ctx, 1); !until.IsZero() || err != nil {
 			t.Errorf("at the log's end: %v, %v", until, err)
 		}
-		wantValues(t, x.readTo(t, 0, 1), "v") // the look has moved nothing
+		wantValues(t, x.ReadTo(t, 0, 1), "v") // the look has moved nothing
 	}
 }
 
@@ -376,26 +376,26 @@ func membersShare(t *testing.T, h Harness) {
 		t.Skip("members of this source do not share")
 	}
 	topic := h.Topic(t, 4, 0)
-	first := join(t, h.Source(t, groupOf(topic), rebalance, topic))
-	first.holdsExactly(4)
-	second := join(t, h.Source(t, groupOf(topic), rebalance, topic))
-	second.holdsExactly(2)
-	first.holdsExactly(2)
-	all := slices.Sorted(slices.Values(slices.Concat(first.keys(), second.keys())))
-	if want := []string{key(topic, 0), key(topic, 1), key(topic, 2), key(topic, 3)}; !slices.Equal(all, want) {
+	first := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	first.HoldsExactly(4)
+	second := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	second.HoldsExactly(2)
+	first.HoldsExactly(2)
+	all := slices.Sorted(slices.Values(slices.Concat(first.Keys(), second.Keys())))
+	if want := []string{Key(topic, 0), Key(topic, 1), Key(topic, 2), Key(topic, 3)}; !slices.Equal(all, want) {
 		t.Errorf("together they hold %v", all)
 	}
-	for _, m := range []*member{first, second} {
-		for _, x := range m.all() {
-			if err := x.Commit(x.ctx, 1, ""); err != nil {
+	for _, m := range []*Member{first, second} {
+		for _, x := range m.All() {
+			if err := x.Commit(x.Ctx, 1, ""); err != nil {
 				t.Errorf("commit of an owner: %v", err)
 			}
 		}
 	}
-	if err := second.leave(); err != nil {
+	if err := second.Leave(); err != nil {
 		t.Error(err)
 	}
-	first.holdsExactly(4)
+	first.HoldsExactly(4)
 }
 
 // Run lets a partition go only when own has returned: nobody else has it before.
@@ -404,10 +404,10 @@ func handedOverAfterReturn(t *testing.T, h Harness) {
 		t.Skip("members of this source do not share")
 	}
 	topic := h.Topic(t, 2, 0)
-	first := newMember(t)
-	first.drain = func(x *held) {
+	first := NewMember(t)
+	first.Drain = func(x *Held) {
 		// Some work, within what a rebalance may take, and in the middle of it nobody else has the partition.
-		ctx := context.WithoutCancel(x.ctx)
+		ctx := context.WithoutCancel(x.Ctx)
 		for range 3 {
 			if _, err := x.Fetch(ctx, 0); err != nil {
 				t.Error(err)
@@ -417,76 +417,76 @@ func handedOverAfterReturn(t *testing.T, h Harness) {
 			t.Errorf("commit of a partition that is being let go: %v", err)
 		}
 	}
-	first.run(h.Source(t, groupOf(topic), rebalance, topic))
-	first.stopAtEnd()
-	first.holdsExactly(2)
-	second := newMember(t)
-	second.taken = func(k string) {
-		if first.holdsNow(k) {
+	first.Start(h.Source(t, groupOf(topic), rebalance, topic))
+	first.StopAtEnd()
+	first.HoldsExactly(2)
+	second := NewMember(t)
+	second.Taken = func(k string) {
+		if first.HoldsNow(k) {
 			t.Errorf("%s was handed over while another own had not returned", k)
 		}
 	}
-	second.run(h.Source(t, groupOf(topic), rebalance, topic))
-	second.stopAtEnd()
-	second.holdsExactly(1)
-	for _, x := range second.all() {
-		if offset, metadata, err := x.Committed(x.ctx); offset != 3 || metadata != "the last" || err != nil {
+	second.Start(h.Source(t, groupOf(topic), rebalance, topic))
+	second.StopAtEnd()
+	second.HoldsExactly(1)
+	for _, x := range second.All() {
+		if offset, metadata, err := x.Committed(x.Ctx); offset != 3 || metadata != "the last" || err != nil {
 			t.Errorf("the next owner finds %d %q %v", offset, metadata, err)
 		}
 	}
-	first.holdsExactly(1)
+	first.HoldsExactly(1)
 }
 
 // Who does not give a partition up in time is replaced, and his commit is refused from then on.
 func commitIsFenced(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
-	first := newMember(t)
+	first := NewMember(t)
 	release := make(chan struct{})
-	first.drain = func(*held) { <-release }
-	first.run(h.Source(t, groupOf(topic), 2*time.Second, topic))
-	first.stopAtEnd()
+	first.Drain = func(*Held) { <-release }
+	first.Start(h.Source(t, groupOf(topic), 2*time.Second, topic))
+	first.StopAtEnd()
 	defer close(release)
-	first.holdsExactly(2)
-	stale := map[string]*held{}
-	for _, x := range first.all() {
-		stale[key(topic, x.id.Partition)] = x
+	first.HoldsExactly(2)
+	stale := map[string]*Held{}
+	for _, x := range first.All() {
+		stale[Key(topic, x.ID.Partition)] = x
 	}
-	second := join(t, h.Source(t, groupOf(topic), 2*time.Second, topic))
-	second.until("a partition", func(has map[string]*held, _ int) bool { return len(has) > 0 })
-	for _, x := range second.all() {
-		if err := x.Commit(x.ctx, 7, "mine"); err != nil {
+	second := Join(t, h.Source(t, groupOf(topic), 2*time.Second, topic))
+	second.Until("a partition", func(has map[string]*Held, _ int) bool { return len(has) > 0 })
+	for _, x := range second.All() {
+		if err := x.Commit(x.Ctx, 7, "mine"); err != nil {
 			t.Errorf("commit of the owner: %v", err)
 		}
-		old := stale[key(topic, x.id.Partition)]
-		if err := old.Commit(context.WithoutCancel(old.ctx), 2, "stale"); !errors.Is(err, consumer.ErrOwnershipLost) {
+		old := stale[Key(topic, x.ID.Partition)]
+		if err := old.Commit(context.WithoutCancel(old.Ctx), 2, "stale"); !errors.Is(err, consumer.ErrOwnershipLost) {
 			t.Errorf("commit of the one before: %v", err)
 		}
-		if offset, metadata, err := x.Committed(x.ctx); offset != 7 || metadata != "mine" || err != nil {
+		if offset, metadata, err := x.Committed(x.Ctx); offset != 7 || metadata != "mine" || err != nil {
 			t.Errorf("committed is %d %q, %v", offset, metadata, err)
 		}
 	}
 	for _, x := range stale {
-		x.giveUp(consumer.ErrOwnershipLost) // for a source that does not tell who was replaced
+		x.GiveUp(consumer.ErrOwnershipLost) // for a source that does not tell who was replaced
 	}
 }
 
 // When own returns ErrOwnershipLost, the partition comes back only by a new proof of membership: what was handed over before cannot commit.
 func ownershipLostJoinsAnew(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
-	m := join(t, h.Source(t, groupOf(topic), rebalance, topic))
-	m.holdsExactly(2)
-	old := m.holds(topic, 1)
-	old.giveUp(fmt.Errorf("fenced: %w", consumer.ErrOwnershipLost))
-	m.until("the partition again", func(has map[string]*held, _ int) bool {
-		x := has[key(topic, 1)]
+	m := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	m.HoldsExactly(2)
+	old := m.Holds(topic, 1)
+	old.GiveUp(fmt.Errorf("fenced: %w", consumer.ErrOwnershipLost))
+	m.Until("the partition again", func(has map[string]*Held, _ int) bool {
+		x := has[Key(topic, 1)]
 		return x != nil && x != old && len(has) == 2
 	})
-	if err := old.Commit(context.WithoutCancel(old.ctx), 1, "stale"); !errors.Is(err, consumer.ErrOwnershipLost) {
+	if err := old.Commit(context.WithoutCancel(old.Ctx), 1, "stale"); !errors.Is(err, consumer.ErrOwnershipLost) {
 		t.Errorf("commit with what was handed over before: %v", err)
 	}
 	for i := range int32(2) {
-		x := m.holds(topic, i)
-		if err := x.Commit(x.ctx, 1, ""); err != nil {
+		x := m.Holds(topic, i)
+		if err := x.Commit(x.Ctx, 1, ""); err != nil {
 			t.Errorf("commit of partition %d afterwards: %v", i, err)
 		}
 	}
@@ -496,14 +496,14 @@ func ownershipLostJoinsAnew(t *testing.T, h Harness) {
 func ownErrorEndsRun(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
 	boom := errors.New("boom")
-	m := newMember(t)
-	m.run(h.Source(t, groupOf(topic), rebalance, topic))
-	m.holdsExactly(2)
-	m.holds(topic, 0).giveUp(boom)
-	if err := m.wait(); !errors.Is(err, boom) {
+	m := NewMember(t)
+	m.Start(h.Source(t, groupOf(topic), rebalance, topic))
+	m.HoldsExactly(2)
+	m.Holds(topic, 0).GiveUp(boom)
+	if err := m.Wait(); !errors.Is(err, boom) {
 		t.Errorf("Run returned %v", err)
 	}
-	if left := m.keys(); len(left) != 0 {
+	if left := m.Keys(); len(left) != 0 {
 		t.Errorf("Run returned while %v were held", left)
 	}
 }

@@ -12,57 +12,65 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// held is a partition that a member holds.
-type held struct {
+// Held is a partition that a Member holds. Its methods are those of the partition, and some that fail the test on an error.
+type Held struct {
 	consumer.Partition
-	ctx   context.Context
-	id    consumer.Identity
+	// Ctx is own's context.
+	Ctx context.Context
+	// ID is the partition's identity at the hand-over.
+	ID consumer.Identity
+
 	ended chan error // what own is to return
 }
 
-// giveUp makes own return err.
-func (x *held) giveUp(err error) { x.ended <- err }
+// GiveUp makes own return err.
+func (x *Held) GiveUp(err error) { x.ended <- err }
 
-// member is a Source that runs, and holds what it is given until the context ends.
-type member struct {
+// Member is a Source that runs, and holds what it is given until the context ends: for tests of adapters.
+type Member struct {
 	t    testing.TB
 	stop context.CancelFunc
 	done chan struct{}
 	err  error // of Run, once done is closed
 
-	drain func(*held)      // what own does when its context has ended; may be nil
-	taken func(key string) // called when own is; may be nil
+	// Drain is what own does when its context has ended; Taken is called when own is. Both may be nil, and are set before Start.
+	Drain func(*Held)
+	Taken func(key string)
 
 	mu   sync.Mutex
-	has  map[string]*held
+	has  map[string]*Held
 	seen int // how often own was called
 	news chan struct{}
 }
 
-func key(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
+// Key names a partition in a Member.
+func Key(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
 
-func newMember(t testing.TB) *member {
-	return &member{t: t, has: make(map[string]*held), news: make(chan struct{}), done: make(chan struct{})}
+// NewMember returns a member that does not run yet.
+func NewMember(t testing.TB) *Member {
+	return &Member{t: t, has: make(map[string]*Held), news: make(chan struct{}), done: make(chan struct{})}
 }
 
-// join runs a Source; the test's end stops it and fails if that takes too long or Run returns an error.
-func join(t testing.TB, s consumer.Source) *member {
+// Join runs a Source; the test's end stops it and fails if that takes too long or Run returns an error.
+func Join(t testing.TB, s consumer.Source) *Member {
 	t.Helper()
-	m := newMember(t)
-	m.run(s)
-	m.stopAtEnd()
+	m := NewMember(t)
+	m.Start(s)
+	m.StopAtEnd()
 	return m
 }
 
-func (m *member) stopAtEnd() {
+// StopAtEnd makes the test's end stop a member, and fail if that takes too long or Run returns an error.
+func (m *Member) StopAtEnd() {
 	m.t.Cleanup(func() {
-		if err := m.leave(); err != nil {
+		if err := m.Leave(); err != nil {
 			m.t.Errorf("Run: %v", err)
 		}
 	})
 }
 
-func (m *member) run(s consumer.Source) {
+// Start runs a Source.
+func (m *Member) Start(s consumer.Source) {
 	ctx, stop := context.WithCancel(context.Background())
 	m.stop = stop
 	go func() {
@@ -71,7 +79,8 @@ func (m *member) run(s consumer.Source) {
 	}()
 }
 
-func (m *member) own(ctx context.Context, p consumer.Partition) error {
+// own is what Run calls.
+func (m *Member) own(ctx context.Context, p consumer.Partition) error {
 	id, err := p.Identity(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -79,11 +88,11 @@ func (m *member) own(ctx context.Context, p consumer.Partition) error {
 		}
 		return err
 	}
-	k := key(id.Topic, id.Partition)
-	if m.taken != nil {
-		m.taken(k)
+	k := Key(id.Topic, id.Partition)
+	if m.Taken != nil {
+		m.Taken(k)
 	}
-	x := &held{Partition: p, ctx: ctx, id: id, ended: make(chan error, 1)}
+	x := &Held{Partition: p, Ctx: ctx, ID: id, ended: make(chan error, 1)}
 	m.change(func() {
 		m.has[k] = x
 		m.seen++
@@ -93,14 +102,14 @@ func (m *member) own(ctx context.Context, p consumer.Partition) error {
 	case err = <-x.ended:
 		return err
 	case <-ctx.Done():
-		if m.drain != nil {
-			m.drain(x)
+		if m.Drain != nil {
+			m.Drain(x)
 		}
 		return nil
 	}
 }
 
-func (m *member) change(f func()) {
+func (m *Member) change(f func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f()
@@ -108,8 +117,8 @@ func (m *member) change(f func()) {
 	m.news = make(chan struct{})
 }
 
-// until waits for a condition on what the member holds.
-func (m *member) until(what string, cond func(has map[string]*held, seen int) bool) {
+// Until waits for a condition on what the member holds, by key, and on how often own was called.
+func (m *Member) Until(what string, cond func(has map[string]*Held, seen int) bool) {
 	m.t.Helper()
 	deadline := time.After(patience)
 	for {
@@ -129,45 +138,48 @@ func (m *member) until(what string, cond func(has map[string]*held, seen int) bo
 	}
 }
 
-// holds waits until the member holds a partition.
-func (m *member) holds(topic string, partition int32) *held {
+// Holds waits until the member holds a partition.
+func (m *Member) Holds(topic string, partition int32) *Held {
 	m.t.Helper()
-	var x *held
-	m.until("partition "+key(topic, partition), func(has map[string]*held, _ int) bool {
-		x = has[key(topic, partition)]
+	var x *Held
+	m.Until("partition "+Key(topic, partition), func(has map[string]*Held, _ int) bool {
+		x = has[Key(topic, partition)]
 		return x != nil
 	})
 	return x
 }
 
-// holdsExactly waits until the member holds n partitions.
-func (m *member) holdsExactly(n int) {
+// HoldsExactly waits until the member holds n partitions.
+func (m *Member) HoldsExactly(n int) {
 	m.t.Helper()
-	m.until(fmt.Sprintf("%d partitions", n), func(has map[string]*held, _ int) bool { return len(has) == n })
+	m.Until(fmt.Sprintf("%d partitions", n), func(has map[string]*Held, _ int) bool { return len(has) == n })
 }
 
-func (m *member) holdsNow(k string) bool { return slices.Contains(m.keys(), k) }
+// HoldsNow says whether the member holds a partition at this moment.
+func (m *Member) HoldsNow(k string) bool { return slices.Contains(m.Keys(), k) }
 
-func (m *member) keys() []string {
+// Keys are the partitions that the member holds.
+func (m *Member) Keys() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Sorted(maps.Keys(m.has))
 }
 
-func (m *member) all() []*held {
+// All returns what the member holds.
+func (m *Member) All() []*Held {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Collect(maps.Values(m.has))
 }
 
-// leave ends Run and returns its error.
-func (m *member) leave() error {
+// Leave ends Run and returns its error.
+func (m *Member) Leave() error {
 	m.stop()
-	return m.wait()
+	return m.Wait()
 }
 
-// wait returns Run's error.
-func (m *member) wait() error {
+// Wait returns Run's error.
+func (m *Member) Wait() error {
 	m.t.Helper()
 	select {
 	case <-m.done:
@@ -178,32 +190,33 @@ func (m *member) wait() error {
 	}
 }
 
-// fetch is Fetch, and fails the test on an error.
-func (x *held) fetch(t testing.TB, from int64) consumer.Fetched {
+// MustFetch is Fetch, and fails the test on an error.
+func (x *Held) MustFetch(t testing.TB, from int64) consumer.Fetched {
 	t.Helper()
-	f, err := x.Fetch(x.ctx, from)
+	f, err := x.Fetch(x.Ctx, from)
 	if err != nil {
 		t.Fatalf("fetch at %d: %v", from, err)
 	}
 	return f
 }
 
-func (x *held) bounds(t testing.TB) (start, end int64) {
+// MustBounds is Bounds, and fails the test on an error.
+func (x *Held) MustBounds(t testing.TB) (start, end int64) {
 	t.Helper()
-	start, end, err := x.Bounds(x.ctx)
+	start, end, err := x.Bounds(x.Ctx)
 	if err != nil {
 		t.Fatalf("bounds: %v", err)
 	}
 	return start, end
 }
 
-// readTo fetches from offset from until the position has reached end.
-func (x *held) readTo(t testing.TB, from, end int64) []*consumer.Message {
+// ReadTo fetches from offset from until the position has reached end.
+func (x *Held) ReadTo(t testing.TB, from, end int64) []*consumer.Message {
 	t.Helper()
 	var msgs []*consumer.Message
 	deadline := time.Now().Add(patience)
 	for from < end {
-		f := x.fetch(t, from)
+		f := x.MustFetch(t, from)
 		for _, m := range f.Messages {
 			if m.Offset < from || m.Offset >= f.Next {
 				t.Fatalf("fetch at %d returned offset %d and position %d", from, m.Offset, f.Next)

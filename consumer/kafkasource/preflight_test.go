@@ -111,7 +111,7 @@ func TestTopicIsNotCreated(t *testing.T) {
 	brokers := kafkatest.FakeCluster(t, kfake.AllowAutoTopicCreation()).ListenAddrs()
 	missing := kafkatest.TopicName(t)
 	wantAll(t, runFails(t, quick(brokers, missing)), "does not exist")
-	topics, err := admin(t, brokers).ListTopics(t.Context())
+	topics, err := kafkatest.Admin(t, brokers).ListTopics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,12 +155,12 @@ func TestPermissions(t *testing.T) {
 	wantAll(t, runFails(t, as("nobody", "secret")), `topic "orders"`, "Describe, Read and DescribeConfigs")
 	wantAll(t, runFails(t, as("reader", "wrong")), brokers[0], "Config.SASL") // a real broker says so, kfake hangs up
 	wantAll(t, runFails(t, quick(brokers, "orders")), "do the brokers expect TLS or SASL")
-	h := join(t, as("reader", "secret")).holds("orders", 0)
-	if err := h.Commit(h.ctx, 0, "x"); err != nil {
+	h := join(t, as("reader", "secret")).Holds("orders", 0)
+	if err := h.Commit(h.Ctx, 0, "x"); err != nil {
 		t.Error(err)
 	}
-	write(t, producer(t, brokers, kgo.SASL(kgoplain.Auth{User: "root", Pass: "secret"}.AsMechanism())), "orders", "v")
-	if got := values(h.readTo(t, 0, 1)); !slices.Equal(got, []string{"v"}) {
+	kafkatest.Write(t, kafkatest.Client(t, brokers, kgo.SASL(kgoplain.Auth{User: "root", Pass: "secret"}.AsMechanism())), "orders", "v")
+	if got := values(h.ReadTo(t, 0, 1)); !slices.Equal(got, []string{"v"}) {
 		t.Errorf("read %v", got)
 	}
 }
@@ -177,11 +177,11 @@ func TestTLSAndSASL(t *testing.T) {
 	cfg.TLS = &tls.Config{}
 	wantAll(t, runFails(t, cfg), "certificate", brokers[0])
 	cfg.TLS = &tls.Config{RootCAs: pool}
-	h := join(t, cfg).holds("orders", 0)
-	if err := h.Commit(h.ctx, 0, "x"); err != nil {
+	h := join(t, cfg).Holds("orders", 0)
+	if err := h.Commit(h.Ctx, 0, "x"); err != nil {
 		t.Error(err)
 	}
-	if f := h.fetch(t, 0); f.Next != 0 {
+	if f := h.MustFetch(t, 0); f.Next != 0 {
 		t.Errorf("fetched %+v", f)
 	}
 }

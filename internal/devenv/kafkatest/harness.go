@@ -22,7 +22,7 @@ type NewSource func(brokers []string, group string, rebalance time.Duration, top
 // Harness is what the conformance suite needs of a Kafka cluster.
 func Harness(t testing.TB, brokers []string, source NewSource) consumertest.Harness {
 	t.Helper()
-	adm := kadm.NewClient(client(t, brokers))
+	adm := Admin(t, brokers)
 	return consumertest.Harness{
 		Topic: func(t testing.TB, partitions int, retention time.Duration) string {
 			ms := int64(-1)
@@ -34,13 +34,13 @@ func Harness(t testing.TB, brokers []string, source NewSource) consumertest.Harn
 		Produce: func(t testing.TB, topic string, partition int32, msgs ...*consumer.Message) {
 			t.Helper()
 			// A client of its own: one that has written to a topic does not notice for some time that it was created again.
-			cl := client(t, brokers)
+			cl := Client(t, brokers)
 			defer cl.Close()
 			produce(t, cl, topic, partition, msgs...)
 		},
 		Begin: func(t testing.TB, topic string, partition int32, values ...string) func(bool) {
 			t.Helper()
-			cl := client(t, brokers, kgo.TransactionalID(TopicName(t)), kgo.TransactionTimeout(time.Minute))
+			cl := Client(t, brokers, kgo.TransactionalID(TopicName(t)), kgo.TransactionTimeout(time.Minute))
 			if err := cl.BeginTransaction(); err != nil {
 				t.Fatalf("kafkatest: %v", err)
 			}
@@ -134,8 +134,8 @@ func Recreate(t testing.TB, adm *kadm.Client, topic string) {
 	}
 }
 
-// client returns a client that writes where a record says, each call in one batch.
-func client(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
+// Client returns a client that writes where a record says, each call in one batch.
+func Client(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
 	t.Helper()
 	cl, err := kgo.NewClient(append([]kgo.Opt{
 		kgo.SeedBrokers(brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(kgo.NoCompression()),
@@ -146,6 +146,22 @@ func client(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
 	}
 	t.Cleanup(cl.Close)
 	return cl
+}
+
+// Admin returns a client for what tests do around a Source.
+func Admin(t testing.TB, brokers []string) *kadm.Client {
+	t.Helper()
+	return kadm.NewClient(Client(t, brokers))
+}
+
+// Write writes records to partition 0 and waits for them.
+func Write(t testing.TB, cl *kgo.Client, topic string, values ...string) {
+	t.Helper()
+	msgs := make([]*consumer.Message, len(values))
+	for i, v := range values {
+		msgs[i] = &consumer.Message{Value: []byte(v), Time: time.Now()}
+	}
+	produce(t, cl, topic, 0, msgs...)
 }
 
 func produce(t testing.TB, cl *kgo.Client, topic string, partition int32, msgs ...*consumer.Message) {
