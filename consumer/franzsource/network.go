@@ -73,37 +73,38 @@ func (n *network) close() {
 func (n *network) Ask(ctx context.Context, req kmsg.Request) (kmsg.Response, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return named(req)(n.client.Request(ctx, req))
+	resp, err := n.client.Request(ctx, req)
+	return n.answered(req, resp, err)
 }
 
 // AskLeader sends a request to a broker. Fetches travel with those of other partitions.
 func (n *network) AskLeader(ctx context.Context, leader int32, req kmsg.Request) (kmsg.Response, error) {
 	if f, ok := req.(*kmsg.FetchRequest); ok {
-		return named(req)(n.fetch.ask(ctx, leader, f))
+		resp, err := n.fetch.ask(ctx, leader, f)
+		return n.answered(req, resp, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return named(req)(n.client.Broker(int(leader)).Request(ctx, req))
+	resp, err := n.client.Broker(int(leader)).Request(ctx, req)
+	return n.answered(req, resp, err)
 }
 
-// named adds which request it was to an error.
-func named(req kmsg.Request) func(kmsg.Response, error) (kmsg.Response, error) {
-	return func(resp kmsg.Response, err error) (kmsg.Response, error) {
-		switch {
-		case err == nil:
-			return resp, nil
-		case errors.Is(err, kgo.ErrClientClosed):
-			err = kafkalog.ErrClosed
-		}
-		return nil, fmt.Errorf("%s: %w", kmsg.NameForKey(req.Key()), err)
+// answered adds to an error which request it was, and tells that of a client that is closed apart.
+func (n *network) answered(req kmsg.Request, resp kmsg.Response, err error) (kmsg.Response, error) {
+	if err == nil {
+		return resp, nil
 	}
+	if n.client.Context().Err() != nil {
+		err = kafkalog.ErrClosed
+	}
+	return nil, fmt.Errorf("%s: %w", kmsg.NameForKey(req.Key()), err)
 }
 
 // ask is Ask for a response of a known type, without a bound of its own.
 func ask[R kmsg.Response](ctx context.Context, n *network, req kmsg.Request) (R, error) {
 	var none R
-	got, err := named(req)(n.client.Request(ctx, req))
-	if err != nil {
+	got, err := n.client.Request(ctx, req)
+	if _, err = n.answered(req, got, err); err != nil {
 		return none, err
 	}
 	resp, ok := got.(R)

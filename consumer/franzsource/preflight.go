@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
@@ -35,6 +36,9 @@ func preflight(ctx context.Context, n *network) error {
 		}
 		return err
 	})
+	if err == nil && unreachable == nil {
+		return n.newEnough(ctx)
+	}
 	var about *kafkalog.TopicError
 	switch {
 	case unreachable != nil:
@@ -44,10 +48,23 @@ func preflight(ctx context.Context, n *network) error {
 	case errors.Is(err, kerr.UnknownTopicOrPartition) && errors.As(err, &about):
 		return fmt.Errorf("franzsource: topic %q does not exist on %s: create it first (it is not left to the brokers' auto-creation, which would choose its number of partitions)",
 			about.Topic, strings.Join(n.cfg.Brokers, ", "))
-	case err != nil:
-		return fmt.Errorf("franzsource: %w", err)
 	}
-	return nil
+	return fmt.Errorf("franzsource: %w", err)
+}
+
+// newEnough refuses brokers without transactions: they would be joined, and fetched from in vain. Only one is asked; franz-go refuses
+// the others when a fetch comes to them.
+func (n *network) newEnough(ctx context.Context) error {
+	resp, err := ask[*kmsg.ApiVersionsResponse](ctx, n, kmsg.NewPtrApiVersionsRequest())
+	if err != nil {
+		return n.unreachable(err)
+	}
+	for _, k := range resp.ApiKeys {
+		if k.ApiKey == kmsg.Fetch.Int16() && k.MaxVersion >= kafkalog.FetchMinVersion {
+			return nil
+		}
+	}
+	return fmt.Errorf("franzsource: the brokers at [%s] are too old: this adapter needs Kafka 0.11 or later", strings.Join(n.cfg.Brokers, ", "))
 }
 
 // unreachable says what to do about brokers that do not answer.

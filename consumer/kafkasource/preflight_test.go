@@ -2,13 +2,7 @@ package kafkasource_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"math/big"
 	"net"
 	"slices"
 	"strings"
@@ -16,6 +10,7 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go/sasl/plain"
+	"github.com/segmentio/kafka-go/sasl/scram"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -168,7 +163,7 @@ func TestPermissions(t *testing.T) {
 // All requests, ours included, go through TLS and authentication.
 func TestTLSAndSASL(t *testing.T) {
 	t.Parallel()
-	cert, pool := certificate(t)
+	cert, pool := kafkatest.Certificate(t)
 	brokers := kafkatest.FakeCluster(t, kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.EnableSASL(),
 		kfake.Superuser("PLAIN", "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
 	cfg := quick(brokers, "orders")
@@ -186,28 +181,31 @@ func TestTLSAndSASL(t *testing.T) {
 	}
 }
 
-func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
+// SCRAM, in which the password does not travel, takes more than one exchange to log in.
+func TestSCRAM(t *testing.T) {
+	t.Parallel()
+	for name, algorithm := range map[string]scram.Algorithm{"SCRAM-SHA-256": scram.SHA256, "SCRAM-SHA-512": scram.SHA512} {
+		brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.Superuser(name, "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
+		cfg := quick(brokers, "orders")
+		for password, wrong := range map[string]bool{"wrong": true, "secret": false} {
+			mechanism, err := scram.Mechanism(algorithm, "root", password)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.SASL = mechanism
+			if wrong {
+				wantAll(t, runFails(t, cfg), brokers[0], "Config.SASL")
+				continue
+			}
+			h := join(t, cfg).Holds("orders", 0)
+			if err := h.Commit(h.Ctx, 1, "x"); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if f := h.MustFetch(t, 0); f.Next != 0 {
+				t.Errorf("%s: fetched %+v", name, f)
+			}
+		}
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kfake"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, DNSNames: []string{"localhost"},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(leaf)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }
 
 func TestValidate(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
@@ -175,5 +176,17 @@ func produce(t testing.TB, cl *kgo.Client, topic string, partition int32, msgs .
 	}
 	if err := cl.ProduceSync(context.Background(), recs...).FirstErr(); err != nil {
 		t.Fatalf("kafkatest: produce: %v", err)
+	}
+}
+
+// Expel removes a member from its group, as its coordinator does after the session timeout.
+func Expel(t testing.TB, brokers []string, group, member string) {
+	t.Helper()
+	one := kmsg.NewLeaveGroupRequestMember()
+	one.MemberID = member
+	req := kmsg.NewPtrLeaveGroupRequest()
+	req.Group, req.MemberID, req.Members = group, member, []kmsg.LeaveGroupRequestMember{one}
+	if _, err := req.RequestWith(context.Background(), Client(t, brokers)); err != nil {
+		t.Fatalf("kafkatest: removing a member: %v", err)
 	}
 }
