@@ -1,4 +1,4 @@
-package kafkasource
+package recordbatch
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"testing"
 	"time"
 
@@ -38,7 +39,7 @@ func encodeBatch(b batch, recs []rawRecord) []byte {
 		k.Length = int32(len(k.AppendTo(nil)) - 1) // a length of 0 takes one byte
 		body = k.AppendTo(body)
 	}
-	if c := b.compression(); c != compress.None {
+	if c := compress.Compression(b.compression()); c != compress.None {
 		var out bytes.Buffer
 		w := c.Codec().NewWriter(&out)
 		_, _ = w.Write(body)
@@ -52,6 +53,13 @@ func encodeBatch(b batch, recs []rawRecord) []byte {
 	binary.BigEndian.PutUint32(raw[lengthAt:], uint32(len(raw)-prefixSize))
 	binary.BigEndian.PutUint32(raw[crcAt:], crc32.Checksum(raw[crcFrom:], castagnoli))
 	return raw
+}
+
+// decompress is kafka-go's.
+func decompress(c Compression, b []byte) ([]byte, error) {
+	r := compress.Compression(c).Codec().NewReader(bytes.NewReader(b))
+	defer r.Close()
+	return io.ReadAll(r)
 }
 
 func genBytes(t *rapid.T, name string) []byte {
@@ -116,7 +124,7 @@ func TestBatchesRoundTrip(t *testing.T) {
 				}
 			}
 		}
-		batches, err := splitBatches(raw)
+		batches, err := splitBatches(raw, decompress)
 		if err != nil || len(batches) != whole {
 			t.Fatalf("%d batches, want %d: %v", len(batches), whole, err)
 		}
@@ -157,7 +165,7 @@ func TestBatchChecksum(t *testing.T) {
 	for i := crcAt; i < len(raw); i++ {
 		changed := bytes.Clone(raw)
 		changed[i] ^= 0x10
-		if _, err := splitBatches(changed); !errors.Is(err, errBatch) {
+		if _, err := splitBatches(changed, decompress); !errors.Is(err, ErrMalformed) {
 			t.Errorf("byte %d changed: %v", i, err)
 		}
 	}
@@ -184,20 +192,20 @@ func TestMalformedRecords(t *testing.T) {
 		raw := encodeBatch(header, good)
 		spoil(raw)
 		binary.BigEndian.PutUint32(raw[crcAt:], crc32.Checksum(raw[crcFrom:], castagnoli))
-		batches, err := splitBatches(raw)
+		batches, err := splitBatches(raw, decompress)
 		for i := range batches {
 			if _, err = batches[i].appendMessages(nil, "t", 0, 0, 1<<62); err != nil {
 				break
 			}
 		}
-		if !errors.Is(err, errBatch) {
+		if !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for name, raw := range map[string][]byte{"cut off": encodeBatch(header, good)[:50], "too short for anything": {1, 2, 3},
 		"negative length": func() []byte { b := encodeBatch(header, good); b[lengthAt] = 0xff; return b }(),
 		"unknown format":  func() []byte { b := encodeBatch(header, good); b[magicAt] = 3; return b }()} {
-		if _, err := splitBatches(raw); !errors.Is(err, errBatch) {
+		if _, err := splitBatches(raw, decompress); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -228,7 +236,7 @@ func TestOldMessages(t *testing.T) {
 			offset++
 		}
 		var got []*consumer.Message
-		batches, err := splitBatches(raw)
+		batches, err := splitBatches(raw, decompress)
 		for i := range batches {
 			if got, err = batches[i].appendMessages(got, "t", 0, 100, 1<<62); err != nil {
 				break
@@ -242,15 +250,14 @@ func TestOldMessages(t *testing.T) {
 			{Topic: "t", Offset: 101, LeaderEpoch: -1, Time: at, Value: []byte{}},
 			{Topic: "t", Offset: 102, LeaderEpoch: -1, Time: at, Key: []byte("gone")},
 		})
-		// The checksum is kafka-go's to check.
 		raw[len(raw)-1] ^= 1
-		batches, err = splitBatches(raw)
+		batches, err = splitBatches(raw, decompress)
 		for i := range batches {
 			if err == nil {
 				_, err = batches[i].appendMessages(nil, "t", 0, 100, 1<<62)
 			}
 		}
-		if !errors.Is(err, errBatch) {
+		if !errors.Is(err, ErrMalformed) {
 			t.Errorf("%v: a changed byte: %v", c, err)
 		}
 	}
@@ -268,16 +275,16 @@ func FuzzBatches(f *testing.F) {
 				binary.BigEndian.PutUint32(raw[crcAt:], crc32.Checksum(raw[crcFrom:size], castagnoli))
 			}
 		}
-		batches, err := splitBatches(raw)
+		batches, err := splitBatches(raw, decompress)
 		if err != nil {
 			return
 		}
-		_, next, err := readCommitted(batches, []abortedTransaction{{3, 7}}, 0, 1<<62)
+		_, next, err := readCommitted(batches, []Aborted{{3, 7}}, 0, 1<<62)
 		if err == nil && next < 0 {
 			t.Fatalf("position %d", next)
 		}
 		for i := range batches {
-			msgs, err := batches[i].appendMessages(nil, "t", 0, -1<<62, 1<<62)
+			msgs, err := batches[i].appendMessages(nil, "t", 0, math.MinInt64, math.MaxInt64)
 			if err != nil {
 				return
 			}

@@ -1,21 +1,16 @@
-package kafkasource
+package recordbatch
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"time"
 
-	"github.com/segmentio/kafka-go/compress"
-
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// batch is one record batch as it lies in the log (message format 2), or one message of the formats before it. kafka-go has a decoder
-// too; it hides the last offset and the largest timestamp, without which a batch whose end was removed cannot
-// be passed over, and records of topics with message.timestamp.type=LogAppendTime get their producer's time.
+// batch is one record batch as it lies in the log (message format 2), or one message of the formats before it.
 type batch struct {
 	base, last int64 // offsets that it spans
 	epoch      int32 // leader epoch under which it was appended
@@ -26,6 +21,7 @@ type batch struct {
 	producer   int64
 	count      int
 	payload    []byte // the records, perhaps compressed; the whole message where magic is below 2
+	decompress Decompress
 }
 
 // Attributes of a batch.
@@ -36,15 +32,13 @@ const (
 	attrControl       = 1 << 5
 )
 
-func (b *batch) compression() compress.Compression {
-	return compress.Compression(b.attributes & attrCompression)
-}
-func (b *batch) logAppendTime() bool { return b.attributes&attrLogAppendTime != 0 }
-func (b *batch) transactional() bool { return b.attributes&attrTransactional != 0 }
-func (b *batch) control() bool       { return b.attributes&attrControl != 0 }
+func (b *batch) compression() Compression { return Compression(b.attributes & attrCompression) }
+func (b *batch) logAppendTime() bool      { return b.attributes&attrLogAppendTime != 0 }
+func (b *batch) transactional() bool      { return b.attributes&attrTransactional != 0 }
+func (b *batch) control() bool            { return b.attributes&attrControl != 0 }
 
-// errBatch says that bytes are not what a batch is made of, although they came with a valid response.
-var errBatch = errors.New("malformed record batch")
+// ErrMalformed says that bytes are not what a batch is made of, although they came with a valid response.
+var ErrMalformed = errors.New("malformed record batch")
 
 // Layout of what all formats begin with: offset, length of what follows, and 4 bytes later the format.
 const (
@@ -60,12 +54,12 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // splitBatches takes a fetch response's records apart, and checks the checksum of each batch. Brokers copy the log up to the size
 // that was asked for: the last batch may be cut off, and is then left for the next fetch. The first one is always whole.
-func splitBatches(b []byte) ([]batch, error) {
+func splitBatches(b []byte, decompress Decompress) ([]batch, error) {
 	var batches []batch
 	for len(b) > magicAt {
 		size := prefixSize + int64(int32(binary.BigEndian.Uint32(b[lengthAt:])))
 		if size <= magicAt {
-			return nil, fmt.Errorf("%w: %d bytes long", errBatch, size)
+			return nil, fmt.Errorf("%w: %d bytes long", ErrMalformed, size)
 		}
 		if size > int64(len(b)) {
 			break
@@ -74,11 +68,12 @@ func splitBatches(b []byte) ([]batch, error) {
 		if err != nil {
 			return nil, err
 		}
+		one.decompress = decompress
 		batches = append(batches, one)
 		b = b[size:]
 	}
 	if len(batches) == 0 && len(b) > 0 {
-		return nil, fmt.Errorf("%w: the first one is cut off after %d bytes", errBatch, len(b))
+		return nil, fmt.Errorf("%w: the first one is cut off after %d bytes", ErrMalformed, len(b))
 	}
 	return batches, nil
 }
@@ -90,12 +85,12 @@ func parseBatch(b []byte) (batch, error) {
 	case magic == 0 || magic == 1:
 		return parseOldMessage(b, base, magic)
 	case magic != 2:
-		return batch{}, fmt.Errorf("%w at offset %d: message format %d is not known", errBatch, base, magic)
+		return batch{}, fmt.Errorf("%w at offset %d: message format %d is not known", ErrMalformed, base, magic)
 	case len(b) < headerSize:
-		return batch{}, fmt.Errorf("%w at offset %d: %d bytes long", errBatch, base, len(b))
+		return batch{}, fmt.Errorf("%w at offset %d: %d bytes long", ErrMalformed, base, len(b))
 	}
 	if crc, want := crc32.Checksum(b[crcFrom:], castagnoli), binary.BigEndian.Uint32(b[crcAt:]); crc != want {
-		return batch{}, fmt.Errorf("%w at offset %d: its checksum is %08x, and should be %08x", errBatch, base, crc, want)
+		return batch{}, fmt.Errorf("%w at offset %d: its checksum is %08x, and should be %08x", ErrMalformed, base, crc, want)
 	}
 	out := batch{
 		base: base, last: base + int64(int32(binary.BigEndian.Uint32(b[23:]))),
@@ -106,7 +101,7 @@ func parseBatch(b []byte) (batch, error) {
 		count:    int(int32(binary.BigEndian.Uint32(b[57:]))), payload: b[headerSize:],
 	}
 	if out.last < out.base || out.count < 0 {
-		return batch{}, fmt.Errorf("%w at offset %d: %d records up to offset %d", errBatch, base, out.count, out.last)
+		return batch{}, fmt.Errorf("%w at offset %d: %d records up to offset %d", ErrMalformed, base, out.count, out.last)
 	}
 	return out, nil
 }
@@ -116,26 +111,30 @@ const minRecord = 7
 
 // records returns the batch's records, uncompressed, for the reader to take apart.
 func (b *batch) records() (reader, error) {
-	data := b.payload
-	if c := b.compression(); c != compress.None {
-		codec := c.Codec()
-		if codec == nil {
-			return reader{}, fmt.Errorf("%w at offset %d: compression %d is not known", errBatch, b.base, c)
-		}
-		var out bytes.Buffer
-		out.Grow(4 * len(data))
-		r := codec.NewReader(bytes.NewReader(data))
-		_, err := out.ReadFrom(r)
-		_ = r.Close()
-		if err != nil {
-			return reader{}, fmt.Errorf("%w at offset %d: %v: %w", errBatch, b.base, c, err)
-		}
-		data = out.Bytes()
+	data, err := b.plain(b.payload)
+	if err != nil {
+		return reader{}, err
 	}
 	if b.count > len(data)/minRecord {
-		return reader{}, fmt.Errorf("%w at offset %d: %d records in %d bytes", errBatch, b.base, b.count, len(data))
+		return reader{}, fmt.Errorf("%w at offset %d: %d records in %d bytes", ErrMalformed, b.base, b.count, len(data))
 	}
 	return reader{b: data}, nil
+}
+
+// plain undoes the batch's compression.
+func (b *batch) plain(data []byte) ([]byte, error) {
+	c := b.compression()
+	switch {
+	case c == None:
+		return data, nil
+	case c > Zstd:
+		return nil, fmt.Errorf("%w at offset %d: compression %d is not known", ErrMalformed, b.base, c)
+	}
+	out, err := b.decompress(c, data)
+	if err != nil {
+		return nil, fmt.Errorf("%w at offset %d: %v: %w", ErrMalformed, b.base, c, err)
+	}
+	return out, nil
 }
 
 // abortMarker says whether a control batch ends a transaction by aborting it.
@@ -149,7 +148,7 @@ func (b *batch) abortMarker() (bool, error) {
 	}
 	var rec record
 	if !r.record(&rec) || len(rec.key) < 4 {
-		return false, fmt.Errorf("%w at offset %d: not a control record", errBatch, b.base)
+		return false, fmt.Errorf("%w at offset %d: not a control record", ErrMalformed, b.base)
 	}
 	// The key is a version and a type: 0 aborts, 1 commits.
 	return binary.BigEndian.Uint16(rec.key[2:]) == 0, nil
@@ -169,7 +168,7 @@ func (b *batch) appendMessages(msgs []*consumer.Message, topic string, partition
 	var rec record
 	for i := range slab {
 		if !r.record(&rec) || rec.offsetDelta < 0 || rec.offsetDelta > b.last-b.base {
-			return nil, fmt.Errorf("%w at offset %d: record %d of %d", errBatch, b.base, i, b.count)
+			return nil, fmt.Errorf("%w at offset %d: record %d of %d", ErrMalformed, b.base, i, b.count)
 		}
 		offset := b.base + rec.offsetDelta
 		if offset < from || offset >= before {
@@ -185,7 +184,7 @@ func (b *batch) appendMessages(msgs []*consumer.Message, topic string, partition
 		msgs = append(msgs, m)
 	}
 	if len(r.b) != 0 {
-		return nil, fmt.Errorf("%w at offset %d: %d bytes behind its last record", errBatch, b.base, len(r.b))
+		return nil, fmt.Errorf("%w at offset %d: %d bytes behind its last record", ErrMalformed, b.base, len(r.b))
 	}
 	return msgs, nil
 }

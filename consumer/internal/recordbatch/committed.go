@@ -1,14 +1,14 @@
-package kafkasource
+package recordbatch
 
 import (
 	"cmp"
 	"slices"
 )
 
-// abortedTransaction is one that a fetch response lists: what that producer wrote from the first offset up to its next abort marker is void.
-type abortedTransaction struct {
-	producer int64
-	first    int64
+// Aborted is a transaction that a fetch response lists: what that producer wrote from the first offset up to its next abort marker is void.
+type Aborted struct {
+	Producer int64
+	First    int64
 }
 
 // readCommitted chooses, from the batches that a fetch at offset from returned, those whose records are data, committed, and
@@ -18,17 +18,17 @@ type abortedTransaction struct {
 // touch what they return. A producer has one open transaction at a time. So a producer enters the set of aborted ones with the
 // first offset of a listed transaction, and leaves it with its next abort marker; in between, all its
 // transactional batches are void. Commit markers need no attention: the transactions that they end are not listed.
-func readCommitted(batches []batch, aborted []abortedTransaction, from, stable int64) (kept []batch, next int64, err error) {
+func readCommitted(batches []batch, aborted []Aborted, from, stable int64) (kept []batch, next int64, err error) {
 	aborted = slices.Clone(aborted)
-	slices.SortFunc(aborted, func(a, b abortedTransaction) int { return cmp.Compare(a.first, b.first) })
+	slices.SortFunc(aborted, func(a, b Aborted) int { return cmp.Compare(a.First, b.First) })
 	void := make(map[int64]bool, len(aborted))
 	next = from
 	for _, b := range batches {
 		if b.base >= stable {
 			break // still open; brokers do not send it
 		}
-		for len(aborted) > 0 && aborted[0].first <= b.last {
-			void[aborted[0].producer] = true
+		for len(aborted) > 0 && aborted[0].First <= b.last {
+			void[aborted[0].Producer] = true
 			aborted = aborted[1:]
 		}
 		if b.control() {

@@ -1,4 +1,4 @@
-package kafkasource
+package recordbatch
 
 import (
 	"encoding/binary"
@@ -59,6 +59,22 @@ func (r *reader) take(n uint64) []byte {
 // bytes reads bytes that may be null.
 func (r *reader) bytes() []byte {
 	n := r.varint()
+	if n < 0 {
+		if n != -1 {
+			r.fail()
+		}
+		return nil
+	}
+	return r.take(uint64(n))
+}
+
+// bytes32 reads bytes that may be null, with the fixed length of the old formats in front.
+func (r *reader) bytes32() []byte {
+	size := r.take(4)
+	if r.failed {
+		return nil
+	}
+	n := int32(binary.BigEndian.Uint32(size))
 	if n < 0 {
 		if n != -1 {
 			r.fail()

@@ -1,4 +1,4 @@
-package kafkasource
+package recordbatch
 
 import (
 	"slices"
@@ -110,10 +110,10 @@ func TestReadCommittedModel(t *testing.T) {
 				want = append(want, o)
 			}
 		}
-		var list []abortedTransaction
+		var list []Aborted
 		for _, a := range aborted {
 			if a.marker >= from && a.first < upper {
-				list = append(list, abortedTransaction{producer: a.producer, first: a.first})
+				list = append(list, Aborted{Producer: a.producer, First: a.first})
 			}
 		}
 		for i := range list { // in any order
@@ -121,7 +121,7 @@ func TestReadCommittedModel(t *testing.T) {
 			list[i], list[j] = list[j], list[i]
 		}
 
-		batches, err := splitBatches(raw)
+		batches, err := splitBatches(raw, decompress)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +149,7 @@ func TestReadCommittedModel(t *testing.T) {
 func TestReadCommittedStopsAtStable(t *testing.T) {
 	raw := encodeBatch(batch{base: 0, last: 1, producer: -1}, []rawRecord{{}, {delta: 1}})
 	raw = append(raw, encodeBatch(batch{base: 2, last: 2, producer: 4, attributes: attrTransactional}, []rawRecord{{}})...)
-	batches, err := splitBatches(raw)
+	batches, err := splitBatches(raw, decompress)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestReadCommittedStopsAtStable(t *testing.T) {
 
 func TestControlBatchMalformed(t *testing.T) {
 	for name, key := range map[string][]byte{"short": {0, 0, 0}, "null": nil} {
-		batches, err := splitBatches(encodeBatch(batch{producer: 1, attributes: attrControl | attrTransactional}, []rawRecord{{key: key}}))
+		batches, err := splitBatches(encodeBatch(batch{producer: 1, attributes: attrControl | attrTransactional}, []rawRecord{{key: key}}), decompress)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +175,7 @@ func TestControlBatchMalformed(t *testing.T) {
 func TestPositionIsBehindRemovedRecords(t *testing.T) {
 	raw := encodeBatch(batch{base: 10, last: 19, producer: -1}, []rawRecord{{delta: 2}, {delta: 5}})
 	raw = append(raw, encodeBatch(batch{base: 20, last: 24, producer: -1}, nil)...)
-	batches, err := splitBatches(raw)
+	batches, err := splitBatches(raw, decompress)
 	if err != nil {
 		t.Fatal(err)
 	}
