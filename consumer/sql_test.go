@@ -15,7 +15,7 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{readCursorSQL, createCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL,
-		fenceSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, standbySQL} {
+		fenceSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
