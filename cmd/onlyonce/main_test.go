@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/migrations"
 )
 
 // session runs the program as a shell would.
@@ -212,7 +213,7 @@ func TestNoDatabaseGiven(t *testing.T) {
 func TestFlagBeforeEnvironment(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	session{t: t, url: "postgres://127.0.0.1:1/nowhere"}.run("migrate", "-version", "-postgres", f.url).want(t, statusGood, "1\n")
+	session{t: t, url: "postgres://127.0.0.1:1/nowhere"}.run("migrate", "-version", "-postgres", f.url).want(t, statusGood, fmt.Sprintln(migrations.Latest))
 }
 
 func TestUnreachableServer(t *testing.T) {
@@ -285,8 +286,8 @@ func TestS1Schema(t *testing.T) {
 	empty := session{t: t, url: pgtest.EmptyURL(t)}
 	f := newFixture(t)
 	next, tooNew := newFixture(t), newFixture(t)
-	next.exec(`insert into onlyonce.schema_version (version) values (2)`)
-	tooNew.exec(`insert into onlyonce.schema_version (version) values (3)`)
+	next.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+1)
+	tooNew.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+2)
 	for _, args := range everyDatabaseCommand {
 		f.run(args...).want(t, statusGood)
 		next.run(args...).want(t, statusGood)
@@ -294,7 +295,7 @@ func TestS1Schema(t *testing.T) {
 			continue
 		}
 		empty.run(args...).want(t, statusEnvironment, "no schema onlyonce", "run `onlyonce migrate`").lines(t, 1)
-		tooNew.run(args...).want(t, statusEnvironment, "version 3 is too new", "deploy a newer version").lines(t, 1)
+		tooNew.run(args...).want(t, statusEnvironment, fmt.Sprintf("version %d is too new", migrations.Latest+2), "deploy a newer version").lines(t, 1)
 	}
 	if n := one[int](tooNew, `select count(*) from onlyonce.leases`) + one[int](tooNew, `select count(*) from onlyonce.audit`); n != 0 {
 		t.Error("a schema that is too new was written to")
