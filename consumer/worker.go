@@ -165,7 +165,7 @@ func (w *worker) fenced(work context.Context, a *attempt) error {
 	case err != nil:
 		return err
 	case cur == nil || cur.epoch != w.cur.epoch || cur.nonce != w.cur.nonce:
-		if cur != nil && cur.run != w.cur.run {
+		if cur != nil && (cur.run != w.cur.run || cur.retired) {
 			return errMoved // by an operator, who took the cursor over for that
 		}
 		return fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
