@@ -106,7 +106,7 @@ func (a *app) adopt(ctx context.Context, address string, ask *adoption) error {
 	if err := ask.whole(&ask.consent); err != nil {
 		return err
 	}
-	k := kind{action: "cursor adopt", subject: "the cursor", waiting: "waiting for the owner's batch to end", look: "onlyonce cursor show"}
+	k := changeKind{action: "cursor adopt", subject: "the cursor", waiting: "waiting for the owner's batch to end", look: "onlyonce cursor show"}
 	return change(ctx, a, address, k, ask.consent, ask, func(_ context.Context, _ *database, done *adopted, audit int64) error {
 		_, _ = fmt.Fprintf(a.out, "Done: the next offset is %d; audit row %d. A halted consumer looks again within seconds.\n",
 			done.After.Position, audit)

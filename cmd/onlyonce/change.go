@@ -74,8 +74,8 @@ type changer[P any] interface {
 	write(a *app, p P)
 }
 
-// kind is what commands of one kind have in common.
-type kind struct {
+// changeKind is what commands of one kind have in common.
+type changeKind struct {
 	action  string // of the audit row
 	subject string // what may change while somebody is asked
 	waiting string // what a command that takes long may wait for
@@ -89,7 +89,7 @@ func (e *nothing) Error() string { return e.text }
 
 // change carries out a command: it asks, changes, audits and commits. after is told what came of it, with the audit row's id,
 // once that is committed.
-func change[P any](ctx context.Context, a *app, address string, k kind, say consent, c changer[P],
+func change[P any](ctx context.Context, a *app, address string, k changeKind, say consent, c changer[P],
 	after func(ctx context.Context, db *database, done P, audit int64) error) error {
 	if !say.yes && !a.isTerminal(a.stdin) {
 		return usagef("-yes: standard input is no terminal, so nobody can be asked: add -yes to go ahead without")
@@ -162,7 +162,7 @@ func confirm[P any](ctx context.Context, a *app, db *database, c changer[P]) (sh
 
 // transact does it in one transaction. shown is what somebody agreed to, nil if nobody was asked. READ COMMITTED, whatever the
 // database's default is: what a lock waited for shows only to a statement with a snapshot of its own.
-func transact[P any](ctx context.Context, db *database, k kind, reason string, c changer[P], shown *P) (done P, audit int64, err error) {
+func transact[P any](ctx context.Context, db *database, k changeKind, reason string, c changer[P], shown *P) (done P, audit int64, err error) {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return done, 0, err
@@ -186,7 +186,7 @@ func transact[P any](ctx context.Context, db *database, k kind, reason string, c
 	return done, 0, fmt.Errorf("nobody knows whether this was committed: look with `%s` before you try again: %w", k.look, err)
 }
 
-func carryOut[P any](ctx context.Context, tx pgx.Tx, k kind, reason string, c changer[P], shown *P) (done P, audit int64, err error) {
+func carryOut[P any](ctx context.Context, tx pgx.Tx, k changeKind, reason string, c changer[P], shown *P) (done P, audit int64, err error) {
 	if _, err := tx.Exec(ctx, boundsSQL, fmt.Sprintf("%dms", changeLockTimeout.Milliseconds())); err != nil {
 		return done, 0, err
 	}

@@ -72,7 +72,9 @@ type command struct {
 }
 
 func commands() []command {
-	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), parkedListCommand()}
+	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
+		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
+		parkedDiscardCommand()}
 }
 
 // usageError is a mistake in the command line: the usage line is shown with it.

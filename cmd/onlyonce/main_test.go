@@ -186,6 +186,19 @@ func TestUsageErrors(t *testing.T) {
 		{adopt("-at", "9223372036854775807"), "-at"},
 		{adopt("-group", ""), "-group: must not be empty"},
 		{adopt("-reason", " "), "-reason: must not be empty"},
+		{[]string{"cursor", "retire"}, "missing: -scope, -topic, -partition, -reason"},
+		{[]string{"cursor", "pause"}, "missing: -scope, -reason"},
+		{[]string{"cursor", "pause", "-scope", "s", "-topic", "t", "-reason", "why"}, "-topic and -partition go together"},
+		{[]string{"cursor", "resume", "-scope", "s"}, "missing: -reason"},
+		{[]string{"replay"}, "missing: -scope, -topic, -partition, -from, -reason"},
+		{[]string{"replay", "-scope", "s", "-topic", "t", "-partition", "0", "-from", "5", "-to", "5", "-reason", "why"}, "-to: must be above -from, 5"},
+		{[]string{"replay", "-from", "-1"}, "-from: must be a whole number"},
+		{[]string{"parked", "show"}, "missing: -id"},
+		{[]string{"parked", "redrive"}, "missing: -id or -scope, -reason"},
+		{[]string{"parked", "discard", "-id", "1"}, "missing: -reason"},
+		{[]string{"parked", "redrive", "-id", "1", "-scope", "s", "-reason", "why"}, "-id picks one row"},
+		{[]string{"parked", "redrive", "-scope", "s", "-partition", "1", "-reason", "why"}, "-partition needs -topic"},
+		{[]string{"parked", "discard", "-scope", "s", "-parked-reason", "boredom"}, "-parked-reason: must be one of"},
 	} {
 		r := session{t: t}.run(c.args...).want(t, statusEnvironment, c.want, "sage: onlyonce")
 		if first, _, _ := strings.Cut(r.err, "\n"); !strings.HasPrefix(first, "onlyonce") || !strings.Contains(first, c.want) {
@@ -323,7 +336,8 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL, parkedSQL,
-		parkedCountsSQL, pendingCallsSQL, settledCallsSQL, limitSQL, relaysSQL} {
+		parkedCountsSQL, pendingCallsSQL, settledCallsSQL, limitSQL, relaysSQL, retireSQL, leftSQL, pausesSQL, pauseSQL, resumeSQL, knownSQL,
+		replaysSQL, replayNoSQL, replaySQL, parkedShowSQL, pickSQL, lockPickedSQL, oneSQL, redriveSQL, discardSQL, promoteSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

@@ -184,13 +184,13 @@ func (a *app) writeStatus(r *statusReport) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format, args...) }
 	say("schema version %d\n", r.SchemaVersion)
 
-	retired := 0
+	outOfUse := 0
 	for i := range r.Cursors {
 		if r.Cursors[i].RetiredAt != nil {
-			retired++
+			outOfUse++
 		}
 	}
-	say("\nCursors: %d%s\n", len(r.Cursors)-retired, some(retired, " and %d retired"))
+	say("\nCursors: %d%s\n", len(r.Cursors)-outOfUse, some(outOfUse, " and %d retired"))
 	var rows [][]string
 	for _, c := range r.Cursors {
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position), orDash(c.Group),
