@@ -125,7 +125,7 @@ func TestHelp(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
 	for _, args := range [][]string{{"help"}, {"-h"}, {"--help"}, {"-help"}} {
-		r := s.run(args...).want(t, statusGood, "migrate", "status", "cursor show", "cursor adopt", "parked list", envPostgres, "Exit status")
+		r := s.run(args...).want(t, statusGood, "migrate", "status", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", envPostgres, "Exit status")
 		r.lines(t, 0)
 	}
 	for _, args := range [][]string{{"help", "cursor"}, {"cursor", "-h"}, {"cursor", "help"}} {
@@ -214,6 +214,7 @@ func TestUsageErrors(t *testing.T) {
 var everyDatabaseCommand = [][]string{
 	{"migrate"}, {"migrate", "-version"}, {"status"}, {"status", "-json"}, {"cursor", "show"}, {"parked", "list"},
 	{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes"},
+	{"cursor", "pause", "-scope", "s", "-reason", "why", "-yes"}, {"cursor", "resume", "-scope", "s", "-reason", "why", "-yes"},
 }
 
 func TestNoDatabaseGiven(t *testing.T) {

@@ -75,11 +75,11 @@ type selection struct {
 
 // selected is what came of it, and the detail of its audit row.
 type selected struct {
-	Filter  map[string]any `json:"filter"`
-	Count   int            `json:"count"`
-	IDs     []int64        `json:"ids"`
-	Rows    []pickedRow    `json:"rows,omitempty"` // of a discard: what is given up
-	rows    []pickedRow
+	Filter map[string]any `json:"filter"`
+	Count  int            `json:"count"`
+	IDs    []int64        `json:"ids"`
+	Rows   []pickedRow    `json:"rows,omitempty"` // of a discard: what is given up
+	rows   []pickedRow
 }
 
 var messageReasons = []string{"permanent", "exhausted", "crashed", "conflict", "no-key", "failed", "behind"}
