@@ -1,5 +1,5 @@
 // Onlyonce is the operator's tool: it brings the schema up to date, shows where the work stands, lists what was set
-// aside, and resolves what halted.
+// aside and has it tried again or gives it up, resolves what halted, and has messages handled again.
 //
 //	onlyonce help
 //	onlyonce help cursor adopt
