@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -81,8 +82,8 @@ func (q *retirement) read(ctx context.Context, tx pgx.Tx) (*retired, error) {
 	if before.RetiredAt != nil {
 		return nil, &nothing{fmt.Sprintf("The cursor (%s) was retired at %s already: nothing was changed.", q.cursorFilter, instant(*before.RetiredAt))}
 	}
-	after := *before
-	after.Epoch++
+	after, soon := *before, time.Now() // the database's clock writes it
+	after.Epoch, after.RetiredAt = before.Epoch+1, &soon
 	d := &retired{Scope: *q.scope, Topic: *q.topic, Partition: *q.partition, Before: before, After: &after}
 	var waiting int64
 	return d, tx.QueryRow(ctx, leftSQL, q.scope, q.topic, q.partition, (*int64)(nil), (*int64)(nil)).Scan(&d.Parked, &waiting)

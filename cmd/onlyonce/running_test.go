@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -122,5 +121,3 @@ func (b *broken) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message
 	}
 	return effect(ctx, tx, m)
 }
-
-func words(s string) []string { return strings.Fields(s) }
