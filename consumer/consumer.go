@@ -88,6 +88,9 @@ func build(c *Consumer, noHandler bool) (*Consumer, error) {
 // an error that a restart alone may not mend: the first connection failed, the schema does not fit, the topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.ready(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped before it began
+		}
 		return err
 	}
 	err := c.source.Run(ctx, c.own)

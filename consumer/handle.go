@@ -142,7 +142,7 @@ func (w *worker) countAttempt(ctx context.Context, offset int64, owed int) (n in
 	err = w.c.pool.QueryRow(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset, owed).Scan(&n)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
+		return 0, errMoved // by another owner, or by an operator: the next look at the cursor tells
 	case err != nil:
 		return 0, fmt.Errorf("counting an attempt: %w", err)
 	}

@@ -16,13 +16,17 @@ import (
 )
 
 // tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition, cursor, epoch, nonce. One row: whether
-// somebody paused it, whether it still is the owner, and in how many seconds the next of its parked rows is due (null: none
-// is). By the index parked_due.
+// the lease is still the owner's, whether somebody paused the partition, and in how many seconds the next of its parked rows is
+// due (null: none is). By the primary keys and the indexes parked_due and parked_order. A row that stands behind an unsettled
+// one of its ordering key is not due, whatever its time: takeSQL does not take it.
 const tendSQL = `
-select exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
-       exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
-       (select extract(epoch from min(next_attempt_at) - clock_timestamp())::float8 from onlyonce.parked
-         where scope = $1 and topic = $2 and partition = $3 and state = 'retrying')`
+select exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
+       exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
+       (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
+         where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.state = 'retrying'
+           and not exists (select 1 from onlyonce.parked f
+                            where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
+         order by p.next_attempt_at limit 1)`
 
 // takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
 // partition, and after how many seconds it is due again should this process die. At most one row; none too where the
@@ -115,7 +119,7 @@ func (r *retrier) kick() {
 	}
 }
 
-// run tries parked messages until ctx is done (nil), or the partition is paused (errPaused). The attempt in hand ends with work.
+// run tries parked messages until ctx is done (nil), or the partition is paused (errPaused) or taken over (errMoved). The attempt in hand ends with work.
 func (r *retrier) run(ctx, work context.Context) error {
 	defer r.rest()
 	retry := newBackoff(r.c.cfg)
@@ -157,7 +161,7 @@ func (r *retrier) tend(ctx context.Context) error {
 	}
 	var paused, mine bool
 	var due *float64
-	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&paused, &mine, &due)
+	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&mine, &paused, &due)
 	switch {
 	case err != nil:
 		return fmt.Errorf("looking for parked messages: %w", err)

@@ -182,7 +182,7 @@ func (e *engine) stands(ctx context.Context) (int64, error) {
 		return 0, err
 	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
 		return cur.next, nil
-	case cur != nil && cur.run != e.cur.run:
+	case cur != nil && (cur.run != e.cur.run || cur.retired):
 		return 0, errMoved
 	}
 	return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, e.cur.id)
