@@ -273,6 +273,8 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	w.aloneUntil = 0
 	if !seen.clean {
 		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
+	} else if s := cur.suspect; s != nil && *s >= w.pos && *s < w.pos+int64(w.c.cfg.BatchSize) {
+		w.aloneUntil = *s + 1 // it may have killed a process, and halted the next one, which let go in order
 	}
 	if w.c.cfg.Hooks.Owned != nil {
 		w.c.cfg.Hooks.Owned(Owned{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})

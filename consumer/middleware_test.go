@@ -78,7 +78,9 @@ func TestMiddleware(t *testing.T) {
 			tx.Queue(`insert into effects (value) values ('bad')`)
 			return errBoom
 		},
-		"panic": func(context.Context, consumer.Tx, []*consumer.Message, func(context.Context) error) error { panic("kaboom") },
+		"panic": func(context.Context, consumer.Tx, []*consumer.Message, func(context.Context) error) error {
+			panic("kaboom")
+		},
 		// A message whose handler did not run must not pass for applied, and one whose handler ran twice is applied twice.
 		"never calls next": func(context.Context, consumer.Tx, []*consumer.Message, func(context.Context) error) error { return nil },
 		"calls next twice": func(ctx context.Context, _ consumer.Tx, _ []*consumer.Message, next func(context.Context) error) error {
