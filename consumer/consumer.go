@@ -29,7 +29,7 @@ type Handler func(ctx context.Context, tx Tx, m *Message) error
 type BatchHandler func(ctx context.Context, tx Tx, msgs []*Message) error
 
 // Middleware is called around each call of the handler, with the messages that it is for: one, or a batch. It calls next once,
-// or returns an error instead. Its writes through tx commit with the handler's.
+// or returns an error instead; anything else fails the messages. Its writes through tx commit with the handler's.
 type Middleware func(ctx context.Context, tx Tx, msgs []*Message, next func(context.Context) error) error
 
 // Consumer applies the messages of a Source, each once. Make one with [New] or [NewBatch]; it is for one Run.
@@ -43,7 +43,7 @@ type Consumer struct {
 	parts  partitions
 	budget budget
 	stuck  atomic.Int64 // handlers that were left behind and still run
-	grown  sync.Map     // topics whose partitions were looked at
+	grown  sync.Map     // topic: number of partitions that Hooks.Repartitioned was told
 }
 
 // New checks everything it can without a server, and returns every fault at once, each naming its field. The

@@ -35,13 +35,18 @@ var children = map[string]func(db string) error{
 		}}, queued)
 	},
 	"poison": func(db string) error {
-		return childRun(db, &consumertest.Source{}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-			if m.Offset == 14 {
-				kill()
-			}
-			return queued(ctx, tx, m)
-		})
+		return childRun(db, &consumertest.Source{}, poisoned)
 	},
+	"poison that blocks": func(db string) error {
+		return childRun(db, &consumertest.Source{}, poisoned, func(cfg *consumer.Config) { cfg.OnFailure = consumer.BlockPartition })
+	},
+}
+
+func poisoned(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	if m.Offset == 14 {
+		kill()
+	}
+	return queued(ctx, tx, m)
 }
 
 func kill() {
@@ -60,14 +65,18 @@ func crashLog() (log *consumertest.Log, values []string) {
 	return log, values
 }
 
-func childRun(db string, src *consumertest.Source, h consumer.Handler) error {
+func childRun(db string, src *consumertest.Source, h consumer.Handler, tune ...func(*consumer.Config)) error {
 	pool, err := pgxpool.New(context.Background(), db)
 	if err != nil {
 		return err
 	}
 	src.Log, _ = crashLog()
 	src.GroupID = "stock"
-	c, err := consumer.New(pool, src, h, testConfig())
+	cfg := testConfig()
+	for _, f := range tune {
+		f(&cfg)
+	}
+	c, err := consumer.New(pool, src, h, cfg)
 	if err != nil {
 		return err
 	}

@@ -74,8 +74,8 @@ func waitAtLeast(err error, d time.Duration) time.Duration {
 // FailMessage is what a [BatchHandler] returns for a message that it cannot apply; errors.Join makes one error of several. The
 // transaction is rolled back, the messages before m are tried without it, and m is tried alone. Nil stays nil.
 func FailMessage(m *Message, err error) error {
-	if err == nil {
-		return nil
+	if err == nil || m == nil {
+		return err
 	}
 	return &messageError{m, err}
 }

@@ -139,8 +139,12 @@ func (r *retrier) run(ctx, work context.Context) error {
 		if err == nil {
 			err = r.promote(ctx)
 		}
-		for more := err == nil && r.next <= 0; more && ctx.Err() == nil; {
-			more, err = r.tryNext(ctx, work)
+		tended := time.Now()
+		for more := err == nil && r.next <= 0; more && err == nil && ctx.Err() == nil; {
+			if more, err = r.tryNext(ctx, work); err == nil && time.Since(tended) >= tendEvery {
+				tended = time.Now()
+				err = r.tend(ctx) // a pause must not wait for all of a thousand rows
+			}
 		}
 		wait = max(r.next, time.Millisecond)
 		switch {

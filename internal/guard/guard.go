@@ -58,7 +58,7 @@ type Tx struct {
 	steps      []string // parallel to batch: whose statement it is
 	who        string   // step of what comes through the handler's methods
 	failure    *Failure
-	closed     bool
+	closed     atomic.Bool // atomic for what a handler has left running: it is refused
 	abandoned  atomic.Bool
 	committed  bool
 	open       *result // results that the handler has not closed yet
@@ -92,6 +92,9 @@ func (t *Tx) Hook(fn func() error) error {
 	t.who = stepHook
 	defer func() { t.who = stepUser }()
 	err := fn()
+	if t.open != nil {
+		t.open.finish() // or the handler's first statement would find them open
+	}
 	if err != nil {
 		t.fail(stepHook, err)
 	}
@@ -126,7 +129,7 @@ func (t *Tx) Mark(id [16]byte) bool {
 
 // CloseHandler ends the handler's use of the transaction; the engine may still commit or roll back.
 func (t *Tx) CloseHandler() {
-	t.closed = true
+	t.closed.Store(true)
 	if t.open != nil {
 		t.open.finish()
 	}
@@ -197,7 +200,7 @@ func (t *Tx) fail(step string, err error) {
 
 // ready says whether the handler may send something now.
 func (t *Tx) ready(sql string) error {
-	if t.closed || t.abandoned.Load() {
+	if t.closed.Load() || t.abandoned.Load() {
 		return ErrClosed
 	}
 	if t.failure != nil {

@@ -15,6 +15,7 @@ type result struct {
 	tx       *Tx
 	batch    pgx.BatchResults
 	steps    []string
+	who      string // whose statements are those that have no step of their own
 	queries  []*pgx.QueuedQuery
 	next     int // statement whose answer is read next
 	rows     pgx.Rows
@@ -56,7 +57,7 @@ func (r *result) step() string {
 	if r.next < len(r.steps) {
 		return r.steps[r.next]
 	}
-	return ""
+	return r.who
 }
 
 // failed keeps an error under the step that it belongs to.
@@ -65,7 +66,7 @@ func (r *result) failed(err error) {
 	var pre pgx.ErrPreprocessingBatch
 	if errors.As(err, &pre) {
 		// Preparing or encoding failed before anything was executed: pgx tells by the SQL whose statement it was.
-		step = ""
+		step = r.who
 		for i, q := range r.queries {
 			if q.SQL == pre.SQL() {
 				step = r.steps[i]
