@@ -45,10 +45,10 @@ type Fleet struct {
 	batch    time.Duration    // how long a batch takes, roughly
 	strays   int              // workers killed by somebody else
 	restarts int              // of workers that had ended with an error
-	stopping bool
-	failed   error          // a worker that ended by itself, and should not have
-	troubles map[string]int // what is waited out, by text: for the diagnosis
-	breaches []string       // what workers have found wrong themselves
+	stops    int              // calls of Stop: no worker is started again across one
+	failed   error            // a worker that ended by itself, and should not have
+	troubles map[string]int   // what is waited out, by text: for the diagnosis
+	breaches []string         // what workers have found wrong themselves
 }
 
 // owning is one take-over of a partition.
@@ -138,13 +138,8 @@ func (f *Fleet) Stop(bound time.Duration) error {
 		all = append(all, p)
 	}
 	f.aim = nil
-	f.stopping = true
+	f.stops++
 	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
-		f.stopping = false
-		f.mu.Unlock()
-	}()
 	for _, p := range all {
 		f.Leave(p)
 	}

@@ -166,13 +166,23 @@ func (f *Fleet) ended(p *Process, err error) {
 		}
 		return
 	}
-	if !p.leaving && !f.stopping {
+	if stops := f.stops; !p.leaving {
 		time.AfterFunc(restartAfter, func() {
+			if f.stopped(stops) {
+				return
+			}
 			if _, err := f.Start(); err != nil {
 				f.fail(err)
 			}
 		})
 	}
+}
+
+// stopped reports whether all workers were told to leave since so many times.
+func (f *Fleet) stopped(since int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stops != since
 }
 
 const (
