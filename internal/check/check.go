@@ -55,7 +55,7 @@ const (
 	Missing  = "neither applied nor parked: lost"
 	Doubled  = "applied more than once"
 	Invented = "applied or parked, and never produced"
-	Inverted = "applied before an earlier message of their ordering key"
+	Inverted = "applied after a later message of their ordering key"
 )
 
 // Verdict is what is wrong, by kind, each with the ids that it is wrong about.

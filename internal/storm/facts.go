@@ -168,9 +168,6 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	if err := s.redone(ctx, &v); err != nil {
 		return fmt.Errorf("reading the outcome: %w", err)
 	}
-	for i, rule := range append(s.breaches, s.fleet.Breaches()...) {
-		v.Note("seen on the way", fmt.Sprintf("breach %d", i+1), []string{rule})
-	}
 	delivered, refetched, err := s.fleet.Delivered()
 	if err != nil {
 		return fmt.Errorf("reading the outcome: %w", err)
@@ -179,9 +176,10 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	r.Effects, r.Parked = check.Sum(f.Effects), check.Sum(f.Parked)
 	r.Duplicates = r.Produced - r.Effects - r.Parked
 	for _, fault := range v.Faults {
-		r.Breaches = append(r.Breaches, fault.Rule+": "+fault.String())
+		r.Breaches = append(r.Breaches, fault.Rule+" "+fault.String())
 	}
-	r.OK = v.OK()
+	r.Breaches = append(r.Breaches, s.breaches...)
+	r.OK = len(r.Breaches) == 0
 	return nil
 }
 

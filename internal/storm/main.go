@@ -58,6 +58,7 @@ type options struct {
 	replicas   int
 	duplicates float64
 	failover   bool
+	idle       bool
 	json       bool
 	verbose    bool
 	patience   time.Duration
@@ -74,6 +75,7 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.IntVar(&o.replicas, "replicas", 1, "brokers of the cluster, and replicas of the topic: 1 or 3")
 	fs.Float64Var(&o.duplicates, "duplicates", 0.1, "`fraction` of the messages that is produced twice, 0 to 1")
 	fs.BoolVar(&o.failover, "failover", false, "promote a standby that lacks the last commits, instead of restarting Postgres")
+	fs.BoolVar(&o.idle, "idle", false, "with -failover: one more at the end, behind which no message comes")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object to standard output, and the rest to standard error")
 	fs.BoolVar(&o.verbose, "v", false, "tell every event of the workers")
 	fs.DurationVar(&o.patience, "patience", 90*time.Second, "give up when nothing has moved for so long")
@@ -104,6 +106,9 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	}
 	if o.messages < 100*o.kills {
 		faults = append(faults, fmt.Errorf("-kills: %d messages are too few for %d events, each of which needs batches to hit: at least %d", o.messages, o.kills, 100*o.kills))
+	}
+	if o.idle && !o.failover {
+		faults = append(faults, errors.New("-idle: only with -failover"))
 	}
 	if o.patience < 10*time.Second {
 		faults = append(faults, fmt.Errorf("-patience: %v is less than 10s, which a restart of a broker may take", o.patience))

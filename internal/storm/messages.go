@@ -80,15 +80,21 @@ func record(m message, strayed bool, partitions int) *kgo.Record {
 type producer struct {
 	s       *storm
 	written atomic.Int64 // records acknowledged
+	gate    atomic.Int64 // how many records may be written for now
 
 	mu    sync.Mutex
 	acked map[string]bool
 	err   error
 }
 
-// aheadAtLeast is how many records the log is ahead of the workers at least: they always find work, and the producer works
-// as long as they do, so that brokers die under it too.
-const aheadAtLeast = 2000
+// ahead is how far the log may be ahead of the next event: workers find work until it has come, the producer works as long as they
+// do, so that brokers die under it too, and the stream is not used up before the plan is.
+func (s *storm) ahead() int64 {
+	return max(2*s.toLose(), 500)
+}
+
+// let lets the producer go on as far as some record.
+func (p *producer) let(record int64) { p.gate.Store(record) }
 
 func (p *producer) options(more ...kgo.Opt) []kgo.Opt {
 	return append([]kgo.Opt{
@@ -107,11 +113,10 @@ func (p *producer) run(ctx context.Context) error {
 	}
 	defer cl.Close()
 	records := p.s.stream.records
-	ahead := max(aheadAtLeast, int64(len(records)/20))
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for i, r := range records {
-		for int64(i)-p.s.fleet.Reached() > ahead {
+		for int64(i) >= p.gate.Load() {
 			select {
 			case <-tick.C:
 			case <-ctx.Done():

@@ -165,11 +165,16 @@ func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) e
 	go func() { produced <- s.producer.run(ctx) }()
 	err := s.strikeAll(ctx)
 	if err == nil {
+		s.zombies.Wait()
+		s.broken.Wait()
+		if s.opts.idle {
+			err = s.failOverIdle(ctx)
+		}
+	}
+	if err == nil {
 		err = s.producedAll(ctx, produced)
 	}
 	if err == nil {
-		s.zombies.Wait()
-		s.broken.Wait()
 		err = s.until(ctx, "every record to be handled", s.handled)
 	}
 	r.Seconds = time.Since(begun).Seconds()
@@ -179,8 +184,10 @@ func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) e
 	if late := s.fleet.Stop(stopTimeout); late != nil {
 		s.breaches = append(s.breaches, "I14 "+late.Error())
 	}
+	s.breaches = append(s.breaches, s.fleet.Breaches()...)
 	r.count(s)
 	if err != nil {
+		r.Breaches = s.breaches
 		return r, err
 	}
 	ctx = context.WithoutCancel(ctx)
@@ -248,13 +255,32 @@ func (s *storm) until(ctx context.Context, what string, is func(context.Context)
 		}
 		// An error is waited out too: a server may be away for a moment.
 		if time.Since(since) > s.opts.patience {
-			return fmt.Errorf("I13 stuck: waited %v for %s, and nothing moved: %w\n  %s", s.opts.patience, what, err, strings.Join(s.fleet.Diagnosis(), "\n  "))
+			return s.stuck(ctx, what, err)
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
 	}
+}
+
+// stuck tells all that may help to understand why nothing moves.
+func (s *storm) stuck(ctx context.Context, what string, err error) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	lines := []string{fmt.Sprintf("I13 stuck: waited %v for %s, and nothing moved", s.opts.patience, what)}
+	if err != nil {
+		lines = append(lines, "last error: "+err.Error())
+	}
+	at, err := s.positions(ctx, s.pool)
+	ends, endsErr := s.ends(ctx)
+	if err := errors.Join(err, endsErr); err != nil {
+		lines = append(lines, "positions are not known: "+err.Error())
+	}
+	for p := range int32(len(ends)) {
+		lines = append(lines, fmt.Sprintf("partition %d: handled up to %d of %d", p, at[p], ends[p]))
+	}
+	return errors.New(strings.Join(append(lines, s.fleet.Diagnosis()...), "\n  "))
 }
 
 // line is the live line of a run.

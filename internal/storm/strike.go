@@ -17,7 +17,8 @@ const sampleEvery = 5
 // strikeAll plays the plan: each blow when its part of the stream is handled.
 func (s *storm) strikeAll(ctx context.Context) error {
 	for i, b := range s.plan {
-		at := int64(b.at * float64(len(s.stream.records)))
+		at := int64(b.at * float64(len(s.stream.records)-s.tail()))
+		s.producer.let(at + s.ahead())
 		err := s.until(ctx, fmt.Sprintf("%d records to be handled, for event %d", at, i+1), func(context.Context) (bool, error) {
 			return s.fleet.Reached() >= at, nil
 		})
@@ -32,6 +33,7 @@ func (s *storm) strikeAll(ctx context.Context) error {
 			s.sample(ctx)
 		}
 	}
+	s.producer.let(int64(len(s.stream.records) - s.tail()))
 	return nil
 }
 
@@ -160,20 +162,66 @@ type mark struct {
 	lost      int64 // records whose effects the failover has lost
 }
 
+// toLose is how many records the primary handles at least before a failover loses them: about two batches of each worker.
+func (s *storm) toLose() int64 { return int64(2 * s.opts.workers * s.batchSize()) }
+
 // failOver lets the standby lose touch, waits until the primary has committed more, kills it, and promotes the standby.
 func (s *storm) failOver(ctx context.Context) error {
 	if err := s.standby.Detach(ctx); err != nil {
 		return err
 	}
-	// Two batches of each worker or so. At the end of the stream there may be less.
 	from, begun := s.fleet.Reached(), time.Now()
-	more := int64(2 * s.opts.workers * s.batchSize())
+	s.producer.let(s.producer.gate.Load() + s.toLose())
 	err := s.until(ctx, "commits for a failover to lose", func(context.Context) (bool, error) {
-		return s.fleet.Reached() >= from+more || time.Since(begun) > 2*blindAfter && s.fleet.Reached() > from, nil
+		return s.fleet.Reached() >= from+s.toLose() || time.Since(begun) > 2*blindAfter && s.fleet.Reached() > from, nil
 	})
 	if err != nil {
 		return err
 	}
+	if err := s.promote(ctx); err != nil {
+		return err
+	}
+	s.standby, err = s.postgres.Standby(ctx, standbyName, devenv.Options{})
+	return err
+}
+
+// tail is how many records are left for the failover at the end.
+func (s *storm) tail() int {
+	if !s.opts.idle {
+		return 0
+	}
+	return int(s.toLose())
+}
+
+// failOverIdle is the failover of an evening: the last messages of the stream are handled and lost, and none comes behind them that would
+// make a worker look at its position.
+func (s *storm) failOverIdle(ctx context.Context) error {
+	if err := s.until(ctx, "every record but the last ones to be acknowledged", s.acknowledged(len(s.stream.records)-s.tail())); err != nil {
+		return err
+	}
+	if err := s.until(ctx, "every record but the last ones to be handled", s.handled); err != nil {
+		return err
+	}
+	if err := s.standby.Detach(ctx); err != nil {
+		return err
+	}
+	s.producer.let(int64(len(s.stream.records)))
+	if err := s.until(ctx, "the last records to be acknowledged", s.acknowledged(len(s.stream.records))); err != nil {
+		return err
+	}
+	if err := s.until(ctx, "the last records to be handled, and lost", s.handled); err != nil {
+		return err
+	}
+	s.struck[blowFailover]++
+	return s.promote(ctx)
+}
+
+func (s *storm) acknowledged(n int) func(context.Context) (bool, error) {
+	return func(context.Context) (bool, error) { return s.producer.written.Load() >= int64(n), nil }
+}
+
+// promote kills the primary, and makes the standby take its place.
+func (s *storm) promote(ctx context.Context) error {
 	before, err := s.positionsAt(ctx, s.postgres.URL)
 	if err != nil {
 		return err
@@ -193,9 +241,5 @@ func (s *storm) failOver(ctx context.Context) error {
 	s.postgres, s.standby = s.standby, nil
 	s.forward.point(hostPort(s.postgres.URL))
 	s.screen.Verbose("failover: %d records to be done again", m.lost)
-	if err := old.Stop(); err != nil {
-		return err
-	}
-	s.standby, err = s.postgres.Standby(ctx, standbyName, devenv.Options{})
-	return err
+	return old.Stop()
 }

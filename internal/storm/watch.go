@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/fleet"
 )
 
 // watched looks at the offset commits that pass between the consumer and its source, for I8: a commit may name only a partition that
@@ -16,14 +15,14 @@ import (
 // test's business.
 type watched struct {
 	consumer.Source
-	child *fleet.Child
+	breach func(format string, args ...any)
 
 	mu   sync.Mutex
 	held map[string]bool
 }
 
-func watch(s consumer.Source, c *fleet.Child) *watched {
-	return &watched{Source: s, child: c, held: map[string]bool{}}
+func watch(s consumer.Source, breach func(format string, args ...any)) *watched {
+	return &watched{Source: s, breach: breach, held: map[string]bool{}}
 }
 
 // Validate is what consumer.New asks of a source that can tell its faults.
@@ -32,10 +31,6 @@ func (w *watched) Validate() error {
 		return v.Validate()
 	}
 	return nil
-}
-
-func (w *watched) breach(format string, args ...any) {
-	w.child.Tell(fleet.Event{Kind: fleet.Breach, Text: "I8 " + fmt.Sprintf(format, args...)})
 }
 
 // Run hands over partitions that watch their commits.
@@ -49,7 +44,7 @@ func (w *watched) Run(ctx context.Context, own func(ctx context.Context, p consu
 			w.held[name] = true
 			w.mu.Unlock()
 			if twice {
-				w.breach("%s was handed over twice", name)
+				w.breach("I8 %s was handed over twice", name)
 			}
 			defer func() {
 				w.mu.Lock()
@@ -62,7 +57,7 @@ func (w *watched) Run(ctx context.Context, own func(ctx context.Context, p consu
 		defer o.mu.Unlock()
 		o.over = true
 		if o.underWay > 0 {
-			w.breach("a partition was given back with %d offset commits under way", o.underWay)
+			w.breach("I8 a partition was given back with %d offset commits under way", o.underWay)
 		}
 		return err
 	})
@@ -85,7 +80,7 @@ func (o *ownedPartition) Commit(ctx context.Context, offset int64, metadata stri
 	o.underWay++
 	o.mu.Unlock()
 	if over {
-		o.w.breach("offset %d was committed for a partition that was given back", offset)
+		o.w.breach("I8 offset %d was committed for a partition that was given back", offset)
 	}
 	err := o.Partition.Commit(ctx, offset, metadata)
 	o.mu.Lock()

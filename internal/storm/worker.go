@@ -73,10 +73,14 @@ func workerMain() int {
 		}
 		// I14: after a stop in order nothing of ours is left.
 		if err := goleak.Find(before); err != nil {
-			w.Tell(fleet.Event{Kind: fleet.Breach, Text: "I14 goroutines are left after a stop in order: " + err.Error()})
+			w.breach("I14 goroutines are left after a stop in order: %v", err)
 		}
 		return nil
 	})
+}
+
+func (w *worker) breach(format string, args ...any) {
+	w.Tell(fleet.Event{Kind: fleet.Breach, Text: fmt.Sprintf(format, args...)})
 }
 
 func (w *worker) run(ctx context.Context) error {
@@ -94,7 +98,7 @@ func (w *worker) run(ctx context.Context) error {
 	source := watch(kafkasource.New(kafkasource.Config{
 		Brokers: w.cfg.Brokers, GroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic},
 		SessionTimeout: w.cfg.Session, HeartbeatInterval: w.cfg.Session / 6, RebalanceTimeout: 8 * time.Second, FetchMaxWait: 100 * time.Millisecond,
-	}), w.Child)
+	}), w.breach)
 	c, err := consumer.New(pool, source, w.handler, consumer.Config{
 		Scope: w.cfg.Scope, Key: consumer.HeaderKey(idHeader), BatchSize: w.cfg.BatchSize,
 		RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
