@@ -39,10 +39,13 @@ type Options struct {
 	// Force is local, embedded or docker, and goes before ONLYONCE_ENV.
 	// Empty leaves the choice to that variable and then to the order.
 	Force string
-	// Own starts a server of the caller's own, although ONLYONCE_POSTGRES_URL or
-	// ONLYONCE_KAFKA_BROKERS names one: a test that changes what holds for the whole
-	// server must not do that to others.
+	// Own passes over the addresses in the environment: a program that kills its
+	// servers must not be led to somebody else's.
 	Own bool
+	// Brokers is how many brokers the Kafka cluster has: 1, or 3 that keep three
+	// replicas of every topic and go on when one is killed. 0 means 1. Three
+	// real brokers are started on JVMs, or given; no other way has them.
+	Brokers int
 	// AllowFake lets StartKafka fall back to kfake in this process.
 	AllowFake bool
 	// PostgresVersion is a major version out of PostgresVersions, and goes before
@@ -62,6 +65,8 @@ func (o Options) log(format string, args ...any) {
 		o.Log(fmt.Sprintf(format, args...))
 	}
 }
+
+func (o Options) brokers() int { return max(o.Brokers, 1) }
 
 // force returns the way that was asked for, or "" for the first that works.
 func (o Options) force() (string, error) {

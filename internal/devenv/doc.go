@@ -26,6 +26,14 @@
 // somebody asked for that server. ONLYONCE_POSTGRES_VERSION (a major version) asks for
 // the embedded server of that version and for no other.
 //
+// # Servers to be killed
+//
+// Servers that devenv started on this machine can be killed with SIGKILL and
+// restarted on the same data, and stopped where they stand (SIGSTOP) and continued.
+// Options.Brokers starts three brokers, which keep three replicas of everything,
+// any one of which may go. [Postgres.Standby] starts a streaming standby, which can
+// be detached, so that it lacks the last commits, and promoted.
+//
 // # Nothing stays behind
 //
 // Servers of the kinds local and embedded run below a supervisor, which stops

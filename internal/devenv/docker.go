@@ -112,7 +112,7 @@ func startDockerKafka(ctx context.Context, o Options, why string) (*Kafka, error
 // containerSettings are a broker's settings in the form that the image of Apache
 // Kafka takes: node.id as KAFKA_NODE_ID.
 func containerSettings(changes map[string]string, port, broker string) map[string]string {
-	settings := brokerSettings(changes)
+	settings := brokerSettings(1, 1, changes)
 	settings["controller.quorum.voters"] = "1@localhost:9093"
 	settings["listeners"] = "PLAINTEXT://0.0.0.0:" + port + ",CONTROLLER://localhost:9093"
 	settings["advertised.listeners"] = "PLAINTEXT://" + broker

@@ -76,7 +76,7 @@ func (p *Postgres) Stop() error {
 
 // errNotSupervised is the answer to Kill and Restart on a server that is not a
 // process of ours.
-var errNotSupervised = errors.New("devenv: only a server that devenv started on this machine can be killed and restarted")
+var errNotSupervised = errors.New("devenv: only a server that devenv started on this machine can be killed, restarted, paused and continued")
 
 // Kill kills the server's processes with SIGKILL. Its data stays for Restart.
 func (p *Postgres) Kill(ctx context.Context) error {
@@ -94,6 +94,23 @@ func (p *Postgres) Restart(ctx context.Context) error {
 	}
 	_, err := p.local.start(ctx)
 	return err
+}
+
+// Pause stops all of the server's processes where they stand (SIGSTOP): clients keep
+// their connections and get no answer, as from a machine that hangs. Linux only.
+func (p *Postgres) Pause(ctx context.Context) error {
+	if p.local == nil {
+		return errNotSupervised
+	}
+	return p.local.sup.Pause(ctx)
+}
+
+// Continue lets a paused server go on.
+func (p *Postgres) Continue(ctx context.Context) error {
+	if p.local == nil {
+		return errNotSupervised
+	}
+	return p.local.sup.Continue(ctx)
 }
 
 // PID is the process id of the server's first process, for a test that wants to

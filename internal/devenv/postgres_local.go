@@ -95,6 +95,11 @@ func (l *localPostgres) create(ctx context.Context) (version string, err error) 
 	if err != nil {
 		return "", fmt.Errorf("%w\n%s", err, out)
 	}
+	return l.startAnywhere(ctx)
+}
+
+// startAnywhere starts the server on a free port.
+func (l *localPostgres) startAnywhere(ctx context.Context) (version string, err error) {
 	// Between finding a port free and the server's bind somebody else may
 	// take it.
 	for try := 0; ; try++ {

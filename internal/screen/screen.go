@@ -1,4 +1,5 @@
-package main
+// Package screen is what a person sees of a long run: lines that stay, and below them one that tells how far things are.
+package screen
 
 import (
 	"fmt"
@@ -12,19 +13,21 @@ import (
 
 // Colours, as SGR codes.
 const (
-	green = "32"
-	red   = "31"
+	Green = "32"
+	Red   = "31"
 )
+
+// Width is how many columns a line has.
+const Width = 79
 
 const (
 	redrawEvery  = 200 * time.Millisecond // the line of a terminal
 	repeatEvery  = 5 * time.Second        // a line where it cannot be redrawn
-	screenWidth  = 79
 	clearTheLine = "\r\x1b[K"
 )
 
-// screen is what a person sees: lines that stay, and below them one that tells how far things are.
-type screen struct {
+// Screen is what a person sees: lines that stay, and below them one that tells how far things are.
+type Screen struct {
 	out      io.Writer
 	started  time.Time
 	terminal bool // the last line can be redrawn
@@ -38,9 +41,9 @@ type screen struct {
 	done  chan struct{}
 }
 
-// newScreen asks the environment what out can do.
-func newScreen(out io.Writer, talks bool) *screen {
-	s := &screen{out: out, started: time.Now(), talks: talks}
+// New asks the environment what out can do.
+func New(out io.Writer, talks bool) *Screen {
+	s := &Screen{out: out, started: time.Now(), talks: talks}
 	if f, ok := out.(*os.File); ok && os.Getenv("TERM") != "dumb" {
 		s.terminal = isatty.IsTerminal(f.Fd()) || isatty.IsCygwinTerminal(f.Fd())
 	}
@@ -48,30 +51,30 @@ func newScreen(out io.Writer, talks bool) *screen {
 	return s
 }
 
-// say writes a line that stays.
-func (s *screen) say(format string, args ...any) {
+// Say writes a line that stays.
+func (s *Screen) Say(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.clear()
 	_, _ = fmt.Fprintf(s.out, format+"\n", args...)
 }
 
-// step writes a line that stays, with the time since the start.
-func (s *screen) step(format string, args ...any) {
-	s.say("%s  %s", s.clock(), wrap(fmt.Sprintf(format, args...), screenWidth-10, "          "))
+// Step writes a line that stays, with the time since the start.
+func (s *Screen) Step(format string, args ...any) {
+	s.Say("%s  %s", s.clock(), Wrap(fmt.Sprintf(format, args...), Width-10, "          "))
 }
 
-// verbose is step with -v.
-func (s *screen) verbose(format string, args ...any) {
+// Verbose is Step with -v.
+func (s *Screen) Verbose(format string, args ...any) {
 	if s.talks {
-		s.step(format, args...)
+		s.Step(format, args...)
 	}
 }
 
-func (s *screen) clock() string { return fmt.Sprintf("%6.1f s", time.Since(s.started).Seconds()) }
+func (s *Screen) clock() string { return fmt.Sprintf("%6.1f s", time.Since(s.started).Seconds()) }
 
-// live shows a line again and again, until end.
-func (s *screen) live(line func() string) {
+// Live shows a line again and again, until End.
+func (s *Screen) Live(line func() string) {
 	s.line, s.quit, s.done = line, make(chan struct{}), make(chan struct{})
 	every := repeatEvery
 	if s.terminal {
@@ -92,7 +95,7 @@ func (s *screen) live(line func() string) {
 	}()
 }
 
-func (s *screen) draw() {
+func (s *Screen) draw() {
 	text := s.clock() + "  " + s.line()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,20 +104,20 @@ func (s *screen) draw() {
 		_, _ = fmt.Fprintln(s.out, text)
 		return
 	}
-	_, _ = fmt.Fprint(s.out, text[:min(len(text), screenWidth)])
+	_, _ = fmt.Fprint(s.out, text[:min(len(text), Width)])
 	s.drawn = true
 }
 
 // clear removes the line that can be redrawn.
-func (s *screen) clear() {
+func (s *Screen) clear() {
 	if s.drawn {
 		_, _ = fmt.Fprint(s.out, clearTheLine)
 		s.drawn = false
 	}
 }
 
-// end stops the live line. It may be called more than once.
-func (s *screen) end() {
+// End stops the live line. It may be called more than once.
+func (s *Screen) End() {
 	if s.quit == nil {
 		return
 	}
@@ -126,18 +129,10 @@ func (s *screen) end() {
 	s.clear()
 }
 
-// paint colours text where that is wanted.
-func (s *screen) paint(color, text string) string {
+// Paint colours text where that is wanted.
+func (s *Screen) Paint(color, text string) string {
 	if !s.color {
 		return text
 	}
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
-}
-
-// line is the live line of a run.
-func (d *demo) line() string {
-	handled, skipped := d.fleet.progress()
-	_, paid, _ := d.payments.count()
-	return fmt.Sprintf("produced %s  applied %s  skipped %s  paid %s  workers %d",
-		count(d.written.Load()), count(int64(handled)), count(int64(skipped)), count(int64(paid)), d.fleet.size())
 }
