@@ -18,6 +18,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/scenario"
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
@@ -73,13 +74,11 @@ type rig struct {
 	hangs  []consumer.Hung
 }
 
-const effectsSQL = `create table if not exists effects (value text not null, part int, off bigint, n bigint generated always as identity)`
-
 func newRig(t *testing.T, partitions int) *rig {
 	t.Helper()
 	r := &rig{t: t, pool: pgtest.DB(t), log: consumertest.NewLog("orders", partitions)}
 	r.src = &consumertest.Source{Log: r.log, GroupID: "stock"}
-	r.exec(effectsSQL)
+	r.exec(scenario.EffectsSQL)
 	return r
 }
 
