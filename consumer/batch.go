@@ -93,7 +93,7 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		case failed != nil && failed.Step == stepClaim && state == codeKeyNotFresh && !claimFirst:
 			claimFirst, a.done.Fallback, w.cautious = true, true, claimsAhead
 			continue
-		case failed != nil && failed.Step == stepFence && state == codeFenceLost:
+		case failed != nil && failed.Step == stepFence && (state == codeFenceLost || state == codeRaceLost):
 			release() // fenced needs a connection, and this may be the pool's last
 			return w.fenced(work, a, started)
 		}
