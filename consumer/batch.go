@@ -9,9 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgtype"
-
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -188,24 +187,25 @@ func (w *worker) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 	if w.c.cfg.Key == nil {
 		return
 	}
-	hashes := make([]pgtype.UUID, 0, len(msgs))
+	hashes := make([][16]byte, 0, len(msgs))
 	fingerprints := make([]int64, 0, len(msgs))
 	index := make([]int, 0, len(msgs))
 	for i, m := range msgs {
 		if verdicts[i] == nil {
 			k := m.key(w.c.cfg.Scope)
-			hashes, fingerprints, index = append(hashes, pgtype.UUID{Bytes: k.Hash(), Valid: true}), append(fingerprints, k.Fingerprint.Int64()), append(index, i)
+			hashes, fingerprints, index = append(hashes, k.Hash()), append(fingerprints, k.Fingerprint.Int64()), append(index, i)
 		}
 	}
 	if len(hashes) == 0 {
 		return
 	}
+	keys, prints := codec.UUIDs(hashes), codec.Bigints(fingerprints)
 	if !claimFirst {
-		tx.Engine(stepClaim, claimFreshSQL, hashes, fingerprints)
+		tx.Engine(stepClaim, claimFreshSQL, keys, prints)
 		return
 	}
 	var outcomes []int16
-	if err := tx.EngineRow(ctx, stepClaim, claimSQL, hashes, fingerprints).Scan(&outcomes); err != nil {
+	if err := tx.EngineRow(ctx, stepClaim, claimSQL, keys, prints).Scan(&outcomes); err != nil {
 		tx.Fail(stepClaim, err)
 		return
 	}
