@@ -53,6 +53,7 @@ type attempt struct {
 	alone   bool
 	verdict *verdict // park the message instead of handling it
 	ran     bool     // a handler was called
+	anchor  *anchor  // last record below next
 	done    BatchDone
 	parked  []Parked
 }
@@ -67,6 +68,10 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 	}
 	release := sync.OnceFunc(conn.Release)
 	defer release()
+	a.anchor = w.anchor
+	if n := len(a.msgs); n > 0 {
+		a.anchor = anchorOf(a.msgs[n-1])
+	}
 	claimFirst := a.alone || a.verdict != nil || w.c.cfg.ClaimFirst || w.cautious > 0
 	for run := 0; ; run++ {
 		a.done = BatchDone{Topic: w.id.Topic, Partition: w.id.Partition, From: w.pos, Next: a.next, Messages: len(a.msgs),
@@ -102,11 +107,8 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 
 // transact queues or sends everything up to the handler's last statement. It returns the handler's error and the message it was about.
 func (w *worker) transact(work context.Context, tx *guard.Tx, a *attempt, claimFirst bool) (index int, err error) {
-	cfg, last := w.c.cfg, w.anchor
-	if n := len(a.msgs); n > 0 {
-		last = anchorOf(a.msgs[n-1])
-	}
-	anchorOffset, anchorEpoch, anchorHash := last.args()
+	cfg := w.c.cfg
+	anchorOffset, anchorEpoch, anchorHash := a.anchor.args()
 	tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
 		anchorOffset, anchorEpoch, anchorHash, millis(cfg.LockTimeout), millis(cfg.StatementTimeout), millis(cfg.IdleTimeout))
 	if w.batches >= pruneEvery {
@@ -261,10 +263,7 @@ func unlucky(state string) bool {
 
 // committed takes note of a transaction that has committed.
 func (w *worker) committed(a *attempt, started time.Time) {
-	w.pos = a.next
-	if n := len(a.msgs); n > 0 {
-		w.anchor = anchorOf(a.msgs[n-1])
-	}
+	w.pos, w.anchor = a.next, a.anchor
 	if w.batches >= pruneEvery {
 		w.batches = 0
 	}
