@@ -133,7 +133,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 		case failed != nil && !claimFirst && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepOrder && state == codeBlocked):
 			claimFirst, a.done.Fallback, e.cautious = true, true, claimsAhead
 			continue
-		case failed != nil && failed.Step == stepFence && state == codeFenceLost:
+		case failed != nil && failed.Step == stepFence && (state == codeFenceLost || state == codeRaceLost):
 			return errFenced
 		}
 		return blame(work, a, h, failed, lost)

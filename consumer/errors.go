@@ -15,6 +15,7 @@ import (
 // SQLSTATEs of the schema onlyonce.
 const (
 	codeFenceLost   = "OO001" // another owner, or another transaction, moved the position
+	codeRaceLost    = "23505" // at the fence: another transaction from the same position committed meanwhile
 	codeKeyNotFresh = "23505" // at the claim: a key of the optimistic claim is not new
 	codeBlocked     = "OO006" // an ordering key is blocked by a parked message
 )

@@ -16,11 +16,12 @@ import (
 )
 
 // tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition, cursor, epoch, nonce. One row: whether
-// the lease is still the owner's, whether somebody paused the partition, and in how many seconds the next of its parked rows is
-// due (null: none is). By the primary keys and the indexes parked_due and parked_order. A row that stands behind an unsettled
+// the lease is still the owner's, where the cursor stands, whether somebody paused the partition, and in how many seconds the next
+// of its parked rows is due (null: none is). By the primary keys and the indexes parked_due and parked_order. A row that stands behind an unsettled
 // one of its ordering key is not due, whatever its time: takeSQL does not take it.
 const tendSQL = `
 select exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
+       coalesce((select next_offset from onlyonce.positions where id = $4), -1),
        exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
        (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
          where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.state = 'retrying'
@@ -165,13 +166,17 @@ func (r *retrier) tend(ctx context.Context) error {
 	}
 	var paused, mine bool
 	var due *float64
-	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&mine, &paused, &due)
+	var at int64
+	known := r.state.position.Load() // before the query: the database is at least there, unless a failover lost commits
+	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&mine, &at, &paused, &due)
 	switch {
 	case err != nil:
 		return fmt.Errorf("looking for parked messages: %w", err)
 	case !mine: // an idle partition has no fence to tell it
 		_, err := r.stands(ctx)
 		return err
+	case at < known: // nor of that
+		return errMoved
 	case paused:
 		return errPaused
 	}
@@ -328,7 +333,7 @@ func (r *retrier) recognize(row *parkedRow) error {
 		m.id = "" // parked by a consumer without ids: its position identifies it
 		return nil
 	}
-	if hash, _ := m.hash(); m.id == "" || hash != row.key {
+	if hash, _ := m.hash(); m.id == "" || hash != row.key.Bytes {
 		return errors.New("Config.Key finds another id in this message than when it was parked: its calls would get other keys")
 	}
 	return nil
@@ -340,7 +345,8 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 	var key pgtype.UUID
 	var fingerprint int64
 	if row.claimed && row.key.Valid {
-		key, fingerprint = row.m.hash()
+		key = row.key
+		_, fingerprint = row.m.hash()
 	}
 	return &attempt{
 		msgs: []*Message{row.m}, alone: true, inPlace: true, unclaimed: row.reason != reasonNoKey,

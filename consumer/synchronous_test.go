@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/scenario"
 )
 
 // T5: while COMMIT waits for a synchronous standby the consumer is stopped, and its drain time passes. Whoever cancels a COMMIT there
@@ -22,7 +23,7 @@ func TestT5CommitOutlivesItsCaller(t *testing.T) {
 	standby := pgtest.NewStandbyAway(t)
 	r := &rig{t: t, pool: standby.Admin, log: consumertest.NewLog("orders", 1)}
 	r.src = &consumertest.Source{Log: r.log, GroupID: "stock"}
-	r.exec(effectsSQL)
+	r.exec(scenario.EffectsSQL)
 	values := r.numbered(0, 5)
 
 	var notices atomic.Int32

@@ -25,7 +25,7 @@ func (t *Tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandT
 	}
 	t.Engine(t.who, sql, args...)
 	r := t.send(ctx)
-	tag := r.skip(len(r.steps))
+	tag := r.skip(len(r.queries))
 	r.finish()
 	return tag, t.err()
 }
@@ -162,11 +162,11 @@ func (t *Tx) forgivable() bool {
 
 // flush sends what is queued and reads the answers.
 func (t *Tx) flush(ctx context.Context) error {
-	if len(t.steps) == 0 {
+	if t.batch.Len() == 0 {
 		return t.err()
 	}
 	r := t.send(ctx)
-	r.skip(len(r.steps))
+	r.skip(len(r.queries))
 	r.finish()
 	return t.err()
 }
@@ -175,7 +175,7 @@ func (t *Tx) flush(ctx context.Context) error {
 func (t *Tx) query(ctx context.Context, step, sql string, args []any) *result {
 	t.Engine(step, sql, args...)
 	r := t.send(ctx)
-	r.skip(len(r.steps) - 1)
+	r.skip(len(r.queries) - 1)
 	if t.failure != nil {
 		r.finish()
 		return r
