@@ -9,7 +9,7 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-failover storm-idle nightly ci
+.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-positions storm-failover storm-idle nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -43,6 +43,9 @@ STORM    := $(GO) run ./internal/storm $(if $(SEED),-seed $(SEED),)
 storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED
 	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
 
+storm-positions: ## the same without keys, so that only the fence stands against doubles; MESSAGES, KILLS, SEED
+	$(STORM) -positions -messages $(MESSAGES) -kills $(KILLS)
+
 storm-failover: MESSAGES = 20000
 storm-failover: KILLS = 30
 storm-failover: ## the same with a standby that is promoted without the last commits; MESSAGES, KILLS, SEED
@@ -58,7 +61,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: mutants matrix fuzz bench storm storm-failover ## the long checks; record what they print in docs/results/
+nightly: mutants matrix fuzz bench storm storm-positions storm-failover storm-idle ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

@@ -25,7 +25,7 @@ type Facts struct {
 type History struct {
 	Log       []Record          // the committed records, each partition in the order of its offsets
 	Applied   []Effect          // in the order in which they were applied
-	Claimed   map[string]bool   // ids whose key is in the inbox
+	Claimed   map[string]bool   // ids whose key is in the inbox; nil: the run had no keys
 	Calls     map[string]int    // id -> rows of the outbox
 	WithCall  func(string) bool // whether the handler asks for a call
 	Faulty    func(string) bool // whether the message can only be parked

@@ -45,6 +45,7 @@ func (v *Verdict) atomic(f Facts, h *History, first map[string]place) {
 	for id := range all {
 		effects, parked, calls := f.Effects[id], f.Parked[id], h.Calls[id]
 		switch settled := effects+parked > 0; {
+		case h.Claimed == nil:
 		case settled && !h.Claimed[id]:
 			unclaimed = append(unclaimed, id)
 		case !settled && h.Claimed[id]:

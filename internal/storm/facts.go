@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -209,8 +208,8 @@ func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
 // effectsSQL returns a row for each effect, in the order in which they came.
 const effectsSQL = `select id, key, seq, part, off from storm.effects where scope = $1 order by n`
 
-// parkedSQL returns a row for each parked message: key.
-const parkedSQL = `select key from onlyonce.parked where scope = $1 and kind = 'message'`
+// parkedSQL returns a row for each parked message: where its record lies.
+const parkedSQL = `select partition, "offset" from onlyonce.parked where scope = $1 and kind = 'message'`
 
 // callsSQL returns a row for each call: target.
 const callsSQL = `select target from onlyonce.outbox where sink = $1`
@@ -223,9 +222,7 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 		Faulty:   func(id string) bool { return s.stream.byID[id].faulty() },
 	}
 	f = check.Facts{Effects: map[string]int{}, Parked: map[string]int{}, History: h}
-	byHash := map[uuid.UUID]string{}
 	for _, m := range s.stream.messages {
-		byHash[uuid.UUID(s.key(m.ID).Hash())] = m.ID
 		if s.producer.acked[m.ID] {
 			f.IDs = append(f.IDs, m.ID)
 		} else {
@@ -241,6 +238,10 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 	if h.Log, err = s.readLog(ctx, h.Ends); err != nil {
 		return f, err
 	}
+	byPlace := make(map[place]string, len(h.Log))
+	for _, r := range h.Log {
+		byPlace[place{r.Partition, r.Offset}] = r.ID
+	}
 	if h.Cursor, err = s.positions(ctx, s.pool); err != nil {
 		return f, err
 	}
@@ -251,11 +252,11 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 	}); err != nil {
 		return f, err
 	}
-	var key uuid.NullUUID
-	if err = each(ctx, s.pool, parkedSQL, s.topic, []any{&key}, func() {
-		id, known := byHash[key.UUID]
+	var at place
+	if err = each(ctx, s.pool, parkedSQL, s.topic, []any{&at.partition, &at.offset}, func() {
+		id, known := byPlace[at]
 		if !known {
-			id = "unknown key " + key.UUID.String()
+			id = fmt.Sprintf("no record at %d/%d", at.partition, at.offset)
 		}
 		f.Parked[id]++
 	}); err != nil {
@@ -265,7 +266,17 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 	if err = each(ctx, s.pool, callsSQL, s.topic, []any{&target}, func() { h.Calls[target[1:]]++ }); err != nil {
 		return f, err
 	}
+	if s.opts.positions {
+		h.Claimed = nil
+		return f, nil
+	}
 	return f, s.readInbox(ctx, h.Claimed)
+}
+
+// place is where a record lies.
+type place struct {
+	partition int32
+	offset    int64
 }
 
 func each(ctx context.Context, pool *pgxpool.Pool, sql, scope string, into []any, do func()) error {

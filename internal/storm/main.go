@@ -59,6 +59,7 @@ type options struct {
 	duplicates float64
 	failover   bool
 	idle       bool
+	positions  bool
 	json       bool
 	verbose    bool
 	patience   time.Duration
@@ -76,11 +77,15 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.Float64Var(&o.duplicates, "duplicates", 0.1, "`fraction` of the messages that is produced twice, 0 to 1")
 	fs.BoolVar(&o.failover, "failover", false, "promote a standby that lacks the last commits, instead of restarting Postgres")
 	fs.BoolVar(&o.idle, "idle", false, "with -failover: one more at the end, behind which no message comes")
+	fs.BoolVar(&o.positions, "positions", false, "without keys and copies: the fence has nobody behind it who would find what it lets through")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object to standard output, and the rest to standard error")
 	fs.BoolVar(&o.verbose, "v", false, "tell every event of the workers")
 	fs.DurationVar(&o.patience, "patience", 90*time.Second, "give up when nothing has moved for so long")
 	if err := fs.Parse(args); err != nil {
 		return o, err
+	}
+	if o.positions {
+		o.duplicates = 0
 	}
 	for o.seed == 0 {
 		o.seed = uint64(rand.Uint32()) // short enough to be typed

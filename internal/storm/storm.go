@@ -110,7 +110,7 @@ func (s *storm) open(ctx context.Context) (err error) {
 	}
 	s.fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.screen.Verbose, Template: workerConfig{
 		Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
-		Pool: int32(s.opts.partitions + 2),
+		Pool: int32(s.opts.partitions + 2), Positions: s.opts.positions,
 	}})
 	if err != nil {
 		return err

@@ -59,7 +59,7 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 			{`with gone as (delete from storm.effects where id = $1 returning *)
 				insert into storm.effects (scope, id, key, seq, part, off, worker, called) select scope, id, key, seq, part, off, worker, called from gone`, []any{earlier}},
 			{`delete from onlyonce.outbox where target = '/' || $1`, []any{uncalled}},
-			{`insert into onlyonce.parked (kind, reason, scope, key) values ('message', 'permanent', $1, onlyonce.key('', $1, $2))`, []any{s.topic, reparked}},
+			{`insert into onlyonce.parked (kind, reason, scope, partition, "offset") select 'message', 'permanent', scope, part, off from storm.effects where scope = $1 and id = $2`, []any{s.topic, reparked}},
 		} {
 			if _, err := s.pool.Exec(ctx, change.sql, change.args...); err != nil {
 				return err

@@ -25,6 +25,7 @@ type workerConfig struct {
 	Session   time.Duration
 	BatchSize int
 	Pool      int32
+	Positions bool // run without keys
 }
 
 // effectSQL is the handler's own write. The table has no unique constraint: a double must be able to happen.
@@ -99,8 +100,12 @@ func (w *worker) run(ctx context.Context) error {
 		Brokers: w.cfg.Brokers, GroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic},
 		SessionTimeout: w.cfg.Session, HeartbeatInterval: w.cfg.Session / 6, RebalanceTimeout: 8 * time.Second, FetchMaxWait: 100 * time.Millisecond,
 	}), w.breach)
+	key := consumer.HeaderKey(idHeader)
+	if w.cfg.Positions {
+		key = nil
+	}
 	c, err := consumer.New(pool, source, w.handler, consumer.Config{
-		Scope: w.cfg.Scope, Key: consumer.HeaderKey(idHeader), BatchSize: w.cfg.BatchSize,
+		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize,
 		RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
 		// How long a worker that stands still in mid-batch keeps its successor waiting.
 		LockTimeout: 2 * time.Second, IdleTimeout: 3 * time.Second, DrainTimeout: 3 * time.Second,
