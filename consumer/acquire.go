@@ -112,7 +112,7 @@ func (w *worker) acquire(ctx context.Context) error {
 			}
 			continue
 		}
-		if w.cur != nil && cur.nonce != w.cur.nonce && cur.run == w.cur.run {
+		if w.cur != nil && cur.nonce != w.cur.nonce && cur.run == w.cur.run && !cur.retired {
 			// Raised here before, and by somebody else since, who was no operator: at most one raise in a generation,
 			// or two processes that both believe in their ownership take turns for ever.
 			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
@@ -313,6 +313,10 @@ func (w *worker) verifyLog(ctx context.Context) error {
 }
 
 func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError {
+	if w.cur != nil && w.cur.replayUntil != nil {
+		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
+		args = append(args, *w.cur.replayUntil, w.cur.replayResume)
+	}
 	return &HaltError{Scope: w.c.cfg.Scope, Group: w.c.source.Group(), Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos,
 		Reason: reason, Detail: fmt.Sprintf(detail, args...)}
 }

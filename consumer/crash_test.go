@@ -13,8 +13,9 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 )
 
-// children are the scenarios that end in SIGKILL.
+// children are the scenarios that end in SIGKILL, or may.
 var children = map[string]func(db string) error{
+	"points": playPoints,
 	"before-commit": func(db string) error {
 		return childRun(db, &consumertest.Source{}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if err := effect(ctx, tx, m); err != nil {

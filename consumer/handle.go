@@ -136,6 +136,9 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted,
 	case !errors.As(err, &f):
 		return err
 	case errors.As(f.err, &b):
+		if b.reason == reasonCrashed { // the count stands, whatever is deployed
+			return w.halt(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
+		}
 		return w.halt(HaltBlocked, "%s: %v", b.reason, b.err)
 	case isPermanent(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
 		return w.halt(HaltBlocked, "%s: %v", reasonPermanent, f.err)
@@ -159,7 +162,7 @@ func (w *worker) countAttempt(ctx context.Context, offset int64, owed int) (n in
 	err = w.c.pool.QueryRow(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset, owed).Scan(&n)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
+		return 0, errMoved // by another owner, or by an operator: the next look at the cursor tells
 	case err != nil:
 		return 0, fmt.Errorf("counting an attempt: %w", err)
 	}

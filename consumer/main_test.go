@@ -11,12 +11,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/scenario"
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
@@ -72,13 +74,11 @@ type rig struct {
 	hangs  []consumer.Hung
 }
 
-const effectsSQL = `create table if not exists effects (value text not null, part int, off bigint, n bigint generated always as identity)`
-
 func newRig(t *testing.T, partitions int) *rig {
 	t.Helper()
 	r := &rig{t: t, pool: pgtest.DB(t), log: consumertest.NewLog("orders", partitions)}
 	r.src = &consumertest.Source{Log: r.log, GroupID: "stock"}
-	r.exec(effectsSQL)
+	r.exec(scenario.EffectsSQL)
 	return r
 }
 
@@ -290,3 +290,26 @@ func (r *rig) numbered(partition int32, n int) (values []string) {
 }
 
 var errBoom = errors.New("boom")
+
+// sqlCode is the SQLSTATE of a server's error, "" for any other.
+func sqlCode(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// dump logs the rows of a query.
+func (r *rig) dump(sql string) {
+	rows, err := r.pool.Query(context.Background(), sql)
+	if err != nil {
+		r.t.Log(err)
+		return
+	}
+	defer rows.Close()
+	for rows.Next() {
+		values, err := rows.Values()
+		r.t.Log(values, err)
+	}
+}

@@ -15,12 +15,18 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition. One row: whether somebody paused
-// it, and in how many seconds the next of its parked rows is due (null: none is). By the index parked_due.
+// tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition, cursor, epoch, nonce. One row: whether
+// the lease is still the owner's, whether somebody paused the partition, and in how many seconds the next of its parked rows is
+// due (null: none is). By the primary keys and the indexes parked_due and parked_order. A row that stands behind an unsettled
+// one of its ordering key is not due, whatever its time: takeSQL does not take it.
 const tendSQL = `
-select exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
-       (select extract(epoch from min(next_attempt_at) - clock_timestamp())::float8 from onlyonce.parked
-         where scope = $1 and topic = $2 and partition = $3 and state = 'retrying')`
+select exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
+       exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
+       (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
+         where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.state = 'retrying'
+           and not exists (select 1 from onlyonce.parked f
+                            where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
+         order by p.next_attempt_at limit 1)`
 
 // takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
 // partition, and after how many seconds it is due again should this process die. At most one row; none too where the
@@ -113,7 +119,7 @@ func (r *retrier) kick() {
 	}
 }
 
-// run tries parked messages until ctx is done (nil), or the partition is paused (errPaused). The attempt in hand ends with work.
+// run tries parked messages until ctx is done (nil), or the partition is paused (errPaused) or taken over (errMoved). The attempt in hand ends with work.
 func (r *retrier) run(ctx, work context.Context) error {
 	defer r.rest()
 	retry := newBackoff(r.c.cfg)
@@ -142,7 +148,7 @@ func (r *retrier) run(ctx, work context.Context) error {
 		}
 		wait = max(r.next, time.Millisecond)
 		switch {
-		case errors.Is(err, errPaused):
+		case errors.Is(err, errPaused), final(err):
 			return err
 		case err != nil && ctx.Err() == nil:
 			wait = r.retrying(Retry{Offset: -1, Err: err}, retry)
@@ -157,12 +163,16 @@ func (r *retrier) tend(ctx context.Context) error {
 	if err := fault.Point(fault.Tending); err != nil {
 		return err
 	}
-	var paused bool
+	var paused, mine bool
 	var due *float64
-	if err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition).Scan(&paused, &due); err != nil {
+	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&mine, &paused, &due)
+	switch {
+	case err != nil:
 		return fmt.Errorf("looking for parked messages: %w", err)
-	}
-	if paused {
+	case !mine: // an idle partition has no fence to tell it
+		_, err := r.stands(ctx)
+		return err
+	case paused:
 		return errPaused
 	}
 	r.next = tendEvery
@@ -256,7 +266,8 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		}
 		return true, errors.Join(fault.Point(fault.RetryCommitted), err)
 	case errors.Is(err, errFenced):
-		return true, nil // settled by an attempt whose answer was lost, or changed by an operator, or by the next owner
+		r.sweepSoon() // settled by an attempt whose answer was lost, or changed by an operator, or by the next owner
+		return true, nil
 	case !errors.As(err, &f):
 		return false, errors.Join(err, r.fail(row, &verdict{reason: reasonFailed, err: err, wait: backoffFor(r.c.cfg, row.n)}, 1))
 	case fault.Point(fault.RetryFailed) != nil:
@@ -273,8 +284,11 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	return true, r.fail(row, v, 0)
 }
 
-// take counts an attempt at the row that is due first; nil where there is none.
+// take counts an attempt at the row that is due first; nil where there is none. A drain does not cut it off: the attempt might
+// be counted and never made.
 func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.c.cfg.LockTimeout)
+	defer cancel()
 	row := &parkedRow{m: &Message{Topic: r.id.Topic, Partition: r.id.Partition, LeaderEpoch: -1}}
 	var at pgtype.Timestamptz
 	var names, values [][]byte
@@ -353,7 +367,10 @@ func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 	if err != nil {
 		return fmt.Errorf("writing how an attempt at a parked message ended: %w", err)
 	}
-	if tag.RowsAffected() > 0 && state == stateWaiting {
+	switch {
+	case tag.RowsAffected() == 0:
+		r.sweepSoon() // settled after all: COMMIT's answer was lost
+	case state == stateWaiting:
 		m := row.m
 		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: state, Err: v.err})
 	}

@@ -53,7 +53,7 @@ func (w *worker) run(ctx context.Context) error {
 	})()
 
 	w.retrier = newRetrier(w)
-	if err := w.retrier.tend(ctx); err != nil {
+	if err := w.retrier.tend(ctx); err != nil { // before anything is fetched: it may be paused
 		return err
 	}
 	var retrying sync.WaitGroup
@@ -161,22 +161,32 @@ func (w *worker) committed(a *attempt, last *anchor) {
 // bring it (an earlier attempt, whose answer was lost, has committed); it is mine and stands elsewhere (an operator moved it, or
 // an earlier attempt with another end committed); or it is not mine any more.
 func (w *worker) fenced(work context.Context, a *attempt) error {
-	cur, err := w.c.readCursor(work, w.id.Topic, w.id.Partition)
+	at, err := w.stands(work)
 	switch {
 	case err != nil:
 		return err
-	case cur == nil || cur.epoch != w.cur.epoch || cur.nonce != w.cur.nonce:
-		if cur != nil && cur.run != w.cur.run {
-			return errMoved // by an operator, who took the cursor over for that
-		}
-		return fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
-	case cur.next == a.next:
+	case at == a.next:
 		// Nobody can tell what that attempt did; it may have parked something.
 		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
 		w.retrier.sweepSoon()
 		return nil
 	}
 	return errMoved
+}
+
+// stands reads where the cursor stands. It returns errMoved if an operator has taken it over to set its position, and
+// ErrOwnershipLost if it has another owner.
+func (e *engine) stands(ctx context.Context) (int64, error) {
+	cur, err := e.c.readCursor(ctx, e.id.Topic, e.id.Partition)
+	switch {
+	case err != nil:
+		return 0, err
+	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
+		return cur.next, nil
+	case cur != nil && (cur.run != e.cur.run || cur.retired):
+		return 0, errMoved
+	}
+	return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, e.cur.id)
 }
 
 // collect returns the next batch and the position behind it: full, or as full as it got in Linger. No messages and a

@@ -1,0 +1,333 @@
+package consumer_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/scenario"
+)
+
+// pointsMix is the same log in every process.
+func pointsMix() (*consumertest.Log, *scenario.Mix) {
+	log := consumertest.NewLog("orders", 1)
+	mix := scenario.New(log, "stock", "orders")
+	mix.Ordered = true
+	mix.Fill(1, true)
+	return log, mix
+}
+
+// playPoints works until everything in the log is applied or parked, or until another process has taken the partition. On its way
+// it comes to every point: messages fail and are tried again from the database, their ordering keys are blocked and promoted, a
+// drain ends an attempt at a message that stands alone, the partition is given up and taken again, and the log ends in a hole.
+//
+// Its group knows no other member, so it believes in its ownership whatever other processes do.
+func playPoints(db string) error {
+	pool, err := pgxpool.New(context.Background(), db)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	log, mix := pointsMix()
+	src := &consumertest.Source{Log: log, GroupID: "stock", FetchLimit: 9}
+	ctx, end := context.WithTimeout(context.Background(), patience)
+	defer end()
+	tail := make(chan struct{})
+	var lost, drained atomic.Bool
+	cfg := orderConfig()
+	cfg.MaxAttempts, cfg.DrainTimeout = 5, 100*time.Millisecond
+	cfg.Hooks.Released = func(r consumer.Released) {
+		if r.Err != nil {
+			lost.Store(true)
+			end()
+		}
+	}
+	c, err := consumer.New(pool, tailLater{src, tail}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		err := scenario.Handle(ctx, tx, m)
+		if err == nil && string(m.Value) == scenario.Drains && drained.CompareAndSwap(false, true) {
+			src.Rebalance()
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return err
+	}, cfg)
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for done := 0; ; {
+		select {
+		case err := <-ended:
+			if err == nil && !lost.Load() {
+				err = errors.New("not done in time")
+			}
+			return err
+		case <-tick.C:
+			if broken, err := mix.Check(ctx, pool, true); err == nil && !slices.ContainsFunc(broken, unfinished) {
+				done++
+			}
+			switch done {
+			case 1:
+				close(tail)
+			case 4: // by now the worker knows of the hole at the end, whose position the drain has to write
+				end()
+				return <-ended
+			}
+		}
+	}
+}
+
+// tailLater is a source whose log ends in a hole that comes to be when tail is closed, like the marker of a transaction that ends late.
+type tailLater struct {
+	consumer.Source
+	tail chan struct{}
+}
+
+func (s tailLater) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+	return s.Source.Run(ctx, func(ctx context.Context, p consumer.Partition) error { return own(ctx, tailPartition{p, s.tail}) })
+}
+
+type tailPartition struct {
+	consumer.Partition
+	tail chan struct{}
+}
+
+func (p tailPartition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+	got, err := p.Partition.Fetch(ctx, from)
+	if n := len(got.Messages); n > 0 {
+		got.Next = got.Messages[n-1].Offset + 1
+	} else if got.Next > from {
+		select {
+		case <-p.tail:
+		case <-ctx.Done():
+			return consumer.Fetched{}, ctx.Err()
+		}
+	}
+	return got, err
+}
+
+// unfinished tells what waits from what is wrong.
+func unfinished(violation string) bool { return strings.HasPrefix(violation, "I13 ") }
+
+// faultChild is a copy of the test binary with failpoints.
+type faultChild struct {
+	cmd   *exec.Cmd
+	fault chan struct{} // closed when a point has done what it was asked to
+	ended chan struct{} // closed when the process has ended
+
+	mu   sync.Mutex
+	said []string // what it wrote to standard error
+}
+
+func startFaultChild(t *testing.T, bin, db string, env ...string) *faultChild {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	t.Cleanup(cancel)
+	c := &faultChild{cmd: exec.CommandContext(ctx, bin), fault: make(chan struct{}), ended: make(chan struct{})}
+	c.cmd.Env = append(append(os.Environ(), childVar+"=points", childVar+"_DB="+db), env...)
+	stderr, err := c.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(c.ended)
+		var once sync.Once
+		for lines := bufio.NewScanner(stderr); lines.Scan(); {
+			if strings.HasPrefix(lines.Text(), "fault: ") {
+				once.Do(func() { close(c.fault) })
+			}
+			c.mu.Lock()
+			c.said = append(c.said, lines.Text())
+			c.mu.Unlock()
+		}
+		_ = c.cmd.Wait() // its end is judged by the caller
+	}()
+	return c
+}
+
+// wait returns when the process has ended, and what it said.
+func (c *faultChild) wait() (*os.ProcessState, []string) {
+	<-c.ended
+	return c.cmd.ProcessState, c.said
+}
+
+// finishes fails the test unless the process ends by itself, and well.
+func (c *faultChild) finishes(t *testing.T, who string) {
+	t.Helper()
+	if state, said := c.wait(); !state.Success() {
+		t.Errorf("%s ended with %v:\n%s", who, state, strings.Join(said, "\n"))
+	}
+}
+
+func (c *faultChild) hit() bool {
+	select {
+	case <-c.fault:
+		return true
+	default:
+		return false
+	}
+}
+
+// pointCase is one fault at one point.
+type pointCase struct {
+	point, action string
+	at            int
+}
+
+func (p pointCase) String() string { return fmt.Sprintf("%s %s@%d", p.point, p.action, p.at) }
+
+// pointHang is how long a process stands still: longer than the next owner needs, LockTimeout included.
+const pointHang = "2500ms"
+
+// Every point times kill, error and hang. Whatever a process was about to do: it dies there, and another one finishes its work; or
+// what it asked a server for fails, and it finishes itself; or it stands still, another one takes over and
+// finishes, and the first wakes up as a zombie. The same invariants hold after each.
+func TestFaultPoints(t *testing.T) {
+	bin := filepath.Join(t.TempDir(), "faults.test")
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("go test -c: %v\n%s", err, out)
+	}
+	hits := countHits(t, bin)
+	work := make(chan pointCase)
+	var workers sync.WaitGroup
+	for range 6 { // more than processors: most of them wait
+		workers.Go(func() {
+			for p := range work {
+				t.Run(strings.ReplaceAll(p.String(), " ", "="), func(t *testing.T) { p.run(t, bin) })
+			}
+		})
+	}
+	for _, action := range []string{"hang", "kill", "error"} { // what takes longest comes first
+		for _, point := range fault.Points {
+			switch n := hits[point]; {
+			case n == 0:
+				t.Errorf("%s: the scenario never comes there", point)
+			case n > 1:
+				work <- pointCase{point, action, 1}
+				work <- pointCase{point, action, n/2 + 1}
+			default:
+				work <- pointCase{point, action, 1}
+			}
+		}
+	}
+	close(work)
+	workers.Wait()
+}
+
+// countHits plays the scenario without a fault and returns how often it comes to each point.
+func countHits(t *testing.T, bin string) map[string]int {
+	t.Helper()
+	plan := make([]string, 0, len(fault.Points))
+	for _, p := range fault.Points {
+		plan = append(plan, p+"=note") // does nothing but say so
+	}
+	pool := pgtest.DB(t)
+	if _, err := pool.Exec(t.Context(), scenario.EffectsSQL); err != nil {
+		t.Fatal(err)
+	}
+	c := startFaultChild(t, bin, pool.Config().ConnString(), "ONLYONCE_FAULT="+strings.Join(plan, ","))
+	c.finishes(t, "the process without a fault")
+	hits := map[string]int{}
+	for _, line := range c.said {
+		if point, ok := strings.CutPrefix(line, "fault: "); ok {
+			hits[strings.TrimSuffix(point, " note")]++
+		}
+	}
+	_, mix := pointsMix()
+	invariants(t, pool, mix, true)
+	t.Logf("without a fault: %s; hits: %v", counted(t, pool, mix), hits)
+	return hits
+}
+
+// run plays the case. How often the scenario comes to a point depends a little on who is faster, the worker or the retrier: where it did
+// not come there that often, an earlier time has to do.
+func (p pointCase) run(t *testing.T, bin string) {
+	for !p.play(t, bin) {
+		if p.at == 1 {
+			t.Fatal("the scenario never came there")
+		}
+		p.at = (p.at + 1) / 2
+	}
+}
+
+// play reports whether the process came to the point.
+func (p pointCase) play(t *testing.T, bin string) bool {
+	pool := pgtest.DB(t)
+	defer pool.Close()
+	if _, err := pool.Exec(t.Context(), scenario.EffectsSQL); err != nil {
+		t.Fatal(err)
+	}
+	db := pool.Config().ConnString()
+	_, mix := pointsMix()
+	first := startFaultChild(t, bin, db, fmt.Sprintf("ONLYONCE_FAULT=%s=%s@%d", p.point, p.action, p.at), "ONLYONCE_FAULT_HANG="+pointHang)
+	select {
+	case <-first.fault:
+	case <-first.ended:
+		if !first.hit() {
+			first.finishes(t, "the process without a fault")
+			return false
+		}
+	}
+	switch p.action {
+	case "kill":
+		state, said := first.wait()
+		if ws, ok := state.Sys().(syscall.WaitStatus); !ok || ws.Signal() != syscall.SIGKILL {
+			t.Fatalf("ended with %v, not by SIGKILL:\n%s", state, strings.Join(said, "\n"))
+		}
+		invariants(t, pool, mix, false)
+		startFaultChild(t, bin, db).finishes(t, "the next owner")
+	case "error":
+		first.finishes(t, "the process with the error")
+	case "hang":
+		startFaultChild(t, bin, db).finishes(t, "the next owner")
+		invariants(t, pool, mix, false)
+		first.finishes(t, "the zombie")
+	}
+	invariants(t, pool, mix, true)
+	t.Logf("%s: hit, %s", p, counted(t, pool, mix))
+	return true
+}
+
+// invariants fails the test where one does not hold; done: nothing may be left to do.
+func invariants(t *testing.T, pool *pgxpool.Pool, mix *scenario.Mix, done bool) {
+	t.Helper()
+	broken, err := mix.Check(context.Background(), pool, done)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range broken {
+		t.Error(b)
+	}
+}
+
+func counted(t *testing.T, pool *pgxpool.Pool, mix *scenario.Mix) scenario.Counts {
+	t.Helper()
+	c, err := mix.Count(context.Background(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}

@@ -1,0 +1,297 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// keyed appends a message with an ordering key.
+func (r *rig) keyed(partition int32, key, value string) {
+	r.log.AppendMessage(partition, &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []consumer.Header{id(value)}})
+}
+
+func orderConfig() consumer.Config {
+	cfg := testConfig()
+	cfg.OnFailure = consumer.ParkOrderingKey
+	return cfg
+}
+
+// inOrder fails the test unless the effects whose value begins with prefix were written in the order of their numbers.
+func (r *rig) inOrder(prefix string, n int) {
+	r.t.Helper()
+	rows, err := r.pool.Query(context.Background(), `select value from effects where value like $1 || '-%' order by n`, prefix)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer rows.Close()
+	var got []string
+	for rows.Next() {
+		var v string
+		if err := rows.Scan(&v); err != nil {
+			r.t.Fatal(err)
+		}
+		got = append(got, strings.TrimPrefix(v, prefix+"-"))
+	}
+	var want []string
+	for i := range n {
+		want = append(want, fmt.Sprint(i))
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		r.t.Errorf("effects of %s: %v, want %v", prefix, got, want)
+	}
+}
+
+// failing fails for the given values as often as said, for ever where that is negative.
+type failing struct {
+	mu    sync.Mutex
+	times map[string]int
+}
+
+func (f *failing) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	f.mu.Lock()
+	n := f.times[string(m.Value)]
+	if n > 0 && m.Attempt > 0 {
+		f.times[string(m.Value)] = n - 1
+	}
+	f.mu.Unlock()
+	if n != 0 {
+		return errBoom
+	}
+	return queued(ctx, tx, m)
+}
+
+func (f *failing) heal() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.times)
+}
+
+// D4: a message that fails is tried again from the database, and those of its ordering key wait behind it, in order. Nobody else does.
+func TestD4SickKeyIsRetriedFromTheDatabaseInOrder(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	for i := range 5 {
+		for _, k := range []string{"a", "b", "c"} {
+			r.keyed(0, k, fmt.Sprintf("%s-%d", k, i))
+		}
+	}
+	h := &failing{times: map[string]int{"b-1": 2, "b-3": 1, "c-0": 1}}
+	stop := r.start(h.handle, orderConfig())
+	r.reaches(0, 15)
+	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 15 })
+	stop()
+	for _, k := range []string{"a", "b", "c"} {
+		r.inOrder(k, 5)
+	}
+	if n := r.count(`select count(*) from onlyonce.parked where settled_at is null`); n != 0 {
+		t.Errorf("%d parked messages are left", n)
+	}
+	if n := r.count(`select count(*) from onlyonce.parked where state = 'resolved'`); n < 4 {
+		t.Errorf("%d messages went through the database, want those of b from 1 on at least", n)
+	}
+}
+
+// D4: a message whose attempts are used up waits for an operator, and those behind it wait for it; a later owner keeps to that.
+func TestD4DeadHeadKeepsItsKeyBlocked(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	h := &failing{times: map[string]int{"a-1": -1}}
+	for i := range 4 {
+		r.keyed(0, "a", fmt.Sprintf("a-%d", i))
+		r.keyed(0, "b", fmt.Sprintf("b-%d", i))
+	}
+	stop := r.start(h.handle, orderConfig())
+	r.reaches(0, 8)
+	until(t, "a dead head", func() bool {
+		return r.count(`select count(*) from onlyonce.parked where state = 'waiting' and reason = 'exhausted' and attempts = 3`) == 1
+	})
+	stop()
+	r.keyed(0, "a", "a-4")
+	stop = r.start(h.handle, orderConfig())
+	r.reaches(0, 9)
+	r.inOrder("b", 4)
+	r.inOrder("a", 1)
+	if n := r.count(`select count(*) from onlyonce.parked where state = 'blocked'`); n != 3 {
+		t.Errorf("%d blocked messages, want 3", n)
+	}
+	h.heal()
+	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`) // as `parked redrive` does
+	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 9 })
+	stop()
+	r.inOrder("a", 5)
+}
+
+// D4, I6: whatever fails, however often, and however often the partition changes hands, each key's effects are in order and single.
+func TestD4OrderHoldsThroughFailuresAndTakeOvers(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	const keys, each = 6, 25
+	h := &failing{times: map[string]int{}}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range each {
+		for k := range keys {
+			v := fmt.Sprintf("k%d-%d", k, i)
+			r.keyed(int32(k%2), fmt.Sprintf("k%d", k), v)
+			if rng.IntN(8) == 0 {
+				h.times[v] = 1 + rng.IntN(2)
+			}
+			if rng.IntN(20) == 0 {
+				r.keyed(int32(k%2), fmt.Sprintf("k%d", k), v) // a copy: a duplicate even while the first one is parked
+			}
+		}
+	}
+	stop := r.start(h.handle, orderConfig())
+	for n := range 8 {
+		want := min(keys*each, 15*(n+1))
+		until(t, "progress", func() bool { return r.count(`select count(*) from effects`) >= want })
+		if n%3 == 2 {
+			stop()
+			stop = r.start(h.handle, orderConfig())
+		} else {
+			r.src.Rebalance()
+		}
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			r.dump(`select id, state, reason, attempts, "offset", order_key, next_attempt_at, clock_timestamp(), left(error, 80) from onlyonce.parked where settled_at is null`)
+		}
+	})
+	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) >= keys*each })
+	stop()
+	for k := range keys {
+		r.inOrder(fmt.Sprintf("k%d", k), each)
+	}
+	if n := r.count(`select count(*) from onlyonce.parked where settled_at is null`); n != 0 {
+		t.Errorf("%d parked messages are left", n)
+	}
+}
+
+// D4: the row that waited is made due by whichever commits later, the settlement of the one before it or the parking behind; should
+// the process die in between, the next owner does it.
+func TestD4BlockedRowIsFoundByTheNextOwner(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.keyed(0, "a", "a-0")
+	h := &failing{times: map[string]int{"a-0": -1}}
+	cfg := orderConfig()
+	cfg.MaxAttempts = 1
+	stop := r.start(h.handle, cfg)
+	r.reaches(0, 1)
+	r.keyed(0, "a", "a-1")
+	r.reaches(0, 2)
+	stop()
+	// Settled, and nobody lived to promote what waits behind.
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
+	stop = r.start(h.handle, cfg)
+	until(t, "a-1 applied", func() bool { return r.count(`select count(*) from effects where value = 'a-1'`) == 1 })
+	stop()
+}
+
+// T6: a retried handler's COMMIT is refused like any other's: its first statement settles the row, and needs the seal.
+func TestT6CommitInARetriedHandlerIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.keyed(0, "a", "a-0")
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Attempt < 2 {
+			return errBoom
+		}
+		_ = effect(ctx, tx, m)
+		_, err := tx.Exec(ctx, `do $$ begin commit; end $$`)
+		return err
+	}, orderConfig())
+	until(t, "parked", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'waiting'`) == 1 })
+	stop()
+	if n := r.count(`select count(*) from effects`); n != 0 {
+		t.Errorf("%d effects", n)
+	}
+	// And where a COMMIT comes through to the server, the trigger on the row refuses it.
+	r.exec(`update onlyonce.parked set state = 'retrying'`)
+	if _, err := r.pool.Exec(t.Context(), `update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp()`); sqlCode(err) != "OO002" {
+		t.Errorf("settled without the seal: %v", err)
+	}
+}
+
+// F1: an attempt at a parked row by an owner that was replaced commits nothing.
+func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.keyed(0, "a", "a-0")
+	in, out := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Attempt < 2 {
+			return errBoom
+		}
+		once.Do(func() {
+			close(in)
+			<-out
+		})
+		return queued(ctx, tx, m)
+	}, orderConfig())
+	<-in
+	// The raise waits for the transaction: the row's settlement has taken the lease. So this one is made to look as if it came before.
+	r.exec(`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`)
+	until(t, "a new epoch", func() bool {
+		_, err := r.pool.Exec(t.Context(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid()) from onlyonce.leases`)
+		return err == nil
+	})
+	close(out)
+	until(t, "applied by the next owner", func() bool { return r.count(`select count(*) from effects`) == 1 })
+	stop()
+	r.once("a-0")
+}
+
+// K7: a copy of a parked message is a duplicate even when retention has removed its key, on both paths of the claim.
+func TestK7CopyOfAParkedMessageWithoutItsKeyIsADuplicate(t *testing.T) {
+	t.Parallel()
+	for _, first := range []bool{false, true} {
+		r := newRig(t, 1)
+		r.log.Append(0, "v", id("v"))
+		h := &failing{times: map[string]int{"v": -1}}
+		cfg := testConfig()
+		cfg.ClaimFirst = first
+		stop := r.start(h.handle, cfg)
+		r.reaches(0, 1)
+		stop()
+		r.exec(`delete from onlyonce.inbox`)
+		h.heal()
+		r.log.Append(0, "v", id("v"))
+		r.log.Append(0, "w", id("w"))
+		stop = r.start(h.handle, cfg)
+		r.reaches(0, 3)
+		r.once("w")
+		// D4: the parked one itself is applied, although a copy has put its key back.
+		r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)
+		until(t, "applied", func() bool { return r.count(`select count(*) from effects`) == 2 })
+		stop()
+		r.once("v", "w")
+	}
+}
+
+// D5: a message whose id is found to be another one than when it was parked is not applied: its calls would go out under other keys.
+func TestD5RedriveUnderAnotherKeyIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log.Append(0, "v", id("v"), consumer.Header{Name: "other", Value: []byte("x")})
+	h := &failing{times: map[string]int{"v": -1}}
+	stop := r.start(h.handle, testConfig())
+	r.reaches(0, 1)
+	stop()
+	h.heal()
+	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)
+	cfg := testConfig()
+	cfg.Key = consumer.HeaderKey("other")
+	stop = r.start(h.handle, cfg)
+	until(t, "refused", func() bool {
+		return r.count(`select count(*) from onlyonce.parked where state = 'waiting' and error like '%another id%'`) == 1
+	})
+	stop()
+	r.once()
+}
