@@ -17,8 +17,8 @@ func blocking() consumer.Config {
 	return cfg
 }
 
-// inOrder fails the test unless the effects of each partition came in the order of their offsets.
-func (r *rig) inOrder() {
+// offsetsInOrder fails the test unless the effects of each partition came in the order of their offsets.
+func (r *rig) offsetsInOrder() {
 	r.t.Helper()
 	if n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as wrong from effects) e where wrong`); n != 0 {
 		r.t.Errorf("%d effects are out of order", n)
@@ -49,7 +49,7 @@ func TestD3BlockedPartitionWaitsForItsMessage(t *testing.T) {
 		r.reaches(0, 30)
 		stop()
 		r.once(values...)
-		r.inOrder()
+		r.offsetsInOrder()
 		if len(r.reasons()) > 0 || len(r.halts) > 0 {
 			t.Errorf("parked: %v, halts: %v", r.reasons(), r.halts)
 		}
@@ -127,7 +127,7 @@ func TestF9MessageThatKillsTheProcessBlocks(t *testing.T) {
 	r.reaches(0, 30)
 	stop()
 	r.once(values...)
-	r.inOrder()
+	r.offsetsInOrder()
 }
 
 // An error that asks for a later try gets one, not before.

@@ -136,6 +136,9 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted,
 	case !errors.As(err, &f):
 		return err
 	case errors.As(f.err, &b):
+		if b.reason == reasonCrashed { // the count stands, whatever is deployed
+			return w.halt(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
+		}
 		return w.halt(HaltBlocked, "%s: %v", b.reason, b.err)
 	case isPermanent(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
 		return w.halt(HaltBlocked, "%s: %v", reasonPermanent, f.err)

@@ -34,7 +34,7 @@ func TestF3StartLatestIsDecidedOnce(t *testing.T) {
 	r.once("first", "second")
 }
 
-// F3: a partition that comes later starts at its beginning, and it is told that the topic has grown, each time once.
+// F3, F11: a partition that comes later starts at its beginning, and it is told that the topic has grown, each time once.
 func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -75,8 +75,8 @@ func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
 	stop()
 }
 
-// F1: an offset that somebody else wrote to Kafka changes nothing, and is told.
-func TestF1ForeignOffsetIsTold(t *testing.T) {
+// F10: an offset that somebody else wrote to Kafka changes nothing, and is told.
+func TestF10ForeignOffsetIsTold(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	values := r.numbered(0, 5)

@@ -126,8 +126,8 @@ func TestStatusTellsOfHalts(t *testing.T) {
 	stop()
 }
 
-// F11: while a partition is paused nothing of it is handled, in this process or the next; others go on; what was in hand is finished.
-func TestF11PausedPartitionStandsStill(t *testing.T) {
+// While a partition is paused nothing of it is handled, in this process or the next; others go on; what was in hand is finished.
+func TestPausedPartitionStandsStill(t *testing.T) {
 	for name, topic := range map[string]string{"partition": "orders", "scope": ""} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -197,8 +197,8 @@ func TestF11PausedPartitionStandsStill(t *testing.T) {
 	}
 }
 
-// F11: parked messages are not tried while their partition is paused, and are when it goes on. It is noticed although many are due.
-func TestF11RetriesArePausedToo(t *testing.T) {
+// Parked messages are not tried while their partition is paused, and are when it goes on. It is noticed although many are due.
+func TestRetriesArePausedToo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	for _, v := range []string{"a", "b", "c"} {
