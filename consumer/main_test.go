@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,16 +66,27 @@ type rig struct {
 	log  *consumertest.Log
 	src  *consumertest.Source
 
+	retries atomic.Int64 // of anything
+
 	mu     sync.Mutex
 	seen   []string // values that the handler was called with
 	events []consumer.BatchDone
 	parked []consumer.Parked
 	halts  []*consumer.HaltError
+	hung   []consumer.Hung
+
+	consumer *consumer.Consumer // the last one that was started
 }
 
 func newRig(t *testing.T, partitions int) *rig {
 	t.Helper()
-	r := &rig{t: t, pool: pgtest.DB(t), log: consumertest.NewLog("orders", partitions)}
+	return rigOn(t, pgtest.DB(t), partitions)
+}
+
+// rigOn is a rig on a database of the caller's.
+func rigOn(t *testing.T, pool *pgxpool.Pool, partitions int) *rig {
+	t.Helper()
+	r := &rig{t: t, pool: pool, log: consumertest.NewLog("orders", partitions)}
 	r.src = &consumertest.Source{Log: r.log, GroupID: "stock"}
 	r.exec(scenario.EffectsSQL)
 	return r
@@ -120,7 +132,9 @@ func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handle
 		Batch:  func(e consumer.BatchDone) { r.mu.Lock(); defer r.mu.Unlock(); r.events = append(r.events, e) },
 		Parked: func(e consumer.Parked) { r.mu.Lock(); defer r.mu.Unlock(); r.parked = append(r.parked, e) },
 		Halted: func(e *consumer.HaltError) { r.mu.Lock(); defer r.mu.Unlock(); r.halts = append(r.halts, e) },
+		Hung:   func(e consumer.Hung) { r.mu.Lock(); defer r.mu.Unlock(); r.hung = append(r.hung, e) },
 		Retry: func(e consumer.Retry) {
+			r.retries.Add(1)
 			r.t.Logf("retry: offset %d, attempt %d: %.200v", e.Offset, e.Attempt, e.Err)
 		},
 	}
@@ -133,6 +147,7 @@ func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handle
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	r.consumer = c
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()

@@ -37,6 +37,9 @@ type Options struct {
 	// Force is local, embedded or docker, and goes before ONLYONCE_ENV.
 	// Empty leaves the choice to that variable and then to the order.
 	Force string
+	// Own passes over the addresses in the environment: a program that kills its
+	// servers must not be led to somebody else's.
+	Own bool
 	// AllowFake lets StartKafka fall back to kfake in this process.
 	AllowFake bool
 	// PostgresSettings are passed to the server as -c name=value, after ours,

@@ -46,7 +46,7 @@ func StartKafka(ctx context.Context, o Options) (*Kafka, error) {
 }
 
 func startKafka(ctx context.Context, o Options) (*Kafka, error) {
-	if given := os.Getenv(EnvKafkaBrokers); given != "" {
+	if given := os.Getenv(EnvKafkaBrokers); given != "" && !o.Own {
 		return givenKafka(ctx, given)
 	}
 	return first(ctx, "kafka", o, []way[Kafka]{

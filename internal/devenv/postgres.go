@@ -44,7 +44,7 @@ func StartPostgres(ctx context.Context, o Options) (*Postgres, error) {
 }
 
 func startPostgres(ctx context.Context, o Options) (*Postgres, error) {
-	if given := os.Getenv(EnvPostgresURL); given != "" {
+	if given := os.Getenv(EnvPostgresURL); given != "" && !o.Own {
 		return givenPostgres(ctx, given)
 	}
 	return first(ctx, "postgres", o, []way[Postgres]{
