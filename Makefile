@@ -9,7 +9,7 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-.PHONY: help quickstart test lint bench mutants fuzz nightly ci
+.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-positions storm-failover storm-idle nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -32,6 +32,28 @@ bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
 mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks
 	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./internal/mutants $(if $(ONLY),-only $(ONLY),)
 
+matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 picks
+	$(GO) run ./internal/matrix $(if $(ONLY),-only $(ONLY),)
+
+# Storms start servers of their own, which they kill: a JVM and PostgreSQL must be on the machine.
+MESSAGES ?= 100000
+KILLS    ?= 100
+STORM    := $(GO) run ./internal/storm $(if $(SEED),-seed $(SEED),)
+
+storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED
+	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
+
+storm-positions: ## the same without keys, so that only the fence stands against doubles; MESSAGES, KILLS, SEED
+	$(STORM) -positions -messages $(MESSAGES) -kills $(KILLS)
+
+storm-failover: MESSAGES = 20000
+storm-failover: KILLS = 30
+storm-failover: ## the same with a standby that is promoted without the last commits; MESSAGES, KILLS, SEED
+	$(STORM) -failover -messages $(MESSAGES) -kills $(KILLS)
+
+storm-idle: ## a failover behind which no message comes; SEED
+	$(STORM) -failover -idle -messages 1000 -kills 0 -patience 30s
+
 FUZZTIME ?= 20s
 fuzz: ## each fuzz target for FUZZTIME
 	@set -e; for f in $$(grep -rl --include='*_test.go' '^func Fuzz' . | sort); do \
@@ -39,7 +61,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: mutants fuzz bench ## the long checks; record what they print in docs/results/
+nightly: mutants matrix fuzz bench storm storm-positions storm-failover storm-idle ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

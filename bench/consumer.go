@@ -19,18 +19,26 @@ type work struct {
 // allPairs are the pairs in the order of their names.
 func allPairs() []pair {
 	return []pair{
-		{"one message a transaction, 1 connection; plain: Begin, Exec, Commit",
-			[]metric{{name: "P1a", bar: 1.0, of: rates}}, work{connections: 1, batch: 1, id: randomID, onePlain: applyWaiting}.open},
-		{"one message a transaction, 8 connections; plain: Begin, Exec, Commit",
-			[]metric{{name: "P1b", bar: 0.85, of: rates}}, work{connections: 8, batch: 1, id: randomID, onePlain: applyWaiting}.open},
-		{"batch of 100, ordered keys, 4 connections; plain: the same batch pipelined by hand",
-			[]metric{{name: "P2a", bar: 0.75, of: rates}}, work{connections: 4, batch: 100, id: orderedID, onePlain: applyPipelined}.open},
-		{"batch of 100, random keys, 4 connections; plain: the same batch pipelined by hand",
-			append([]metric{{name: "P2b", bar: 0.60, of: rates}}, overheads()...), work{connections: 4, batch: 100, id: randomID, onePlain: applyPipelined}.open},
-		{"batch of 100, positions only, 4 connections; plain: the same batch pipelined by hand",
-			[]metric{{name: "P3", bar: 0.92, of: rates}}, work{connections: 4, batch: 100, onePlain: applyPipelined}.open},
-		{"batch of 100, handler that waits, random keys, 4 connections; plain: the same without dedupe",
-			[]metric{{name: "P4", bar: 0.80, of: rates}}, work{connections: 4, batch: 100, id: randomID, waits: true, onePlain: applyWaiting}.open},
+		{what: "one message a transaction, 1 connection; plain: Begin, Exec, Commit",
+			metrics: []metric{{name: "P1a", bar: 1.0, of: rates}}, open: work{connections: 1, batch: 1, id: randomID, onePlain: applyWaiting}.open},
+		{what: "one message a transaction, 8 connections; plain: Begin, Exec, Commit",
+			metrics: []metric{{name: "P1b", bar: 0.85, of: rates}}, open: work{connections: 8, batch: 1, id: randomID, onePlain: applyWaiting}.open},
+		{what: "batch of 100, ordered keys, 4 connections; plain: the same batch pipelined by hand",
+			metrics: []metric{{name: "P2a", bar: 0.75, of: rates}}, open: work{connections: 4, batch: 100, id: orderedID, onePlain: applyPipelined}.open},
+		{what: "batch of 100, random keys, 4 connections; plain: the same batch pipelined by hand",
+			metrics: append([]metric{{name: "P2b", bar: 0.60, of: rates}}, overheads()...), open: work{connections: 4, batch: 100, id: randomID, onePlain: applyPipelined}.open},
+		{what: "batch of 100, positions only, 4 connections; plain: the same batch pipelined by hand",
+			metrics: []metric{{name: "P3", bar: 0.92, of: rates}}, open: work{connections: 4, batch: 100, onePlain: applyPipelined}.open},
+		{what: "batch of 100, handler that waits, random keys, 4 connections; plain: the same without dedupe",
+			metrics: []metric{{name: "P4", bar: 0.80, of: rates}}, open: work{connections: 4, batch: 100, id: randomID, waits: true, onePlain: applyWaiting}.open},
+		{what: "dedupe and one effect a message: batch of 100, random keys, 4 connections; peer: Watermill SQL, a topic in batches of 100, by its offset only",
+			metrics: []metric{{name: "P6a", bar: 10, of: rates}}, open: against(watermillSide)},
+		{what: "dedupe and one effect a message: batch of 100, random keys, 4 connections; peer: River, unique jobs",
+			metrics: []metric{{name: "P6b", bar: 40, of: rates}}, open: against(riverSide)},
+		{what: "from a real Kafka broker, batch of 100, ordered keys, 4 partitions; plain: kafka-go and the same batch pipelined by hand",
+			metrics: []metric{{name: "P15", bar: 0.75, of: rates}}, open: endToEnd},
+		{what: "a thousand batches a second, fence and seal only, a snapshot pinned elsewhere; plain: none pinned; median of the last fifth",
+			metrics: []metric{{name: "P17", bar: 1.2, atMost: true, of: slowdown}}, rounds: 2, open: pinned},
 	}
 }
 

@@ -27,6 +27,7 @@ type options struct {
 	verbose bool
 	json    bool
 	profile string
+	long    bool
 }
 
 func main() {
@@ -71,6 +72,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs.BoolVar(&o.verbose, "v", false, "print min and max, and every round to standard error")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object a ratio")
 	fs.StringVar(&o.profile, "profile", "", "directory for CPU profiles of the last round, one a side")
+	fs.BoolVar(&o.long, "long", false, "the long form of the ratios that have one (P17: a minute a side and not 10 s)")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
@@ -130,7 +132,7 @@ func measureAll(ctx context.Context, o options, pairs []pair, stdout, stderr io.
 		return false, err
 	}
 	defer func() { err = errors.Join(err, pg.Stop()) }()
-	srv, err := openServer(ctx, pg.URL)
+	srv, err := openServer(ctx, pg.URL, func(line string) { progress("%s", line) })
 	if err != nil {
 		return false, err
 	}

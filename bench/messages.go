@@ -47,6 +47,15 @@ type tape struct {
 	log    *consumertest.Log // empty, of the tape's length: it plays the group and the offsets
 	ids    [][]byte          // for each partition, ids of idBytes each
 	bodies [][]byte
+
+	every time.Duration // a message of each partition so often; 0: as fast as they are fetched
+	start time.Time
+}
+
+// paced makes a tape play at a pace. Messages that were not fetched when they were due come all at once.
+func (t *tape) paced(every time.Duration) *tape {
+	t.every, t.start = every, time.Now()
+	return t
 }
 
 const idBytes = 36
@@ -93,6 +102,12 @@ func (p partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, err
 	ids := p.t.ids[p.id]
 	end := int64(len(ids) / idBytes)
 	n := min(fetchLimit, end-from)
+	if p.t.every > 0 && n > 0 {
+		if err := until(ctx, p.t.start.Add(time.Duration(from)*p.t.every)); err != nil {
+			return consumer.Fetched{}, err
+		}
+		n = min(n, int64(time.Since(p.t.start)/p.t.every)+1-from)
+	}
 	if n <= 0 {
 		<-ctx.Done()
 		return consumer.Fetched{}, ctx.Err()
@@ -119,4 +134,15 @@ func newBodies(r *rand.ChaCha8) [][]byte {
 		_, _ = r.Read(bodies[i])
 	}
 	return bodies
+}
+
+func until(ctx context.Context, due time.Time) error {
+	t := time.NewTimer(time.Until(due))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

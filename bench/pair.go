@@ -16,6 +16,7 @@ import (
 type pair struct {
 	what    string
 	metrics []metric
+	rounds  int // at most so many, and no warm-up, because a side takes long; 0: as asked for
 	// open readies both sides, outside of any measurement.
 	open func(ctx context.Context, srv *server, o options) (wrapped, plain side, err error)
 }
@@ -27,8 +28,9 @@ type side func(ctx context.Context, db *database, w *window) (sample, error)
 type sample struct {
 	messages int64
 	elapsed  time.Duration
-	used     usage   // by this process and the server
-	disk     float64 // bytes a message that the tables of onlyonce hold at the end
+	used     usage         // by this process and the server
+	disk     float64       // bytes a message that the tables of onlyonce hold at the end
+	p50      time.Duration // of a batch, where that is what is measured
 }
 
 func (s sample) rate() float64 { return float64(s.messages) / s.elapsed.Seconds() }
@@ -67,7 +69,11 @@ func (p pair) measure(ctx context.Context, srv *server, o options, progress func
 		return nil, err
 	}
 	values, cpu := make([][]float64, len(p.metrics)), []float64{}
-	for round := range o.rounds + 1 {
+	round, last := 0, o.rounds
+	if p.rounds > 0 {
+		round, last = 1, min(p.rounds, o.rounds)
+	}
+	for ; round <= last; round++ {
 		sides := [2]side{wrapped, plain}
 		var got [2]sample
 		order := [2]int{0, 1}
@@ -76,7 +82,7 @@ func (p pair) measure(ctx context.Context, srv *server, o options, progress func
 		}
 		for _, i := range order {
 			w := &window{length: o.window}
-			if round == o.rounds && o.profile != "" {
+			if round == last && o.profile != "" {
 				w.profile = filepath.Join(o.profile, p.metrics[0].name+[]string{"-wrapped", "-plain"}[i]+".pprof")
 			}
 			if got[i], err = runSide(ctx, srv, sides[i], w); err != nil {

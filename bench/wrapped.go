@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
@@ -28,8 +29,17 @@ func handlerWaiting(ctx context.Context, tx consumer.Tx, m *consumer.Message) er
 
 // wrappedSide runs a consumer over a tape, with a connection for each partition. The tape is read anew in each run.
 func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
+	end := int64(len(t.ids[0])/idBytes - fetchLimit) // a last batch that is not full does not count
+	return consumerSide(len(t.ids), end, h, cfg, func(context.Context) (consumer.Source, error) {
+		t.log.ClearCommitted(group)
+		return source{&consumertest.Source{Log: t.log, GroupID: group}, t}, nil
+	})
+}
+
+// consumerSide runs a consumer over a source that is made anew in each run. It is watched from its first batch on, and has run dry
+// when a partition has reached end.
+func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Config, from func(context.Context) (consumer.Source, error)) side {
 	return func(ctx context.Context, db *database, w *window) (sample, error) {
-		partitions := len(t.ids)
 		pool, err := db.open(ctx, partitions)
 		if err != nil {
 			return sample{}, err
@@ -38,19 +48,24 @@ func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 		if err != nil {
 			return sample{}, err
 		}
+		src, err := from(ctx)
+		if err != nil {
+			return sample{}, err
+		}
 		var count atomic.Int64
-		dry, failed := make(chan struct{}), make(chan error, 1)
-		var drained sync.Once
+		begun, dry, failed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		var began, drained sync.Once
 		fail := func(err error) {
 			select {
 			case failed <- err:
 			default:
 			}
 		}
-		end := int64(len(t.ids[0])/idBytes - fetchLimit) // a last batch that is not full does not count
+		cfg := cfg
 		cfg.Hooks = consumer.Hooks{
 			Batch: func(b consumer.BatchDone) {
 				count.Add(int64(b.Handled))
+				began.Do(func() { close(begun) })
 				if b.Handled != b.Messages || b.Fallback {
 					fail(fmt.Errorf("%d of %d messages handled, fallback %v: these are all new", b.Handled, b.Messages, b.Fallback))
 				}
@@ -62,8 +77,7 @@ func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 			Parked: func(p consumer.Parked) { fail(p.Err) },
 			Halted: func(h *consumer.HaltError) { fail(h) },
 		}
-		t.log.ClearCommitted(group)
-		c, err := consumer.New(pool, source{&consumertest.Source{Log: t.log, GroupID: group}, t}, h, cfg)
+		c, err := consumer.New(pool, src, h, cfg)
 		if err != nil {
 			return sample{}, err
 		}
@@ -71,7 +85,10 @@ func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 		defer stop()
 		ended := make(chan error, 1)
 		go func() { ended <- c.Run(running) }()
-		got, err := w.watch(ctx, db, count.Load, dry, failed)
+		var got sample
+		if err = first(ctx, begun, failed); err == nil {
+			got, err = w.watch(ctx, db, count.Load, dry, failed)
+		}
 		stop()
 		if err := errors.Join(err, <-ended); err != nil {
 			return got, err
@@ -82,6 +99,23 @@ func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 		full, err := db.disk(ctx)
 		got.disk = float64(full-empty) / float64(count.Load())
 		return got, err
+	}
+}
+
+// startLimit is how long a side may take to its first effects; joining a Kafka group is part of that.
+const startLimit = time.Minute
+
+// first waits for a side to begin.
+func first(ctx context.Context, begun <-chan struct{}, failed <-chan error) error {
+	select {
+	case <-begun:
+		return nil
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(startLimit):
+		return fmt.Errorf("nothing was done in %v", startLimit)
 	}
 }
 

@@ -32,17 +32,20 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 	}()
 	retry := newBackoff(c.cfg)
 	for {
+		from := w.pos
 		err := fault.Point(fault.Joined)
 		if err == nil {
 			err = w.acquire(ctx)
 		}
 		if err == nil {
-			retry.Reset()
-			w.state.halted.Store(nil)
+			w.state.moved()
 			err = w.run(ctx)
 		}
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the partition is given up, whatever the work ended with
+		}
+		if w.pos != from {
+			retry.Reset()
 		}
 		var halt *HaltError
 		wait := haltRecheck
@@ -109,7 +112,7 @@ func (w *worker) acquire(ctx context.Context) error {
 			}
 			continue
 		}
-		if w.cur != nil && cur.nonce != w.cur.nonce && cur.run == w.cur.run {
+		if w.cur != nil && cur.nonce != w.cur.nonce && cur.run == w.cur.run && !cur.retired {
 			// Raised here before, and by somebody else since, who was no operator: at most one raise in a generation,
 			// or two processes that both believe in their ownership take turns for ever.
 			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
@@ -155,7 +158,10 @@ func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, err
 	if err != nil {
 		return 0, fmt.Errorf("noting the partitions of %s: %w", id.Topic, err)
 	}
-	if _, told := c.grown.LoadOrStore(id.Topic, id.Partitions); id.Partitions > was && !told {
+	if id.Partitions <= was {
+		return was, nil
+	}
+	if told, _ := c.grown.Swap(id.Topic, id.Partitions); told != id.Partitions { // once for each number
 		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
 			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
 		if c.cfg.Hooks.Repartitioned != nil {
@@ -267,6 +273,8 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	w.aloneUntil = 0
 	if !seen.clean {
 		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
+	} else if s := cur.suspect; s != nil && *s >= w.pos && *s < w.pos+int64(w.c.cfg.BatchSize) {
+		w.aloneUntil = *s + 1 // it may have killed a process, and halted the next one, which let go in order
 	}
 	if w.c.cfg.Hooks.Owned != nil {
 		w.c.cfg.Hooks.Owned(Owned{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
@@ -281,6 +289,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("bounds of %s/%d: %w", w.id.Topic, w.id.Partition, err)
 	}
+	w.state.highWatermark.Store(end)
 	if w.pos > end {
 		return w.halt(HaltTruncated, "the log ends at offset %d", end)
 	}
@@ -304,6 +313,10 @@ func (w *worker) verifyLog(ctx context.Context) error {
 }
 
 func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError {
+	if w.cur != nil && w.cur.replayUntil != nil {
+		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
+		args = append(args, *w.cur.replayUntil, w.cur.replayResume)
+	}
 	return &HaltError{Scope: w.c.cfg.Scope, Group: w.c.source.Group(), Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos,
 		Reason: reason, Detail: fmt.Sprintf(detail, args...)}
 }

@@ -99,7 +99,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 	if err := fault.Point(fault.Connected); err != nil {
 		return err
 	}
-	claimFirst := a.alone || a.verdict != nil || e.c.cfg.ClaimFirst || e.cautious > 0
+	claimFirst := a.alone || a.verdict != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.cautious > 0
 	for run := 0; ; run++ {
 		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
 		a.parked, a.behind, a.failed, a.ran = nil, nil, false, false
@@ -133,7 +133,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 		case failed != nil && !claimFirst && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepOrder && state == codeBlocked):
 			claimFirst, a.done.Fallback, e.cautious = true, true, claimsAhead
 			continue
-		case failed != nil && failed.Step == stepFence && state == codeFenceLost:
+		case failed != nil && failed.Step == stepFence && (state == codeFenceLost || state == codeRaceLost):
 			return errFenced
 		}
 		return blame(work, a, h, failed, lost)

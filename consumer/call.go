@@ -107,6 +107,9 @@ func (e *engine) run(work context.Context, tx *guard.Tx, msgs []*Message, index 
 		case errors.Is(h.err, errGoexit):
 			<-e.hand.gone
 			e.hand = nil
+			if e.c.batch == nil {
+				h.failedAt = h.index[h.at.Load()]
+			}
 		}
 	}()
 
@@ -163,6 +166,10 @@ func (e *engine) handleAll(ctx context.Context, tx *guard.Tx, h *handling, start
 		return nil
 	}
 	for i, m := range h.msgs {
+		if i > 0 && ctx.Err() != nil { // the one before was late; this one must not begin without time
+			h.failedAt = h.index[i]
+			return context.Cause(ctx)
+		}
 		h.at.Store(int64(i))
 		h.since.Store(int64(time.Since(start)))
 		tx.SetOrigin(m.origin())
@@ -192,20 +199,20 @@ func (e *engine) handleOne(ctx context.Context, tx *guard.Tx, m *Message) error 
 	if hooks.HandleStart != nil {
 		ctx = hooks.HandleStart(ctx, m)
 	}
-	var err error
+	err := errGoexit // unless it returns
+	if hooks.HandleEnd != nil {
+		defer func() { hooks.HandleEnd(ctx, m, err) }()
+	}
 	if len(e.c.cfg.Middleware) == 0 {
 		err = e.c.call(ctx, tx, m)
 	} else {
 		one := [1]*Message{m}
 		err = e.c.invoke(ctx, tx, one[:], func(ctx context.Context) error { return e.c.handler(ctx, tx, m) })
 	}
-	if hooks.HandleEnd != nil {
-		hooks.HandleEnd(ctx, m, err)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = fault.Point(fault.Handled)
-	}
-	return err
+	return fault.Point(fault.Handled)
 }
 
 // call is invoke without middleware, and without a closure.
@@ -214,17 +221,36 @@ func (c *Consumer) call(ctx context.Context, tx *guard.Tx, m *Message) (err erro
 	return c.handler(ctx, tx, m)
 }
 
-// invoke calls the middleware, outermost first, and at last the handler.
+// Errors of middleware, which would lose the message's effects, or apply them twice.
+var (
+	errNotCalled   = errors.New("Config.Middleware returned nil and did not call next: the handler did not run")
+	errCalledTwice = errors.New("Config.Middleware called next twice: the handler ran already")
+)
+
+// invoke calls the middleware, outermost first, and at last the handler, which has to run once.
 func (c *Consumer) invoke(ctx context.Context, tx Tx, msgs []*Message, last func(context.Context) error) (err error) {
 	defer recovered(&err)
+	calls := 0
 	var at func(i int) func(context.Context) error
 	at = func(i int) func(context.Context) error {
 		if i == len(c.cfg.Middleware) {
-			return last
+			return func(ctx context.Context) error {
+				if calls++; calls > 1 {
+					return errCalledTwice
+				}
+				return last(ctx)
+			}
 		}
 		return func(ctx context.Context) error { return c.cfg.Middleware[i](ctx, tx, msgs, at(i+1)) }
 	}
-	return at(0)(ctx)
+	err = at(0)(ctx)
+	switch {
+	case calls > 1:
+		return errCalledTwice // whatever became of it on the way
+	case calls == 0 && err == nil:
+		return errNotCalled
+	}
+	return err
 }
 
 // protect makes an error of a panic.
@@ -302,12 +328,17 @@ func goroutineID() uint64 {
 
 // stackOf returns the stack of one goroutine, "" if it cannot be found.
 func stackOf(id uint64) string {
-	buf := make([]byte, 1<<20)
-	buf = buf[:runtime.Stack(buf, true)]
-	for _, one := range strings.Split(string(buf), "\n\n") {
-		if strings.HasPrefix(one, "goroutine "+strconv.FormatUint(id, 10)+" ") {
-			return one
+	const limit = 64 << 20 // some ten thousands of goroutines
+	for size := 1 << 20; ; size *= 4 {
+		buf := make([]byte, size)
+		n := runtime.Stack(buf, true)
+		for _, one := range strings.Split(string(buf[:n]), "\n\n") {
+			if strings.HasPrefix(one, "goroutine "+strconv.FormatUint(id, 10)+" ") {
+				return one
+			}
+		}
+		if n < size || size >= limit {
+			return ""
 		}
 	}
-	return ""
 }

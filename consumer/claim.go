@@ -88,7 +88,7 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 	if e.c.cfg.Key == nil {
 		return
 	}
-	hashes := make([]pgtype.UUID, 0, len(msgs))
+	hashes := make([][16]byte, 0, len(msgs))
 	fingerprints := make([]int64, 0, len(msgs))
 	index := make([]int, 0, len(msgs))
 	for i, m := range msgs {
@@ -100,12 +100,13 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 	if len(hashes) == 0 {
 		return
 	}
+	keys, prints := codec.UUIDs(hashes), codec.Bigints(fingerprints)
 	if !claimFirst {
-		tx.Engine(stepClaim, claimFreshSQL, hashes, fingerprints)
+		tx.Engine(stepClaim, claimFreshSQL, keys, prints)
 		return
 	}
 	var outcomes []int16
-	if err := tx.EngineRow(ctx, stepClaim, claimSQL, hashes, fingerprints).Scan(&outcomes); err != nil {
+	if err := tx.EngineRow(ctx, stepClaim, claimSQL, keys, prints).Scan(&outcomes); err != nil {
 		tx.Fail(stepClaim, err)
 		return
 	}

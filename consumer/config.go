@@ -38,7 +38,7 @@ type Config struct {
 
 	// OnBegin is called at the start of each transaction, before anything else in it: to set the isolation level (set transaction
 	// isolation level serializable) or variables that row security looks at (set local). Use tx.Queue, which costs no round
-	// trip. An error of it is nobody's fault: the transaction is tried again.
+	// trip. An error of it is nobody's fault: the transaction is tried again. It has to return: no timeout of this Config bounds it.
 	OnBegin func(ctx context.Context, tx Tx) error
 	// Middleware is called around each call of the handler, the first one outermost.
 	Middleware []Middleware
@@ -52,7 +52,7 @@ type Config struct {
 	Linger time.Duration
 	// ClaimFirst asks which messages are new before the handler sees any. Without it the handler may see a
 	// duplicate whose effects are then rolled back: harmless for its writes in the transaction, not for whatever it does
-	// outside. It costs a round trip a batch. Messages that stand alone are always claimed first.
+	// outside. It costs a round trip a batch. Messages that stand alone, and those of a [BatchHandler], are always claimed first.
 	ClaimFirst bool
 
 	// PrefetchBytes bounds what all partitions of this process together have fetched and not handled. It may be exceeded by one

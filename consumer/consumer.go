@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
 // Handler applies one message: its writes go through tx, and commit together with the record that the message was
@@ -29,7 +29,7 @@ type Handler func(ctx context.Context, tx Tx, m *Message) error
 type BatchHandler func(ctx context.Context, tx Tx, msgs []*Message) error
 
 // Middleware is called around each call of the handler, with the messages that it is for: one, or a batch. It calls next once,
-// or returns an error instead. Its writes through tx commit with the handler's.
+// or returns an error instead; anything else fails the messages. Its writes through tx commit with the handler's.
 type Middleware func(ctx context.Context, tx Tx, msgs []*Message, next func(context.Context) error) error
 
 // Consumer applies the messages of a Source, each once. Make one with [New] or [NewBatch]; it is for one Run.
@@ -43,7 +43,7 @@ type Consumer struct {
 	parts  partitions
 	budget budget
 	stuck  atomic.Int64 // handlers that were left behind and still run
-	grown  sync.Map     // topics whose partitions were looked at
+	grown  sync.Map     // topic: number of partitions that Hooks.Repartitioned was told
 }
 
 // New checks everything it can without a server, and returns every fault at once, each naming its field. The
@@ -82,15 +82,15 @@ func build(c *Consumer, noHandler bool) (*Consumer, error) {
 	return c, nil
 }
 
-// standbySQL returns one row: whether this server only replays another's log.
-const standbySQL = `select pg_is_in_recovery()`
-
 // Run consumes until ctx is done. Then it stops taking messages, lets the batch in hand of each partition finish (at most
 // DrainTimeout), commits offsets, leaves the group and returns nil, when nothing of it is left. A handler that does not
 // return within HangTimeout of the end of its context is left behind, and Run returns [ErrHandlerStuck]. Any other return is
 // an error that a restart alone may not mend: the first connection failed, the schema does not fit, the topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.ready(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped before it began
+		}
 		return err
 	}
 	err := c.source.Run(ctx, c.own)
@@ -102,15 +102,12 @@ func (c *Consumer) Run(ctx context.Context) error {
 func (c *Consumer) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if err := migrations.Check(ctx, c.pool); err != nil {
-		return fmt.Errorf("consumer: %s: %w", c.server(), err)
+	warnings, err := preflight.Check(ctx, c.pool, preflight.App)
+	for _, w := range warnings {
+		c.cfg.Logger.Warn("onlyonce: " + w)
 	}
-	var standby bool
-	if err := c.pool.QueryRow(ctx, standbySQL).Scan(&standby); err != nil {
+	if err != nil {
 		return fmt.Errorf("consumer: %s: %w", c.server(), err)
-	}
-	if standby {
-		return fmt.Errorf("consumer: %s is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)", c.server())
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ var children = map[string]func(db string) error{
 				kill()
 			}
 			return nil
-		}, false)
+		})
 	},
 	"offset-unsent": func(db string) error {
 		return childRun(db, &consumertest.Source{Log: mixLog(true), OnCommit: func(_ int32, offset int64) error {
@@ -34,7 +34,7 @@ var children = map[string]func(db string) error{
 				kill()
 			}
 			return nil
-		}}, scenario.Handle, true)
+		}}, scenario.Handle, func(cfg *consumer.Config) { cfg.Key, cfg.PositionsOnly = nil, true })
 	},
 	"poison": func(db string) error {
 		return childRun(db, &consumertest.Source{Log: mixLog(false)}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -45,8 +45,18 @@ var children = map[string]func(db string) error{
 				kill()
 			}
 			return nil
-		}, false)
+		})
 	},
+	"poison that blocks": func(db string) error {
+		return childRun(db, &consumertest.Source{}, poisoned, func(cfg *consumer.Config) { cfg.OnFailure = consumer.BlockPartition })
+	},
+}
+
+func poisoned(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	if m.Offset == 14 {
+		kill()
+	}
+	return queued(ctx, tx, m)
 }
 
 func kill() {
@@ -72,19 +82,19 @@ func mixLog(positionsOnly bool) *consumertest.Log {
 	return log
 }
 
-func childRun(db string, src *consumertest.Source, h consumer.Handler, positionsOnly bool) error {
+func childRun(db string, src *consumertest.Source, h consumer.Handler, tune ...func(*consumer.Config)) error {
 	pool, err := pgxpool.New(context.Background(), db)
 	if err != nil {
 		return err
 	}
-	cfg := testConfig()
 	if src.Log == nil {
 		src.Log, _ = crashLog()
 	}
-	if positionsOnly {
-		cfg.Key, cfg.PositionsOnly = nil, true
-	}
 	src.GroupID = "stock"
+	cfg := testConfig()
+	for _, f := range tune {
+		f(&cfg)
+	}
 	c, err := consumer.New(pool, src, h, cfg)
 	if err != nil {
 		return err

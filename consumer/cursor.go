@@ -19,7 +19,8 @@ import (
 // readCursorSQL reads where a cursor stands and who owns it. At most one row; by the unique (scope, topic, partition).
 const readCursorSQL = `
 select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
-       retired_at is not null, replay_no, replay_until, replay_resume, replay_resend
+       retired_at is not null, replay_no, replay_until, replay_resume, replay_resend,
+       case when attempts > 0 then attempt_offset end
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
 
@@ -120,6 +121,7 @@ type cursor struct {
 	next      int64
 	anchor    *anchor
 	retired   bool
+	suspect   *int64 // a message that stood alone, with attempts that are counted; nil: none
 
 	replayNo     int32
 	replayUntil  *int64 // nil: no replay is under way
@@ -149,7 +151,7 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	)
 	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
 		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash,
-		&r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend)
+		&r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.suspect)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}

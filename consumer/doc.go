@@ -12,6 +12,8 @@
 //	...
 //	err = c.Run(ctx) // until ctx is done
 //
+// A [BatchHandler] gets all messages of a transaction at once, for writes that are made of sets.
+//
 // # Two records of what was processed
 //
 // The cursor holds the position in each partition. A batch moves it from the position that its owner knows to the next, in the
@@ -55,15 +57,23 @@
 // A handler that fails: the batch is rolled back and divided, until the message that fails stands alone, and only then
 // is it judged. In a batch, a queued statement's error surfaces at a neighbour. Attempts at a message that stands
 // alone are counted in the database before they run, so that a message which kills its process is found too; when
-// they are used up, the message is parked in the transaction that moves the position over it.
+// they are used up, the message is parked in the transaction that moves the position over it. [FailurePolicy] has the other
+// choices: to set aside at once what comes behind it by the same ordering key, and try both again from the database, or to
+// pass over nothing.
 //
-// A handler that ends the transaction, swallows an error, panics, keeps the transaction: see package internal/guard.
+// A handler that ends the transaction, swallows an error, panics, keeps the transaction: see package internal/guard. What may
+// fail by design goes into [Tx].Savepoint.
 //
-// A database that lost its history, a topic that was created again, a log that was truncated or cut by retention: the
-// partition halts with a [HaltError] that names the command which resolves it, and others go on.
+// A handler that is slow: its context ends, which counts as a failure of its message. One that does not return even then is
+// left behind: its connection is cut, so that the server rolls back, and whatever it still tries with its transaction
+// is refused; the work goes on with another. Its goroutine is lost until it returns, and [Consumer.Healthy] tells.
+//
+// A database that lost its history, a topic that was created again, a log that was truncated or cut by retention, a message that
+// cannot be applied where none may be passed over: the partition halts with a [HaltError] that names the command which resolves it, and others go on.
 //
 // # Shutdown
 //
-// When ctx ends, Run takes no more messages, lets the batch in hand finish (at most Config.DrainTimeout), commits
-// the offsets, marks the cursors as let go in order, leaves the group and returns nil.
+// When ctx ends, Run takes no more messages, lets the batch in hand finish (at most Config.DrainTimeout, and HangTimeout for a
+// handler that does not look at its context), commits the offsets, marks the cursors as let go in order, leaves the
+// group and returns nil, or [ErrHandlerStuck] where a handler that was left behind is still running.
 package consumer

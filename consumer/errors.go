@@ -15,6 +15,7 @@ import (
 // SQLSTATEs of the schema onlyonce.
 const (
 	codeFenceLost   = "OO001" // another owner, or another transaction, moved the position
+	codeRaceLost    = "23505" // at the fence: another transaction from the same position committed meanwhile
 	codeKeyNotFresh = "23505" // at the claim: a key of the optimistic claim is not new
 	codeBlocked     = "OO006" // an ordering key is blocked by a parked message
 )
@@ -74,8 +75,8 @@ func waitAtLeast(err error, d time.Duration) time.Duration {
 // FailMessage is what a [BatchHandler] returns for a message that it cannot apply; errors.Join makes one error of several. The
 // transaction is rolled back, the messages before m are tried without it, and m is tried alone. Nil stays nil.
 func FailMessage(m *Message, err error) error {
-	if err == nil {
-		return nil
+	if err == nil || m == nil {
+		return err
 	}
 	return &messageError{m, err}
 }

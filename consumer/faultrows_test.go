@@ -21,16 +21,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/scenario"
 )
 
-var levels = []string{"read committed", "repeatable read", "serializable"}
-
 // isolated sets the isolation level of every transaction.
 func isolated(level string) func(*faults) {
-	return func(f *faults) {
-		f.cfg.OnBegin = func(_ context.Context, tx consumer.Tx) error {
-			tx.Queue("set transaction isolation level " + level)
-			return nil
-		}
-	}
+	return func(f *faults) { f.cfg.OnBegin = isolation(level) }
 }
 
 // contested is a message without a call, so that a test can apply it without onlyonce.
@@ -47,7 +40,7 @@ var claimRows = slices.Concat(
 		f.sql(first, "rollback")
 	}, 1),
 	sameKeyRows("first hangs", func(f *faults, first *pgx.Conn) {
-		until(f.t, "the second to give up waiting twice", func() bool { return f.retries.Load() > 20 })
+		until(f.t, "the second to give up waiting twice", func() bool { return f.retries() > 20 })
 		if at := f.mix.Of(contested).Offset; f.position(0) > at {
 			f.t.Errorf("position %d: the message at %d was acknowledged", f.position(0), at)
 		}
@@ -71,8 +64,8 @@ var claimRows = slices.Concat(
 			}
 		}},
 		{"claim", "deadlock", deadlock},
-		{"claim", "serialization failure", func(f *faults) { serialization(f, levels[1]) }},
-		{"claim", "serialization failure: serializable", func(f *faults) { serialization(f, levels[2]) }},
+		{"claim", "serialization failure", func(f *faults) { serialization(f, levels[0]) }},
+		{"claim", "serialization failure: serializable", func(f *faults) { serialization(f, levels[1]) }},
 		{"claim", "serialization failure: more often than it is run again at once", func(f *faults) {
 			var failed atomic.Int32
 			f.misbehaves(nil, func(_ context.Context, tx consumer.Tx, _ *consumer.Message) error {
@@ -86,7 +79,7 @@ var claimRows = slices.Concat(
 
 // sameKeyRows are one ending in each isolation level, on the optimistic path and on the other one.
 func sameKeyRows(ending string, end func(f *faults, first *pgx.Conn), effects int) (rows []row) {
-	for _, level := range levels {
+	for _, level := range append([]string{"read committed"}, levels...) {
 		for _, claimFirst := range []bool{false, true} {
 			variant := level
 			if claimFirst {
@@ -241,8 +234,8 @@ var handlerRows = []row{
 			until(f.t, "the handlers that were left behind to end", func() bool { return f.consumer.Healthy() == nil })
 			f.rig.mu.Lock()
 			defer f.rig.mu.Unlock()
-			if len(f.hung) < 3 {
-				f.t.Errorf("%d handlers were left behind, want one for each attempt", len(f.hung))
+			if len(f.hangs) < 3 {
+				f.t.Errorf("%d handlers were left behind, want one for each attempt", len(f.hangs))
 			}
 		}
 		f.misbehaves(exhausted, func(context.Context, consumer.Tx, *consumer.Message) error {

@@ -200,8 +200,15 @@ func (f *faults) say(more string) {
 		}
 	}
 	f.rig.mu.Unlock()
-	f.t.Logf("%s: %s: %d handler calls, %d retries, %d duplicates, %v%s", f.row.step, f.row.fault, f.calls.Load(), f.retries.Load(),
+	f.t.Logf("%s: %s: %d handler calls, %d retries, %d duplicates, %v%s", f.row.step, f.row.fault, f.calls.Load(), f.retries(),
 		duplicates, counted(f.t, f.pool, f.mix), more)
+}
+
+// retries counts what was tried again.
+func (f *faults) retries() int {
+	f.rig.mu.Lock()
+	defer f.rig.mu.Unlock()
+	return len(f.tries)
 }
 
 // parkedAs fails the test unless exactly these messages, besides the Permanent one, were parked for these reasons.

@@ -181,6 +181,20 @@ func TestHaltedPartitionLeavesOthersAlone(t *testing.T) {
 	}
 }
 
+// F1: a failover that loses commits, and no message comes after it: the owner looks.
+func TestF1LostCommitsAreRedoneWithoutNewMessages(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 10)
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 10)
+	r.exec(`with p as (delete from onlyonce.progress returning 1), i as (delete from onlyonce.inbox returning 1) delete from effects`)
+	r.reaches(0, 10)
+	until(t, "effects", func() bool { return r.count(`select count(*) from effects`) == 10 })
+	stop()
+	r.once(values...)
+}
+
 // A pool of one connection is enough, also to find out why the fence raised.
 func TestOneConnectionIsEnough(t *testing.T) {
 	t.Parallel()

@@ -27,17 +27,20 @@ func startFetching(ctx context.Context, w *worker) *fetching {
 	f := &fetching{results: make(chan fetched, 1), cancel: cancel, done: make(chan struct{}), budget: &w.c.budget}
 	go func() {
 		defer close(f.done)
-		f.run(ctx, w.c, w.id, w.p, w.pos)
+		f.run(ctx, w.c, w.id, w.p, w.state, w.pos)
 	}()
 	return f
 }
 
-func (f *fetching) run(ctx context.Context, c *Consumer, id Identity, p Partition, from int64) {
+func (f *fetching) run(ctx context.Context, c *Consumer, id Identity, p Partition, state *partitionState, from int64) {
 	for ctx.Err() == nil {
 		if !f.budget.wait(ctx, &f.held) {
 			return
 		}
 		got, err := fetch(ctx, &c.cfg.Hooks, id, p, from)
+		if err == nil {
+			state.fetched(got.HighWatermark)
+		}
 		if err == nil && got.Next <= from {
 			continue // nothing there yet; Fetch has waited
 		}

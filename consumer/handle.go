@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // lostLimit is after how many lost connections in a row a batch is taken apart: one of its messages may be what kills them.
@@ -20,7 +21,10 @@ const lostLimit = 3
 // batch, a queued statement's error may surface at a neighbour, and a deferred constraint's at the very end.
 func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) error {
 	if msgs[0].Offset < w.aloneUntil {
-		return w.divide(ctx, work, msgs, next, 1)
+		if err := w.part(ctx, work, msgs[:1], nextOf(msgs, 1, next)); err != nil || len(msgs) == 1 {
+			return err
+		}
+		return w.part(ctx, work, msgs[1:], next)
 	}
 	retry := newBackoff(w.c.cfg)
 	for lost := 0; ; {
@@ -32,11 +36,7 @@ func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) 
 		case errors.As(err, &f) && f.lost && lost < lostLimit:
 			lost++
 		case errors.As(err, &f):
-			n := f.index
-			if n < 0 { // halves: the fewest runs until the one that fails stands alone
-				n = len(msgs) / 2
-			}
-			return w.divide(ctx, work, msgs, next, max(n, 1))
+			return w.divide(ctx, work, msgs, next, f.index)
 		}
 		if !sleep(ctx, w.retrying(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
 			return ctx.Err()
@@ -44,24 +44,40 @@ func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) 
 	}
 }
 
-// divide handles the first n messages, then the others; a single one stands alone from here on.
-func (w *worker) divide(ctx, work context.Context, msgs []*Message, next int64, n int) error {
-	if len(msgs) == 1 {
+// divide handles the messages around the one that failed, and that one by itself; halves where it is not known, which takes
+// the fewest runs until it stands alone.
+func (w *worker) divide(ctx, work context.Context, msgs []*Message, next int64, failed int) error {
+	cuts := []int{0, len(msgs) / 2, len(msgs)}
+	if failed >= 0 {
+		cuts = []int{0, failed, failed + 1, len(msgs)}
+	}
+	for i, from := range cuts[:len(cuts)-1] {
+		if to := cuts[i+1]; from < to {
+			if err := w.part(ctx, work, msgs[from:to], nextOf(msgs, to, next)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// part handles some messages of a batch; a single one stands alone from here on.
+func (w *worker) part(ctx, work context.Context, msgs []*Message, next int64) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case len(msgs) == 1:
 		return w.handleAlone(ctx, work, msgs[0], next)
 	}
-	part := func(msgs []*Message, next int64) error {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if len(msgs) == 1 {
-			return w.handleAlone(ctx, work, msgs[0], next)
-		}
-		return w.handle(ctx, work, msgs, next)
+	return w.handle(ctx, work, msgs, next)
+}
+
+// nextOf is the position behind the first n messages of a batch that ends at next.
+func nextOf(msgs []*Message, n int, next int64) int64 {
+	if n < len(msgs) {
+		return msgs[n].Offset
 	}
-	if err := part(msgs[:n], msgs[n].Offset); err != nil {
-		return err
-	}
-	return part(msgs[n:], next)
+	return next
 }
 
 // handleAlone brings the position over one message: applied, found to be a duplicate, or parked.
@@ -110,8 +126,9 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted,
 		// The attempts before this one were counted and told nobody how they ended: they took the process with them.
 		err = park(&verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", counted-1), attempts: counted - 1})
 	} else {
-		m.Attempt = n
-		err = w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true})
+		one := *m // a handler that hung may still hold the one before
+		one.Attempt = n
+		err = w.attempt(work, &attempt{msgs: []*Message{&one}, next: next, alone: true})
 	}
 	var f *failure
 	var b *blockedError
@@ -119,6 +136,9 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted,
 	case !errors.As(err, &f):
 		return err
 	case errors.As(f.err, &b):
+		if b.reason == reasonCrashed { // the count stands, whatever is deployed
+			return w.halt(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
+		}
 		return w.halt(HaltBlocked, "%s: %v", b.reason, b.err)
 	case isPermanent(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
 		return w.halt(HaltBlocked, "%s: %v", reasonPermanent, f.err)
@@ -142,7 +162,7 @@ func (w *worker) countAttempt(ctx context.Context, offset int64, owed int) (n in
 	err = w.c.pool.QueryRow(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset, owed).Scan(&n)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, w.cur.id)
+		return 0, errMoved // by another owner, or by an operator: the next look at the cursor tells
 	case err != nil:
 		return 0, fmt.Errorf("counting an attempt: %w", err)
 	}
@@ -181,8 +201,9 @@ func (w *worker) advance(ctx, work context.Context, next int64) error {
 // final reports whether err ends the work on this partition, rather than asking for another try.
 func final(err error) bool {
 	var f *failure
-	if errors.As(err, &f) {
-		return false // a handler may return any error, these too
+	var g *guard.Failure
+	if errors.As(err, &f) || errors.As(err, &g) && g.Step == stepHook {
+		return false // functions of the user's may return any error, these too
 	}
 	var halt *HaltError
 	return errors.As(err, &halt) || errors.Is(err, ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,14 +65,13 @@ type rig struct {
 	log  *consumertest.Log
 	src  *consumertest.Source
 
-	retries atomic.Int64 // of anything
-
 	mu     sync.Mutex
 	seen   []string // values that the handler was called with
 	events []consumer.BatchDone
 	parked []consumer.Parked
 	halts  []*consumer.HaltError
-	hung   []consumer.Hung
+	tries  []consumer.Retry
+	hangs  []consumer.Hung
 
 	consumer *consumer.Consumer // the last one that was started
 }
@@ -128,16 +126,7 @@ func (r *rig) start(h consumer.Handler, cfg consumer.Config) (stop func()) {
 
 func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handler, cfg consumer.Config) (stop func()) {
 	r.t.Helper()
-	cfg.Hooks = consumer.Hooks{
-		Batch:  func(e consumer.BatchDone) { r.mu.Lock(); defer r.mu.Unlock(); r.events = append(r.events, e) },
-		Parked: func(e consumer.Parked) { r.mu.Lock(); defer r.mu.Unlock(); r.parked = append(r.parked, e) },
-		Halted: func(e *consumer.HaltError) { r.mu.Lock(); defer r.mu.Unlock(); r.halts = append(r.halts, e) },
-		Hung:   func(e consumer.Hung) { r.mu.Lock(); defer r.mu.Unlock(); r.hung = append(r.hung, e) },
-		Retry: func(e consumer.Retry) {
-			r.retries.Add(1)
-			r.t.Logf("retry: offset %d, attempt %d: %.200v", e.Offset, e.Attempt, e.Err)
-		},
-	}
+	cfg.Hooks = r.hooks(cfg.Hooks)
 	c, err := consumer.New(pool, src, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		r.mu.Lock()
 		r.seen = append(r.seen, string(m.Value))
@@ -147,6 +136,37 @@ func (r *rig) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handle
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	return r.run(c)
+}
+
+// startBatch is start for a handler of batches.
+func (r *rig) startBatch(h consumer.BatchHandler, cfg consumer.Config) (stop func()) {
+	r.t.Helper()
+	cfg.Hooks = r.hooks(cfg.Hooks)
+	c, err := consumer.NewBatch(r.pool, r.src, h, cfg)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return r.run(c)
+}
+
+// hooks adds to a test's own hooks those that take notes.
+func (r *rig) hooks(h consumer.Hooks) consumer.Hooks {
+	h.Batch = func(e consumer.BatchDone) { r.mu.Lock(); defer r.mu.Unlock(); r.events = append(r.events, e) }
+	h.Parked = func(e consumer.Parked) { r.mu.Lock(); defer r.mu.Unlock(); r.parked = append(r.parked, e) }
+	h.Halted = func(e *consumer.HaltError) { r.mu.Lock(); defer r.mu.Unlock(); r.halts = append(r.halts, e) }
+	h.Hung = func(e consumer.Hung) { r.mu.Lock(); defer r.mu.Unlock(); r.hangs = append(r.hangs, e) }
+	h.Retry = func(e consumer.Retry) {
+		r.t.Logf("retry: offset %d, attempt %d: %.200v", e.Offset, e.Attempt, e.Err)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.tries = append(r.tries, e)
+	}
+	return h
+}
+
+// run runs a consumer until stop is called; stop fails the test if Run did not end well.
+func (r *rig) run(c *consumer.Consumer) (stop func()) {
 	r.consumer = c
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

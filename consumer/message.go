@@ -61,9 +61,9 @@ func (m *Message) ID() string { return m.id }
 func (m *Message) Tenant() string { return m.tenant }
 
 // hash is the stored form of the message's key and of its payload's fingerprint.
-func (m *Message) hash() (pgtype.UUID, int64) {
+func (m *Message) hash() ([16]byte, int64) {
 	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, ID: m.id, Replay: m.replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
-	return pgtype.UUID{Bytes: k.Hash(), Valid: true}, k.Fingerprint.Int64()
+	return k.Hash(), k.Fingerprint.Int64()
 }
 
 // origin is what calls that the handler enqueues derive their keys from.

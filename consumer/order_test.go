@@ -22,8 +22,8 @@ func orderConfig() consumer.Config {
 	return cfg
 }
 
-// inOrder fails the test unless the effects whose value begins with prefix were written in the order of their numbers.
-func (r *rig) inOrder(prefix string, n int) {
+// keyInOrder fails the test unless the effects whose value begins with prefix were written in the order of their numbers.
+func (r *rig) keyInOrder(prefix string, n int) {
 	r.t.Helper()
 	rows, err := r.pool.Query(context.Background(), `select value from effects where value like $1 || '-%' order by n`, prefix)
 	if err != nil {
@@ -87,7 +87,7 @@ func TestD4SickKeyIsRetriedFromTheDatabaseInOrder(t *testing.T) {
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 15 })
 	stop()
 	for _, k := range []string{"a", "b", "c"} {
-		r.inOrder(k, 5)
+		r.keyInOrder(k, 5)
 	}
 	if n := r.count(`select count(*) from onlyonce.parked where settled_at is null`); n != 0 {
 		t.Errorf("%d parked messages are left", n)
@@ -115,8 +115,8 @@ func TestD4DeadHeadKeepsItsKeyBlocked(t *testing.T) {
 	r.keyed(0, "a", "a-4")
 	stop = r.start(h.handle, orderConfig())
 	r.reaches(0, 9)
-	r.inOrder("b", 4)
-	r.inOrder("a", 1)
+	r.keyInOrder("b", 4)
+	r.keyInOrder("a", 1)
 	if n := r.count(`select count(*) from onlyonce.parked where state = 'blocked'`); n != 3 {
 		t.Errorf("%d blocked messages, want 3", n)
 	}
@@ -124,7 +124,7 @@ func TestD4DeadHeadKeepsItsKeyBlocked(t *testing.T) {
 	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`) // as `parked redrive` does
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 9 })
 	stop()
-	r.inOrder("a", 5)
+	r.keyInOrder("a", 5)
 }
 
 // D4, I6: whatever fails, however often, and however often the partition changes hands, each key's effects are in order and single.
@@ -165,7 +165,7 @@ func TestD4OrderHoldsThroughFailuresAndTakeOvers(t *testing.T) {
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) >= keys*each })
 	stop()
 	for k := range keys {
-		r.inOrder(fmt.Sprintf("k%d", k), each)
+		r.keyInOrder(fmt.Sprintf("k%d", k), each)
 	}
 	if n := r.count(`select count(*) from onlyonce.parked where settled_at is null`); n != 0 {
 		t.Errorf("%d parked messages are left", n)

@@ -59,7 +59,8 @@ func (v *verdict) state() string {
 func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
 	var key pgtype.UUID
 	if m.id != "" {
-		key, _ = m.hash()
+		hash, _ := m.hash()
+		key = uuidOrNull(hash)
 	}
 	names := make([][]byte, len(m.Headers))
 	values := make([][]byte, len(m.Headers))

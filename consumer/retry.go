@@ -16,13 +16,18 @@ import (
 )
 
 // tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition, cursor, epoch, nonce. One row: whether
-// somebody paused it, whether it still is the owner, and in how many seconds the next of its parked rows is due (null: none
-// is). By the index parked_due.
+// the lease is still the owner's, where the cursor stands, whether somebody paused the partition, and in how many seconds the next
+// of its parked rows is due (null: none is). By the primary keys and the indexes parked_due and parked_order. A row that stands behind an unsettled
+// one of its ordering key is not due, whatever its time: takeSQL does not take it.
 const tendSQL = `
-select exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
-       exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
-       (select extract(epoch from min(next_attempt_at) - clock_timestamp())::float8 from onlyonce.parked
-         where scope = $1 and topic = $2 and partition = $3 and state = 'retrying')`
+select exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
+       coalesce((select next_offset from onlyonce.positions where id = $4), -1),
+       exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
+       (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
+         where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.state = 'retrying'
+           and not exists (select 1 from onlyonce.parked f
+                            where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
+         order by p.next_attempt_at limit 1)`
 
 // takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
 // partition, and after how many seconds it is due again should this process die. At most one row; none too where the
@@ -115,7 +120,7 @@ func (r *retrier) kick() {
 	}
 }
 
-// run tries parked messages until ctx is done (nil), or the partition is paused (errPaused). The attempt in hand ends with work.
+// run tries parked messages until ctx is done (nil), or the partition is paused (errPaused) or taken over (errMoved). The attempt in hand ends with work.
 func (r *retrier) run(ctx, work context.Context) error {
 	defer r.rest()
 	retry := newBackoff(r.c.cfg)
@@ -135,8 +140,12 @@ func (r *retrier) run(ctx, work context.Context) error {
 		if err == nil {
 			err = r.promote(ctx)
 		}
-		for more := err == nil && r.next <= 0; more && ctx.Err() == nil; {
-			more, err = r.tryNext(ctx, work)
+		tended := time.Now()
+		for more := err == nil && r.next <= 0; more && err == nil && ctx.Err() == nil; {
+			if more, err = r.tryNext(ctx, work); err == nil && time.Since(tended) >= tendEvery {
+				tended = time.Now()
+				err = r.tend(ctx) // a pause must not wait for all of a thousand rows
+			}
 		}
 		wait = max(r.next, time.Millisecond)
 		switch {
@@ -157,13 +166,17 @@ func (r *retrier) tend(ctx context.Context) error {
 	}
 	var paused, mine bool
 	var due *float64
-	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&paused, &mine, &due)
+	var at int64
+	known := r.state.position.Load() // before the query: the database is at least there, unless a failover lost commits
+	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&mine, &at, &paused, &due)
 	switch {
 	case err != nil:
 		return fmt.Errorf("looking for parked messages: %w", err)
 	case !mine: // an idle partition has no fence to tell it
 		_, err := r.stands(ctx)
 		return err
+	case at < known: // nor of that
+		return errMoved
 	case paused:
 		return errPaused
 	}
@@ -320,7 +333,7 @@ func (r *retrier) recognize(row *parkedRow) error {
 		m.id = "" // parked by a consumer without ids: its position identifies it
 		return nil
 	}
-	if hash, _ := m.hash(); m.id == "" || hash != row.key {
+	if hash, _ := m.hash(); m.id == "" || hash != row.key.Bytes {
 		return errors.New("Config.Key finds another id in this message than when it was parked: its calls would get other keys")
 	}
 	return nil
@@ -332,7 +345,8 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 	var key pgtype.UUID
 	var fingerprint int64
 	if row.claimed && row.key.Valid {
-		key, fingerprint = row.m.hash()
+		key = row.key
+		_, fingerprint = row.m.hash()
 	}
 	return &attempt{
 		msgs: []*Message{row.m}, alone: true, inPlace: true, unclaimed: row.reason != reasonNoKey,

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Source is the consumer's one seam to where messages come from. Package kafkasource is the one for segmentio/kafka-go.
+// Source is the consumer's one seam to where messages come from. Package kafkasource is the one for segmentio/kafka-go,
+// package franzsource the one for twmb/franz-go. Whoever writes another runs consumertest.Conformance on it.
 //
 // A Source decides which partitions this process owns; the consumer decides what happens to their messages, and the
 // database has the last word on who may: a Source that is wrong about ownership costs work and never an effect.
@@ -17,9 +18,9 @@ type Source interface {
 
 	// Run joins and hands over every partition that this process comes to own, by calling own in a goroutine of its own for each.
 	// The context of own ends when the partition is to be given up (a rebalance, or ctx is done); Run lets
-	// the partition go only when own has returned. When own returns [ErrOwnershipLost] while its context
+	// the partition go only when own has returned, or when the group's patience is over; after that Commit fails. When own returns [ErrOwnershipLost] while its context
 	// is alive, Run must prove membership anew (rejoin) before it hands over that partition again.
-	// Any other return value of own ends Run, which returns it. Once own's context has ended, ErrOwnershipLost and
+	// Any other error of own ends Run, which returns it; so does its return without one, which is an error then. Once own's context has ended, ErrOwnershipLost and
 	// context.Canceled count as nil.
 	//
 	// Run returns nil once ctx is done and every own has returned. Brokers that cannot be reached are
@@ -40,7 +41,9 @@ type Partition interface {
 
 	// Commit commits an offset in this very generation of the group; it succeeds only for a member, so it proves
 	// membership. It returns an error that wraps [ErrOwnershipLost] when the group says that this process does
-	// not own the partition any more. It is never carried over into another generation.
+	// not own the partition any more. It is never carried over into a generation in which the partition was handed over
+	// anew, here or elsewhere. Where a source keeps a partition through rebalances, without an end of own's context, "this generation"
+	// is the latest of those that the partition has come through as this member's.
 	Commit(ctx context.Context, offset int64, metadata string) error
 
 	// Bounds returns the first offset that the log still holds, and its last stable offset: everything below that is
@@ -70,6 +73,9 @@ type Identity struct {
 	Partition int32
 	// Partitions is how many partitions the topic has, 0 where the source does not know. It may grow while the identity stays.
 	Partitions int32
+	// Compacted says that records may be removed from the middle of the log, so that one which was read may be gone although the
+	// log was not truncated. False where the source does not know.
+	Compacted bool
 }
 
 // Fetched is what one Fetch found.

@@ -42,6 +42,22 @@ type partitionState struct {
 	halted                                             atomic.Pointer[HaltError]
 }
 
+// moved takes back that the partition is halted where it does not stand at that position any more.
+func (s *partitionState) moved() {
+	if h := s.halted.Load(); h != nil && s.position.Load() != h.Position {
+		s.halted.CompareAndSwap(h, nil)
+	}
+}
+
+// fetched takes note of what was found in the log. Whoever reads it again is not halted, but for a message that blocks: that one is
+// still to come.
+func (s *partitionState) fetched(highWatermark int64) {
+	s.highWatermark.Store(highWatermark)
+	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked {
+		s.halted.CompareAndSwap(h, nil)
+	}
+}
+
 // partitions are those that this process owns.
 type partitions struct {
 	mu  sync.Mutex

@@ -29,28 +29,28 @@ type Tx interface {
 
 	// Savepoint calls fn, whose writes through this transaction are undone when it returns an error or one of its
 	// statements fails; that error is returned and the transaction goes on. For what may fail by design: an insert that
-	// may violate a constraint, say. A transaction has at most 60, because more than 64 subtransactions slow down the
-	// whole server (PostgreSQL documentation, "Subtransactions").
+	// may violate a constraint, say. Serialization failures and deadlocks (40001, 40P01) are not forgiven: the whole transaction
+	// runs again. A transaction has at most 60, those of all messages of a batch together, because more than 64
+	// subtransactions slow down the whole server (PostgreSQL documentation, "Subtransactions"); the 61st fails, and the
+	// batch is divided there. With one in each message set Config.BatchSize to 60 at most.
 	Savepoint(ctx context.Context, fn func() error) error
 }
 
 // For returns tx for one message of a batch: calls that are enqueued through it derive their keys from that message, and
 // are the same however the batch is cut the next time. A [Handler] does not need it.
-func For(tx Tx, m *Message) Tx {
-	return &forMessage{Tx: tx, origin: m.origin(), marks: map[[16]byte]struct{}{}}
-}
+func For(tx Tx, m *Message) Tx { return &forMessage{tx, m.origin()} }
 
 // forMessage has what package outbox looks for.
 type forMessage struct {
 	Tx
 	origin dedupe.Origin
-	marks  map[[16]byte]struct{}
 }
 
 func (t *forMessage) Origin() (dedupe.Origin, bool) { return t.origin, true }
 
+// Mark keeps the marks where a savepoint that is undone takes them back. An identity holds its message, so those of all messages lie
+// together. Behind a Tx of the user's own the database finds out.
 func (t *forMessage) Mark(id [16]byte) bool {
-	_, there := t.marks[id]
-	t.marks[id] = struct{}{}
-	return !there
+	all, ok := t.Tx.(interface{ Mark(id [16]byte) bool })
+	return !ok || all.Mark(id)
 }

@@ -148,6 +148,7 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 func (w *worker) committed(a *attempt, last *anchor) {
 	w.pos, w.anchor = a.next, last
 	w.state.position.Store(w.pos)
+	w.state.moved()
 	if w.batches >= pruneEvery {
 		w.batches = 0
 	}
@@ -182,7 +183,7 @@ func (e *engine) stands(ctx context.Context) (int64, error) {
 		return 0, err
 	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
 		return cur.next, nil
-	case cur != nil && cur.run != e.cur.run:
+	case cur != nil && (cur.run != e.cur.run || cur.retired):
 		return 0, errMoved
 	}
 	return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, e.cur.id)
@@ -225,7 +226,6 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 			w.recognize(got.Messages)
 			w.buf = append(w.buf, got.Messages...)
 			w.bufNext = got.Next
-			w.state.highWatermark.Store(got.HighWatermark)
 		case <-linger:
 			return w.take(n)
 		case <-flush:

@@ -7,7 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // Tx is what claiming needs of a transaction: [pgx.Tx] has it, and so has the transaction that a consumer's handler
@@ -76,7 +77,7 @@ func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 	if len(keys) == 0 {
 		return nil, nil
 	}
-	hashes := make([]pgtype.UUID, len(keys))
+	hashes := make([][16]byte, len(keys))
 	fingerprints := make([]int64, len(keys))
 	var faults []error
 	for i, k := range keys {
@@ -84,14 +85,14 @@ func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 			faults = append(faults, fmt.Errorf("key %d: %w", i, err))
 			continue
 		}
-		hashes[i] = pgtype.UUID{Bytes: k.Hash(), Valid: true}
+		hashes[i] = k.Hash()
 		fingerprints[i] = k.Fingerprint.Int64()
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
 	}
 	var codes []int16
-	if err := tx.QueryRow(ctx, claimSQL, hashes, fingerprints).Scan(&codes); err != nil {
+	if err := tx.QueryRow(ctx, claimSQL, codec.UUIDs(hashes), codec.Bigints(fingerprints)).Scan(&codes); err != nil {
 		return nil, fmt.Errorf("dedupe: claim: %w", err)
 	}
 	if len(codes) != len(keys) {

@@ -51,6 +51,31 @@ func TestApplyFromManyProcessesAtOnce(t *testing.T) {
 	}
 }
 
+// Through PgBouncer in transaction mode: the lock that makes processes take turns ends with its transaction.
+func TestApplyThroughPgBouncer(t *testing.T) {
+	t.Parallel()
+	url := pgtest.EmptyURL(t)
+	bouncer := pgtest.PgBouncer(t, url, 2)
+	var wg sync.WaitGroup
+	for range 4 {
+		conn := connect(t, bouncer.Exec())
+		wg.Go(func() {
+			if _, err := migrations.Apply(t.Context(), conn); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	conn := connect(t, bouncer.Exec())
+	if err := migrations.Check(t.Context(), conn); err != nil {
+		t.Error(err)
+	}
+	var locks int
+	if err := conn.QueryRow(t.Context(), `select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())`).Scan(&locks); err != nil || locks != 0 {
+		t.Errorf("%d advisory locks left, %v", locks, err)
+	}
+}
+
 // S1: code accepts its own version and the next, and says what to do about every other.
 func TestS1SchemaMustFitTheCode(t *testing.T) {
 	t.Parallel()

@@ -12,7 +12,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
 // Relay sends what is in the outbox. Any number of relays may run, in any number of processes: for each sink one of
@@ -73,7 +73,11 @@ func (r *Relay) Run(ctx context.Context) error {
 		return ErrRunning
 	}
 	defer r.running.Store(false)
-	if err := migrations.Check(ctx, r.pool); err != nil {
+	warnings, err := preflight.Check(ctx, r.pool, preflight.Relay)
+	for _, w := range warnings {
+		r.cfg.Logger.Warn("onlyonce: " + w)
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}

@@ -1,48 +1,22 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"math"
-	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
-
-const (
-	adoptLockTimeout = 10 * time.Second // how long the batch in the owner's hands may hold us up
-	adoptTimeout     = 30 * time.Second // the transaction as a whole
-	commitTimeout    = 15 * time.Second // detached from any request to end
-)
-
-// boundsSQL bounds the transaction's waits. In: lock_timeout.
-const boundsSQL = `select set_config('lock_timeout', $1, true)`
-
-// lockCursorSQL locks the lease of a cursor. In: scope, topic, partition. One row, or none where there is no cursor. The
-// lock waits for the batch of an owner, which holds the row FOR SHARE, and keeps the next one and every taker out. What
-// the batch did shows only to a statement after this one.
-const lockCursorSQL = `
-select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id
- where c.scope = $1 and c.topic = $2 and c.partition = $3
-   for no key update of l`
-
-// fenceOwnerSQL raises the epoch and sets a new nonce, so that whatever the present owner still does fails on its
-// fence. In: lease, the epoch that was read under the lock. Out: the new epoch; never null under that lock, as the lease
-// of a cursor has no time.
-const fenceOwnerSQL = `select onlyonce.raise_epoch($1, $2, gen_random_uuid())`
 
 // adoptSQL changes the cursor. In: id, group or null, offset or null. By the primary key, under the lock on its lease.
 //
 // A position means something in one incarnation of the topic only. So with an offset, cluster and topic are the next
 // owner's to stamp, and a new run begins, in which there is no anchor to compare the log with. Without one everything that
 // proves the log to be the same stays. The ids above all: once retention has removed the anchor's record they
-// are the only proof, and a topic made anew would be read from the old one's position.
+// are the only proof, and a topic made anew would be read from the old one's position. An offset also brings a retired
+// cursor back, and ends a replay.
 const adoptSQL = `
 update onlyonce.cursors
    set group_id       = $2::text,
@@ -51,7 +25,11 @@ update onlyonce.cursors
        run            = case when $3::bigint is null then run else run + 1 end,
        run_start      = coalesce($3::bigint, run_start),
        attempt_offset = case when $3::bigint is null then attempt_offset end,
-       attempts       = case when $3::bigint is null then attempts else 0 end
+       attempts       = case when $3::bigint is null then attempts else 0 end,
+       retired_at     = case when $3::bigint is null then retired_at end,
+       replay_until   = case when $3::bigint is null then replay_until end,
+       replay_resume  = case when $3::bigint is null then replay_resume end,
+       replay_resend  = case when $3::bigint is null then replay_resend else false end
  where id = $1`
 
 // createSQL makes lease and cursor where there is no cursor. In: scope, topic, partition, group or null, offset. One row:
@@ -70,17 +48,12 @@ select id, $1::text, $2::text, $3::integer, $4::text, $5::bigint,
 on conflict do nothing
 returning id`
 
-// auditSQL writes down what was done. In: reason, detail. One row: its id.
-const auditSQL = `
-insert into onlyonce.audit (action, reason, detail) values ('cursor adopt', $1::text, $2::text::jsonb) returning id`
-
 // adoption is what the operator asks for.
 type adoption struct {
 	cursorFilter
-	group  *string
-	at     *int64
-	reason *string
-	yes    bool
+	consent
+	group *string
+	at    *int64
 }
 
 // adopted is what came of it, and the detail of its audit row.
@@ -92,7 +65,6 @@ type adopted struct {
 	After     *cursorRow `json:"after"`
 	Skipped   *int64     `json:"skipped"`  // null: not known
 	Repeated  *int64     `json:"repeated"` // null: not known
-	audit     int64
 }
 
 func cursorAdoptCommand() command {
@@ -111,7 +83,8 @@ names. The position stays, and so does everything that proves that the log is th
 With -at the position is set (halts "new-topic", "foreign-cluster", "truncated", "gap", "history-lost"): OFFSET is
 the next that will be handled, in whichever topic of that name the next owner finds, and attempts begin anew. Offsets
 between the old position and a higher OFFSET are never handled. With a lower one they are handled again: messages
-with a key that is still kept are found to be duplicates, others are applied twice. Where there is no cursor -at makes one.
+with a key that is still kept are found to be duplicates, others are applied twice: "onlyonce replay" is the command that
+handles messages again. Where there is no cursor -at makes one. It brings a retired cursor back, and it ends a replay.
 
 If the last owner's group still runs, it may be the next one to come: stop it first, or give -group.
 
@@ -120,203 +93,70 @@ Example:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
 			var ask adoption
-			ask.flags(fs)
+			ask.cursorFilter.flags(fs)
 			textVar(fs, &ask.group, "group", "the Kafka group `G` that is to own the cursor (default: the next one to come)")
 			numberVar(fs, &ask.at, "at", "the `OFFSET` that is to be handled next (default: the position stays)", 0, math.MaxInt64-1)
-			textVar(fs, &ask.reason, "reason", "`WHY`, for the audit row")
-			fs.BoolVar(&ask.yes, "yes", false, "do not ask")
-			return func(ctx context.Context, a *app) error { return a.adopt(ctx, *address, ask) }
+			ask.consent.flags(fs)
+			return func(ctx context.Context, a *app) error { return a.adopt(ctx, *address, &ask) }
 		},
 	}
 }
 
-// missing names the flags without which nothing can be done.
-func (q *adoption) missing() error {
-	var names []string
-	for _, f := range []struct {
-		name  string
-		given bool
-	}{{"-scope", q.scope != nil}, {"-topic", q.topic != nil}, {"-partition", q.partition != nil}, {"-reason", q.reason != nil}} {
-		if !f.given {
-			names = append(names, f.name)
-		}
-	}
-	if len(names) > 0 {
-		return usagef("missing: %s", strings.Join(names, ", "))
-	}
-	return nil
-}
-
-func (a *app) adopt(ctx context.Context, address string, ask adoption) error {
-	if err := ask.missing(); err != nil {
+func (a *app) adopt(ctx context.Context, address string, ask *adoption) error {
+	if err := ask.whole(&ask.consent); err != nil {
 		return err
 	}
-	if !ask.yes && !a.isTerminal(a.stdin) {
-		return usagef("-yes: standard input is no terminal, so nobody can be asked: add -yes to go ahead without")
-	}
-	return a.withSchema(ctx, address, func(db *database) error {
-		var shown *cursorRow
-		if !ask.yes {
-			var err error
-			if shown, err = a.confirm(ctx, db, ask); err != nil {
-				return err
-			}
-		}
-		var done *adopted
-		err := a.watch("waiting for the owner's batch to end", func() (err error) {
-			ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
-			defer cancel()
-			done, err = ask.transact(ctx, db, shown)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		if ask.yes {
-			a.writeAdoption(done)
-		}
+	k := changeKind{action: "cursor adopt", subject: "the cursor", waiting: "waiting for the owner's batch to end", look: "onlyonce cursor show"}
+	return change(ctx, a, address, k, ask.consent, ask, func(_ context.Context, _ *database, done *adopted, audit int64) error {
 		_, _ = fmt.Fprintf(a.out, "Done: the next offset is %d; audit row %d. A halted consumer looks again within seconds.\n",
-			done.After.Position, done.audit)
+			done.After.Position, audit)
 		return nil
 	})
 }
 
-// confirm shows what would be done and asks. It returns the cursor that was shown, nil where there is none.
-func (a *app) confirm(ctx context.Context, db *database, ask adoption) (*cursorRow, error) {
-	var before *cursorRow
-	bounded, cancel := context.WithTimeout(ctx, adoptTimeout)
-	defer cancel()
-	err := pgx.BeginTxFunc(bounded, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		before, err = ask.read(bounded, tx)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	if err := ask.check(before); err != nil {
-		return nil, err
-	}
-	a.writeAdoption(ask.outcome(before, ask.planned(before)))
-	if err := a.out.Flush(); err != nil {
-		return nil, err
-	}
-	_, _ = fmt.Fprint(a.stderr, "Do this? [y/N] ")
-	answer := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(a.stdin).ReadString('\n') // the end of input is a no
-		answer <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	select {
-	case got := <-answer:
-		if got != "y" && got != "yes" {
-			return nil, &refusal{"the answer was no: nothing was changed"}
-		}
-	case <-ctx.Done():
-		_, _ = fmt.Fprintln(a.stderr)
-		return nil, &refusal{"interrupted: nothing was changed"}
-	}
-	return before, nil
-}
+func (q *adoption) lock(ctx context.Context, tx pgx.Tx) error { return q.lockLease(ctx, tx) }
 
-// read returns the cursor, nil where there is none.
-func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*cursorRow, error) {
-	cursors, err := readCursors(ctx, tx, q.cursorFilter)
-	if err != nil || len(cursors) == 0 {
-		return nil, err
-	}
-	return &cursors[0], nil
-}
-
-// check refuses what cannot be done to the cursor.
-func (q *adoption) check(before *cursorRow) error {
-	if before == nil && q.at == nil {
-		return usagef("there is no cursor (scope %q, topic %q, partition %d): correct the flags, or give -at OFFSET to make one",
-			*q.scope, *q.topic, *q.partition)
-	}
-	return nil
-}
-
-// transact does it. shown is what the operator agreed to, unless -yes was given.
-func (q *adoption) transact(ctx context.Context, db *database, shown *cursorRow) (*adopted, error) {
-	tx, err := db.Begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	done, err := q.change(ctx, tx, shown)
-	// The end is not cut off by whoever wants this program to stop: COMMIT would have an unknown outcome.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
-	defer cancel()
-	if err != nil {
-		_ = tx.Rollback(ctx) // err says more
-		return nil, err
-	}
-	err = tx.Commit(ctx)
-	var pg *pgconn.PgError
+func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*adopted, error) {
+	before, err := q.readOne(ctx, tx)
 	switch {
-	case err == nil:
-		return done, nil
-	case errors.As(err, &pg) || errors.Is(err, pgx.ErrTxCommitRollback):
+	case err != nil:
 		return nil, err
+	case before == nil && q.at == nil:
+		return nil, usagef("there is no cursor (%s): correct the flags, or give -at OFFSET to make one", q.cursorFilter)
+	case before != nil && before.RetiredAt != nil && q.at == nil:
+		return nil, &refusal{"the cursor is retired, and nothing was done: -at OFFSET brings it back, from that offset on"}
 	}
-	return nil, fmt.Errorf("nobody knows whether this was committed: look with `onlyonce cursor show` before you try again: %w", err)
+	return q.outcome(before, q.planned(before)), nil
 }
 
-func (q *adoption) change(ctx context.Context, tx pgx.Tx, shown *cursorRow) (*adopted, error) {
-	if _, err := tx.Exec(ctx, boundsSQL, fmt.Sprintf("%dms", adoptLockTimeout.Milliseconds())); err != nil {
-		return nil, err
+// differs: the owner may go on working while the question stands; that matters where the position is to be set, and otherwise not.
+func (q *adoption) differs(shown, now *adopted) bool {
+	if shown.Before == nil || now.Before == nil {
+		return shown.Before != now.Before
 	}
-	if _, err := tx.Exec(ctx, lockCursorSQL, q.scope, q.topic, q.partition); err != nil {
-		return nil, err
-	}
-	before, err := q.read(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	if err := q.check(before); err != nil {
-		return nil, err
-	}
-	if !q.yes && q.differs(shown, before) {
-		return nil, &refusal{"the cursor changed while you were asked, and nothing was done: run the command again to see how it stands"}
-	}
-	if before == nil {
+	return shown.Before.changed(now.Before) || (q.at != nil && shown.Before.Position != now.Before.Position)
+}
+
+func (q *adoption) do(ctx context.Context, tx pgx.Tx, now *adopted) (*adopted, error) {
+	var err error
+	if now.Before == nil {
 		err = q.create(ctx, tx)
 	} else {
-		err = q.update(ctx, tx, before)
+		err = q.update(ctx, tx, now.Before)
 	}
 	if err != nil {
 		return nil, err
 	}
-	after, err := q.read(ctx, tx)
+	after, err := q.readBack(ctx, tx)
 	if err != nil {
 		return nil, err
 	}
-	if after == nil {
-		return nil, errors.New("the cursor is not there after it was written")
-	}
-	done := q.outcome(before, after)
-	detail, err := json.Marshal(done)
-	if err != nil {
-		return nil, err
-	}
-	return done, tx.QueryRow(ctx, auditSQL, q.reason, string(detail)).Scan(&done.audit)
-}
-
-// differs reports whether what was agreed to would now be something else. The owner may go on
-// working while the question stands; that matters where the position is to be set, and otherwise not.
-func (q *adoption) differs(shown, now *cursorRow) bool {
-	if shown == nil || now == nil {
-		return shown != now
-	}
-	return shown.ID != now.ID || shown.Epoch != now.Epoch || shown.Run != now.Run || (q.at != nil && shown.Position != now.Position)
+	return q.outcome(now.Before, after), nil
 }
 
 func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *cursorRow) error {
-	var epoch *int64
-	if err := tx.QueryRow(ctx, fenceOwnerSQL, before.ID, before.Epoch).Scan(&epoch); err != nil {
+	if err := before.fence(ctx, tx); err != nil {
 		return err
-	}
-	if epoch == nil {
-		return fmt.Errorf("the lease of cursor %d cannot be raised: its column \"until\" is set, which no cursor's is", before.ID)
 	}
 	_, err := tx.Exec(ctx, adoptSQL, before.ID, q.group, q.at)
 	return err
@@ -344,15 +184,20 @@ func (q *adoption) planned(before *cursorRow) *cursorRow {
 		after.Position, after.Run = *q.at, before.Run+1
 		after.ClusterID, after.TopicID, after.AnchorOffset = nil, nil, nil
 		after.Attempts, after.AttemptOffset = 0, nil
+		after.RetiredAt, after.ReplayUntil, after.ReplayResume, after.ReplayResend = nil, nil, nil, false
 	}
 	return &after
 }
 
-// outcome puts before and after together.
+// outcome puts before and after together. During a replay what counts as handled ends where the replay interrupted the work.
 func (q *adoption) outcome(before, after *cursorRow) *adopted {
 	d := &adopted{Scope: *q.scope, Topic: *q.topic, Partition: *q.partition, Before: before, After: after}
 	if before != nil {
-		skipped, repeated := max(after.Position-before.Position, 0), max(before.Position-after.Position, 0)
+		was := before.Position
+		if before.ReplayResume != nil && q.at != nil {
+			was = *before.ReplayResume
+		}
+		skipped, repeated := max(after.Position-was, 0), max(was-after.Position, 0)
 		d.Skipped, d.Repeated = &skipped, &repeated
 	}
 	return d

@@ -230,7 +230,7 @@ func TestAdoptWaitsForTheOwnersBatch(t *testing.T) {
 // until polls the database for a condition.
 func (f *fixture) until(sql string) {
 	f.t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
+	deadline := time.NewTimer(testPatience)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -5,16 +5,24 @@ import (
 	"strconv"
 )
 
-// writeAdoption shows what was, what is after it, and what that means.
-func (a *app) writeAdoption(d *adopted) {
-	_, _ = fmt.Fprintf(a.out, "cursor of scope %s, topic %s, partition %d\n", cell(d.Scope), cell(d.Topic), d.Partition)
+// write shows what was, what is after it, and what that means.
+func (q *adoption) write(a *app, d *adopted) {
+	a.writeCursorChange(d.Before, d.After)
+	for _, s := range d.remarks() {
+		_, _ = fmt.Fprintln(a.out, s)
+	}
+}
+
+// writeCursorChange shows a cursor before, if there was one, and after.
+func (a *app) writeCursorChange(was, is *cursorRow) {
+	_, _ = fmt.Fprintf(a.out, "cursor of scope %s, topic %s, partition %d\n", cell(is.Scope), cell(is.Topic), is.Partition)
 	var rows [][]string
 	row := func(what string, show func(*cursorRow) string) {
 		before := "none"
-		if d.Before != nil {
-			before = show(d.Before)
+		if was != nil {
+			before = show(was)
 		}
-		rows = append(rows, []string{what, before, show(d.After)})
+		rows = append(rows, []string{what, before, show(is)})
 	}
 	nextOwners := func(s *string) string {
 		if s == nil {
@@ -30,10 +38,8 @@ func (a *app) writeAdoption(d *adopted) {
 	row("anchor", func(c *cursorRow) string { return numberOrDash(c.AnchorOffset) })
 	row("attempts", (*cursorRow).attempts)
 	row("epoch", func(c *cursorRow) string { return number(c.Epoch) })
+	row("state", (*cursorRow).state)
 	writeTable(a.out, []string{"", "BEFORE", "AFTER"}, rows)
-	for _, s := range d.remarks() {
-		_, _ = fmt.Fprintln(a.out, s)
-	}
 }
 
 // remarks says what the change means for messages and owners.
@@ -43,13 +49,20 @@ func (d *adopted) remarks() []string {
 		return []string{fmt.Sprintf("There was no cursor: work starts at offset %d. How many messages that skips or handles again is not known here.", c.Position)}
 	}
 	var s []string
+	if b.RetiredAt != nil {
+		s = append(s, "The cursor was retired, and is brought back.")
+	}
+	if b.ReplayUntil != nil && c.ReplayUntil == nil {
+		s = append(s, fmt.Sprintf("The replay that is under way up to offset %d ends here. It interrupted the work at offset %d: -at %d goes on there.",
+			*b.ReplayUntil, *b.ReplayResume, *b.ReplayResume))
+	}
 	switch {
 	case *d.Skipped > 0:
 		s = append(s, fmt.Sprintf("Skipped, if the topic is still the same: %d offsets, %d to %d. They are never handled.",
-			*d.Skipped, b.Position, c.Position-1))
+			*d.Skipped, c.Position-*d.Skipped, c.Position-1))
 	case *d.Repeated > 0:
 		s = append(s, fmt.Sprintf("Handled again, if the topic is still the same: %d offsets, %d to %d. Keys that are still kept make duplicates of them; without a key they are applied twice.",
-			*d.Repeated, c.Position, b.Position-1))
+			*d.Repeated, c.Position, c.Position+*d.Repeated-1))
 	case c.Run == b.Run:
 		s = append(s, "Nothing is skipped and nothing handled again. Cluster, topic and position stay: a halt for another reason than foreign-group needs -at OFFSET.")
 	default:

@@ -6,19 +6,26 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
 // cursorsSQL reads cursors as they stand. In: scope, topic, partition (each may be null: any). By the unique index on
 // (scope, topic, partition) as far as its columns are given; the latest row of progress of each by its primary key.
-// Attempts count while their message is still ahead: nobody clears them once it is done.
+// Attempts count while their message is still ahead: nobody clears them once it is done. A pause is found by the primary key
+// of onlyonce.pauses; that of the whole scope stands before that of the partition.
 const cursorsSQL = `
 select id, scope, topic, partition, next_offset as position, run, start_offset, start_policy,
        group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
        case when attempt_offset >= next_offset then attempts else 0 end as attempts,
-       case when attempt_offset >= next_offset then attempt_offset end as attempt_offset, anchor_offset
-  from onlyonce.positions
+       case when attempt_offset >= next_offset then attempt_offset end as attempt_offset, anchor_offset,
+       retired_at, (select reason from onlyonce.pauses u
+                     where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
+                     order by u.topic limit 1) as paused,
+       replay_no as replay, replay_until, replay_resume, replay_resend
+  from onlyonce.positions p
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
 
@@ -40,6 +47,28 @@ type cursorRow struct {
 	Attempts      int32   `json:"attempts"`
 	AttemptOffset *int64  `json:"attempt_offset"`
 	AnchorOffset  *int64  `json:"anchor_offset"`
+
+	RetiredAt    *time.Time `json:"retired_at"`
+	Paused       *string    `json:"paused"` // why
+	Replay       int32      `json:"replay"` // number of the last one
+	ReplayUntil  *int64     `json:"replay_until"`
+	ReplayResume *int64     `json:"replay_resume"`
+	ReplayResend bool       `json:"replay_resend"`
+}
+
+// state says what keeps the cursor from going on as usual.
+func (c *cursorRow) state() string {
+	var s []string
+	if c.RetiredAt != nil {
+		s = append(s, "retired")
+	}
+	if c.Paused != nil {
+		s = append(s, "paused")
+	}
+	if c.ReplayUntil != nil {
+		s = append(s, fmt.Sprintf("replay %d to %d", c.Replay, *c.ReplayUntil))
+	}
+	return strings.Join(s, ", ")
 }
 
 // attempts shows what was tried at a message that stands alone.
@@ -64,7 +93,11 @@ func (f *cursorFilter) flags(fs *flag.FlagSet) {
 }
 
 func readCursors(ctx context.Context, tx pgx.Tx, f cursorFilter) ([]cursorRow, error) {
-	return collect[cursorRow](ctx, tx, cursorsSQL, f.scope, f.topic, f.partition)
+	cursors, err := collect[cursorRow](ctx, tx, cursorsSQL, f.scope, f.topic, f.partition)
+	for i := range cursors {
+		utc(cursors[i].RetiredAt)
+	}
+	return cursors, err
 }
 
 func cursorShowCommand() command {
@@ -79,10 +112,14 @@ POSITION is the next offset that will be handled. START is where the cursor bega
 was taken over; earliest; latest; adopted: by an operator). RUN rises each time an operator sets the position. GROUP,
 CLUSTER and TOPIC ID say whose it is; "-" means that the next owner stamps its own. ANCHOR is the last record that was
 seen below the position, which must still be in the log when the next owner comes. EPOCH rises with each owner. CLEAN says
-that the last owner let go in order. ATTEMPTS are those at a message that stands alone, with its offset.
+that the last owner let go in order. ATTEMPTS are those at a message that stands alone, with its offset. STATE is empty while
+all is as usual, or one or more of: retired (nobody works on it), paused, and "replay N to OFFSET" (replay number N is under
+way up to there; the work then goes on where it was interrupted).
 
 With -json, one object a line: scope, topic, partition, position, run, start_offset, start_policy, group, cluster_id,
-topic_id, epoch, clean, attempts (0: none under way), attempt_offset, anchor_offset. Null: not known, or none.`,
+topic_id, epoch, clean, attempts (0: none under way), attempt_offset, anchor_offset, retired_at, paused (why), replay
+(number of the last one, 0: there was none), replay_until and replay_resume (null: none is under way), replay_resend.
+Null: not known, or none.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			var filter cursorFilter
@@ -114,14 +151,14 @@ func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
 		}
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position),
 			fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy), strconv.Itoa(int(c.Run)), orDash(c.Group), orDash(c.ClusterID),
-			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), c.attempts()})
+			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), c.attempts(), c.state()})
 	}
 	switch {
 	case len(cursors) == 0:
 		a.complain("there is no cursor that this asks for")
 	case !asJSON:
 		writeTable(a.out, []string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "START", "RUN", "GROUP", "CLUSTER", "TOPIC ID", "ANCHOR",
-			"EPOCH", "CLEAN", "ATTEMPTS"}, rows)
+			"EPOCH", "CLEAN", "ATTEMPTS", "STATE"}, rows)
 	}
 	return nil
 }

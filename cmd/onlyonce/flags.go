@@ -51,3 +51,12 @@ func numberVar(fs *flag.FlagSet, p **int64, name, usage string, least, most int6
 func jsonVar(fs *flag.FlagSet) *bool {
 	return fs.Bool("json", false, "write JSON")
 }
+
+// shellQuote makes a word for a POSIX shell.
+func shellQuote(s string) string {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:"
+	if s != "" && strings.Trim(s, plain) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

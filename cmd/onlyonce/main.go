@@ -1,5 +1,5 @@
 // Onlyonce is the operator's tool: it brings the schema up to date, shows where the work stands, lists what was set
-// aside, and resolves what halted.
+// aside and has it tried again or gives it up, resolves what halted, and has messages handled again.
 //
 //	onlyonce help
 //	onlyonce help cursor adopt
@@ -72,7 +72,9 @@ type command struct {
 }
 
 func commands() []command {
-	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), parkedListCommand()}
+	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
+		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
+		parkedDiscardCommand()}
 }
 
 // usageError is a mistake in the command line: the usage line is shown with it.

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/migrations"
 )
 
 // session runs the program as a shell would.
@@ -124,7 +125,7 @@ func TestHelp(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
 	for _, args := range [][]string{{"help"}, {"-h"}, {"--help"}, {"-help"}} {
-		r := s.run(args...).want(t, statusGood, "migrate", "status", "cursor show", "cursor adopt", "parked list", envPostgres, "Exit status")
+		r := s.run(args...).want(t, statusGood, "migrate", "status", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", envPostgres, "Exit status")
 		r.lines(t, 0)
 	}
 	for _, args := range [][]string{{"help", "cursor"}, {"cursor", "-h"}, {"cursor", "help"}} {
@@ -185,6 +186,19 @@ func TestUsageErrors(t *testing.T) {
 		{adopt("-at", "9223372036854775807"), "-at"},
 		{adopt("-group", ""), "-group: must not be empty"},
 		{adopt("-reason", " "), "-reason: must not be empty"},
+		{[]string{"cursor", "retire"}, "missing: -scope, -topic, -partition, -reason"},
+		{[]string{"cursor", "pause"}, "missing: -scope, -reason"},
+		{[]string{"cursor", "pause", "-scope", "s", "-topic", "t", "-reason", "why"}, "-topic and -partition go together"},
+		{[]string{"cursor", "resume", "-scope", "s"}, "missing: -reason"},
+		{[]string{"replay"}, "missing: -scope, -topic, -partition, -from, -reason"},
+		{[]string{"replay", "-scope", "s", "-topic", "t", "-partition", "0", "-from", "5", "-to", "5", "-reason", "why"}, "-to: must be above -from, 5"},
+		{[]string{"replay", "-from", "-1"}, "-from: must be a whole number"},
+		{[]string{"parked", "show"}, "missing: -id"},
+		{[]string{"parked", "redrive"}, "missing: -id or -scope, -reason"},
+		{[]string{"parked", "discard", "-id", "1"}, "missing: -reason"},
+		{[]string{"parked", "redrive", "-id", "1", "-scope", "s", "-reason", "why"}, "-id picks one row"},
+		{[]string{"parked", "redrive", "-scope", "s", "-partition", "1", "-reason", "why"}, "-partition needs -topic"},
+		{[]string{"parked", "discard", "-scope", "s", "-parked-reason", "boredom"}, "-parked-reason: must be one of"},
 	} {
 		r := session{t: t}.run(c.args...).want(t, statusEnvironment, c.want, "sage: onlyonce")
 		if first, _, _ := strings.Cut(r.err, "\n"); !strings.HasPrefix(first, "onlyonce") || !strings.Contains(first, c.want) {
@@ -200,6 +214,7 @@ func TestUsageErrors(t *testing.T) {
 var everyDatabaseCommand = [][]string{
 	{"migrate"}, {"migrate", "-version"}, {"status"}, {"status", "-json"}, {"cursor", "show"}, {"parked", "list"},
 	{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes"},
+	{"cursor", "pause", "-scope", "s", "-reason", "why", "-yes"}, {"cursor", "resume", "-scope", "s", "-reason", "why", "-yes"},
 }
 
 func TestNoDatabaseGiven(t *testing.T) {
@@ -212,7 +227,7 @@ func TestNoDatabaseGiven(t *testing.T) {
 func TestFlagBeforeEnvironment(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	session{t: t, url: "postgres://127.0.0.1:1/nowhere"}.run("migrate", "-version", "-postgres", f.url).want(t, statusGood, "1\n")
+	session{t: t, url: "postgres://127.0.0.1:1/nowhere"}.run("migrate", "-version", "-postgres", f.url).want(t, statusGood, fmt.Sprintln(migrations.Latest))
 }
 
 func TestUnreachableServer(t *testing.T) {
@@ -285,8 +300,8 @@ func TestS1Schema(t *testing.T) {
 	empty := session{t: t, url: pgtest.EmptyURL(t)}
 	f := newFixture(t)
 	next, tooNew := newFixture(t), newFixture(t)
-	next.exec(`insert into onlyonce.schema_version (version) values (2)`)
-	tooNew.exec(`insert into onlyonce.schema_version (version) values (3)`)
+	next.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+1)
+	tooNew.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+2)
 	for _, args := range everyDatabaseCommand {
 		f.run(args...).want(t, statusGood)
 		next.run(args...).want(t, statusGood)
@@ -294,7 +309,7 @@ func TestS1Schema(t *testing.T) {
 			continue
 		}
 		empty.run(args...).want(t, statusEnvironment, "no schema onlyonce", "run `onlyonce migrate`").lines(t, 1)
-		tooNew.run(args...).want(t, statusEnvironment, "version 3 is too new", "deploy a newer version").lines(t, 1)
+		tooNew.run(args...).want(t, statusEnvironment, fmt.Sprintf("version %d is too new", migrations.Latest+2), "deploy a newer version").lines(t, 1)
 	}
 	if n := one[int](tooNew, `select count(*) from onlyonce.leases`) + one[int](tooNew, `select count(*) from onlyonce.audit`); n != 0 {
 		t.Error("a schema that is too new was written to")
@@ -322,7 +337,8 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL, parkedSQL,
-		parkedCountsSQL, pendingCallsSQL, settledCallsSQL, limitSQL, relaysSQL} {
+		parkedCountsSQL, pendingCallsSQL, settledCallsSQL, limitSQL, relaysSQL, retireSQL, leftSQL, pausesSQL, pauseSQL, resumeSQL, knownSQL,
+		replaysSQL, replayNoSQL, replaySQL, parkedShowSQL, pickSQL, lockPickedSQL, oneSQL, redriveSQL, discardSQL, promoteSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

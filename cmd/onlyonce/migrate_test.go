@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/migrations"
 )
 
 func openFile(t *testing.T, name string) *os.File {
@@ -27,22 +28,22 @@ func TestMigrate(t *testing.T) {
 	if r := s.run("migrate", "-version").want(t, statusGood); r.out != "0\n" {
 		t.Errorf("version of an empty database: %q", r.out)
 	}
-	s.run("migrate").want(t, statusGood, "applied 0001_inbox_cursors_outbox.sql\n", "the schema is at version 1").lines(t, 0)
-	s.run("migrate").want(t, statusGood, "nothing to do: the schema is at version 1")
-	if r := s.run("migrate", "-version").want(t, statusGood); r.out != "1\n" {
+	s.run("migrate").want(t, statusGood, "applied 0001_inbox_cursors_outbox.sql\n", fmt.Sprintf("the schema is at version %d", migrations.Latest)).lines(t, 0)
+	s.run("migrate").want(t, statusGood, fmt.Sprintf("nothing to do: the schema is at version %d", migrations.Latest))
+	if r := s.run("migrate", "-version").want(t, statusGood); r.out != fmt.Sprintln(migrations.Latest) {
 		t.Errorf("version: %q", r.out)
 	}
-	s.run("status").want(t, statusGood, "schema version 1")
+	s.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest))
 }
 
 func TestMigrateNewerSchema(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.exec(`insert into onlyonce.schema_version (version) values (2)`)
-	f.run("migrate").want(t, statusGood, "nothing to do: the schema is at version 2 (this program was written for 1)")
-	f.exec(`insert into onlyonce.schema_version (version) values (3)`)
-	f.run("migrate").want(t, statusEnvironment, "version 3 is too new").lines(t, 1)
-	f.run("migrate", "-version").want(t, statusGood, "3\n")
+	f.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+1)
+	f.run("migrate").want(t, statusGood, fmt.Sprintf("nothing to do: the schema is at version %d (this program was written for %d)", migrations.Latest+1, migrations.Latest))
+	f.exec(`insert into onlyonce.schema_version (version) values ($1)`, migrations.Latest+2)
+	f.run("migrate").want(t, statusEnvironment, fmt.Sprintf("version %d is too new", migrations.Latest+2)).lines(t, 1)
+	f.run("migrate", "-version").want(t, statusGood, fmt.Sprintln(migrations.Latest+2))
 }
 
 // -print needs no database, and what it prints does what `migrate` does.

@@ -47,7 +47,7 @@ func (f *fixture) consume(log *consumertest.Log, group string) (halts <-chan *co
 // next returns the next halt.
 func next(t *testing.T, halts <-chan *consumer.HaltError) *consumer.HaltError {
 	t.Helper()
-	deadline := time.NewTimer(30 * time.Second)
+	deadline := time.NewTimer(testPatience)
 	defer deadline.Stop()
 	select {
 	case h := <-halts:

@@ -91,7 +91,8 @@ still to be sent; and which relays hold their sink. It changes nothing and works
 
 A cursor's group is the Kafka group that owns it; "-" means that the next one to come will. "clean" says that
 the last owner let go in order; while somebody works it reads "no". "attempts" are those at a message that stands
-alone because it failed, with its offset. Lag is Kafka's to tell: this command does not ask it.
+alone because it failed, with its offset. STATE says whether a cursor is retired, paused or replayed: a retired one
+stands still for good, and is counted apart. Lag is Kafka's to tell: this command does not ask it.
 
 With -json, one object:
   schema_version          number
@@ -183,13 +184,19 @@ func (a *app) writeStatus(r *statusReport) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format, args...) }
 	say("schema version %d\n", r.SchemaVersion)
 
-	say("\nCursors: %d\n", len(r.Cursors))
+	outOfUse := 0
+	for i := range r.Cursors {
+		if r.Cursors[i].RetiredAt != nil {
+			outOfUse++
+		}
+	}
+	say("\nCursors: %d%s\n", len(r.Cursors)-outOfUse, some(outOfUse, " and %d retired"))
 	var rows [][]string
 	for _, c := range r.Cursors {
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position), orDash(c.Group),
-			number(c.Epoch), yesNo(c.Clean), c.attempts()})
+			number(c.Epoch), yesNo(c.Clean), c.attempts(), c.state()})
 	}
-	a.section([]string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "GROUP", "EPOCH", "CLEAN", "ATTEMPTS"}, rows)
+	a.section([]string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "GROUP", "EPOCH", "CLEAN", "ATTEMPTS", "STATE"}, rows)
 
 	total, rows := int64(0), nil
 	for _, p := range r.Parked {
@@ -231,6 +238,14 @@ func (a *app) section(header []string, rows [][]string) {
 	if len(rows) > 0 {
 		writeTable(a.out, header, rows)
 	}
+}
+
+// some is text about n where there are any.
+func some(n int, text string) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(text, n)
 }
 
 func number(n int64) string { return strconv.FormatInt(n, 10) }

@@ -2,9 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/migrations"
 )
 
 // populate makes some of everything.
@@ -80,7 +83,8 @@ func fields(t *testing.T, raw []byte) string {
 	return strings.Join(names, " ")
 }
 
-const cursorFields = "scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset"
+const cursorFields = "scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset " +
+	"retired_at paused replay replay_until replay_resume replay_resend"
 
 func TestStatusJSON(t *testing.T) {
 	t.Parallel()
@@ -110,7 +114,7 @@ func TestStatusJSON(t *testing.T) {
 			t.Errorf("fields %s, want %s", got, want)
 		}
 	}
-	if report.SchemaVersion != 1 || len(report.Cursors) != 2 || report.Cursors[0].Position != 17 || report.Cursors[1].Position != 5 {
+	if report.SchemaVersion != migrations.Latest || len(report.Cursors) != 2 || report.Cursors[0].Position != 17 || report.Cursors[1].Position != 5 {
 		t.Errorf("cursors: %+v", report.Cursors)
 	}
 	if c := report.Cursors[0]; c.Attempts != 2 || *c.AttemptOffset != 17 || *c.Group != "g1" || c.Clean {
@@ -151,7 +155,7 @@ func TestStatusJSON(t *testing.T) {
 func TestStatusForPeople(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.run("status").want(t, statusGood, "schema version 1", "Cursors: 0", "Parked: 0", "Outbox: 0 pending", "Relays: 0")
+	f.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest), "Cursors: 0", "Parked: 0", "Outbox: 0 pending", "Relays: 0")
 	f.populate()
 	r := f.run("status").want(t, statusGood, "Cursors: 2", "Parked: 5", "Outbox: 2 pending", "Relays: 3", "2 at 17", "1m30s").lines(t, 0)
 	t.Log("\n" + r.out)

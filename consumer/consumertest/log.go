@@ -138,6 +138,13 @@ func (l *Log) AddPartitions(n int) {
 	l.notify()
 }
 
+// Identity says which topic this is, of how many partitions.
+func (l *Log) Identity() consumer.Identity {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return consumer.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partitions: int32(len(l.partitions))}
+}
+
 // Committed returns a group's committed offset and its metadata, -1 where there is none.
 func (l *Log) Committed(groupID string, partition int32) (offset int64, metadata string) {
 	l.mu.Lock()

@@ -93,12 +93,9 @@ type partition struct {
 }
 
 func (p *partition) Identity(context.Context) (consumer.Identity, error) {
-	l := p.s.Log
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p.topicID = l.topicID
-	return consumer.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partition: p.id,
-		Partitions: int32(len(l.partitions))}, nil
+	id := p.s.Log.Identity()
+	id.Partition, p.topicID = p.id, id.TopicID
+	return id, nil
 }
 
 func (p *partition) Committed(context.Context) (int64, string, error) {

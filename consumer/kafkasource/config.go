@@ -3,14 +3,13 @@ package kafkasource
 import (
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"log/slog"
-	"math"
-	"net"
 	"slices"
 	"time"
 
 	"github.com/segmentio/kafka-go/sasl"
+
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
 
 // Config says which topics a Source reads, and as whom. The zero value of a field means its documented default; Validate refuses
@@ -56,20 +55,17 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// settings are what this adapter has in common with others.
+func (c Config) settings() kafkalog.Settings {
+	return kafkalog.Settings{Brokers: c.Brokers, GroupID: c.GroupID, Topics: c.Topics,
+		SessionTimeout: c.SessionTimeout, RebalanceTimeout: c.RebalanceTimeout, HeartbeatInterval: c.HeartbeatInterval,
+		PartitionWatchInterval: c.PartitionWatchInterval, FetchMaxBytes: c.FetchMaxBytes, FetchMaxWait: c.FetchMaxWait}
+}
+
 func (c Config) withDefaults() Config {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	def(&c.SessionTimeout, 10*time.Second)
-	def(&c.RebalanceTimeout, 30*time.Second)
-	def(&c.HeartbeatInterval, min(c.SessionTimeout/3, 3*time.Second))
-	def(&c.PartitionWatchInterval, 5*time.Second)
-	def(&c.FetchMaxWait, 500*time.Millisecond)
-	if c.FetchMaxBytes == 0 {
-		c.FetchMaxBytes = 1 << 20
-	}
+	d := c.settings().WithDefaults()
+	c.SessionTimeout, c.RebalanceTimeout, c.HeartbeatInterval = d.SessionTimeout, d.RebalanceTimeout, d.HeartbeatInterval
+	c.PartitionWatchInterval, c.FetchMaxBytes, c.FetchMaxWait = d.PartitionWatchInterval, d.FetchMaxBytes, d.FetchMaxWait
 	if c.ClientID == "" {
 		c.ClientID = "onlyonce"
 	}
@@ -82,54 +78,5 @@ func (c Config) withDefaults() Config {
 
 // faults returns everything that is wrong with the configuration as the user wrote it.
 func (c Config) faults() error {
-	var faults []error
-	fault := func(field, rule string, args ...any) {
-		faults = append(faults, fmt.Errorf("kafkasource: Config.%s: %s", field, fmt.Sprintf(rule, args...)))
-	}
-	if len(c.Brokers) == 0 {
-		fault("Brokers", "must name a broker at least, as host:port")
-	}
-	for _, b := range c.Brokers {
-		if host, port, err := net.SplitHostPort(b); err != nil || host == "" || port == "" {
-			fault("Brokers", "%q is not host:port", b)
-		}
-	}
-	if c.GroupID == "" {
-		fault("GroupID", "must not be empty: it is what the processes that share the work have in common")
-	}
-	if len(c.Topics) == 0 {
-		fault("Topics", "must name a topic at least")
-	}
-	for i, t := range c.Topics {
-		switch {
-		case t == "":
-			fault("Topics", "must not hold an empty name")
-		case slices.Contains(c.Topics[:i], t):
-			fault("Topics", "names %q twice", t)
-		}
-	}
-	durations := []struct {
-		field string
-		value time.Duration
-	}{
-		{"SessionTimeout", c.SessionTimeout}, {"RebalanceTimeout", c.RebalanceTimeout}, {"HeartbeatInterval", c.HeartbeatInterval},
-		{"PartitionWatchInterval", c.PartitionWatchInterval}, {"FetchMaxWait", c.FetchMaxWait},
-	}
-	for _, d := range durations {
-		switch {
-		case d.value < 0:
-			fault(d.field, "is %v: must be positive, or 0 for the default", d.value)
-		case d.value > 0 && d.value < time.Millisecond:
-			fault(d.field, "is %v: the unit is a millisecond", d.value)
-		case d.value.Milliseconds() > math.MaxInt32:
-			fault(d.field, "is %v: Kafka counts milliseconds in 32 bits", d.value)
-		}
-	}
-	if w := c.withDefaults(); w.SessionTimeout > 0 && w.HeartbeatInterval >= w.SessionTimeout {
-		fault("HeartbeatInterval", "is %v: must be below SessionTimeout, %v, and should be at most a third of it", w.HeartbeatInterval, w.SessionTimeout)
-	}
-	if c.FetchMaxBytes < 0 || c.FetchMaxBytes > math.MaxInt32 {
-		fault("FetchMaxBytes", "is %d: must be positive and fit into 32 bits, or 0 for the default", c.FetchMaxBytes)
-	}
-	return errors.Join(faults...)
+	return errors.Join(c.settings().Faults("kafkasource")...)
 }

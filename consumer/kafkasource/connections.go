@@ -2,14 +2,16 @@ package kafkasource
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"time"
+
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
 
 // errClosed is what a dial gets after Run has returned.
-var errClosed = errors.New("kafkasource: Run has returned")
+var errClosed = fmt.Errorf("kafkasource: %w", kafkalog.ErrClosed)
 
 // connections knows which connections kafka-go holds open. kafka-go closes one when the request on it has ended, and some not at all
 // (a failed TLS handshake of its Dialer); it offers no way to interrupt a JoinGroup, which may block for as long as others take to

@@ -74,8 +74,9 @@
 //
 // Used: ConsumerGroup and Generation; Transport, with its connections, TLS and SASL, for all other requests; Client for
 // OffsetCommit and OffsetFetch; its codecs. Requests that kafka-go has not, or in versions that are too old,
-// are written and read here with kmsg, a description of Kafka's protocol without a client, and travel through the
-// same Transport (protocol.RawExchanger). Not used, because:
+// are written and read with kmsg, a description of Kafka's protocol without a client, and travel through the
+// same Transport (protocol.RawExchanger). What they say about a partition's log is read as in package franzsource, by the same code
+// (internal/kafkalog, internal/recordbatch). Not used, because:
 //
 //   - the group Reader commits offsets after a rebalance in the next generation, and loses its place on errors (issues 1308, 1398), and
 //     ReadCommitted does not filter aborted records (issue 1332);

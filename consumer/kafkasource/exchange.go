@@ -10,6 +10,7 @@ import (
 
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
+	"github.com/twmb/franz-go/pkg/kbin"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
@@ -42,16 +43,9 @@ var (
 	_ protocol.GroupMessage  = (*coordinatorExchange)(nil)
 )
 
-func (n *network) request(req kmsg.Request, version int16) *exchange {
-	return &exchange{n, req, version, 0}
-}
-
-func (n *network) leaderRequest(leader int32, req kmsg.Request, version, least int16) *leaderExchange {
-	return &leaderExchange{exchange{n, req, version, least}, leader}
-}
-
-func (n *network) groupRequest(req kmsg.Request, version int16) *coordinatorExchange {
-	return &coordinatorExchange{exchange{n, req, version, 0}}
+func (n *network) exchange(req kmsg.Request) *exchange {
+	most, least := versions(req)
+	return &exchange{n, req, most, least}
 }
 
 func (e *exchange) ApiKey() protocol.ApiKey { return protocol.ApiKey(e.req.Key()) }
@@ -72,24 +66,19 @@ func (e *leaderExchange) Broker(cluster protocol.Cluster) (protocol.Broker, erro
 	return protocol.Broker{ID: -1}, fmt.Errorf("broker %d is not known yet: %w", e.leader, kafka.LeaderNotAvailable)
 }
 
-// call sends a request and returns the response, which is of type R.
-func call[R kmsg.Response](ctx context.Context, n *network, msg protocol.Message) (R, error) {
-	var none R
+// send sends a request and returns the response.
+func (n *network) send(ctx context.Context, msg protocol.Message) (kmsg.Response, error) {
 	ctx, cancel := n.bounded(ctx)
 	defer cancel()
 	got, err := n.transport.RoundTrip(ctx, n.addr, msg)
 	if err != nil {
-		return none, fmt.Errorf("%v: %w", msg.ApiKey(), err)
+		return nil, fmt.Errorf("%v: %w", msg.ApiKey(), err)
 	}
 	a, ok := got.(answer)
 	if !ok {
-		return none, fmt.Errorf("%v: answered with a %T", msg.ApiKey(), got)
+		return nil, fmt.Errorf("%v: answered with a %T", msg.ApiKey(), got)
 	}
-	resp, ok := a.Response.(R)
-	if !ok {
-		return none, fmt.Errorf("%v: answered with a %T", msg.ApiKey(), a.Response)
-	}
-	return resp, nil
+	return a.Response, nil
 }
 
 // bounded gives a request its time. kafka-go's connection waits until the deadline, and knows nothing of a cancelled context.
@@ -200,16 +189,16 @@ func (n *network) roundTrip(rw io.ReadWriter, req kmsg.Request) (kmsg.Response, 
 
 // skipTags passes over the tagged fields that end a flexible response's header (KIP-482).
 func skipTags(b []byte) ([]byte, error) {
-	r := reader{b: b}
-	for range r.uvarint() {
-		r.uvarint() // which tag
-		r.take(r.uvarint())
-		if r.failed {
+	r := kbin.Reader{Src: b}
+	for range r.Uvarint() {
+		r.Uvarint() // which tag
+		r.Span(int(r.Uvarint()))
+		if !r.Ok() {
 			break
 		}
 	}
-	if r.failed {
+	if !r.Ok() {
 		return nil, fmt.Errorf("%w: tags in its header", errFrame)
 	}
-	return r.b, nil
+	return r.Src, nil
 }

@@ -58,10 +58,10 @@ func TestFetchSurvivesMoves(t *testing.T) {
 		kafka.UnknownTopicID, kafka.UnknownTopicOrPartition, kafka.OffsetNotAvailable, kafka.KafkaStorageError, kafka.ReplicaNotAvailable, kafka.OffsetOutOfRange} {
 		c := kafkatest.FakeCluster(t)
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
-		write(t, producer(t, c.ListenAddrs()), topic, "v")
+		kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, "v")
 		seen := script(c, kmsg.Fetch, 2, fetchError(code))
-		h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
-		if f := h.fetch(t, 0); !slices.Equal(values(f.Messages), []string{"v"}) {
+		h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
+		if f := h.MustFetch(t, 0); !slices.Equal(values(f.Messages), []string{"v"}) {
 			t.Errorf("after %v: %v", code, f)
 		}
 		if seen.Load() != 2 {
@@ -76,8 +76,8 @@ func TestFetchReportsWhatStays(t *testing.T) {
 		c := kafkatest.FakeCluster(t)
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 		script(c, kmsg.Fetch, 1, fetchError(code))
-		h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
-		if _, err := h.Fetch(h.ctx, 0); !errors.Is(err, code) {
+		h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
+		if _, err := h.Fetch(h.Ctx, 0); !errors.Is(err, code) {
 			t.Errorf("%v: %v", code, err)
 		}
 	}
@@ -88,11 +88,11 @@ func TestLeaderMoves(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
-	h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+	h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
 	for i := range 6 {
 		v := string(rune('a' + i))
-		write(t, producer(t, c.ListenAddrs()), topic, v)
-		if got := values(h.readTo(t, int64(i), int64(i)+1)); !slices.Equal(got, []string{v}) {
+		kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, v)
+		if got := values(h.ReadTo(t, int64(i), int64(i)+1)); !slices.Equal(got, []string{v}) {
 			t.Errorf("read %v, want %q", got, v)
 		}
 		if err := c.MoveTopicPartition(topic, 0, int32(i%3)); err != nil {
@@ -106,13 +106,13 @@ func TestTruncatedLog(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t, kfake.NumBrokers(2))
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
-	write(t, producer(t, c.ListenAddrs()), topic, numbered("v", 10)...)
-	h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
-	h.readTo(t, 0, 5+5)
+	kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, numbered("v", 10)...)
+	h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
+	h.ReadTo(t, 0, 5+5)
 	if err := c.MoveTopicPartition(topic, 0, 1-c.LeaderFor(topic, 0)); err != nil {
 		t.Fatal(err)
 	}
-	h.fetch(t, 10) // the new leader's log goes as far: nothing happens
+	h.MustFetch(t, 10) // the new leader's log goes as far: nothing happens
 	if err := c.MoveTopicPartition(topic, 0, 1-c.LeaderFor(topic, 0)); err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func TestTruncatedLog(t *testing.T) {
 		rt.Partitions = append(rt.Partitions, rp)
 		resp.Topics = append(resp.Topics, rt)
 	})
-	_, err := h.Fetch(h.ctx, 10)
+	_, err := h.Fetch(h.Ctx, 10)
 	var out *consumer.OutOfRangeError
 	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 10, Start: 0, End: 7}) {
 		t.Errorf("fetch behind what was cut off: %v (asked %d times)", err, asked.Load())
@@ -137,14 +137,14 @@ func TestThrottled(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
-	write(t, producer(t, c.ListenAddrs()), topic, "v")
+	kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, "v")
 	script(c, kmsg.Fetch, 2, func(_ kmsg.Request, resp *kmsg.FetchResponse) { resp.ThrottleMillis = 50 })
-	h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
-	if f := h.fetch(t, 0); !slices.Equal(values(f.Messages), []string{"v"}) {
+	h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
+	if f := h.MustFetch(t, 0); !slices.Equal(values(f.Messages), []string{"v"}) {
 		t.Errorf("read %v", f)
 	}
 	script(c, kmsg.Fetch, 1<<30, func(_ kmsg.Request, resp *kmsg.FetchResponse) { resp.ThrottleMillis = 50 })
-	if f, err := h.Fetch(h.ctx, 0); err == nil || !strings.Contains(err.Error(), "throttles") {
+	if f, err := h.Fetch(h.Ctx, 0); err == nil || !strings.Contains(err.Error(), "throttles") {
 		t.Errorf("throttled for good: %v, %v", f, err)
 	}
 }
@@ -168,26 +168,26 @@ func TestCommitErrors(t *testing.T) {
 	}
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
-	h := join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+	h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
 	for _, code := range []kafka.Error{kafka.GroupLoadInProgress, kafka.GroupCoordinatorNotAvailable, kafka.NotCoordinatorForGroup} {
 		script(c, kmsg.OffsetCommit, 2, answer(code))
-		if err := h.Commit(h.ctx, 1, ""); err != nil {
+		if err := h.Commit(h.Ctx, 1, ""); err != nil {
 			t.Errorf("after %v: %v", code, err)
 		}
 	}
 	for _, code := range []kafka.Error{kafka.IllegalGeneration, kafka.UnknownMemberId, kafka.RebalanceInProgress, kafka.FencedInstanceID} {
 		script(c, kmsg.OffsetCommit, 1, answer(code))
-		err := h.Commit(h.ctx, 1, "")
+		err := h.Commit(h.Ctx, 1, "")
 		if !errors.Is(err, consumer.ErrOwnershipLost) || !errors.Is(err, code) {
 			t.Errorf("after %v: %v", code, err)
 		}
 	}
 	script(c, kmsg.OffsetCommit, 1, answer(kafka.OffsetMetadataTooLarge))
-	if err := h.Commit(h.ctx, 1, ""); !errors.Is(err, kafka.OffsetMetadataTooLarge) || errors.Is(err, consumer.ErrOwnershipLost) {
+	if err := h.Commit(h.Ctx, 1, ""); !errors.Is(err, kafka.OffsetMetadataTooLarge) || errors.Is(err, consumer.ErrOwnershipLost) {
 		t.Errorf("after metadata that is too large: %v", err)
 	}
 	script(c, kmsg.OffsetCommit, 1<<30, answer(kafka.NotCoordinatorForGroup))
-	ctx, cancel := context.WithTimeout(h.ctx, 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(h.Ctx, 300*time.Millisecond)
 	defer cancel()
 	if err := h.Commit(ctx, 1, ""); err == nil || errors.Is(err, consumer.ErrOwnershipLost) {
 		t.Errorf("without a coordinator: %v", err)
@@ -202,7 +202,7 @@ func TestCoordinatorNotAvailableAtFirst(t *testing.T) {
 	seen := script(c, kmsg.FindCoordinator, 3, func(_ kmsg.Request, resp *kmsg.FindCoordinatorResponse) {
 		resp.ErrorCode, resp.NodeID = int16(kafka.GroupCoordinatorNotAvailable), -1
 	})
-	join(t, quick(c.ListenAddrs(), topic)).holds(topic, 0)
+	join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
 	if seen.Load() != 3 {
 		t.Errorf("the coordinator was looked for %d times in vain", seen.Load())
 	}
@@ -220,19 +220,19 @@ func TestBrokerRestart(t *testing.T) {
 		t.Skip("a broker that is not ours to kill: ", k.How)
 	}
 	topic := kafkatest.Topic(t, k.Brokers, 1, nil)
-	write(t, producer(t, k.Brokers), topic, "before")
+	kafkatest.Write(t, kafkatest.Client(t, k.Brokers), topic, "before")
 	m := join(t, quick(k.Brokers, topic))
-	m.holds(topic, 0).readTo(t, 0, 1)
+	m.Holds(topic, 0).ReadTo(t, 0, 1)
 	if err := k.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	m.holdsExactly(0)
+	m.HoldsExactly(0)
 	if err := k.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	h := m.holds(topic, 0)
-	write(t, producer(t, k.Brokers), topic, "after")
-	if got := values(h.readTo(t, 1, 2)); !slices.Equal(got, []string{"after"}) {
+	h := m.Holds(topic, 0)
+	kafkatest.Write(t, kafkatest.Client(t, k.Brokers), topic, "after")
+	if got := values(h.ReadTo(t, 1, 2)); !slices.Equal(got, []string{"after"}) {
 		t.Errorf("read %v", got)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
 	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 )
@@ -87,11 +88,11 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 		other := stuckMember(t, brokers, cfg)
 		<-other.joined
 		check := leaks(t)
-		m := newMember(t)
-		m.run(cfg)
+		m := consumertest.NewMember(t)
+		m.Start(kafkasource.New(cfg))
 		<-other.told // it is asked to let go, because the other one has begun to join
 		started := time.Now()
-		if err := m.leave(); err != nil {
+		if err := m.Leave(); err != nil {
 			t.Error(err)
 		}
 		if d := time.Since(started); d > 8*time.Second {
@@ -108,23 +109,23 @@ func TestCancelWhileTheGroupRebalancesAgain(t *testing.T) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
 		cfg.SessionTimeout, cfg.RebalanceTimeout = 30*time.Second, 30*time.Second
-		m := newMember(t)
-		m.run(cfg)
-		m.holdsExactly(2)
+		m := consumertest.NewMember(t)
+		m.Start(kafkasource.New(cfg))
+		m.HoldsExactly(2)
 		stuck := stuckMember(t, brokers, cfg)
 		<-stuck.joined
-		m.holdsExactly(1)
+		m.HoldsExactly(1)
 		third := stuckMember(t, brokers, cfg) // makes the group rebalance, which the stuck one prevents
 		<-stuck.told
-		m.holdsExactly(0)
+		m.HoldsExactly(0)
 		started := time.Now()
-		if err := m.leave(); err != nil {
+		if err := m.Leave(); err != nil {
 			t.Error(err)
 		}
 		if d := time.Since(started); d > 8*time.Second {
 			t.Errorf("Run returned %v after the cancel", d)
 		}
-		groups, err := admin(t, brokers).DescribeGroups(t.Context(), cfg.GroupID)
+		groups, err := kafkatest.Admin(t, brokers).DescribeGroups(t.Context(), cfg.GroupID)
 		if err != nil {
 			t.Fatal(err)
 		}

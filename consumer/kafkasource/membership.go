@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
 
 const (
@@ -82,7 +83,7 @@ func (m *membership) debug(format string, args ...any) {
 
 // follow serves one generation after the other until ctx is done.
 func (m *membership) follow(group *kafka.ConsumerGroup) {
-	retry := newBackoff(joinMin, joinMax)
+	retry := kafkalog.Backoff(joinMin, joinMax)
 	for m.ctx.Err() == nil {
 		gen, err := group.Next(m.ctx)
 		if m.ctx.Err() != nil {
@@ -92,7 +93,7 @@ func (m *membership) follow(group *kafka.ConsumerGroup) {
 			// Right after a broker's start: 15, Group Coordinator Not Available, until the topic of the offsets exists.
 			wait := retry.NextBackOff()
 			m.net.log.Warn("onlyonce: group not joined, trying again", "error", err, "wait", wait)
-			sleep(m.ctx, wait)
+			kafkalog.Sleep(m.ctx, wait)
 			continue
 		}
 		retry.Reset()
@@ -108,7 +109,7 @@ func (m *membership) serve(gen *kafka.Generation) {
 	partitions := 0
 	for name, assigned := range gen.Assignments {
 		for _, a := range assigned {
-			p := &partition{net: m.net, topic: name, index: int32(a.ID), generation: gen.ID, member: gen.MemberID}
+			p := &partition{Log: kafkalog.New(m.net, m.net.reading(), name, int32(a.ID)), net: m.net, topic: name, index: int32(a.ID), generation: gen.ID, member: gen.MemberID}
 			partitions++
 			held.Add(1)
 			m.start(gen, func(ctx context.Context) {
@@ -154,7 +155,7 @@ func (m *membership) hold(generation context.Context, p *partition) {
 		wait := m.lostWait()
 		m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", p.topic, "partition", p.index,
 			"generation", p.generation, "wait", wait, "error", err)
-		sleep(ctx, wait)
+		kafkalog.Sleep(ctx, wait)
 	case err == nil:
 		m.end(fmt.Errorf("kafkasource: %v: own returned without an error while the partition was to be owned", p))
 	default:
@@ -197,9 +198,9 @@ func (m *membership) keepAlive(gen *kafka.Generation, held *sync.WaitGroup) {
 		case <-tick.C:
 			req := kmsg.NewPtrHeartbeatRequest()
 			req.Group, req.Generation, req.MemberID = gen.GroupID, gen.ID, gen.MemberID
-			resp, err := call[*kmsg.HeartbeatResponse](ctx, m.net, m.net.groupRequest(req, heartbeatVersion))
-			if err == nil && resp.ErrorCode != 0 && kafka.Error(resp.ErrorCode) != kafka.RebalanceInProgress {
-				err = kafka.Error(resp.ErrorCode)
+			got, err := m.net.askCoordinator(ctx, req)
+			if resp, ok := got.(*kmsg.HeartbeatResponse); ok && kafka.Error(resp.ErrorCode) != kafka.RebalanceInProgress {
+				err = m.net.Error(resp.ErrorCode)
 			}
 			if err != nil {
 				m.debug("heartbeat while draining: %v", err)
@@ -219,7 +220,7 @@ func (m *membership) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		topics, err := m.net.topics(ctx, m.net.cfg.Topics...)
+		topics, err := kafkalog.Topics(ctx, m.net, m.net.cfg.Topics...)
 		if err != nil {
 			if ctx.Err() == nil {
 				m.net.log.Warn("onlyonce: looking for new partitions", "error", err)
@@ -229,13 +230,13 @@ func (m *membership) watch(ctx context.Context) {
 		m.mu.Lock()
 		changed := ""
 		for name, t := range topics {
-			if len(t.partitions) != m.counts[name] {
+			if len(t.Partitions) != m.counts[name] {
 				changed = name
 			}
 		}
 		m.mu.Unlock()
 		if changed != "" {
-			m.net.log.Info("onlyonce: number of partitions changed", "topic", changed, "partitions", len(topics[changed].partitions))
+			m.net.log.Info("onlyonce: number of partitions changed", "topic", changed, "partitions", len(topics[changed].Partitions))
 			return
 		}
 	}
@@ -249,17 +250,17 @@ func (m *membership) recount() {
 	}
 	ctx, cancel := context.WithTimeout(m.ctx, time.Second)
 	defer cancel()
-	if topics, err := m.net.topics(ctx, m.net.cfg.Topics...); err == nil {
+	if topics, err := kafkalog.Topics(ctx, m.net, m.net.cfg.Topics...); err == nil {
 		m.remember(topics)
 	}
 }
 
-func (m *membership) remember(topics map[string]topic) {
+func (m *membership) remember(topics map[string]kafkalog.Topic) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.counts = make(map[string]int, len(topics))
 	for name, t := range topics {
-		m.counts[name] = len(t.partitions)
+		m.counts[name] = len(t.Partitions)
 	}
 }
 
@@ -285,7 +286,7 @@ func (m *membership) leave(group *kafka.ConsumerGroup) {
 		defer cancel()
 		req := kmsg.NewPtrLeaveGroupRequest()
 		req.Group, req.MemberID = m.net.cfg.GroupID, m.member
-		if _, err := call[*kmsg.LeaveGroupResponse](ctx, m.net, m.net.groupRequest(req, leaveGroupVersion)); err != nil {
+		if _, err := m.net.askCoordinator(ctx, req); err != nil {
 			m.debug("leaving the group: %v", err)
 		}
 	}

@@ -1,17 +1,21 @@
 package kafkasource
 
 import (
+	"bytes"
 	"context"
-	"fmt"
+	"errors"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/compress"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/consumer/internal/recordbatch"
 )
 
 const (
@@ -25,21 +29,26 @@ const (
 	closePatience = time.Second
 )
 
-// The highest versions asked for: the lowest that have everything used here. A broker that offers less is asked in its own highest version.
-const (
-	metadataVersion    = 12 // topic ids since 10
-	fetchByNameVersion = 12
-	fetchByIDVersion   = 13 // by topic id
-	listOffsetsVersion = 7  // leader epochs since 4
-	epochEndVersion    = 4  // OffsetForLeaderEpoch
-	heartbeatVersion   = 4
-	leaveGroupVersion  = 2 // one member a request
-	configsVersion     = 4 // DescribeConfigs
-
-	// Below these there are no transactions (Kafka 0.11).
-	fetchMinVersion       = 4
-	listOffsetsMinVersion = 2
-)
+// versions are the highest version asked for, the lowest that has everything used here, and the lowest that will do. A
+// broker that offers less than the highest is asked in its own.
+func versions(req kmsg.Request) (most, least int16) {
+	switch r := req.(type) {
+	case *kmsg.FetchRequest:
+		if r.Topics[0].TopicID == [16]byte{} {
+			return kafkalog.FetchByID - 1, kafkalog.FetchMinVersion
+		}
+		return kafkalog.FetchByID, kafkalog.FetchMinVersion
+	case *kmsg.MetadataRequest:
+		return 12, 0 // topic ids since 10
+	case *kmsg.ListOffsetsRequest:
+		return 7, kafkalog.ListOffsetsMinVersion // leader epochs since 4
+	case *kmsg.LeaveGroupRequest:
+		return 2, 0 // one member a request
+	case *kmsg.OffsetForLeaderEpochRequest, *kmsg.HeartbeatRequest, *kmsg.DescribeConfigsRequest:
+		return 4, 0
+	}
+	return 0, 0
+}
 
 // network is what one Run has of connections.
 type network struct {
@@ -76,63 +85,52 @@ func (n *network) close() {
 	n.group.close(closePatience)
 }
 
-// topic is what Metadata says about a topic.
-type topic struct {
-	clusterID  string
-	id         [16]byte // zero: the broker knows no topic ids (before 2.8)
-	partitions map[int32]place
+var _ kafkalog.Cluster = (*network)(nil)
+
+// Ask sends a request to any broker.
+func (n *network) Ask(ctx context.Context, req kmsg.Request) (kmsg.Response, error) {
+	return n.send(ctx, n.exchange(req))
 }
 
-// place is where a partition is led.
-type place struct {
-	leader int32
-	epoch  int32
+// AskLeader sends a request to a broker.
+func (n *network) AskLeader(ctx context.Context, leader int32, req kmsg.Request) (kmsg.Response, error) {
+	return n.send(ctx, &leaderExchange{*n.exchange(req), leader})
 }
 
-// topics asks the cluster for topics. The brokers are asked not to create any. An error is about all of them, or is that of the
-// first topic that has one.
-func (n *network) topics(ctx context.Context, names ...string) (map[string]topic, error) {
-	req := kmsg.NewPtrMetadataRequest()
-	req.AllowAutoTopicCreation = false
-	for _, name := range names {
-		t := kmsg.NewMetadataRequestTopic()
-		t.Topic = kmsg.StringPtr(name)
-		req.Topics = append(req.Topics, t)
-	}
-	resp, err := call[*kmsg.MetadataResponse](ctx, n, n.request(req, metadataVersion))
-	if err != nil {
-		return nil, err
-	}
-	found := make(map[string]topic, len(names))
-	for _, t := range resp.Topics {
-		if t.Topic == nil || !slices.Contains(names, *t.Topic) {
-			continue
-		}
-		if t.ErrorCode != 0 {
-			return nil, &topicError{Topic: *t.Topic, Err: kafka.Error(t.ErrorCode)}
-		}
-		info := topic{id: t.TopicID, partitions: make(map[int32]place, len(t.Partitions))}
-		if resp.ClusterID != nil {
-			info.clusterID = *resp.ClusterID
-		}
-		for _, p := range t.Partitions {
-			info.partitions[p.Partition] = place{leader: p.Leader, epoch: p.LeaderEpoch}
-		}
-		found[*t.Topic] = info
-	}
-	for _, name := range names {
-		if _, ok := found[name]; !ok {
-			return nil, &topicError{Topic: name, Err: kafka.UnknownTopicOrPartition}
-		}
-	}
-	return found, nil
+// askCoordinator sends a request to the group's coordinator.
+func (n *network) askCoordinator(ctx context.Context, req kmsg.Request) (kmsg.Response, error) {
+	return n.send(ctx, &coordinatorExchange{*n.exchange(req)})
 }
 
-// topicError is what the cluster says about one topic.
-type topicError struct {
-	Topic string
-	Err   error
+// Error is kafka-go's error for a broker's code.
+func (n *network) Error(code int16) error {
+	if code == 0 {
+		return nil
+	}
+	return kafka.Error(code)
 }
 
-func (e *topicError) Error() string { return fmt.Sprintf("topic %q: %v", e.Topic, e.Err) }
-func (e *topicError) Unwrap() error { return e.Err }
+// Code is the broker's code in kafka-go's error.
+func (n *network) Code(err error) (int16, bool) {
+	var code kafka.Error
+	ok := errors.As(err, &code)
+	return int16(code), ok
+}
+
+// reading is what the configuration says about reading.
+func (n *network) reading() kafkalog.Options {
+	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, Decompress: decompress,
+		Throttled: func(topic string, partition int32, by time.Duration) {
+			n.log.Debug("onlyonce: throttled by the broker", "topic", topic, "partition", partition, "for", by)
+		}}
+}
+
+// decompress uses kafka-go's codecs.
+func decompress(codec recordbatch.Compression, src []byte) ([]byte, error) {
+	var out bytes.Buffer
+	out.Grow(4 * len(src))
+	r := compress.Compression(codec).Codec().NewReader(bytes.NewReader(src))
+	_, err := out.ReadFrom(r)
+	_ = r.Close()
+	return out.Bytes(), err
+}

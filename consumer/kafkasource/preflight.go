@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/segmentio/kafka-go"
+
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
 
 const (
@@ -21,21 +22,21 @@ const (
 
 // preflight is the first connection. It fails where people have something to mend, before the group is joined: a process that
 // cannot work must not take partitions from those that can.
-func preflight(ctx context.Context, n *network) (map[string]topic, error) {
+func preflight(ctx context.Context, n *network) (map[string]kafkalog.Topic, error) {
 	ctx, cancel := context.WithTimeout(ctx, firstPatience)
 	defer cancel()
-	var topics map[string]topic
+	var topics map[string]kafkalog.Topic
 	var unreachable error
-	err := patiently(ctx, newTopicPatience, func() (err error) {
-		topics, err = n.topics(ctx, n.cfg.Topics...)
-		var about *topicError
+	err := kafkalog.Patiently(ctx, n, newTopicPatience, func() (err error) {
+		topics, err = kafkalog.Topics(ctx, n, n.cfg.Topics...)
+		var about *kafkalog.TopicError
 		if err != nil && !errors.As(err, &about) {
 			unreachable = err
 			return nil // at once: a wrong address does not mend itself
 		}
 		return err
 	})
-	var about *topicError
+	var about *kafkalog.TopicError
 	switch {
 	case unreachable != nil:
 		return nil, n.unreachable(unreachable)
@@ -67,7 +68,7 @@ func (n *network) unreachable(err error) error {
 // handled, wherever a later one has the same key, and leaves nothing behind by which a reader could tell; it also deletes the
 // record by which the consumer knows the log again. That a policy was changed after this look is not noticed.
 func refuseCompacted(ctx context.Context, n *network) error {
-	configs, err := n.configs(ctx, newTopicPatience, n.cfg.Topics, cleanupPolicy)
+	configs, err := kafkalog.Configs(ctx, n, newTopicPatience, n.cfg.Topics, kafkalog.CleanupPolicy)
 	switch {
 	case errors.Is(err, kafka.TopicAuthorizationFailed):
 		return fmt.Errorf("kafkasource: may not see whether a topic is compacted: %w: this user needs the permission DescribeConfigs on it", err)
@@ -76,13 +77,13 @@ func refuseCompacted(ctx context.Context, n *network) error {
 	}
 	var faults []error
 	for _, t := range n.cfg.Topics {
-		value, ok := configs[t][cleanupPolicy]
+		value, ok := configs[t][kafkalog.CleanupPolicy]
 		switch {
 		case !ok:
-			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not tell its %s", t, cleanupPolicy))
-		case slices.Contains(strings.Split(strings.ReplaceAll(value, " ", ""), ","), "compact"):
+			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not tell its %s", t, kafkalog.CleanupPolicy))
+		case kafkalog.Compacts(value):
 			faults = append(faults, fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes records that were not handled yet, and nobody can tell; use a topic with %s=delete",
-				t, cleanupPolicy, value, cleanupPolicy))
+				t, kafkalog.CleanupPolicy, value, kafkalog.CleanupPolicy))
 		}
 	}
 	return errors.Join(faults...)

@@ -2,13 +2,7 @@ package kafkasource_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"math/big"
 	"net"
 	"slices"
 	"strings"
@@ -16,6 +10,7 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go/sasl/plain"
+	"github.com/segmentio/kafka-go/sasl/scram"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -111,7 +106,7 @@ func TestTopicIsNotCreated(t *testing.T) {
 	brokers := kafkatest.FakeCluster(t, kfake.AllowAutoTopicCreation()).ListenAddrs()
 	missing := kafkatest.TopicName(t)
 	wantAll(t, runFails(t, quick(brokers, missing)), "does not exist")
-	topics, err := admin(t, brokers).ListTopics(t.Context())
+	topics, err := kafkatest.Admin(t, brokers).ListTopics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,12 +150,12 @@ func TestPermissions(t *testing.T) {
 	wantAll(t, runFails(t, as("nobody", "secret")), `topic "orders"`, "Describe, Read and DescribeConfigs")
 	wantAll(t, runFails(t, as("reader", "wrong")), brokers[0], "Config.SASL") // a real broker says so, kfake hangs up
 	wantAll(t, runFails(t, quick(brokers, "orders")), "do the brokers expect TLS or SASL")
-	h := join(t, as("reader", "secret")).holds("orders", 0)
-	if err := h.Commit(h.ctx, 0, "x"); err != nil {
+	h := join(t, as("reader", "secret")).Holds("orders", 0)
+	if err := h.Commit(h.Ctx, 0, "x"); err != nil {
 		t.Error(err)
 	}
-	write(t, producer(t, brokers, kgo.SASL(kgoplain.Auth{User: "root", Pass: "secret"}.AsMechanism())), "orders", "v")
-	if got := values(h.readTo(t, 0, 1)); !slices.Equal(got, []string{"v"}) {
+	kafkatest.Write(t, kafkatest.Client(t, brokers, kgo.SASL(kgoplain.Auth{User: "root", Pass: "secret"}.AsMechanism())), "orders", "v")
+	if got := values(h.ReadTo(t, 0, 1)); !slices.Equal(got, []string{"v"}) {
 		t.Errorf("read %v", got)
 	}
 }
@@ -168,7 +163,7 @@ func TestPermissions(t *testing.T) {
 // All requests, ours included, go through TLS and authentication.
 func TestTLSAndSASL(t *testing.T) {
 	t.Parallel()
-	cert, pool := certificate(t)
+	cert, pool := kafkatest.Certificate(t)
 	brokers := kafkatest.FakeCluster(t, kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.EnableSASL(),
 		kfake.Superuser("PLAIN", "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
 	cfg := quick(brokers, "orders")
@@ -177,37 +172,40 @@ func TestTLSAndSASL(t *testing.T) {
 	cfg.TLS = &tls.Config{}
 	wantAll(t, runFails(t, cfg), "certificate", brokers[0])
 	cfg.TLS = &tls.Config{RootCAs: pool}
-	h := join(t, cfg).holds("orders", 0)
-	if err := h.Commit(h.ctx, 0, "x"); err != nil {
+	h := join(t, cfg).Holds("orders", 0)
+	if err := h.Commit(h.Ctx, 0, "x"); err != nil {
 		t.Error(err)
 	}
-	if f := h.fetch(t, 0); f.Next != 0 {
+	if f := h.MustFetch(t, 0); f.Next != 0 {
 		t.Errorf("fetched %+v", f)
 	}
 }
 
-func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
+// SCRAM, in which the password does not travel, takes more than one exchange to log in.
+func TestSCRAM(t *testing.T) {
+	t.Parallel()
+	for name, algorithm := range map[string]scram.Algorithm{"SCRAM-SHA-256": scram.SHA256, "SCRAM-SHA-512": scram.SHA512} {
+		brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.Superuser(name, "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
+		cfg := quick(brokers, "orders")
+		for password, wrong := range map[string]bool{"wrong": true, "secret": false} {
+			mechanism, err := scram.Mechanism(algorithm, "root", password)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.SASL = mechanism
+			if wrong {
+				wantAll(t, runFails(t, cfg), brokers[0], "Config.SASL")
+				continue
+			}
+			h := join(t, cfg).Holds("orders", 0)
+			if err := h.Commit(h.Ctx, 1, "x"); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if f := h.MustFetch(t, 0); f.Next != 0 {
+				t.Errorf("%s: fetched %+v", name, f)
+			}
+		}
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kfake"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, DNSNames: []string{"localhost"},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(leaf)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }
 
 func TestValidate(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
 
 // Source reads topics as a member of a Kafka consumer group. Make one with New. Each Run is a member of its own.
@@ -51,7 +52,7 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consum
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	m := &membership{net: net, own: own, ctx: ctx, stop: stop, lost: newBackoff(lostMin, lostMax)}
+	m := &membership{net: net, own: own, ctx: ctx, stop: stop, lost: kafkalog.Backoff(lostMin, lostMax)}
 	m.remember(topics)
 	return m.run()
 }

@@ -37,7 +37,7 @@ func (x *transaction) end(commit kgo.TransactionEndTry) {
 
 func transactional(t *testing.T, brokers []string, id string) *kgo.Client {
 	t.Helper()
-	return producer(t, brokers, kgo.TransactionalID(kafkatest.TopicName(t)+id), kgo.TransactionTimeout(time.Minute))
+	return kafkatest.Client(t, brokers, kgo.TransactionalID(kafkatest.TopicName(t)+id), kgo.TransactionTimeout(time.Minute))
 }
 
 // end returns the log's end, markers included.
@@ -58,7 +58,7 @@ func TestReadCommitted(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		rnd := rand.New(rand.NewPCG(1, 2))
-		plain := producer(t, brokers)
+		plain := kafkatest.Client(t, brokers)
 		clients := make([]*kgo.Client, 4)
 		for i := range clients {
 			clients[i] = transactional(t, brokers, fmt.Sprint("-", i))
@@ -71,7 +71,7 @@ func TestReadCommitted(t *testing.T) {
 			i := rnd.IntN(len(clients) + 1)
 			if i == len(clients) {
 				v := fmt.Sprint("plain-", step)
-				write(t, plain, topic, v)
+				kafkatest.Write(t, plain, topic, v)
 				committed[v] = true
 				continue
 			}
@@ -81,7 +81,7 @@ func TestReadCommitted(t *testing.T) {
 			for range rnd.IntN(3) {
 				v := fmt.Sprintf("p%d-%d-%v", i, written, fate[i])
 				written++
-				write(t, clients[i], topic, v)
+				kafkatest.Write(t, clients[i], topic, v)
 				committed[v] = fate[i]
 			}
 			if rnd.IntN(3) == 0 {
@@ -95,28 +95,28 @@ func TestReadCommitted(t *testing.T) {
 			}
 		}
 		last := begin(t, clients[0], topic)
-		write(t, clients[0], topic, "never")
+		kafkatest.Write(t, clients[0], topic, "never")
 		last.end(kgo.TryAbort)
 
 		want := kgoReads(t, brokers, topic, committed)
-		stop := end(t, admin(t, brokers), topic)
+		stop := end(t, kafkatest.Admin(t, brokers), topic)
 		for _, limit := range []int{1, 300, 1 << 20} {
 			cfg := quick(brokers, topic)
 			cfg.FetchMaxBytes = limit
 			m := join(t, cfg)
-			h := m.holds(topic, 0)
-			if got := values(h.readTo(t, 0, stop)); !slices.Equal(got, want) {
+			h := m.Holds(topic, 0)
+			if got := values(h.ReadTo(t, 0, stop)); !slices.Equal(got, want) {
 				t.Errorf("limit %d: read %d messages, franz-go read %d, or they differ", limit, len(got), len(want))
 			}
 			// From every offset, as after a restart.
 			for from := int64(0); limit == 300 && from <= stop; from += 7 {
-				for _, m := range h.readTo(t, from, stop) {
+				for _, m := range h.ReadTo(t, from, stop) {
 					if !committed[string(m.Value)] {
 						t.Errorf("from %d: %q at %d was aborted", from, m.Value, m.Offset)
 					}
 				}
 			}
-			if err := m.leave(); err != nil {
+			if err := m.Leave(); err != nil {
 				t.Error(err)
 			}
 		}
@@ -153,54 +153,13 @@ func kgoReads(t *testing.T, brokers []string, topic string, committed map[string
 	return out
 }
 
-// Behind an open transaction nothing is read, not even what was written without one; when it ends, all is.
-func TestOpenTransactionHoldsBack(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
-		topic := kafkatest.Topic(t, brokers, 1, nil)
-		plain, tx := producer(t, brokers), transactional(t, brokers, "")
-		write(t, plain, topic, "before")
-		x := begin(t, tx, topic)
-		write(t, tx, topic, "inside")
-		write(t, plain, topic, "behind")
-		h := join(t, quick(brokers, topic)).holds(topic, 0)
-		if got := values(h.readTo(t, 0, 1)); !slices.Equal(got, []string{"before"}) {
-			t.Errorf("read %v", got)
-		}
-		if f := h.fetch(t, 1); len(f.Messages) != 0 || f.Next != 1 || f.HighWatermark != 3 {
-			t.Errorf("behind an open transaction: %+v", f)
-		}
-		if _, stable, err := h.Bounds(h.ctx); stable != 1 || err != nil {
-			t.Errorf("the log is stable up to %d, %v; want 1", stable, err)
-		}
-		x.end(kgo.TryCommit)
-		if got := values(h.readTo(t, 1, 4)); !slices.Equal(got, []string{"inside", "behind"}) {
-			t.Errorf("read %v", got)
-		}
-	})
-}
-
-// A stretch with nothing but an aborted transaction is passed over in one fetch that returns no message.
-func TestAbortedTailIsPassedOver(t *testing.T) {
-	onBoth(t, func(t *testing.T, brokers []string) {
-		topic := kafkatest.Topic(t, brokers, 1, nil)
-		tx := transactional(t, brokers, "")
-		x := begin(t, tx, topic)
-		write(t, tx, topic, "a", "b")
-		x.end(kgo.TryAbort)
-		h := join(t, quick(brokers, topic)).holds(topic, 0)
-		if f := h.fetch(t, 0); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
-			t.Errorf("fetched %+v, want the position behind the marker", f)
-		}
-	})
-}
-
 // A topic that was compacted once and is not any more has holes, and batches that end in one.
 func TestOnceCompactedTopic(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
 	brokers := c.ListenAddrs()
 	topic := kafkatest.Topic(t, brokers, 1, map[string]string{"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"})
-	cl := producer(t, brokers)
+	cl := kafkatest.Client(t, brokers)
 	for range 5 {
 		var recs []*kgo.Record
 		for i := range 6 {
@@ -211,7 +170,7 @@ func TestOnceCompactedTopic(t *testing.T) {
 		}
 	}
 	c.Compact()
-	adm := admin(t, brokers)
+	adm := kafkatest.Admin(t, brokers)
 	policy := "delete"
 	if _, err := adm.AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Op: kadm.SetConfig, Name: "cleanup.policy", Value: &policy}}, topic); err != nil {
 		t.Fatal(err)
@@ -220,17 +179,17 @@ func TestOnceCompactedTopic(t *testing.T) {
 		cfg := quick(brokers, topic)
 		cfg.FetchMaxBytes = limit
 		m := join(t, cfg)
-		h := m.holds(topic, 0)
-		start, stable, err := h.Bounds(h.ctx) // kfake lets the log begin with its first batch
+		h := m.Holds(topic, 0)
+		start, stable, err := h.Bounds(h.Ctx) // kfake lets the log begin with its first batch
 		if err != nil {
 			t.Fatal(err)
 		}
 		for from := start; from < stable; from++ {
-			if got := h.readTo(t, from, stable); int64(len(got)) > stable-from || from == start && (len(got) < 4 || int64(len(got)) == stable-start) {
+			if got := h.ReadTo(t, from, stable); int64(len(got)) > stable-from || from == start && (len(got) < 4 || int64(len(got)) == stable-start) {
 				t.Errorf("limit %d: %d messages from %d to %d after compaction", limit, len(got), from, stable)
 			}
 		}
-		if err := m.leave(); err != nil {
+		if err := m.Leave(); err != nil {
 			t.Error(err)
 		}
 	}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/onlyonce/onlyonce/internal/fleet"
+	"github.com/onlyonce/onlyonce/internal/screen"
 )
 
 // partsPerKill is how many parts of the stream a kill may use up: a SIGKILL that comes between two batches does not count, and is
@@ -30,24 +33,24 @@ func (d *demo) otherKills(ctx context.Context) error { return d.killUntil(ctx, d
 func (d *demo) killUntil(ctx context.Context, wanted int) error {
 	missed := false
 	for d.inBatch < wanted {
-		shot := d.fleet.shoot(missed)
+		shot := d.fleet.Shoot(d.random, missed)
 		down, err := d.produceUntilHit(ctx, shot)
 		if err != nil {
 			return err
 		}
 		d.kills++
-		missed = !down.inBatch
+		missed = !down.InBatch
 		where := "between two batches: does not count"
-		if down.inBatch {
+		if down.InBatch {
 			d.inBatch++
-			where = fmt.Sprintf("in mid-batch at partition %d, offset %d", down.partition, down.offset)
+			where = fmt.Sprintf("in mid-batch at partition %d, offset %d", down.Partition, down.Offset)
 		}
-		mark := d.fleet.mark()
-		p, err := d.fleet.start()
+		mark := d.fleet.Mark()
+		p, err := d.fleet.Start()
 		if err != nil {
 			return err
 		}
-		d.tellKill("kill %d of %d: worker %d (pid %d) got SIGKILL %s; worker %d replaces it", d.inBatch, d.opts.kills, down.worker, down.pid, where, p.number)
+		d.tellKill("kill %d of %d: worker %d (pid %d) got SIGKILL %s; worker %d replaces it", d.inBatch, d.opts.kills, down.Worker, down.PID, where, p.Number)
 		if err := d.waitOwned(ctx, mark); err != nil {
 			return err
 		}
@@ -60,14 +63,14 @@ const manyKills = 20
 
 func (d *demo) tellKill(format string, args ...any) {
 	if d.opts.kills > manyKills {
-		d.screen.verbose(format, args...)
+		d.screen.Verbose(format, args...)
 		return
 	}
-	d.screen.step(format, args...)
+	d.screen.Step(format, args...)
 }
 
 // produceUntilHit produces, part by part, until there was a batch to be hit.
-func (d *demo) produceUntilHit(ctx context.Context, s *shot) (down *shotDown, err error) {
+func (d *demo) produceUntilHit(ctx context.Context, s *fleet.Shot) (down *fleet.ShotDown, err error) {
 	for down == nil {
 		more, err := d.next(ctx)
 		if err != nil {
@@ -78,7 +81,7 @@ func (d *demo) produceUntilHit(ctx context.Context, s *shot) (down *shotDown, er
 		}
 		err = d.wait(ctx, "a batch in progress, to be hit by a kill", func(ctx context.Context) (bool, string, error) {
 			select {
-			case down = <-s.hit:
+			case down = <-s.Hit:
 				return true, "", nil
 			default:
 			}
@@ -100,28 +103,28 @@ func (d *demo) rebalance(ctx context.Context) error {
 	if _, err := d.next(ctx); err != nil {
 		return err
 	}
-	mark := d.fleet.mark()
-	p, err := d.fleet.start()
+	mark := d.fleet.Mark()
+	p, err := d.fleet.Start()
 	if err != nil {
 		return err
 	}
 	if err := d.waitOwned(ctx, mark); err != nil {
 		return err
 	}
-	partitions, _ := d.fleet.owns(p)
-	d.screen.step("rebalance: worker %d joins, and gets %d of the partitions", p.number, partitions)
+	partitions, _ := d.fleet.Owns(p)
+	d.screen.Step("rebalance: worker %d joins, and gets %d of the partitions", p.Number, partitions)
 	if _, err := d.next(ctx); err != nil {
 		return err
 	}
-	mark = d.fleet.mark()
-	if p = d.fleet.newest(); p == nil { // another one, should somebody have killed that one
+	mark = d.fleet.Mark()
+	if p = d.fleet.Newest(); p == nil { // another one, should somebody have killed that one
 		return errors.New("no worker is left")
 	}
-	d.fleet.leave(p)
+	d.fleet.Leave(p)
 	if err := d.waitOwned(ctx, mark); err != nil {
 		return err
 	}
-	d.screen.step("rebalance: worker %d leaves", p.number)
+	d.screen.Step("rebalance: worker %d leaves", p.Number)
 	return nil
 }
 
@@ -138,14 +141,14 @@ func (d *demo) finishStream(ctx context.Context) error {
 	if err := d.waitPaid(ctx); err != nil {
 		return err
 	}
-	d.screen.step("stream: %s records are handled, and their calls are made", count(d.written.Load()))
+	d.screen.Step("stream: %s records are handled, and their calls are made", screen.Count(d.written.Load()))
 	return nil
 }
 
 // resetOffsets sets the group's committed offsets back to the beginning while nobody is in the group, as an operator may, by
 // mistake. Kafka then offers every record again. The cursors in Postgres are the authority, and stay.
 func (d *demo) resetOffsets(ctx context.Context) error {
-	if err := d.fleet.stop(stopTimeout); err != nil {
+	if err := d.fleet.Stop(stopTimeout); err != nil {
 		return err
 	}
 	before, err := d.effects(ctx)
@@ -163,7 +166,7 @@ func (d *demo) resetOffsets(ctx context.Context) error {
 	for _, offset := range at {
 		d.rewound += offset
 	}
-	d.screen.step("reset: the group's committed offsets are at 0; Kafka would deliver %s records again", count(d.rewound))
+	d.screen.Step("reset: the group's committed offsets are at 0; Kafka would deliver %s records again", screen.Count(d.rewound))
 	if err := d.startWorkers(ctx, "reset"); err != nil {
 		return err
 	}
@@ -188,7 +191,7 @@ func (d *demo) resetOffsets(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.screen.step("reset: the workers went on from Postgres; effects before %s, after %s", count(int64(before)), count(int64(after)))
+	d.screen.Step("reset: the workers went on from Postgres; effects before %s, after %s", screen.Count(int64(before)), screen.Count(int64(after)))
 	return nil
 }
 
@@ -199,7 +202,7 @@ func (d *demo) produceAgain(ctx context.Context) error {
 		return err
 	}
 	d.second = int(d.written.Load() - before)
-	d.screen.step("second production: all %s records once more, under the same ids", count(int64(d.second)))
+	d.screen.Step("second production: all %s records once more, under the same ids", screen.Count(int64(d.second)))
 	if err := d.waitHandled(ctx); err != nil {
 		return err
 	}

@@ -6,49 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/onlyonce/onlyonce/internal/screen"
+	"github.com/onlyonce/onlyonce/internal/workload"
 )
-
-// sound are facts that are as they must be: a and b are applied and charged, c is parked.
-func sound() facts {
-	return facts{
-		ids: []string{"a", "b", "c"}, effects: map[string]int{"a": 1, "b": 1}, parked: map[string]int{"c": 1},
-		charged: map[string]int{"a": 1, "b": 1},
-	}
-}
-
-func TestJudge(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		harm func(*facts)
-		want string // of the faults, in order
-	}{
-		{"sound", func(*facts) {}, ""},
-		{"missing", func(f *facts) { delete(f.effects, "a"); delete(f.charged, "a") }, faultMissing + ": 1 (a)"},
-		{"doubled", func(f *facts) { f.effects["a"] = 2 }, faultDoubled + ": 1 (a)"},
-		{"both", func(f *facts) { f.parked["a"] = 1 }, "applied and parked: 1 (a)"},
-		{"parked twice", func(f *facts) { f.parked["c"] = 2 }, "parked more than once: 1 (c)"},
-		{"invented", func(f *facts) { f.effects["x"] = 1; f.charged["x"] = 1 }, "applied or parked, and never produced: 1 (x)"},
-		{"unpaid", func(f *facts) { delete(f.charged, "b") }, "applied, and not charged: 1 (b)"},
-		{"paid twice", func(f *facts) { f.charged["b"] = 2 }, "charged under more than one key: 1 (b)"},
-		{"paid without an effect", func(f *facts) { f.charged["c"] = 1 }, "charged, and not applied: 1 (c)"},
-		{"other bytes", func(f *facts) { f.changed = 3 }, "3 calls came with other bytes than their key's first"},
-		{"all missing", func(f *facts) { clear(f.effects); clear(f.parked); clear(f.charged) }, faultMissing + ": 3 (a, b, c)"},
-	} {
-		f := sound()
-		c.harm(&f)
-		v := judge(f)
-		var got []string
-		for _, fault := range v.faults {
-			got = append(got, fault.String())
-		}
-		if strings.Join(got, "; ") != c.want {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
-		}
-		if v.ok() != (c.want == "") {
-			t.Errorf("%s: ok is %v", c.name, v.ok())
-		}
-	}
-}
 
 func TestGenerated(t *testing.T) {
 	for _, c := range []struct {
@@ -62,11 +23,11 @@ func TestGenerated(t *testing.T) {
 		}
 		bad := 0
 		for i := range c.n {
-			m := s.kafka(record{message: i}, 7)
+			m := s.kafka(workload.Record{Message: i}, 7)
 			if _, err := parseOrder(m.Value); err != nil {
 				bad++
 			}
-			if again := s.kafka(record{message: i, strayed: true}, 7); string(again.Value) != string(m.Value) {
+			if again := s.kafka(workload.Record{Message: i, Strayed: true}, 7); string(again.Value) != string(m.Value) {
 				t.Errorf("copies of %s differ", s.ids[i])
 			} else if p := (m.WriterData.(int) + 1) % 7; again.WriterData.(int) != p {
 				t.Errorf("a strayed copy is in partition %v, want %d", again.WriterData, p)
@@ -131,7 +92,7 @@ func TestPayments(t *testing.T) {
 
 func TestText(t *testing.T) {
 	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1000: "-1,000", -100: "-100"} {
-		if got := count(n); got != want {
+		if got := screen.Count(n); got != want {
 			t.Errorf("%d: %s, want %s", n, got, want)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/check"
 )
 
 // tableSQL makes the table of effects, which all runs share. Without a unique constraint: a double must be able to happen.
@@ -75,9 +76,15 @@ const effectsByOrderSQL = `select order_id, count(*) from onlyonce_quickstart.ef
 // parkedSQL returns a row for each parked message of the run: key, reason.
 const parkedSQL = `select key, reason from onlyonce.parked where scope = $1 and kind = 'message'`
 
+// outcome is what a run has left behind in the database and at the payment endpoint.
+type outcome struct {
+	check.Facts
+	reasons map[string]int // reason -> parked rows
+}
+
 // collect reads what the run has left behind: in one snapshot, so that the numbers belong together.
-func (d *demo) collect(ctx context.Context) (f facts, err error) {
-	f = facts{ids: d.stream.ids, effects: map[string]int{}, parked: map[string]int{}, reasons: map[string]int{}}
+func (d *demo) collect(ctx context.Context) (f outcome, err error) {
+	f = outcome{Facts: check.Facts{IDs: d.stream.ids, Effects: map[string]int{}, Parked: map[string]int{}}, reasons: map[string]int{}}
 	byHash := make(map[uuid.UUID]string, len(d.stream.ids))
 	for _, id := range d.stream.ids {
 		byHash[d.key(id)] = id
@@ -90,7 +97,7 @@ func (d *demo) collect(ctx context.Context) (f facts, err error) {
 		}
 		var text string
 		var n int
-		if _, err = pgx.ForEachRow(rows, []any{&text, &n}, func() error { f.effects[text] = n; return nil }); err != nil {
+		if _, err = pgx.ForEachRow(rows, []any{&text, &n}, func() error { f.Effects[text] = n; return nil }); err != nil {
 			return err
 		}
 		if rows, err = tx.Query(ctx, parkedSQL, d.scope()); err != nil {
@@ -102,7 +109,7 @@ func (d *demo) collect(ctx context.Context) (f facts, err error) {
 			if !known {
 				id = "unknown key " + key.UUID.String()
 			}
-			f.parked[id]++
+			f.Parked[id]++
 			f.reasons[text]++
 			return nil
 		})
@@ -111,7 +118,7 @@ func (d *demo) collect(ctx context.Context) (f facts, err error) {
 	if err != nil {
 		return f, err
 	}
-	f.charged, f.changed = d.payments.orders()
+	f.Charged, f.Changed = d.payments.orders()
 	return f, nil
 }
 

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
+	"github.com/onlyonce/onlyonce/internal/fleet"
+	"github.com/onlyonce/onlyonce/internal/screen"
 )
 
 // Exit statuses.
@@ -31,8 +33,8 @@ const (
 )
 
 func main() {
-	if os.Getenv(envWorker) != "" {
-		os.Exit(workerMain(os.Stdin, os.Stdout))
+	if fleet.IsWorker() {
+		os.Exit(workerMain())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A second Ctrl-C ends the program at once. Workers and servers then end by themselves: they notice.
@@ -67,12 +69,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, tamper fu
 	if o.json {
 		human = stderr
 	}
-	screen := newScreen(human, o.verbose)
-	screen.say("looking for Postgres and Kafka, or starting them")
-	screen.live(func() string { return "not there yet" })
-	log := func(line string) { screen.say("%s", wrap(line, screenWidth, "  ")) }
-	srv, err := servers.Start(ctx, o.servers, log, func(line string) { screen.verbose("%s", line) })
-	screen.end()
+	screen := screen.New(human, o.verbose)
+	screen.Say("looking for Postgres and Kafka, or starting them")
+	screen.Live(func() string { return "not there yet" })
+	log := func(line string) { screen.Say("%s", wrapped(line)) }
+	srv, err := servers.Start(ctx, o.servers, log, func(line string) { screen.Verbose("%s", line) })
+	screen.End()
 	if err != nil {
 		if ctx.Err() != nil {
 			return fail(statusInterrupted, errors.New("interrupted"))
@@ -81,7 +83,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, tamper fu
 	}
 	d := newDemo(o, s, srv, screen)
 	status, err := d.show(ctx, stdout, human, tamper)
-	screen.end()
+	screen.End()
 	if err != nil {
 		_ = fail(status, err)
 	}
@@ -122,8 +124,8 @@ func (d *demo) show(ctx context.Context, stdout, human io.Writer, tamper func(co
 	if err != nil {
 		return statusFailed, err
 	}
-	d.screen.end()
-	r.write(human, d.screen.paint)
+	d.screen.End()
+	r.write(human, d.screen.Paint)
 	if d.opts.json {
 		if err := writeJSON(stdout, r); err != nil {
 			return statusEnvironment, err
@@ -147,7 +149,10 @@ const cleanTimeout = 20 * time.Second
 
 // clean removes what the run has left in the user's own servers; after a failed check it stays, for somebody to look at.
 func (d *demo) clean(status int) error {
-	errs := []error{removeFile(d.journal)}
+	var errs []error
+	if d.fleet != nil {
+		errs = append(errs, d.fleet.Close())
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanTimeout)
 	defer cancel()
 	keep := d.opts.keep || status == statusFailed
@@ -163,7 +168,7 @@ func (d *demo) clean(status int) error {
 		switch {
 		case !own.given:
 		case keep:
-			d.screen.say("kept: %s", own.what)
+			d.screen.Say("kept: %s", own.what)
 		default:
 			if err := own.remove(); err != nil {
 				errs = append(errs, fmt.Errorf("%s: %w", own.what, err))
@@ -173,9 +178,4 @@ func (d *demo) clean(status int) error {
 	return errors.Join(errs...)
 }
 
-func removeFile(name string) error {
-	if name == "" {
-		return nil
-	}
-	return os.Remove(name)
-}
+func wrapped(line string) string { return screen.Wrap(line, screen.Width, "  ") }

@@ -18,13 +18,14 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/fleet"
 )
 
 // envMain makes this test binary the program.
 const envMain = "ONLYONCE_QUICKSTART_TEST_MAIN"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(envWorker) != "" || os.Getenv(envMain) != "" {
+	if fleet.IsWorker() || os.Getenv(envMain) != "" {
 		main()
 	}
 	os.Exit(m.Run())

@@ -2,11 +2,9 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -16,6 +14,7 @@ import (
 	"github.com/segmentio/kafka-go"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/workload"
 )
 
 // idHeader is the record header that carries the message id of generated orders.
@@ -59,13 +58,7 @@ type charge struct {
 type stream struct {
 	ids     []string // unique message ids
 	lines   [][]byte // the user's own messages; nil: they are generated
-	records []record
-}
-
-// record is one copy of a message.
-type record struct {
-	message int  // index in ids
-	strayed bool // goes to another partition than the message's others
+	records []workload.Record
 }
 
 // generate makes n orders, of which a fraction stands in the stream twice.
@@ -80,52 +73,29 @@ func generate(n int, duplicates float64) *stream {
 	return s
 }
 
-// arrange puts the given copies into the stream, and behind a fraction of the messages a further one: near by, so that
-// both may be in hand at the same time, and every other time in another partition, so that they are in two workers' hands.
 func (s *stream) arrange(copies []int, duplicates float64) {
-	const nearby = 300
-	type placed struct {
-		record
-		at float64
-	}
-	var all []placed
-	for i, m := range copies {
-		all = append(all, placed{record{message: m}, float64(i)})
-		// True for exactly this fraction of all i, evenly spread.
-		if int(float64(i+1)*duplicates) > int(float64(i)*duplicates) {
-			all = append(all, placed{record{message: m, strayed: rand.IntN(2) == 0}, float64(i) + rand.Float64()*nearby})
-		}
-	}
-	slices.SortStableFunc(all, func(a, b placed) int { return cmp.Compare(a.at, b.at) })
-	s.records = make([]record, len(all))
-	for i, p := range all {
-		s.records[i] = p.record
-	}
+	s.records = workload.Arrange(copies, duplicates, rand.New(rand.NewPCG(rand.Uint64(), 0)))
 }
 
 // kafka turns a record into what is written, the same bytes for every copy.
-func (s *stream) kafka(r record, partitions int) kafka.Message {
-	id := s.ids[r.message]
+func (s *stream) kafka(r workload.Record, partitions int) kafka.Message {
+	id := s.ids[r.Message]
 	m := kafka.Message{Headers: []kafka.Header{{Key: idHeader, Value: []byte(id)}}}
 	home := id
 	if s.lines != nil {
-		m.Value = s.lines[r.message]
+		m.Value = s.lines[r.Message]
 	} else {
 		// A customer's orders share a partition. The record key names the customer, and is no message id.
-		home = "customer-" + strconv.Itoa(int(hash(id)%1000))
-		m.Key, m.Value = []byte(home), generated(id, home, r.message, len(s.ids))
+		home = "customer-" + strconv.Itoa(int(workload.Hash(id)%1000))
+		m.Key, m.Value = []byte(home), generated(id, home, r.Message, len(s.ids))
 	}
-	p := int(hash(home) % uint32(partitions))
-	if r.strayed {
-		p++
-	}
-	m.WriterData = p % partitions
+	m.WriterData = workload.Partition(home, r.Strayed, partitions)
 	return m
 }
 
 // generated is order number i of n. One in 500 is wrong, and at least one: half of them cannot be read, the others hold a negative amount.
 func generated(id, customer string, i, n int) []byte {
-	o := order{ID: id, Customer: customer, AmountCents: int64(100 + hash(id)%100_000)}
+	o := order{ID: id, Customer: customer, AmountCents: int64(100 + workload.Hash(id)%100_000)}
 	if i%500 == min(250, n/2) {
 		o.AmountCents = -o.AmountCents
 	}
@@ -137,12 +107,6 @@ func generated(id, customer string, i, n int) []byte {
 		return value[:len(value)/2]
 	}
 	return value
-}
-
-func hash(s string) uint32 {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(s)) // never fails
-	return h.Sum32()
 }
 
 const (

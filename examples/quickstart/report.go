@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/check"
+	"github.com/onlyonce/onlyonce/internal/screen"
 )
 
 // report is the outcome of a run, and what -json prints. The names are the project's (see docs/glossary.md).
@@ -36,7 +38,7 @@ type report struct {
 	Kafka             string  `json:"kafka"`               //
 	Scope             string  `json:"scope"`               // also the topic, the group and the sink
 
-	verdict      verdict
+	verdict      check.Verdict
 	parkedBy     map[string]int // by reason
 	kills        int            // asked for
 	afterKill    int            // part of Redelivered
@@ -49,15 +51,15 @@ func (d *demo) makeReport(ctx context.Context, took time.Duration) (report, erro
 	if err != nil {
 		return report{}, fmt.Errorf("reading the outcome: %w", err)
 	}
-	delivered, refetched, err := readJournal(d.journal)
+	delivered, refetched, err := d.fleet.Delivered()
 	ends, endsErr := d.servers.Kafka.Ends(ctx, d.topic, d.opts.partitions)
 	if err := errors.Join(err, endsErr); err != nil {
 		return report{}, fmt.Errorf("reading the outcome: %w", err)
 	}
 	r := report{
-		Unique: len(f.ids), Delivered: delivered, Effects: sum(f.effects), Parked: sum(f.parked), DuplicatesByFence: int(d.rewound),
-		Redelivered: refetched + d.second, Kills: d.kills + d.fleet.strayKills(), KillsInBatch: d.inBatch, Seconds: took.Seconds(),
-		Postgres: d.servers.Postgres.How, Kafka: d.servers.Kafka.How, Scope: d.scope(), verdict: judge(f), parkedBy: f.reasons,
+		Unique: len(f.IDs), Delivered: delivered, Effects: check.Sum(f.Effects), Parked: check.Sum(f.Parked), DuplicatesByFence: int(d.rewound),
+		Redelivered: refetched + d.second, Kills: d.kills + d.fleet.StrayKills(), KillsInBatch: d.inBatch, Seconds: took.Seconds(),
+		Postgres: d.servers.Postgres.How, Kafka: d.servers.Kafka.How, Scope: d.scope(), verdict: check.Judge(f.Facts), parkedBy: f.reasons,
 		kills: d.opts.kills, afterKill: refetched, userMessages: d.stream.lines != nil,
 	}
 	for _, end := range ends {
@@ -67,66 +69,66 @@ func (d *demo) makeReport(ctx context.Context, took time.Duration) (report, erro
 	r.DuplicatesByKey = r.Produced - r.Effects - r.Parked
 	r.Duplicates = r.DuplicatesByKey + r.DuplicatesByFence
 	r.PaymentCalls, r.Payments, r.PaymentFaults = d.payments.count()
-	for _, fault := range r.verdict.faults {
-		switch fault.what {
-		case faultMissing:
-			r.Missing = len(fault.ids)
-		case faultDoubled:
-			r.Doubled = len(fault.ids)
+	for _, fault := range r.verdict.Faults {
+		switch fault.What {
+		case check.Missing:
+			r.Missing = len(fault.IDs)
+		case check.Doubled:
+			r.Doubled = len(fault.IDs)
 		}
 	}
-	r.OK = r.verdict.ok() && r.Effects+r.Parked == r.Unique && r.Payments == r.Effects && r.KillsInBatch >= r.kills
+	r.OK = r.verdict.OK() && r.Effects+r.Parked == r.Unique && r.Payments == r.Effects && r.KillsInBatch >= r.kills
 	return r, nil
 }
 
 // write prints the table, and what it proves or what is wrong.
 func (r report) write(w io.Writer, paint func(color, s string) string) {
 	row := func(name string, n int, note string, args ...any) {
-		line := fmt.Sprintf("  %-13s %10s   %s", name, count(int64(n)), fmt.Sprintf(note, args...))
+		line := fmt.Sprintf("  %-13s %10s   %s", name, screen.Count(int64(n)), fmt.Sprintf(note, args...))
 		_, _ = fmt.Fprintln(w, strings.TrimRight(line, " "))
 	}
 	_, _ = fmt.Fprintln(w)
 	row("unique", r.Unique, "messages, by their ids")
 	row("produced", r.Produced, "records: copies, and everything a second time")
 	row("delivered", r.Delivered, "times the handler was entered")
-	row("redelivered", r.Redelivered, "%s after a kill, the rest by second production", count(int64(r.afterKill)))
-	row("duplicates", r.Duplicates, "suppressed: %s by key, %s by fence", count(int64(r.DuplicatesByKey)), count(int64(r.DuplicatesByFence)))
+	row("redelivered", r.Redelivered, "%s after a kill, the rest by second production", screen.Count(int64(r.afterKill)))
+	row("duplicates", r.Duplicates, "suppressed: %s by key, %s by fence", screen.Count(int64(r.DuplicatesByKey)), screen.Count(int64(r.DuplicatesByFence)))
 	row("kills", r.Kills, "SIGKILLs, %d of them in mid-batch", r.KillsInBatch)
 	row("effects", r.Effects, "rows written by the handler")
 	row("parked", r.Parked, "%s", r.parkedNote())
-	row("payment_calls", r.PaymentCalls, "%s of them failed by the endpoint, on purpose", count(int64(r.PaymentFaults)))
+	row("payment_calls", r.PaymentCalls, "%s of them failed by the endpoint, on purpose", screen.Count(int64(r.PaymentFaults)))
 	row("payments", r.Payments, "distinct keys charged")
 	_, _ = fmt.Fprintln(w)
 	if r.OK {
-		_, _ = fmt.Fprintln(w, paint(green, "ok")+"  "+wrap(r.sentence(), 76, "    "))
+		_, _ = fmt.Fprintln(w, paint(screen.Green, "ok")+"  "+screen.Wrap(r.sentence(), 76, "    "))
 		return
 	}
-	for _, f := range r.verdict.faults {
-		_, _ = fmt.Fprintln(w, paint(red, "WRONG")+"  "+wrap(f.String(), 72, "       "))
+	for _, f := range r.verdict.Faults {
+		_, _ = fmt.Fprintln(w, paint(screen.Red, "WRONG")+"  "+screen.Wrap(f.String(), 72, "       "))
 	}
 	if r.KillsInBatch < r.kills {
-		_, _ = fmt.Fprintln(w, paint(red, "WRONG")+"  "+fmt.Sprintf("%d of %d kills hit a batch in progress", r.KillsInBatch, r.kills))
+		_, _ = fmt.Fprintln(w, paint(screen.Red, "WRONG")+"  "+fmt.Sprintf("%d of %d kills hit a batch in progress", r.KillsInBatch, r.kills))
 	}
 	if r.Effects+r.Parked != r.Unique || r.Payments != r.Effects {
-		_, _ = fmt.Fprintln(w, paint(red, "WRONG")+"  "+fmt.Sprintf("effects %d + parked %d against unique %d; payments %d", r.Effects, r.Parked, r.Unique, r.Payments))
+		_, _ = fmt.Fprintln(w, paint(screen.Red, "WRONG")+"  "+fmt.Sprintf("effects %d + parked %d against unique %d; payments %d", r.Effects, r.Parked, r.Unique, r.Payments))
 	}
 }
 
 // sentence says what the table proves, and no more.
 func (r report) sentence() string {
 	s := fmt.Sprintf("Delivered at least once, applied once: each of the %s messages has exactly one effect (%s) or is parked (%s), never both, "+
-		"and each effect was charged under exactly one key, although ", count(int64(r.Unique)), count(int64(r.Effects)), count(int64(r.Parked)))
+		"and each effect was charged under exactly one key, although ", screen.Count(int64(r.Unique)), screen.Count(int64(r.Effects)), screen.Count(int64(r.Parked)))
 	if r.Kills > 0 {
-		s += fmt.Sprintf("%s, ", plural(r.Kills, "worker process was", "worker processes were")+" killed with SIGKILL")
+		s += fmt.Sprintf("%s, ", screen.Plural(r.Kills, "worker process was", "worker processes were")+" killed with SIGKILL")
 	}
 	return s + fmt.Sprintf("the group's offsets were reset, everything was produced twice, and %s of %s payment calls failed.",
-		count(int64(r.PaymentFaults)), count(int64(r.PaymentCalls)))
+		screen.Count(int64(r.PaymentFaults)), screen.Count(int64(r.PaymentCalls)))
 }
 
 func (r report) parkedNote() string {
 	var reasons []string
 	for reason, n := range r.parkedBy {
-		reasons = append(reasons, fmt.Sprintf("%s: %s", reason, count(int64(n))))
+		reasons = append(reasons, fmt.Sprintf("%s: %s", reason, screen.Count(int64(n))))
 	}
 	slices.Sort(reasons)
 	note := "set aside"
@@ -137,54 +139,4 @@ func (r report) parkedNote() string {
 		note += " (bad orders)"
 	}
 	return note
-}
-
-// shown is how many ids of a fault are named.
-const shown = 10
-
-func (f fault) String() string {
-	if len(f.ids) == 0 {
-		return f.what
-	}
-	more := ""
-	if len(f.ids) > shown {
-		more = ", ..."
-	}
-	return fmt.Sprintf("%s: %d (%s%s)", f.what, len(f.ids), strings.Join(f.ids[:min(len(f.ids), shown)], ", "), more)
-}
-
-// count writes a number with commas.
-func count(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return count(int64(n)) + " " + many
-}
-
-// wrap breaks text into lines of a width; all but the first are indented.
-func wrap(text string, width int, indent string) string {
-	var b strings.Builder
-	column := 0
-	for i, word := range strings.Fields(text) {
-		switch {
-		case i == 0:
-		case column+1+len(word) > width:
-			b.WriteString("\n" + indent)
-			column = 0
-		default:
-			b.WriteByte(' ')
-			column++
-		}
-		b.WriteString(word)
-		column += len(word)
-	}
-	return b.String()
 }

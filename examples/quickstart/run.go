@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
-	"os"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -14,22 +14,25 @@ import (
 	"github.com/segmentio/kafka-go"
 
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
+	"github.com/onlyonce/onlyonce/internal/fleet"
+	"github.com/onlyonce/onlyonce/internal/screen"
+	"github.com/onlyonce/onlyonce/internal/workload"
 )
 
 // demo is one run: the stream, the servers, the workers, and what was done to them.
 type demo struct {
 	opts     options
 	stream   *stream
-	rest     []record // of the stream, not yet produced
+	rest     []workload.Record // of the stream, not yet produced
 	servers  *servers.Servers
-	screen   *screen
+	screen   *screen.Screen
 	payments *payments
-	fleet    *fleet
+	fleet    *fleet.Fleet // nil before the workers
+	random   *rand.Rand
 	writer   *kafka.Writer
 	run      string // names everything of this run
 	topic    string
-	journal  string // file
-	opened   bool   // the workers have come to own the partitions
+	opened   bool // the workers have come to own the partitions
 
 	written atomic.Int64 // records acknowledged
 	kills   int          // SIGKILLs
@@ -45,9 +48,9 @@ const stopTimeout = 30 * time.Second
 const slice = 2000
 
 // newDemo names a run. Its scope, topic, group, sink and rows are its own, so that one database serves any number of runs.
-func newDemo(o options, s *stream, srv *servers.Servers, screen *screen) *demo {
-	run := strings.ToLower(rand.Text()[:8])
-	return &demo{opts: o, stream: s, rest: s.records, servers: srv, screen: screen, run: run, topic: "quickstart-" + run}
+func newDemo(o options, s *stream, srv *servers.Servers, to *screen.Screen) *demo {
+	run := strings.ToLower(crand.Text()[:8])
+	return &demo{opts: o, stream: s, rest: s.records, servers: srv, screen: to, run: run, random: rand.New(rand.NewPCG(rand.Uint64(), 0)), topic: "quickstart-" + run}
 }
 
 // scope is also the name of the group, the topic and the sink.
@@ -59,7 +62,7 @@ func (d *demo) perform(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		err = errors.Join(err, d.fleet.stop(stopTimeout), d.writer.Close(), d.payments.close())
+		err = errors.Join(err, d.fleet.Stop(stopTimeout), d.writer.Close(), d.payments.close())
 	}()
 	for _, act := range []func(context.Context) error{d.firstKills, d.rebalance, d.otherKills, d.finishStream, d.resetOffsets, d.produceAgain} {
 		if err := act(ctx); err != nil {
@@ -79,26 +82,22 @@ func (d *demo) open(ctx context.Context) error {
 		return err
 	}
 	d.writer = k.Writer(d.topic)
-	journal, err := os.CreateTemp("", "onlyonce-quickstart-*.journal")
-	if err != nil {
-		return err
-	}
-	d.journal = journal.Name()
-	if err := journal.Close(); err != nil {
-		return err
-	}
+	var err error
 	if d.payments, err = startPayments(); err != nil {
 		return err
 	}
-	d.fleet = newFleet(workerConfig{
+	d.fleet, err = fleet.New(fleet.Config{Name: "quickstart", Verbose: d.screen.Verbose, Template: workerConfig{
 		Postgres: d.servers.Postgres.URL, Kafka: k.Address, Session: k.SessionTimeout, Group: d.scope(), Topic: d.topic,
-		Run: d.run, Scope: d.scope(), Pointer: d.opts.pointer, Sink: d.scope(), Payments: d.payments.URL, Journal: d.journal,
+		Run: d.run, Scope: d.scope(), Pointer: d.opts.pointer, Sink: d.scope(), Payments: d.payments.URL,
 		BatchSize: d.batchSize(), Connections: int32(min(d.opts.partitions, 8) + 2),
-	}, d.screen.verbose)
-	d.screen.live(d.line)
-	d.screen.step("topic %s with %d partitions; payment endpoint at %s", d.topic, d.opts.partitions, d.payments.URL)
+	}})
+	if err != nil {
+		return errors.Join(err, d.writer.Close(), d.payments.close())
+	}
+	d.screen.Live(d.line)
+	d.screen.Step("topic %s with %d partitions; payment endpoint at %s", d.topic, d.opts.partitions, d.payments.URL)
 	if err := d.startWorkers(ctx, "start"); err != nil {
-		return errors.Join(err, d.fleet.stop(stopTimeout), d.writer.Close(), d.payments.close())
+		return errors.Join(err, d.fleet.Stop(stopTimeout), d.writer.Close(), d.payments.close())
 	}
 	d.opened = true
 	return nil
@@ -111,22 +110,22 @@ func (d *demo) batchSize() int {
 
 // startWorkers starts the usual number of workers and waits until they own every partition.
 func (d *demo) startWorkers(ctx context.Context, what string) error {
-	mark := d.fleet.mark()
+	mark := d.fleet.Mark()
 	for range d.opts.workers {
-		if _, err := d.fleet.start(); err != nil {
+		if _, err := d.fleet.Start(); err != nil {
 			return err
 		}
 	}
 	if err := d.waitOwned(ctx, mark); err != nil {
 		return err
 	}
-	d.screen.step("%s: %d worker processes share the partitions", what, d.opts.workers)
+	d.screen.Step("%s: %d worker processes share the partitions", what, d.opts.workers)
 	return nil
 }
 
 // produce writes records and waits until they are acknowledged. What brokers refuse, or do not answer, is written again; should
 // it have arrived all the same there is one more duplicate.
-func (d *demo) produce(ctx context.Context, records []record) error {
+func (d *demo) produce(ctx context.Context, records []workload.Record) error {
 	for len(records) > 0 {
 		n := min(slice, len(records))
 		messages := make([]kafka.Message, n)
@@ -156,4 +155,12 @@ func (d *demo) produce(ctx context.Context, records []record) error {
 		records = records[n:]
 	}
 	return nil
+}
+
+// line is the live line of a run.
+func (d *demo) line() string {
+	handled, skipped := d.fleet.Progress()
+	_, paid, _ := d.payments.count()
+	return fmt.Sprintf("produced %s  applied %s  skipped %s  paid %s  workers %d", screen.Count(d.written.Load()),
+		screen.Count(int64(handled)), screen.Count(int64(skipped)), screen.Count(int64(paid)), d.fleet.Size())
 }

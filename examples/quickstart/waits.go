@@ -33,8 +33,8 @@ func (d *demo) wait(ctx context.Context, what string, cond func(ctx context.Cont
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case d.fleet.failure() != nil:
-			return d.fleet.failure()
+		case d.fleet.Failure() != nil:
+			return d.fleet.Failure()
 		case done && err == nil:
 			return nil
 		case progress != "" && progress != last:
@@ -75,14 +75,14 @@ func (d *demo) stuck(ctx context.Context, what string, err error) error {
 	} else {
 		note("%d calls are pending; last error of one: %q", pending, reason)
 	}
-	e.state = append(e.state, d.fleet.diagnosis()...)
+	e.state = append(e.state, d.fleet.Diagnosis()...)
 	return e
 }
 
 // waitOwned waits until every partition was taken over since mark, by a worker that lives.
 func (d *demo) waitOwned(ctx context.Context, mark int) error {
 	return d.wait(ctx, "every partition to have an owner", func(context.Context) (bool, string, error) {
-		return d.fleet.settled(mark, d.opts.partitions), "", nil
+		return d.fleet.Settled(mark, d.opts.partitions), "", nil
 	})
 }
 

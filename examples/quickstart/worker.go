@@ -1,15 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"os"
-	"os/signal"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -17,17 +10,13 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
+	"github.com/onlyonce/onlyonce/internal/fleet"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// envWorker makes a copy of this program a worker. It reads its workerConfig as the first line of standard input, works until
-// standard input ends, and writes events to standard output, one JSON object a line.
-const envWorker = "ONLYONCE_QUICKSTART_WORKER"
-
 // workerConfig is all that a worker needs to know.
 type workerConfig struct {
-	Number       int // of this process; no two have the same
 	Postgres     string
 	Kafka        servers.KafkaAddress
 	Session      time.Duration
@@ -37,7 +26,6 @@ type workerConfig struct {
 	Pointer      string // where the id is in the user's own messages; empty: in the header message-id
 	Sink         string
 	Payments     string // base URL
-	Journal      string // file, see journal
 	BatchSize    int
 	Connections  int32
 }
@@ -48,14 +36,14 @@ const effectSQL = `insert into onlyonce_quickstart.effects (run, order_id, amoun
 // handler is what a user of onlyonce writes: the effects of one message, in the transaction that it is given, and an outbound
 // call that belongs to them.
 func (w *worker) handler(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-	if err := w.entered(m); err != nil {
+	if err := w.Entered(m); err != nil {
 		return err
 	}
 	o, err := w.order(m)
 	if err != nil {
 		return consumer.Permanent(err) // parked, not retried
 	}
-	tx.Queue(effectSQL, w.cfg.Run, o.ID, o.AmountCents, w.cfg.Number)
+	tx.Queue(effectSQL, w.cfg.Run, o.ID, o.AmountCents, w.Number)
 	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: w.cfg.Sink, Name: "charge", Target: "/charges", Body: o.charge()})
 }
 
@@ -135,61 +123,41 @@ func (w *worker) pool(ctx context.Context, connections int32) (*pgxpool.Pool, er
 
 // worker is one process that consumes.
 type worker struct {
-	cfg     workerConfig
-	journal *os.File
-	events  *eventWriter
+	*fleet.Child
+	cfg workerConfig
 }
 
 // workerMain is main in a worker process.
-func workerMain(stdin io.Reader, stdout io.Writer) int {
-	// Ctrl-C in a terminal reaches every process; this one is stopped by its parent, in order.
-	signal.Ignore(os.Interrupt)
-	w := &worker{events: newEventWriter(stdout)}
-	lines := bufio.NewReader(stdin)
-	line, err := lines.ReadBytes('\n')
-	if err == nil {
-		err = json.Unmarshal(line, &w.cfg)
-	}
-	if err == nil {
-		w.journal, err = os.OpenFile(w.cfg.Journal, os.O_APPEND|os.O_WRONLY, 0)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart worker:", err)
-		return statusEnvironment
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	go func() {
-		// The parent closes the pipe when this worker is to leave; if the parent dies the kernel does.
-		_, _ = io.Copy(io.Discard, lines)
-		stop()
-	}()
-	if err := w.run(ctx); err != nil {
-		w.events.write(event{Kind: eventEnded, Text: err.Error()})
-		return statusFailed
-	}
-	return statusGood
+func workerMain() int {
+	var cfg workerConfig
+	return fleet.Serve(&cfg, func(ctx context.Context, c *fleet.Child) error { return (&worker{c, cfg}).run(ctx) })
 }
 
-// invocation is one entry of the journal, a file that all workers append to when their handler is entered. It tells how
-// often the handler ran, for every record and in which process, and loses nothing to SIGKILL: what was written is the kernel's.
-type invocation struct {
-	Worker    uint32
-	Partition uint32
-	Offset    uint64
+func (w *worker) consumerHooks(relay *outbox.Relay) consumer.Hooks {
+	return w.Hooks(func(b consumer.BatchDone) {
+		if b.Handled > 0 {
+			relay.Wake()
+		}
+	})
 }
 
-const invocationSize = 16
-
-// entered notes that the handler runs.
-func (w *worker) entered(m *consumer.Message) error {
-	var b [invocationSize]byte
-	if _, err := binary.Encode(b[:], binary.BigEndian, invocation{uint32(w.cfg.Number), uint32(m.Partition), uint64(m.Offset)}); err != nil {
-		return err
+func (w *worker) relayHooks() outbox.Hooks {
+	return outbox.Hooks{
+		Settled: func(s outbox.Settled) {
+			if s.As == outbox.SettledRejected || s.As == outbox.SettledReconcile {
+				w.Tell(fleet.Event{Kind: fleet.Rejected, Text: string(s.As) + ": " + s.Reason})
+			}
+		},
+		Lease: func(c outbox.LeaseChange) {
+			switch {
+			case c.Held:
+				w.Tell(fleet.Event{Kind: fleet.Lease, Text: "the relay of this worker sends the calls from now on"})
+			case c.Err != nil:
+				w.Tell(fleet.Event{Kind: fleet.Lease, Text: "the relay has lost its lease: " + c.Err.Error()})
+			}
+		},
+		Failed: func(f outbox.Failed) {
+			w.Tell(fleet.Event{Kind: fleet.Trouble, Text: "relay: " + f.Err.Error()})
+		},
 	}
-	if _, err := w.journal.Write(b[:]); err != nil {
-		return fmt.Errorf("journal: %w", err)
-	}
-	w.events.begin(m)
-	return nil
 }

@@ -10,17 +10,26 @@ import (
 // different lists of fields feed it the same bytes. The first field names the kind and version of the tuple
 // ("onlyonce/key/1"), so that a tuple of one kind never equals one of another.
 func Hash(kind string, fields ...string) [32]byte {
-	h := sha256.New()
-	write(h.Write, kind)
+	var few [256]byte // on the stack: what a key needs
+	b := few[:0]
+	size := prefix + len(kind)
 	for _, f := range fields {
-		write(h.Write, f)
+		size += prefix + len(f)
 	}
-	return [32]byte(h.Sum(nil))
+	if size > len(few) {
+		b = make([]byte, 0, size)
+	}
+	b = write(b, kind)
+	for _, f := range fields {
+		b = write(b, f)
+	}
+	return sha256.Sum256(b)
 }
 
-func write(w func([]byte) (int, error), field string) {
-	var n [4]byte
-	binary.BigEndian.PutUint32(n[:], uint32(len(field)))
-	_, _ = w(n[:]) // a hash never fails
-	_, _ = w([]byte(field))
+// prefix is the size of a field's length.
+const prefix = 4
+
+func write(b []byte, field string) []byte {
+	b = binary.BigEndian.AppendUint32(b, uint32(len(field)))
+	return append(b, field...)
 }

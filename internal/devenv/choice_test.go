@@ -151,3 +151,24 @@ func needNoDocker(t *testing.T) {
 		t.Skip("a Docker engine runs here")
 	}
 }
+
+// A version that was asked for is taken, whatever the machine has, or is an error.
+func TestPostgresVersion(t *testing.T) {
+	t.Setenv(devenv.EnvPostgresVersion, "9")
+	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{}); err == nil || !strings.Contains(err.Error(), `ONLYONCE_POSTGRES_VERSION is "9"; it can be one of 14, 15, 16, 17, 18`) {
+		t.Errorf("error %v", err)
+	}
+	t.Setenv(devenv.EnvPostgresVersion, "18")
+	p, err := devenv.StartPostgres(t.Context(), devenv.Options{})
+	if err != nil {
+		unreachable(t, err)
+	}
+	t.Cleanup(func() { _ = p.Stop() })
+	if p.Kind != devenv.KindEmbedded || !strings.HasPrefix(p.Version, "18.") || mustQuery(t, p.URL, "show server_version") != p.Version {
+		t.Errorf("kind %s, version %s", p.Kind, p.Version)
+	}
+	t.Setenv(devenv.EnvPostgresURL, p.URL)
+	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{PostgresVersion: "17"}); err == nil || !strings.Contains(err.Error(), "PostgreSQL 17 was asked for, and ONLYONCE_POSTGRES_URL leads to 18.") {
+		t.Errorf("error %v", err)
+	}
+}

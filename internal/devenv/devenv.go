@@ -15,6 +15,8 @@ const (
 	EnvPostgresURL  = "ONLYONCE_POSTGRES_URL"
 	EnvKafkaBrokers = "ONLYONCE_KAFKA_BROKERS"
 	EnvForce        = "ONLYONCE_ENV"
+	// EnvPostgresVersion is a major version, of those in PostgresVersions.
+	EnvPostgresVersion = "ONLYONCE_POSTGRES_VERSION"
 )
 
 // The ways to a server, as they stand in Postgres.Kind and Kafka.Kind.
@@ -40,8 +42,16 @@ type Options struct {
 	// Own passes over the addresses in the environment: a program that kills its
 	// servers must not be led to somebody else's.
 	Own bool
+	// Brokers is how many brokers the Kafka cluster has: 1, or 3 that keep three
+	// replicas of every topic and go on when one is killed. 0 means 1. Three
+	// real brokers are started on JVMs, or given; no other way has them.
+	Brokers int
 	// AllowFake lets StartKafka fall back to kfake in this process.
 	AllowFake bool
+	// PostgresVersion is a major version out of PostgresVersions, and goes before
+	// ONLYONCE_POSTGRES_VERSION. It means the embedded way: what a machine has
+	// installed is mostly one version. Empty means whatever is found first.
+	PostgresVersion string
 	// PostgresSettings are passed to the server as -c name=value, after ours,
 	// when devenv starts it.
 	PostgresSettings map[string]string
@@ -55,6 +65,8 @@ func (o Options) log(format string, args ...any) {
 		o.Log(fmt.Sprintf(format, args...))
 	}
 }
+
+func (o Options) brokers() int { return max(o.Brokers, 1) }
 
 // force returns the way that was asked for, or "" for the first that works.
 func (o Options) force() (string, error) {

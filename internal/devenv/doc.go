@@ -23,7 +23,16 @@
 // ONLYONCE_ENV (local, embedded, docker) forces one way for both and makes it an
 // error where it is not possible; an explicit address is taken all the same. An
 // address that does not answer is an error too, not a reason to look further:
-// somebody asked for that server.
+// somebody asked for that server. ONLYONCE_POSTGRES_VERSION (a major version) asks for
+// the embedded server of that version and for no other.
+//
+// # Servers to be killed
+//
+// Servers that devenv started on this machine can be killed with SIGKILL and
+// restarted on the same data, and stopped where they stand (SIGSTOP) and continued.
+// Options.Brokers starts three brokers, which keep three replicas of everything,
+// any one of which may go. [Postgres.Standby] starts a streaming standby, which can
+// be detached, so that it lacks the last commits, and promoted.
 //
 // # Nothing stays behind
 //

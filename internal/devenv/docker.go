@@ -66,7 +66,7 @@ func startDockerPostgres(ctx context.Context, o Options, why string) (*Postgres,
 		return nil, errors.Join(err, stop())
 	}
 	return &Postgres{
-		URL: url, Kind: KindDocker, stop: stop,
+		URL: url, Version: version, Kind: KindDocker, stop: stop,
 		How: fmt.Sprintf("postgres: %s, container %s (%s)", version, postgresImage, why),
 	}, nil
 }
@@ -112,7 +112,7 @@ func startDockerKafka(ctx context.Context, o Options, why string) (*Kafka, error
 // containerSettings are a broker's settings in the form that the image of Apache
 // Kafka takes: node.id as KAFKA_NODE_ID.
 func containerSettings(changes map[string]string, port, broker string) map[string]string {
-	settings := brokerSettings(changes)
+	settings := brokerSettings(1, 1, changes)
 	settings["controller.quorum.voters"] = "1@localhost:9093"
 	settings["listeners"] = "PLAINTEXT://0.0.0.0:" + port + ",CONTROLLER://localhost:9093"
 	settings["advertised.listeners"] = "PLAINTEXT://" + broker

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -15,21 +16,25 @@ import (
 // kafkaStartTimeout bounds the wait for a broker that was started.
 const kafkaStartTimeout = 60 * time.Second
 
-// Kafka is a cluster of one broker that was found or started.
+// Kafka is a cluster that was found or started: of one broker, unless
+// Options.Brokers asked for three.
 type Kafka struct {
 	// Brokers are the addresses to begin with.
 	Brokers []string
+	// Nodes are the brokers one by one, if devenv started real ones on this
+	// machine: each can be killed, restarted, paused and continued by itself.
+	Nodes []*Node
 	// Real is false for kfake.
 	Real bool
 	// How tells in one line what was taken and why.
 	How string
 	// Kind is one of the Kind constants.
 	Kind string
-	// Dir is the directory of a broker that devenv started on this machine; it
-	// holds data/ and, of a real one, server.log. It is gone after Stop.
+	// Dir is the directory of a broker that devenv started on this machine, of
+	// several the first one's; it holds data/ and, of a real one, server.log. It
+	// is gone after Stop.
 	Dir string
 
-	jvm    *jvmKafka // nil unless a broker runs on our JVM
 	fake   *fakeKafka
 	stop   func() error
 	closer closer
@@ -46,14 +51,27 @@ func StartKafka(ctx context.Context, o Options) (*Kafka, error) {
 }
 
 func startKafka(ctx context.Context, o Options) (*Kafka, error) {
+	if n := o.brokers(); n != 1 && n != 3 {
+		return nil, fmt.Errorf("devenv: Options.Brokers is %d; it can be 1 or 3: two brokers survive no more than one", n)
+	}
 	if given := os.Getenv(EnvKafkaBrokers); given != "" && !o.Own {
-		return givenKafka(ctx, given)
+		return givenKafka(ctx, given, o.brokers())
 	}
 	return first(ctx, "kafka", o, []way[Kafka]{
 		{KindLocal, startJVMKafka},
-		{KindDocker, startDockerKafka},
-		{KindEmbedded, startFakeKafka},
+		{KindDocker, onlyOne(startDockerKafka)},
+		{KindEmbedded, onlyOne(startFakeKafka)},
 	})
+}
+
+// onlyOne refuses a way that leads to one broker where more are asked for.
+func onlyOne(start func(context.Context, Options, string) (*Kafka, error)) func(context.Context, Options, string) (*Kafka, error) {
+	return func(ctx context.Context, o Options, why string) (*Kafka, error) {
+		if n := o.brokers(); n > 1 {
+			return nil, fmt.Errorf("starts one broker, and %d are asked for", n)
+		}
+		return start(ctx, o, why)
+	}
 }
 
 // Stop stops the broker and removes its data, if devenv started it. It may be
@@ -67,41 +85,49 @@ func (k *Kafka) Stop() error {
 	})
 }
 
-// Kill kills the broker with SIGKILL; kfake, which is no process of its own, is
-// closed. The data stays for Restart.
+// Kill kills the brokers, all of them, with SIGKILL; kfake, which is no process of
+// its own, is closed. The data stays for Restart.
 func (k *Kafka) Kill(ctx context.Context) error {
-	switch {
-	case k.jvm != nil:
-		return k.jvm.sup.Kill(ctx)
-	case k.fake != nil:
+	if k.fake != nil {
 		k.fake.close()
 		return nil
 	}
-	return errNotSupervised
+	return k.each(func(n *Node) error { return n.Kill(ctx) })
 }
 
-// Restart starts a killed broker on the same ports and data, and returns when it
-// answers and its group coordinator works.
+// Restart starts killed brokers on the same ports and data, and returns when they
+// answer and their group coordinator works.
 func (k *Kafka) Restart(ctx context.Context) error {
-	switch {
-	case k.jvm != nil:
-		return k.jvm.start(ctx)
-	case k.fake != nil:
+	if k.fake != nil {
 		return k.fake.open()
 	}
-	return errNotSupervised
+	return k.each(func(n *Node) error { return n.Restart(ctx) })
 }
 
-// PID is the process id of the broker, for a test that wants to stop or slow it;
-// 0 unless devenv started it on a JVM.
+// each does something to all brokers at once: of three, one alone cannot come up.
+func (k *Kafka) each(do func(*Node) error) error {
+	if len(k.Nodes) == 0 {
+		return errNotSupervised
+	}
+	errs := make([]error, len(k.Nodes))
+	var all sync.WaitGroup
+	for i, n := range k.Nodes {
+		all.Go(func() { errs[i] = do(n) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// PID is the process id of the (first) broker, for a test that wants to slow it; 0
+// unless devenv started it on a JVM.
 func (k *Kafka) PID() int {
-	if k.jvm == nil {
+	if len(k.Nodes) == 0 {
 		return 0
 	}
-	return k.jvm.srv.Load().PID
+	return k.Nodes[0].PID()
 }
 
-func givenKafka(ctx context.Context, given string) (*Kafka, error) {
+func givenKafka(ctx context.Context, given string, least int) (*Kafka, error) {
 	var brokers []string
 	for b := range strings.SplitSeq(given, ",") {
 		if b = strings.TrimSpace(b); b != "" {
@@ -110,8 +136,12 @@ func givenKafka(ctx context.Context, given string) (*Kafka, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if err := kafkaAnswers(ctx, brokers); err != nil {
+	n, err := kafkaAnswers(ctx, brokers)
+	if err != nil {
 		return nil, fmt.Errorf("devenv: %s: no answer: %w", EnvKafkaBrokers, err)
+	}
+	if n < least {
+		return nil, fmt.Errorf("devenv: %s names a cluster of %d, and %d brokers are asked for", EnvKafkaBrokers, n, least)
 	}
 	return &Kafka{
 		Brokers: brokers, Real: true, Kind: KindBrokers,
@@ -119,18 +149,18 @@ func givenKafka(ctx context.Context, given string) (*Kafka, error) {
 	}, nil
 }
 
-// kafkaAnswers asks for the brokers of the cluster once.
-func kafkaAnswers(ctx context.Context, brokers []string) error {
-	return withAdmin(brokers, func(adm *kadm.Client) error {
-		_, err := adm.BrokerMetadata(ctx)
+// kafkaAnswers asks for the brokers of the cluster once, and counts them.
+func kafkaAnswers(ctx context.Context, brokers []string) (n int, err error) {
+	err = withAdmin(brokers, func(adm *kadm.Client) error {
+		meta, err := adm.BrokerMetadata(ctx)
+		n = len(meta.Brokers)
 		return err
 	})
+	return n, err
 }
 
 // groupsWork is true of a broker that lists itself and whose group coordinator
-// answers. The coordinator is the last part of a broker to come up: its first
-// request creates the offsets topic, and until that is there a consumer's first
-// join is refused (error 15, Coordinator Not Available).
+// answers.
 func groupsWork(ctx context.Context, brokers []string) error {
 	return withAdmin(brokers, func(adm *kadm.Client) error {
 		meta, err := adm.BrokerMetadata(ctx)
@@ -140,9 +170,16 @@ func groupsWork(ctx context.Context, brokers []string) error {
 		if len(meta.Brokers) == 0 {
 			return errors.New("the broker knows of no broker")
 		}
-		_, err = adm.FetchOffsets(ctx, "onlyonce-devenv-probe")
-		return err
+		return coordinates(ctx, adm)
 	})
+}
+
+// coordinates asks the group coordinator, which is the last part of a broker to
+// come up: its first request creates the offsets topic, and until that is there a
+// consumer's first join is refused (error 15, Coordinator Not Available).
+func coordinates(ctx context.Context, adm *kadm.Client) error {
+	_, err := adm.FetchOffsets(ctx, "onlyonce-devenv-probe")
+	return err
 }
 
 func withAdmin(brokers []string, do func(*kadm.Client) error) error {

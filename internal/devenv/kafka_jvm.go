@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 
 	"github.com/google/uuid"
+	"github.com/twmb/franz-go/pkg/kadm"
 
 	"github.com/onlyonce/onlyonce/internal/devenv/supervise"
 )
@@ -21,119 +22,203 @@ import (
 //go:embed kafka-log4j2.properties
 var kafkaLog4j []byte
 
-// jvmKafka is one real broker, which is its own controller, on a JVM below a
-// supervisor.
-type jvmKafka struct {
+// Node is one real broker on a JVM below a supervisor of its own. It is a
+// controller too: with three, the quorum outlives any one of them.
+type Node struct {
+	ID int
+	// Addr is where clients reach it.
+	Addr string
+
 	sup      *supervise.Supervisor
 	java     string
 	classes  string
 	settings map[string]string
-	port     int                              // clients
-	ctrlPort int                              // controller
+	cluster  *Kafka
+	ctrlAddr string
 	srv      atomic.Pointer[supervise.Server] // the last start
 }
+
+// Kill kills the broker with SIGKILL. Its data stays for Restart.
+func (n *Node) Kill(ctx context.Context) error { return n.sup.Kill(ctx) }
+
+// Restart starts a killed broker on the same ports and data, and returns when it
+// answers, its group coordinator works, and it is in sync wherever it holds a
+// replica, so that the next one can be killed.
+func (n *Node) Restart(ctx context.Context) error { return n.start(ctx) }
+
+// Pause stops the broker where it stands (SIGSTOP): clients keep their connections
+// and get no answer. Linux only.
+func (n *Node) Pause(ctx context.Context) error { return n.sup.Pause(ctx) }
+
+// Continue lets a paused broker go on.
+func (n *Node) Continue(ctx context.Context) error { return n.sup.Continue(ctx) }
+
+// PID is its process id.
+func (n *Node) PID() int { return n.srv.Load().PID }
+
+// Dir is its directory, with data/ and server.log.
+func (n *Node) Dir() string { return n.sup.Dir() }
 
 func startJVMKafka(ctx context.Context, o Options, why string) (*Kafka, error) {
 	java, javaVersion, err := findJava(ctx)
 	if err != nil {
 		return nil, err
 	}
-	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.tempBases(), Prefix: "onlyonce-kafka-"})
+	k := &Kafka{Real: true, Kind: KindLocal}
+	k.stop = func() error { return k.each(func(n *Node) error { return n.sup.Close() }) }
+	var classes, from string
+	for id := 1; id <= o.brokers() && err == nil; id++ {
+		var sup *supervise.Supervisor
+		if sup, err = supervise.Start(ctx, supervise.Config{Bases: o.tempBases(), Prefix: "onlyonce-kafka-"}); err != nil {
+			break
+		}
+		if id == 1 {
+			classes, from, err = kafkaClasses(ctx, o, sup, java)
+		}
+		k.Nodes = append(k.Nodes, &Node{ID: id, sup: sup, java: java, classes: classes, settings: o.KafkaSettings, cluster: k})
+	}
+	if err == nil {
+		err = k.create(ctx)
+	}
 	if err != nil {
+		if len(k.Nodes) > 0 {
+			err = errors.Join(err, k.stop())
+		}
 		return nil, err
 	}
-	j := &jvmKafka{sup: sup, java: java, settings: o.KafkaSettings}
-	var from string
-	if j.classes, from, err = kafkaClasses(ctx, o, sup, java); err == nil {
-		err = j.create(ctx)
+	what, ports := "real broker", "port"
+	if len(k.Nodes) > 1 {
+		what, ports = fmt.Sprintf("%d real brokers", len(k.Nodes)), "ports"
 	}
-	if err != nil {
-		return nil, errors.Join(err, sup.Close())
+	for _, n := range k.Nodes {
+		k.Brokers = append(k.Brokers, n.Addr)
+		ports += " " + n.Addr[strings.LastIndexByte(n.Addr, ':')+1:]
 	}
-	return &Kafka{
-		Brokers: j.brokers(), Real: true, Kind: KindLocal,
-		How: fmt.Sprintf("kafka: real broker from %s on Java %d, port %d (%s)", from, javaVersion, j.port, why),
-		Dir: sup.Dir(), jvm: j, stop: sup.Close,
-	}, nil
+	k.Dir = k.Nodes[0].Dir()
+	k.How = fmt.Sprintf("kafka: %s from %s on Java %d, %s (%s)", what, from, javaVersion, ports, why)
+	return k, nil
 }
 
-func (j *jvmKafka) brokers() []string { return []string{loopback(j.port)} }
-
-func (j *jvmKafka) create(ctx context.Context) error {
-	for _, dir := range []string{"conf", "data"} {
-		if err := os.Mkdir(filepath.Join(j.sup.Dir(), dir), 0o755); err != nil {
-			return err
-		}
-	}
-	if err := os.WriteFile(j.conf("log4j2.properties"), kafkaLog4j, 0o644); err != nil {
-		return err
-	}
+// create formats the brokers' storage and starts them.
+func (k *Kafka) create(ctx context.Context) error {
 	// What StorageTool random-uuid would print, without the half second of
 	// one more JVM.
-	id := uuid.New()
-	clusterID := base64.RawURLEncoding.EncodeToString(id[:])
+	random := uuid.New()
+	clusterID := base64.RawURLEncoding.EncodeToString(random[:])
 	if strings.HasPrefix(clusterID, "-") { // would be read as an option
 		clusterID = "A" + clusterID[1:]
 	}
+	if err := k.each((*Node).makeDirs); err != nil {
+		return err
+	}
 	for try := 0; ; try++ {
-		ports, err := freePorts(2)
+		ports, err := freePorts(2 * len(k.Nodes))
 		if err != nil {
 			return err
 		}
-		j.port, j.ctrlPort = ports[0], ports[1]
-		if err := j.writeProperties(); err != nil {
+		for i, n := range k.Nodes {
+			n.Addr, n.ctrlAddr = loopback(ports[2*i]), loopback(ports[2*i+1])
+		}
+		err = k.each(func(n *Node) error { return errors.Join(n.writeProperties(), n.format(ctx, clusterID)) })
+		if err != nil {
 			return err
 		}
-		out, err := j.sup.Run(ctx, supervise.Command{
-			Argv: j.argv("kafka.tools.StorageTool", "format", "-t", clusterID, "-c", j.conf("server.properties"), "--ignore-formatted"),
-		})
-		if err != nil {
-			return fmt.Errorf("%w\n%s", err, out)
-		}
-		err = j.start(ctx)
+		err = k.each(func(n *Node) error { return n.start(ctx) })
 		// Between finding a port free and the broker's bind somebody else may
 		// take it.
-		if err == nil || try == 2 || !strings.Contains(j.sup.LogTail("server.log"), "Address already in use") {
+		taken := func(n *Node) bool { return strings.Contains(n.sup.LogTail("server.log"), "Address already in use") }
+		if err == nil || try == 2 || !slices.ContainsFunc(k.Nodes, taken) {
 			return err
 		}
+		_ = k.each(func(n *Node) error { return n.Kill(ctx) }) // of those that did start
 	}
 }
 
-// start starts the broker and waits until groups work.
-func (j *jvmKafka) start(ctx context.Context) error {
+func (n *Node) makeDirs() error {
+	for _, dir := range []string{"conf", "data"} {
+		if err := os.Mkdir(filepath.Join(n.Dir(), dir), 0o755); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(n.conf("log4j2.properties"), kafkaLog4j, 0o644)
+}
+
+func (n *Node) format(ctx context.Context, clusterID string) error {
+	out, err := n.sup.Run(ctx, supervise.Command{
+		Argv: n.argv("kafka.tools.StorageTool", "format", "-t", clusterID, "-c", n.conf("server.properties"), "--ignore-formatted"),
+	})
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	return nil
+}
+
+// start starts the broker and waits until it is ready.
+func (n *Node) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, kafkaStartTimeout)
 	defer cancel()
-	srv, err := j.sup.StartServer(ctx, supervise.Command{
-		Argv: j.argv("kafka.Kafka", j.conf("server.properties")),
+	srv, err := n.sup.StartServer(ctx, supervise.Command{
+		Argv: n.argv("kafka.Kafka", n.conf("server.properties")),
 		Stop: supervise.StopKill, // its own way takes seconds
 	})
 	if err != nil {
 		return err
 	}
-	j.srv.Store(srv)
-	return untilReady(ctx, j.sup, srv, func(ctx context.Context) error { return groupsWork(ctx, j.brokers()) })
+	n.srv.Store(srv)
+	return untilReady(ctx, n.sup, srv, n.ready)
 }
 
-func (j *jvmKafka) conf(name string) string { return filepath.Join(j.sup.Dir(), "conf", name) }
+// ready asks this broker, and no other of the cluster, whether it takes part again.
+func (n *Node) ready(ctx context.Context) error {
+	return withAdmin([]string{n.Addr}, func(adm *kadm.Client) error {
+		meta, err := adm.BrokerMetadata(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(meta.Brokers.NodeIDs(), int32(n.ID)) {
+			return fmt.Errorf("broker %d is not yet one of the cluster", n.ID)
+		}
+		if err := coordinates(ctx, adm); err != nil || len(n.cluster.Nodes) == 1 {
+			return err
+		}
+		topics, err := adm.ListTopicsWithInternal(ctx)
+		if err != nil {
+			return err
+		}
+		for _, t := range topics {
+			for _, p := range t.Partitions {
+				if slices.Contains(p.Replicas, int32(n.ID)) && !slices.Contains(p.ISR, int32(n.ID)) {
+					return fmt.Errorf("broker %d is not yet in sync for %s/%d", n.ID, t.Topic, p.Partition)
+				}
+			}
+		}
+		return nil
+	})
+}
 
-func (j *jvmKafka) argv(class string, args ...string) []string {
+func (n *Node) conf(name string) string { return filepath.Join(n.Dir(), "conf", name) }
+
+func (n *Node) argv(class string, args ...string) []string {
 	return append([]string{
-		j.java, "-Xmx512m", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true",
-		"-Dlog4j2.configurationFile=" + j.conf("log4j2.properties"),
-		"-cp", j.classes, class,
+		n.java, "-Xmx512m", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true",
+		"-Dlog4j2.configurationFile=" + n.conf("log4j2.properties"),
+		"-cp", n.classes, class,
 	}, args...)
 }
 
-func (j *jvmKafka) writeProperties() error {
-	client, ctrl := loopback(j.port), loopback(j.ctrlPort)
-	p := brokerSettings(j.settings)
-	p["controller.quorum.voters"] = "1@" + ctrl
-	p["listeners"] = "PLAINTEXT://" + client + ",CONTROLLER://" + ctrl
-	p["advertised.listeners"] = "PLAINTEXT://" + client
-	p["log.dirs"] = filepath.Join(j.sup.Dir(), "data")
+func (n *Node) writeProperties() error {
+	var voters []string
+	for _, v := range n.cluster.Nodes {
+		voters = append(voters, fmt.Sprintf("%d@%s", v.ID, v.ctrlAddr))
+	}
+	p := brokerSettings(n.ID, len(voters), n.settings)
+	p["controller.quorum.voters"] = strings.Join(voters, ",")
+	p["listeners"] = "PLAINTEXT://" + n.Addr + ",CONTROLLER://" + n.ctrlAddr
+	p["advertised.listeners"] = "PLAINTEXT://" + n.Addr
+	p["log.dirs"] = filepath.Join(n.Dir(), "data")
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(p)) {
 		fmt.Fprintf(&b, "%s=%s\n", name, p[name])
 	}
-	return os.WriteFile(j.conf("server.properties"), []byte(b.String()), 0o644)
+	return os.WriteFile(n.conf("server.properties"), []byte(b.String()), 0o644)
 }

@@ -1,28 +1,36 @@
 package devenv
 
-import "maps"
+import (
+	"maps"
+	"strconv"
+)
 
-// brokerSettings are the settings of a real broker that is its own controller,
-// without its addresses and directory.
-func brokerSettings(changes map[string]string) map[string]string {
+// brokerSettings are the settings of broker number id of n, each of which is a
+// controller too, without its addresses and directory.
+func brokerSettings(id, n int, changes map[string]string) map[string]string {
+	// With three, a record that was acknowledged by all (acks=all) is on two disks
+	// at least, so that killing any one broker loses nothing.
+	replicas, inSync := strconv.Itoa(n), strconv.Itoa((n+1)/2)
 	s := map[string]string{
 		"process.roles":                  "broker,controller",
-		"node.id":                        "1",
+		"node.id":                        strconv.Itoa(id),
 		"controller.listener.names":      "CONTROLLER",
 		"inter.broker.listener.name":     "PLAINTEXT",
 		"listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
 		// A topic made by a typing error would make a test pass that should
 		// not.
-		"auto.create.topics.enable": "false",
-		// One node holds one replica. Fewer partitions than the default 50
-		// because each is a directory with open files, made at the first use.
-		"offsets.topic.replication.factor":                 "1",
+		"auto.create.topics.enable":  "false",
+		"default.replication.factor": replicas,
+		"min.insync.replicas":        inSync,
+		// Fewer partitions than the default 50 because each is a directory with
+		// open files, made at the first use.
+		"offsets.topic.replication.factor":                 replicas,
 		"offsets.topic.num.partitions":                     "4",
-		"transaction.state.log.replication.factor":         "1",
-		"transaction.state.log.min.isr":                    "1",
+		"transaction.state.log.replication.factor":         replicas,
+		"transaction.state.log.min.isr":                    inSync,
 		"transaction.state.log.num.partitions":             "4",
-		"share.coordinator.state.topic.replication.factor": "1",
-		"share.coordinator.state.topic.min.isr":            "1",
+		"share.coordinator.state.topic.replication.factor": replicas,
+		"share.coordinator.state.topic.min.isr":            inSync,
 		// The default three seconds of waiting for more members come before
 		// every first join.
 		"group.initial.rebalance.delay.ms": "0",

@@ -22,6 +22,8 @@ type Postgres struct {
 	URL string
 	// How tells in one line what was taken and why.
 	How string
+	// Version is the server's, such as 17.5.
+	Version string
 	// Kind is one of the Kind constants.
 	Kind string
 	// Dir is the directory of a server that devenv started on this machine; it
@@ -44,8 +46,15 @@ func StartPostgres(ctx context.Context, o Options) (*Postgres, error) {
 }
 
 func startPostgres(ctx context.Context, o Options) (*Postgres, error) {
+	major, err := o.postgresVersion()
+	if err != nil {
+		return nil, err
+	}
 	if given := os.Getenv(EnvPostgresURL); given != "" && !o.Own {
-		return givenPostgres(ctx, given)
+		return givenPostgres(ctx, given, major)
+	}
+	if major != "" {
+		return first(ctx, "postgres "+major, o, []way[Postgres]{{KindEmbedded, startEmbeddedPostgres}})
 	}
 	return first(ctx, "postgres", o, []way[Postgres]{
 		{KindLocal, startLocalPostgres},
@@ -67,7 +76,7 @@ func (p *Postgres) Stop() error {
 
 // errNotSupervised is the answer to Kill and Restart on a server that is not a
 // process of ours.
-var errNotSupervised = errors.New("devenv: only a server that devenv started on this machine can be killed and restarted")
+var errNotSupervised = errors.New("devenv: only a server that devenv started on this machine can be killed, restarted, paused and continued")
 
 // Kill kills the server's processes with SIGKILL. Its data stays for Restart.
 func (p *Postgres) Kill(ctx context.Context) error {
@@ -87,6 +96,23 @@ func (p *Postgres) Restart(ctx context.Context) error {
 	return err
 }
 
+// Pause stops all of the server's processes where they stand (SIGSTOP): clients keep
+// their connections and get no answer, as from a machine that hangs. Linux only.
+func (p *Postgres) Pause(ctx context.Context) error {
+	if p.local == nil {
+		return errNotSupervised
+	}
+	return p.local.sup.Pause(ctx)
+}
+
+// Continue lets a paused server go on.
+func (p *Postgres) Continue(ctx context.Context) error {
+	if p.local == nil {
+		return errNotSupervised
+	}
+	return p.local.sup.Continue(ctx)
+}
+
 // PID is the process id of the server's first process, for a test that wants to
 // stop or slow it; 0 unless devenv started it on this machine.
 func (p *Postgres) PID() int {
@@ -96,17 +122,32 @@ func (p *Postgres) PID() int {
 	return p.local.srv.Load().PID
 }
 
-func givenPostgres(ctx context.Context, given string) (*Postgres, error) {
+// postgresVersion is the major version that was asked for, or "".
+func (o Options) postgresVersion() (string, error) {
+	major, from := o.PostgresVersion, "Options.PostgresVersion"
+	if major == "" {
+		major, from = os.Getenv(EnvPostgresVersion), EnvPostgresVersion
+	}
+	if _, ok := embedded[major]; major != "" && !ok {
+		return "", fmt.Errorf("devenv: %s is %q; it can be one of %s", from, major, strings.Join(PostgresVersions(), ", "))
+	}
+	return major, nil
+}
+
+func givenPostgres(ctx context.Context, given, major string) (*Postgres, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	version, err := postgresVersion(ctx, given)
 	if err != nil {
 		return nil, fmt.Errorf("devenv: %s: no answer: %w", EnvPostgresURL, err)
 	}
+	if major != "" && !strings.HasPrefix(version, major+".") {
+		return nil, fmt.Errorf("devenv: PostgreSQL %s was asked for, and %s leads to %s", major, EnvPostgresURL, version)
+	}
 	return &Postgres{
 		URL:  given,
-		Kind: KindURL,
-		How:  fmt.Sprintf("postgres: %s at %s (%s is set)", version, withoutPassword(given), EnvPostgresURL),
+		Kind: KindURL, Version: version,
+		How: fmt.Sprintf("postgres: %s at %s (%s is set)", version, withoutPassword(given), EnvPostgresURL),
 	}, nil
 }
 

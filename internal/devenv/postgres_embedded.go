@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,10 +21,21 @@ import (
 	"github.com/onlyonce/onlyonce/internal/devenv/supervise"
 )
 
-const (
-	embeddedVersion = embeddedpostgres.V18
-	embeddedMajor   = 18
-)
+// embedded has the version that is fetched for each major one.
+var embedded = map[string]embeddedpostgres.PostgresVersion{
+	"14": embeddedpostgres.V14,
+	"15": embeddedpostgres.V15,
+	"16": embeddedpostgres.V16,
+	"17": embeddedpostgres.V17,
+	"18": embeddedpostgres.V18,
+}
+
+// embeddedDefault is taken where nobody asks for a version.
+const embeddedDefault = "18"
+
+// PostgresVersions are the major versions that Options.PostgresVersion can ask for,
+// oldest first: those that onlyonce supports.
+func PostgresVersions() []string { return slices.Sorted(maps.Keys(embedded)) }
 
 // embeddedTimeout bounds the one download of 15 MB; 3 s where this was written.
 const embeddedTimeout = 5 * time.Minute
@@ -30,6 +43,9 @@ const embeddedTimeout = 5 * time.Minute
 // envFetch makes an execution of the program fetch the server's programs into
 // the directory that it names.
 const envFetch = "ONLYONCE_DEVENV_FETCH_POSTGRES"
+
+// envFetchMajor tells it which version.
+const envFetchMajor = envFetch + "_MAJOR"
 
 // The fetch runs in a process of its own, below the supervisor: embedded-postgres
 // has no way to stop a download, sets no timeouts, and leaves a file in TMPDIR.
@@ -39,7 +55,7 @@ func init() {
 	if dir == "" {
 		return
 	}
-	if err := unpackPostgres(dir); err != nil {
+	if err := unpackPostgres(dir, os.Getenv(envFetchMajor)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -51,14 +67,21 @@ func init() {
 // library, which starts it as a daemon that outlives a killed process, and not
 // as root.
 func startEmbeddedPostgres(ctx context.Context, o Options, why string) (*Postgres, error) {
+	major, err := o.postgresVersion()
+	if err != nil {
+		return nil, err
+	}
+	if major == "" {
+		major = embeddedDefault
+	}
 	cache, err := sharedCache()
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(cache, "postgres-"+string(embeddedVersion))
+	dir := filepath.Join(cache, "postgres-"+string(embedded[major]))
 	err = fetchOnce(ctx, dir, func(ctx context.Context, partial string) error {
-		o.log("postgres: fetching PostgreSQL %s (15 MB) into %s, this once", embeddedVersion, dir)
-		return fetchPostgres(ctx, o, partial)
+		o.log("postgres: fetching PostgreSQL %s (15 MB) into %s, this once", embedded[major], dir)
+		return fetchPostgres(ctx, o, major, partial)
 	})
 	if err != nil {
 		return nil, err
@@ -67,7 +90,7 @@ func startEmbeddedPostgres(ctx context.Context, o Options, why string) (*Postgre
 }
 
 // fetchPostgres runs unpackPostgres in a child process.
-func fetchPostgres(ctx context.Context, o Options, partial string) error {
+func fetchPostgres(ctx context.Context, o Options, major, partial string) error {
 	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.tempBases(), Prefix: "onlyonce-fetch-"})
 	if err != nil {
 		return err
@@ -76,7 +99,7 @@ func fetchPostgres(ctx context.Context, o Options, partial string) error {
 	defer cancel()
 	out, err := sup.Run(ctx, supervise.Command{
 		Argv: []string{sup.Program()},
-		Env:  append(os.Environ(), envFetch+"="+partial, "TMPDIR="+sup.Dir()),
+		Env:  append(os.Environ(), envFetch+"="+partial, envFetchMajor+"="+major, "TMPDIR="+sup.Dir()),
 	})
 	if err != nil && out != "" {
 		err = errors.New(out) // says what the exit status does not
@@ -85,7 +108,7 @@ func fetchPostgres(ctx context.Context, o Options, partial string) error {
 }
 
 // unpackPostgres leaves the server's programs in dir/bin.
-func unpackPostgres(dir string) error {
+func unpackPostgres(dir, major string) error {
 	transport, ok := http.DefaultTransport.(*http.Transport)
 	if ok { // what http.Get uses, and the library calls that
 		transport.DialContext = (&net.Dialer{Timeout: 3 * time.Second}).DialContext
@@ -105,11 +128,11 @@ func unpackPostgres(dir string) error {
 	if err := os.Mkdir(data, 0o700); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(data, "PG_VERSION"), fmt.Append(nil, embeddedMajor, "\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(data, "PG_VERSION"), []byte(major+"\n"), 0o600); err != nil {
 		return err
 	}
 	server := embeddedpostgres.NewDatabase(embeddedpostgres.DefaultConfig().
-		Version(embeddedVersion).
+		Version(embedded[major]).
 		Port(uint32(ports[0])).
 		CachePath(filepath.Join(os.TempDir(), "download")).
 		RuntimePath(filepath.Join(os.TempDir(), "runtime")).
@@ -129,7 +152,7 @@ func unpackPostgres(dir string) error {
 		return err
 	}
 	out, err := exec.Command(filepath.Join(dir, "bin", exeName("postgres")), "--version").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), fmt.Sprint(" ", embeddedMajor, ".")) {
+	if err != nil || !strings.Contains(string(out), " "+major+".") {
 		return fmt.Errorf("the fetched postgres does not run here: %w: %s", err, out)
 	}
 	return nil

@@ -58,9 +58,9 @@ func startCluster(ctx context.Context, o Options, kind, bin, why string) (*Postg
 	}
 	return &Postgres{
 		URL:  l.url(),
-		Kind: kind,
-		How:  fmt.Sprintf("postgres: %s, %s server from %s on port %d%s (%s)", version, kind, bin, l.port, as, why),
-		Dir:  sup.Dir(), local: l, stop: l.stop,
+		Kind: kind, Version: version,
+		How: fmt.Sprintf("postgres: %s, %s server from %s on port %d%s (%s)", version, kind, bin, l.port, as, why),
+		Dir: sup.Dir(), local: l, stop: l.stop,
 	}, nil
 }
 
@@ -95,6 +95,11 @@ func (l *localPostgres) create(ctx context.Context) (version string, err error) 
 	if err != nil {
 		return "", fmt.Errorf("%w\n%s", err, out)
 	}
+	return l.startAnywhere(ctx)
+}
+
+// startAnywhere starts the server on a free port.
+func (l *localPostgres) startAnywhere(ctx context.Context) (version string, err error) {
 	// Between finding a port free and the server's bind somebody else may
 	// take it.
 	for try := 0; ; try++ {

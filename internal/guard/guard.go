@@ -24,6 +24,12 @@ const (
 	stepCommit = "commit"
 )
 
+// step is a statement of the engine's in a pipeline.
+type step struct {
+	at   int // index of the statement
+	name string
+}
+
 // Failure is the first thing that went wrong in a transaction; after it nothing more is sent.
 type Failure struct {
 	// Step is the engine's step that failed, "hook" for a statement of [Tx.Hook], empty for one of the handler's.
@@ -55,10 +61,10 @@ var (
 type Tx struct {
 	conn       *pgx.Conn
 	batch      *pgx.Batch
-	steps      []string // parallel to batch: whose statement it is
-	who        string   // step of what comes through the handler's methods
+	steps      []step // which statements of batch are the engine's, or a hook's
+	who        string // step of what comes through the handler's methods
 	failure    *Failure
-	closed     bool
+	closed     atomic.Bool // atomic for what a handler has left running: it is refused
 	abandoned  atomic.Bool
 	committed  bool
 	open       *result // results that the handler has not closed yet
@@ -71,16 +77,21 @@ type Tx struct {
 
 // Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement that is sent.
 func Begin(conn *pgx.Conn) *Tx {
-	t := &Tx{conn: conn, batch: &pgx.Batch{}}
+	t := &Tx{conn: conn, batch: &pgx.Batch{}, steps: make([]step, 0, 8)}
 	t.Engine(stepBegin, "begin")
 	return t
 }
 
 // Engine queues a statement of the engine's under the name of a step.
 func (t *Tx) Engine(step, sql string, args ...any) {
+	if step != "" {
+		t.note(step)
+	}
 	t.batch.Queue(sql, args...)
-	t.steps = append(t.steps, step)
 }
+
+// note says whose statement is queued next.
+func (t *Tx) note(name string) { t.steps = append(t.steps, step{t.batch.Len(), name}) }
 
 // EngineRow sends what is queued and one more statement of the engine's, and returns its row.
 func (t *Tx) EngineRow(ctx context.Context, step, sql string, args ...any) pgx.Row {
@@ -92,6 +103,9 @@ func (t *Tx) Hook(fn func() error) error {
 	t.who = stepHook
 	defer func() { t.who = stepUser }()
 	err := fn()
+	if t.open != nil {
+		t.open.finish() // or the handler's first statement would find them open
+	}
 	if err != nil {
 		t.fail(stepHook, err)
 	}
@@ -126,7 +140,7 @@ func (t *Tx) Mark(id [16]byte) bool {
 
 // CloseHandler ends the handler's use of the transaction; the engine may still commit or roll back.
 func (t *Tx) CloseHandler() {
-	t.closed = true
+	t.closed.Store(true)
 	if t.open != nil {
 		t.open.finish()
 	}
@@ -152,7 +166,7 @@ func (t *Tx) Commit(timeout time.Duration) error {
 	t.Engine(stepSeal, sealSQL)
 	t.Engine(stepCommit, "commit")
 	r := t.send(ctx)
-	tag := r.skip(len(r.steps))
+	tag := r.skip(len(r.queries))
 	r.finish()
 	if t.failure != nil {
 		return t.failure
@@ -197,7 +211,7 @@ func (t *Tx) fail(step string, err error) {
 
 // ready says whether the handler may send something now.
 func (t *Tx) ready(sql string) error {
-	if t.closed || t.abandoned.Load() {
+	if t.closed.Load() || t.abandoned.Load() {
 		return ErrClosed
 	}
 	if t.failure != nil {

@@ -14,7 +14,8 @@ import (
 type result struct {
 	tx       *Tx
 	batch    pgx.BatchResults
-	steps    []string
+	steps    []step
+	who      string // whose statements are those that have no step of their own
 	queries  []*pgx.QueuedQuery
 	next     int // statement whose answer is read next
 	rows     pgx.Rows
@@ -52,11 +53,16 @@ func (r *result) judge(tag pgconn.CommandTag) {
 }
 
 // step is whose statement's answer is read next.
-func (r *result) step() string {
-	if r.next < len(r.steps) {
-		return r.steps[r.next]
+func (r *result) step() string { return r.stepOf(r.next) }
+
+// stepOf is empty for a statement of the handler.
+func (r *result) stepOf(at int) string {
+	for _, s := range r.steps { // a handful
+		if s.at == at {
+			return s.name
+		}
 	}
-	return ""
+	return r.who
 }
 
 // failed keeps an error under the step that it belongs to.
@@ -65,10 +71,10 @@ func (r *result) failed(err error) {
 	var pre pgx.ErrPreprocessingBatch
 	if errors.As(err, &pre) {
 		// Preparing or encoding failed before anything was executed: pgx tells by the SQL whose statement it was.
-		step = ""
+		step = r.who
 		for i, q := range r.queries {
 			if q.SQL == pre.SQL() {
-				step = r.steps[i]
+				step = r.stepOf(i)
 				break
 			}
 		}
@@ -91,7 +97,7 @@ func (r *result) finish() {
 	if err := r.batch.Close(); err != nil && r.tx.undone(err) {
 		r.failed(err)
 	}
-	if n := len(r.steps); n == 0 || r.steps[n-1] != stepCommit {
+	if r.stepOf(len(r.queries)-1) != stepCommit {
 		r.tx.check()
 	}
 	if errors.Is(r.tx.err(), ErrEnded) {

@@ -25,7 +25,7 @@ func (t *Tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandT
 	}
 	t.Engine(t.who, sql, args...)
 	r := t.send(ctx)
-	tag := r.skip(len(r.steps))
+	tag := r.skip(len(r.queries))
 	r.finish()
 	return tag, t.err()
 }
@@ -57,7 +57,7 @@ func (t *Tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if err := t.flush(ctx); err != nil {
 		return failedBatch{err}
 	}
-	r := &result{tx: t, batch: t.conn.SendBatch(ctx, b)}
+	r := &result{tx: t, who: t.who, batch: t.conn.SendBatch(ctx, b)}
 	t.open = r
 	return userBatch{r}
 }
@@ -79,7 +79,7 @@ func (t *Tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []strin
 }
 
 // Savepoint calls fn. When fn returns an error, or one of its statements fails, what fn did in the transaction is undone, and
-// the transaction goes on; that error is returned. Errors that say that the transaction is broken stay.
+// the transaction goes on; that error is returned. Errors that say that the transaction is broken, or must be run again, stay.
 func (t *Tx) Savepoint(ctx context.Context, fn func() error) error {
 	if err := t.ready(""); err != nil {
 		return err
@@ -94,7 +94,14 @@ func (t *Tx) Savepoint(ctx context.Context, fn func() error) error {
 		return err
 	}
 	marks := maps.Clone(t.marks)
+	returned := false
+	defer func() {
+		if !returned { // a panic, or Goexit: should somebody recover it, what fn wrote so far must not stay
+			_ = t.undo(ctx, name, marks)
+		}
+	}()
 	err := fn()
+	returned = true
 	if t.open != nil {
 		t.open.finish()
 	}
@@ -110,21 +117,41 @@ func (t *Tx) Savepoint(ctx context.Context, fn func() error) error {
 	case err == nil:
 		err = t.failure
 	}
-	t.failure, t.marks = nil, marks
-	t.batch, t.steps = &pgx.Batch{}, nil // what was queued in fn and not sent
-	t.Engine(t.who, "rollback to savepoint "+name)
-	t.Engine(t.who, "release savepoint "+name)
-	if broken := t.flush(ctx); broken != nil {
+	if broken := t.undo(ctx, name, marks); broken != nil {
 		return broken
 	}
 	return err
 }
 
+// undo goes back to a savepoint, unless the transaction has a failure that this does not undo.
+func (t *Tx) undo(ctx context.Context, name string, marks map[[16]byte]struct{}) error {
+	if t.open != nil {
+		t.open.finish()
+	}
+	if t.failure != nil && !t.forgivable() {
+		return t.failure
+	}
+	t.failure, t.marks = nil, marks
+	t.batch, t.steps = &pgx.Batch{}, nil // what was queued in fn and not sent
+	// Not in the pipeline: a failed transaction takes a ROLLBACK TO and refuses to prepare the RELEASE behind it. Without arguments
+	// Exec sends both as they are.
+	if _, err := t.conn.Exec(ctx, "rollback to savepoint "+name+"; release savepoint "+name); err != nil {
+		t.fail(t.who, err)
+	}
+	t.check()
+	return t.err()
+}
+
 // maxSavepoints leaves a few of PostgreSQL's 64 cached subtransactions to triggers and functions of the user's, which open their own.
 const maxSavepoints = 60
 
-// forgivable reports whether the failure is one that ROLLBACK TO SAVEPOINT undoes.
+// forgivable reports whether the failure is one that ROLLBACK TO SAVEPOINT undoes. Serialization failures and deadlocks are none: they
+// are no answer to what the handler asked, and only running the whole transaction again gives one.
 func (t *Tx) forgivable() bool {
+	var pg *pgconn.PgError
+	if errors.As(t.failure.Err, &pg) && (pg.Code == "40001" || pg.Code == "40P01") {
+		return false
+	}
 	for _, broken := range []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrSavepoints} {
 		if errors.Is(t.failure, broken) {
 			return false
@@ -135,11 +162,11 @@ func (t *Tx) forgivable() bool {
 
 // flush sends what is queued and reads the answers.
 func (t *Tx) flush(ctx context.Context) error {
-	if len(t.steps) == 0 {
+	if t.batch.Len() == 0 {
 		return t.err()
 	}
 	r := t.send(ctx)
-	r.skip(len(r.steps))
+	r.skip(len(r.queries))
 	r.finish()
 	return t.err()
 }
@@ -148,7 +175,7 @@ func (t *Tx) flush(ctx context.Context) error {
 func (t *Tx) query(ctx context.Context, step, sql string, args []any) *result {
 	t.Engine(step, sql, args...)
 	r := t.send(ctx)
-	r.skip(len(r.steps) - 1)
+	r.skip(len(r.queries) - 1)
 	if t.failure != nil {
 		r.finish()
 		return r
@@ -167,7 +194,7 @@ func (t *Tx) query(ctx context.Context, step, sql string, args []any) *result {
 
 // send puts the queued statements on the wire.
 func (t *Tx) send(ctx context.Context) *result {
-	r := &result{tx: t, steps: t.steps, queries: t.batch.QueuedQueries}
+	r := &result{tx: t, who: t.who, steps: t.steps, queries: t.batch.QueuedQueries}
 	r.batch = t.conn.SendBatch(ctx, t.batch)
 	t.batch, t.steps = &pgx.Batch{}, nil
 	return r

@@ -37,20 +37,30 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./outbox", "./outbox/httpsink", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range public {
-		forbid(t, pkg, "testing", module+"internal/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm", "github.com/twmb/franz-go/pkg/kgo",
+		forbid(t, pkg, "testing", module+"internal/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
 			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr")
 	}
 }
 
 func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	t.Parallel()
-	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./outbox", "./outbox/httpsink", "./cmd/onlyonce"} {
+	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/franzsource", "./consumer/internal/kafkalog",
+		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./cmd/onlyonce"} {
 		forbid(t, pkg, "github.com/segmentio")
+	}
+}
+
+// kmsg, kerr and kbin describe Kafka's protocol and hold no client: whoever uses kafka-go does not link the other one.
+func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
+	t.Parallel()
+	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/kafkasource", "./consumer/internal/kafkalog",
+		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./cmd/onlyonce"} {
+		forbid(t, pkg, "github.com/twmb/franz-go/pkg/kgo", "github.com/twmb/franz-go/pkg/sasl")
 	}
 }
 

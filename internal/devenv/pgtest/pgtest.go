@@ -76,6 +76,62 @@ func ServerURL(t testing.TB) string {
 	return url
 }
 
+// Server returns the address of a server of this test's own, with our schema in its
+// database, for a test that changes settings of the whole server. It is stopped when
+// the test ends.
+func Server(t testing.TB, settings map[string]string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	p, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: settings})
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	conn, err := pgx.Connect(ctx, p.URL)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	_, err = migrations.Apply(ctx, conn)
+	if err := errors.Join(err, conn.Close(ctx)); err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	return p.URL
+}
+
+// PgBouncer returns a PgBouncer of this test's own in front of a database's server, in
+// transaction mode and with at most poolSize server connections. Where the program is
+// not on the machine the test is skipped with the reason, or fails when CI=true.
+func PgBouncer(t testing.TB, database string, poolSize int) *devenv.PgBouncer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	b, err := devenv.StartPgBouncer(ctx, database, poolSize, devenv.Options{})
+	switch {
+	case err == nil:
+	case errors.Is(err, devenv.ErrNoPgBouncer) && os.Getenv("CI") != "true":
+		t.Skipf("pgtest: %v", err)
+	default:
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := b.Stop(); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	return b
+}
+
+// Pool returns a pool on an address, closed when the test ends.
+func Pool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	return pool(t, url)
+}
+
 func pool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	p, err := pgxpool.New(context.Background(), url)

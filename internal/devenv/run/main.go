@@ -1,6 +1,6 @@
 // Run starts Postgres and Kafka for one command:
 //
-//	go run ./internal/devenv/run [-postgres] [-kafka] [-require-real] -- command args...
+//	go run ./internal/devenv/run [-postgres] [-postgres-version N] [-kafka] [-require-real] -- command args...
 //
 // The command gets ONLYONCE_POSTGRES_URL and ONLYONCE_KAFKA_BROKERS; its exit
 // status becomes ours. "go test ./..." below it uses one server of each for all
@@ -39,15 +39,17 @@ func run(args []string, stderr io.Writer) int {
 	fs := flag.NewFlagSet("run", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	postgres := fs.Bool("postgres", false, "find or start Postgres")
+	version := fs.String("postgres-version", "", "major version of Postgres to fetch and start ("+strings.Join(devenv.PostgresVersions(), ", ")+"); implies -postgres")
 	kafka := fs.Bool("kafka", false, "find or start a real Kafka broker")
 	requireReal := fs.Bool("require-real", false, "with -kafka: exit 2 where there is no real broker")
 	fs.Usage = func() {
-		_, _ = fmt.Fprintln(stderr, "usage: run [-postgres] [-kafka] [-require-real] -- command args...")
+		_, _ = fmt.Fprintln(stderr, "usage: run [-postgres] [-postgres-version N] [-kafka] [-require-real] -- command args...")
 		fs.PrintDefaults()
 	}
 	if err := fs.Parse(args); err != nil {
 		return statusEnvironment
 	}
+	*postgres = *postgres || *version != ""
 	if fs.NArg() == 0 || (!*postgres && !*kafka) {
 		fs.Usage()
 		return statusEnvironment
@@ -59,7 +61,7 @@ func run(args []string, stderr io.Writer) int {
 	defer cancel()
 
 	started := make(chan error, 1)
-	env := &environment{stderr: stderr}
+	env := &environment{stderr: stderr, version: *version}
 	go func() { started <- env.start(ctx, *postgres, *kafka, *requireReal) }()
 	var err error
 	select {
@@ -83,13 +85,14 @@ func run(args []string, stderr io.Writer) int {
 
 // environment is what was started, and the variables that lead to it.
 type environment struct {
-	stderr io.Writer
-	vars   []string
-	stops  []func() error
+	stderr  io.Writer
+	version string // of Postgres; empty: any
+	vars    []string
+	stops   []func() error
 }
 
 func (e *environment) start(ctx context.Context, postgres, kafka, requireReal bool) error {
-	o := devenv.Options{Log: func(line string) { _, _ = fmt.Fprintln(e.stderr, line) }}
+	o := devenv.Options{Log: func(line string) { _, _ = fmt.Fprintln(e.stderr, line) }, PostgresVersion: e.version}
 	if postgres {
 		p, err := devenv.StartPostgres(ctx, o)
 		if err != nil {

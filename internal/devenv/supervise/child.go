@@ -45,6 +45,7 @@ type process struct {
 	log   string
 	from  int64 // size of the log before this command
 	isRun bool
+	stood bool          // paused, and not yet continued
 	done  chan struct{} // closed once the process is reaped
 }
 
@@ -105,6 +106,8 @@ func (c *child) handle(r request) {
 		}
 	case opKill:
 		err = c.kill()
+	case opPause, opCont:
+		err = c.pause(r.Op == opPause)
 	default:
 		err = fmt.Errorf("unknown operation %q", r.Op)
 	}
@@ -226,6 +229,19 @@ func (c *child) kill() error {
 	return nil
 }
 
+// pause stops the server where it stands, or lets it go on.
+func (c *child) pause(stand bool) error {
+	p := c.server
+	if p == nil {
+		return errors.New("the server is not running")
+	}
+	if err := standTree(p.cmd.Process.Pid, stand); err != nil {
+		return err
+	}
+	p.stood = stand
+	return nil
+}
+
 // killOrphans kills what lost its parent to a kill or an exit and so became a
 // child of this process (on Linux; a no-op elsewhere).
 func (c *child) killOrphans() {
@@ -268,6 +284,9 @@ func (c *child) shutdown() {
 
 // stopProcess asks the server to stop, then kills it.
 func stopProcess(p *process) {
+	if p.stood { // it would not hear the request
+		_ = standTree(p.cmd.Process.Pid, false)
+	}
 	if requestStop(p.cmd.Process, p.spec.Stop) {
 		select {
 		case <-p.done:

@@ -2,6 +2,7 @@ package supervise
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"strconv"
 	"syscall"
@@ -20,7 +21,7 @@ func becomeSubreaper() {
 func killStrangers(known map[int]bool) {
 	for range 50 {
 		found := false
-		for _, pid := range childPIDs() {
+		for _, pid := range childPIDs(os.Getpid()) {
 			if known[pid] {
 				continue
 			}
@@ -34,12 +35,31 @@ func killStrangers(known map[int]bool) {
 	}
 }
 
-func childPIDs() []int {
+// standTree sends SIGSTOP or SIGCONT to a process and all below it. The backends of
+// a postmaster lead sessions of their own, which no signal to the process group
+// reaches. From the root down: who stands still forks no more.
+func standTree(root int, stand bool) error {
+	signal := syscall.SIGCONT
+	if stand {
+		signal = syscall.SIGSTOP
+	}
+	if err := syscall.Kill(root, signal); err != nil {
+		return err
+	}
+	for _, pid := range childPIDs(root) {
+		if err := standTree(pid, stand); err != nil && !errors.Is(err, syscall.ESRCH) { // ended meanwhile
+			return err
+		}
+	}
+	return nil
+}
+
+func childPIDs(parent int) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
 	}
-	self := []byte(strconv.Itoa(os.Getpid()))
+	wanted := []byte(strconv.Itoa(parent))
 	var pids []int
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -55,7 +75,7 @@ func childPIDs() []int {
 		if !ok {
 			continue
 		}
-		if f := bytes.Fields(rest); len(f) > 1 && bytes.Equal(f[1], self) {
+		if f := bytes.Fields(rest); len(f) > 1 && bytes.Equal(f[1], wanted) {
 			pids = append(pids, pid)
 		}
 	}

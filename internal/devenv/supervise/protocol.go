@@ -70,6 +70,8 @@ const (
 	opRun   = "run"   // run a command to its end
 	opStart = "start" // start the server
 	opKill  = "kill"  // SIGKILL the server and everything it left behind
+	opPause = "pause" // SIGSTOP the server and everything below it
+	opCont  = "cont"  // SIGCONT them
 )
 
 // reply answers the request with its ID. A reply with Exited set is an event:

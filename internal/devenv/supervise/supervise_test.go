@@ -192,3 +192,45 @@ func TestOwnerMustReachTheDirectory(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// A paused server stands still with what has escaped from its process group, goes on where it stood, and does not keep Close waiting.
+func TestPauseAndContinue(t *testing.T) {
+	t.Parallel()
+	needLinux(t)
+	sup := start(t)
+	srv := startServer(t, sup, `setsid sh -c 'echo $$ > escaped.tmp; mv escaped.tmp escaped; exec sleep 1000' & wait`)
+	file := filepath.Join(sup.Dir(), "escaped")
+	eventually(t, "the child has escaped", func() bool { return exists(file) })
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pids := []string{strconv.Itoa(srv.PID), strings.TrimSpace(string(text))}
+	stand := func() (n int) {
+		for _, pid := range pids {
+			if stat, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && strings.Contains(string(stat), ") T ") {
+				n++
+			}
+		}
+		return n
+	}
+	for range 2 {
+		if err := sup.Pause(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "both stand still", func() bool { return stand() == 2 })
+		if err := sup.Continue(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "both go on", func() bool { return stand() == 0 })
+	}
+	if err := sup.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := sup.Kill(t.Context()); err != nil {
+		t.Errorf("a paused server cannot be killed: %v", err)
+	}
+	if err := sup.Pause(t.Context()); err == nil || !strings.Contains(err.Error(), "not running") {
+		t.Errorf("Pause without a server: %v", err)
+	}
+}

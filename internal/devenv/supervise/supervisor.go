@@ -143,6 +143,19 @@ func (s *Supervisor) Kill(ctx context.Context) error {
 	return err
 }
 
+// Pause stops the server and everything below it where they stand (SIGSTOP); their
+// connections stay open. Linux only.
+func (s *Supervisor) Pause(ctx context.Context) error {
+	_, err := s.call(ctx, request{Op: opPause})
+	return err
+}
+
+// Continue lets a paused server go on.
+func (s *Supervisor) Continue(ctx context.Context) error {
+	_, err := s.call(ctx, request{Op: opCont})
+	return err
+}
+
 // LogTail returns the end of a log in the supervisor's directory.
 func (s *Supervisor) LogTail(name string) string {
 	return tail(filepath.Join(s.dir, name), 0)

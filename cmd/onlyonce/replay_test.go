@@ -1,0 +1,313 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+func replayArgs(more ...string) []string {
+	return append([]string{"replay", "-scope", "stock", "-topic", "orders", "-partition", "0", "-reason", "INC-7"}, more...)
+}
+
+// times fails the test unless each offset took effect so often; offsets that are left out: never.
+func (s *shop) times(want map[int64]int) {
+	s.t.Helper()
+	rows, err := s.pool.Query(s.t.Context(), `select off, count(*) from effects group by off`)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer rows.Close()
+	got := map[int64]int{}
+	for rows.Next() {
+		var off int64
+		var n int
+		if err := rows.Scan(&off, &n); err != nil {
+			s.t.Fatal(err)
+		}
+		got[off] = n
+	}
+	for off, n := range want {
+		if got[off] != n {
+			s.t.Errorf("offset %d took effect %d times, want %d", off, got[off], n)
+		}
+		delete(got, off)
+	}
+	if len(got) > 0 {
+		s.t.Errorf("effects that nobody asked for: %v", got)
+	}
+}
+
+// F10: what is replayed is applied once more, and nothing else is: with ids and without, under a consumer that runs with nothing to
+// do, without one, and a second time.
+func TestReplay(t *testing.T) {
+	t.Parallel()
+	for _, positions := range []bool{false, true} {
+		t.Run(fmt.Sprintf("positions only %t", positions), func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t)
+			config := func(c *consumer.Config) {
+				if positions {
+					c.Key, c.PositionsOnly = nil, true
+				}
+			}
+			s.keyed("a", "v0", "v1", "v2", "v3")
+			s.keyed("b", "v3") // at offset 4: a copy within the range
+			s.keyed("a", "v5", "v6")
+			s.log.Skip(0, 2) // the range ends in a hole
+			s.keyed("a", "v9")
+			want := map[int64]int{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 9: 1}
+			if !positions {
+				delete(want, 4)
+			}
+			again := func(offsets ...int64) {
+				for _, off := range offsets {
+					if want[off] > 0 {
+						want[off]++
+					}
+				}
+			}
+			stop := s.start(effect, config)
+			s.reaches(10)
+			s.times(want)
+
+			r := s.run(replayArgs("-from", "2", "-to", "8", "-yes")...).want(t, statusGood, "Applied AGAIN", "offset 2 to 7", "Done: replay 1 from offset 2 up to 8, then on from 10")
+			t.Log("\n" + r.out)
+			s.reaches(10)
+			again(2, 3, 4, 5, 6)
+			s.times(want)
+			if n := one[int](s.fixture, `select count(*) from onlyonce.audit where action = 'replay' and reason = 'INC-7'
+				and detail->>'from' = '2' and detail->>'to' = '8' and detail->>'resume' = '10' and detail->'before'->>'position' = '10'`); n != 1 {
+				t.Error("no audit row")
+			}
+
+			s.keyed("a", "v10", "v5") // new ones, and a copy of what was handled twice
+			s.reaches(12)
+			want[10] = 1
+			if positions {
+				want[11] = 1
+			}
+			s.times(want)
+			stop()
+
+			s.run(replayArgs("-from", "0", "-yes")...).want(t, statusGood, "Done: replay 2 from offset 0 up to 12")
+			s.run("cursor", "show").want(t, statusGood, "replay 2 to 12")
+			s.run("status").want(t, statusGood, "replay 2 to 12")
+			s.run(replayArgs("-from", "0", "-yes")...).want(t, statusFailed, "replay 2 is under way, at offset 0 of up to 12", "-at 12").lines(t, 1)
+			s.keyed("a", "v12")
+			stop = s.start(effect, config)
+			s.reaches(13)
+			again(0, 1, 2, 3, 4, 5, 6, 9, 10)
+			if positions {
+				again(11)
+			}
+			want[12] = 1
+			s.times(want)
+
+			s.run(replayArgs("-from", "12", "-yes")...).want(t, statusGood, "Done: replay 3")
+			s.reaches(13)
+			again(12)
+			s.times(want)
+			stop()
+		})
+	}
+}
+
+// A replay outlasts the consumers that work on it.
+func TestReplayInterrupted(t *testing.T) {
+	t.Parallel()
+	for _, positions := range []bool{false, true} {
+		t.Run(fmt.Sprintf("positions only %t", positions), func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t)
+			config := func(c *consumer.Config) {
+				c.BatchSize = 2
+				if positions {
+					c.Key, c.PositionsOnly = nil, true
+				}
+			}
+			want := map[int64]int{}
+			for i := range int64(12) {
+				s.keyed("a", fmt.Sprintf("v%d", i))
+				want[i] = 1
+			}
+			stop := s.start(effect, config)
+			s.reaches(12)
+			stop()
+			s.run(replayArgs("-from", "1", "-to", "9", "-yes")...).want(t, statusGood)
+			for i := int64(1); i < 9; i++ {
+				want[i] = 2
+			}
+			for _, at := range []int64{1, 4, 5, 8} { // in each of them a consumer is stopped in the middle
+				there := make(chan struct{})
+				var once sync.Once
+				stop := s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+					if err := effect(ctx, tx, m); err != nil || m.Offset != at {
+						return err
+					}
+					once.Do(func() { close(there) })
+					<-ctx.Done()
+					return ctx.Err()
+				}, config)
+				select {
+				case <-there:
+				case <-time.After(testPatience):
+					t.Fatal("the replay did not get there")
+				}
+				stop()
+				if got := s.shown(); got.Position > at || *got.ReplayUntil != 9 || *got.ReplayResume != 12 {
+					t.Errorf("stopped at %d, the cursor stands at %+v", at, got)
+				}
+			}
+			s.start(effect, config)
+			s.reaches(12)
+			s.times(want)
+		})
+	}
+}
+
+// Calls keep their keys, unless somebody says that they are to be made again.
+func TestReplayCalls(t *testing.T) {
+	t.Parallel()
+	for _, positions := range []bool{false, true} {
+		t.Run(fmt.Sprintf("positions only %t", positions), func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t)
+			var mu sync.Mutex
+			suffix := ""
+			config := func(c *consumer.Config) {
+				if positions {
+					c.Key, c.PositionsOnly = nil, true
+				}
+			}
+			s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				mu.Lock()
+				body := string(m.Value) + suffix
+				mu.Unlock()
+				if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "pay", Name: "charge", Body: []byte(body)}); err != nil {
+					return err
+				}
+				return effect(ctx, tx, m)
+			}, config)
+			s.keyed("a", "v0", "v1", "v2", "v3")
+			s.reaches(4)
+			calls := func() int { return one[int](s.fixture, `select count(*) from onlyonce.outbox`) }
+			if n := calls(); n != 4 {
+				t.Fatalf("%d calls", n)
+			}
+			r := s.run(replayArgs("-from", "1", "-to", "3", "-yes")...).want(t, statusGood, "keep their keys")
+			if strings.Contains(r.out, "NEW keys") {
+				t.Errorf("it says that calls are made again:\n%s", r.out)
+			}
+			s.reaches(4)
+			s.times(map[int64]int{0: 1, 1: 2, 2: 2, 3: 1})
+			if n := calls(); n != 4 {
+				t.Errorf("%d calls after a replay", n)
+			}
+			r = s.run(replayArgs("-from", "1", "-to", "3", "-resend", "-yes")...).want(t, statusGood, "NEW keys", "applies them AGAIN")
+			t.Log("\n" + r.out)
+			s.reaches(4)
+			if n := calls(); n != 6 {
+				t.Errorf("%d calls after a replay that makes them again", n)
+			}
+			s.keyed("a", "v4")
+			s.reaches(5)
+			s.run(replayArgs("-from", "0", "-yes")...).want(t, statusGood)
+			s.reaches(5)
+			if n := calls(); n != 7 {
+				t.Errorf("%d calls: -resend outlasted its replay", n)
+			}
+			mu.Lock()
+			suffix = "?"
+			mu.Unlock()
+			s.run(replayArgs("-from", "2", "-to", "3", "-yes")...).want(t, statusGood)
+			s.reaches(5)
+			if got := s.states(); got != "v2:waiting" {
+				t.Errorf("a call with other bytes: parked %q", got)
+			}
+			if n := calls(); n != 7 {
+				t.Errorf("%d calls", n)
+			}
+		})
+	}
+}
+
+func TestReplayIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.run(replayArgs("-from", "0", "-yes")...).want(t, statusEnvironment, "there is no cursor").lines(t, 2)
+	f.populate()
+	before := f.shown()
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"-from", "17"}, "-from: offset 17 was not handled yet"},
+		{[]string{"-from", "2", "-to", "18"}, "-to: must not be above the position, 17"},
+		{[]string{"-from", "2", "-to", "13"}, "1 messages from offset 2 to 12 are parked and not settled (1 wait for an operator)"},
+		{[]string{"-from", "2"}, "2 messages from offset 2 to 16 are parked and not settled"},
+	} {
+		f.run(replayArgs(append(c.args, "-yes")...)...).want(t, statusFailed, c.want).lines(t, 1)
+	}
+	f.untouched(before)
+	f.run(replayArgs("-from", "14", "-yes")...).want(t, statusGood)
+	if c := f.shown(); c.Position != 14 || c.Run != 1 || c.Epoch != 5 || c.Replay != 1 || *c.ReplayUntil != 17 || *c.ReplayResume != 17 ||
+		c.Attempts != 0 || c.AnchorOffset != nil || *c.TopicID != *before.TopicID {
+		t.Errorf("cursor: %+v", c)
+	}
+	// Another partition's replay has a number of its own: copies may lie in both.
+	f.exec(`update onlyonce.cursors set run_start = 9 where partition = 1`)
+	f.run("replay", "-scope", "stock", "-topic", "orders", "-partition", "1", "-from", "3", "-reason", "x", "-yes").
+		want(t, statusGood, "Done: replay 2", "Offsets below 5, where this cursor began")
+	// An offset ends it; what was interrupted counts, not how far the replay was.
+	f.run(adoptArgs("-at", "17", "-yes")...).want(t, statusGood, "The replay that is under way up to offset 17 ends here", "Nothing is skipped")
+	if c := f.shown(); c.Position != 17 || c.ReplayUntil != nil || c.ReplayResume != nil || c.Replay != 1 {
+		t.Errorf("cursor: %+v", c)
+	}
+}
+
+// What is done is what was agreed to, although the owner goes on meanwhile.
+func TestReplayAsks(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.populate()
+	f.exec(`delete from onlyonce.parked`)
+	f.terminal, f.stdin = true, strings.NewReader("n\n")
+	before := f.shown()
+	f.run(replayArgs("-from", "3")...).want(t, statusFailed, "the answer was no")
+	f.untouched(before)
+	f.stdin = &reader{func() { f.progress("cursor/stock/orders/0", 0, 17, 20) }, strings.NewReader("y\n")}
+	f.run(replayArgs("-from", "3")...).want(t, statusGood, "offset 3 to 16", "from offset 3 up to 17, then on from 20")
+	f.run(adoptArgs("-at", "20", "-yes")...).want(t, statusGood)
+	f.stdin = &reader{func() {
+		f.exec(`update onlyonce.leases set epoch = epoch + 1, nonce = gen_random_uuid() where name = 'cursor/stock/orders/0'`)
+	}, strings.NewReader("y\n")}
+	f.run(replayArgs("-from", "3")...).want(t, statusFailed, "the cursor changed while you were asked")
+}
+
+// A message that is parked in a replay is redriven as a part of it.
+func TestReplayParksAndRedrives(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	b := breaks()
+	s.start(b.handle, nil)
+	s.keyed("a", "v0", "v1", "v2")
+	s.reaches(3)
+	b.mu.Lock()
+	b.sick["v1"] = true
+	b.mu.Unlock()
+	s.run(replayArgs("-from", "0", "-yes")...).want(t, statusGood)
+	s.reaches(3)
+	s.times(map[int64]int{0: 2, 1: 1, 2: 2})
+	b.mend()
+	s.run("parked", "show", "-id", s.parkedID("v1")).want(t, statusGood, "replay          1, calls under keys of their own: no")
+	s.run("parked", "redrive", "-id", s.parkedID("v1"), "-reason", "mended", "-yes").want(t, statusGood)
+	s.until(`select count(*) = 6 from effects`)
+	s.times(map[int64]int{0: 2, 1: 2, 2: 2})
+}

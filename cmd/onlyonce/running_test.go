@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+)
+
+// testPatience bounds what tests wait for. Mutants, which make tests wait in vain, shorten it.
+var testPatience = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
+		return d
+	}
+	return 30 * time.Second
+}()
+
+// shop is a fixture with a log, and a table of effects without a unique constraint, so that doubles show.
+type shop struct {
+	*fixture
+	log *consumertest.Log
+}
+
+func newShop(t *testing.T) *shop {
+	t.Helper()
+	s := &shop{newFixture(t), consumertest.NewLog("orders", 1)}
+	s.exec(`create table effects (value text, off bigint, n bigint generated always as identity)`)
+	return s
+}
+
+func id(v string) consumer.Header { return consumer.Header{Name: "message-id", Value: []byte(v)} }
+
+// keyed appends messages of one record key, each with its value for an id.
+func (s *shop) keyed(key string, values ...string) {
+	for _, v := range values {
+		s.log.AppendMessage(0, &consumer.Message{Key: []byte(key), Value: []byte(v), Headers: []consumer.Header{id(v)}})
+	}
+}
+
+func effect(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	_, err := tx.Exec(ctx, `insert into effects (value, off) values ($1, $2)`, string(m.Value), m.Offset)
+	return err
+}
+
+// start runs a consumer of scope stock until stop is called.
+func (s *shop) start(h consumer.Handler, change func(*consumer.Config)) (stop func()) {
+	s.t.Helper()
+	cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond, MaxAttempts: 2,
+		RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond, DrainTimeout: 50 * time.Millisecond, LockTimeout: 2 * time.Second}
+	if change != nil {
+		change(&cfg)
+	}
+	c, err := consumer.New(s.pool, &consumertest.Source{Log: s.log, GroupID: "g1"}, h, cfg)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			s.t.Errorf("Run: %v", err)
+		}
+	})
+	s.t.Cleanup(stop)
+	return stop
+}
+
+// reaches waits until the position is there and no replay is under way.
+func (s *shop) reaches(offset int64) {
+	s.t.Helper()
+	s.until(fmt.Sprintf(`select coalesce(bool_and(next_offset = %d and replay_until is null), false) from onlyonce.positions`, offset))
+}
+
+// effects are the values in the order in which they took effect.
+func (s *shop) effects() string {
+	s.t.Helper()
+	return one[string](s.fixture, `select coalesce(string_agg(value, ' ' order by n), '') from effects`)
+}
+
+// parkedID is the id of the row that holds a value.
+func (s *shop) parkedID(value string) string {
+	s.t.Helper()
+	return one[string](s.fixture, `select id::text from onlyonce.parked where body = convert_to($1, 'UTF8') order by id desc limit 1`, value)
+}
+
+// states are the states of parked rows, by value, in the order of their offsets.
+func (s *shop) states() string {
+	s.t.Helper()
+	return one[string](s.fixture, `select coalesce(string_agg(convert_from(body, 'UTF8') || ':' || state, ' ' order by "offset", id), '') from onlyonce.parked`)
+}
+
+// broken is a handler that gives values up until it is mended.
+type broken struct {
+	mu   sync.Mutex
+	sick map[string]bool
+}
+
+func breaks(values ...string) *broken {
+	b := &broken{sick: map[string]bool{}}
+	for _, v := range values {
+		b.sick[v] = true
+	}
+	return b
+}
+
+func (b *broken) mend() { b.mu.Lock(); defer b.mu.Unlock(); clear(b.sick) }
+
+func (b *broken) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	b.mu.Lock()
+	sick := b.sick[string(m.Value)]
+	b.mu.Unlock()
+	if sick {
+		return consumer.Permanent(fmt.Errorf("no such sku\nat line 2 of %s", m.Value))
+	}
+	return effect(ctx, tx, m)
+}

@@ -1,0 +1,539 @@
+package consumertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// Harness is what Conformance needs of a cluster and of the Source that is tested. Topics that it makes must be ready for use when the
+// functions return. Where a field says so it may be nil, because the source has no such notion; what needs it is then skipped, and the
+// test says so. Functions fail the test by themselves.
+type Harness struct {
+	// Topic makes an empty topic of a new name, whose records retention by time may delete after that time; 0: never.
+	Topic func(t testing.TB, partitions int, retention time.Duration) string
+	// Produce appends records to a partition, in one batch if the source knows batches. Key, Value, Headers and Time are set.
+	Produce func(t testing.TB, topic string, partition int32, msgs ...*consumer.Message)
+	// Begin appends records in a transaction and returns what ends it. A transaction takes one offset more for its end. May be nil.
+	Begin func(t testing.TB, topic string, partition int32, values ...string) (end func(commit bool))
+	// Skip leaves at least one offset without a record. May be nil where Begin is not: aborted transactions do so.
+	Skip func(t testing.TB, topic string, partition int32)
+	// DeleteBefore deletes the records below an offset, as retention does.
+	DeleteBefore func(t testing.TB, topic string, partition int32, offset int64)
+	// Recreate deletes a topic and makes it again, empty, with one partition.
+	Recreate func(t testing.TB, topic string)
+	// Identity is what others say about a topic: cluster, id, number of partitions.
+	Identity func(t testing.TB, topic string) consumer.Identity
+	// Source makes a new source: a member of a group, when it runs. It must notice other members within a second or so, and let one
+	// that does not give a partition up be replaced after the given time.
+	Source func(t testing.TB, group string, rebalance time.Duration, topics ...string) consumer.Source
+	// Shares says that members share the partitions among them. Otherwise the one that joined last has them all.
+	Shares bool
+	// Missing makes a source for a topic that does not exist. May be nil.
+	Missing func(t testing.TB) (s consumer.Source, topic string)
+	// Unreachable makes a source for an address where nobody listens. May be nil.
+	Unreachable func(t testing.TB) (s consumer.Source, address string)
+}
+
+// patience bounds every wait of the suite.
+const patience = 40 * time.Second
+
+// Conformance checks that a Source keeps the contract of package consumer, sentence by sentence. Whoever writes an adapter runs
+// it as a test, against every kind of broker that the adapter is for:
+//
+//	func TestConformance(t *testing.T) { consumertest.Conformance(t, consumertest.Harness{...}) }
+//
+// The subtests run one after the other, on topics and groups of their own, in some 20 seconds against a Kafka broker.
+func Conformance(t *testing.T, h Harness) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, Harness)
+	}{
+		{"RunReturnsNilAndLeavesNothing", runReturnsNil},
+		{"Identity", identity},
+		{"CommittedOffsets", committedOffsets},
+		{"FetchInOrder", fetchInOrder},
+		{"HolesArePassedOver", holesArePassedOver},
+		{"AbortedRecordsArePassedOver", abortedArePassedOver},
+		{"OpenTransactionHoldsBack", openTransactionHoldsBack},
+		{"OutOfRange", outOfRange},
+		{"Incarnation", incarnation},
+		{"Retained", retained},
+		{"MembersShare", membersShare},
+		{"HandedOverOnlyAfterOwnReturned", handedOverAfterReturn},
+		{"CommitIsFenced", commitIsFenced},
+		{"OwnershipLostJoinsAnew", ownershipLostJoinsAnew},
+		{"OwnErrorEndsRun", ownErrorEndsRun},
+		{"TopicMissing", topicMissing},
+		{"Unreachable", unreachable},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, h) })
+	}
+}
+
+// groupOf is a name that no other test uses.
+func groupOf(topic string) string { return "group-" + topic }
+
+// rebalance is long enough for what members of the suite do before they give a partition up.
+const rebalance = 20 * time.Second
+
+// one makes a topic with one partition, and a member that holds it.
+func one(t *testing.T, h Harness) (string, *Held) {
+	t.Helper()
+	topic := h.Topic(t, 1, 0)
+	return topic, Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
+}
+
+func values(prefix string, n int) []*consumer.Message {
+	msgs := make([]*consumer.Message, n)
+	for i := range msgs {
+		msgs[i] = &consumer.Message{Value: fmt.Appendf(nil, "%s%d", prefix, i), Time: time.UnixMilli(1_700_000_000_000)}
+	}
+	return msgs
+}
+
+func valuesOf(msgs []*consumer.Message) []string {
+	out := make([]string, len(msgs))
+	for i, m := range msgs {
+		out[i] = string(m.Value)
+	}
+	return out
+}
+
+func wantValues(t *testing.T, got []*consumer.Message, want ...string) {
+	t.Helper()
+	if !slices.Equal(valuesOf(got), want) {
+		t.Errorf("read %q, want %q", valuesOf(got), want)
+	}
+}
+
+// Run returns nil once ctx is done and every own has returned, and leaves nothing running.
+func runReturnsNil(t *testing.T, h Harness) {
+	topic := h.Topic(t, 3, 0)
+	s := h.Source(t, groupOf(topic), rebalance, topic)
+	if s.Group() != groupOf(topic) {
+		t.Errorf("Group is %q, want %q", s.Group(), groupOf(topic))
+	}
+	before := runtime.NumGoroutine()
+	m := NewMember(t)
+	m.Drain = func(x *Held) {
+		// What is under way is finished, and committed, before Run returns.
+		ctx := context.WithoutCancel(x.Ctx)
+		if _, err := x.Fetch(ctx, 0); err != nil {
+			t.Errorf("fetch after the end of own's context: %v", err)
+		}
+		if err := x.Commit(ctx, 0, "bye"); err != nil {
+			t.Errorf("commit after the end of own's context: %v", err)
+		}
+	}
+	m.Start(s)
+	m.HoldsExactly(3)
+	if err := m.Leave(); err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+	m.mu.Lock()
+	left := len(m.has)
+	m.mu.Unlock()
+	if left != 0 {
+		t.Errorf("Run returned while %d partitions were held", left)
+	}
+	eventually(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := h.Source(t, groupOf(topic), rebalance, topic).Run(ctx, func(context.Context, consumer.Partition) error { return nil }); err != nil {
+		t.Errorf("with a context that is done Run returned %v", err)
+	}
+}
+
+// Identity says which partition of which incarnation it is, and how many there are.
+func identity(t *testing.T, h Harness) {
+	topic := h.Topic(t, 3, 0)
+	want := h.Identity(t, topic)
+	m := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	for i := range int32(3) {
+		want.Topic, want.Partition, want.Partitions = topic, i, 3
+		x := m.Holds(topic, i)
+		if x.ID != want || x.ID.ClusterID == "" {
+			t.Errorf("identity is %+v, want %+v", x.ID, want)
+		}
+	}
+}
+
+// Committed returns what Commit committed, -1 where nothing was, and both may go on beside a Fetch.
+func committedOffsets(t *testing.T, h Harness) {
+	topic, x := one(t, h)
+	if offset, metadata, err := x.Committed(x.Ctx); offset != -1 || metadata != "" || err != nil {
+		t.Errorf("before any commit: %d %q %v", offset, metadata, err)
+	}
+	for _, c := range []struct {
+		offset   int64
+		metadata string
+	}{{5, "onlyonce/1 stock 5"}, {9, ""}, {7, "back, with ünicode"}} {
+		if err := x.Commit(x.Ctx, c.offset, c.metadata); err != nil {
+			t.Fatal(err)
+		}
+		if offset, metadata, err := x.Committed(x.Ctx); offset != c.offset || metadata != c.metadata || err != nil {
+			t.Errorf("committed %d %q, found %d %q %v", c.offset, c.metadata, offset, metadata, err)
+		}
+	}
+	fetched := make(chan error, 1)
+	go func() {
+		_, err := x.Fetch(x.Ctx, 0)
+		fetched <- err
+	}()
+	if err := x.Commit(x.Ctx, 11, "x"); err != nil {
+		t.Error(err)
+	}
+	if err := <-fetched; err != nil {
+		t.Error(err)
+	}
+	// Another group has offsets of its own.
+	other := Join(t, h.Source(t, groupOf(topic)+"-other", rebalance, topic)).Holds(topic, 0)
+	if offset, _, err := other.Committed(other.Ctx); offset != -1 || err != nil {
+		t.Errorf("in another group: %d, %v", offset, err)
+	}
+}
+
+// What was written is what is read, in order, from any offset: nil is not empty, headers keep their order and repeat, times are kept.
+func fetchInOrder(t *testing.T, h Harness) {
+	topic := h.Topic(t, 2, 0)
+	at := time.UnixMilli(1_700_000_000_123).UTC()
+	want := []*consumer.Message{
+		{Key: []byte("k"), Value: []byte("v"), Time: at, Headers: []consumer.Header{{Name: "a", Value: []byte("1")}, {Name: "a", Value: []byte{}}, {Name: ""}}},
+		{Time: at.Add(-time.Hour)},
+		{Key: []byte{}, Value: []byte{}, Time: at.Add(time.Hour)},
+	}
+	h.Produce(t, topic, 1, want...)
+	x := Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 1)
+	got := x.ReadTo(t, 0, 3)
+	if len(got) != 3 {
+		t.Fatalf("%d messages, want 3", len(got))
+	}
+	for i, m := range got {
+		w := want[i]
+		if m.Topic != topic || m.Partition != 1 || m.Offset != int64(i) || !m.Time.Equal(w.Time) {
+			t.Errorf("message %d is %+v", i, m)
+		}
+		same := len(m.Headers) == len(w.Headers) && sameBytes(m.Key, w.Key) && sameBytes(m.Value, w.Value)
+		for j := range m.Headers {
+			same = same && m.Headers[j].Name == w.Headers[j].Name && sameBytes(m.Headers[j].Value, w.Headers[j].Value)
+		}
+		if !same {
+			t.Errorf("message %d is %#v, want %#v", i, m, w)
+		}
+	}
+	for from := range int64(3) {
+		if f := x.MustFetch(t, from); len(f.Messages) == 0 || f.Messages[0].Offset != from || f.Next <= from || f.HighWatermark != 3 {
+			t.Errorf("fetch at %d: %+v", from, f)
+		}
+	}
+	// At the log's end nothing comes, and that is no error.
+	if f := x.MustFetch(t, 3); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
+		t.Errorf("at the log's end: %+v", f)
+	}
+	if start, end, err := x.Bounds(x.Ctx); start != 0 || end != 3 || err != nil {
+		t.Errorf("bounds are %d and %d, %v", start, end, err)
+	}
+	// What is written while a fetch waits is read by it or by the next.
+	h.Produce(t, topic, 1, values("late", 1)...)
+	wantValues(t, x.ReadTo(t, 3, 4), "late0")
+}
+
+func sameBytes(a, b []byte) bool { return string(a) == string(b) && (a == nil) == (b == nil) }
+
+// Next passes over offsets that hold nothing, also at the end of the log.
+func holesArePassedOver(t *testing.T, h Harness) {
+	skip := h.Skip
+	if skip == nil {
+		skip = func(t testing.TB, topic string, partition int32) { h.Begin(t, topic, partition, "never")(false) }
+	}
+	topic, x := one(t, h)
+	h.Produce(t, topic, 0, values("a", 2)...)
+	skip(t, topic, 0)
+	h.Produce(t, topic, 0, values("b", 1)...)
+	skip(t, topic, 0)
+	_, end := x.MustBounds(t)
+	if end <= 4 {
+		t.Fatalf("the log ends at %d: nothing was left out", end)
+	}
+	wantValues(t, x.ReadTo(t, 0, end), "a0", "a1", "b0")
+	for from := range end {
+		for _, m := range x.ReadTo(t, from, end) {
+			if m.Offset < from {
+				t.Errorf("from %d: offset %d", from, m.Offset)
+			}
+		}
+	}
+}
+
+// Of a transaction that is aborted nothing is returned; one that is committed is.
+func abortedArePassedOver(t *testing.T, h Harness) {
+	if h.Begin == nil {
+		t.Skip("this source has no transactions")
+	}
+	topic, x := one(t, h)
+	h.Begin(t, topic, 0, "a", "b")(false)
+	if f := x.MustFetch(t, 0); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
+		t.Errorf("fetched %+v, want the position behind the marker", f)
+	}
+	h.Begin(t, topic, 0, "c")(true)
+	h.Produce(t, topic, 0, values("d", 1)...)
+	h.Begin(t, topic, 0, "e")(false)
+	wantValues(t, x.ReadTo(t, 0, 8), "c", "d0")
+}
+
+// Behind an open transaction nothing is read, not even what was written without one; when it ends, all is.
+func openTransactionHoldsBack(t *testing.T, h Harness) {
+	if h.Begin == nil {
+		t.Skip("this source has no transactions")
+	}
+	topic, x := one(t, h)
+	h.Produce(t, topic, 0, values("before", 1)...)
+	end := h.Begin(t, topic, 0, "inside")
+	h.Produce(t, topic, 0, values("behind", 1)...)
+	wantValues(t, x.ReadTo(t, 0, 1), "before0")
+	if f := x.MustFetch(t, 1); len(f.Messages) != 0 || f.Next != 1 || f.HighWatermark != 3 {
+		t.Errorf("behind an open transaction: %+v", f)
+	}
+	if _, stable := x.MustBounds(t); stable != 1 {
+		t.Errorf("the log is stable up to %d, want 1", stable)
+	}
+	end(true)
+	wantValues(t, x.ReadTo(t, 1, 4), "inside", "behind0")
+}
+
+// Fetch returns the log's real bounds where it does not hold the offset, below and above.
+func outOfRange(t *testing.T, h Harness) {
+	topic, x := one(t, h)
+	h.Produce(t, topic, 0, values("v", 10)...)
+	x.ReadTo(t, 0, 10)
+	h.DeleteBefore(t, topic, 0, 4)
+	for _, from := range []int64{0, 3, 11, 1000} {
+		want := consumer.OutOfRangeError{Offset: from, Start: 4, End: 10}
+		_, err := x.Fetch(x.Ctx, from)
+		var out *consumer.OutOfRangeError
+		if !errors.As(err, &out) || *out != want {
+			t.Errorf("fetch at %d: %v", from, err)
+		}
+		if _, err := x.Retained(x.Ctx, from); !errors.As(err, &out) || *out != want {
+			t.Errorf("how long %d is retained: %v", from, err)
+		}
+	}
+	if start, end := x.MustBounds(t); start != 4 || end != 10 {
+		t.Errorf("bounds are %d and %d", start, end)
+	}
+	wantValues(t, x.ReadTo(t, 4, 10), valuesOf(values("v", 10))[4:]...)
+}
+
+// A topic deleted, created again and written to beyond the position, all between two fetches, is noticed; Identity, asked
+// again, names the new one, and from then on it is read.
+func incarnation(t *testing.T, h Harness) {
+	topic, x := one(t, h)
+	h.Produce(t, topic, 0, values("old", 5)...)
+	x.ReadTo(t, 0, 5)
+	h.Recreate(t, topic)
+	h.Produce(t, topic, 0, values("new", 8)...)
+	for range 2 {
+		if f, err := x.Fetch(x.Ctx, 5); !errors.Is(err, consumer.ErrIncarnation) {
+			t.Fatalf("fetch from the new incarnation: %v, %v", valuesOf(f.Messages), err)
+		}
+	}
+	id, err := x.Identity(x.Ctx)
+	if err != nil || id.TopicID == x.ID.TopicID || id.ClusterID != x.ID.ClusterID {
+		t.Errorf("identity is %+v after %+v, %v", id, x.ID, err)
+	}
+	wantValues(t, x.ReadTo(t, 0, 8), valuesOf(values("new", 8))...)
+}
+
+// Retained is the record's own time and the topic's retention together.
+func retained(t *testing.T, h Harness) {
+	at := time.UnixMilli(time.Now().Add(-time.Hour).UnixMilli()).UTC()
+	for retention, want := range map[time.Duration]time.Time{24 * time.Hour: at.Add(24 * time.Hour), 0: {}} {
+		topic := h.Topic(t, 1, retention)
+		h.Produce(t, topic, 0, &consumer.Message{Value: []byte("v"), Time: at})
+		x := Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
+		if until, err := x.Retained(x.Ctx, 0); !until.Equal(want) || err != nil {
+			t.Errorf("with a retention of %v: %v, %v; want %v", retention, until, err, want)
+		}
+		if until, err := x.Retained(x.Ctx, 1); !until.IsZero() || err != nil {
+			t.Errorf("at the log's end: %v, %v", until, err)
+		}
+		wantValues(t, x.ReadTo(t, 0, 1), "v") // the look has moved nothing
+	}
+}
+
+// Every partition is somebody's, and nobody's twice; who leaves gives his to the others.
+func membersShare(t *testing.T, h Harness) {
+	if !h.Shares {
+		t.Skip("members of this source do not share")
+	}
+	topic := h.Topic(t, 4, 0)
+	first := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	first.HoldsExactly(4)
+	second := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	second.HoldsExactly(2)
+	first.HoldsExactly(2)
+	all := slices.Sorted(slices.Values(slices.Concat(first.Keys(), second.Keys())))
+	if want := []string{Key(topic, 0), Key(topic, 1), Key(topic, 2), Key(topic, 3)}; !slices.Equal(all, want) {
+		t.Errorf("together they hold %v", all)
+	}
+	for _, m := range []*Member{first, second} {
+		for _, x := range m.All() {
+			if err := x.Commit(x.Ctx, 1, ""); err != nil {
+				t.Errorf("commit of an owner: %v", err)
+			}
+		}
+	}
+	if err := second.Leave(); err != nil {
+		t.Error(err)
+	}
+	first.HoldsExactly(4)
+}
+
+// Run lets a partition go only when own has returned: nobody else has it before.
+func handedOverAfterReturn(t *testing.T, h Harness) {
+	if !h.Shares {
+		t.Skip("members of this source do not share")
+	}
+	topic := h.Topic(t, 2, 0)
+	first := NewMember(t)
+	first.Drain = func(x *Held) {
+		// Some work, within what a rebalance may take, and in the middle of it nobody else has the partition.
+		ctx := context.WithoutCancel(x.Ctx)
+		for range 3 {
+			if _, err := x.Fetch(ctx, 0); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := x.Commit(ctx, 3, "the last"); err != nil {
+			t.Errorf("commit of a partition that is being let go: %v", err)
+		}
+	}
+	first.Start(h.Source(t, groupOf(topic), rebalance, topic))
+	first.StopAtEnd()
+	first.HoldsExactly(2)
+	second := NewMember(t)
+	second.Taken = func(k string) {
+		if first.HoldsNow(k) {
+			t.Errorf("%s was handed over while another own had not returned", k)
+		}
+	}
+	second.Start(h.Source(t, groupOf(topic), rebalance, topic))
+	second.StopAtEnd()
+	second.HoldsExactly(1)
+	for _, x := range second.All() {
+		if offset, metadata, err := x.Committed(x.Ctx); offset != 3 || metadata != "the last" || err != nil {
+			t.Errorf("the next owner finds %d %q %v", offset, metadata, err)
+		}
+	}
+	first.HoldsExactly(1)
+}
+
+// Who does not give a partition up in time is replaced, and his commit is refused from then on.
+func commitIsFenced(t *testing.T, h Harness) {
+	topic := h.Topic(t, 2, 0)
+	first := NewMember(t)
+	release := make(chan struct{})
+	first.Drain = func(*Held) { <-release }
+	first.Start(h.Source(t, groupOf(topic), 2*time.Second, topic))
+	first.StopAtEnd()
+	defer close(release)
+	first.HoldsExactly(2)
+	stale := map[string]*Held{}
+	for _, x := range first.All() {
+		stale[Key(topic, x.ID.Partition)] = x
+	}
+	second := Join(t, h.Source(t, groupOf(topic), 2*time.Second, topic))
+	second.Until("a partition", func(has map[string]*Held, _ int) bool { return len(has) > 0 })
+	for _, x := range second.All() {
+		if err := x.Commit(x.Ctx, 7, "mine"); err != nil {
+			t.Errorf("commit of the owner: %v", err)
+		}
+		old := stale[Key(topic, x.ID.Partition)]
+		if err := old.Commit(context.WithoutCancel(old.Ctx), 2, "stale"); !errors.Is(err, consumer.ErrOwnershipLost) {
+			t.Errorf("commit of the one before: %v", err)
+		}
+		if offset, metadata, err := x.Committed(x.Ctx); offset != 7 || metadata != "mine" || err != nil {
+			t.Errorf("committed is %d %q, %v", offset, metadata, err)
+		}
+	}
+	for _, x := range stale {
+		x.GiveUp(consumer.ErrOwnershipLost) // for a source that does not tell who was replaced
+	}
+}
+
+// When own returns ErrOwnershipLost, the partition comes back only by a new proof of membership: what was handed over before cannot commit.
+func ownershipLostJoinsAnew(t *testing.T, h Harness) {
+	topic := h.Topic(t, 2, 0)
+	m := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
+	m.HoldsExactly(2)
+	old := m.Holds(topic, 1)
+	old.GiveUp(fmt.Errorf("fenced: %w", consumer.ErrOwnershipLost))
+	m.Until("the partition again", func(has map[string]*Held, _ int) bool {
+		x := has[Key(topic, 1)]
+		return x != nil && x != old && len(has) == 2
+	})
+	if err := old.Commit(context.WithoutCancel(old.Ctx), 1, "stale"); !errors.Is(err, consumer.ErrOwnershipLost) {
+		t.Errorf("commit with what was handed over before: %v", err)
+	}
+	for i := range int32(2) {
+		x := m.Holds(topic, i)
+		if err := x.Commit(x.Ctx, 1, ""); err != nil {
+			t.Errorf("commit of partition %d afterwards: %v", i, err)
+		}
+	}
+}
+
+// Any other error of own ends Run, which returns it, when all have returned.
+func ownErrorEndsRun(t *testing.T, h Harness) {
+	topic := h.Topic(t, 2, 0)
+	boom := errors.New("boom")
+	m := NewMember(t)
+	m.Start(h.Source(t, groupOf(topic), rebalance, topic))
+	m.HoldsExactly(2)
+	m.Holds(topic, 0).GiveUp(boom)
+	if err := m.Wait(); !errors.Is(err, boom) {
+		t.Errorf("Run returned %v", err)
+	}
+	if left := m.Keys(); len(left) != 0 {
+		t.Errorf("Run returned while %v were held", left)
+	}
+}
+
+func topicMissing(t *testing.T, h Harness) {
+	if h.Missing == nil {
+		t.Skip("this source cannot name a topic that does not exist")
+	}
+	s, topic := h.Missing(t)
+	wantFailure(t, s, topic)
+}
+
+func unreachable(t *testing.T, h Harness) {
+	if h.Unreachable == nil {
+		t.Skip("this source needs no network")
+	}
+	s, address := h.Unreachable(t)
+	wantFailure(t, s, address)
+}
+
+// wantFailure runs a source that must fail before it owns anything, with an error that names what is wrong.
+func wantFailure(t *testing.T, s consumer.Source, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := s.Run(ctx, func(context.Context, consumer.Partition) error {
+		t.Error("a partition was handed over")
+		return nil
+	})
+	if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), name) {
+		t.Errorf("Run returned %v, want an error that names %q", err, name)
+	}
+}

@@ -1,0 +1,37 @@
+package consumertest_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+)
+
+// The scripted source keeps the contract that it stands in for, so that what passes on it means something.
+func TestConformance(t *testing.T) {
+	logs := map[string]*consumertest.Log{}
+	consumertest.Conformance(t, consumertest.Harness{
+		Topic: func(_ testing.TB, partitions int, retention time.Duration) string {
+			name := fmt.Sprintf("topic-%d", len(logs))
+			logs[name] = consumertest.NewLog(name, partitions)
+			logs[name].Retention = retention
+			return name
+		},
+		Produce: func(_ testing.TB, topic string, partition int32, msgs ...*consumer.Message) {
+			for _, m := range msgs {
+				logs[topic].AppendMessage(partition, m)
+			}
+		},
+		Skip: func(_ testing.TB, topic string, partition int32) { logs[topic].Skip(partition, 3) },
+		DeleteBefore: func(_ testing.TB, topic string, partition int32, offset int64) {
+			logs[topic].DeleteBefore(partition, offset)
+		},
+		Recreate: func(_ testing.TB, topic string) { logs[topic].Recreate() },
+		Identity: func(_ testing.TB, topic string) consumer.Identity { return logs[topic].Identity() },
+		Source: func(_ testing.TB, group string, _ time.Duration, topics ...string) consumer.Source {
+			return &consumertest.Source{Log: logs[topics[0]], GroupID: group}
+		},
+	})
+}

@@ -1,0 +1,250 @@
+package consumertest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// Held is a partition that a Member holds. Its methods are those of the partition, and some that fail the test on an error.
+type Held struct {
+	consumer.Partition
+	// Ctx is own's context.
+	Ctx context.Context
+	// ID is the partition's identity at the hand-over.
+	ID consumer.Identity
+
+	ended chan error // what own is to return
+}
+
+// GiveUp makes own return err.
+func (x *Held) GiveUp(err error) { x.ended <- err }
+
+// Member is a Source that runs, and holds what it is given until the context ends: for tests of adapters.
+type Member struct {
+	t    testing.TB
+	stop context.CancelFunc
+	done chan struct{}
+	err  error // of Run, once done is closed
+
+	// Drain is what own does when its context has ended; Taken is called when own is. Both may be nil, and are set before Start.
+	Drain func(*Held)
+	Taken func(key string)
+
+	mu   sync.Mutex
+	has  map[string]*Held
+	seen int // how often own was called
+	news chan struct{}
+}
+
+// Key names a partition in a Member.
+func Key(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
+
+// NewMember returns a member that does not run yet.
+func NewMember(t testing.TB) *Member {
+	return &Member{t: t, has: make(map[string]*Held), news: make(chan struct{}), done: make(chan struct{})}
+}
+
+// Join runs a Source; the test's end stops it and fails if that takes too long or Run returns an error.
+func Join(t testing.TB, s consumer.Source) *Member {
+	t.Helper()
+	m := NewMember(t)
+	m.Start(s)
+	m.StopAtEnd()
+	return m
+}
+
+// StopAtEnd makes the test's end stop a member, and fail if that takes too long or Run returns an error.
+func (m *Member) StopAtEnd() {
+	m.t.Cleanup(func() {
+		if err := m.Leave(); err != nil {
+			m.t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// Start runs a Source.
+func (m *Member) Start(s consumer.Source) {
+	ctx, stop := context.WithCancel(context.Background())
+	m.stop = stop
+	go func() {
+		m.err = s.Run(ctx, m.own)
+		close(m.done)
+	}()
+}
+
+// own is what Run calls.
+func (m *Member) own(ctx context.Context, p consumer.Partition) error {
+	id, err := p.Identity(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	k := Key(id.Topic, id.Partition)
+	if m.Taken != nil {
+		m.Taken(k)
+	}
+	x := &Held{Partition: p, Ctx: ctx, ID: id, ended: make(chan error, 1)}
+	m.change(func() {
+		m.has[k] = x
+		m.seen++
+	})
+	defer m.change(func() { delete(m.has, k) })
+	select {
+	case err = <-x.ended:
+		return err
+	case <-ctx.Done():
+		if m.Drain != nil {
+			m.Drain(x)
+		}
+		return nil
+	}
+}
+
+func (m *Member) change(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+	close(m.news)
+	m.news = make(chan struct{})
+}
+
+// Until waits for a condition on what the member holds, by key, and on how often own was called.
+func (m *Member) Until(what string, cond func(has map[string]*Held, seen int) bool) {
+	m.t.Helper()
+	deadline := time.After(patience)
+	for {
+		m.mu.Lock()
+		ok, news := cond(m.has, m.seen), m.news
+		m.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-news:
+		case <-m.done:
+			m.t.Fatalf("waiting for %s: Run has returned: %v", what, m.err)
+		case <-deadline:
+			m.t.Fatalf("waited %v for %s", patience, what)
+		}
+	}
+}
+
+// Holds waits until the member holds a partition.
+func (m *Member) Holds(topic string, partition int32) *Held {
+	m.t.Helper()
+	var x *Held
+	m.Until("partition "+Key(topic, partition), func(has map[string]*Held, _ int) bool {
+		x = has[Key(topic, partition)]
+		return x != nil
+	})
+	return x
+}
+
+// HoldsExactly waits until the member holds n partitions.
+func (m *Member) HoldsExactly(n int) {
+	m.t.Helper()
+	m.Until(fmt.Sprintf("%d partitions", n), func(has map[string]*Held, _ int) bool { return len(has) == n })
+}
+
+// HoldsNow says whether the member holds a partition at this moment.
+func (m *Member) HoldsNow(k string) bool { return slices.Contains(m.Keys(), k) }
+
+// Keys are the partitions that the member holds.
+func (m *Member) Keys() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.has))
+}
+
+// All returns what the member holds.
+func (m *Member) All() []*Held {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.has))
+}
+
+// Leave ends Run and returns its error.
+func (m *Member) Leave() error {
+	m.stop()
+	return m.Wait()
+}
+
+// Wait returns Run's error.
+func (m *Member) Wait() error {
+	m.t.Helper()
+	select {
+	case <-m.done:
+		return m.err
+	case <-time.After(patience):
+		m.t.Fatalf("Run did not return within %v", patience)
+		return nil
+	}
+}
+
+// MustFetch is Fetch, and fails the test on an error.
+func (x *Held) MustFetch(t testing.TB, from int64) consumer.Fetched {
+	t.Helper()
+	f, err := x.Fetch(x.Ctx, from)
+	if err != nil {
+		t.Fatalf("fetch at %d: %v", from, err)
+	}
+	return f
+}
+
+// MustBounds is Bounds, and fails the test on an error.
+func (x *Held) MustBounds(t testing.TB) (start, end int64) {
+	t.Helper()
+	start, end, err := x.Bounds(x.Ctx)
+	if err != nil {
+		t.Fatalf("bounds: %v", err)
+	}
+	return start, end
+}
+
+// ReadTo fetches from offset from until the position has reached end.
+func (x *Held) ReadTo(t testing.TB, from, end int64) []*consumer.Message {
+	t.Helper()
+	var msgs []*consumer.Message
+	deadline := time.Now().Add(patience)
+	for from < end {
+		f := x.MustFetch(t, from)
+		for _, m := range f.Messages {
+			if m.Offset < from || m.Offset >= f.Next {
+				t.Fatalf("fetch at %d returned offset %d and position %d", from, m.Offset, f.Next)
+			}
+			from = m.Offset + 1
+		}
+		if f.Next < from {
+			t.Fatalf("position went back from %d to %d", from, f.Next)
+		}
+		msgs, from = append(msgs, f.Messages...), f.Next
+		if time.Now().After(deadline) {
+			t.Fatalf("position %d after %v, and it should be %d", from, patience, end)
+		}
+	}
+	if from != end {
+		t.Fatalf("position is %d, want %d", from, end)
+	}
+	return msgs
+}
+
+// eventually polls a condition that nothing announces.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(patience); !cond(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %v for %s", patience, what)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package franzsource
+
+import (
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/sasl"
+
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+)
+
+// Config says which topics a Source reads, and as whom. The zero value of a field means its documented default; Validate refuses
+// values that make no sense and lists every one.
+type Config struct {
+	// Brokers are addresses (host:port) to begin with; the cluster names the others. Required.
+	Brokers []string
+	// GroupID is the Kafka consumer group. Its members share the partitions of the topics. Required.
+	GroupID string
+	// Topics are the names of the topics to read. They must exist; they may be compacted. Required.
+	Topics []string
+	// InstanceID makes this process a static member (KIP-345): one that ends or is killed, and joins again under the same
+	// id within SessionTimeout, gets its partitions back without a rebalance. The other side of it: Run does not leave the group
+	// when it ends, so that nobody else works on the partitions until SessionTimeout has passed. Each process of a group needs an id of
+	// its own; two with the same one fence each other, and Run of the one that came first fails. Empty: a dynamic member.
+	InstanceID string
+	// ClientID names this program in the brokers' logs and quotas. Default "onlyonce".
+	ClientID string
+
+	// SessionTimeout is how long after the last sign of life of a process the group gives its partitions to others.
+	// Default 10 s. Shorter: a killed process is replaced sooner, and a pause of the process or the network sooner costs a rebalance.
+	// The brokers bound it (group.min.session.timeout.ms, by default 6 s, and group.max.session.timeout.ms).
+	SessionTimeout time.Duration
+	// RebalanceTimeout is how long this process may take to let a partition go. Default 30 s. Keep it above the consumer's
+	// DrainTimeout: after that time the partition goes to another all the same, and what was not committed until then is done
+	// again there (its effects stay single). Partitions that stay are not concerned.
+	RebalanceTimeout time.Duration
+	// HeartbeatInterval is the time between two signs of life, and so how soon this process hears of a rebalance. Default: a
+	// third of SessionTimeout, at most 3 s. Below a third, so that a lost heartbeat or two do no harm.
+	HeartbeatInterval time.Duration
+	// PartitionWatchInterval is how often the topics are looked at for new partitions, which lead to a rebalance. Default 5 s.
+	PartitionWatchInterval time.Duration
+
+	// FetchMaxBytes is how much one fetch from one partition returns at most, compressed as it is stored. Default 1 MiB. A
+	// record batch that is larger is returned whole. Each partition holds up to about three fetches in memory. Fetches from one
+	// broker travel together, with at most 50 MiB in one response, or this if it is more.
+	FetchMaxBytes int
+	// FetchMaxWait is how long a fetch waits at the broker where there is nothing new. Default 500 ms. It delays no
+	// record; more means fewer requests for idle partitions.
+	FetchMaxWait time.Duration
+
+	// TLS encrypts all connections. Nil: they are plain. An empty ServerName becomes each broker's host.
+	TLS *tls.Config
+	// SASL authenticates all connections; see packages sasl/plain, sasl/scram and others of franz-go. Nil: not.
+	SASL sasl.Mechanism
+
+	// Logger receives what no caller is there to be told: a broker's error that is tried again, a rebalance, a generation that
+	// ended at once. Nil: nothing is logged. Keys and payloads are never logged.
+	Logger *slog.Logger
+}
+
+// settings are what this adapter has in common with others.
+func (c Config) settings() kafkalog.Settings {
+	return kafkalog.Settings{Brokers: c.Brokers, GroupID: c.GroupID, Topics: c.Topics,
+		SessionTimeout: c.SessionTimeout, RebalanceTimeout: c.RebalanceTimeout, HeartbeatInterval: c.HeartbeatInterval,
+		PartitionWatchInterval: c.PartitionWatchInterval, FetchMaxBytes: c.FetchMaxBytes, FetchMaxWait: c.FetchMaxWait}
+}
+
+func (c Config) withDefaults() Config {
+	d := c.settings().WithDefaults()
+	c.SessionTimeout, c.RebalanceTimeout, c.HeartbeatInterval = d.SessionTimeout, d.RebalanceTimeout, d.HeartbeatInterval
+	c.PartitionWatchInterval, c.FetchMaxBytes, c.FetchMaxWait = d.PartitionWatchInterval, d.FetchMaxBytes, d.FetchMaxWait
+	if c.ClientID == "" {
+		c.ClientID = "onlyonce"
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	c.Brokers, c.Topics = slices.Clone(c.Brokers), slices.Clone(c.Topics)
+	return c
+}
+
+// faults returns everything that is wrong with the configuration as the user wrote it.
+func (c Config) faults() error {
+	return errors.Join(c.settings().Faults("franzsource")...)
+}
+
+// instance is InstanceID as requests have it.
+func (c Config) instance() *string {
+	if c.InstanceID == "" {
+		return nil
+	}
+	return &c.InstanceID
+}

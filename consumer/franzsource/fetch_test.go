@@ -1,0 +1,247 @@
+package franzsource_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+)
+
+// A compacted topic is read exactly: each record that is left comes once, in order, and what was removed is passed over, batches that
+// lost their last record or all of them included.
+func TestCompactedTopic(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t)
+	brokers := c.ListenAddrs()
+	topic := kafkatest.Topic(t, brokers, 1, map[string]string{"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"})
+	cl := kafkatest.Client(t, brokers)
+	last := map[string]int64{} // where the latest record of each key is
+	for round := range 8 {
+		var recs []*kgo.Record
+		for i := range 6 {
+			recs = append(recs, &kgo.Record{Topic: topic, Key: []byte{byte('a' + (round*i)%7)}, Value: fmt.Appendf(nil, "%d-%d", round, i)})
+		}
+		if err := cl.ProduceSync(t.Context(), recs...).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range recs {
+			last[string(r.Key)] = r.Offset
+		}
+	}
+	c.Compact()
+	for _, limit := range []int{1, 1 << 20} {
+		cfg := quick(brokers, topic)
+		cfg.FetchMaxBytes = limit
+		m := join(t, cfg)
+		h := m.Holds(topic, 0)
+		if !h.ID.Compacted {
+			t.Error("Identity does not say that the topic is compacted")
+		}
+		start, end := h.MustBounds(t) // kfake lets the log begin with its first batch
+		all := map[string]bool{}
+		for from := start; from < end; from++ {
+			var before int64 = -1
+			got := h.ReadTo(t, from, end)
+			for _, r := range got {
+				if r.Offset <= before {
+					t.Fatalf("offset %d behind %d", r.Offset, before)
+				}
+				before = r.Offset
+				all[string(r.Key)] = all[string(r.Key)] || r.Offset == last[string(r.Key)]
+			}
+			if from == start && int64(len(got)) == end-start {
+				t.Error("nothing was removed")
+			}
+		}
+		for k := range last {
+			if !all[k] {
+				t.Errorf("limit %d: the latest record of key %q, at %d, was not read", limit, k, last[k])
+			}
+		}
+		if err := m.Leave(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestFetchCompressed(t *testing.T) {
+	codecs := map[string]kgo.CompressionCodec{"gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(),
+		"lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression()}
+	onBoth(t, func(t *testing.T, brokers []string) {
+		for name, codec := range codecs {
+			topic := kafkatest.Topic(t, brokers, 1, nil)
+			var want []string
+			for i := range 500 {
+				want = append(want, fmt.Sprint(strings.Repeat(name, 30), i))
+			}
+			kafkatest.Write(t, kafkatest.Client(t, brokers, kgo.ProducerBatchCompression(codec)), topic, want...)
+			h := join(t, quick(brokers, topic)).Holds(topic, 0)
+			if got := values(h.ReadTo(t, 0, 500)); !slices.Equal(got, want) {
+				t.Errorf("%s: %d messages differ from what was written", name, len(got))
+			}
+		}
+	})
+}
+
+// Partitions of one broker are fetched together: one with much to read is not held up by others that have nothing, nor are small
+// responses lost to large ones.
+func TestFetchesTravelTogether(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		const partitions, records = 6, 60
+		topic := kafkatest.Topic(t, brokers, partitions, nil)
+		cl := kafkatest.Client(t, brokers)
+		for p := range int32(partitions) {
+			for i := range records * int(p%2) { // every second one stays empty
+				r := &kgo.Record{Topic: topic, Partition: p, Value: fmt.Appendf(nil, "%d-%d-%s", p, i, strings.Repeat("x", 1000*int(p)))}
+				if err := cl.ProduceSync(t.Context(), r).FirstErr(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		cfg := quick(brokers, topic)
+		cfg.FetchMaxBytes = 4000 // many fetches
+		m := join(t, cfg)
+		m.HoldsExactly(partitions)
+		var reading sync.WaitGroup
+		for _, h := range m.All() {
+			reading.Go(func() {
+				p := h.ID.Partition
+				if p%2 == 0 {
+					for range 3 {
+						if f, err := h.Fetch(h.Ctx, 0); err != nil || len(f.Messages) > 0 || f.Next != 0 {
+							t.Errorf("partition %d: %+v, %v", p, f, err)
+						}
+					}
+					return
+				}
+				for from := int64(0); from < records; {
+					f, err := h.Fetch(h.Ctx, from)
+					if err != nil {
+						t.Errorf("partition %d at %d: %v", p, from, err)
+						return
+					}
+					for _, r := range f.Messages {
+						if r.Offset != from || r.Partition != p || !strings.HasPrefix(string(r.Value), fmt.Sprintf("%d-%d-", p, from)) {
+							t.Errorf("partition %d at %d: offset %d of %d", p, from, r.Offset, r.Partition)
+							return
+						}
+						from++
+					}
+				}
+			})
+		}
+		reading.Wait()
+	})
+}
+
+// The leader moves to another broker, with its records or without some of them.
+func TestLeaderMoves(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
+	move := func() {
+		t.Helper()
+		if err := c.MoveTopicPartition(topic, 0, (c.LeaderFor(topic, 0)+1)%3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range int64(6) {
+		v := fmt.Sprint(i)
+		kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, v)
+		if got := values(h.ReadTo(t, i, i+1)); !slices.Equal(got, []string{v}) {
+			t.Errorf("read %v, want %q", got, v)
+		}
+		move()
+	}
+	h.MustFetch(t, 6) // the new leader's log goes as far: nothing happens
+	move()
+	// An unclean election has cut off the log, and others have written since: the position exists, what it stands behind is lost.
+	c.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(r kmsg.Request) (kmsg.Response, error, bool) {
+		asked := r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0]
+		rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
+		rp.LeaderEpoch, rp.EndOffset = asked.LeaderEpoch, 4
+		rt := kmsg.NewOffsetForLeaderEpochResponseTopic()
+		rt.Topic, rt.Partitions = topic, append(rt.Partitions, rp)
+		resp := r.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
+		resp.Topics = append(resp.Topics, rt)
+		return resp, nil, true
+	})
+	_, err := h.Fetch(h.Ctx, 6)
+	var out *consumer.OutOfRangeError
+	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 6, Start: 0, End: 4}) {
+		t.Errorf("fetch behind what was cut off: %v", err)
+	}
+}
+
+// A broker that throttles answers with nothing, which is not the end of the log.
+func TestThrottled(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t)
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, "v")
+	left := 2
+	c.ControlKey(int16(kmsg.Fetch), func(r kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		if left--; left < 0 {
+			return nil, nil, false
+		}
+		resp := r.ResponseKind().(*kmsg.FetchResponse)
+		resp.ThrottleMillis = 50
+		return resp, nil, true
+	})
+	h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
+	if f := h.MustFetch(t, 0); !slices.Equal(values(f.Messages), []string{"v"}) {
+		t.Errorf("read %v", values(f.Messages))
+	}
+}
+
+// Brokers before 3.1 fetch by name, those before 2.8 have no topic ids; what can be had there is.
+func TestOldBrokers(t *testing.T) {
+	t.Parallel()
+	for name, v := range map[string]*kversion.Versions{"2.8": kversion.V2_8_0(), "2.1": kversion.V2_1_0()} {
+		brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(v)).ListenAddrs()
+		topic := kafkatest.Topic(t, brokers, 2, nil)
+		kafkatest.Write(t, kafkatest.Client(t, brokers), topic, "a", "b")
+		m := join(t, quick(brokers, topic))
+		m.HoldsExactly(2)
+		h := m.Holds(topic, 0)
+		if got := values(h.ReadTo(t, 0, 2)); !slices.Equal(got, []string{"a", "b"}) {
+			t.Errorf("%s: read %v", name, got)
+		}
+		if err := h.Commit(h.Ctx, 2, "m"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if offset, metadata, err := h.Committed(h.Ctx); offset != 2 || metadata != "m" || err != nil {
+			t.Errorf("%s: committed %d %q %v", name, offset, metadata, err)
+		}
+	}
+}
+
+// By name, too, a topic that was created again is noticed, when the last fetch is more than a second ago.
+func TestTopicRecreatedFetchingByName(t *testing.T) {
+	t.Parallel()
+	brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(kversion.V2_8_0())).ListenAddrs()
+	topic := kafkatest.Topic(t, brokers, 1, nil)
+	kafkatest.Write(t, kafkatest.Client(t, brokers), topic, "a", "b")
+	h := join(t, quick(brokers, topic)).Holds(topic, 0)
+	h.ReadTo(t, 0, 2)
+	read := time.Now()
+	kafkatest.Recreate(t, kafkatest.Admin(t, brokers), topic)
+	kafkatest.Write(t, kafkatest.Client(t, brokers), topic, "c", "d", "e")
+	eventually(t, "a second to pass", func() bool { return time.Since(read) > 1100*time.Millisecond })
+	if f, err := h.Fetch(h.Ctx, 2); !errors.Is(err, consumer.ErrIncarnation) {
+		t.Errorf("fetch from the new incarnation: %v, %v", f.Messages, err)
+	}
+}

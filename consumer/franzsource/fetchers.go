@@ -1,0 +1,282 @@
+package franzsource
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+)
+
+const (
+	// shortWait is how long a fetch waits at the broker while a partition that was answered lately has not asked again: it has to wait
+	// behind that fetch.
+	shortWait = 20 * time.Millisecond
+	// linger is how long a fetch is held back for such a partition.
+	linger = 2 * time.Millisecond
+	// lately is for how long a partition is expected to ask again.
+	lately = time.Second
+	// responseBytes bounds a response for many partitions. 50 MiB is what Kafka's own client asks for.
+	responseBytes = 50 << 20
+	// passedOver is how often a partition may come out of a response empty-handed, because others have used up its size.
+	passedOver = 10
+)
+
+// fetchers merge the fetches of partitions that one broker leads. franz-go has one connection to a broker for fetches, and the broker
+// answers on a connection in order: sent one by one, each would wait until those before it have ended their long poll.
+type fetchers struct {
+	client *kgo.Client
+	ctx    context.Context
+	stop   context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu       sync.Mutex
+	byLeader map[int32]*fetcher
+}
+
+// fetcher is a goroutine that sends one fetch after the other to a broker, as long as somebody waits for one.
+type fetcher struct {
+	of     *fetchers
+	leader int32
+	asked  chan struct{} // receives when something is waiting that was not
+
+	// Under of.mu:
+	waiting []*fetchAsk
+	recent  map[partitionKey]time.Time // answered, and has not asked again
+}
+
+type partitionKey struct {
+	topic     string
+	partition int32
+}
+
+// fetchAsk is one partition that waits.
+type fetchAsk struct {
+	ctx      context.Context
+	req      *kmsg.FetchRequest // for one partition
+	key      partitionKey
+	deadline time.Time // after which nothing is an answer, too; see waitsOn
+	passed   int
+	answer   chan *kmsg.FetchResponse // of size 1
+	failed   chan error               // of size 1
+}
+
+func newFetchers(client *kgo.Client) *fetchers {
+	ctx, stop := context.WithCancel(context.Background())
+	return &fetchers{client: client, ctx: ctx, stop: stop, byLeader: make(map[int32]*fetcher)}
+}
+
+// close ends all fetches.
+func (f *fetchers) close() {
+	f.stop()
+	f.wg.Wait()
+}
+
+// ask sends a fetch for one partition, together with those that wait for the same broker, and returns the response as if it had
+// been sent alone.
+func (f *fetchers) ask(ctx context.Context, leader int32, req *kmsg.FetchRequest) (kmsg.Response, error) {
+	t := req.Topics[0]
+	a := &fetchAsk{ctx: ctx, req: req, key: partitionKey{t.Topic, t.Partitions[0].Partition},
+		deadline: time.Now().Add(time.Duration(req.MaxWaitMillis) * time.Millisecond),
+		answer:   make(chan *kmsg.FetchResponse, 1), failed: make(chan error, 1)}
+	f.enqueue(leader, a)
+	select {
+	case resp := <-a.answer:
+		return resp, nil
+	case err := <-a.failed:
+		return nil, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-f.ctx.Done():
+		return nil, kafkalog.ErrClosed
+	}
+}
+
+func (f *fetchers) enqueue(leader int32, a *fetchAsk) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	w := f.byLeader[leader]
+	if w == nil {
+		if f.ctx.Err() != nil {
+			return
+		}
+		w = &fetcher{of: f, leader: leader, asked: make(chan struct{}, 1), recent: make(map[partitionKey]time.Time)}
+		f.byLeader[leader] = w
+		f.wg.Go(w.run)
+	}
+	w.waiting = append(w.waiting, a)
+	delete(w.recent, a.key)
+	select {
+	case w.asked <- struct{}{}:
+	default:
+	}
+}
+
+func (w *fetcher) run() {
+	for {
+		asks, missing := w.collect()
+		if missing && len(asks) > 0 {
+			// Whoever was just answered asks again at once, if at all.
+			t := time.NewTimer(linger)
+			select {
+			case <-t.C:
+			case <-w.asked:
+			}
+			t.Stop()
+			asks, missing = w.collect()
+		}
+		if len(asks) == 0 {
+			if !w.idle() {
+				return
+			}
+			continue
+		}
+		w.round(asks, missing)
+	}
+}
+
+// collect returns those who wait, and whether one is missing that is expected to.
+func (w *fetcher) collect() (asks []*fetchAsk, missing bool) {
+	w.of.mu.Lock()
+	defer w.of.mu.Unlock()
+	select {
+	case <-w.asked: // seen herewith
+	default:
+	}
+	w.waiting = slices.DeleteFunc(w.waiting, func(a *fetchAsk) bool { return a.ctx.Err() != nil })
+	for k, at := range w.recent {
+		if time.Since(at) > lately {
+			delete(w.recent, k)
+		}
+	}
+	return slices.Clone(w.waiting), len(w.recent) > 0
+}
+
+// idle waits until somebody asks, and returns false when the fetcher has ended because nobody did for a long time.
+func (w *fetcher) idle() bool {
+	t := time.NewTimer(lately)
+	defer t.Stop()
+	select {
+	case <-w.asked:
+		return true
+	case <-t.C:
+	case <-w.of.ctx.Done():
+	}
+	w.of.mu.Lock()
+	defer w.of.mu.Unlock()
+	if len(w.waiting) > 0 && w.of.ctx.Err() == nil {
+		return true
+	}
+	delete(w.of.byLeader, w.leader)
+	return false
+}
+
+// round sends one fetch, and answers whom the response has something for.
+func (w *fetcher) round(asks []*fetchAsk, missing bool) {
+	req := merge(asks)
+	if missing {
+		req.MaxWaitMillis = min(req.MaxWaitMillis, int32(shortWait.Milliseconds()))
+	}
+	ctx, cancel := context.WithTimeout(w.of.ctx, time.Duration(req.MaxWaitMillis)*time.Millisecond+requestTimeout)
+	got, err := w.of.client.Broker(int(w.leader)).Request(ctx, req)
+	cancel()
+	resp, _ := got.(*kmsg.FetchResponse)
+
+	now := time.Now()
+	w.of.mu.Lock()
+	defer w.of.mu.Unlock()
+	for _, a := range asks {
+		if err == nil && resp != nil {
+			part := split(resp, a, len(asks) > 1)
+			if a.waitsOn(part, now) {
+				continue
+			}
+			a.answer <- part
+			w.recent[a.key] = now
+		} else {
+			a.failed <- err
+		}
+		w.waiting = slices.DeleteFunc(w.waiting, func(b *fetchAsk) bool { return a == b })
+	}
+}
+
+// waitsOn says whether a response is none yet for this partition. Where the log holds more than nothing, others have used up the
+// response's size; the partition then comes earlier in the next request, since those who were answered ask behind it.
+func (a *fetchAsk) waitsOn(resp *kmsg.FetchResponse, now time.Time) bool {
+	if resp.ErrorCode != 0 || resp.ThrottleMillis > 0 || len(resp.Topics) == 0 {
+		return false
+	}
+	p := resp.Topics[0].Partitions[0]
+	if p.ErrorCode != 0 || len(p.RecordBatches) > 0 {
+		return false
+	}
+	if a.req.Topics[0].Partitions[0].FetchOffset < p.LastStableOffset {
+		a.passed++
+		return a.passed <= passedOver
+	}
+	// All that have waited for half of their time are answered together, so that they ask together from then on: one request for
+	// all, where each would end the others' long poll with its own deadline.
+	return now.Before(a.deadline.Add(-time.Duration(a.req.MaxWaitMillis) * time.Millisecond / 2))
+}
+
+// merge makes one request of many. Topics are told apart by name and id: after a topic was created again, one of its partitions may
+// still be fetched by the old id.
+func merge(asks []*fetchAsk) *kmsg.FetchRequest {
+	req := *asks[0].req
+	req.Topics = nil
+	req.MaxBytes = responseBytes
+	type topic struct {
+		name string
+		id   [16]byte
+	}
+	at := make(map[topic]int)
+	now := time.Now()
+	for _, a := range asks {
+		t := a.req.Topics[0]
+		k := topic{t.Topic, t.TopicID}
+		i, ok := at[k]
+		if !ok {
+			i = len(req.Topics)
+			at[k] = i
+			rt := kmsg.NewFetchRequestTopic()
+			rt.Topic, rt.TopicID = t.Topic, t.TopicID
+			req.Topics = append(req.Topics, rt)
+		}
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, t.Partitions...)
+		req.MaxBytes = max(req.MaxBytes, t.Partitions[0].PartitionMaxBytes)
+		req.MaxWaitMillis = min(req.MaxWaitMillis, int32(max(a.deadline.Sub(now), time.Millisecond).Milliseconds()))
+	}
+	return &req
+}
+
+// split returns the part of a response that one partition asked for, without topics where there is none. The records of a shared response
+// are copied: its bytes would stay in memory until the slowest of all its partitions is through.
+func split(resp *kmsg.FetchResponse, a *fetchAsk, shared bool) *kmsg.FetchResponse {
+	out := *resp
+	out.Topics = nil
+	want := a.req.Topics[0]
+	for i := range resp.Topics {
+		t := &resp.Topics[i]
+		if resp.Version < kafkalog.FetchByID && t.Topic != want.Topic || resp.Version >= kafkalog.FetchByID && t.TopicID != want.TopicID {
+			continue
+		}
+		for _, p := range t.Partitions {
+			if p.Partition != want.Partitions[0].Partition {
+				continue
+			}
+			if shared {
+				p.RecordBatches = bytes.Clone(p.RecordBatches)
+			}
+			rt := kmsg.NewFetchResponseTopic()
+			rt.Topic, rt.TopicID, rt.Partitions = t.Topic, t.TopicID, []kmsg.FetchResponseTopicPartition{p}
+			out.Topics = []kmsg.FetchResponseTopic{rt}
+			return &out
+		}
+	}
+	return &out
+}

@@ -1,0 +1,166 @@
+package franzsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+)
+
+// holding is a partition from its hand-over until own has returned.
+type holding struct {
+	p       *partition
+	ctx     context.Context
+	cancel  context.CancelFunc
+	overdue *time.Timer // runs while the partition is to be let go
+}
+
+// settle holds what is assigned in a new generation. What stays is not touched, but for the generation in which it commits; what does not
+// is to be let go, and what is new is begun.
+func (m *membership) settle(as standing, assigned map[partitionKey]bool, counts map[string]int, leads bool) {
+	gained, revoked := 0, 0
+	m.update(func() {
+		m.standing, m.assigned, m.counts, m.leads, m.joining, m.revoked = as, assigned, counts, leads, false, false
+		for k, h := range m.held {
+			if h.p.frozen {
+				continue
+			}
+			h.p.standing = as
+			if !assigned[k] {
+				m.revoke(h)
+				revoked++
+			}
+		}
+		gained = m.begin()
+	})
+	m.net.log.Info("onlyonce: joined the group", "generation", as.generation, "member", as.member, "partitions", len(assigned),
+		"gained", gained, "revoked", revoked)
+}
+
+// revoke asks for a partition to be let go. As long as it is not, this process goes on claiming it, in each generation, and
+// nobody else gets it: so what own still commits is accepted. That lasts no longer than the rebalance timeout. The lock must be held.
+func (m *membership) revoke(h *holding) {
+	m.revoked = true
+	h.cancel()
+	if h.overdue != nil {
+		return
+	}
+	h.overdue = time.AfterFunc(m.net.cfg.RebalanceTimeout, func() {
+		m.update(func() {
+			if m.held[h.p.key] != h || h.p.frozen {
+				return
+			}
+			m.net.log.Warn("onlyonce: a partition is still worked on after the rebalance timeout; it goes to another",
+				"topic", h.p.key.topic, "partition", h.p.key.partition, "timeout", m.net.cfg.RebalanceTimeout)
+			h.p.frozen = true
+			m.released()
+		})
+	})
+}
+
+// released joins again when all that was to be let go is, so that others get it: in this generation it is nobody's. The lock must be held.
+func (m *membership) released() {
+	for k, h := range m.held {
+		if !m.assigned[k] && !h.p.frozen {
+			return
+		}
+	}
+	if m.revoked {
+		m.revoked = false
+		m.joinAnew()
+	}
+}
+
+// begin hands over what is assigned and not held, and returns how many these are. A partition that came back while it was being let go is
+// handed over when own has returned. The lock must be held.
+func (m *membership) begin() int {
+	n := 0
+	for k := range m.assigned {
+		if m.held[k] != nil || m.ctx.Err() != nil {
+			continue
+		}
+		h := &holding{p: &partition{Log: kafkalog.New(m.net, m.net.reading(), k.topic, k.partition), m: m, key: k, standing: m.standing}}
+		h.ctx, h.cancel = context.WithCancel(m.ctx)
+		m.held[k] = h
+		m.running.Go(func() { m.hold(h) })
+		n++
+	}
+	return n
+}
+
+// hold is a partition's goroutine.
+func (m *membership) hold(h *holding) {
+	err := m.own(h.ctx, h.p)
+	ended, lost := h.ctx.Err() != nil, false
+	h.cancel()
+	switch {
+	case ended && (err == nil || errors.Is(err, context.Canceled) || errors.Is(err, consumer.ErrOwnershipLost)):
+	case errors.Is(err, consumer.ErrOwnershipLost):
+		lost = true
+	case err == nil:
+		m.end(fmt.Errorf("franzsource: %v: own returned without an error while the partition was to be owned", h.p))
+	default:
+		m.end(err)
+	}
+	var as standing
+	m.update(func() {
+		if h.overdue != nil {
+			h.overdue.Stop()
+		}
+		as, h.p.frozen = h.p.standing, true
+		delete(m.held, h.p.key)
+		if lost {
+			delete(m.assigned, h.p.key) // claimed no more, and not handed over again in this generation
+		}
+		m.begin()
+		m.released()
+	})
+	if !lost {
+		return
+	}
+	// Somebody else is the owner, by Kafka's word or the database's. Whoever joins at once, raises at once: two that believe in
+	// their ownership would take turns. Other partitions of this process go on meanwhile.
+	wait := m.lostWait()
+	m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", h.p.key.topic, "partition", h.p.key.partition,
+		"generation", as.generation, "wait", wait, "error", err)
+	if kafkalog.Sleep(m.ctx, wait) && m.standingNow() == as {
+		m.joinAnew()
+	}
+}
+
+// lostWait grows with each loss that follows soon after another.
+func (m *membership) lostWait() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if time.Since(m.lostAt) > lostForget {
+		m.lost.Reset()
+	}
+	m.lostAt = time.Now()
+	return m.lost.NextBackOff()
+}
+
+func (m *membership) standingNow() standing {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.standing
+}
+
+// standingOf says as whom a partition is owned.
+func (m *membership) standingOf(p *partition) standing {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return p.standing
+}
+
+// movedOn waits while the next generation is being formed, and says whether the partition has come into it.
+func (m *membership) movedOn(ctx context.Context, p *partition, was standing) bool {
+	moved := false
+	m.until(ctx, func() bool {
+		moved = p.standing != was && !p.frozen
+		return moved || p.frozen || !m.joining
+	})
+	return moved
+}

@@ -1,0 +1,182 @@
+package franzsource
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// balancer shares partitions out so that as few as possible move, and never lets one move in the same generation in which its owner
+// is told (KIP-429). It is franz-go's, which speaks the format of Kafka's own CooperativeStickyAssignor.
+var balancer = kgo.CooperativeStickyBalancer()
+
+// join takes part in forming the next generation, and then holds what is assigned in it. Partitions are worked on all the while.
+func (m *membership) join() error {
+	m.update(func() { m.joining = true })
+	defer m.update(func() { m.joining = false })
+	// When Run is to end, those who still drain want to commit in the generation that is being formed. So that is waited for, but only
+	// as long as somebody drains: others may take their whole rebalance timeout.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(m.ctx))
+	defer cancel()
+	idle := make(chan struct{})
+	stop := context.AfterFunc(m.ctx, func() {
+		defer close(idle)
+		m.until(ctx, func() bool { return len(m.held) == 0 })
+		cancel()
+	})
+	defer func() {
+		cancel()
+		if !stop() {
+			<-idle
+		}
+	}()
+	for {
+		select {
+		case <-m.rejoin: // what it asked for happens now
+		default:
+		}
+		resp, err := m.joinGroup(ctx)
+		if err == nil {
+			err = m.sync(ctx, resp)
+		}
+		if !errors.Is(err, kerr.RebalanceInProgress) {
+			return err
+		}
+	}
+}
+
+// joinGroup sends a JoinGroup, which is answered when all members have sent one.
+func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, error) {
+	cfg := m.net.cfg
+	interests := slices.Sorted(slices.Values(cfg.Topics))
+	for {
+		m.mu.Lock()
+		as, owned := m.standing, m.owned()
+		m.mu.Unlock()
+		req := kmsg.NewPtrJoinGroupRequest()
+		req.Group, req.MemberID, req.InstanceID, req.ProtocolType = cfg.GroupID, as.member, cfg.instance(), "consumer"
+		req.SessionTimeoutMillis = int32(cfg.SessionTimeout.Milliseconds())
+		req.RebalanceTimeoutMillis = int32(cfg.RebalanceTimeout.Milliseconds())
+		protocol := kmsg.NewJoinGroupRequestProtocol()
+		protocol.Name, protocol.Metadata = balancer.ProtocolName(), balancer.JoinGroupMetadata(interests, owned, as.generation)
+		req.Protocols = append(req.Protocols, protocol)
+		resp, err := ask[*kmsg.JoinGroupResponse](ctx, m.net, req)
+		if err != nil {
+			return nil, err
+		}
+		m.alive = time.Now()
+		err = m.net.Error(resp.ErrorCode)
+		if errors.Is(err, kerr.MemberIDRequired) {
+			m.update(func() { m.standing.member = resp.MemberID })
+			continue
+		}
+		return resp, err
+	}
+}
+
+// owned returns what this process claims to own: whatever it has not let go of, as far as the group knows it for the owner. What is
+// not claimed may be given to others. It must be called with the lock held.
+func (m *membership) owned() map[string][]int32 {
+	owned := make(map[string][]int32)
+	for k, h := range m.held {
+		if !h.p.frozen {
+			owned[k.topic] = append(owned[k.topic], k.partition)
+		}
+	}
+	for _, ps := range owned {
+		slices.Sort(ps)
+	}
+	return owned
+}
+
+// sync learns what is assigned to this process; the leader says it for all.
+func (m *membership) sync(ctx context.Context, joined *kmsg.JoinGroupResponse) error {
+	cfg := m.net.cfg
+	as := standing{joined.MemberID, joined.Generation}
+	req := kmsg.NewPtrSyncGroupRequest()
+	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
+	protocol := "consumer"
+	req.ProtocolType, req.Protocol = &protocol, joined.Protocol
+	leads := joined.LeaderID == joined.MemberID
+	var counts map[string]int
+	if leads {
+		plan, shared, err := m.plan(ctx, joined.Members)
+		if err != nil {
+			return fmt.Errorf("sharing out the partitions: %w", err)
+		}
+		if counts = shared; !joined.SkipAssignment {
+			req.GroupAssignment = plan
+		}
+	}
+	resp, err := ask[*kmsg.SyncGroupResponse](ctx, m.net, req)
+	if err == nil {
+		err = m.net.Error(resp.ErrorCode)
+	}
+	if err != nil {
+		return err
+	}
+	topics, err := balancer.ParseSyncAssignment(resp.MemberAssignment)
+	if err != nil {
+		return fmt.Errorf("what was assigned: %w", err)
+	}
+	assigned := make(map[partitionKey]bool)
+	for t, ps := range topics {
+		for _, p := range ps {
+			if slices.Contains(cfg.Topics, t) {
+				assigned[partitionKey{t, p}] = true
+			}
+		}
+	}
+	m.alive = time.Now()
+	m.settle(as, assigned, counts, leads)
+	return nil
+}
+
+// plan shares out the partitions of all topics that members read, and returns how many it knew of.
+func (m *membership) plan(ctx context.Context, members []kmsg.JoinGroupResponseMember) ([]kmsg.SyncGroupRequestGroupAssignment, map[string]int, error) {
+	slices.SortFunc(members, func(a, b kmsg.JoinGroupResponseMember) int {
+		switch {
+		case a.InstanceID != nil && b.InstanceID != nil:
+			return cmp.Compare(*a.InstanceID, *b.InstanceID)
+		case a.InstanceID != nil:
+			return -1
+		case b.InstanceID != nil:
+			return 1
+		}
+		return cmp.Compare(a.MemberID, b.MemberID)
+	})
+	group, topics, err := balancer.MemberBalancer(members)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, t := range m.net.cfg.Topics {
+		topics[t] = struct{}{} // after a static leader's return its group is known by the members' word only
+	}
+	counts, err := m.count(ctx, slices.Collect(maps.Keys(topics)))
+	if err != nil {
+		return nil, nil, err
+	}
+	sizes := make(map[string]int32, len(counts))
+	for t, n := range counts {
+		if n > 0 {
+			sizes[t] = int32(n)
+		}
+	}
+	shares, ok := group.(kgo.GroupMemberBalancerOrError)
+	if !ok {
+		return group.Balance(sizes).IntoSyncAssignment(), counts, nil
+	}
+	plan, err := shares.BalanceOrError(sizes)
+	if err != nil {
+		return nil, nil, err
+	}
+	return plan.IntoSyncAssignment(), counts, nil
+}

@@ -1,0 +1,321 @@
+package franzsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+)
+
+const (
+	// joinMin and joinMax bound the waits between attempts to join.
+	joinMin, joinMax = 100 * time.Millisecond, 3 * time.Second
+	// lostMin and lostMax bound the pause of a process that was fenced, before it joins anew.
+	lostMin, lostMax = 300 * time.Millisecond, 10 * time.Second
+	// lostForget is how long after a loss the next one counts as the first again.
+	lostForget = time.Minute
+	// leaveTimeout bounds the farewell to the group.
+	leaveTimeout = 3 * time.Second
+)
+
+// membership is one process in the group, from joining to leaving. One goroutine, run, talks to the coordinator; each holding has one,
+// too.
+type membership struct {
+	net  *network
+	own  func(context.Context, consumer.Partition) error
+	ctx  context.Context // of Run
+	stop context.CancelFunc
+
+	rejoin  chan struct{}  // of size 1: a reason to join anew
+	alive   time.Time      // when the coordinator last took this process for a member; of run alone
+	running sync.WaitGroup // holdings
+
+	mu       sync.Mutex
+	changed  chan struct{} // closed and replaced with each change of what follows
+	standing standing      // generation -1: none
+	joining  bool          // the next generation is being formed
+	counts   map[string]int
+	leads    bool
+	assigned map[partitionKey]bool
+	revoked  bool // something in this generation was to be let go, and the group waits for that
+	held     map[partitionKey]*holding
+	err      error // why Run ends, where that was not the caller's wish
+	lost     *backoff.ExponentialBackOff
+	lostAt   time.Time
+}
+
+func newMembership(ctx context.Context, n *network, own func(context.Context, consumer.Partition) error) *membership {
+	ctx, stop := context.WithCancel(ctx)
+	return &membership{net: n, own: own, ctx: ctx, stop: stop, rejoin: make(chan struct{}, 1),
+		changed: make(chan struct{}), standing: standing{generation: -1}, held: make(map[partitionKey]*holding),
+		lost: kafkalog.Backoff(lostMin, lostMax)}
+}
+
+// update changes the state, and wakes those who wait for that.
+func (m *membership) update(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
+
+// until waits for a condition on the state; false when ctx was done first.
+func (m *membership) until(ctx context.Context, cond func() bool) bool {
+	for {
+		m.mu.Lock()
+		ok, changed := cond(), m.changed
+		m.mu.Unlock()
+		if ok {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// end makes Run return err, once everything has stopped.
+func (m *membership) end(err error) {
+	m.update(func() { m.err = errors.Join(m.err, err) })
+	m.stop()
+}
+
+// joinAnew tells run to join again.
+func (m *membership) joinAnew() {
+	select {
+	case m.rejoin <- struct{}{}:
+	default:
+	}
+}
+
+func (m *membership) run() error {
+	defer m.stop()
+	retry := kafkalog.Backoff(joinMin, joinMax)
+	for m.ctx.Err() == nil {
+		err := m.join()
+		switch {
+		case err == nil:
+			retry.Reset()
+			m.serve()
+		case m.ctx.Err() != nil:
+		case errors.Is(err, kerr.UnknownMemberID) || errors.Is(err, kerr.IllegalGeneration):
+			m.forfeit(err)
+		case refused(err):
+			m.end(fmt.Errorf("franzsource: group %q: %w", m.net.cfg.GroupID, err))
+		default:
+			if m.standing.generation >= 0 && time.Since(m.alive) > m.net.cfg.SessionTimeout {
+				m.forfeit(err)
+			}
+			// Right after a broker's start: 15, Coordinator Not Available, until the topic of the offsets exists.
+			wait := retry.NextBackOff()
+			m.net.log.Warn("onlyonce: group not joined, trying again", "error", err, "wait", wait)
+			kafkalog.Sleep(m.ctx, wait)
+		}
+	}
+	m.drain()
+	m.running.Wait()
+	m.leave()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// refused says whether the group does not want this process, for a reason that people have to mend.
+func refused(err error) bool {
+	return slices.ContainsFunc([]error{kerr.InconsistentGroupProtocol, kerr.FencedInstanceID, kerr.InvalidGroupID, kerr.InvalidSessionTimeout,
+		kerr.GroupAuthorizationFailed, kerr.UnsupportedVersion}, func(e error) bool { return errors.Is(err, e) })
+}
+
+// serve sends heartbeats until there is a reason to join again.
+func (m *membership) serve() {
+	ctx, cancel := context.WithCancel(m.ctx)
+	defer cancel()
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { m.watch(ctx) })
+	tick := time.NewTicker(m.net.cfg.HeartbeatInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-m.rejoin:
+			return
+		case <-tick.C:
+		}
+		err := m.heartbeat(m.ctx)
+		switch {
+		case m.ctx.Err() != nil:
+			return
+		case err == nil:
+			continue
+		case errors.Is(err, kerr.RebalanceInProgress):
+			return
+		case errors.Is(err, kerr.UnknownMemberID), errors.Is(err, kerr.IllegalGeneration):
+			m.forfeit(err)
+			return
+		case refused(err):
+			m.end(fmt.Errorf("franzsource: group %q: %w", m.net.cfg.GroupID, err))
+			return
+		case time.Since(m.alive) > m.net.cfg.SessionTimeout:
+			m.forfeit(err) // the group has given this process up by now, or will not have it back in time
+			return
+		}
+		m.net.log.Debug("onlyonce: heartbeat", "error", err)
+	}
+}
+
+// heartbeat is one sign of life. That a rebalance is on is an answer that takes this process for a member.
+func (m *membership) heartbeat(ctx context.Context) error {
+	cfg := m.net.cfg
+	as := m.standingNow()
+	req := kmsg.NewPtrHeartbeatRequest()
+	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
+	ctx, cancel := context.WithTimeout(ctx, cfg.SessionTimeout)
+	defer cancel()
+	sent := time.Now()
+	resp, err := ask[*kmsg.HeartbeatResponse](ctx, m.net, req)
+	if err != nil {
+		return err
+	}
+	err = m.net.Error(resp.ErrorCode)
+	if err == nil || errors.Is(err, kerr.RebalanceInProgress) {
+		m.alive = sent
+	}
+	return err
+}
+
+// forfeit is what happens when the group has lost this process: all that it held may be others' by now.
+func (m *membership) forfeit(err error) {
+	m.net.log.Warn("onlyonce: the group has lost this process, joining anew", "error", err)
+	m.update(func() {
+		m.standing, m.assigned = standing{generation: -1}, nil
+		for _, h := range m.held {
+			h.p.frozen = true
+			h.cancel()
+		}
+	})
+}
+
+// drain waits, when Run is to end, until every own has returned. Heartbeats go on meanwhile, so that what is still committed is
+// accepted; after the rebalance timeout others may take over.
+func (m *membership) drain() {
+	limit := time.NewTimer(m.net.cfg.RebalanceTimeout)
+	defer limit.Stop()
+	tick := time.NewTicker(m.net.cfg.HeartbeatInterval)
+	defer tick.Stop()
+	drained := make(chan struct{})
+	go func() {
+		m.idle()
+		close(drained)
+	}()
+	for {
+		select {
+		case <-drained:
+			return
+		case <-limit.C:
+			m.net.log.Warn("onlyonce: partitions are still worked on after the rebalance timeout; others may take them over",
+				"timeout", m.net.cfg.RebalanceTimeout)
+			<-drained
+			return
+		case <-tick.C:
+			if err := m.heartbeat(context.WithoutCancel(m.ctx)); err != nil {
+				m.net.log.Debug("onlyonce: heartbeat while draining", "error", err)
+			}
+		}
+	}
+}
+
+// idle waits until nothing is held.
+func (m *membership) idle() {
+	m.until(context.Background(), func() bool { return len(m.held) == 0 })
+}
+
+// leave lets the group assign the partitions to others at once. A static member does not leave: it is expected back.
+func (m *membership) leave() {
+	member := m.standing.member
+	if member == "" || m.net.cfg.InstanceID != "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(m.ctx), leaveTimeout)
+	defer cancel()
+	req := kmsg.NewPtrLeaveGroupRequest()
+	req.Group, req.MemberID = m.net.cfg.GroupID, member
+	one := kmsg.NewLeaveGroupRequestMember()
+	one.MemberID = member
+	req.Members = append(req.Members, one)
+	if _, err := ask[*kmsg.LeaveGroupResponse](ctx, m.net, req); err != nil {
+		m.net.log.Debug("onlyonce: leaving the group", "error", err)
+	}
+}
+
+// watch makes the leader join again when a topic has got more partitions than it has shared out, or is back.
+func (m *membership) watch(ctx context.Context) {
+	m.mu.Lock()
+	leads, counts := m.leads, maps.Clone(m.counts)
+	m.mu.Unlock()
+	if !leads {
+		return
+	}
+	tick := time.NewTicker(m.net.cfg.PartitionWatchInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now, err := m.count(ctx, slices.Collect(maps.Keys(counts)))
+		if err != nil {
+			if ctx.Err() == nil {
+				m.net.log.Warn("onlyonce: looking for new partitions", "error", err)
+			}
+			continue
+		}
+		for topic, n := range now {
+			if n > counts[topic] {
+				m.net.log.Info("onlyonce: number of partitions changed", "topic", topic, "partitions", n)
+				m.joinAnew()
+				return
+			}
+		}
+	}
+}
+
+// count returns the number of partitions of each topic, 0 for one that does not exist.
+func (m *membership) count(ctx context.Context, topics []string) (map[string]int, error) {
+	counts := make(map[string]int, len(topics))
+	for _, t := range topics {
+		counts[t] = 0
+	}
+	for left := slices.Clone(topics); len(left) > 0; {
+		found, err := kafkalog.Topics(ctx, m.net, left...)
+		var about *kafkalog.TopicError
+		if errors.As(err, &about) && errors.Is(err, kerr.UnknownTopicOrPartition) {
+			left = slices.DeleteFunc(left, func(t string) bool { return t == about.Topic })
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for t, info := range found {
+			counts[t] = len(info.Partitions)
+		}
+		break
+	}
+	return counts, nil
+}

@@ -1,0 +1,144 @@
+package franzsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+)
+
+const (
+	// coordinatorPatience is how long a question is repeated while a coordinator moves.
+	coordinatorPatience = 5 * time.Second
+	// commitPatience is how long a commit is repeated, in its own generation.
+	commitPatience = 10 * time.Second
+)
+
+// partition is one partition from one hand-over to the end of its own. Commit, which may run beside the others, does not use the log.
+type partition struct {
+	*kafkalog.Log
+	m   *membership
+	key partitionKey
+
+	// Under m.mu: as whom the partition is owned. It follows the member from generation to generation for as long as the partition
+	// stays, and then no more, so that the brokers refuse what comes late.
+	standing standing
+	frozen   bool
+}
+
+// standing is a member in a generation.
+type standing struct {
+	member     string
+	generation int32
+}
+
+var _ consumer.Partition = (*partition)(nil)
+
+func (p *partition) String() string { return fmt.Sprintf("%s/%d", p.key.topic, p.key.partition) }
+
+// Identity adds to what the log says whether the topic is compacted.
+func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
+	id, err := p.Log.Identity(ctx)
+	if err != nil {
+		return id, err
+	}
+	id.Compacted, err = p.Compacted(ctx)
+	return id, err
+}
+
+// Committed asks the group's coordinator.
+func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
+	err = kafkalog.Patiently(ctx, p.m.net, coordinatorPatience, func() error {
+		rt := kmsg.NewOffsetFetchRequestGroupTopic()
+		rt.Topic, rt.Partitions = p.key.topic, []int32{p.key.partition}
+		rg := kmsg.NewOffsetFetchRequestGroup()
+		rg.Group, rg.Topics = p.m.net.cfg.GroupID, append(rg.Topics, rt)
+		req := kmsg.NewPtrOffsetFetchRequest()
+		req.Groups, req.RequireStable = append(req.Groups, rg), true
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		resp, err := ask[*kmsg.OffsetFetchResponse](ctx, p.m.net, req)
+		if err != nil {
+			return err
+		}
+		for _, g := range resp.Groups {
+			if g.ErrorCode != 0 {
+				return p.m.net.Error(g.ErrorCode)
+			}
+			for _, t := range g.Topics {
+				for _, r := range t.Partitions {
+					if t.Topic != p.key.topic || r.Partition != p.key.partition {
+						continue
+					}
+					offset, metadata = r.Offset, ""
+					if r.Metadata != nil {
+						metadata = *r.Metadata
+					}
+					return p.m.net.Error(r.ErrorCode)
+				}
+			}
+		}
+		return errUnanswered
+	})
+	if err != nil {
+		return 0, "", fmt.Errorf("%v: committed offset: %w", p, err)
+	}
+	return offset, metadata, nil
+}
+
+// errUnanswered says that a response does not mention what was asked for.
+var errUnanswered = errors.New("the broker's response does not mention the partition")
+
+// Commit commits as the member of the generation in which the partition is owned, and nobody else (F7). It repeats the request
+// while the coordinator moves, and so may be accepted twice, or after an answer that was lost: an offset in Kafka is a hint.
+//
+// While the group passes from one generation to the next, both are refused: the old one is over, and of the new one this process has not
+// learned yet what it owns in it. So a refusal counts only when that is over, and the partition has not come through it.
+func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
+	var as standing
+	err := kafkalog.Patiently(ctx, p.m.net, commitPatience, func() error {
+		for {
+			as = p.m.standingOf(p)
+			err := p.commit(ctx, as, offset, metadata)
+			if !errors.Is(err, kerr.IllegalGeneration) && !errors.Is(err, kerr.RebalanceInProgress) || !p.m.movedOn(ctx, p, as) {
+				return kafkalog.LostOwnership(p.m.net, err)
+			}
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("%v: committing offset %d in generation %d: %w", p, offset, as.generation, err)
+	}
+	return nil
+}
+
+// commit asks once.
+func (p *partition) commit(ctx context.Context, as standing, offset int64, metadata string) error {
+	cfg := p.m.net.cfg
+	rp := kmsg.NewOffsetCommitRequestTopicPartition()
+	rp.Partition, rp.Offset, rp.Metadata = p.key.partition, offset, &metadata
+	rt := kmsg.NewOffsetCommitRequestTopic()
+	rt.Topic, rt.Partitions = p.key.topic, append(rt.Partitions, rp)
+	req := kmsg.NewPtrOffsetCommitRequest()
+	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
+	req.Topics = append(req.Topics, rt)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := ask[*kmsg.OffsetCommitResponse](ctx, p.m.net, req)
+	if err != nil {
+		return err
+	}
+	for _, t := range resp.Topics {
+		for _, r := range t.Partitions {
+			if t.Topic == p.key.topic && r.Partition == p.key.partition {
+				return p.m.net.Error(r.ErrorCode)
+			}
+		}
+	}
+	return errUnanswered
+}

@@ -1,0 +1,125 @@
+package consumer_test
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// Each Start has its End, in the context that Start returned, whatever happens in between; and contexts flow inwards.
+func TestHooksComeInPairs(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 40)
+	r.log.Append(0, "p0-1", id("p0-1")) // a duplicate
+	release := make(chan struct{})
+	var mu sync.Mutex
+	open, ended, n := map[int]string{}, map[string]int{}, 0
+	committed, failed := 0, 0
+	begin := func(ctx context.Context, kind string, want ...string) context.Context {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, outer := range want {
+			if _, ok := ctx.Value(ctxKey(outer)).(int); !ok {
+				t.Errorf("the context of %s does not derive from that of %s", kind, outer)
+			}
+		}
+		n++
+		open[n] = kind
+		return context.WithValue(ctx, ctxKey(kind), n)
+	}
+	end := func(ctx context.Context, kind string) {
+		mu.Lock()
+		defer mu.Unlock()
+		no, _ := ctx.Value(ctxKey(kind)).(int)
+		if open[no] != kind {
+			t.Errorf("the end of %s number %d, which is not open", kind, no)
+		}
+		delete(open, no)
+		ended[kind]++
+	}
+	cfg := impatient()
+	cfg.Hooks = consumer.Hooks{
+		FetchStart: func(ctx context.Context, _ consumer.FetchStart) context.Context { return begin(ctx, "fetch") },
+		FetchEnd:   func(ctx context.Context, _ consumer.FetchEnd) { end(ctx, "fetch") },
+		AttemptStart: func(ctx context.Context, a consumer.BatchDone) context.Context {
+			if a.Handled+a.Duplicates+a.Parked > 0 {
+				t.Errorf("an attempt that begins has done something: %+v", a)
+			}
+			return begin(ctx, "attempt")
+		},
+		AttemptEnd: func(ctx context.Context, _ consumer.BatchDone, err error) {
+			mu.Lock()
+			if err == nil {
+				committed++
+			} else {
+				failed++
+			}
+			mu.Unlock()
+			end(ctx, "attempt")
+		},
+		HandleStart: func(ctx context.Context, _ *consumer.Message) context.Context { return begin(ctx, "handle", "attempt") },
+		HandleEnd: func(ctx context.Context, m *consumer.Message, err error) {
+			if bad := m.Offset%7 == 3 && m.Offset != 31; bad != (err != nil) {
+				t.Errorf("offset %d ended with %v", m.Offset, err)
+			}
+			end(ctx, "handle")
+		},
+		OffsetStart: func(ctx context.Context, _ consumer.OffsetCommit) context.Context { return begin(ctx, "offset") },
+		OffsetEnd:   func(ctx context.Context, _ consumer.OffsetCommit, _ error) { end(ctx, "offset") },
+	}
+	cfg.Middleware = []consumer.Middleware{func(ctx context.Context, _ consumer.Tx, _ []*consumer.Message, next func(context.Context) error) error {
+		for _, outer := range []string{"attempt", "handle"} {
+			if ctx.Value(ctxKey(outer)) == nil {
+				t.Errorf("the context of middleware does not derive from that of %s", outer)
+			}
+		}
+		return next(ctx)
+	}}
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if ctx.Value(ctxKey("handle")) == nil || ctx.Value(ctxKey("fetch")) != nil {
+			t.Error("the handler's context does not derive from HandleStart's")
+		}
+		switch m.Offset {
+		case 3:
+			return errBoom
+		case 10:
+			panic("kaboom")
+		case 17:
+			runtime.Goexit()
+		case 24:
+			<-ctx.Done()
+			return ctx.Err()
+		case 31:
+			<-release
+		case 38:
+			_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
+			return err
+		}
+		return queued(ctx, tx, m)
+	}, cfg)
+	r.reaches(0, 41)
+	close(release)
+	stop()
+	until(t, "hung handlers have ended too", func() bool { mu.Lock(); defer mu.Unlock(); return len(open) == 0 })
+	mu.Lock()
+	defer mu.Unlock()
+	for _, kind := range []string{"fetch", "attempt", "handle", "offset"} {
+		if ended[kind] == 0 {
+			t.Errorf("no %s was told", kind)
+		}
+	}
+	if committed != len(r.events) || failed < 6*2 {
+		t.Errorf("%d attempts committed, and %d batches were told; %d failed", committed, len(r.events), failed)
+	}
+	var want []string
+	for i, v := range values {
+		if i%7 != 3 {
+			want = append(want, v)
+		}
+	}
+	r.once(want...)
+}

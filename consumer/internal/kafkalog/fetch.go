@@ -1,0 +1,183 @@
+package kafkalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/internal/recordbatch"
+)
+
+// isolationCommitted makes brokers stop at the last stable offset and list aborted transactions.
+const isolationCommitted = 1
+
+// errNothing is what a broker's empty answer to a question about offsets that exist comes to. It must not be taken for the
+// end of the log: a consumer that looks for a record that it has seen before would take it for lost.
+var errNothing = errors.New("the broker returned nothing")
+
+// Fetch returns committed records at or above from. While a leader moves it asks again, for some seconds, and only then fails.
+func (l *Log) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+	var got consumer.Fetched
+	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
+		err := l.confirm(ctx)
+		if err == nil {
+			err = l.validate(ctx, from)
+		}
+		if err == nil {
+			got, err = l.fetch(ctx, from)
+		}
+		if err == nil {
+			return nil
+		}
+		l.suspect = true
+		if is(l.cluster, err, kerr.OffsetOutOfRange) {
+			err = l.outOfRange(ctx, from)
+		}
+		return err
+	})
+	if err != nil {
+		return consumer.Fetched{}, fmt.Errorf("%v: fetching from offset %d: %w", l, from, err)
+	}
+	return got, nil
+}
+
+// outOfRange makes sure that the log does not hold from: that the topic is still the same, and that a broker which
+// knows that it leads says so. A leader that was replaced and has not heard of it may be behind.
+func (l *Log) outOfRange(ctx context.Context, from int64) error {
+	if err := l.confirm(ctx); err != nil {
+		return err
+	}
+	start, end, err := l.bounds(ctx)
+	switch {
+	case err != nil:
+		l.suspect = true
+		return err
+	case start <= from && from <= end:
+		return fmt.Errorf("a broker takes offset %d for out of range, although the log holds %d to %d: %w", from, start, end, l.cluster.Error(kerr.OffsetNotAvailable.Code))
+	}
+	return &consumer.OutOfRangeError{Offset: from, Start: start, End: end}
+}
+
+// validate asks, when the leadership has changed since the last fetch, how far the new leader's log goes in the epoch of the record
+// that was read last (KIP-320). Where an unclean election has cut the log off below from, and others have written since,
+// from exists and is within bounds, and reading on would skip what stands below it.
+func (l *Log) validate(ctx context.Context, from int64) error {
+	r := l.read
+	if r.next != from || r.epoch < 0 || r.next == 0 || r.under == l.at.Epoch {
+		return nil
+	}
+	req := kmsg.NewPtrOffsetForLeaderEpochRequest()
+	req.ReplicaID = -1
+	rt, rp := kmsg.NewOffsetForLeaderEpochRequestTopic(), kmsg.NewOffsetForLeaderEpochRequestTopicPartition()
+	rp.Partition, rp.CurrentLeaderEpoch, rp.LeaderEpoch = l.index, l.at.Epoch, r.epoch
+	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
+	req.Topics = append(req.Topics, rt)
+	resp, err := ask[*kmsg.OffsetForLeaderEpochResponse](ctx, l.cluster, &l.at.Leader, req)
+	if err != nil {
+		return err
+	}
+	for _, t := range resp.Topics {
+		for _, e := range t.Partitions {
+			switch {
+			case t.Topic != l.topic || e.Partition != l.index:
+				continue
+			case e.ErrorCode != 0:
+				return l.cluster.Error(e.ErrorCode)
+			case e.EndOffset >= 0 && e.EndOffset < from:
+				start, err := l.listOffset(ctx, earliest)
+				if err != nil {
+					return err
+				}
+				if start >= from {
+					return nil // not cut off but deleted from the front, with the epoch: the fetch itself will tell
+				}
+				return &consumer.OutOfRangeError{Offset: from, Start: start, End: e.EndOffset}
+			}
+			l.read.under = l.at.Epoch
+			return nil
+		}
+	}
+	return errUnanswered
+}
+
+// fetch asks once.
+func (l *Log) fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+	resp, err := ask[*kmsg.FetchResponse](ctx, l.cluster, &l.at.Leader, l.fetchRequest(from))
+	l.fetched = time.Now()
+	if err != nil {
+		return consumer.Fetched{}, err
+	}
+	if resp.ErrorCode != 0 {
+		return consumer.Fetched{}, l.cluster.Error(resp.ErrorCode)
+	}
+	l.byName = resp.Version < FetchByID
+	r := l.find(resp)
+	if r == nil || len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset {
+		if throttle := time.Duration(resp.ThrottleMillis) * time.Millisecond; throttle > 0 {
+			// A quota is used up: the answer is empty, and the next one comes when this time is over (KIP-219).
+			l.opts.Throttled(l.topic, l.index, throttle)
+			Sleep(ctx, throttle)
+			return consumer.Fetched{}, fmt.Errorf("%w: it throttles this client, by %v", errNothing, throttle)
+		}
+		return consumer.Fetched{}, errNothing
+	}
+	if r.ErrorCode != 0 {
+		return consumer.Fetched{}, l.cluster.Error(r.ErrorCode)
+	}
+	return l.open(r, from)
+}
+
+func (l *Log) fetchRequest(from int64) *kmsg.FetchRequest {
+	req := kmsg.NewPtrFetchRequest()
+	req.ReplicaID, req.IsolationLevel = -1, isolationCommitted
+	// The limit is the partition's, of which there is one. (kfake, where it hits the request's, lists no aborted transactions.)
+	req.MinBytes, req.MaxBytes, req.MaxWaitMillis = 1, math.MaxInt32, int32(l.opts.MaxWait.Milliseconds())
+	req.SessionID, req.SessionEpoch = 0, -1 // no fetch session
+	rt, rp := kmsg.NewFetchRequestTopic(), kmsg.NewFetchRequestTopicPartition()
+	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = l.index, from, int32(l.opts.MaxBytes)
+	rp.CurrentLeaderEpoch, rp.LastFetchedEpoch, rp.LogStartOffset = l.at.Epoch, -1, -1
+	rt.Topic, rt.TopicID, rt.Partitions = l.topic, l.id.TopicID, append(rt.Partitions, rp)
+	req.Topics = append(req.Topics, rt)
+	return req
+}
+
+// find returns the part of a response that is about this partition, nil where there is none.
+func (l *Log) find(resp *kmsg.FetchResponse) *kmsg.FetchResponseTopicPartition {
+	for i := range resp.Topics {
+		t := &resp.Topics[i]
+		if l.byName && t.Topic != l.topic || !l.byName && t.TopicID != l.id.TopicID {
+			continue
+		}
+		for j := range t.Partitions {
+			if t.Partitions[j].Partition == l.index {
+				return &t.Partitions[j]
+			}
+		}
+	}
+	return nil
+}
+
+// open takes the batches apart and keeps what is committed (F8).
+func (l *Log) open(r *kmsg.FetchResponseTopicPartition, from int64) (consumer.Fetched, error) {
+	section := recordbatch.Section{Topic: l.topic, Partition: l.index, From: from, Stable: r.LastStableOffset}
+	for _, a := range r.AbortedTransactions {
+		section.Aborted = append(section.Aborted, recordbatch.Aborted{Producer: a.ProducerID, First: a.FirstOffset})
+	}
+	c, err := section.Read(r.RecordBatches, l.opts.Decompress)
+	switch {
+	case err != nil:
+		return consumer.Fetched{}, err
+	case c.Batches > 0 && c.Last < from:
+		return consumer.Fetched{}, fmt.Errorf("%w at or above offset %d, and %d batches below it", errNothing, from, c.Batches)
+	}
+	if c.Next > from {
+		l.read = lastRead{next: c.Next, epoch: c.Epoch, under: l.at.Epoch}
+	}
+	return consumer.Fetched{Messages: c.Messages, Next: c.Next, HighWatermark: r.HighWatermark}, nil
+}

@@ -1,0 +1,180 @@
+package kafkalog
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/internal/recordbatch"
+)
+
+const (
+	// leaderPatience is how long a request is repeated while a leader moves, an election included.
+	leaderPatience = 5 * time.Second
+	// seenFor is how long what was learned about a topic's incarnation is believed, where fetches do not say it themselves.
+	seenFor = time.Second
+)
+
+// Options are what the adapters' configurations say about reading.
+type Options struct {
+	// MaxBytes is how much one fetch returns at most.
+	MaxBytes int
+	// MaxWait is how long a fetch waits at the broker where there is nothing new.
+	MaxWait time.Duration
+	// Decompress is the client library's.
+	Decompress recordbatch.Decompress
+	// Throttled is called where a broker throttles this client.
+	Throttled func(topic string, partition int32, by time.Duration)
+}
+
+// Log is one partition's log. It has the methods of consumer.Partition that are not about the group. They are called by one goroutine at
+// a time.
+type Log struct {
+	cluster Cluster
+	opts    Options
+	topic   string
+	index   int32
+
+	named   bool              // whether identity is set
+	id      consumer.Identity // what Identity said last
+	at      Place             // who leads it
+	suspect bool              // something went wrong: look again who leads it, and whether it is still the same topic
+	byName  bool              // the broker's fetches do not name the topic by its id
+	fetched time.Time         // the last fetch's end
+	read    lastRead
+}
+
+// lastRead is what was fetched last, of which the log must still be made.
+type lastRead struct {
+	next  int64 // position behind it
+	epoch int32 // leader epoch of its last batch
+	under int32 // leader epoch that the leader had then
+}
+
+// New asks nothing yet.
+func New(c Cluster, opts Options, topic string, partition int32) *Log {
+	return &Log{cluster: c, opts: opts, topic: topic, index: partition}
+}
+
+func (l *Log) String() string { return fmt.Sprintf("%s/%d", l.topic, l.index) }
+
+// Identity asks the cluster, and makes the answer what later fetches are compared with.
+func (l *Log) Identity(ctx context.Context) (consumer.Identity, error) {
+	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
+		id, at, err := l.locate(ctx)
+		if err == nil {
+			l.id, l.at, l.named, l.suspect = id, at, true, false
+		}
+		return err
+	})
+	if err != nil {
+		return consumer.Identity{}, fmt.Errorf("%v: %w", l, err)
+	}
+	return l.id, nil
+}
+
+// locate asks who leads the partition, and of which incarnation of the topic it is.
+func (l *Log) locate(ctx context.Context) (consumer.Identity, Place, error) {
+	topics, err := Topics(ctx, l.cluster, l.topic)
+	if err != nil {
+		return consumer.Identity{}, Place{}, err
+	}
+	t := topics[l.topic]
+	at, ok := t.Partitions[l.index]
+	if !ok {
+		return consumer.Identity{}, Place{}, &TopicError{Topic: l.topic, Err: l.cluster.Error(kerr.UnknownTopicOrPartition.Code)}
+	}
+	return consumer.Identity{ClusterID: t.ClusterID, TopicID: t.ID, Topic: l.topic, Partition: l.index,
+		Partitions: int32(len(t.Partitions))}, at, nil
+}
+
+// confirm looks again where there is doubt: after an error, and, where fetches name the topic by its name only,
+// when so much time has passed that the topic may have been deleted and created again. It fails with ErrIncarnation when that is so (F4).
+func (l *Log) confirm(ctx context.Context) error {
+	if l.named && !l.suspect && !(l.byName && time.Since(l.fetched) > seenFor) {
+		return nil
+	}
+	id, at, err := l.locate(ctx)
+	if err != nil {
+		return err
+	}
+	if l.named {
+		if err := sameIncarnation(l.id, id); err != nil {
+			return err
+		}
+	} else {
+		l.id, l.named = id, true
+	}
+	l.at, l.suspect = at, false
+	return nil
+}
+
+// sameIncarnation compares what is known on both sides: a broker that is too old tells no topic id.
+func sameIncarnation(was, is consumer.Identity) error {
+	unknown := [16]byte{}
+	switch {
+	case was.ClusterID != is.ClusterID:
+		return fmt.Errorf("%w: %s/%d was in cluster %q, and the brokers now are cluster %q", consumer.ErrIncarnation, was.Topic, was.Partition, was.ClusterID, is.ClusterID)
+	case was.TopicID != is.TopicID && was.TopicID != unknown && is.TopicID != unknown:
+		return fmt.Errorf("%w: the id of %q was %x and is %x", consumer.ErrIncarnation, was.Topic, was.TopicID, is.TopicID)
+	}
+	return nil
+}
+
+// Timestamps that stand for an end of the log in ListOffsets.
+const (
+	earliest = -2
+	latest   = -1
+)
+
+// Bounds returns the log's start and its last stable offset: below that everything is committed or aborted for good.
+func (l *Log) Bounds(ctx context.Context) (start, end int64, err error) {
+	err = Patiently(ctx, l.cluster, leaderPatience, func() (err error) {
+		if err = l.confirm(ctx); err == nil {
+			start, end, err = l.bounds(ctx)
+		}
+		l.suspect = l.suspect || err != nil
+		return err
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("%v: bounds of the log: %w", l, err)
+	}
+	return start, end, nil
+}
+
+func (l *Log) bounds(ctx context.Context) (start, end int64, err error) {
+	if start, err = l.listOffset(ctx, earliest); err != nil {
+		return 0, 0, err
+	}
+	end, err = l.listOffset(ctx, latest)
+	return start, end, err
+}
+
+func (l *Log) listOffset(ctx context.Context, which int64) (int64, error) {
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.ReplicaID, req.IsolationLevel = -1, isolationCommitted
+	rt, rp := kmsg.NewListOffsetsRequestTopic(), kmsg.NewListOffsetsRequestTopicPartition()
+	rp.Partition, rp.CurrentLeaderEpoch, rp.Timestamp, rp.MaxNumOffsets = l.index, l.at.Epoch, which, 1
+	rt.Topic, rt.Partitions = l.topic, append(rt.Partitions, rp)
+	req.Topics = append(req.Topics, rt)
+	resp, err := ask[*kmsg.ListOffsetsResponse](ctx, l.cluster, &l.at.Leader, req)
+	if err != nil {
+		return 0, err
+	}
+	for _, t := range resp.Topics {
+		for _, r := range t.Partitions {
+			if t.Topic != l.topic || r.Partition != l.index {
+				continue
+			}
+			if r.ErrorCode != 0 {
+				return 0, l.cluster.Error(r.ErrorCode)
+			}
+			return r.Offset, nil
+		}
+	}
+	return 0, errUnanswered
+}

@@ -1,0 +1,75 @@
+package kafkalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/twmb/franz-go/pkg/kerr"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// Backoff returns waits that grow from least to most with jitter, without end.
+func Backoff(least, most time.Duration) *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(least), backoff.WithMaxInterval(most), backoff.WithMaxElapsedTime(0))
+}
+
+// Patiently calls f until it succeeds, fails for good, or has failed for longer than limit.
+func Patiently(ctx context.Context, c Cluster, limit time.Duration, f func() error) error {
+	b := Backoff(20*time.Millisecond, 500*time.Millisecond)
+	b.MaxElapsedTime = limit
+	return backoff.Retry(func() error {
+		err := f()
+		if err != nil && !passing(c, err) {
+			return backoff.Permanent(err)
+		}
+		return err
+	}, backoff.WithContext(b, ctx))
+}
+
+// passing says whether an error may be gone at the next attempt: the network's are, and those with which brokers say that leaders or
+// coordinators move, or that they have not heard of something yet.
+func passing(c Cluster, err error) bool {
+	var outOfRange *consumer.OutOfRangeError
+	if errors.As(err, &outOfRange) || errors.Is(err, consumer.ErrOwnershipLost) || errors.Is(err, consumer.ErrIncarnation) {
+		return false
+	}
+	if _, ok := c.Code(err); !ok {
+		return !errors.Is(err, ErrClosed)
+	}
+	return is(c, err,
+		kerr.UnknownTopicOrPartition, kerr.UnknownTopicID, kerr.InconsistentTopicID, // not known yet, or not any more
+		kerr.LeaderNotAvailable, kerr.NotLeaderForPartition, kerr.FencedLeaderEpoch, kerr.UnknownLeaderEpoch,
+		kerr.ReplicaNotAvailable, kerr.BrokerNotAvailable, kerr.OffsetNotAvailable, kerr.KafkaStorageError,
+		kerr.CoordinatorLoadInProgress, kerr.CoordinatorNotAvailable, kerr.NotCoordinator,
+		kerr.RequestTimedOut, kerr.NetworkException, kerr.CorruptMessage, kerr.ThrottlingQuotaExceeded, kerr.UnstableOffsetCommit)
+}
+
+// Sleep waits, and reports false when ctx ended first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// LostOwnership turns the codes with which a coordinator says that this process is no member of the present generation into
+// ErrOwnershipLost, and leaves other errors alone. A commit in a generation that has been followed by another gets
+// IllegalGeneration, and one of a member that was thrown out UnknownMemberID. While a rebalance collects
+// the members (PreparingRebalance) commits of the old generation are still accepted, which is right: nobody else
+// owns the partition yet. RebalanceInProgress is for members of the new generation that commit before they have learned
+// what they own, and no proof of anything.
+func LostOwnership(c Cluster, err error) error {
+	if is(c, err, kerr.IllegalGeneration, kerr.UnknownMemberID, kerr.RebalanceInProgress, kerr.FencedInstanceID) {
+		return fmt.Errorf("%w: %w", consumer.ErrOwnershipLost, err)
+	}
+	return err
+}

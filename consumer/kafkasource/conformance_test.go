@@ -1,0 +1,25 @@
+package kafkasource_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+)
+
+func TestConformance(t *testing.T) {
+	source := func(brokers []string, group string, rebalance time.Duration, topics ...string) consumer.Source {
+		return kafkasource.New(kafkasource.Config{Brokers: brokers, GroupID: group, Topics: topics,
+			SessionTimeout: time.Second, RebalanceTimeout: rebalance, HeartbeatInterval: 100 * time.Millisecond})
+	}
+	// One after the other, and beside no other test: the suite counts goroutines.
+	t.Run("real", func(t *testing.T) {
+		consumertest.Conformance(t, kafkatest.Harness(t, kafkatest.Brokers(t), source))
+	})
+	t.Run("kfake", func(t *testing.T) {
+		consumertest.Conformance(t, kafkatest.Harness(t, kafkatest.Fake(t), source))
+	})
+}

@@ -1,0 +1,145 @@
+package consumer_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// F3: where a partition starts is decided once: a crash before its first batch does not move it.
+func TestF3StartLatestIsDecidedOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 5)
+	cfg := testConfig()
+	cfg.Start = consumer.StartLatest
+	var tried atomic.Int32
+	r.src.OnCommit = func(int32, int64) error { tried.Add(1); return errBoom } // decided, and then nothing
+	stop := r.start(queued, cfg)
+	until(t, "a decision", func() bool { return tried.Load() > 0 })
+	stop()
+	if n := r.position(0); n != 5 {
+		t.Fatalf("decided on %d", n)
+	}
+	r.log.Append(0, "first", id("first"))
+	r.log.Append(0, "second", id("second"))
+	r.src.OnCommit = nil
+	stop = r.start(queued, cfg)
+	r.reaches(0, 7)
+	stop()
+	r.once("first", "second")
+}
+
+// F3, F11: a partition that comes later starts at its beginning, and it is told that the topic has grown, each time once.
+func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	r.numbered(0, 5)
+	cfg := testConfig()
+	cfg.Start = consumer.StartLatest
+	var mu sync.Mutex
+	var told []string
+	cfg.Hooks.Repartitioned = func(e consumer.Repartitioned) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, fmt.Sprintf("%s %d %d", e.Topic, e.Was, e.Is))
+	}
+	stop := r.start(queued, cfg)
+	r.reaches(0, 5)
+	r.reaches(1, 0)
+	var want []string
+	for i := range int32(2) {
+		r.log.AddPartitions(1)
+		want = append(want, r.numbered(2+i, 4)...) // before anybody owns it
+		r.src.Rebalance()
+		r.reaches(2+i, 4)
+	}
+	r.src.Rebalance() // nothing new
+	want = append(want, "later")
+	r.log.Append(0, "later", id("later"))
+	r.reaches(0, 6)
+	stop()
+	r.once(want...)
+	mu.Lock()
+	if got := fmt.Sprint(told); got != "[orders 2 3 orders 2 4]" {
+		t.Errorf("told: %s", got)
+	}
+	told = nil
+	mu.Unlock()
+	stop = r.start(queued, cfg)
+	until(t, "the next process tells it too", func() bool { mu.Lock(); defer mu.Unlock(); return len(told) == 1 })
+	stop()
+}
+
+// F10: an offset that somebody else wrote to Kafka changes nothing, and is told.
+func TestF10ForeignOffsetIsTold(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 5)
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 5)
+	stop()
+	r.log.SetCommitted("stock", 0, 2, "by hand")
+	got := make(chan consumer.OffsetIgnored, 10)
+	cfg := testConfig()
+	cfg.Hooks.OffsetIgnored = func(o consumer.OffsetIgnored) { got <- o }
+	stop = r.start(queued, cfg)
+	if o := <-got; o.Offset != 2 || o.Position != 5 || o.Metadata != "by hand" || o.Topic != "orders" {
+		t.Errorf("%+v", o)
+	}
+	stop()
+	r.once(values...)
+	stop = r.start(queued, cfg) // it is our own again
+	r.log.Append(0, "new", id("new"))
+	r.reaches(0, 6)
+	stop()
+	if len(got) > 0 {
+		t.Errorf("told again: %+v", <-got)
+	}
+}
+
+// What is fetched and not handled stays within the budget and one fetch a partition, and everything goes through.
+func TestPrefetchStaysWithinItsBudget(t *testing.T) {
+	t.Parallel()
+	const partitions, size, fetch = 3, 100, 5
+	for _, limit := range []int{1, 20 * size} {
+		r := newRig(t, partitions)
+		want := 0
+		for p := range int32(partitions) {
+			for i := range 100 {
+				r.log.Append(p, fmt.Sprintf("%0*d", size, i), id(fmt.Sprint(p, i)))
+				want++
+			}
+		}
+		r.src.FetchLimit = fetch
+		var held, most atomic.Int64
+		cfg := testConfig()
+		cfg.PrefetchBytes, cfg.BatchSize = limit, 7
+		cfg.Hooks.FetchEnd = func(_ context.Context, f consumer.FetchEnd) {
+			n := held.Add(int64(f.Bytes))
+			for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+				continue
+			}
+		}
+		cfg.Hooks.AttemptEnd = func(_ context.Context, d consumer.BatchDone, err error) {
+			if err == nil {
+				held.Add(-int64(d.Messages * size))
+			}
+		}
+		stop := r.start(queued, cfg)
+		for p := range int32(partitions) {
+			r.reaches(p, 100)
+		}
+		stop()
+		if n := r.count(`select count(*) from effects`); n != want {
+			t.Errorf("%d effects, want %d", n, want)
+		}
+		if n := most.Load(); n > int64(limit+partitions*fetch*size) || n < fetch*size {
+			t.Errorf("%d bytes were held, with a budget of %d and fetches of %d", n, limit, fetch*size)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+-- Least privileges for what works on the schema onlyonce. Plain SQL, to be run as often as you like: as a superuser (or a role with
+-- CREATEROLE that owns the database) before the first migration, and again after each migration and before the code that
+-- needs it is deployed, because a migration may add tables:
+--
+--   psql -1 -v ON_ERROR_STOP=1 -f docs/roles.sql
+--
+-- It is no migration: roles belong to the whole cluster, their names and who may be what are yours to choose, and
+-- `onlyonce migrate` must not need the right to make them. Replace the names if you have your own.
+--
+-- The four roles cannot log in. Grant them to those that do (`grant onlyonce_app to stock_service`), and give app what your handlers
+-- need on your own tables besides. Migrate as a member of onlyonce_migrator after `set role onlyonce_migrator`, or as a
+-- login whose `role` setting is that (`alter role deploy set role onlyonce_migrator`), so that it owns what it makes.
+--
+--   onlyonce_migrator  makes and changes the schema. Nothing at run time has this role.
+--   onlyonce_app       consumers and their handlers, and whoever enqueues calls or claims keys. Cannot change or delete what was claimed,
+--                      parked or enqueued, but settle what it parked itself.
+--   onlyonce_relay     relays. Cannot write cursors, progress or keys.
+--   onlyonce_operator  the command onlyonce, but `migrate`. Sees payloads.
+--
+-- Functions of the schema run with the rights of their caller (SECURITY INVOKER), so the right to execute them, which everybody
+-- has, gives nothing that is not granted here. No role but the schema's owner can TRUNCATE, or disable the trigger that
+-- refuses a COMMIT which the engine did not allow.
+
+do $roles$
+declare
+  name text;
+  has  record;
+begin
+  foreach name in array array['onlyonce_migrator', 'onlyonce_app', 'onlyonce_relay', 'onlyonce_operator'] loop
+    if not exists (select from pg_roles where rolname = name) then
+      execute format('create role %I nologin', name);
+    end if;
+  end loop;
+  execute format('grant create on database %I to onlyonce_migrator', current_database());
+
+  if not exists (select from pg_namespace where nspname = 'onlyonce') then
+    raise notice 'There is no schema onlyonce yet: run this file again when it was migrated.';
+    return;
+  end if;
+
+  -- From nothing, so that a right which a later version takes away here is gone.
+  revoke all on schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_operator;
+  revoke all on all tables in schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_operator;
+  grant usage on schema onlyonce to onlyonce_app, onlyonce_relay, onlyonce_operator;
+  grant select on all tables in schema onlyonce to onlyonce_operator;
+
+  for has in select * from (values
+    -- role, table, rights, why each beyond the plain one
+    ('onlyonce_app',      'schema_version', 'select'),
+    ('onlyonce_app',      'leases',         'select, insert, update'),         -- takes cursors over; FOR SHARE needs UPDATE
+    ('onlyonce_app',      'cursors',        'select, insert, update'),
+    ('onlyonce_app',      'positions',      'select'),
+    ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
+    ('onlyonce_app',      'inbox',          'select, insert'),
+    ('onlyonce_app',      'parked',         'select, insert, update'),         -- tries parked messages again
+    ('onlyonce_app',      'outbox',         'select, insert'),
+    ('onlyonce_app',      'topics',         'select, insert'),
+    ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
+
+    ('onlyonce_relay',    'schema_version', 'select'),
+    ('onlyonce_relay',    'leases',         'select, insert, update'),
+    ('onlyonce_relay',    'outbox',         'select, update, delete'),         -- retention
+    ('onlyonce_relay',    'parked',         'select, insert, update'),         -- a call that is parked again goes into its row
+
+    ('onlyonce_operator', 'leases',         'select, insert, update'),         -- fences out the owner of a cursor that is moved
+    ('onlyonce_operator', 'cursors',        'select, insert, update'),
+    ('onlyonce_operator', 'inbox',          'select, insert'),
+    ('onlyonce_operator', 'parked',         'select, update'),
+    ('onlyonce_operator', 'outbox',         'select, update'),
+    ('onlyonce_operator', 'topics',         'select, insert, update'),
+    ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
+    ('onlyonce_operator', 'audit',          'select, insert')
+  ) as g (role, tab, rights)
+  loop
+    if to_regclass('onlyonce.' || has.tab) is not null then -- an older schema lacks the newer tables
+      execute format('grant %s on onlyonce.%I to %I', has.rights, has.tab, has.role);
+    end if;
+  end loop;
+end $roles$;

@@ -1,0 +1,97 @@
+package fleet
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// envWorker makes a copy of a program a worker.
+const envWorker = "ONLYONCE_WORKER"
+
+// Exit statuses of a worker.
+const (
+	StatusGood        = 0
+	StatusFailed      = 1
+	StatusEnvironment = 2
+)
+
+// IsWorker reports whether this process was started by a Fleet.
+func IsWorker() bool { return os.Getenv(envWorker) != "" }
+
+// orders are the first line of a worker's standard input.
+type orders struct {
+	Number   int
+	Journal  string
+	Template json.RawMessage
+}
+
+// Child is a worker process, as it knows itself.
+type Child struct {
+	Number  int
+	journal *os.File
+	events  *eventWriter
+}
+
+// Serve is main in a worker process: it reads the Fleet's Template into cfg and runs until standard input ends, at which the context
+// of run is done. It returns the exit status.
+func Serve(cfg any, run func(ctx context.Context, c *Child) error) int {
+	// Ctrl-C in a terminal reaches every process; this one is stopped by its parent, in order.
+	signal.Ignore(os.Interrupt)
+	lines := bufio.NewReader(os.Stdin)
+	c, err := enlist(lines, os.Stdout, cfg)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "worker:", err)
+		return StatusEnvironment
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	go func() {
+		// The parent closes the pipe when this worker is to leave; if the parent dies the kernel does.
+		_, _ = io.Copy(io.Discard, lines)
+		stop()
+	}()
+	if err := run(ctx, c); err != nil {
+		c.Tell(Event{Kind: Ended, Text: err.Error()})
+		return StatusFailed
+	}
+	return StatusGood
+}
+
+func enlist(lines *bufio.Reader, stdout io.Writer, cfg any) (*Child, error) {
+	line, err := lines.ReadBytes('\n')
+	if err != nil {
+		return nil, err
+	}
+	var o orders
+	if err := json.Unmarshal(line, &o); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(o.Template, cfg); err != nil {
+		return nil, err
+	}
+	journal, err := os.OpenFile(o.Journal, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &Child{Number: o.Number, journal: journal, events: &eventWriter{out: stdout, open: map[int32]bool{}}}, nil
+}
+
+// Tell writes an event for the parent.
+func (c *Child) Tell(e Event) { c.events.write(e) }
+
+// Entered must be the first thing that a handler does: it notes that the handler runs, and tells the parent of the first message of a
+// batch.
+func (c *Child) Entered(m *consumer.Message) error {
+	if err := c.note(m); err != nil {
+		return err
+	}
+	c.events.begin(m)
+	return nil
+}

@@ -1,0 +1,101 @@
+package fleet
+
+import (
+	"encoding/json"
+	"io"
+	"sync"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// Kinds of events, which a worker tells its parent.
+const (
+	Owned    = "owned"    // a partition was taken over
+	Begin    = "begin"    // the handler was entered for the first message of a batch
+	Done     = "done"     // that batch has committed
+	Undone   = "undone"   // that batch was rolled back, and will be tried again
+	Parked   = "parked"   // a message was set aside
+	Halted   = "halted"   // a partition stands still
+	Lease    = "lease"    // this worker's relay has taken the lease, or given it up
+	Rejected = "rejected" // a call was given up
+	Trouble  = "trouble"  // a fault that is waited out
+	Breach   = "breach"   // what must never be
+	Ended    = "ended"    // the worker ends with an error
+)
+
+// Event is one line from a worker.
+type Event struct {
+	Kind       string `json:"k"`
+	Partition  int32  `json:"p"`
+	Offset     int64  `json:"o"`           // first offset, or position
+	Alone      bool   `json:"a,omitempty"` // begin: one message by itself
+	Handled    int    `json:"h,omitempty"` // done
+	Duplicates int    `json:"d,omitempty"` // done
+	Micros     int64  `json:"u,omitempty"` // done: how long the batch took
+	Text       string `json:"t,omitempty"`
+}
+
+// eventWriter writes events, each at once: after a SIGKILL the parent still reads what was written.
+type eventWriter struct {
+	mu   sync.Mutex
+	out  io.Writer
+	open map[int32]bool // partitions with a batch that has begun
+}
+
+func (w *eventWriter) write(e Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.writeLocked(e)
+}
+
+func (w *eventWriter) writeLocked(e Event) {
+	line, err := json.Marshal(e)
+	if err != nil {
+		return // cannot be: strings and numbers
+	}
+	_, _ = w.out.Write(append(line, '\n')) // if the parent is gone, standard input has ended too
+}
+
+// begin tells of the first message of a batch, and of no other.
+func (w *eventWriter) begin(m *consumer.Message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open[m.Partition] {
+		return
+	}
+	w.open[m.Partition] = true
+	w.writeLocked(Event{Kind: Begin, Partition: m.Partition, Offset: m.Offset, Alone: m.Attempt > 0})
+}
+
+// end tells what became of the batch in hand of a partition.
+func (w *eventWriter) end(e Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.open[e.Partition] = false
+	w.writeLocked(e)
+}
+
+// Hooks tell the parent what the consumer does. After is called after each batch that has committed; nil: not.
+func (c *Child) Hooks(after func(consumer.BatchDone)) consumer.Hooks {
+	return consumer.Hooks{
+		Owned: func(o consumer.Owned) {
+			c.events.end(Event{Kind: Owned, Partition: o.Partition, Offset: o.Position})
+		},
+		Batch: func(b consumer.BatchDone) {
+			c.events.end(Event{Kind: Done, Partition: b.Partition, Offset: b.Next, Handled: b.Handled, Duplicates: b.Duplicates,
+				Micros: b.Duration.Microseconds()})
+			if after != nil {
+				after(b)
+			}
+		},
+		Retry: func(r consumer.Retry) {
+			c.events.end(Event{Kind: Undone, Partition: r.Partition, Offset: r.Offset, Text: r.Err.Error()})
+		},
+		Parked: func(p consumer.Parked) {
+			c.events.write(Event{Kind: Parked, Partition: p.Partition, Offset: p.Offset, Text: p.Reason + ": " + p.Err.Error()})
+		},
+		Halted: func(h *consumer.HaltError) {
+			c.events.write(Event{Kind: Halted, Partition: h.Partition, Offset: h.Position, Text: h.Error()})
+		},
+	}
+}

@@ -1,0 +1,288 @@
+// Package fleet runs worker processes that are there to be killed. A program executes itself once more for each worker
+// ([Fleet]); the copy serves its end of the pipe ([Serve]). Workers tell what they do as a stream of events, by which the parent
+// sees who owns what and who is in the middle of a batch, and aims.
+package fleet
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Config says what the workers are.
+type Config struct {
+	// Name is what the list of processes shows, with a number behind it: kill -9 one by hand.
+	Name string
+	// Template is handed to every worker, as JSON.
+	Template any
+	// Verbose gets every event as a line.
+	Verbose func(format string, args ...any)
+	// Resilient starts a worker again that has ended with an error, as an orchestrator would, because its servers are killed as
+	// well. Otherwise that is a failure.
+	Resilient bool
+}
+
+// Fleet is the worker processes, as their parent knows them.
+type Fleet struct {
+	cfg     Config
+	journal string // file, see invocation
+
+	mu       sync.Mutex
+	last     int              // number of the process started last
+	live     map[int]*Process // by number
+	owned    map[int32]owning // partition -> who took it over last
+	reached  map[int32]int64  // partition -> the furthest position that a worker lived to tell
+	serial   int              // of the latest take-over
+	aim      *Shot            // the next kill, nil: none is wanted
+	handled  int              // handlers whose batch committed, as far as workers lived to tell
+	skipped  int              // duplicates, likewise
+	batch    time.Duration    // how long a batch takes, roughly
+	strays   int              // workers killed by somebody else
+	restarts int              // of workers that had ended with an error
+	stops    int              // calls of Stop: no worker is started again across one
+	failed   error            // a worker that ended by itself, and should not have
+	troubles map[string]int   // what is waited out, by text: for the diagnosis
+	breaches []string         // what workers have found wrong themselves
+}
+
+// owning is one take-over of a partition.
+type owning struct {
+	worker int
+	serial int
+}
+
+// New makes a fleet without workers, and their journal.
+func New(cfg Config) (*Fleet, error) {
+	journal, err := os.CreateTemp("", "onlyonce-"+cfg.Name+"-*.journal")
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Verbose == nil {
+		cfg.Verbose = func(string, ...any) {}
+	}
+	return &Fleet{cfg: cfg, journal: journal.Name(), live: map[int]*Process{}, owned: map[int32]owning{}, reached: map[int32]int64{},
+		troubles: map[string]int{}}, journal.Close()
+}
+
+// Close removes the journal. Stop comes first.
+func (f *Fleet) Close() error { return os.Remove(f.journal) }
+
+// Newest returns the worker that was started last, of those that live; nil if none does.
+func (f *Fleet) Newest() *Process {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var newest *Process
+	for _, p := range f.live {
+		if newest == nil || p.Number > newest.Number {
+			newest = p
+		}
+	}
+	return newest
+}
+
+// Any returns a random one of the workers that live, run and are to stay; nil if there is none.
+func (f *Fleet) Any(random *rand.Rand) *Process {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []*Process
+	for _, p := range f.live {
+		if !p.leaving && !p.frozen && p.shot == nil {
+			all = append(all, p)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	slices.SortFunc(all, func(a, b *Process) int { return cmp.Compare(a.Number, b.Number) })
+	return all[random.IntN(len(all))]
+}
+
+// Leave closes a worker's standard input, at which it finishes its batch, leaves the group and exits.
+func (f *Fleet) Leave(p *Process) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p.leaving = true
+	_ = p.stdin.Close()
+}
+
+// Freeze stops a worker where it stands (SIGSTOP).
+func (f *Fleet) Freeze(p *Process) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p.frozen = true
+	return freeze(p.cmd.Process)
+}
+
+// Thaw lets it go on (SIGCONT). It may have been killed meanwhile.
+func (f *Fleet) Thaw(p *Process) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p.frozen = false
+	if err := thaw(p.cmd.Process); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// Stop lets all workers leave. Those that do not within the bound are killed, and named.
+func (f *Fleet) Stop(bound time.Duration) error {
+	f.mu.Lock()
+	var all []*Process
+	for _, p := range f.live {
+		all = append(all, p)
+	}
+	f.aim = nil
+	f.stops++
+	f.mu.Unlock()
+	for _, p := range all {
+		f.Leave(p)
+	}
+	timer := time.NewTimer(bound)
+	defer timer.Stop()
+	var late []error
+	for _, p := range all {
+		select {
+		case <-p.done:
+			continue
+		case <-timer.C:
+			timer.Reset(0) // the others have had their time as well
+		}
+		late = append(late, fmt.Errorf("worker %d did not leave within %v", p.Number, bound))
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	}
+	return errors.Join(late...)
+}
+
+// Mark is a moment in the sequence of take-overs.
+func (f *Fleet) Mark() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.serial
+}
+
+// Settled reports whether the workers that live have taken over every partition since mark, and all of them have one if there
+// are enough.
+func (f *Fleet) Settled(mark, partitions int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	live := 0
+	for _, p := range f.live {
+		if !p.leaving && p.shot == nil {
+			live++
+		}
+	}
+	owners := map[int]bool{}
+	for partition := range int32(partitions) {
+		o := f.owned[partition]
+		if p := f.live[o.worker]; p == nil || p.leaving || p.shot != nil || o.serial <= mark {
+			return false
+		}
+		owners[o.worker] = true
+	}
+	return len(owners) == min(live, partitions)
+}
+
+// Owns returns how many partitions a worker has, and how many of its batches have committed.
+func (f *Fleet) Owns(p *Process) (partitions, batches int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, o := range f.owned {
+		if o.worker == p.Number {
+			partitions++
+		}
+	}
+	return partitions, p.batches
+}
+
+// Progress returns how many messages were applied and how many skipped, as far as workers lived to tell.
+func (f *Fleet) Progress() (handled, skipped int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.handled, f.skipped
+}
+
+// Reached returns the sum of the furthest positions of all partitions, as far as workers lived to tell: take-overs make up for
+// what the killed could not tell.
+func (f *Fleet) Reached() (sum int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, position := range f.reached {
+		sum += position
+	}
+	return sum
+}
+
+// StrayKills returns how many workers somebody else has killed.
+func (f *Fleet) StrayKills() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.strays
+}
+
+// Restarts returns how many workers had ended with an error, and were started again.
+func (f *Fleet) Restarts() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.restarts
+}
+
+// Breaches returns what workers have found wrong themselves.
+func (f *Fleet) Breaches() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.breaches)
+}
+
+// Size returns how many workers live.
+func (f *Fleet) Size() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.live)
+}
+
+// Failure is what stops the run: a worker that ended by itself.
+func (f *Fleet) Failure() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.failed
+}
+
+func (f *Fleet) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failed = errors.Join(f.failed, err)
+}
+
+// Diagnosis tells who owns what, and what workers had to wait out.
+func (f *Fleet) Diagnosis() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var lines []string
+	for partition, o := range f.owned {
+		state := "lives"
+		switch p := f.live[o.worker]; {
+		case p == nil:
+			state = "has ended"
+		case p.frozen:
+			state = "stands still"
+		}
+		lines = append(lines, fmt.Sprintf("partition %d: last taken over by worker %d, which %s", partition, o.worker, state))
+	}
+	slices.Sort(lines)
+	for text, n := range f.troubles {
+		lines = append(lines, fmt.Sprintf("%d times: %s", n, text))
+	}
+	return lines
+}
+
+func firstLine(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
+	return s
+}

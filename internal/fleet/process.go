@@ -1,0 +1,204 @@
+package fleet
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Process is one worker process.
+type Process struct {
+	Number int // no two of a fleet have the same
+
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stderr bytes.Buffer
+	done   chan struct{} // closed when it has ended and its last event is taken in
+
+	open    map[int32]int64 // partition -> first offset of a batch that has begun
+	batches int             // that have committed
+	shot    *Shot           // why it was killed, nil: it was not
+	frozen  bool            // stands still
+	leaving bool            // was asked to leave
+}
+
+// PID is its process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Start starts a worker process: this program once more. Under "go run" its file may be gone, /proc/self/exe is not.
+func (f *Fleet) Start() (*Process, error) {
+	exe := "/proc/self/exe"
+	if runtime.GOOS != "linux" {
+		var err error
+		if exe, err = os.Executable(); err != nil {
+			return nil, err
+		}
+	}
+	template, err := json.Marshal(f.cfg.Template)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last++
+	p := &Process{Number: f.last, cmd: exec.Command(exe), done: make(chan struct{}), open: map[int32]int64{}}
+	p.cmd.Args = []string{fmt.Sprintf("%s-worker-%d", f.cfg.Name, p.Number)}
+	p.cmd.Env = append(os.Environ(), envWorker+"=1")
+	p.cmd.Stderr = &p.stderr
+	line, err := json.Marshal(orders{Number: p.Number, Journal: f.journal, Template: template})
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting a worker process: %w", err)
+	}
+	f.live[p.Number] = p
+	f.cfg.Verbose("worker %d started, pid %d", p.Number, p.PID())
+	// A pipe holds more than the configuration; should the process be dead already, its end is told below.
+	_, _ = p.stdin.Write(append(line, '\n'))
+	go f.follow(p, stdout)
+	return p, nil
+}
+
+// follow takes in a worker's events until it has ended.
+func (f *Fleet) follow(p *Process, stdout io.Reader) {
+	defer close(p.done)
+	lines := bufio.NewScanner(stdout)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err == nil { // the last line may be cut off
+			f.take(p, e)
+		}
+	}
+	_, _ = io.Copy(io.Discard, stdout) // a line too long: nobody may hang on the pipe
+	err := p.cmd.Wait()
+	f.ended(p, err)
+}
+
+// take takes one event in.
+func (f *Fleet) take(p *Process, e Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch e.Kind {
+	case Begin:
+		p.open[e.Partition] = e.Offset
+		f.consider(p, e)
+		return
+	case Owned:
+		f.serial++
+		f.owned[e.Partition] = owning{p.Number, f.serial}
+		f.reached[e.Partition] = max(f.reached[e.Partition], e.Offset)
+		delete(p.open, e.Partition)
+		f.cfg.Verbose("worker %d owns partition %d from offset %d", p.Number, e.Partition, e.Offset)
+		return
+	case Done:
+		delete(p.open, e.Partition)
+		p.batches++
+		f.handled += e.Handled
+		f.skipped += e.Duplicates
+		f.reached[e.Partition] = max(f.reached[e.Partition], e.Offset)
+		took := time.Duration(e.Micros) * time.Microsecond
+		f.batch += (took - f.batch) / 8
+		return
+	case Undone:
+		delete(p.open, e.Partition)
+		f.troubles[firstLine(e.Text)]++
+	case Ended:
+		f.troubles[firstLine(e.Text)]++
+		if !f.cfg.Resilient {
+			f.failed = fmt.Errorf("worker %d ended: %s", p.Number, e.Text)
+		}
+	case Breach:
+		f.breaches = append(f.breaches, fmt.Sprintf("worker %d: %s", p.Number, e.Text))
+	case Halted, Trouble, Rejected:
+		f.troubles[firstLine(e.Text)]++
+	}
+	f.cfg.Verbose("worker %d: %s: %s", p.Number, e.Kind, firstLine(e.Text))
+}
+
+// ended takes in how a worker ended.
+func (f *Fleet) ended(p *Process, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.live, p.Number)
+	if p.shot != nil {
+		down := &ShotDown{Worker: p.Number, PID: p.PID()}
+		for partition, offset := range p.open {
+			down.InBatch, down.Partition, down.Offset = true, partition, offset
+		}
+		p.shot.Hit <- down
+		return
+	}
+	if err == nil && p.leaving || f.failed != nil {
+		return
+	}
+	status, known := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	killed := known && status.Signaled()
+	switch {
+	case killed && f.strays < maxStrays:
+		// You did that, from another terminal? Good: it counts, and another takes its place.
+		f.strays++
+		f.cfg.Verbose("worker %d (pid %d) was killed by somebody else: %v", p.Number, p.PID(), status.Signal())
+	case !killed && f.cfg.Resilient && p.cmd.ProcessState.ExitCode() == StatusFailed && f.restarts < maxRestarts:
+		f.restarts++
+		f.cfg.Verbose("worker %d (pid %d) is started again", p.Number, p.PID())
+	default:
+		f.failed = fmt.Errorf("worker %d (pid %d) ended, and nobody had asked it to", p.Number, p.PID())
+		if err != nil {
+			f.failed = fmt.Errorf("%w: %w", f.failed, errors.Join(err, lastWords(&p.stderr)))
+		}
+		return
+	}
+	if stops := f.stops; !p.leaving {
+		time.AfterFunc(restartAfter, func() {
+			if f.stopped(stops) {
+				return
+			}
+			if _, err := f.Start(); err != nil {
+				f.fail(err)
+			}
+		})
+	}
+}
+
+// stopped reports whether all workers were told to leave since so many times.
+func (f *Fleet) stopped(since int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stops != since
+}
+
+const (
+	// maxStrays bounds how many workers that somebody else has killed are replaced: the system may have no memory for them.
+	maxStrays = 100
+	// maxRestarts bounds how often workers may give up.
+	maxRestarts = 10_000
+	// restartAfter keeps a worker that cannot reach its servers from being started without a pause.
+	restartAfter = 200 * time.Millisecond
+)
+
+// lastWords is the end of what a process wrote to standard error: a panic, say.
+func lastWords(b *bytes.Buffer) error {
+	text := strings.TrimSpace(b.String())
+	if text == "" {
+		return nil
+	}
+	return errors.New(text[max(0, len(text)-4000):])
+}

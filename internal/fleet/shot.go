@@ -1,0 +1,62 @@
+package fleet
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// Shot is one SIGKILL, aimed at a worker in the middle of a batch.
+type Shot struct {
+	Hit chan *ShotDown // receives the outcome
+
+	skip int     // batches that begin and are spared
+	late float64 // how long after the beginning of a batch, as a share of what a batch takes
+}
+
+// ShotDown tells whom a SIGKILL hit and at what.
+type ShotDown struct {
+	Worker    int
+	PID       int
+	InBatch   bool // a batch had begun and was not known to have committed
+	Partition int32
+	Offset    int64
+}
+
+// Shoot asks for the next kill; at once, where the one before came too late. The outcome comes by the channel.
+func (f *Fleet) Shoot(random *rand.Rand, atOnce bool) *Shot {
+	s := &Shot{Hit: make(chan *ShotDown, 1)}
+	if !atOnce {
+		s.skip, s.late = random.IntN(4), 0.8*random.Float64()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.aim = s
+	return s
+}
+
+// Blindly fires a shot that has found no batch at a worker, whatever it does. False: it had found one meanwhile, or there is no worker.
+func (f *Fleet) Blindly(s *Shot, random *rand.Rand) bool {
+	p := f.Any(random)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.aim != s || p == nil {
+		return false
+	}
+	p.shot, f.aim = s, nil
+	_ = p.cmd.Process.Kill() // fails only if it has ended
+	return true
+}
+
+// consider decides whether a worker that has just begun with a batch is to be killed, at a random moment in about the time that
+// the batch takes: before its COMMIT, during it, or right after it.
+func (f *Fleet) consider(p *Process, e Event) {
+	switch {
+	case f.aim == nil || p.shot != nil || p.leaving || e.Alone:
+		return
+	case f.aim.skip > 0:
+		f.aim.skip--
+		return
+	}
+	p.shot, f.aim = f.aim, nil
+	time.AfterFunc(time.Duration(p.shot.late*float64(f.batch)), func() { _ = p.cmd.Process.Kill() }) // fails only if it has ended
+}

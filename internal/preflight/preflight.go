@@ -1,0 +1,163 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+// oldest is the oldest PostgreSQL that is tested (make matrix), as in server_version_num.
+const oldest = 140000
+
+// stalePrepared is from which age on a prepared transaction counts as left over: whoever prepares one commits it within moments.
+const stalePrepared = 5 * time.Minute
+
+// Check looks at the database behind a pool, for one that works there as a role. The error joins every fault, each saying what to do;
+// the warnings are for people to read, and are complete unless the database could not be asked at all.
+func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string, err error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Release()
+	db := unnamed{conn}
+	s, err := readServer(ctx, db)
+	if err != nil {
+		return nil, fmt.Errorf("reading the server's settings: %w", err)
+	}
+	faults := s.faults()
+	warnings = append(s.warnings(), pooler(conn.Conn(), s.pid)...)
+
+	// Rights first: without them the schema's version cannot be read.
+	missing, err := missingRights(ctx, db, as)
+	if err != nil {
+		return warnings, errors.Join(append(faults, fmt.Errorf("reading the rights of %s: %w", s.user, err))...)
+	}
+	if len(missing) > 0 {
+		faults = append(faults, fmt.Errorf("role %s lacks rights: %s; grant them (docs/roles.sql has all that %s needs)",
+			s.user, strings.Join(missing, ", "), as.name))
+	}
+	if err := migrations.Check(ctx, db); err != nil && !denied(err) { // denied: named among the rights
+		faults = append(faults, err)
+	}
+	prepared, err := leftPrepared(ctx, db, stalePrepared)
+	if err != nil {
+		faults = append(faults, fmt.Errorf("reading prepared transactions: %w", err))
+	}
+	return append(warnings, prepared...), errors.Join(faults...)
+}
+
+// denied reports insufficient_privilege.
+func denied(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "42501"
+}
+
+// unnamed asks without naming a prepared statement, whatever the pool's mode: the check is to say what is wrong with that
+// mode behind a pooler, not to fail of it.
+type unnamed struct{ conn *pgxpool.Conn }
+
+func (u unnamed) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return u.conn.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+}
+
+func (u unnamed) strings(ctx context.Context, sql string, args ...any) ([]string, error) {
+	rows, err := u.conn.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// serverSQL returns one row. Everybody may read these settings. default_transaction_* and not transaction_*: a pooler may
+// have put this statement into any transaction.
+const serverSQL = `
+select current_user::text, pg_backend_pid(), pg_is_in_recovery(), current_setting('server_version_num')::int,
+       current_setting('server_version'), current_setting('default_transaction_read_only') = 'on', current_setting('default_transaction_isolation'),
+       current_setting('synchronous_commit'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on'`
+
+// server is what it returns.
+type server struct {
+	user                  string
+	pid                   uint32
+	standby               bool
+	number                int
+	version               string
+	readOnly              bool
+	isolation             string
+	synchronous           string
+	fsync, fullPageWrites bool
+}
+
+func readServer(ctx context.Context, db migrations.DB) (s server, err error) {
+	var pid int32
+	err = db.QueryRow(ctx, serverSQL).Scan(&s.user, &pid, &s.standby, &s.number, &s.version, &s.readOnly, &s.isolation, &s.synchronous, &s.fsync, &s.fullPageWrites)
+	s.pid = uint32(pid)
+	return s, err
+}
+
+// faults are what makes work impossible.
+func (s server) faults() (faults []error) {
+	if s.standby {
+		faults = append(faults, errors.New("the server is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)"))
+	} else if s.readOnly {
+		faults = append(faults, fmt.Errorf("transactions of %s are read-only: set default_transaction_read_only = off for this role, database or connection", s.user))
+	}
+	if s.number < oldest {
+		faults = append(faults, fmt.Errorf("PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server", s.version))
+	}
+	return faults
+}
+
+// warnings are settings that weaken the promise, or cost. None is an error, because each can be meant, and effects stay single with
+// each: the position is lost with the effects, and what was lost is done again.
+func (s server) warnings() (warnings []string) {
+	if s.synchronous == "off" {
+		warnings = append(warnings, "synchronous_commit is off: a crash of the server takes the last commits back. They are done again from Kafka as long as it still holds the messages; whoever saw the effects saw what was not to last. Relays flush their own commits all the same")
+	}
+	if !s.fsync {
+		warnings = append(warnings, "fsync is off: a crash of the machine may corrupt the database, and nothing is promised after it. Only for servers that are thrown away")
+	}
+	if s.fsync && !s.fullPageWrites {
+		warnings = append(warnings, "full_page_writes is off: a crash of the machine may corrupt the database, unless its storage writes whole pages")
+	}
+	if s.isolation != "read committed" {
+		warnings = append(warnings, fmt.Sprintf("default_transaction_isolation is %s: effects stay single, but transactions fail with 40001 and run again, handlers included, where under read committed they would wait", s.isolation))
+	}
+	return warnings
+}
+
+// pooler warns of named prepared statements where a pooler stands between us and the server. PgBouncer gives its clients a process
+// id that it made up, for their cancel requests.
+func pooler(conn *pgx.Conn, backend uint32) []string {
+	switch conn.Config().DefaultQueryExecMode {
+	case pgx.QueryExecModeCacheStatement:
+		if conn.PgConn().PID() != backend {
+			return []string{"a pooler stands before the server, and this pool names prepared statements: in transaction mode PgBouncer knows none before 1.21, and later only with max_prepared_statements above 0. Set default_query_exec_mode=exec in the address if statements fail with 26000 or 42P05"}
+		}
+	}
+	return nil
+}
+
+// preparedSQL returns a line for each prepared transaction of this database that is older than $1 seconds. Everybody may read it.
+const preparedSQL = `
+select format('%L of %s, since %s', gid, owner, prepared::timestamptz(0)) from pg_prepared_xacts
+ where database = current_database() and prepared < clock_timestamp() - make_interval(secs => $1)
+ order by prepared`
+
+func leftPrepared(ctx context.Context, db unnamed, age time.Duration) ([]string, error) {
+	left, err := db.strings(ctx, preparedSQL, age.Seconds())
+	if err != nil || len(left) == 0 {
+		return nil, err
+	}
+	return []string{fmt.Sprintf("prepared transactions were left over: %s. They keep their locks and hold back vacuum for ever: COMMIT PREPARED or ROLLBACK PREPARED each",
+		strings.Join(left, "; "))}, nil
+}

@@ -1,0 +1,63 @@
+package preflight
+
+import "context"
+
+// Role is what somebody does in the database, and the rights that takes.
+type Role struct {
+	name   string
+	tables []string // parallel: a right on a table, once for each
+	rights []string
+}
+
+func role(name string, rights map[string][]string) Role {
+	r := Role{name: name}
+	for table, all := range rights {
+		for _, right := range all {
+			r.tables, r.rights = append(r.tables, table), append(r.rights, right)
+		}
+	}
+	return r
+}
+
+// The roles of docs/roles.sql that programs have; TestRolesFileGrantsWhatIsNeeded compares. A table that the schema does not have
+// yet, or no more, is not asked about: that is the schema version's affair.
+var (
+	// App is a consumer with its handlers.
+	App = role("onlyonce_app", map[string][]string{
+		"schema_version": {"SELECT"},
+		"leases":         {"SELECT", "INSERT", "UPDATE"},
+		"cursors":        {"SELECT", "INSERT", "UPDATE"},
+		"positions":      {"SELECT"},
+		"progress":       {"SELECT", "INSERT", "DELETE"},
+		"inbox":          {"SELECT", "INSERT"},
+		"parked":         {"SELECT", "INSERT", "UPDATE"},
+		"topics":         {"SELECT", "INSERT"},
+		"pauses":         {"SELECT"}, // INSERT and DELETE only where Consumer.Pause is called
+	})
+	// Relay sends what is in the outbox.
+	Relay = role("onlyonce_relay", map[string][]string{
+		"schema_version": {"SELECT"},
+		"leases":         {"SELECT", "INSERT", "UPDATE"},
+		"outbox":         {"SELECT", "UPDATE", "DELETE"},
+		"parked":         {"SELECT", "INSERT", "UPDATE"},
+	})
+)
+
+// rightsSQL returns a line for each right that the current user lacks: on the schema, on tables ($1, with the right $2 each), on
+// functions. From the catalogs, which everybody may read; onlyonce.x itself could not be named without rights on the schema.
+const rightsSQL = `
+with s as (select oid from pg_namespace where nspname = 'onlyonce')
+select 'USAGE on schema onlyonce' from s where not has_schema_privilege(s.oid, 'USAGE')
+union all
+select needed.privilege || ' on onlyonce.' || needed.name
+  from s, unnest($1::text[], $2::text[]) as needed(name, privilege)
+  join pg_class c on c.relname = needed.name
+ where c.relnamespace = s.oid and not has_table_privilege(c.oid, needed.privilege)
+union all
+select 'EXECUTE on function onlyonce.' || p.proname from s join pg_proc p on p.pronamespace = s.oid
+ where not has_function_privilege(p.oid, 'EXECUTE')
+order by 1`
+
+func missingRights(ctx context.Context, db unnamed, as Role) ([]string, error) {
+	return db.strings(ctx, rightsSQL, as.tables, as.rights)
+}

@@ -1,0 +1,327 @@
+package preflight_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// patience bounds what tests wait for.
+const patience = 30 * time.Second
+
+// cluster is a server of the test's own, because roles belong to a server: migrated by onlyonce_migrator, with docs/roles.sql run as
+// it says, and one login for each role.
+type cluster struct {
+	t     *testing.T
+	super *pgxpool.Pool // on the database
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	server := pgtest.Server(t, nil)
+	admin := pgtest.Pool(t, server)
+	if _, err := admin.Exec(t.Context(), `create database shop`); err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{t: t, super: pgtest.Pool(t, strings.Replace(server, "/postgres?", "/shop?", 1))}
+	c.runFile() // before the first migration
+	for login, role := range map[string]string{"deploy": "migrator", "stock": "app", "payments": "relay", "ops": "operator"} {
+		c.exec(fmt.Sprintf(`create role %s login in role onlyonce_%s`, login, role))
+	}
+	c.exec(`alter role deploy set role onlyonce_migrator`)
+	conn, err := c.as("deploy").Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := migrations.Apply(t.Context(), conn.Conn()); err != nil {
+		t.Fatalf("migrating as onlyonce_migrator: %v", err)
+	}
+	c.runFile() // and after it
+	return c
+}
+
+func (c *cluster) runFile() {
+	c.t.Helper()
+	sql, err := os.ReadFile("../../docs/roles.sql")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.exec(string(sql))
+}
+
+func (c *cluster) exec(sql string) {
+	c.t.Helper()
+	if _, err := c.super.Exec(c.t.Context(), sql); err != nil {
+		c.t.Fatalf("%.60s: %v", sql, err)
+	}
+}
+
+func (c *cluster) url(login string) string {
+	u, err := url.Parse(c.super.Config().ConnString())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	u.User = url.User(login)
+	return u.String()
+}
+
+func (c *cluster) as(login string) *pgxpool.Pool { return pgtest.Pool(c.t, c.url(login)) }
+
+func (c *cluster) count(sql string) (n int) {
+	c.t.Helper()
+	if err := c.super.QueryRow(context.Background(), sql).Scan(&n); err != nil {
+		c.t.Fatalf("%s: %v", sql, err)
+	}
+	return n
+}
+
+func (c *cluster) until(what string, cond func() bool) {
+	c.t.Helper()
+	deadline, tick := time.After(patience), time.NewTicker(5*time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			c.t.Fatalf("never happened: %s", what)
+		}
+	}
+}
+
+// runs runs something until the test stops it, and expects no error of it.
+func (c *cluster) runs(run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	return func() {
+		c.t.Helper()
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				c.t.Error(err)
+			}
+		case <-time.After(patience):
+			c.t.Error("Run does not return")
+		}
+	}
+}
+
+// S2: consumer, relay and operator do their work with what docs/roles.sql grants them, and no more.
+func TestS2RolesDoTheirWork(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(`create table effects (value text); grant insert on effects to stock`)
+	for login, as := range map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay} {
+		if warnings, err := preflight.Check(t.Context(), c.as(login), as); err != nil || len(warnings) > 0 {
+			t.Errorf("%s: %v, %v", login, warnings, err)
+		}
+	}
+
+	// A batch for each message, so that enough of them pass for progress to be pruned.
+	const messages = 300
+	log := consumertest.NewLog("orders", 1)
+	for i := range messages {
+		v := fmt.Sprint(i)
+		log.Append(0, v, consumer.Header{Name: "message-id", Value: []byte(v)})
+	}
+	log.Append(0, "0", consumer.Header{Name: "message-id", Value: []byte("0")})     // a copy
+	log.Append(0, "other", consumer.Header{Name: "message-id", Value: []byte("0")}) // a conflict
+	handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		switch m.Offset {
+		case 7:
+			return consumer.Permanent(errors.New("never"))
+		case 8:
+			return errors.New("not now")
+		case 9:
+			if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/"}); err != nil {
+				return err
+			}
+		}
+		tx.Queue(`insert into effects values ($1)`, string(m.Value))
+		return nil
+	}
+	consume := func() (stop func()) {
+		worker, err := consumer.New(c.as("stock"), &consumertest.Source{Log: log, GroupID: "stock"}, handle, consumer.Config{
+			Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 1, Linger: time.Millisecond,
+			MaxAttempts: 2, RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.runs(worker.Run)
+	}
+	stop := consume()
+	c.until("all messages are handled", func() bool {
+		return c.count(`select coalesce(max(next_offset), 0) from onlyonce.positions`) == messages+2
+	})
+	stop()
+	stop = consume()
+	c.until("the cursor is taken over again", func() bool { return c.count(`select max(epoch) from onlyonce.leases`) == 2 })
+	stop()
+	if n := c.count(`select count(*) from effects`); n != messages-2 {
+		t.Errorf("%d effects, want %d", n, messages-2)
+	}
+	if n := c.count(`select count(*) from onlyonce.parked where kind = 'message'`); n != 3 {
+		t.Errorf("%d messages are parked, want 3", n)
+	}
+	if n := c.count(`select count(*) from onlyonce.progress`); n >= messages {
+		t.Errorf("%d rows of progress: nothing was pruned", n)
+	}
+
+	// Without a handler: calls to be delivered, tried again, parked, and one that is to be deleted.
+	app := c.as("stock")
+	for _, id := range []string{"fine", "again", "never", "old"} {
+		err := pgx.BeginFunc(t.Context(), app, func(tx pgx.Tx) error {
+			return outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: id, ID: id, Scope: "checkout", Target: "/"})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.exec(`update onlyonce.outbox set state = 'delivered', settled_at = clock_timestamp() - interval '30 days' where name = 'old'`)
+	relay, err := outbox.NewRelay(c.as("payments"), outbox.RelayConfig{Sinks: []outbox.Sink{sink{}}, PollInterval: 10 * time.Millisecond, RetryMin: time.Millisecond, RetryMax: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop = c.runs(relay.Run)
+	c.until("all calls are settled, and the old one is gone", func() bool {
+		return c.count(`select count(*) from onlyonce.outbox where state = 'delivered'`) == 3 &&
+			c.count(`select count(*) from onlyonce.outbox`) == 4 && c.count(`select count(*) from onlyonce.parked where kind = 'call'`) == 1
+	})
+	stop()
+
+	// The command, as an operator.
+	program := filepath.Join(t.TempDir(), "onlyonce")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/onlyonce").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, args := range []string{
+		"status", "cursor show -scope stock -topic orders -partition 0", "parked list",
+		"cursor adopt -scope stock -topic orders -partition 0 -at 400 -reason test -yes",
+		"cursor adopt -scope new -topic orders -partition 0 -at 4 -reason test -yes",
+	} {
+		argv := strings.Fields(args)
+		argv = append(argv, "-postgres", c.url("ops"))
+		if out, err := exec.CommandContext(t.Context(), program, argv...).CombinedOutput(); err != nil {
+			t.Errorf("onlyonce %s as operator: %v\n%s", args, err, out)
+		}
+	}
+}
+
+// sink delivers all but the call that is named never, the one named again at its second attempt.
+type sink struct{}
+
+func (sink) Name() string { return "payments" }
+func (sink) Limits() outbox.Limits {
+	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Second}
+}
+func (sink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
+	switch {
+	case d.Name == "never":
+		return outbox.Reject("never", nil)
+	case d.Name == "again" && d.Attempt == 1:
+		return outbox.RetryLater("again", nil)
+	}
+	return outbox.Result{Outcome: outbox.Delivered}
+}
+
+// S2: what each role must not do, the server refuses.
+func TestS2RolesCanDoNoMore(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	ddl := []string{
+		`truncate onlyonce.inbox`, `drop table onlyonce.audit`, `create table onlyonce.mine ()`, `alter table onlyonce.progress disable trigger sealed`,
+		`create or replace function onlyonce.seal() returns void language sql as 'select'`, `drop schema onlyonce cascade`,
+		`insert into onlyonce.schema_version (version) values (9)`, `delete from onlyonce.leases`, `delete from onlyonce.cursors`,
+		`delete from onlyonce.inbox`, `update onlyonce.inbox set fingerprint = 0`, `update onlyonce.progress set next_offset = 9`,
+		`delete from onlyonce.parked`, `update onlyonce.audit set reason = 'x'`, `delete from onlyonce.audit`,
+	}
+	for login, own := range map[string][]string{
+		"stock": {`update onlyonce.outbox set state = 'delivered'`, `delete from onlyonce.outbox`,
+			`insert into onlyonce.audit (action, reason) values ('x', 'x')`},
+		"payments": {`insert into onlyonce.inbox values (gen_random_uuid(), 0)`, `update onlyonce.cursors set clean = true`,
+			`delete from onlyonce.progress`, `select from onlyonce.inbox`,
+			`insert into onlyonce.outbox (key, sink, name, method, target, body) values (gen_random_uuid(), 's', 'n', 'm', 't', '')`},
+		"ops": {`insert into onlyonce.progress values (1, 0, 0, 1)`, `delete from onlyonce.outbox`},
+	} {
+		conn, err := pgx.Connect(t.Context(), c.url(login))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close(context.Background()) }()
+		for _, sql := range append(own, ddl...) {
+			_, err := conn.Exec(t.Context(), sql)
+			var pg *pgconn.PgError
+			if !errors.As(err, &pg) || pg.Code != "42501" {
+				t.Errorf("%s may: %s (%v)", login, sql, err)
+			}
+		}
+	}
+}
+
+// Each right that the engine needs, taken away, is named by the check; and every table of the schema stands in the file.
+func TestS2MissingRightsAreNamed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for _, x := range []struct{ role, login, take, names string }{
+		{"onlyonce_app", "stock", `delete on onlyonce.progress`, "role stock lacks rights: DELETE on onlyonce.progress; grant them (docs/roles.sql has all that onlyonce_app needs)"},
+		{"onlyonce_app", "stock", `select, insert on onlyonce.inbox`, "INSERT on onlyonce.inbox, SELECT on onlyonce.inbox"},
+		{"onlyonce_app", "stock", `select on onlyonce.schema_version`, "SELECT on onlyonce.schema_version"},
+		{"onlyonce_app", "stock", `usage on schema onlyonce`, "USAGE on schema onlyonce"},
+		{"onlyonce_relay", "payments", `update on onlyonce.outbox`, "UPDATE on onlyonce.outbox"},
+		{"public", "stock", `execute on function onlyonce.seal()`, "EXECUTE on function onlyonce.seal"},
+	} {
+		c.exec(fmt.Sprintf(`revoke %s from %s`, x.take, x.role))
+		as := preflight.App
+		if x.login == "payments" {
+			as = preflight.Relay
+		}
+		if _, err := preflight.Check(t.Context(), c.as(x.login), as); err == nil || !strings.Contains(err.Error(), x.names) {
+			t.Errorf("without %s: %v", x.take, err)
+		}
+		c.runFile()
+	}
+	c.exec(`grant execute on function onlyonce.seal() to public`)
+	for login, as := range map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay} {
+		if _, err := preflight.Check(t.Context(), c.as(login), as); err != nil {
+			t.Errorf("%s, after the file was run again: %v", login, err)
+		}
+	}
+
+	file, err := os.ReadFile("../../docs/roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := c.super.Query(t.Context(), `select relname::text from pg_class where relnamespace = 'onlyonce'::regnamespace and relkind in ('r', 'p', 'v')`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range tables {
+		if !strings.Contains(string(file), "'"+table+"'") {
+			t.Errorf("docs/roles.sql says nothing about onlyonce.%s: who needs which right on it?", table)
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package preflight
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+)
+
+// What no test server is, or should be, is judged from what it would answer.
+func TestJudgement(t *testing.T) {
+	t.Parallel()
+	good := server{user: "stock", number: 150004, version: "15.4", isolation: "read committed", synchronous: "on", fsync: true, fullPageWrites: true}
+	for name, c := range map[string]struct {
+		change         func(*server)
+		fault, warning string
+	}{
+		"good":             {func(*server) {}, "", ""},
+		"standby":          {func(s *server) { s.standby, s.readOnly = true, true }, "is a standby", ""},
+		"read-only":        {func(s *server) { s.readOnly = true }, "transactions of stock are read-only", ""},
+		"old":              {func(s *server) { s.number, s.version = 130021, "13.21" }, "PostgreSQL 13.21 is older than 14", ""},
+		"no fsync":         {func(s *server) { s.fsync, s.fullPageWrites = false, false }, "", "fsync is off"},
+		"torn pages":       {func(s *server) { s.fullPageWrites = false }, "", "full_page_writes is off"},
+		"asynchronous":     {func(s *server) { s.synchronous = "off" }, "", "synchronous_commit is off"},
+		"local":            {func(s *server) { s.synchronous = "local" }, "", ""},
+		"stricter default": {func(s *server) { s.isolation = "serializable" }, "", "default_transaction_isolation is serializable"},
+	} {
+		s := good
+		c.change(&s)
+		fault := errors.Join(s.faults()...)
+		if (c.fault == "") != (fault == nil) || (fault != nil && !strings.Contains(fault.Error(), c.fault)) || len(s.faults()) > 1 {
+			t.Errorf("%s: fault %v, want %q", name, fault, c.fault)
+		}
+		warning := strings.Join(s.warnings(), "\n")
+		if (c.warning == "") != (warning == "") || !strings.Contains(warning, c.warning) || len(s.warnings()) > 1 {
+			t.Errorf("%s: warning %q, want %q", name, warning, c.warning)
+		}
+	}
+}
+
+func TestLeftPreparedTransactions(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.Server(t, map[string]string{"max_prepared_transactions": "2"}))
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	db := unnamed{conn}
+	if got, err := leftPrepared(t.Context(), db, 0); err != nil || got != nil {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, sql := range []string{"begin", "create table t ()", "prepare transaction 'it''s left'"} {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := leftPrepared(t.Context(), db, 0)
+	if err != nil || len(got) != 1 || !strings.Contains(got[0], `'it''s left' of postgres`) || !strings.Contains(got[0], "ROLLBACK PREPARED") {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := leftPrepared(t.Context(), db, stalePrepared); err != nil || got != nil {
+		t.Errorf("one that was made just now is told of: %v, %v", got, err)
+	}
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+)
+
+// report is the outcome of a storm, and what -json prints. The names are the project's (see docs/glossary.md).
+type report struct {
+	Seed          uint64   `json:"seed"`
+	Unique        int      `json:"unique"`         // distinct message ids
+	Produced      int      `json:"produced"`       // records in the log, copies included
+	Delivered     int      `json:"delivered"`      // times the handler was entered
+	Effects       int      `json:"effects"`        // rows of effect
+	Duplicates    int      `json:"duplicates"`     // records suppressed because their id was claimed
+	Redelivered   int      `json:"redelivered"`    // records that a second worker began with
+	Parked        int      `json:"parked"`         // messages set aside
+	Kills         int      `json:"kills"`          // SIGKILLs to workers
+	KillsInBatch  int      `json:"kills_in_batch"` // of them in the middle of a batch
+	Freezes       int      `json:"freezes"`        // SIGSTOPs to workers, beyond their session
+	Rebalances    int      `json:"rebalances"`     // workers that joined or left in order
+	PostgresKills int      `json:"postgres_kills"` // SIGKILLs to Postgres, those of failovers included
+	BrokerKills   int      `json:"broker_kills"`   // SIGKILLs to a broker
+	Failovers     int      `json:"failovers"`      // promotions of a standby
+	Lost          int64    `json:"lost"`           // records whose effects failovers have lost, and that were done again
+	Restarts      int      `json:"restarts"`       // workers that gave up without a server, and were started again
+	Seconds       float64  `json:"seconds"`        // from the first record until all were handled
+	OK            bool     `json:"ok"`             // every invariant holds
+	Breaches      []string `json:"breaches,omitempty"`
+	Error         string   `json:"error,omitempty"` // why the run did not come to its end
+	Postgres      string   `json:"postgres"`        // what was used
+	Kafka         string   `json:"kafka"`           //
+}
+
+// count takes over what the run has counted.
+func (r *report) count(s *storm) {
+	r.Kills, r.KillsInBatch, r.Freezes, r.Rebalances = s.struck[blowKill]+s.fleet.StrayKills(), s.inBatch, s.struck[blowFreeze], s.struck[blowRebalance]
+	r.Failovers, r.BrokerKills, r.PostgresKills = s.struck[blowFailover], s.struck[blowBroker], s.struck[blowPostgres]+s.struck[blowFailover]
+	r.Restarts = s.fleet.Restarts()
+	for _, m := range s.marks {
+		r.Lost += m.lost
+	}
+}
+
+// write prints what is wrong, and the summary line, last.
+func (r report) write(human, stdout io.Writer, asJSON bool) error {
+	for _, b := range r.Breaches {
+		_, _ = fmt.Fprintln(human, "BREACH", b)
+	}
+	verdict := "ok"
+	if !r.OK {
+		verdict = "BREACH"
+		if r.Error != "" {
+			verdict = "FAILED"
+		}
+	}
+	_, err := fmt.Fprintf(human, "storm %s seed=%d unique=%d produced=%d delivered=%d effects=%d duplicates=%d redelivered=%d parked=%d kills=%d kills_in_batch=%d"+
+		" freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d lost=%d restarts=%d seconds=%.1f\n",
+		verdict, r.Seed, r.Unique, r.Produced, r.Delivered, r.Effects, r.Duplicates, r.Redelivered, r.Parked, r.Kills, r.KillsInBatch,
+		r.Freezes, r.Rebalances, r.PostgresKills, r.BrokerKills, r.Failovers, r.Lost, r.Restarts, r.Seconds)
+	if err != nil || !asJSON {
+		return err
+	}
+	return json.NewEncoder(stdout).Encode(r)
+}
