@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/scenario"
 )
 
 // children are the scenarios that end in SIGKILL, or may.
@@ -27,16 +28,24 @@ var children = map[string]func(db string) error{
 			return nil
 		})
 	},
-	"before-offset-commit": func(db string) error {
-		return childRun(db, &consumertest.Source{OnCommit: func(_ int32, offset int64) error {
+	"offset-unsent": func(db string) error {
+		return childRun(db, &consumertest.Source{Log: mixLog(true), OnCommit: func(_ int32, offset int64) error {
 			if offset > 0 { // the first commit, at 0, is the proof of membership
 				kill()
 			}
 			return nil
-		}}, queued)
+		}}, scenario.Handle, func(cfg *consumer.Config) { cfg.Key, cfg.PositionsOnly = nil, true })
 	},
 	"poison": func(db string) error {
-		return childRun(db, &consumertest.Source{}, poisoned)
+		return childRun(db, &consumertest.Source{Log: mixLog(false)}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			if err := scenario.Handle(ctx, tx, m); err != nil {
+				return err
+			}
+			if string(m.Value) == scenario.Plain {
+				kill()
+			}
+			return nil
+		})
 	},
 	"poison that blocks": func(db string) error {
 		return childRun(db, &consumertest.Source{}, poisoned, func(cfg *consumer.Config) { cfg.OnFailure = consumer.BlockPartition })
@@ -66,12 +75,21 @@ func crashLog() (log *consumertest.Log, values []string) {
 	return log, values
 }
 
+// mixLog has the mix in it, the same in every process.
+func mixLog(positionsOnly bool) *consumertest.Log {
+	log := consumertest.NewLog("orders", 1)
+	scenario.New(log, "stock", "orders").Fill(1, !positionsOnly)
+	return log
+}
+
 func childRun(db string, src *consumertest.Source, h consumer.Handler, tune ...func(*consumer.Config)) error {
 	pool, err := pgxpool.New(context.Background(), db)
 	if err != nil {
 		return err
 	}
-	src.Log, _ = crashLog()
+	if src.Log == nil {
+		src.Log, _ = crashLog()
+	}
 	src.GroupID = "stock"
 	cfg := testConfig()
 	for _, f := range tune {
@@ -93,7 +111,7 @@ func crashed(t *testing.T, scenario string) (*rig, []string) {
 	r.log, values = crashLog()
 	r.src.Log = r.log
 	state := runChild(t, scenario, r.pool.Config().ConnString())
-	if ws, ok := state.Sys().(syscall.WaitStatus); !ok || ws.Signal() != syscall.SIGKILL {
+	if !killed(state) {
 		t.Fatalf("the child ended with %v, not by SIGKILL", state)
 	}
 	return r, values
@@ -110,60 +128,4 @@ func TestT1KilledBetweenEffectAndCommit(t *testing.T) {
 	r.reaches(0, 30)
 	stop()
 	r.once(values...)
-}
-
-// F1: the database's position counts, not Kafka's, which was never written.
-func TestF1KilledBetweenCommitAndOffsetCommit(t *testing.T) {
-	t.Parallel()
-	r, values := crashed(t, "before-offset-commit")
-	before := r.position(0)
-	if before < 10 {
-		t.Fatalf("position %d after the kill, want a committed batch", before)
-	}
-	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true // the position alone has to do it
-	stop := r.start(queued, cfg)
-	r.reaches(0, 30)
-	stop()
-	r.once(values...)
-}
-
-// F1: whoever resets the group's offsets does not make messages run again.
-func TestF1CommittedOffsetResetToZero(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, 1)
-	values := r.numbered(0, 30)
-	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	stop := r.start(queued, cfg)
-	r.reaches(0, 30)
-	stop()
-	r.log.SetCommitted("stock", 0, 0, "")
-	r.log.Append(0, "new", id("new"))
-	stop = r.start(queued, cfg)
-	r.reaches(0, 31)
-	stop()
-	r.once(append(values, "new")...)
-	r.log.ClearCommitted("stock") // they expire, too
-	r.log.Append(0, "newer", id("newer"))
-	stop = r.start(queued, cfg)
-	r.reaches(0, 32)
-	stop()
-	r.once(append(values, "new", "newer")...)
-}
-
-// F9, D2: a message that kills its process is found, because its attempts are counted before they run.
-func TestF9MessageThatKillsTheProcessIsParkedAlone(t *testing.T) {
-	t.Parallel()
-	r, values := crashed(t, "poison") // in a batch: nothing is counted
-	for range testConfig().MaxAttempts {
-		runChild(t, "poison", r.pool.Config().ConnString())
-	}
-	stop := r.start(queued, testConfig())
-	r.reaches(0, 30)
-	stop()
-	r.once(append(values[:14:14], values[15:]...)...)
-	if got := fmt.Sprint(r.reasons()); got != "map[14:crashed]" {
-		t.Errorf("parked: %s", got)
-	}
 }

@@ -103,23 +103,6 @@ func TestF2StaleMemberDoesNotRaise(t *testing.T) {
 	stop()
 }
 
-// F2: somebody else's cursor is refused by name.
-func TestF2ForeignGroupIsRefusedByName(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, 1)
-	r.numbered(0, 5)
-	stop := r.start(queued, testConfig())
-	r.reaches(0, 5)
-	stop()
-	r.src.GroupID = "other"
-	stop = r.start(queued, testConfig())
-	h := r.halted()
-	stop()
-	if h.Reason != consumer.HaltForeignGroup || !strings.Contains(h.Error(), `group "stock"`) || !strings.Contains(h.Error(), "onlyonce cursor adopt") {
-		t.Errorf("halt: %v", h)
-	}
-}
-
 // F3: Kafka's committed offset is adopted when somebody else wrote it, and only then.
 func TestF3StartIsDecidedOnce(t *testing.T) {
 	t.Parallel()
@@ -143,64 +126,6 @@ func TestF3StartIsDecidedOnce(t *testing.T) {
 	}
 	if n := r.count(`select count(*) from onlyonce.cursors`); n != 0 {
 		t.Error("a cursor was made from our own offset in Kafka")
-	}
-}
-
-// F4: a topic that was deleted and created again is another topic, before and while it is read.
-func TestF4RecreatedTopicHalts(t *testing.T) {
-	for _, when := range []string{"between runs", "while reading"} {
-		t.Run(when, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, 1)
-			r.numbered(0, 5)
-			stop := r.start(queued, testConfig())
-			r.reaches(0, 5)
-			if when == "between runs" {
-				stop()
-			}
-			r.log.Recreate()
-			for range 8 {
-				r.log.Append(0, "new", id("new"))
-			}
-			if when == "between runs" {
-				stop = r.start(queued, testConfig())
-			}
-			h := r.halted()
-			stop()
-			if h.Reason != consumer.HaltNewTopic || !strings.Contains(h.Command(), "-at OFFSET") {
-				t.Errorf("halt: %v", h)
-			}
-			if n := r.count(`select count(*) from effects where value = 'new'`); n != 0 {
-				t.Error("messages of the new topic were handled from the old one's offset")
-			}
-		})
-	}
-}
-
-// F5: a log that was truncated and written anew has another record before the position, or ends before it.
-func TestF5TruncatedLogHalts(t *testing.T) {
-	for _, how := range []string{"shorter", "written anew"} {
-		t.Run(how, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, 1)
-			r.numbered(0, 10)
-			stop := r.start(queued, testConfig())
-			r.reaches(0, 10)
-			stop()
-			r.log.Truncate(0, 8)
-			if how == "written anew" {
-				for i := range 6 {
-					v := fmt.Sprintf("new%d", i)
-					r.log.Append(0, v, id(v))
-				}
-			}
-			stop = r.start(queued, testConfig())
-			h := r.halted()
-			stop()
-			if h.Reason != consumer.HaltTruncated {
-				t.Errorf("halt: %v", h)
-			}
-		})
 	}
 }
 
@@ -280,29 +205,7 @@ func TestHaltedPartitionLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// F1: a database that loses its last commits while the owner lives (a failover, a crash without flushed commits) rewinds the
-// position with the effects, and exactly the lost part is done again. What the owner remembers does not count.
-func TestF1LostCommitsAreRedone(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, 1)
-	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	values := r.numbered(0, 10)
-	stop := r.start(queued, cfg)
-	r.reaches(0, 10)
-	more := []string{"a", "b", "c"}
-	for _, v := range more {
-		r.log.Append(0, v)
-	}
-	r.reaches(0, 13)
-	r.exec(`with lost as (delete from onlyonce.progress where next_offset > 10 returning 1) delete from effects where off >= 10`)
-	r.log.Append(0, "d")
-	r.reaches(0, 14)
-	stop()
-	r.once(append(append(values, more...), "d")...)
-}
-
-// The same where no message comes after the failover: the owner looks.
+// F1: a failover that loses commits, and no message comes after it: the owner looks.
 func TestF1LostCommitsAreRedoneWithoutNewMessages(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

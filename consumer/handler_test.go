@@ -67,23 +67,6 @@ func TestPermanentIsParkedAtOnce(t *testing.T) {
 	}
 }
 
-func TestPanicIsAnError(t *testing.T) {
-	t.Parallel()
-	r := unlike(t, "exhausted", func(context.Context, consumer.Tx, *consumer.Message) error { panic("kaboom") })
-	if n := r.count(`select count(*) from onlyonce.parked where error like 'handler panicked: kaboom%'`); n != 1 {
-		t.Error("the parked message does not say that its handler panicked")
-	}
-}
-
-// T3: a failed statement leaves the transaction failed, and COMMIT then answers ROLLBACK without an error.
-func TestT3SwallowedErrorIsNoSuccess(t *testing.T) {
-	t.Parallel()
-	unlike(t, "exhausted", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		_, _ = tx.Exec(ctx, `insert into effects (value, part) values ('x', 'not a number')`)
-		return nil
-	})
-}
-
 // D1: a queued statement's error surfaces at a neighbour; the neighbour must not be judged for it.
 func TestD1QueuedErrorIsBlamedOnItsOwner(t *testing.T) {
 	t.Parallel()
@@ -97,28 +80,6 @@ func TestD1QueuedErrorIsBlamedOnItsOwner(t *testing.T) {
 		var n int
 		if err := tx.QueryRow(ctx, `select count(*) from effects`).Scan(&n); err != nil { // flushes the neighbour's statement
 			return consumer.Permanent(err)
-		}
-		return queued(ctx, tx, m)
-	}, testConfig())
-	r.reaches(0, 30)
-	stop()
-	r.once(append(values[:7:7], values[8:]...)...)
-	if got := fmt.Sprint(r.reasons()); got != "map[7:exhausted]" {
-		t.Errorf("parked: %s", got)
-	}
-}
-
-// T7: deferred constraints are judged with the message that violates them.
-func TestT7DeferredConstraintIsJudgedAlone(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, 1)
-	r.exec(`create table parent (id int primary key)`)
-	r.exec(`create table child (id int, parent int references parent deferrable initially deferred)`)
-	values := r.numbered(0, 30)
-	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		if m.Offset == 7 {
-			tx.Queue(`insert into child values (1, 999)`)
-			return nil
 		}
 		return queued(ctx, tx, m)
 	}, testConfig())
@@ -187,26 +148,6 @@ func TestTransactionIsOverWhenTheHandlerReturns(t *testing.T) {
 	if _, err := kept.Exec(t.Context(), "select 1"); err == nil || !strings.Contains(err.Error(), "after its handler returned") {
 		t.Errorf("a transaction used after its handler: %v", err)
 	}
-}
-
-// A handler whose own connection is killed is retried on a new one, and parked if it kills each.
-func TestHandlerThatKillsItsConnection(t *testing.T) {
-	t.Parallel()
-	unlike(t, "exhausted", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-		_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
-		return err
-	})
-}
-
-// An error of the context package that a handler returns is an error like any other.
-func TestHandlerThatReturnsContextErrors(t *testing.T) {
-	t.Parallel()
-	unlike(t, "exhausted", func(context.Context, consumer.Tx, *consumer.Message) error {
-		return fmt.Errorf("calling something: %w", context.Canceled)
-	})
-	unlike(t, "exhausted", func(context.Context, consumer.Tx, *consumer.Message) error {
-		return errors.Join(consumer.ErrOwnershipLost, context.DeadlineExceeded)
-	})
 }
 
 // T7: serialization failures and deadlocks run the whole transaction again, handler included, and count for nobody.

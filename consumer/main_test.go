@@ -72,11 +72,19 @@ type rig struct {
 	halts  []*consumer.HaltError
 	tries  []consumer.Retry
 	hangs  []consumer.Hung
+
+	consumer *consumer.Consumer // the last one that was started
 }
 
 func newRig(t *testing.T, partitions int) *rig {
 	t.Helper()
-	r := &rig{t: t, pool: pgtest.DB(t), log: consumertest.NewLog("orders", partitions)}
+	return rigOn(t, pgtest.DB(t), partitions)
+}
+
+// rigOn is a rig on a database of the caller's.
+func rigOn(t *testing.T, pool *pgxpool.Pool, partitions int) *rig {
+	t.Helper()
+	r := &rig{t: t, pool: pool, log: consumertest.NewLog("orders", partitions)}
 	r.src = &consumertest.Source{Log: r.log, GroupID: "stock"}
 	r.exec(scenario.EffectsSQL)
 	return r
@@ -159,6 +167,7 @@ func (r *rig) hooks(h consumer.Hooks) consumer.Hooks {
 
 // run runs a consumer until stop is called; stop fails the test if Run did not end well.
 func (r *rig) run(c *consumer.Consumer) (stop func()) {
+	r.consumer = c
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()

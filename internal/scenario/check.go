@@ -61,7 +61,7 @@ found(what, value) as (
   select 'I6 applied before ' || n.value, o.value
     from effect o join message om on om.value = o.value
     join message nm on nm.ord = om.ord and nm.seq < om.seq join effect n on n.value = nm.value
-   where om.ord <> '' and o.n < n.n
+   where om.ord <> '' and o.n < n.n and o.off >= 0 and n.off >= 0
   union all
   select 'I6 applied in front of the parked ' || a.value, e.value
     from aside a join message m on m.ord = a.ord and m.seq > a.seq join effect e on e.value = m.value
@@ -81,11 +81,12 @@ select what || ': ' || coalesce(value, '?') from found order by 1`
 // Check returns the invariants that do not hold at this moment, in one snapshot of the database. With done, everything that was written
 // must be applied or parked, and nothing may be under way.
 func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]string, error) {
-	n := len(x.Messages)
+	written := x.Messages()
+	n := len(written)
 	parts, offs, calls := make([]int32, n), make([]int64, n), make([]bool, n)
 	ords, ids, values := make([]string, n), make([]string, n), make([]string, n)
 	keyed := false
-	for i, m := range x.Messages {
+	for i, m := range written {
 		parts[i], offs[i], ords[i], ids[i], values[i], calls[i] = m.Partition, m.Offset, m.Key, m.ID, m.Value, m.Calls
 		keyed = keyed || m.ID != ""
 	}

@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -44,10 +46,11 @@ type Mix struct {
 	Ordered bool
 	// PositionsOnly: the consumer runs without ids.
 	PositionsOnly bool
-	// Messages that were written, in the order of writing.
-	Messages []Message
 
 	log Log
+	mu  sync.Mutex
+	// what was written, in the order of writing
+	messages []Message
 }
 
 // New begins a mix. The scope's and the topic's names must be those of the consumer and of the log.
@@ -66,17 +69,26 @@ func (x *Mix) AddAs(partition int32, key, id, value, does string) Message {
 	if id != "" {
 		m.Headers = append(m.Headers, consumer.Header{Name: HeaderID, Value: []byte(id)})
 	}
+	x.mu.Lock() // for both: whoever checks must know of what he may find applied
+	defer x.mu.Unlock()
 	out := Message{Partition: partition, Offset: x.log.AppendMessage(partition, m), Key: key, ID: id, Value: value, Calls: strings.Contains(does, "call")}
-	x.Messages = append(x.Messages, out)
+	x.messages = append(x.messages, out)
 	return out
 }
 
 // Skip leaves offsets without a record.
 func (x *Mix) Skip(partition int32, n int64) { x.log.Skip(partition, n) }
 
+// Messages are the records that were written, in the order of writing.
+func (x *Mix) Messages() []Message {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Clone(x.messages)
+}
+
 // Of returns the first record of a value.
 func (x *Mix) Of(value string) Message {
-	for _, m := range x.Messages {
+	for _, m := range x.Messages() {
 		if m.Value == value {
 			return m
 		}
@@ -86,7 +98,7 @@ func (x *Mix) Of(value string) Message {
 
 // End is the position behind a partition's last record.
 func (x *Mix) End(partition int32) (end int64) {
-	for _, m := range x.Messages {
+	for _, m := range x.Messages() {
 		if m.Partition == partition {
 			end = m.Offset + 1
 		}
@@ -142,6 +154,9 @@ var ErrAsked = errors.New("asked to fail")
 
 // EffectsSQL makes the table of effects, without a unique constraint, so that doubles show.
 const EffectsSQL = `create table if not exists effects (value text not null, part int, off bigint, n bigint generated always as identity)`
+
+// Elsewhere is the offset of an effect that was not written by a consumer: nothing is said about its place in the order.
+const Elsewhere = -1
 
 // EffectSQL writes one effect.
 const EffectSQL = `insert into effects (value, part, off) values ($1, $2, $3)`
