@@ -106,8 +106,9 @@ func run(m mutant) (verdict, output string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "test", "-overlay", overlay, "-count=1", "-timeout=4m", "-run", pattern(m.test), m.pkg)
-	cmd.Env = append(os.Environ(), "ONLYONCE_TEST_PATIENCE=6s")
+	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=4m", "-run", pattern(m.test), m.pkg)
+	// By the environment, so that a test which builds a program builds the mutant too.
+	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s")
 	if m.extra != "" {
 		cmd.Env = append(cmd.Env, m.extra)
 	}
