@@ -129,6 +129,30 @@ func TestF3StartIsDecidedOnce(t *testing.T) {
 	}
 }
 
+// F5: in a compacted topic the record below the position may be gone, and that is no reason to halt. Another record in its place is.
+func TestF5CompactedRecordBelowThePosition(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 10)
+	stop := r.start(queued, testConfig())
+	r.reaches(0, 10)
+	stop()
+	r.log.Compact(0, 9)
+	r.log.Append(0, "new", id("new"))
+	stop = r.start(queued, testConfig())
+	r.reaches(0, 11)
+	stop()
+	r.once(append(values, "new")...)
+	r.log.Truncate(0, 10)
+	r.log.Append(0, "other", id("other"))
+	stop = r.start(queued, testConfig())
+	h := r.halted()
+	stop()
+	if h.Reason != consumer.HaltTruncated {
+		t.Errorf("halt: %v", h)
+	}
+}
+
 // F6: records that retention deleted before they were handled are reported; offsets that held nothing are no gap.
 func TestF6GapHaltsAndMarkersDoNot(t *testing.T) {
 	t.Parallel()

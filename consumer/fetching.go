@@ -94,6 +94,9 @@ func (f *fetching) stop() {
 func bytesOf(msgs []*Message) (n int64) {
 	for _, m := range msgs {
 		n += int64(len(m.Value) + len(m.Key))
+		for _, h := range m.Headers {
+			n += int64(len(h.Name) + len(h.Value))
+		}
 	}
 	return n
 }

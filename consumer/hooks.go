@@ -64,7 +64,7 @@ type FetchStart struct {
 type FetchEnd struct {
 	FetchStart
 	Messages      int
-	Bytes         int // values and keys
+	Bytes         int // values, keys and headers
 	Next          int64
 	HighWatermark int64
 	Err           error

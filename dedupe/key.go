@@ -108,6 +108,9 @@ func (k Key) Hash() [16]byte {
 func timeOf(id string) (ms [6]byte, ok bool) {
 	switch len(id) {
 	case 36:
+		if id[14] != '7' { // the version: most ids of this length are random
+			return ms, false
+		}
 		u, err := uuid.Parse(id)
 		if err != nil || u.Version() != 7 || u.Variant() != uuid.RFC4122 {
 			return ms, false

@@ -8,6 +8,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type Log struct {
 	mu          sync.Mutex
 	incarnation int
 	topicID     [16]byte
+	compacted   bool
 	partitions  []*partitionLog
 	groups      map[string]*group
 	changed     chan struct{} // closed and replaced at each change
@@ -104,6 +106,16 @@ func (l *Log) DeleteBefore(partition int32, offset int64) {
 	l.notify()
 }
 
+// Compact removes the record at an offset, as the cleaner of a compacted topic does, and makes the topic one.
+func (l *Log) Compact(partition int32, offset int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.compacted = true
+	p := l.partitions[partition]
+	p.records = slices.DeleteFunc(p.records, func(m *consumer.Message) bool { return m.Offset == offset })
+	l.notify()
+}
+
 // Truncate is a lossy change of leader: offsets from there on were never written.
 func (l *Log) Truncate(partition int32, offset int64) {
 	l.mu.Lock()
@@ -142,7 +154,7 @@ func (l *Log) AddPartitions(n int) {
 func (l *Log) Identity() consumer.Identity {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return consumer.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partitions: int32(len(l.partitions))}
+	return consumer.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partitions: int32(len(l.partitions)), Compacted: l.compacted}
 }
 
 // Committed returns a group's committed offset and its metadata, -1 where there is none.

@@ -152,3 +152,55 @@ func TestOpenRowsAreRefusedAndClosedAtTheEnd(t *testing.T) {
 		t.Errorf("%d effects", n)
 	}
 }
+
+// A statement by itself is as guarded as one in a pipeline. pgx sends a text without parameters by the simple protocol, which takes
+// several statements.
+func TestSingleStatementsAreGuarded(t *testing.T) {
+	type do func(tx *Tx) error
+	exec := func(sql string, args ...any) do {
+		return func(tx *Tx) error { _, err := tx.Exec(t.Context(), sql, args...); return err }
+	}
+	scan := func(sql string, args ...any) do {
+		return func(tx *Tx) error { var n int; return tx.QueryRow(t.Context(), sql, args...).Scan(&n) }
+	}
+	simple := pgx.QueryExecModeSimpleProtocol
+	for name, c := range map[string]struct {
+		do do
+		ok bool
+	}{
+		"exec":                     {exec(`insert into effects values ($1)`, "b"), true},
+		"query row":                {scan(`select $1::int`, 1), true},
+		"no row":                   {func(tx *Tx) error { _ = scan(`select 1 where $1`, false)(tx); return nil }, true},
+		"error":                    {exec(`select 1 / $1::int`, 0), false},
+		"error of a row":           {scan(`select 1 / $1::int`, 0), false},
+		"wrong number":             {exec(`insert into effects values ($1)`, "b", "c"), false},
+		"two statements":           {exec(`insert into effects values ('b'); commit`), false},
+		"two with a parameter":     {exec(`insert into effects values ($1); commit`, "b"), false},
+		"two by the simple way":    {exec(`insert into effects values ($1); commit`, simple, "b"), false},
+		"two rows' worth":          {scan(`select 1; commit`), false},
+		"two rows by the same way": {scan(`select $1::int; commit`, simple, 1), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tx, other := fenced(t)
+			if err := tx.flush(t.Context()); err != nil { // from here on nothing is queued
+				t.Fatal(err)
+			}
+			if err := c.do(tx); (err == nil) != c.ok {
+				t.Errorf("%v", err)
+			}
+			err := tx.Commit(5 * time.Second)
+			tx.Rollback(5 * time.Second)
+			if (err == nil) != c.ok {
+				t.Errorf("commit: %v", err)
+			}
+			want := 0
+			if c.ok {
+				want = 1
+			}
+			if n := count(t, other, `select count(*) from onlyonce.progress`); n != want {
+				t.Errorf("%d batches committed, want %d", n, want)
+			}
+		})
+	}
+}

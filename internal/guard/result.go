@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -13,7 +12,7 @@ import (
 // result reads the answers of one pipeline. It is also the pgx.Rows of its last statement.
 type result struct {
 	tx       *Tx
-	batch    pgx.BatchResults
+	batch    pgx.BatchResults // nil: the query went by itself
 	steps    []step
 	who      string // whose statements are those that have no step of their own
 	queries  []*pgx.QueuedQuery
@@ -34,21 +33,20 @@ func (r *result) skip(n int) (tag pgconn.CommandTag) {
 			r.failed(err)
 			return tag
 		}
-		r.judge(tag)
+		r.tx.judge(r.step(), tag)
 		r.next++
 	}
 	return tag
 }
 
 // judge refuses the tag of a statement that ended the transaction.
-func (r *result) judge(tag pgconn.CommandTag) {
-	step := r.step()
+func (t *Tx) judge(step string, tag pgconn.CommandTag) {
 	if step != stepUser && step != stepHook {
 		return
 	}
 	switch tag.String() {
 	case "BEGIN", "START TRANSACTION", "COMMIT", "ROLLBACK", "PREPARE TRANSACTION":
-		r.tx.fail(step, fmt.Errorf("%w: a statement was answered with %q", ErrEnded, tag))
+		t.fail(step, fmt.Errorf("%w: a statement was answered with %q", ErrEnded, tag))
 	}
 }
 
@@ -94,15 +92,21 @@ func (r *result) finish() {
 	if r.rows != nil {
 		r.rows.Close()
 	}
-	if err := r.batch.Close(); err != nil && r.tx.undone(err) {
+	if err := r.end(); err != nil && r.tx.undone(err) {
 		r.failed(err)
 	}
 	if r.stepOf(len(r.queries)-1) != stepCommit {
 		r.tx.check()
 	}
-	if errors.Is(r.tx.err(), ErrEnded) {
-		_ = r.tx.conn.Close(context.Background()) // whatever else it holds, it is not our transaction any more
+	r.tx.drop()
+}
+
+// end returns the first error of the pipeline, or of the single query.
+func (r *result) end() error {
+	if r.batch == nil {
+		return r.rows.Err()
 	}
+	return r.batch.Close()
 }
 
 func (r *result) row() pgx.Row { return row{r} }
@@ -119,7 +123,7 @@ func (r *result) Next() bool {
 func (r *result) Close() {
 	if r.rows != nil && !r.finished {
 		r.rows.Close()
-		r.judge(r.rows.CommandTag())
+		r.tx.judge(r.step(), r.rows.CommandTag())
 	}
 	r.finish()
 }
@@ -200,7 +204,7 @@ type userBatch struct{ r *result }
 func (b userBatch) Exec() (pgconn.CommandTag, error) {
 	tag, err := b.r.batch.Exec()
 	if err == nil {
-		b.r.judge(tag)
+		b.r.tx.judge(b.r.who, tag)
 	}
 	return tag, err
 }
