@@ -7,14 +7,23 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
+	"github.com/onlyonce/onlyonce/internal/brokerfaults"
 	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 )
 
+// source makes one for the suites that are the same for every source.
+func source(brokers []string, group string, rebalance time.Duration, topics ...string) consumer.Source {
+	return franzsource.New(franzsource.Config{Brokers: brokers, GroupID: group, Topics: topics,
+		SessionTimeout: time.Second, RebalanceTimeout: rebalance, HeartbeatInterval: 100 * time.Millisecond})
+}
+
+// TestMain: some rows of TestFaults need a process that can be stopped.
+func TestMain(m *testing.M) { brokerfaults.Main(m, source) }
+
+// The part of the fault matrix that needs a broker.
+func TestFaults(t *testing.T) { brokerfaults.Test(t, source) }
+
 func TestConformance(t *testing.T) {
-	source := func(brokers []string, group string, rebalance time.Duration, topics ...string) consumer.Source {
-		return franzsource.New(franzsource.Config{Brokers: brokers, GroupID: group, Topics: topics,
-			SessionTimeout: time.Second, RebalanceTimeout: rebalance, HeartbeatInterval: 100 * time.Millisecond})
-	}
 	// One after the other, and beside no other test: the suite counts goroutines.
 	t.Run("real", func(t *testing.T) {
 		consumertest.Conformance(t, kafkatest.Harness(t, kafkatest.Brokers(t), source))

@@ -63,6 +63,17 @@ func main() {
 	}
 }
 
+// pattern picks a test, or rows of a table: TestFaults/commit/failover is every row whose step begins with commit and whose fault
+// begins with failover.
+func pattern(test string) string {
+	parts := strings.Split(test, "/")
+	parts[0] = "^" + parts[0] + "$"
+	for i := range parts[1:] {
+		parts[i+1] = "^" + parts[i+1]
+	}
+	return strings.Join(parts, "/")
+}
+
 // run tests one mutant: caught, survived, or broken (it does not fit the code any more).
 func run(m mutant) (verdict, output string) {
 	source, err := os.ReadFile(m.file)
@@ -95,8 +106,9 @@ func run(m mutant) (verdict, output string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "test", "-overlay", overlay, "-count=1", "-timeout=4m", "-run", "^"+m.test+"$", m.pkg)
-	cmd.Env = append(os.Environ(), "ONLYONCE_TEST_PATIENCE=6s")
+	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=4m", "-run", pattern(m.test), m.pkg)
+	// By the environment, so that a test which builds a program builds the mutant too.
+	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s")
 	if m.extra != "" {
 		cmd.Env = append(cmd.Env, m.extra)
 	}
