@@ -525,6 +525,7 @@ func (f *faults) killsPostgres(adjust ...func(*faults)) {
 // lacks them. Kafka's offset is ahead by then.
 func (f *faults) failsOver(adjust ...func(*faults)) {
 	server := f.server()
+	f.lossy = true
 	f.begin(1, adjust...)
 	stop := f.start(f.handle)
 	f.done()

@@ -42,7 +42,7 @@ func TestFaults(t *testing.T) {
 			if !strings.Contains(read(t, "../docs/guarantees.md"), "| "+x.step+" | "+listed+" |") {
 				t.Errorf("docs/guarantees.md does not list it")
 			}
-			x.run(&faults{t: t, row: x})
+			x.run(&faults{t: t, row: x, judged: map[*consumertest.Source]bool{}})
 		})
 	}
 }
@@ -59,9 +59,12 @@ type faults struct {
 	watch sync.WaitGroup
 	quit  chan struct{}
 
+	judged map[*consumertest.Source]bool
+
 	setUp     string // SQL
 	after     func() // before the end
 	takenOver bool
+	lossy     bool // the position may fall behind Kafka's offset
 }
 
 // begin makes a database, and a log with the whole mix.
@@ -109,6 +112,7 @@ func (f *faults) start(h consumer.Handler) (stop func()) {
 
 func (f *faults) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Handler) (stop func()) {
 	f.t.Helper()
+	f.judgeOffsets(src)
 	stop = f.rig.startOn(src, pool, h, f.cfg)
 	if f.quit != nil {
 		return stop
@@ -132,6 +136,27 @@ func (f *faults) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Han
 	})
 	f.t.Cleanup(f.unwatch)
 	return stop
+}
+
+// judgeOffsets compares each offset that is committed to Kafka with the database's position at that moment (I7).
+func (f *faults) judgeOffsets(source consumer.Source) {
+	src, ok := source.(*consumertest.Source)
+	if !ok || f.judged[src] {
+		return
+	}
+	f.judged[src] = true
+	before := src.OnCommit
+	src.OnCommit = func(partition int32, offset int64) error {
+		var at int64
+		err := f.pool.QueryRow(context.Background(), `select coalesce(max(next_offset), 0) from onlyonce.positions where partition = $1`, partition).Scan(&at)
+		if err == nil && offset > at && !f.lossy {
+			f.t.Errorf("I7 offset %d of partition %d goes to Kafka, and the position is %d", offset, partition, at)
+		}
+		if before != nil {
+			return before(partition, offset)
+		}
+		return nil
+	}
 }
 
 func (f *faults) unwatch() {

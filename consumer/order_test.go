@@ -7,6 +7,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
 )
@@ -246,6 +249,40 @@ func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
 	until(t, "applied by the next owner", func() bool { return r.count(`select count(*) from effects`) == 1 })
 	stop()
 	r.once("a-0")
+}
+
+// F1, T6: a parked row is settled by its cursor's owner, in the attempt that was counted, and with the seal; whoever runs the SQL.
+func TestF1SettlingNeedsOwnerAttemptAndSeal(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.keyed(0, "a", "a-0")
+	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error {
+		return consumer.RetryAfter(errBoom, time.Hour)
+	}, orderConfig())
+	until(t, "parked", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'retrying'`) == 1 })
+	stop()
+	const settle = `select onlyonce.settle(l.id, l.epoch, l.nonce, p.id, p.attempts, null, null, '1s', '1s', '1s') from onlyonce.leases l, onlyonce.parked p`
+	for _, c := range []struct {
+		name, sql, seal, code string
+	}{
+		{"another epoch", strings.Replace(settle, "l.epoch", "l.epoch - 1", 1), "", "OO001"},
+		{"another nonce", strings.Replace(settle, "l.nonce", "gen_random_uuid()", 1), "", "OO001"},
+		{"another attempt", strings.Replace(settle, "p.attempts", "p.attempts - 1", 1), "", "OO001"},
+		{"no seal", settle, "", "OO002"},
+		{"all in order", settle, "select onlyonce.seal()", ""},
+		{"settled", settle, "select onlyonce.seal()", "OO001"},
+	} {
+		err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), c.sql)
+			if err == nil && c.seal != "" {
+				_, err = tx.Exec(t.Context(), c.seal)
+			}
+			return err
+		})
+		if sqlCode(err) != c.code || (err == nil) != (c.code == "") {
+			t.Errorf("%s: %v, want %q", c.name, err, c.code)
+		}
+	}
 }
 
 // K7: a copy of a parked message is a duplicate even when retention has removed its key, on both paths of the claim.

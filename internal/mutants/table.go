@@ -49,6 +49,14 @@ const (
     values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash)
     on conflict do nothing;
 `
+	// settle is what stands in the way of a replaced owner that tries a parked row: the lease, and the attempt's number.
+	settle = `  perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);
+  update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null
+   where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
+  if not found then`
+	settleOpen = `  update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null
+   where p.id = settle.parked_id;
+  if false then`
 )
 
 // table has a mutant for each rule that this version enforces. Rules without one, and why: T10 (no remote call inside a
@@ -107,7 +115,7 @@ var table = []mutant{
 		old: "claimFirst, a.done.Fallback, e.cautious = true, true, claimsAhead", new: "a.done.Fallback, e.cautious = true, 0",
 		pkg: "./consumer", test: "TestEveryMessageTakesEffectOnce"},
 	{rule: "F1 Kafka's offset counts", file: "consumer/acquire.go",
-		old: "		w.pos, w.anchor = cur.next, cur.anchor\n		if err := w.admit", new: "		w.pos, w.anchor = cur.next, cur.anchor\n		if o, _, _ := w.p.Committed(ctx); o >= 0 {\n			cur.run, cur.next = cur.run+1, o\n			_, _ = w.c.pool.Exec(ctx, `update onlyonce.cursors set run = run + 1, run_start = $2 where id = $1`, cur.id, o)\n		}\n		if err := w.admit",
+		old: "		w.pos, w.anchor = cur.next, cur.anchor\n		w.state.position", new: "		w.pos, w.anchor = cur.next, cur.anchor\n		if o, _, _ := w.p.Committed(ctx); o >= 0 {\n			cur.run, cur.next = cur.run+1, o\n			_, _ = w.c.pool.Exec(ctx, `update onlyonce.cursors set run = run + 1, run_start = $2 where id = $1`, cur.id, o)\n		}\n		w.state.position",
 		pkg: "./consumer", test: "TestFaults/offset/offsets_reset_to_earliest"},
 	{rule: "F1 position is not kept", file: schema2,
 		old: "         coalesce(p.next_offset, c.run_start) as next_offset,", new: "         c.run_start as next_offset,",
@@ -264,6 +272,20 @@ var table = []mutant{
 	{rule: "F8 aborted records", file: "consumer/internal/recordbatch/committed.go",
 		old: "!(b.transactional() && void[b.producer])", new: "true",
 		pkg: "./consumer/kafkasource", test: "TestReadCommitted"},
+	{rule: "F8 checksum", file: "consumer/internal/recordbatch/batch.go",
+		old: "binary.BigEndian.Uint32(b[crcAt:]); crc != want {", new: "binary.BigEndian.Uint32(b[crcAt:]); crc != want && false {",
+		pkg: "./consumer/kafkasource", test: "TestFaults/fetch/corrupt_batch"},
+	{rule: "F1 retry is not fenced", file: schema2, old: settle, new: settleOpen,
+		pkg: "./consumer", test: "TestF1SettlingNeedsOwnerAttemptAndSeal"},
+	{rule: "D4 nobody waits", file: "consumer/claim.go",
+		old: "		case sick[m.order] && verdicts[i] == nil:", new: "		case false && sick[m.order]:",
+		pkg: "./consumer", test: "TestFaults/claim/same_key,_other_payload"},
+	{rule: "D4 nobody follows", file: schema2,
+		old: "  if first.state is distinct from 'blocked' then", new: "  if true then",
+		pkg: "./consumer", test: "TestD4SickKeyIsRetriedFromTheDatabaseInOrder"},
+	{rule: "K7 copy of a parked message", file: schema2,
+		old: "p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then", new: "p.key = any (keys) and false) then",
+		pkg: "./consumer", test: "TestK7CopyOfAParkedMessageWithoutItsKeyIsADuplicate"},
 	{rule: "O1 identity", file: "outbox/call.go",
 		old: "append(fields, call.Sink, call.Name, call.ID)...", new: "append(fields, call.Sink, call.Name, \"\")...",
 		pkg: "./outbox", test: "TestIdentityVectors"},
