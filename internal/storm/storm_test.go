@@ -144,6 +144,7 @@ func TestPlan(t *testing.T) {
 	}{
 		{0, usual, "map[]"},
 		{1, usual, "map[kill:1]"},
+		{8, usual, "map[broker:1 freeze:1 kill:4 postgres:1 rebalance:1]"},
 		{10, usual, "map[broker:1 freeze:1 kill:6 postgres:1 rebalance:1]"},
 		{100, usual, "map[broker:4 freeze:10 kill:70 postgres:6 rebalance:10]"},
 		{10, failovers, "map[broker:1 failover:3 freeze:1 kill:4 rebalance:1]"},
