@@ -186,8 +186,8 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 // of it that stand where nothing was to be left; but for those that were parked meanwhile, and applied from there. $1 scope, $2 partition, $3 the last effect that it knew, $4 its position.
 const redoneSQL = `
 select count(*) filter (where n > $3 and off < $4), count(*) filter (where n <= $3 and off >= $4)
-  from storm.effects e where scope = $1 and part = $2
-   and not exists (select from onlyonce.parked p where p.scope = e.scope and p.partition = e.part and p."offset" = e.off)`
+  from storm.effects where scope = $1 and part = $2
+   and off not in (select "offset" from onlyonce.parked where scope = $1 and partition = $2 and "offset" is not null)`
 
 // redone judges that after each failover exactly the lost part was done again.
 func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
