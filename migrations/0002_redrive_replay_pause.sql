@@ -311,9 +311,11 @@ language plpgsql as $$ -- and not sql: only plpgsql keeps its plan from call to 
 begin
   insert into onlyonce.inbox (key, fingerprint)
     select unnest(keys), unnest(fingerprints) order by 1;
-  if exists (select 1 from onlyonce.parked p
-              where p.kind = 'message' and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then
-    raise exception using errcode = '23505', message = 'onlyonce: a copy of one of these messages is parked';
+  if exists (select 1 from onlyonce.parked p where p.settled_at is null and p.reason <> 'conflict') then -- mostly there is none
+    if exists (select 1 from onlyonce.parked p
+                where p.kind = 'message' and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then
+      raise exception using errcode = '23505', message = 'onlyonce: a copy of one of these messages is parked';
+    end if;
   end if;
 end $$;
 
