@@ -9,7 +9,7 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-positions storm-failover storm-idle nightly ci
+.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -38,20 +38,27 @@ matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 p
 # Storms start servers of their own, which they kill: a JVM and PostgreSQL must be on the machine.
 MESSAGES ?= 100000
 KILLS    ?= 100
-STORM    := $(GO) run ./internal/storm $(if $(SEED),-seed $(SEED),)
+STORM    := $(GO) run ./internal/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),)
 
-storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED
+storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz, POLICY=park|key
 	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
 
-storm-positions: ## the same without keys, so that only the fence stands against doubles; MESSAGES, KILLS, SEED
+storm-franz storm-key storm-failover: MESSAGES = 20000
+storm-franz storm-key storm-failover: KILLS = 30
+
+storm-franz: ## the same on consumer/franzsource; MESSAGES, KILLS, SEED, POLICY
+	$(STORM) -source franz -messages $(MESSAGES) -kills $(KILLS)
+
+storm-key: ## the same with messages that are tried again from the database, in order; MESSAGES, KILLS, SEED, SOURCE
+	$(STORM) -policy key -messages $(MESSAGES) -kills $(KILLS)
+
+storm-positions: ## the same without keys, so that only the fence stands against doubles; MESSAGES, KILLS, SEED, SOURCE, POLICY
 	$(STORM) -positions -messages $(MESSAGES) -kills $(KILLS)
 
-storm-failover: MESSAGES = 20000
-storm-failover: KILLS = 30
-storm-failover: ## the same with a standby that is promoted without the last commits; MESSAGES, KILLS, SEED
+storm-failover: ## the same with a standby that is promoted without the last commits; MESSAGES, KILLS, SEED, SOURCE, POLICY
 	$(STORM) -failover -messages $(MESSAGES) -kills $(KILLS)
 
-storm-idle: ## a failover behind which no message comes; SEED
+storm-idle: ## a failover behind which no message comes; SEED, SOURCE, POLICY
 	$(STORM) -failover -idle -messages 1000 -kills 0 -patience 30s
 
 FUZZTIME ?= 20s
@@ -61,7 +68,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: mutants matrix fuzz bench storm storm-positions storm-failover storm-idle ## the long checks; record what they print in docs/results/
+nightly: mutants matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

@@ -82,6 +82,8 @@ func watermillSide(o options) side {
 		reading, stop := context.WithCancel(ctx)
 		defer stop()
 		var handlers sync.WaitGroup
+		var busy sync.RWMutex // a subscriber that is stopped uses its transaction at once, beside a handler
+		stopped := false
 		for _, name := range topics {
 			messages, err := sub.Subscribe(reading, name)
 			if err != nil {
@@ -90,11 +92,15 @@ func watermillSide(o options) side {
 			handlers.Go(func() {
 				done := 0
 				for m := range messages {
-					if err := watermillHandle(m, int64(done)); err != nil {
-						if reading.Err() == nil {
-							failed <- err
-						}
-						m.Nack()
+					busy.RLock()
+					if stopped {
+						busy.RUnlock()
+						return
+					}
+					err := watermillHandle(m, int64(done))
+					busy.RUnlock()
+					if err != nil {
+						failed <- err
 						return
 					}
 					m.Ack()
@@ -106,6 +112,9 @@ func watermillSide(o options) side {
 			})
 		}
 		got, err := w.watch(ctx, db, count.Load, dry, failed)
+		busy.Lock()
+		stopped = true
+		busy.Unlock()
 		stop()
 		closeErr := sub.Close()
 		handlers.Wait()

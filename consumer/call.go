@@ -183,7 +183,7 @@ func (e *engine) handleAll(ctx context.Context, tx *guard.Tx, h *handling, start
 			h.failedAt = h.index[i]
 			return err
 		case tx.Failure() != nil:
-			return nil // a statement of its or a neighbour's failed: the one who waits knows what to make of it
+			return nil //nolint:nilerr // a statement of its or a neighbour's failed: the one who waits knows what to make of it
 		}
 		h.handled++
 	}

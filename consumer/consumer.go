@@ -89,7 +89,7 @@ func build(c *Consumer, noHandler bool) (*Consumer, error) {
 func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.ready(ctx); err != nil {
 		if ctx.Err() != nil {
-			return nil // stopped before it began
+			return nil //nolint:nilerr // stopped before it began
 		}
 		return err
 	}

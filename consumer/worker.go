@@ -310,12 +310,12 @@ func (w *worker) release() {
 }
 
 // retrying reports that something is tried again, and returns after which wait.
-func (w *engine) retrying(r Retry, b backoff.BackOff) time.Duration {
-	r.Topic, r.Partition, r.Wait = w.id.Topic, w.id.Partition, waitAtLeast(r.Err, b.NextBackOff())
-	w.c.cfg.Logger.Warn("onlyonce: trying again", "scope", w.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
+func (e *engine) retrying(r Retry, b backoff.BackOff) time.Duration {
+	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, waitAtLeast(r.Err, b.NextBackOff())
+	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
 		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
-	if w.c.cfg.Hooks.Retry != nil {
-		w.c.cfg.Hooks.Retry(r)
+	if e.c.cfg.Hooks.Retry != nil {
+		e.c.cfg.Hooks.Retry(r)
 	}
 	return r.Wait
 }

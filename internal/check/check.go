@@ -29,6 +29,9 @@ type History struct {
 	Calls     map[string]int    // id -> rows of the outbox
 	WithCall  func(string) bool // whether the handler asks for a call
 	Faulty    func(string) bool // whether the message can only be parked
+	Parked    []Parked          // what is parked still
+	Resolved  []string          // ids of what was parked, and applied from there
+	ByKey     bool              // a message that fails was to hold back all that follows by its ordering key
 	Cursor    map[int32]int64   // partition -> position in Postgres
 	Committed map[int32]int64   // partition -> Kafka's committed offset, -1: none
 	Ends      map[int32]int64   // partition -> where the log ends
@@ -50,11 +53,28 @@ type Effect struct {
 	Offset    int64
 }
 
+// Parked is one parked message that is not settled.
+type Parked struct {
+	ID        string
+	Key       string // ordering key
+	Partition int32
+	Offset    int64
+	State     string
+}
+
+// States of parked messages.
+const (
+	waiting  = "waiting"  // for an operator
+	retrying = "retrying" // tried again when it is due
+	blocked  = "blocked"  // behind another of its ordering key
+)
+
 // What faults are called.
 const (
 	Missing  = "neither applied nor parked: lost"
 	Doubled  = "applied more than once"
 	Invented = "applied or parked, and never produced"
+	Passed   = "applied although an earlier message of their ordering key is parked"
 	Inverted = "applied after a later message of their ordering key"
 )
 

@@ -106,6 +106,23 @@ func TestJudgeHistory(t *testing.T) {
 		{"applied and parked", func(f *Facts, h *History) { f.Parked["b"] = 1 }, "I5 D3"},
 		{"wrong place", func(_ *Facts, h *History) { h.Applied[1].Offset = 1 }, "I3"},
 		{"effect without its cursor", func(_ *Facts, h *History) { h.Cursor[0] = 6; h.Committed[0] = 6 }, "I4 I13"},
+		{"parked for good", func(_ *Facts, h *History) { h.Parked = []Parked{{"c", "k", 0, 3, "waiting"}} }, ""},
+		{"still to be tried", func(_ *Facts, h *History) { h.Parked = []Parked{{"c", "k", 0, 3, "retrying"}} }, "I13"},
+		{"blocked behind nothing", func(_ *Facts, h *History) { h.Parked = []Parked{{"c", "k", 0, 3, "blocked"}} }, "I13"},
+		{"settled without an effect", func(_ *Facts, h *History) { h.Resolved = []string{"b", "c"} }, "I4"},
+		{"applied past what holds its key back", func(_ *Facts, h *History) { h.ByKey, h.Parked = true, []Parked{{"c", "k", 0, 3, "waiting"}} }, "I6"},
+		{"a whole key held back", func(f *Facts, h *History) {
+			last := h.Applied[len(h.Applied)-1]
+			h.Applied, h.ByKey = h.Applied[:len(h.Applied)-1], true
+			f.Effects[last.ID], f.Parked[last.ID], h.Calls[last.ID] = 0, 1, 0
+			h.Parked = []Parked{{"c", "k", 0, 3, "waiting"}, {last.ID, "k", last.Partition, last.Offset, "blocked"}}
+		}, ""},
+		{"held back by one that is sound", func(f *Facts, h *History) {
+			last := h.Applied[len(h.Applied)-1]
+			h.Applied, h.ByKey = h.Applied[:len(h.Applied)-1], true
+			f.Effects[last.ID], f.Parked[last.ID], h.Calls[last.ID] = 0, 1, 0
+			h.Parked = []Parked{{last.ID, "k", last.Partition, last.Offset, "waiting"}}
+		}, "D3"},
 		{"Kafka ahead", func(_ *Facts, h *History) { h.Committed[1] = 2 }, "I13"},
 	} {
 		f := history()

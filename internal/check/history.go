@@ -25,6 +25,7 @@ func (v *Verdict) history(f Facts, h *History) {
 	v.atomic(f, h, first)
 	v.order(h, first, strayed)
 	v.places(f, h, at)
+	v.parked(f, h)
 }
 
 // atomic judges that an effect, its key in the inbox and its call are all there, or none (I4), and that only what is faulty was parked.
@@ -59,7 +60,7 @@ func (v *Verdict) atomic(f Facts, h *History, first map[string]place) {
 		case calls == 0 && effects > 0 && h.WithCall(id):
 			uncalled = append(uncalled, id)
 		}
-		if parked > 0 && !h.Faulty(id) {
+		if parked > 0 && !h.ByKey && !h.Faulty(id) {
 			innocent = append(innocent, id)
 		}
 	}
@@ -100,6 +101,60 @@ func (v *Verdict) order(h *History, first map[string]place, strayed map[string]b
 	}
 	v.Note("I6", Inverted, inverted)
 	v.Note("P", "written to the log in another order than that of production: a fault of the harness", disordered)
+}
+
+// parked judges what is set aside: only messages that are faulty wait for somebody, only behind one another do others wait (D3, I13), and where
+// a whole ordering key is held back nothing of it has come past what is parked (I6). Order is that of a partition: a copy in another
+// one is ahead or behind by chance.
+func (v *Verdict) parked(f Facts, h *History) {
+	type line struct {
+		key       string
+		partition int32
+	}
+	front := map[string]place{}
+	head := map[line]int64{}
+	for _, p := range h.Parked {
+		at := place{p.Partition, p.Offset}
+		if first, known := front[p.Key]; !known || at.before(first) {
+			front[p.Key] = at
+		}
+		l := line{p.Key, p.Partition}
+		if first, known := head[l]; !known || p.Offset < first {
+			head[l] = p.Offset
+		}
+	}
+	var innocent, untried, stranded, passed, vanished []string
+	for _, p := range h.Parked {
+		switch first := front[p.Key] == (place{p.Partition, p.Offset}); {
+		case p.State == retrying:
+			untried = append(untried, p.ID)
+		case p.State == blocked && first:
+			stranded = append(stranded, p.ID)
+		case p.State == waiting && h.ByKey && !h.Faulty(p.ID):
+			innocent = append(innocent, p.ID)
+		}
+	}
+	if h.ByKey {
+		for _, e := range h.Applied {
+			if first, known := head[line{e.Key, e.Partition}]; known && e.Offset > first {
+				passed = append(passed, e.ID)
+			}
+		}
+	}
+	for _, id := range h.Resolved {
+		if f.Effects[id] == 0 {
+			vanished = append(vanished, id)
+		}
+	}
+	v.Note("D3", "parked for good, and nothing was wrong with them", innocent)
+	v.Note("I13", "parked, and still to be tried again", untried)
+	v.Note("I13", "blocked behind nothing", stranded)
+	v.Note("I6", Passed, passed)
+	v.Note("I4", "settled, and without an effect", vanished)
+}
+
+func (p place) before(q place) bool {
+	return p.partition < q.partition || p.partition == q.partition && p.offset < q.offset
 }
 
 // places judges positions: what lies below them is applied or parked (I7), and effects have no other place than their record's.

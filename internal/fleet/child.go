@@ -28,6 +28,7 @@ func IsWorker() bool { return os.Getenv(envWorker) != "" }
 // orders are the first line of a worker's standard input.
 type orders struct {
 	Number   int
+	Seat     int
 	Journal  string
 	Template json.RawMessage
 }
@@ -35,6 +36,7 @@ type orders struct {
 // Child is a worker process, as it knows itself.
 type Child struct {
 	Number  int
+	Seat    int // the lowest that was free: whoever replaces a worker sits where it sat
 	journal *os.File
 	events  *eventWriter
 }
@@ -80,14 +82,15 @@ func enlist(lines *bufio.Reader, stdout io.Writer, cfg any) (*Child, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Child{Number: o.Number, journal: journal, events: &eventWriter{out: stdout, open: map[int32]bool{}}}, nil
+	return &Child{Number: o.Number, Seat: o.Seat, journal: journal,
+		events: &eventWriter{out: stdout, open: map[int32]bool{}, position: map[int32]int64{}}}, nil
 }
 
 // Tell writes an event for the parent.
 func (c *Child) Tell(e Event) { c.events.write(e) }
 
 // Entered must be the first thing that a handler does: it notes that the handler runs, and tells the parent of the first message of a
-// batch.
+// batch, and of each that is tried again from the database.
 func (c *Child) Entered(m *consumer.Message) error {
 	if err := c.note(m); err != nil {
 		return err

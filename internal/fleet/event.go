@@ -15,6 +15,7 @@ const (
 	Done     = "done"     // that batch has committed
 	Undone   = "undone"   // that batch was rolled back, and will be tried again
 	Parked   = "parked"   // a message was set aside
+	Resolved = "resolved" // a message that was set aside has been applied
 	Halted   = "halted"   // a partition stands still
 	Lease    = "lease"    // this worker's relay has taken the lease, or given it up
 	Rejected = "rejected" // a call was given up
@@ -29,6 +30,7 @@ type Event struct {
 	Partition  int32  `json:"p"`
 	Offset     int64  `json:"o"`           // first offset, or position
 	Alone      bool   `json:"a,omitempty"` // begin: one message by itself
+	Retried    bool   `json:"r,omitempty"` // begin, undone: a message that was set aside is tried again from the database
 	Handled    int    `json:"h,omitempty"` // done
 	Duplicates int    `json:"d,omitempty"` // done
 	Micros     int64  `json:"u,omitempty"` // done: how long the batch took
@@ -37,9 +39,10 @@ type Event struct {
 
 // eventWriter writes events, each at once: after a SIGKILL the parent still reads what was written.
 type eventWriter struct {
-	mu   sync.Mutex
-	out  io.Writer
-	open map[int32]bool // partitions with a batch that has begun
+	mu       sync.Mutex
+	out      io.Writer
+	open     map[int32]bool  // partitions with a batch that has begun
+	position map[int32]int64 // of those that were taken over
 }
 
 func (w *eventWriter) write(e Event) {
@@ -56,10 +59,14 @@ func (w *eventWriter) writeLocked(e Event) {
 	_, _ = w.out.Write(append(line, '\n')) // if the parent is gone, standard input has ended too
 }
 
-// begin tells of the first message of a batch, and of no other.
+// begin tells of the first message of a batch, and of no other. A message that stands alone below the position is none of the log.
 func (w *eventWriter) begin(m *consumer.Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if m.Attempt > 0 && m.Offset < w.position[m.Partition] {
+		w.writeLocked(Event{Kind: Begin, Partition: m.Partition, Offset: m.Offset, Alone: true, Retried: true})
+		return
+	}
 	if w.open[m.Partition] {
 		return
 	}
@@ -72,6 +79,9 @@ func (w *eventWriter) end(e Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.open[e.Partition] = false
+	if e.Kind != Undone {
+		w.position[e.Partition] = e.Offset
+	}
 	w.writeLocked(e)
 }
 
@@ -89,7 +99,15 @@ func (c *Child) Hooks(after func(consumer.BatchDone)) consumer.Hooks {
 			}
 		},
 		Retry: func(r consumer.Retry) {
-			c.events.end(Event{Kind: Undone, Partition: r.Partition, Offset: r.Offset, Text: r.Err.Error()})
+			e := Event{Kind: Undone, Partition: r.Partition, Offset: r.Offset, Retried: r.Parked, Text: r.Err.Error()}
+			if r.Parked {
+				c.events.write(e)
+				return
+			}
+			c.events.end(e)
+		},
+		Resolved: func(r consumer.Resolved) {
+			c.events.write(Event{Kind: Resolved, Partition: r.Partition, Offset: r.Offset})
 		},
 		Parked: func(p consumer.Parked) {
 			c.events.write(Event{Kind: Parked, Partition: p.Partition, Offset: p.Offset, Text: p.Reason + ": " + p.Err.Error()})

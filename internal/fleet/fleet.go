@@ -45,6 +45,8 @@ type Fleet struct {
 	batch    time.Duration    // how long a batch takes, roughly
 	strays   int              // workers killed by somebody else
 	restarts int              // of workers that had ended with an error
+	endings  map[string]int   // their errors, by first line
+	resolved int              // messages that were set aside and then applied, as far as workers lived to tell
 	stops    int              // calls of Stop: no worker is started again across one
 	failed   error            // a worker that ended by itself, and should not have
 	troubles map[string]int   // what is waited out, by text: for the diagnosis
@@ -67,7 +69,7 @@ func New(cfg Config) (*Fleet, error) {
 		cfg.Verbose = func(string, ...any) {}
 	}
 	return &Fleet{cfg: cfg, journal: journal.Name(), live: map[int]*Process{}, owned: map[int32]owning{}, reached: map[int32]int64{},
-		troubles: map[string]int{}}, journal.Close()
+		troubles: map[string]int{}, endings: map[string]int{}}, journal.Close()
 }
 
 // Close removes the journal. Stop comes first.
@@ -231,6 +233,25 @@ func (f *Fleet) Restarts() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.restarts
+}
+
+// Endings tells with which errors workers have ended, and how many with each.
+func (f *Fleet) Endings() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var lines []string
+	for text, n := range f.endings {
+		lines = append(lines, fmt.Sprintf("%d workers ended: %s", n, text))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// Resolved returns how many messages were set aside and then applied, as far as workers lived to tell.
+func (f *Fleet) Resolved() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.resolved
 }
 
 // Breaches returns what workers have found wrong themselves.

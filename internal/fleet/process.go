@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"strings"
 	"syscall"
@@ -19,12 +20,14 @@ import (
 type Process struct {
 	Number int // no two of a fleet have the same
 
+	seat   int // no two that live have the same
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stderr bytes.Buffer
 	done   chan struct{} // closed when it has ended and its last event is taken in
 
 	open    map[int32]int64 // partition -> first offset of a batch that has begun
+	again   map[int32]int64 // partition -> offset of a message that is tried again from the database
 	batches int             // that have committed
 	shot    *Shot           // why it was killed, nil: it was not
 	frozen  bool            // stands still
@@ -50,11 +53,11 @@ func (f *Fleet) Start() (*Process, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.last++
-	p := &Process{Number: f.last, cmd: exec.Command(exe), done: make(chan struct{}), open: map[int32]int64{}}
+	p := &Process{Number: f.last, seat: f.freeSeat(), cmd: exec.Command(exe), done: make(chan struct{}), open: map[int32]int64{}, again: map[int32]int64{}}
 	p.cmd.Args = []string{fmt.Sprintf("%s-worker-%d", f.cfg.Name, p.Number)}
 	p.cmd.Env = append(os.Environ(), envWorker+"=1")
 	p.cmd.Stderr = &p.stderr
-	line, err := json.Marshal(orders{Number: p.Number, Journal: f.journal, Template: template})
+	line, err := json.Marshal(orders{Number: p.Number, Seat: p.seat, Journal: f.journal, Template: template})
 	if err != nil {
 		return nil, err
 	}
@@ -74,6 +77,19 @@ func (f *Fleet) Start() (*Process, error) {
 	_, _ = p.stdin.Write(append(line, '\n'))
 	go f.follow(p, stdout)
 	return p, nil
+}
+
+// freeSeat returns the lowest seat that none of those who live has. The lock must be held.
+func (f *Fleet) freeSeat() int {
+	taken := map[int]bool{}
+	for _, p := range f.live {
+		taken[p.seat] = true
+	}
+	seat := 0
+	for taken[seat] {
+		seat++
+	}
+	return seat
 }
 
 // follow takes in a worker's events until it has ended.
@@ -98,7 +114,11 @@ func (f *Fleet) take(p *Process, e Event) {
 	defer f.mu.Unlock()
 	switch e.Kind {
 	case Begin:
-		p.open[e.Partition] = e.Offset
+		if e.Retried {
+			p.again[e.Partition] = e.Offset
+		} else {
+			p.open[e.Partition] = e.Offset
+		}
 		f.consider(p, e)
 		return
 	case Owned:
@@ -118,10 +138,19 @@ func (f *Fleet) take(p *Process, e Event) {
 		f.batch += (took - f.batch) / 8
 		return
 	case Undone:
-		delete(p.open, e.Partition)
+		if e.Retried {
+			delete(p.again, e.Partition)
+		} else {
+			delete(p.open, e.Partition)
+		}
 		f.troubles[firstLine(e.Text)]++
+	case Resolved:
+		delete(p.again, e.Partition)
+		f.resolved++
+		return
 	case Ended:
 		f.troubles[firstLine(e.Text)]++
+		f.endings[localPort.ReplaceAllString(firstLine(e.Text), ":*->")]++
 		if !f.cfg.Resilient {
 			f.failed = fmt.Errorf("worker %d ended: %s", p.Number, e.Text)
 		}
@@ -142,6 +171,11 @@ func (f *Fleet) ended(p *Process, err error) {
 		down := &ShotDown{Worker: p.Number, PID: p.PID()}
 		for partition, offset := range p.open {
 			down.InBatch, down.Partition, down.Offset = true, partition, offset
+		}
+		if p.shot.retry {
+			for partition, offset := range p.again {
+				down.InRetry, down.Partition, down.Offset = true, partition, offset
+			}
 		}
 		p.shot.Hit <- down
 		return
@@ -184,6 +218,9 @@ func (f *Fleet) stopped(since int) bool {
 	defer f.mu.Unlock()
 	return f.stops != since
 }
+
+// localPort is what differs in each error of a connection.
+var localPort = regexp.MustCompile(`:\d+->`)
 
 const (
 	// maxStrays bounds how many workers that somebody else has killed are replaced: the system may have no memory for them.

@@ -9,8 +9,9 @@ import (
 type Shot struct {
 	Hit chan *ShotDown // receives the outcome
 
-	skip int     // batches that begin and are spared
-	late float64 // how long after the beginning of a batch, as a share of what a batch takes
+	retry bool    // aimed at a message that is tried again from the database
+	skip  int     // batches that begin and are spared
+	late  float64 // how long after the beginning of a batch, as a share of what a batch takes
 }
 
 // ShotDown tells whom a SIGKILL hit and at what.
@@ -18,6 +19,7 @@ type ShotDown struct {
 	Worker    int
 	PID       int
 	InBatch   bool // a batch had begun and was not known to have committed
+	InRetry   bool // a message was being tried again from the database
 	Partition int32
 	Offset    int64
 }
@@ -28,6 +30,15 @@ func (f *Fleet) Shoot(random *rand.Rand, atOnce bool) *Shot {
 	if !atOnce {
 		s.skip, s.late = random.IntN(4), 0.8*random.Float64()
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.aim = s
+	return s
+}
+
+// ShootRetry is Shoot for a worker that tries a message again from the database. There may be none for long: see Blindly.
+func (f *Fleet) ShootRetry(random *rand.Rand) *Shot {
+	s := &Shot{Hit: make(chan *ShotDown, 1), retry: true, skip: random.IntN(2), late: 0.8 * random.Float64()}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.aim = s
@@ -51,7 +62,7 @@ func (f *Fleet) Blindly(s *Shot, random *rand.Rand) bool {
 // the batch takes: before its COMMIT, during it, or right after it.
 func (f *Fleet) consider(p *Process, e Event) {
 	switch {
-	case f.aim == nil || p.shot != nil || p.leaving || e.Alone:
+	case f.aim == nil || p.shot != nil || p.leaving || f.aim.retry != e.Retried || e.Alone && !e.Retried:
 		return
 	case f.aim.skip > 0:
 		f.aim.skip--

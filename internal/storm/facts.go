@@ -173,7 +173,7 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	}
 	r.Produced, r.Delivered, r.Redelivered = len(f.History.Log), delivered, refetched
 	r.Effects, r.Parked = check.Sum(f.Effects), check.Sum(f.Parked)
-	r.Duplicates = r.Produced - r.Effects - r.Parked
+	r.Duplicates, r.Retried = r.Produced-r.Effects-r.Parked, len(f.History.Resolved)
 	for _, fault := range v.Faults {
 		r.Breaches = append(r.Breaches, fault.Rule+" "+fault.String())
 	}
@@ -183,10 +183,11 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 }
 
 // redoneSQL returns one row: effects that were written after a failover although the promoted server had their record behind it, and effects
-// of it that stand where nothing was to be left. $1 scope, $2 partition, $3 the last effect that it knew, $4 its position.
+// of it that stand where nothing was to be left; but for those that were parked meanwhile, and applied from there. $1 scope, $2 partition, $3 the last effect that it knew, $4 its position.
 const redoneSQL = `
 select count(*) filter (where n > $3 and off < $4), count(*) filter (where n <= $3 and off >= $4)
-  from storm.effects where scope = $1 and part = $2`
+  from storm.effects where scope = $1 and part = $2
+   and off not in (select "offset" from onlyonce.parked where scope = $1 and partition = $2 and "offset" is not null)`
 
 // redone judges that after each failover exactly the lost part was done again.
 func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
@@ -208,8 +209,8 @@ func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
 // effectsSQL returns a row for each effect, in the order in which they came.
 const effectsSQL = `select id, key, seq, part, off from storm.effects where scope = $1 order by n`
 
-// parkedSQL returns a row for each parked message: where its record lies.
-const parkedSQL = `select partition, "offset" from onlyonce.parked where scope = $1 and kind = 'message'`
+// parkedSQL returns a row for each message that was ever parked: where its record lies, and what became of it.
+const parkedSQL = `select partition, "offset", state, settled_at is not null from onlyonce.parked where scope = $1 and kind = 'message'`
 
 // callsSQL returns a row for each call: target.
 const callsSQL = `select target from onlyonce.outbox where sink = $1`
@@ -220,6 +221,7 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 		Claimed: map[string]bool{}, Calls: map[string]int{},
 		WithCall: func(id string) bool { return s.stream.byID[id].withCall() },
 		Faulty:   func(id string) bool { return s.stream.byID[id].faulty() },
+		ByKey:    s.opts.policy == policyKey,
 	}
 	f = check.Facts{Effects: map[string]int{}, Parked: map[string]int{}, History: h}
 	for _, m := range s.stream.messages {
@@ -253,12 +255,19 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 		return f, err
 	}
 	var at place
-	if err = each(ctx, s.pool, parkedSQL, s.topic, []any{&at.partition, &at.offset}, func() {
+	var state string
+	var settled bool
+	if err = each(ctx, s.pool, parkedSQL, s.topic, []any{&at.partition, &at.offset, &state, &settled}, func() {
 		id, known := byPlace[at]
 		if !known {
 			id = fmt.Sprintf("no record at %d/%d", at.partition, at.offset)
 		}
+		if settled {
+			h.Resolved = append(h.Resolved, id)
+			return
+		}
 		f.Parked[id]++
+		h.Parked = append(h.Parked, check.Parked{ID: id, Key: s.stream.byID[id].Key, Partition: at.partition, Offset: at.offset, State: state})
 	}); err != nil {
 		return f, err
 	}

@@ -60,10 +60,20 @@ type options struct {
 	failover   bool
 	idle       bool
 	positions  bool
+	source     string
+	policy     string
 	json       bool
 	verbose    bool
 	patience   time.Duration
 }
+
+// Values of flags.
+const (
+	sourceKafkaGo = "kafka-go"
+	sourceFranz   = "franz"
+	policyPark    = "park"
+	policyKey     = "key"
+)
 
 func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs := flag.NewFlagSet("storm", flag.ContinueOnError)
@@ -78,6 +88,8 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	fs.BoolVar(&o.failover, "failover", false, "promote a standby that lacks the last commits, instead of restarting Postgres")
 	fs.BoolVar(&o.idle, "idle", false, "with -failover: one more at the end, behind which no message comes")
 	fs.BoolVar(&o.positions, "positions", false, "without keys and copies: the fence has nobody behind it who would find what it lets through")
+	fs.StringVar(&o.source, "source", sourceKafkaGo, "what workers consume through: kafka-go or franz (cooperative rebalances, half of the members static)")
+	fs.StringVar(&o.policy, "policy", policyPark, "what becomes of messages that fail: park sets them aside, key sets their whole ordering key aside and tries it again")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object to standard output, and the rest to standard error")
 	fs.BoolVar(&o.verbose, "v", false, "tell every event of the workers")
 	fs.DurationVar(&o.patience, "patience", 90*time.Second, "give up when nothing has moved for so long")
@@ -105,6 +117,12 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 	between("workers", o.workers, 2, 16)
 	if o.replicas != 1 && o.replicas != 3 {
 		faults = append(faults, fmt.Errorf("-replicas: %d is neither 1 nor 3", o.replicas))
+	}
+	if o.source != sourceKafkaGo && o.source != sourceFranz {
+		faults = append(faults, fmt.Errorf("-source: %q is neither %s nor %s", o.source, sourceKafkaGo, sourceFranz))
+	}
+	if o.policy != policyPark && o.policy != policyKey {
+		faults = append(faults, fmt.Errorf("-policy: %q is neither %s nor %s", o.policy, policyPark, policyKey))
 	}
 	if !(o.duplicates >= 0 && o.duplicates <= 1) { // NaN too
 		faults = append(faults, fmt.Errorf("-duplicates: %v is not from 0 to 1: it is a fraction", o.duplicates))

@@ -29,6 +29,12 @@ func (m message) permanent() bool { return workload.Hash(m.ID)%500 == 250 }
 func (m message) exhausted() bool { return workload.Hash(m.ID)%2000 == 1750 }
 func (m message) faulty() bool    { return m.permanent() || m.exhausted() }
 
+// sick messages fail at their first runs alone, and then no more: what is tried again from the database goes through.
+func (m message) sick() bool { return workload.Hash(m.ID)%50 == 17 }
+
+// sickRuns is how many runs of a sick message alone fail.
+func (m message) sickRuns() int { return 1 + int(workload.Hash(m.ID)/50%2) }
+
 // withCall messages make the handler ask for a call.
 func (m message) withCall() bool { return workload.Hash(m.ID)%4 == 0 }
 

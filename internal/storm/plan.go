@@ -34,12 +34,12 @@ var (
 	failovers = shares{{blowFailover, 30}, {blowRebalance, 10}, {blowFreeze, 10}, {blowBroker, 4}}
 )
 
-// makePlan draws n blows, spread over the stream. From ten on each kind is among them.
+// makePlan draws n blows, spread over the stream. From eight on each kind is among them.
 func makePlan(n int, of shares, random *rand.Rand) []blow {
 	var kinds []string
 	for _, s := range of {
 		count := (n*s.percent + 50) / 100
-		if n >= 10 {
+		if n >= 8 {
 			count = max(count, 1)
 		}
 		kinds = append(kinds, slices.Repeat([]string{s.kind}, count)...)

@@ -15,9 +15,11 @@ type report struct {
 	Effects       int      `json:"effects"`        // rows of effect
 	Duplicates    int      `json:"duplicates"`     // records suppressed because their id was claimed
 	Redelivered   int      `json:"redelivered"`    // records that a second worker began with
-	Parked        int      `json:"parked"`         // messages set aside
+	Parked        int      `json:"parked"`         // messages set aside, and still so at the end
+	Retried       int      `json:"retried"`        // messages set aside, and applied from there
 	Kills         int      `json:"kills"`          // SIGKILLs to workers
 	KillsInBatch  int      `json:"kills_in_batch"` // of them in the middle of a batch
+	KillsInRetry  int      `json:"kills_in_retry"` // of them while a message was tried again from the database
 	Freezes       int      `json:"freezes"`        // SIGSTOPs to workers, beyond their session
 	Rebalances    int      `json:"rebalances"`     // workers that joined or left in order
 	PostgresKills int      `json:"postgres_kills"` // SIGKILLs to Postgres, those of failovers included
@@ -28,16 +30,19 @@ type report struct {
 	Seconds       float64  `json:"seconds"`        // from the first record until all were handled
 	OK            bool     `json:"ok"`             // every invariant holds
 	Breaches      []string `json:"breaches,omitempty"`
-	Error         string   `json:"error,omitempty"` // why the run did not come to its end
-	Postgres      string   `json:"postgres"`        // what was used
-	Kafka         string   `json:"kafka"`           //
+	Error         string   `json:"error,omitempty"`   // why the run did not come to its end
+	Endings       []string `json:"endings,omitempty"` // the errors of workers that gave up
+	Source        string   `json:"source"`            // what workers consume through
+	Policy        string   `json:"policy"`            // what becomes of messages that fail
+	Postgres      string   `json:"postgres"`          // what was used
+	Kafka         string   `json:"kafka"`             //
 }
 
 // count takes over what the run has counted.
 func (r *report) count(s *storm) {
 	r.Kills, r.KillsInBatch, r.Freezes, r.Rebalances = s.struck[blowKill]+s.fleet.StrayKills(), s.inBatch, s.struck[blowFreeze], s.struck[blowRebalance]
 	r.Failovers, r.BrokerKills, r.PostgresKills = s.struck[blowFailover], s.struck[blowBroker], s.struck[blowPostgres]+s.struck[blowFailover]
-	r.Restarts = s.fleet.Restarts()
+	r.Restarts, r.Endings, r.KillsInRetry = s.fleet.Restarts(), s.fleet.Endings(), s.inRetry
 	for _, m := range s.marks {
 		r.Lost += m.lost
 	}
@@ -55,10 +60,10 @@ func (r report) write(human, stdout io.Writer, asJSON bool) error {
 			verdict = "FAILED"
 		}
 	}
-	_, err := fmt.Fprintf(human, "storm %s seed=%d unique=%d produced=%d delivered=%d effects=%d duplicates=%d redelivered=%d parked=%d kills=%d kills_in_batch=%d"+
-		" freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d lost=%d restarts=%d seconds=%.1f\n",
-		verdict, r.Seed, r.Unique, r.Produced, r.Delivered, r.Effects, r.Duplicates, r.Redelivered, r.Parked, r.Kills, r.KillsInBatch,
-		r.Freezes, r.Rebalances, r.PostgresKills, r.BrokerKills, r.Failovers, r.Lost, r.Restarts, r.Seconds)
+	_, err := fmt.Fprintf(human, "storm %s seed=%d unique=%d produced=%d delivered=%d effects=%d duplicates=%d redelivered=%d parked=%d retried=%d kills=%d kills_in_batch=%d"+
+		" kills_in_retry=%d freezes=%d rebalances=%d postgres_kills=%d broker_kills=%d failovers=%d lost=%d restarts=%d source=%s policy=%s seconds=%.1f\n",
+		verdict, r.Seed, r.Unique, r.Produced, r.Delivered, r.Effects, r.Duplicates, r.Redelivered, r.Parked, r.Retried, r.Kills, r.KillsInBatch, r.KillsInRetry,
+		r.Freezes, r.Rebalances, r.PostgresKills, r.BrokerKills, r.Failovers, r.Lost, r.Restarts, r.Source, r.Policy, r.Seconds)
 	if err != nil || !asJSON {
 		return err
 	}

@@ -51,6 +51,7 @@ type storm struct {
 
 	struck   map[string]int // blows that have come, by kind
 	inBatch  int            // kills that hit a batch in progress
+	inRetry  int            // kills that hit a message that was tried again from the database
 	marks    []mark         // one for each failover
 	breaches []string       // seen on the way
 	zombies  sync.WaitGroup // workers that stand still
@@ -110,7 +111,7 @@ func (s *storm) open(ctx context.Context) (err error) {
 	}
 	s.fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.screen.Verbose, Template: workerConfig{
 		Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
-		Pool: int32(s.opts.partitions + 2), Positions: s.opts.positions,
+		Pool: int32(2*s.opts.partitions + 2), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy,
 	}})
 	if err != nil {
 		return err
@@ -158,7 +159,7 @@ func (s *storm) createTables(ctx context.Context) error {
 // rage produces, strikes, waits until it is quiet, and judges.
 func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) error) (report, error) {
 	begun := time.Now()
-	r := report{Seed: s.opts.seed, Unique: len(s.stream.messages), Postgres: s.postgres.How, Kafka: s.kafka.How}
+	r := report{Seed: s.opts.seed, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Postgres: s.postgres.How, Kafka: s.kafka.How}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	produced := make(chan error, 1)
@@ -186,6 +187,9 @@ func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) e
 	}
 	s.breaches = append(s.breaches, s.fleet.Breaches()...)
 	r.count(s)
+	for _, line := range r.Endings {
+		s.screen.Verbose("%s", line)
+	}
 	if err != nil {
 		r.Breaches = s.breaches
 		return r, err
@@ -215,7 +219,14 @@ func (s *storm) producedAll(ctx context.Context, produced <-chan error) error {
 	}), err)
 }
 
-// handled is true when the cursors are at the end of the log.
+// unsettledSQL returns one row: how many parked messages are still to be tried, or wait behind none of their ordering key. $1 the scope.
+const unsettledSQL = `
+select count(*) from onlyonce.parked p
+ where p.scope = $1 and p.settled_at is null
+   and (p.state = 'retrying' or p.state = 'blocked' and not exists (
+     select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))`
+
+// handled is true when the cursors are at the end of the log, and nothing is left to be tried again.
 func (s *storm) handled(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -232,7 +243,9 @@ func (s *storm) handled(ctx context.Context) (bool, error) {
 			return false, nil
 		}
 	}
-	return true, nil
+	var left int
+	err = s.pool.QueryRow(ctx, unsettledSQL, s.topic).Scan(&left)
+	return left == 0, err
 }
 
 // until waits for a condition. It gives up when a worker cannot be had, and when nothing has moved for as long as -patience says.
@@ -250,7 +263,7 @@ func (s *storm) until(ctx context.Context, what string, is func(context.Context)
 		case done && err == nil:
 			return nil
 		}
-		if now := fmt.Sprint(s.fleet.Reached(), s.producer.written.Load(), s.fleet.Mark()); now != last {
+		if now := fmt.Sprint(s.fleet.Reached(), s.producer.written.Load(), s.fleet.Mark(), s.fleet.Resolved()); now != last {
 			last, since = now, time.Now()
 		}
 		// An error is waited out too: a server may be away for a moment.
@@ -274,11 +287,15 @@ func (s *storm) stuck(ctx context.Context, what string, err error) error {
 	}
 	at, err := s.positions(ctx, s.pool)
 	ends, endsErr := s.ends(ctx)
-	if err := errors.Join(err, endsErr); err != nil {
+	var left int
+	if err := errors.Join(err, endsErr, s.pool.QueryRow(ctx, unsettledSQL, s.topic).Scan(&left)); err != nil {
 		lines = append(lines, "positions are not known: "+err.Error())
 	}
 	for p := range int32(len(ends)) {
 		lines = append(lines, fmt.Sprintf("partition %d: handled up to %d of %d", p, at[p], ends[p]))
+	}
+	if left > 0 {
+		lines = append(lines, fmt.Sprintf("%d parked messages are still to be tried, or wait behind nothing", left))
 	}
 	return errors.New(strings.Join(append(lines, s.fleet.Diagnosis()...), "\n  "))
 }

@@ -100,6 +100,75 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 	}
 }
 
+// The same for what goes through the parked rows: of two messages of an ordering key that were tried again the earlier one comes last;
+// one is left to be tried; one waits behind nothing; one has come past what holds its key back.
+func TestDoctoredRetriesFail(t *testing.T) {
+	t.Parallel()
+	var inverted, left, stranded, passed string
+	doctor := func(ctx context.Context, s *storm) error {
+		var strayed []string
+		for _, r := range s.stream.records {
+			if r.Strayed {
+				strayed = append(strayed, s.stream.messages[r.Message].ID)
+			}
+		}
+		for _, change := range []struct {
+			sql  string
+			args []any
+			id   *string
+		}{
+			{`with retried as (select e.* from storm.effects e join onlyonce.parked p on p.partition = e.part and p."offset" = e.off
+					where p.state = 'resolved' and e.id <> all ($1)),
+				gone as (delete from storm.effects where n = (
+					select a.n from retried a join retried b on a.key = b.key and a.seq < b.seq order by a.n limit 1) returning *)
+				insert into storm.effects (scope, id, key, seq, part, off, worker, called)
+				select scope, id, key, seq, part, off, worker, called from gone returning id`, []any{strayed}, &inverted},
+			{`with gone as (delete from onlyonce.parked where id = (
+					select p.id from onlyonce.parked p join onlyonce.parked f on f.order_key = p.order_key and f.partition = p.partition and f."offset" < p."offset"
+					where p.state = 'blocked' and f.state = 'waiting' order by p.id desc limit 1) returning *)
+				insert into storm.effects (scope, id, key, seq, part, off, worker, called)
+				select scope, convert_from(header_values[1], 'UTF8'), convert_from(record_key, 'UTF8'), (convert_from(body, 'UTF8')::json->>'seq')::int,
+				       partition, "offset", 1, false from gone returning id`, nil, &passed},
+			{`update onlyonce.parked set state = 'retrying' where id = (select min(id) from onlyonce.parked where state = 'waiting')
+				returning convert_from(header_values[1], 'UTF8')`, nil, &left},
+			{`update onlyonce.parked p set state = 'blocked' where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
+					select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.partition < p.partition) order by id limit 1)
+				returning convert_from(header_values[1], 'UTF8')`, nil, &stranded},
+		} {
+			if err := s.pool.QueryRow(ctx, change.sql, change.args...).Scan(change.id); err != nil {
+				return fmt.Errorf("%s: %w", change.sql, err)
+			}
+		}
+		return nil
+	}
+	var stdout, stderr bytes.Buffer
+	args := []string{"-json", "-messages", "1500", "-kills", "0", "-partitions", "3", "-workers", "2", "-seed", "7", "-policy", "key", "-source", "franz"}
+	status := run(t.Context(), args, &stdout, &stderr, doctor)
+	if status == statusEnvironment {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(&stderr)
+		}
+		t.Skip(&stderr)
+	}
+	var r report
+	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
+		t.Fatalf("%v: %s\n%s", err, &stdout, &stderr)
+	}
+	if status != statusFailed || r.OK || r.Retried == 0 {
+		t.Errorf("exit status %d, %+v", status, r)
+	}
+	all := strings.Join(r.Breaches, "\n")
+	for _, want := range []string{
+		"I6 applied after a later message of their ordering key: 1 (" + inverted + ")",
+		"I13 parked, and still to be tried again: 1 (" + left + ")", "I13 blocked behind nothing: 1 (" + stranded + ")",
+		"I6 applied although an earlier message of their ordering key is parked: 1 (" + passed + ")",
+	} {
+		if !strings.Contains(all, want) {
+			t.Errorf("no word of %q in:\n%s", want, all)
+		}
+	}
+}
+
 // A seed fixes the stream and the plan.
 func TestSeedFixesTheStorm(t *testing.T) {
 	t.Parallel()
@@ -144,6 +213,7 @@ func TestPlan(t *testing.T) {
 	}{
 		{0, usual, "map[]"},
 		{1, usual, "map[kill:1]"},
+		{8, usual, "map[broker:1 freeze:1 kill:4 postgres:1 rebalance:1]"},
 		{10, usual, "map[broker:1 freeze:1 kill:6 postgres:1 rebalance:1]"},
 		{100, usual, "map[broker:4 freeze:10 kill:70 postgres:6 rebalance:10]"},
 		{10, failovers, "map[broker:1 failover:3 freeze:1 kill:4 rebalance:1]"},
@@ -171,6 +241,8 @@ func TestFlags(t *testing.T) {
 		"-replicas 2":              "-replicas: 2 is neither 1 nor 3",
 		"-duplicates 2":            "-duplicates: 2 is not from 0 to 1",
 		"-idle":                    "-idle: only with -failover",
+		"-source sarama":           `-source: "sarama" is neither kafka-go nor franz`,
+		"-policy block":            `-policy: "block" is neither park nor key`,
 		"-workers 1 7":             `unexpected argument "7"`,
 		"-patience 1s":             "-patience: 1s is less than",
 		"-seed 0x10 -partitions 0": "-partitions: 0 is not from 1",

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/devenv"
+	"github.com/onlyonce/onlyonce/internal/fleet"
 )
 
 // blindAfter is how long a kill looks for a batch to hit: with brokers and workers down there may be none.
@@ -58,13 +59,16 @@ func (s *storm) strike(ctx context.Context, b blow) error {
 
 // kill kills a worker, and starts another in its place.
 func (s *storm) kill(ctx context.Context) error {
-	shot := s.fleet.Shoot(s.random, false)
+	shot := s.aim()
 	begun := time.Now()
 	err := s.until(ctx, "a worker to kill", func(context.Context) (bool, error) {
 		select {
 		case down := <-shot.Hit:
 			if down.InBatch {
 				s.inBatch++
+			}
+			if down.InRetry {
+				s.inRetry++
 			}
 			return true, nil
 		default:
@@ -79,6 +83,14 @@ func (s *storm) kill(ctx context.Context) error {
 	}
 	_, err = s.fleet.Start()
 	return err
+}
+
+// aim chooses what the next kill hits: a batch, or, where the policy tries messages again from the database, every third time one of those.
+func (s *storm) aim() *fleet.Shot {
+	if s.opts.policy == policyKey && s.random.IntN(3) == 0 {
+		return s.fleet.ShootRetry(s.random)
+	}
+	return s.fleet.Shoot(s.random, false)
 }
 
 // freeze makes a worker stand still until the group has given its partitions to others, and then lets it go on as a zombie. The next

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
 	"github.com/onlyonce/onlyonce/internal/fleet"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -26,12 +27,17 @@ type workerConfig struct {
 	BatchSize int
 	Pool      int32
 	Positions bool // run without keys
+	Source    string
+	Policy    string
 }
 
 // effectSQL is the handler's own write. The table has no unique constraint: a double must be able to happen.
 const effectSQL = `insert into storm.effects (scope, id, key, seq, part, off, worker, called) values ($1, $2, $3, $4, $5, $6, $7, $8)`
 
-var errFaulty = errors.New("a message that nobody can handle")
+var (
+	errFaulty = errors.New("a message that nobody can handle")
+	errSick   = errors.New("a message that nobody can handle yet")
+)
 
 // worker is one process that consumes.
 type worker struct {
@@ -59,6 +65,8 @@ func (w *worker) handler(ctx context.Context, tx consumer.Tx, m *consumer.Messag
 		return consumer.Permanent(errFaulty)
 	case got.exhausted():
 		return errFaulty
+	case w.cfg.Policy == policyKey && got.sick() && m.Attempt <= got.sickRuns():
+		return errSick
 	}
 	return nil
 }
@@ -84,6 +92,27 @@ func (w *worker) breach(format string, args ...any) {
 	w.Tell(fleet.Event{Kind: fleet.Breach, Text: fmt.Sprintf(format, args...)})
 }
 
+func (w *worker) source() consumer.Source {
+	const (
+		rebalance = 8 * time.Second
+		wait      = 100 * time.Millisecond
+	)
+	if w.cfg.Source == sourceFranz {
+		instance := ""
+		if w.Seat%2 == 0 {
+			instance = fmt.Sprintf("seat-%d", w.Seat)
+		}
+		return franzsource.New(franzsource.Config{
+			Brokers: w.cfg.Brokers, GroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic}, InstanceID: instance,
+			SessionTimeout: w.cfg.Session, HeartbeatInterval: w.cfg.Session / 6, RebalanceTimeout: rebalance, FetchMaxWait: wait,
+		})
+	}
+	return kafkasource.New(kafkasource.Config{
+		Brokers: w.cfg.Brokers, GroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic},
+		SessionTimeout: w.cfg.Session, HeartbeatInterval: w.cfg.Session / 6, RebalanceTimeout: rebalance, FetchMaxWait: wait,
+	})
+}
+
 func (w *worker) run(ctx context.Context) error {
 	pc, err := pgxpool.ParseConfig(w.cfg.Postgres)
 	if err != nil {
@@ -96,20 +125,21 @@ func (w *worker) run(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	source := watch(kafkasource.New(kafkasource.Config{
-		Brokers: w.cfg.Brokers, GroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic},
-		SessionTimeout: w.cfg.Session, HeartbeatInterval: w.cfg.Session / 6, RebalanceTimeout: 8 * time.Second, FetchMaxWait: 100 * time.Millisecond,
-	}), w.breach)
+	source := watch(w.source(), w.breach)
 	key := consumer.HeaderKey(idHeader)
 	if w.cfg.Positions {
 		key = nil
+	}
+	policy := consumer.ParkMessage
+	if w.cfg.Policy == policyKey {
+		policy = consumer.ParkOrderingKey
 	}
 	c, err := consumer.New(pool, source, w.handler, consumer.Config{
 		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize,
 		RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
 		// How long a worker that stands still in mid-batch keeps its successor waiting.
 		LockTimeout: 2 * time.Second, IdleTimeout: 3 * time.Second, DrainTimeout: 3 * time.Second,
-		Hooks: w.Hooks(nil),
+		OnFailure: policy, Hooks: w.Hooks(nil),
 	})
 	if err != nil {
 		return err

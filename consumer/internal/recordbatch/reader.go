@@ -24,16 +24,6 @@ func (r *reader) fail() {
 	r.b, r.failed = nil, true
 }
 
-func (r *reader) uvarint() uint64 {
-	v, n := binary.Uvarint(r.b)
-	if n <= 0 {
-		r.fail()
-		return 0
-	}
-	r.b = r.b[n:]
-	return v
-}
-
 // varint reads a number in zigzag form, which is Kafka's and encoding/binary's.
 func (r *reader) varint() int64 {
 	v, n := binary.Varint(r.b)
