@@ -81,7 +81,9 @@ select what || ': ' || coalesce(value, '?') from found order by 1`
 // Check returns the invariants that do not hold at this moment, in one snapshot of the database. With done, everything that was written
 // must be applied or parked, and nothing may be under way.
 func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]string, error) {
-	written := x.Messages()
+	x.mu.Lock() // up to the snapshot: what is written after this list was made must not be found applied
+	defer x.mu.Unlock()
+	written := x.messages
 	n := len(written)
 	parts, offs, calls := make([]int32, n), make([]int64, n), make([]bool, n)
 	ords, ids, values := make([]string, n), make([]string, n), make([]string, n)
