@@ -108,6 +108,9 @@ func TestJudgeHistory(t *testing.T) {
 		{"effect without its cursor", func(_ *Facts, h *History) { h.Cursor[0] = 6; h.Committed[0] = 6 }, "I4 I13"},
 		{"parked for good", func(_ *Facts, h *History) { h.Parked = []Parked{{"c", "k", 0, 3, "waiting"}} }, ""},
 		{"still to be tried", func(_ *Facts, h *History) { h.Parked = []Parked{{"c", "k", 0, 3, "retrying"}} }, "I13"},
+		{"to be tried, behind one that waits", func(_ *Facts, h *History) {
+			h.Parked = []Parked{{"c", "k", 0, 3, "waiting"}, {"f", "k", 0, 5, "retrying"}}
+		}, ""},
 		{"blocked behind nothing", func(_ *Facts, h *History) { h.Parked = []Parked{{"c", "k", 0, 3, "blocked"}} }, "I13"},
 		{"settled without an effect", func(_ *Facts, h *History) { h.Resolved = []string{"b", "c"} }, "I4"},
 		{"applied past what holds its key back", func(_ *Facts, h *History) { h.ByKey, h.Parked = true, []Parked{{"c", "k", 0, 3, "waiting"}} }, "I6"},

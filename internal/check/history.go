@@ -103,7 +103,7 @@ func (v *Verdict) order(h *History, first map[string]place, strayed map[string]b
 	v.Note("P", "written to the log in another order than that of production: a fault of the harness", disordered)
 }
 
-// parked judges what is set aside: only messages that are faulty wait for somebody, only behind one another do others wait (D3, I13), and where
+// parked judges what is set aside: only messages that are faulty wait for somebody, only behind one another do others wait, whatever their state (D3, I13), and where
 // a whole ordering key is held back nothing of it has come past what is parked (I6). Order is that of a partition: a copy in another
 // one is ahead or behind by chance.
 func (v *Verdict) parked(f Facts, h *History) {
@@ -126,7 +126,7 @@ func (v *Verdict) parked(f Facts, h *History) {
 	var innocent, untried, stranded, passed, vanished []string
 	for _, p := range h.Parked {
 		switch first := front[p.Key] == (place{p.Partition, p.Offset}); {
-		case p.State == retrying:
+		case p.State == retrying && first:
 			untried = append(untried, p.ID)
 		case p.State == blocked && first:
 			stranded = append(stranded, p.ID)

@@ -219,12 +219,12 @@ func (s *storm) producedAll(ctx context.Context, produced <-chan error) error {
 	}), err)
 }
 
-// unsettledSQL returns one row: how many parked messages are still to be tried, or wait behind none of their ordering key. $1 the scope.
+// unsettledSQL returns one row: how many parked messages that are first of their ordering key do not wait for somebody. $1 the scope.
 const unsettledSQL = `
 select count(*) from onlyonce.parked p
  where p.scope = $1 and p.settled_at is null
-   and (p.state = 'retrying' or p.state = 'blocked' and not exists (
-     select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))`
+   and p.state in ('retrying', 'blocked') and not exists (
+     select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))`
 
 // handled is true when the cursors are at the end of the log, and nothing is left to be tried again.
 func (s *storm) handled(ctx context.Context) (bool, error) {
@@ -295,7 +295,7 @@ func (s *storm) stuck(ctx context.Context, what string, err error) error {
 		lines = append(lines, fmt.Sprintf("partition %d: handled up to %d of %d", p, at[p], ends[p]))
 	}
 	if left > 0 {
-		lines = append(lines, fmt.Sprintf("%d parked messages are still to be tried, or wait behind nothing", left))
+		lines = append(lines, fmt.Sprintf("%d parked messages, the first of their ordering keys, are still to be tried", left))
 	}
 	return errors.New(strings.Join(append(lines, s.fleet.Diagnosis()...), "\n  "))
 }

@@ -129,7 +129,8 @@ func TestDoctoredRetriesFail(t *testing.T) {
 				insert into storm.effects (scope, id, key, seq, part, off, worker, called)
 				select scope, convert_from(header_values[1], 'UTF8'), convert_from(record_key, 'UTF8'), (convert_from(body, 'UTF8')::json->>'seq')::int,
 				       partition, "offset", 1, false from gone returning id`, nil, &passed},
-			{`update onlyonce.parked set state = 'retrying' where id = (select min(id) from onlyonce.parked where state = 'waiting')
+			{`update onlyonce.parked set state = 'retrying' where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
+					select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.partition < p.partition) order by id limit 1)
 				returning convert_from(header_values[1], 'UTF8')`, nil, &left},
 			{`update onlyonce.parked p set state = 'blocked' where id = (select p.id from onlyonce.parked p where p.state = 'waiting' and not exists (
 					select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and f.partition < p.partition) order by id limit 1)
