@@ -493,19 +493,17 @@ func (f *faults) killsPostgres(adjust ...func(*faults)) {
 	server := f.server()
 	f.begin(1, adjust...)
 	f.src.FetchLimit = 5
-	var kills atomic.Int32
-	due := make(chan struct{}, 1)
+	const kills = 3
+	var asked atomic.Int64
+	due := make(chan struct{}, kills)
 	stop := f.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		err := f.handle(ctx, tx, m)
-		if n := f.calls.Load(); n%15 == 0 && n <= 45 {
-			select {
-			case due <- struct{}{}:
-			default:
-			}
+		if n := asked.Load(); n < kills && f.calls.Load() >= 15*(n+1) && asked.CompareAndSwap(n, n+1) {
+			due <- struct{}{}
 		}
 		return err
 	})
-	for range 3 {
+	for range kills {
 		<-due
 		if err := server.Kill(f.t.Context()); err != nil {
 			f.t.Fatal(err)
@@ -513,7 +511,6 @@ func (f *faults) killsPostgres(adjust ...func(*faults)) {
 		if err := server.Restart(f.t.Context()); err != nil {
 			f.t.Fatal(err)
 		}
-		kills.Add(1)
 	}
 	f.finish(stop)
 	if !f.mix.Ordered {
