@@ -67,7 +67,11 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 
 // describe says in a few words why there is no whole answer.
 func (s *Sink) describe(ctx context.Context, err error) string {
+	var refused *addressError
 	switch {
+	case errors.As(err, &refused):
+		// A name's next answer may be another, so the call is put off and not given up.
+		return "no call was made: " + refused.Error()
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Sprintf("no answer within %v", s.cfg.Timeout)
 	case ctx.Err() != nil:

@@ -36,7 +36,7 @@ func delivery() *outbox.Delivery {
 
 func newSink(t *testing.T, base string, change ...func(*httpsink.Config)) *httpsink.Sink {
 	t.Helper()
-	cfg := httpsink.Config{Name: "payments", BaseURL: base, KeyWindow: time.Hour, Timeout: 5 * time.Second}
+	cfg := httpsink.Config{Name: "payments", BaseURL: base, KeyWindow: time.Hour, Timeout: 5 * time.Second, AllowPrivate: true}
 	for _, f := range change {
 		f(&cfg)
 	}
