@@ -23,16 +23,18 @@ type Config struct {
 	// user and password. A row cannot make the sink call another host, nor leave the path.
 	BaseURL string
 
-	// KeyWindow is how long the remote remembers a key, by its documentation: 24 hours, often. [outbox.Forever] where it
-	// never forgets. Required; see outbox.Limits for what a wrong value does.
+	// Profile is how the remote takes keys, and for how long it remembers them: [Stripe], [PayPal], [Square], [Adyen],
+	// [Standard], or your own. The zero value is a bare UUID in Idempotency-Key.
+	Profile Profile
+
+	// KeyWindow is how long the remote remembers a key, by its documentation or your contract: 24 hours, often. [outbox.Forever]
+	// where it never forgets. Default: the profile's window; required where that is not known. See
+	// outbox.Limits for what a wrong value does.
 	KeyWindow time.Duration
 
-	// KeyHeader is the header that carries the key. Default "Idempotency-Key".
+	// KeyHeader and QuotedKey are Profile.Header and FormString, for a remote without a profile. With a Profile they
+	// must be left empty.
 	KeyHeader string
-
-	// QuotedKey sends the key as a string of RFC 9651 ("..." with the quotes), as
-	// draft-ietf-httpapi-idempotency-key-header asks. Without it the bare UUID is sent, which is what remotes in the field
-	// take (Stripe and Adyen among them); one that follows the draft strictly refuses the bare form.
 	QuotedKey bool
 
 	// Timeout bounds one attempt, from connecting to the last byte of the answer. Default 30 s, from 1 ms to 10 minutes.
@@ -103,16 +105,26 @@ func New(cfg Config) (*Sink, error) {
 	if cfg.Timeout < time.Millisecond || cfg.Timeout > 10*time.Minute {
 		fault("Timeout", "%v is not from 1ms to 10m", cfg.Timeout)
 	}
+	field := "Profile"
+	if cfg.KeyHeader != "" || cfg.QuotedKey {
+		if cfg.Profile != (Profile{}) {
+			fault("KeyHeader and QuotedKey", "must be empty with a Profile, which says the same")
+		} else if cfg.Profile.Header = cfg.KeyHeader; cfg.QuotedKey {
+			cfg.Profile.Form = FormString
+		}
+		field = "KeyHeader"
+	}
+	profile, wrong := cfg.Profile.withDefaults()
+	for _, err := range wrong {
+		fault(field, "%v", err)
+	}
+	cfg.Profile = profile
+	if cfg.KeyWindow == 0 {
+		cfg.KeyWindow = profile.Window
+	}
 	if cfg.KeyWindow <= 0 {
 		fault("KeyWindow", "must be set: how long the remote remembers a key, or outbox.Forever")
 	}
-	if cfg.KeyHeader == "" {
-		cfg.KeyHeader = "Idempotency-Key"
-	}
-	if !frozen.Token(cfg.KeyHeader) {
-		fault("KeyHeader", "%q is not a header name", cfg.KeyHeader)
-	}
-	cfg.KeyHeader = http.CanonicalHeaderKey(cfg.KeyHeader)
 	for status, o := range cfg.Outcomes {
 		if status < 200 || status > 599 {
 			fault("Outcomes", "%d is not a status from 200 to 599", status)

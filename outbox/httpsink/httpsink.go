@@ -44,7 +44,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		// The row cannot be sent as it is, now or later: no call was made.
 		return outbox.Reject(clean(err), err)
 	}
-	if err := s.authorize(req, d); err != nil {
+	if err := s.authorize(req); err != nil {
 		return outbox.RetryLater("authorization failed, no call was made", err)
 	}
 	g := &gate{may: d.MayStart}

@@ -15,9 +15,16 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
+// request is what is sent in one attempt.
+type request struct {
+	*http.Request
+	key  string // as the profile writes it
+	body []byte
+}
+
 // request builds the request from what is frozen. It applies the rules of Enqueue again, because a row may have been
 // written in SQL.
-func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*http.Request, error) {
+func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error) {
 	if err := frozen.Method(d.Method); err != nil {
 		return nil, fmt.Errorf("method: %w", err)
 	}
@@ -32,19 +39,30 @@ func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*http.Request, 
 	for i := range names {
 		header[names[i]] = append(header[names[i]], values[i])
 	}
-	if _, twice := header[s.cfg.KeyHeader]; twice {
-		return nil, fmt.Errorf("header: %s is the sink's key header", s.cfg.KeyHeader)
+	profile := s.cfg.Profile
+	key, err := profile.Form.write(d.Key)
+	if err != nil {
+		return nil, err
+	}
+	if profile.Header != "" {
+		if _, twice := header[profile.Header]; twice {
+			return nil, fmt.Errorf("header: %s is the sink's key header", profile.Header)
+		}
+		header[profile.Header] = []string{key}
+	}
+	body, err := profile.body(d.Body, key)
+	if err != nil {
+		return nil, err
 	}
 	u, err := s.url(d.Target)
 	if err != nil {
 		return nil, err
 	}
-	header[s.cfg.KeyHeader] = []string{s.key(d)}
 	req := &http.Request{
 		Method: d.Method, URL: u, Host: s.base.Host, Header: header,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
-	return withBody(req.WithContext(ctx), d.Body), nil
+	return &request{withBody(req.WithContext(ctx), body), key, body}, nil
 }
 
 // url adds the target to the base URL with one slash between them, and looks whether that has left it.
@@ -63,13 +81,6 @@ func (s *Sink) url(target string) (*url.URL, error) {
 	return u, nil
 }
 
-func (s *Sink) key(d *outbox.Delivery) string {
-	if s.cfg.QuotedKey {
-		return `"` + d.Key + `"` // a UUID holds nothing that must be escaped
-	}
-	return d.Key
-}
-
 // withBody gives a request its body in a form that Go's transport cannot send again by itself (O7). On a connection that
 // dies after the request it resends a keyed POST whose body it can rewind: an attempt that nobody has journaled. Its test
 // is GetBody, or a body that is empty; for the latter see [gate].
@@ -83,19 +94,25 @@ func withBody(req *http.Request, body []byte) *http.Request {
 	return req
 }
 
-// authorize lets Config.Authorize add to the request, and checks that it has added and not changed.
-func (s *Sink) authorize(req *http.Request, d *outbox.Delivery) error {
+// authorize lets Config.Authorize add to the request, and checks that it has added and not changed: what identifies the call,
+// and what is frozen, is the same in each attempt, whatever the secrets are by then.
+func (s *Sink) authorize(req *request) error {
 	if s.cfg.Authorize == nil {
 		return nil
 	}
-	before := *req.URL
-	if err := s.cfg.Authorize(req); err != nil {
+	method, host, before, header := req.Method, req.Host, *req.URL, req.Header.Clone()
+	if err := s.cfg.Authorize(req.Request); err != nil {
 		return err
 	}
-	if req.Method != d.Method || req.Host != s.base.Host || !slices.Equal(req.Header[s.cfg.KeyHeader], []string{s.key(d)}) ||
-		req.URL.Scheme != before.Scheme || req.URL.Host != before.Host || req.URL.EscapedPath() != before.EscapedPath() || req.URL.User != nil {
-		return errors.New("httpsink: Authorize changed the method, the host, the path or the key")
+	if req.Method != method || req.Host != host || req.URL == nil || req.URL.Scheme != before.Scheme || req.URL.Host != before.Host ||
+		req.URL.EscapedPath() != before.EscapedPath() || req.URL.User != nil || len(req.TransferEncoding) > 0 || len(req.Trailer) > 0 {
+		return errors.New("httpsink: Authorize changed the method, the host, the path or the framing")
 	}
-	withBody(req, d.Body) // it may have been read
+	for name, values := range header { // the key's among them
+		if !slices.Equal(req.Header[name], values) {
+			return fmt.Errorf("httpsink: Authorize changed the header %s, which is the call's", name)
+		}
+	}
+	withBody(req.Request, req.body) // it may have been read
 	return nil
 }
