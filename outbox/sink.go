@@ -27,6 +27,15 @@ type Sink interface {
 	Send(ctx context.Context, d *Delivery) Result
 }
 
+// Readier is a Sink that knows when calls are of no use, because its remote is down. The relay asks it each time before it
+// picks rows: a row that is not picked has no attempt counted, and its key's window has not begun.
+type Readier interface {
+	Sink
+	// Ready is how many calls may be under way at once now: 0 for none, more than RelayConfig.Concurrency for as many
+	// as there are. It must not block. While it is 0 it is asked again at each poll. Calls that are under way go on.
+	Ready() int
+}
+
 // Limits are what a relay must know about a sink's remote.
 type Limits struct {
 	// KeyWindow is for how long after it has first seen a key the remote still recognises it, by its documentation. No

@@ -69,6 +69,9 @@ type Config struct {
 	// See [Bearer] and [SecretHeader] for the common ones. Nil: nothing is added.
 	Authorize func(*http.Request) error
 
+	// Breaker stops calls while the host is down; see [Breaker] for the defaults.
+	Breaker Breaker
+
 	// Outcomes overrules what a status means: {401: outbox.Retry} for credentials that expire, {404: outbox.Delivered}
 	// for a DELETE that was applied before. Without it 2xx is delivered; 408, 409, 425, 429 and 5xx are retried; all
 	// else is rejected.
@@ -126,6 +129,11 @@ func New(cfg Config) (*Sink, error) {
 	if cfg.KeyWindow <= 0 {
 		fault("KeyWindow", "must be set: how long the remote remembers a key, or outbox.Forever")
 	}
+	if cfg.Breaker, wrong = cfg.Breaker.withDefaults(); len(wrong) > 0 {
+		for _, err := range wrong {
+			fault("Breaker", "%v", err)
+		}
+	}
 	for status, o := range cfg.Outcomes {
 		if status < 200 || status > 599 {
 			fault("Outcomes", "%d is not a status from 200 to 599", status)
@@ -182,7 +190,7 @@ func New(cfg Config) (*Sink, error) {
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
-	return &Sink{cfg: cfg, base: base, transport: transport}, nil
+	return &Sink{cfg: cfg, base: base, transport: transport, breaker: newBreaker(cfg.Breaker)}, nil
 }
 
 func baseURL(s string) (*url.URL, error) {

@@ -20,9 +20,13 @@ type Sink struct {
 	cfg       Config
 	base      *url.URL
 	transport *http.Transport
+	breaker   breaker
 }
 
-var _ outbox.Sink = (*Sink)(nil)
+var (
+	_ outbox.Sink    = (*Sink)(nil)
+	_ outbox.Readier = (*Sink)(nil)
+)
 
 // Name is Config.Name.
 func (s *Sink) Name() string { return s.cfg.Name }
@@ -35,6 +39,9 @@ func (s *Sink) Limits() outbox.Limits {
 // Close closes connections that are idle. The sink can still be used.
 func (s *Sink) Close() { s.transport.CloseIdleConnections() }
 
+// Ready is how many calls may be under way at once: none while the breaker is open, and one to try whether the host is back.
+func (s *Sink) Ready() int { return s.breaker.ready() }
+
 // Send makes one attempt.
 func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
@@ -44,6 +51,12 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		// The row cannot be sent as it is, now or later: no call was made.
 		return outbox.Reject(clean(err), err)
 	}
+	done, err := s.breaker.allow()
+	if err != nil {
+		return outbox.Result{Outcome: outbox.Retry, Reason: ErrOpen.Error(), Err: ErrOpen, RetryAfter: s.cfg.Breaker.OpenFor}
+	}
+	learned := errNothing
+	defer func() { done(learned) }() // deferred: Authorize may panic, and a half-open breaker waits for this call
 	if err := s.authorize(req); err != nil {
 		return outbox.RetryLater("authorization failed, no call was made", err)
 	}
@@ -58,10 +71,14 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		}
 	}
 	if refused := g.refused(); refused != nil {
+		learned = unanswered(ctx, refused)
 		return outbox.RetryLater(clean(refused), refused)
 	}
 	if err != nil {
+		learned = unanswered(ctx, err)
 		return outbox.RetryLater(s.describe(ctx, err), err)
 	}
-	return s.judge(resp)
+	r := s.judge(resp)
+	learned = answered(resp, r)
+	return r
 }
