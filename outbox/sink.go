@@ -20,7 +20,8 @@ type Sink interface {
 
 	// Send makes one attempt at a call and says how it ended. It is called from several goroutines at once.
 	//
-	// It must send the key, and the frozen parts of the call as they are; it must not try again by itself, nor use a
+	// It must send the key, and the frozen parts of the call as they are (the key may go into the body, where the
+	// remote looks for it there, always in the same way); it must not try again by itself, nor use a
 	// client that does (an attempt must be journaled before it is made); and it must return soon
 	// after ctx has ended, as it does after Limits.Timeout, or when the relay loses its lease or stops.
 	// It should call d.MayStart right before the first byte leaves. It must not keep or change d.
