@@ -296,7 +296,7 @@ var table = []mutant{
 		old: "		what = g.refuse(inner)\n", new: "		_ = inner\n",
 		pkg: "./outbox/httpsink", test: "TestGuardAddresses"},
 	{rule: "O12 authorization changes the call", file: "outbox/httpsink/request.go",
-		old: "		if !slices.Equal(req.Header[name], values) {\n", new: "		if false {\n",
+		old: "		if !slices.Equal(req.Header[name], values) {\n", new: "		if false && !slices.Equal(req.Header[name], values) {\n",
 		pkg: "./outbox/httpsink", test: "TestAuthorize"},
 	{rule: "S1 standby", file: "internal/preflight/preflight.go", old: "	if s.standby {", new: "	if false {",
 		pkg: "./internal/preflight", test: "TestJudgement"},
