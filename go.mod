@@ -11,6 +11,7 @@ require (
 	github.com/moby/moby/api v1.55.0
 	github.com/peterldowns/pgtestdb v0.1.1
 	github.com/segmentio/kafka-go v0.4.51
+	github.com/sony/gobreaker/v2 v2.4.0
 	github.com/testcontainers/testcontainers-go v0.44.0
 	github.com/testcontainers/testcontainers-go/modules/postgres v0.44.0
 	github.com/twmb/franz-go v1.22.2

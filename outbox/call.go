@@ -59,6 +59,10 @@ type Call struct {
 	// Header is sent as it is. It must hold no secrets, because rows are stored, backed up and shown to operators: known
 	// names of secrets are refused, and the sink adds authentication when it sends. Headers
 	// of the connection and the key's own header are refused too. At most 16 KiB.
+	//
+	// It is compared when the call is enqueued again, so it must be the same whenever the message is handled. A trace context
+	// (traceparent, tracestate) that is copied from the message is; one of a span of your own is made anew each time, and the
+	// call would be a conflict ([ErrConflict]) when the message is replayed: let the sink add such a one when it sends.
 	Header http.Header
 
 	// Body is sent byte for byte. At most [MaxBody].

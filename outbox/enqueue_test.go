@@ -148,6 +148,10 @@ func TestEnqueueAgain(t *testing.T) {
 		"target": func(c *outbox.Call) { c.Target = "/refunds" },
 		"method": func(c *outbox.Call) { c.Method = "PUT" },
 		"header": func(c *outbox.Call) { c.Header = nil },
+		"trace": func(c *outbox.Call) {
+			c.Header = c.Header.Clone()
+			c.Header.Set("Traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+		},
 	}
 	for what, change := range changes {
 		call := charge("1")

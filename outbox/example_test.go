@@ -87,7 +87,7 @@ func ExampleSink() {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}))
 	defer remote.Close()
-	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: remote.URL + "/v1", KeyWindow: outbox.Forever})
+	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: remote.URL + "/v1", KeyWindow: outbox.Forever, AllowPrivate: true})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -309,7 +309,7 @@ func child(db, url string) error {
 	if err != nil {
 		return err
 	}
-	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: url, KeyWindow: 24 * time.Hour})
+	sink, err := httpsink.New(httpsink.Config{Name: "payments", BaseURL: url, KeyWindow: 24 * time.Hour, AllowPrivate: true})
 	if err != nil {
 		return err
 	}

@@ -76,7 +76,7 @@ func (m *remote) same(n int) {
 // sink is the HTTP sink for the remote, under the name payments.
 func (m *remote) sink(change ...func(*httpsink.Config)) *httpsink.Sink {
 	m.t.Helper()
-	cfg := httpsink.Config{Name: "payments", BaseURL: m.server.URL + "/v1", KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second}
+	cfg := httpsink.Config{Name: "payments", BaseURL: m.server.URL + "/v1", KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second, AllowPrivate: true}
 	for _, f := range change {
 		f(&cfg)
 	}

@@ -20,11 +20,21 @@ type Sink interface {
 
 	// Send makes one attempt at a call and says how it ended. It is called from several goroutines at once.
 	//
-	// It must send the key, and the frozen parts of the call as they are; it must not try again by itself, nor use a
+	// It must send the key, and the frozen parts of the call as they are (the key may go into the body, where the
+	// remote looks for it there, always in the same way); it must not try again by itself, nor use a
 	// client that does (an attempt must be journaled before it is made); and it must return soon
 	// after ctx has ended, as it does after Limits.Timeout, or when the relay loses its lease or stops.
 	// It should call d.MayStart right before the first byte leaves. It must not keep or change d.
 	Send(ctx context.Context, d *Delivery) Result
+}
+
+// Readier is a Sink that knows when calls are of no use, because its remote is down. The relay asks it each time before it
+// picks rows: a row that is not picked has no attempt counted, and its key's window has not begun.
+type Readier interface {
+	Sink
+	// Ready is how many calls may be under way at once now: 0 for none, more than RelayConfig.Concurrency for as many
+	// as there are. It must not block. While it is 0 it is asked again at each poll. Calls that are under way go on.
+	Ready() int
 }
 
 // Limits are what a relay must know about a sink's remote.

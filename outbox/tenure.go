@@ -155,7 +155,7 @@ func (t *tenure) step(now time.Time, stopping bool) error {
 	}
 	want := 0
 	if !stopping && (len(t.done) > 0 || !now.Before(t.pollAt)) {
-		want = t.w.cfg.Concurrency - t.calling
+		want = t.room(now)
 	}
 	if len(t.done) > 0 || want > 0 {
 		return t.turn(want)
@@ -164,6 +164,18 @@ func (t *tenure) step(now time.Time, stopping bool) error {
 		return t.purge()
 	}
 	return nil
+}
+
+// room is how many rows to pick. It puts the next poll off if the sink wants none, or step would be due at once again.
+func (t *tenure) room(now time.Time) int {
+	limit := t.w.cfg.Concurrency
+	if r, ok := t.w.sink.(Readier); ok {
+		limit = min(limit, r.Ready())
+	}
+	if limit <= t.calling && t.calling < t.w.cfg.Concurrency {
+		t.pollAt = now.Add(t.w.cfg.PollInterval)
+	}
+	return max(limit-t.calling, 0)
 }
 
 // next is when step has something to do, should nothing else happen.

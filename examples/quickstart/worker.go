@@ -69,7 +69,9 @@ func (w *worker) run(ctx context.Context) error {
 	defer relayPool.Close()
 
 	payments, err := httpsink.New(httpsink.Config{
-		Name: w.cfg.Sink, BaseURL: w.cfg.Payments, KeyWindow: time.Hour, Timeout: 5 * time.Second})
+		Name: w.cfg.Sink, BaseURL: w.cfg.Payments, KeyWindow: time.Hour, Timeout: 5 * time.Second,
+		AllowPrivate: true, // the payments service of this example runs on loopback
+		Breaker:      httpsink.Breaker{OpenFor: time.Second}})
 	if err != nil {
 		return err
 	}

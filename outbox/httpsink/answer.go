@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"regexp"
 	"strconv"
@@ -18,6 +19,10 @@ import (
 func (s *Sink) judge(resp *http.Response) outbox.Result {
 	status := resp.StatusCode
 	r := outbox.Result{Outcome: outcome(status), Reason: fmt.Sprintf("status %d", status)}
+	if status >= 300 && status <= 399 {
+		// Where it leads to is not told: an address may hold secrets.
+		r.Reason += ": a redirect, which is not followed; if the remote has moved, change BaseURL"
+	}
 	if o, overruled := s.cfg.Outcomes[status]; overruled {
 		r.Outcome = o
 	}
@@ -46,8 +51,9 @@ func outcome(status int) outbox.Outcome {
 // answer's own Date where it has one, so that clocks need not agree. 0 if there is none that can be read.
 func retryAfter(h http.Header, now time.Time) time.Duration {
 	v := strings.TrimSpace(h.Get("Retry-After"))
-	if seconds, err := strconv.ParseUint(v, 10, 31); err == nil {
-		return time.Duration(seconds) * time.Second
+	seconds, err := strconv.ParseUint(v, 10, 31)
+	if err == nil || errors.Is(err, strconv.ErrRange) { // out of range: the most there is; the relay bounds it
+		return time.Duration(min(seconds, math.MaxInt32)) * time.Second
 	}
 	at, err := http.ParseTime(v)
 	if err != nil {
@@ -61,7 +67,11 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 
 // describe says in a few words why there is no whole answer.
 func (s *Sink) describe(ctx context.Context, err error) string {
+	var refused *addressError
 	switch {
+	case errors.As(err, &refused):
+		// A name's next answer may be another, so the call is put off and not given up.
+		return "no call was made: " + refused.Error()
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Sprintf("no answer within %v", s.cfg.Timeout)
 	case ctx.Err() != nil:

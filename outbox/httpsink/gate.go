@@ -6,8 +6,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/url"
+	"reflect"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // errResend is told to a transport that is about to send a request a second time.
@@ -82,14 +85,17 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// gatedTransport clones a transport and puts the gate into its connections. HTTP/1.1 only: there a connection carries one
+// gatedTransport clones a transport and puts guard and gate into its connections. HTTP/1.1 only: there a connection carries one
 // request at a time, so that a write belongs to a request; and HTTP/2 has rules of its own for sending again.
-func gatedTransport(t *http.Transport) (*http.Transport, error) {
+func gatedTransport(t *http.Transport, g *guard) (*http.Transport, error) {
 	if t == nil {
-		t = &http.Transport{MaxIdleConnsPerHost: 100}
+		t = &http.Transport{MaxIdleConnsPerHost: 100, IdleConnTimeout: 90 * time.Second}
 	}
 	if t.Dial != nil || t.DialTLS != nil { //nolint:staticcheck // refused because it is deprecated
 		return nil, errors.New("Dial and DialTLS are not supported: use DialContext and DialTLSContext")
+	}
+	if fromEnvironment(t.Proxy) {
+		return nil, errors.New("Proxy must not be http.ProxyFromEnvironment, which decides from outside where calls go: name the proxy, with http.ProxyURL, or set nil")
 	}
 	t = t.Clone()
 	t.Protocols = new(http.Protocols)
@@ -103,15 +109,17 @@ func gatedTransport(t *http.Transport) (*http.Transport, error) {
 	if t.MaxResponseHeaderBytes == 0 {
 		t.MaxResponseHeaderBytes = maxAnswer
 	}
-	dial := t.DialContext
-	if dial == nil {
-		dial = (&net.Dialer{}).DialContext
-	}
-	t.DialContext = gated(dial)
+	t.DialContext = gated(g.dialer(t.DialContext))
 	if t.DialTLSContext != nil {
-		t.DialTLSContext = gated(t.DialTLSContext)
+		t.DialTLSContext = gated(g.dialer(t.DialTLSContext))
 	}
 	return t, nil
+}
+
+// fromEnvironment reports whether a transport's proxy is the standard library's choice by the environment. Functions
+// cannot be compared; where their code starts can.
+func fromEnvironment(proxy func(*http.Request) (*url.URL, error)) bool {
+	return proxy != nil && reflect.ValueOf(proxy).Pointer() == reflect.ValueOf(http.ProxyFromEnvironment).Pointer()
 }
 
 type dialer func(ctx context.Context, network, addr string) (net.Conn, error)

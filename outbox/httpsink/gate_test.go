@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // The check stands behind connecting, over TLS too, and in front of the first byte; on a kept connection as on a new one.
@@ -38,7 +39,7 @@ func TestGate(t *testing.T) {
 			server.Start()
 		}
 		defer server.Close()
-		transport, err := gatedTransport(given)
+		transport, err := gatedTransport(given, &guard{private: true, timeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

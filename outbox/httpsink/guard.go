@@ -1,0 +1,215 @@
+package httpsink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ErrAddress is wrapped by the error of a connection that was refused for its address; see Config.AllowPrivate. No byte
+// was sent.
+var ErrAddress = errors.New("httpsink: address refused")
+
+// addressError says which address was refused, and as what.
+type addressError struct {
+	addr string
+	what string
+}
+
+func (e *addressError) Error() string {
+	return fmt.Sprintf("address %s refused: %s, and allowed by neither AllowPrivate nor AllowNetworks", e.addr, e.what)
+}
+
+func (e *addressError) Unwrap() error { return ErrAddress }
+
+// special are networks that no remote on the Internet has an address in: IANA's registries of special-purpose addresses
+// (RFC 6890 and its updates), multicast, and addresses at which clouds hand out credentials. The first that matches counts.
+// own marks addresses of one's own hosts and networks, which AllowPrivate allows.
+var special = []struct {
+	prefix netip.Prefix
+	what   string
+	own    bool
+}{
+	{netip.MustParsePrefix("169.254.169.254/32"), "a cloud's metadata service", false},
+	{netip.MustParsePrefix("169.254.170.2/32"), "a cloud's metadata service", false},   // credentials of ECS tasks
+	{netip.MustParsePrefix("100.100.100.200/32"), "a cloud's metadata service", false}, // Alibaba, inside the shared space
+	{netip.MustParsePrefix("168.63.129.16/32"), "a cloud's metadata service", false},   // Azure, among public addresses
+	{netip.MustParsePrefix("fd00:ec2::/32"), "a cloud's metadata service", false},      // AWS, among unique local addresses
+	{netip.MustParsePrefix("fd20:ce::254/128"), "a cloud's metadata service", false},   // Google, likewise
+
+	{netip.MustParsePrefix("127.0.0.0/8"), "loopback", true},
+	{netip.MustParsePrefix("10.0.0.0/8"), "a private network", true},
+	{netip.MustParsePrefix("172.16.0.0/12"), "a private network", true},
+	{netip.MustParsePrefix("192.168.0.0/16"), "a private network", true},
+	{netip.MustParsePrefix("100.64.0.0/10"), "a carrier's shared space", true},
+	{netip.MustParsePrefix("0.0.0.0/8"), "no address of a host", false}, // Linux connects 0.0.0.0 to loopback
+	{netip.MustParsePrefix("169.254.0.0/16"), "link-local", false},
+	{netip.MustParsePrefix("192.0.0.0/24"), "reserved for protocols", false},
+	{netip.MustParsePrefix("192.0.2.0/24"), "reserved for documentation", false},
+	{netip.MustParsePrefix("198.51.100.0/24"), "reserved for documentation", false},
+	{netip.MustParsePrefix("203.0.113.0/24"), "reserved for documentation", false},
+	{netip.MustParsePrefix("192.88.99.0/24"), "a relay to IPv6", false},
+	{netip.MustParsePrefix("198.18.0.0/15"), "reserved for benchmarks", false},
+	{netip.MustParsePrefix("224.0.0.0/4"), "multicast", false},
+	{netip.MustParsePrefix("240.0.0.0/4"), "reserved or broadcast", false},
+
+	{netip.MustParsePrefix("::1/128"), "loopback", true},
+	{netip.MustParsePrefix("fc00::/7"), "a private network", true},
+	{netip.MustParsePrefix("::/96"), "unspecified, or IPv4 inside IPv6", false},
+	{netip.MustParsePrefix("::ffff:0:0:0/96"), "IPv4 translated to IPv6", false},
+	{netip.MustParsePrefix("64:ff9b::/96"), "IPv4 translated to IPv6 (NAT64)", false},
+	{netip.MustParsePrefix("64:ff9b:1::/48"), "IPv4 translated to IPv6 (NAT64)", false},
+	{netip.MustParsePrefix("2002::/16"), "IPv4 inside IPv6 (6to4)", false},
+	{netip.MustParsePrefix("2001::/23"), "reserved for protocols (Teredo and others)", false},
+	{netip.MustParsePrefix("2001:db8::/32"), "reserved for documentation", false},
+	{netip.MustParsePrefix("3fff::/20"), "reserved for documentation", false},
+	{netip.MustParsePrefix("fe80::/10"), "link-local", false},
+	{netip.MustParsePrefix("ff00::/8"), "multicast", false},
+	{netip.MustParsePrefix("5f00::/16"), "reserved for segment routing", false},
+}
+
+// global is where all other addresses of IPv6 hosts are.
+var global = netip.MustParsePrefix("2000::/3")
+
+// guard decides which addresses are connected to. It is asked with the very address that is being dialled, after the
+// name was resolved; a check of the name beforehand would be passed by a name whose next answer is another ("rebinding").
+type guard struct {
+	private  bool
+	networks []netip.Prefix
+	timeout  time.Duration // of connecting, names included
+	resolver *net.Resolver // nil: Go's; tests answer themselves
+}
+
+// check returns an *addressError unless the address may be connected to.
+func (g *guard) check(addr netip.Addr) error {
+	// ::ffff:127.0.0.1 is 127.0.0.1 to the kernel; a zone only says over which interface.
+	a := addr.WithZone("").Unmap()
+	what := g.refuse(a)
+	// Who allows a translator's prefix has not allowed the loopback address behind it.
+	if inner, ok := embedded(a); ok && what == "" {
+		what = g.refuse(inner)
+	}
+	if what != "" {
+		return &addressError{addr: addr.String(), what: what}
+	}
+	return nil
+}
+
+// refuse says as what an address is refused; empty: it is not.
+func (g *guard) refuse(a netip.Addr) string {
+	for _, n := range g.networks {
+		if n.Contains(a) {
+			return ""
+		}
+	}
+	for _, s := range special {
+		if s.prefix.Contains(a) {
+			if s.own && g.private {
+				return ""
+			}
+			return s.what
+		}
+	}
+	if a.Is6() && !global.Contains(a) {
+		return "no global unicast address"
+	}
+	return ""
+}
+
+// embedded is the IPv4 address that a translator or tunnel would go on to.
+func embedded(a netip.Addr) (netip.Addr, bool) {
+	if !a.Is6() {
+		return netip.Addr{}, false
+	}
+	b := a.As16()
+	switch {
+	case in(a, "64:ff9b::/96"), in(a, "::ffff:0:0:0/96"), in(a, "::/96") && !in(a, "::/127"): // RFC 6052, 2765, 4291; not :: and ::1
+		return netip.AddrFrom4([4]byte(b[12:])), true
+	case in(a, "2002::/16"): // RFC 3056
+		return netip.AddrFrom4([4]byte(b[2:6])), true
+	case in(a, "2001::/32"): // RFC 4380: the client's address, inverted
+		return netip.AddrFrom4([4]byte{^b[12], ^b[13], ^b[14], ^b[15]}), true
+	}
+	return netip.Addr{}, false
+}
+
+func in(a netip.Addr, prefix string) bool { return netip.MustParsePrefix(prefix).Contains(a) }
+
+// host judges the base URL's host as it is written, so that a fault that no resolver can heal is told by New.
+func (g *guard) host(host string) error {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return g.check(a)
+	}
+	name := strings.ToLower(strings.TrimSuffix(host, "."))
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	// Resolvers of the C library take 127.1, 2130706433 and 0x7f.1 for 127.0.0.1, and Go's asks the DNS for them.
+	if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
+		return fmt.Errorf("%q ends in a number and is no IPv4 address", host)
+	}
+	if last == "localhost" { // RFC 6761 section 6.3: always loopback
+		if err := g.check(netip.AddrFrom4([4]byte{127, 0, 0, 1})); err != nil && g.check(netip.IPv6Loopback()) != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// control is called by the dialer between socket() and connect(), with the address that connect() gets.
+func (g *guard) control(_ context.Context, _, address string, _ syscall.RawConn) error {
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return &addressError{addr: "of an unknown kind", what: "no IP address"}
+	}
+	return g.check(ap.Addr())
+}
+
+// dialer connects to checked addresses only. A dialer of the user's cannot be asked which address it is about to
+// connect to, so its connections are asked where they lead to, before anything is written by us. A connection that
+// has no IP address (a socket in the file system) leads to this host.
+func (g *guard) dialer(given dialer) dialer {
+	if given == nil {
+		given = (&net.Dialer{ControlContext: g.control, Resolver: g.resolver}).DialContext
+	}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, g.timeout)
+		defer cancel()
+		c, err := given(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		if err := g.remote(c); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// remote checks where a connection leads to.
+func (g *guard) remote(c net.Conn) error {
+	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
+	switch {
+	case ok:
+		return g.check(tcp.AddrPort().Addr())
+	case g.private:
+		return nil
+	}
+	return &addressError{addr: fmt.Sprintf("of type %T", c.RemoteAddr()), what: "no IP address"}
+}
+
+// allowedHost reports whether a host is among patterns: a name, or *. and a name for all below it. No patterns: any host.
+func allowedHost(host string, patterns []string) bool {
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	for _, p := range patterns {
+		p = strings.ToLower(strings.TrimSuffix(p, "."))
+		if below, wild := strings.CutPrefix(p, "*"); host == p || wild && len(host) > len(below) && strings.HasSuffix(host, below) {
+			return true
+		}
+	}
+	return len(patterns) == 0
+}

@@ -1,0 +1,68 @@
+package httpsink_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+)
+
+// Each part of an attempt ends by itself, long before the attempt would; the call is put off.
+func TestPhases(t *testing.T) {
+	silent, _ := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // the server notices only then that the client has gone
+		<-r.Context().Done()
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts in the kernel, and never says a word
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	hang := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	for name, c := range map[string]struct {
+		base   string
+		change func(*httpsink.Config)
+		want   string
+	}{
+		"connecting": {silent, func(c *httpsink.Config) {
+			c.ConnectTimeout, c.Transport = 20*time.Millisecond, &http.Transport{DialContext: hang}
+		}, "deadline exceeded"},
+		"TLS": {"https://" + l.Addr().String(), func(c *httpsink.Config) { c.TLSTimeout = 20 * time.Millisecond }, "TLS handshake timeout"},
+		"TLS, by the transport": {"https://" + l.Addr().String(), func(c *httpsink.Config) {
+			c.Transport = &http.Transport{TLSHandshakeTimeout: 20 * time.Millisecond}
+		}, "TLS handshake timeout"},
+		"the answer": {silent, func(c *httpsink.Config) { c.AnswerTimeout = 20 * time.Millisecond }, "timeout awaiting response headers"},
+	} {
+		s := newSink(t, c.base, func(c *httpsink.Config) { c.Timeout = 10 * time.Minute }, c.change)
+		if r := s.Send(t.Context(), delivery()); r.Outcome != outbox.Retry || !strings.Contains(r.Reason, c.want) {
+			t.Errorf("%s: %+v, want %q", name, r, c.want)
+		}
+	}
+	_, err = httpsink.New(httpsink.Config{Name: "x", BaseURL: "https://a.example", KeyWindow: outbox.Forever, Timeout: time.Second,
+		ConnectTimeout: 2 * time.Second, TLSTimeout: -1, AnswerTimeout: time.Microsecond})
+	for _, want := range []string{"ConnectTimeout: 2s is not from 1ms to Timeout", "TLSTimeout: -1ns", "AnswerTimeout: 1µs"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("nothing says %q: %v", want, err)
+		}
+	}
+}
+
+// An answer's headers are bounded as its body is.
+func TestAnswerHeadersAreBounded(t *testing.T) {
+	base, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Large", strings.Repeat("a", 1<<20))
+		_, _ = io.WriteString(w, "ok")
+	})
+	if r := newSink(t, base).Send(t.Context(), delivery()); r.Outcome != outbox.Retry || !strings.Contains(r.Reason, "headers exceeded") {
+		t.Errorf("%+v", r)
+	}
+}

@@ -1,0 +1,124 @@
+package httpsink_test
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+)
+
+// Each profile sends the same 128 bits where its provider looks for them, within its limits.
+func TestProfiles(t *testing.T) {
+	var header http.Header
+	var body string
+	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		header, body = r.Header.Clone(), string(b)
+	})
+	const hour = time.Hour
+	for name, c := range map[string]struct {
+		profile httpsink.Profile
+		window  time.Duration // of the configuration
+		header  string
+		want    string
+		limit   time.Duration
+	}{
+		"none":         {httpsink.Profile{}, 3 * hour, "Idempotency-Key", key, 3 * hour},
+		"Stripe":       {httpsink.Stripe(), 0, "Idempotency-Key", key, 24 * hour},
+		"PayPal":       {httpsink.PayPal(), 0, "Paypal-Request-Id", key, 6 * hour},
+		"PayPal, 72 h": {httpsink.PayPal(), 72 * hour, "Paypal-Request-Id", key, 72 * hour},
+		"Adyen":        {httpsink.Adyen(), 0, "Idempotency-Key", key, 168 * hour},
+		"Standard":     {httpsink.Standard(), hour, "Idempotency-Key", `"` + key + `"`, hour},
+		"Square":       {httpsink.Square(), hour, "", "", hour},
+		"hex":          {httpsink.Profile{Header: "x-key", Form: httpsink.FormHex, MaxLength: 32, Window: hour}, 0, "X-Key", strings.ReplaceAll(key, "-", ""), hour},
+		"base64url":    {httpsink.Profile{Form: httpsink.FormBase64URL, MaxLength: 22}, outbox.Forever, "Idempotency-Key", "UYJWGbSqg0uMlnQ1Ql1aOw", outbox.Forever},
+	} {
+		s := newSink(t, base, func(cfg *httpsink.Config) { cfg.Profile, cfg.KeyWindow = c.profile, c.window })
+		if l := s.Limits(); l.KeyWindow != c.limit {
+			t.Errorf("%s: a window of %v, want %v", name, l.KeyWindow, c.limit)
+		}
+		d := delivery()
+		d.Body = []byte(`{"a":1}`)
+		if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered {
+			t.Fatalf("%s: %+v", name, r)
+		}
+		wantBody := `{"a":1}`
+		if c.header == "" {
+			wantBody = `{"idempotency_key":"` + key + `","a":1}`
+		} else if got := header[c.header]; len(got) != 1 || got[0] != c.want {
+			t.Errorf("%s: %v, want %s", name, got, c.want)
+		}
+		if body != wantBody || (c.header != "Idempotency-Key") != (header["Idempotency-Key"] == nil) {
+			t.Errorf("%s: body %s, header %v", name, body, header)
+		}
+	}
+	before := requests.Load()
+	d := delivery()
+	d.Key = "not-a-uuid"
+	if r := newSink(t, base).Send(t.Context(), d); r.Outcome != outbox.Rejected {
+		t.Errorf("%+v", r)
+	}
+	if requests.Load() != before {
+		t.Error("a request without a key was made")
+	}
+}
+
+// A key in the body: added in front, all else as it was; the same in each attempt; or the call is rejected.
+func TestKeyInTheBody(t *testing.T) {
+	var body []byte
+	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) { body, _ = io.ReadAll(r.Body) })
+	s := newSink(t, base, func(c *httpsink.Config) {
+		c.Profile = httpsink.Square()
+		c.Authorize = func(r *http.Request) error { _, err := io.ReadAll(r.Body); return err }
+	})
+	for given, want := range map[string]string{
+		"{}":                                   `{"idempotency_key":"` + key + `"}`,
+		" {\n }":                               ` {"idempotency_key":"` + key + "\"\n }",
+		`{"n":1.10,"a":{"idempotency_key":2}}`: `{"idempotency_key":"` + key + `","n":1.10,"a":{"idempotency_key":2}}`,
+	} {
+		for range 2 {
+			d := delivery()
+			d.Body = []byte(given)
+			if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered || string(body) != want || !json.Valid(body) {
+				t.Errorf("%q: %+v, sent %s", given, r, body)
+			}
+		}
+	}
+	before := requests.Load()
+	for _, given := range []string{"", "null", "[]", `"a"`, "{", `{"a":1}{`, `{"a":1} x`, `{"a" 1}`, "\ufeff{}", `{"idempotency_key":"mine"}`, `{"a":1,"Idempotency_Key":1}`, `{"idempotency\u005fkey":1}`} {
+		d := delivery()
+		d.Body = []byte(given)
+		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected || !strings.HasPrefix(r.Reason, "body: ") || strings.Contains(r.Reason, "mine") {
+			t.Errorf("%q: %+v", given, r)
+		}
+	}
+	if requests.Load() != before {
+		t.Error("requests were made")
+	}
+}
+
+func TestProfileFaults(t *testing.T) {
+	for want, change := range map[string]func(*httpsink.Config){
+		"KeyWindow: must be set":        func(c *httpsink.Config) { c.Profile, c.KeyWindow = httpsink.Square(), 0 },
+		"KeyHeader and QuotedKey: must": func(c *httpsink.Config) { c.Profile, c.QuotedKey = httpsink.Stripe(), true },
+		"exclude each other":            func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "A", BodyMember: "b"} },
+		"Profile: \"a b\" is not":       func(c *httpsink.Config) { c.Profile = httpsink.Profile{Header: "a b"} },
+		"must be letters":               func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: `a"b`} },
+		"FormString is for headers":     func(c *httpsink.Config) { c.Profile = httpsink.Profile{BodyMember: "a", Form: httpsink.FormString} },
+		"Form(9)":                       func(c *httpsink.Config) { c.Profile = httpsink.Profile{Form: 9} },
+		"longer than MaxLength, 20":     func(c *httpsink.Config) { c.Profile = httpsink.Profile{MaxLength: 20} },
+		"Window -1ns must":              func(c *httpsink.Config) { c.Profile = httpsink.Profile{Window: -1} },
+		"KeyWindow: must be set: how":   func(c *httpsink.Config) { c.KeyWindow = -1 },
+	} {
+		cfg := httpsink.Config{Name: "x", BaseURL: "https://a.example", KeyWindow: time.Hour}
+		change(&cfg)
+		if _, err := httpsink.New(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("nothing says %q: %v", want, err)
+		}
+	}
+}

@@ -1,0 +1,118 @@
+package httpsink
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+)
+
+// request is what is sent in one attempt.
+type request struct {
+	*http.Request
+	key  string // as the profile writes it
+	body []byte
+}
+
+// request builds the request from what is frozen. It applies the rules of Enqueue again, because a row may have been
+// written in SQL.
+func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error) {
+	if err := frozen.Method(d.Method); err != nil {
+		return nil, fmt.Errorf("method: %w", err)
+	}
+	if err := frozen.Target(d.Target); err != nil {
+		return nil, fmt.Errorf("target: %w", err)
+	}
+	names, values, faults := frozen.Headers(d.Header)
+	if len(faults) > 0 {
+		return nil, fmt.Errorf("header: %w", faults[0])
+	}
+	header := http.Header{}
+	for i := range names {
+		header[names[i]] = append(header[names[i]], values[i])
+	}
+	profile := s.cfg.Profile
+	key, err := profile.Form.write(d.Key)
+	if err != nil {
+		return nil, err
+	}
+	if profile.Header != "" {
+		if _, twice := header[profile.Header]; twice {
+			return nil, fmt.Errorf("header: %s is the sink's key header", profile.Header)
+		}
+		header[profile.Header] = []string{key}
+	}
+	body, err := profile.body(d.Body, key)
+	if err != nil {
+		return nil, err
+	}
+	u, err := s.url(d.Target)
+	if err != nil {
+		return nil, err
+	}
+	req := &http.Request{
+		Method: d.Method, URL: u, Host: s.base.Host, Header: header,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+	}
+	return &request{withBody(req.WithContext(ctx), body), key, body}, nil
+}
+
+// url adds the target to the base URL with one slash between them, and looks whether that has left it.
+func (s *Sink) url(target string) (*url.URL, error) {
+	raw := s.base.String()
+	if strings.HasPrefix(target, "/") {
+		raw = strings.TrimSuffix(raw, "/")
+	}
+	u, err := url.Parse(raw + target)
+	if err != nil {
+		return nil, errors.New("target: is not a path")
+	}
+	if u.Scheme != s.base.Scheme || u.Host != s.base.Host || u.User != nil || !strings.HasPrefix(u.Path, strings.TrimSuffix(s.base.Path, "/")) {
+		return nil, errors.New("target: leaves the base URL")
+	}
+	return u, nil
+}
+
+// withBody gives a request its body in a form that Go's transport cannot send again by itself (O7). On a connection that
+// dies after the request it resends a keyed POST whose body it can rewind: an attempt that nobody has journaled. Its test
+// is GetBody, or a body that is empty; for the latter see [gate].
+func withBody(req *http.Request, body []byte) *http.Request {
+	req.GetBody = nil
+	req.ContentLength = int64(len(body))
+	req.Body = http.NoBody // and not nil or an empty reader, whose length the transport would not know
+	if len(body) > 0 {
+		req.Body = io.NopCloser(bytes.NewReader(body))
+	}
+	return req
+}
+
+// authorize lets Config.Authorize add to the request, and checks that it has added and not changed: what identifies the call,
+// and what is frozen, is the same in each attempt, whatever the secrets are by then.
+func (s *Sink) authorize(req *request) error {
+	if s.cfg.Authorize == nil {
+		return nil
+	}
+	method, host, before, header := req.Method, req.Host, *req.URL, req.Header.Clone()
+	if err := s.cfg.Authorize(req.Request); err != nil {
+		return err
+	}
+	if req.Method != method || req.Host != host || req.URL == nil || req.URL.Scheme != before.Scheme || req.URL.Host != before.Host ||
+		req.URL.EscapedPath() != before.EscapedPath() || req.URL.User != nil || len(req.TransferEncoding) > 0 || len(req.Trailer) > 0 {
+		return errors.New("httpsink: Authorize changed the method, the host, the path or the framing")
+	}
+	for name, values := range header { // the key's among them
+		if !slices.Equal(req.Header[name], values) {
+			return fmt.Errorf("httpsink: Authorize changed the header %s, which is the call's", name)
+		}
+	}
+	withBody(req.Request, req.body) // it may have been read
+	return nil
+}

@@ -1,0 +1,88 @@
+package httpsink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+)
+
+// A secret is looked up at each attempt, sent, and nowhere else to be found.
+func TestSecrets(t *testing.T) {
+	var got http.Header
+	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Clone() })
+	n := 0
+	rotating := func(context.Context) (string, error) { n++; return fmt.Sprint("token-", n), nil }
+	for name, c := range map[string]struct {
+		authorize func(*http.Request) error
+		header    string
+		prefix    string
+	}{
+		"Bearer": {httpsink.Bearer(rotating), "Authorization", "Bearer "},
+		"header": {httpsink.SecretHeader("x-api-key", rotating), "X-Api-Key", ""},
+	} {
+		s := newSink(t, base, func(cfg *httpsink.Config) { cfg.Authorize = c.authorize })
+		d := delivery()
+		for range 2 {
+			if r := s.Send(t.Context(), d); r.Outcome != outbox.Delivered {
+				t.Fatalf("%s: %+v", name, r)
+			}
+			if want := fmt.Sprint(c.prefix, "token-", n); got.Get(c.header) != want {
+				t.Errorf("%s: %v, want %s", name, got, want)
+			}
+		}
+		if len(d.Header) != 2 || d.Header.Get(c.header) != "" {
+			t.Errorf("%s: the row's headers are %v", name, d.Header)
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d look-ups for 4 attempts", n)
+	}
+
+	before := requests.Load()
+	for name, f := range map[string]func(*http.Request) error{
+		"the vault is away": httpsink.Bearer(func(context.Context) (string, error) { return "hush", errors.New("vault: 503") }),
+		"empty":             httpsink.Bearer(func(context.Context) (string, error) { return "", nil }),
+		"a line end":        httpsink.Bearer(func(context.Context) (string, error) { return "hush\n", nil }),
+		"beyond ASCII":      httpsink.SecretHeader("X-Api-Key", func(context.Context) (string, error) { return "hush\xff", nil }),
+		"no secret":         httpsink.Bearer(nil),
+		"no header":         httpsink.SecretHeader("a b", rotating),
+		"the call's header": httpsink.SecretHeader("Content-Type", rotating),
+		"the key":           httpsink.SecretHeader("Idempotency-Key", rotating),
+		"ended":             httpsink.Bearer(func(ctx context.Context) (string, error) { <-ctx.Done(); return "", ctx.Err() }),
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if name == "ended" {
+			cancel()
+		}
+		s := newSink(t, base, func(cfg *httpsink.Config) { cfg.Authorize = f })
+		r := s.Send(ctx, delivery())
+		if r.Outcome != outbox.Retry || r.Reason != "authorization failed, no call was made" || r.Err == nil || strings.Contains(r.Err.Error(), "hush") {
+			t.Errorf("%s: %+v", name, r)
+		}
+		cancel()
+	}
+	if requests.Load() != before {
+		t.Error("calls were made without their secrets")
+	}
+}
+
+// A remote that answers with what it was sent does not get the secret into a row's error.
+func TestSecretsAreNotInReasons(t *testing.T) {
+	base, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		c, _, _ := w.(http.Hijacker).Hijack()
+		_, _ = fmt.Fprintf(c, "HTTP/1.1 2oo %s\r\n\r\n", r.Header.Get("Authorization"))
+		_ = c.Close()
+	})
+	s := newSink(t, base, func(cfg *httpsink.Config) {
+		cfg.Authorize = httpsink.Bearer(func(context.Context) (string, error) { return "hush", nil })
+	})
+	if r := s.Send(t.Context(), delivery()); r.Outcome != outbox.Retry || strings.Contains(r.Reason, "hush") {
+		t.Errorf("%+v", r)
+	}
+}

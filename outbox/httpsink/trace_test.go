@@ -1,0 +1,33 @@
+package httpsink_test
+
+import (
+	"context"
+	"net/http"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+)
+
+// A trace context that was frozen is sent as it is, and not replaced; a row without one can be given one at sending, which is
+// not part of what is compared when the call is enqueued again.
+func TestTraceContext(t *testing.T) {
+	const frozen, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	var got http.Header
+	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Clone() })
+	row := delivery()
+	row.Header = http.Header{"Traceparent": {frozen}, "Tracestate": {"a=1,b=2"}}
+	if r := newSink(t, base).Send(t.Context(), row); r.Outcome != outbox.Delivered || got.Get("Traceparent") != frozen || got.Get("Tracestate") != "a=1,b=2" {
+		t.Errorf("%+v, sent %v", r, got)
+	}
+	s := newSink(t, base, func(c *httpsink.Config) {
+		c.Authorize = httpsink.SecretHeader("Traceparent", func(context.Context) (string, error) { return own, nil })
+	})
+	if r := s.Send(t.Context(), delivery()); r.Outcome != outbox.Delivered || got.Get("Traceparent") != own {
+		t.Errorf("%+v, sent %v", r, got)
+	}
+	before := requests.Load()
+	if r := s.Send(t.Context(), row); r.Outcome != outbox.Retry || requests.Load() != before {
+		t.Errorf("a frozen one was replaced: %+v", r)
+	}
+}
