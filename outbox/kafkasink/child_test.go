@@ -1,0 +1,5 @@
+package kafkasink_test
+
+const childEnv = "ONLYONCE_KAFKASINK_CHILD"
+
+func childMain() int { return 2 }
