@@ -73,7 +73,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	r := &remote{applied: map[string]bool{}, moved: make(chan struct{}, 1)}
 	server := &http.Server{Handler: r, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = server.Serve(l) }()
-	defer server.Close()
+	defer func() { _ = server.Close() }()
 
 	keys, err := enqueue(ctx, pool, *calls)
 	if err != nil {
