@@ -95,16 +95,13 @@ func (a *app) readSnapshot(ctx context.Context, address, what string, f func(ctx
 }
 
 func (a *app) connect(ctx context.Context, address string) (*database, error) {
-	from := "-postgres"
-	if address == "" {
-		from, address = envPostgres, a.env(envPostgres)
-	}
-	if address == "" {
-		return nil, fmt.Errorf("-postgres: no database given: add -postgres postgres://user@host:5432/name, or set %s", envPostgres)
+	address, from, err := a.address(address)
+	if err != nil {
+		return nil, err
 	}
 	cfg, err := pgx.ParseConfig(address)
 	if err != nil {
-		return nil, fmt.Errorf("%s: not an address of a database, which has the form postgres://user@host:5432/name%s", from, parseReason(address, err))
+		return nil, badAddress(from, address, err)
 	}
 	// Neither prepared statements, which a pooler in front of the server may not carry, nor values put into the SQL.
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
@@ -119,6 +116,22 @@ func (a *app) connect(ctx context.Context, address string) (*database, error) {
 		return nil, connectError(ctx, name, from, a.connectTimeout, err)
 	}
 	return &database{conn, name}, nil
+}
+
+// address returns which database is meant, and who says so: -postgres, or else the environment.
+func (a *app) address(flag string) (address, from string, err error) {
+	from, address = "-postgres", flag
+	if address == "" {
+		from, address = envPostgres, a.env(envPostgres)
+	}
+	if address == "" {
+		return "", "", fmt.Errorf("-postgres: no database given: add -postgres postgres://user@host:5432/name, or set %s", envPostgres)
+	}
+	return address, from, nil
+}
+
+func badAddress(from, address string, err error) error {
+	return fmt.Errorf("%s: not an address of a database, which has the form postgres://user@host:5432/name%s", from, parseReason(address, err))
 }
 
 // parseReason says what is wrong with an address, unless that could show a password.

@@ -1,5 +1,6 @@
 // Onlyonce is the operator's tool: it brings the schema up to date, shows where the work stands, lists what was set
-// aside and has it tried again or gives it up, resolves what halted, and has messages handled again.
+// aside and has it tried again or gives it up, resolves what halted, and has messages handled again. As `onlyonce relay` it
+// sends the calls of the outbox.
 //
 //	onlyonce help
 //	onlyonce help cursor adopt
@@ -74,7 +75,7 @@ type command struct {
 func commands() []command {
 	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
 		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
-		parkedDiscardCommand()}
+		parkedDiscardCommand(), relayCommand()}
 }
 
 // usageError is a mistake in the command line: the usage line is shown with it.

@@ -1,0 +1,282 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+const (
+	// pingTimeout bounds the look at the database that answers a question about health.
+	pingTimeout = 2 * time.Second
+	// healthDrain is how long questions about health that are under way may take once the relay has ended.
+	healthDrain = time.Second
+)
+
+const relayExample = `{
+  "sinks": [
+    {
+      "type": "http",
+      "name": "payments",
+      "base_url": "https://payments.example/v1",
+      "key_window": "24h",
+      "headers": {"Authorization": {"env": "PAYMENTS_TOKEN", "prefix": "Bearer "}}
+    },
+    {
+      "type": "kafka",
+      "name": "events",
+      "brokers": ["kafka-1:9092", "kafka-2:9092"],
+      "topics": ["orders"],
+      "tls": true,
+      "sasl": "scram-sha-512",
+      "user": {"env": "KAFKA_USER"},
+      "password": {"file": "/run/secrets/kafka-password"}
+    }
+  ],
+  "concurrency": 16
+}`
+
+func relayCommand() command {
+	return command{
+		name:    "relay",
+		args:    "[-postgres URL] -config FILE [-health ADDR] [-check]",
+		summary: "send the calls of the outbox, until it is stopped",
+		help: `
+Sends the calls of the outbox to the sinks that a file describes, until SIGTERM or SIGINT: then it lets calls under way
+end, releases its leases and exits with status 0. Any number of relays may run; for each sink one of them sends,
+and another takes over when it stops or dies. It logs to standard error, and never what a call holds.
+
+The file is JSON:
+
+` + relayExample + `
+
+A sink of type "http" has name, base_url and key_window (required: how long the remote remembers a key, or "forever"), and
+key_header, quoted_key, timeout, tls_ca, outcomes ({"404": "delivered"}), headers. One of type "kafka" has name, brokers and
+topics (required), and client_id, id_header, key_window, timeout, batch_bytes, tls, tls_ca, sasl (plain, scram-sha-256,
+scram-sha-512), user, password. Beside sinks: concurrency, poll_interval, lease_ttl, retry_min, retry_max, retention,
+drain_timeout. Each means what go doc says of httpsink.Config, kafkasink.Config and outbox.RelayConfig; an unknown field is an
+error. Secrets (user, password, and the values of headers) do not stand in the file: {"env": "NAME"} or {"file": "PATH"}, with an
+optional "prefix". Headers from a file are read anew for each call.
+
+-health ADDR serves http://ADDR/healthz: 200 with what this relay does for each sink, or 503 and why not: it is starting or
+stopping, or the database does not answer. A relay that stands by for another is healthy.
+-check reads the configuration, says what is wrong with it, and ends.
+
+Example:
+  onlyonce relay -config relay.json -health 127.0.0.1:8080`,
+		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			address := postgresVar(fs)
+			var config, health *string
+			textVar(fs, &config, "config", "the configuration, a `FILE` in JSON")
+			textVar(fs, &health, "health", "serve /healthz at `ADDR`, as 127.0.0.1:8080")
+			check := fs.Bool("check", false, "check the configuration, and end")
+			return func(ctx context.Context, a *app) error {
+				if config == nil {
+					return usagef("-config: say which file describes the sinks")
+				}
+				return a.relay(ctx, *address, *config, health, *check)
+			}
+		},
+	}
+}
+
+func (a *app) relay(ctx context.Context, address, file string, health *string, check bool) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("-config: %w", err)
+	}
+	cfg, sinks, faults := parseRelay(data, a.env)
+	defer func() {
+		for _, s := range sinks {
+			s.Close()
+		}
+	}()
+	h := &relayHealth{sinks: map[string]bool{}}
+	for _, s := range sinks {
+		h.sinks[s.Name()] = false
+	}
+	cfg.Logger = slog.New(slog.NewTextHandler(a.stderr, nil))
+	cfg.Hooks.Lease = h.lease
+	pool, poolErr := a.relayPool(ctx, address, check)
+	if pool != nil {
+		defer pool.Close()
+		h.pool = pool
+	}
+	relay, err := a.newRelay(pool, cfg, &faults)
+	if len(faults) > 0 {
+		for _, f := range faults {
+			a.complain("onlyonce relay: %s: %v", file, f)
+		}
+		return fmt.Errorf("-config: %s has faults: %d", file, len(faults))
+	}
+	if err = errors.Join(err, poolErr); err != nil {
+		return err
+	}
+	if check {
+		_, err := fmt.Fprintf(a.out, "%s is good: %d sinks\n", file, len(sinks))
+		return err
+	}
+	if err := a.withSchema(ctx, address, func(*database) error { return nil }); err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped before it began
+		}
+		return err
+	}
+	if health != nil {
+		stop, err := h.serve(*health, cfg.Logger)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	stopping := context.AfterFunc(ctx, func() { h.set("stopping") })
+	defer stopping()
+	h.set("")
+	return relay.Run(ctx)
+}
+
+// newRelay makes the relay, and reports the faults that it finds as the file's.
+func (a *app) newRelay(pool *pgxpool.Pool, cfg outbox.RelayConfig, faults *[]error) (*outbox.Relay, error) {
+	top := &section{faults: faults}
+	if len(*faults) > 0 && len(cfg.Sinks) == 0 {
+		cfg.Sinks = []outbox.Sink{noSink{}} // "no sinks" would not be true: they have faults
+	}
+	if pool == nil {
+		pool = new(pgxpool.Pool) // to hear of all other faults; it is not used
+	}
+	relay, err := outbox.NewRelay(pool, cfg)
+	top.adopt(err)
+	return relay, nil
+}
+
+// noSink stands for sinks with faults.
+type noSink struct{}
+
+func (noSink) Name() string { return "none" }
+func (noSink) Limits() outbox.Limits {
+	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Second}
+}
+func (noSink) Send(context.Context, *outbox.Delivery) outbox.Result { return outbox.Result{} }
+
+// relayPool makes the relay's connections, of which it uses one for each sink. It does not connect. Nil with check.
+func (a *app) relayPool(ctx context.Context, address string, check bool) (*pgxpool.Pool, error) {
+	if check {
+		return nil, nil
+	}
+	address, from, err := a.address(address)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := pgxpool.ParseConfig(address)
+	if err != nil {
+		return nil, badAddress(from, address, err)
+	}
+	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
+		cfg.ConnConfig.RuntimeParams["application_name"] = "onlyonce relay"
+	}
+	return pgxpool.NewWithConfig(ctx, cfg)
+}
+
+// relayHealth answers whether a relay works.
+type relayHealth struct {
+	pool *pgxpool.Pool
+
+	mu      sync.Mutex
+	started bool
+	why     string // why not, apart from the database
+	sinks   map[string]bool
+}
+
+func (h *relayHealth) set(why string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.why != "stopping" {
+		h.started, h.why = true, why
+	}
+}
+
+// lease notes whether this relay sends for a sink.
+func (h *relayHealth) lease(c outbox.LeaseChange) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sinks[c.Sink] = c.Held
+}
+
+// judge says whether all is well, and what there is to say.
+func (h *relayHealth) judge(ctx context.Context) (ok bool, text string) {
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	err := h.pool.Ping(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case !h.started:
+		return false, "starting\n"
+	case h.why != "":
+		return false, h.why + "\n"
+	case err != nil:
+		return false, "the database does not answer\n" // the error would name user and host
+	}
+	var b strings.Builder
+	b.WriteString("ok\n")
+	names := make([]string, 0, len(h.sinks))
+	for name := range h.sinks {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		role := "standing by"
+		if h.sinks[name] {
+			role = "sending"
+		}
+		fmt.Fprintf(&b, "%s: %s\n", oneLine(name), role)
+	}
+	return true, b.String()
+}
+
+// serve answers at an address until stop.
+func (h *relayHealth) serve(address string, log *slog.Logger) (stop func(), err error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("-health: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		ok, text := h.judge(r.Context())
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		if !ok {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, _ = fmt.Fprint(w, text)
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("onlyonce relay: /healthz is gone", "error", err)
+		}
+	}()
+	log.Info("onlyonce relay: health", "address", "http://"+l.Addr().String()+"/healthz")
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), healthDrain)
+		defer cancel()
+		if server.Shutdown(ctx) != nil {
+			_ = server.Close()
+		}
+		<-ended
+	}, nil
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// section is an object of the configuration file of which each field is taken once; what nobody took is unknown. It gathers every
+// fault, each with the field's path.
+type section struct {
+	path   string // "" at the top, else "sinks[0]."
+	fields map[string]json.RawMessage
+	faults *[]error
+	env    func(string) string
+}
+
+// parseSection reads an object.
+func parseSection(path string, data []byte, faults *[]error, env func(string) string) *section {
+	s := &section{path: path, faults: faults, env: env}
+	d := json.NewDecoder(bytes.NewReader(data))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		s.whole("must be a JSON object%s", reason(err))
+		return s
+	}
+	s.fields = map[string]json.RawMessage{}
+	for d.More() {
+		name, err := d.Token()
+		var value json.RawMessage
+		if err == nil {
+			err = d.Decode(&value)
+		}
+		if err != nil {
+			s.whole("is not JSON%s", reason(err))
+			return s
+		}
+		if _, twice := s.fields[name.(string)]; twice {
+			s.fault(name.(string), "is there twice")
+		}
+		s.fields[name.(string)] = value
+	}
+	if _, err := d.Token(); err != nil {
+		s.whole("is not JSON%s", reason(err))
+		return s
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		s.whole("holds more than one JSON object")
+	}
+	return s
+}
+
+func reason(err error) string {
+	if err == nil {
+		return ""
+	}
+	return ": " + err.Error()
+}
+
+func (s *section) fault(field, format string, args ...any) {
+	*s.faults = append(*s.faults, fmt.Errorf("%s%s: %s", s.path, field, fmt.Sprintf(format, args...)))
+}
+
+// whole is a fault of the object itself.
+func (s *section) whole(format string, args ...any) {
+	name := strings.TrimSuffix(s.path, ".")
+	if name == "" {
+		name = "the file"
+	}
+	*s.faults = append(*s.faults, fmt.Errorf("%s: %s", name, fmt.Sprintf(format, args...)))
+}
+
+// unknown reports the fields that nobody took.
+func (s *section) unknown() {
+	for _, name := range slices.Sorted(maps.Keys(s.fields)) {
+		s.fault(name, "is no field of this configuration")
+	}
+}
+
+// take returns a field's bytes and takes it.
+func (s *section) take(field string) (json.RawMessage, bool) {
+	v, ok := s.fields[field]
+	delete(s.fields, field)
+	return v, ok
+}
+
+// value decodes a field. The zero value stands for one that is not there.
+func value[T any](s *section, field, form string) (v T) {
+	raw, ok := s.take(field)
+	if ok && (string(raw) == "null" || json.Unmarshal(raw, &v) != nil) {
+		s.fault(field, "must be %s", form)
+	}
+	return v
+}
+
+func (s *section) text(field string) string    { return value[string](s, field, "a string") }
+func (s *section) texts(field string) []string { return value[[]string](s, field, "a list of strings") }
+func (s *section) flag(field string) bool      { return value[bool](s, field, "true or false") }
+func (s *section) number(field string) int     { return value[int](s, field, "a whole number") }
+
+// duration is "30s"; forever, where it is allowed, is what "forever" means.
+func (s *section) duration(field string, forever time.Duration) time.Duration {
+	_, given := s.fields[field]
+	before := len(*s.faults)
+	text := s.text(field)
+	d, err := time.ParseDuration(text)
+	switch {
+	case !given, len(*s.faults) > before:
+		return 0
+	case text == "forever" && forever != 0:
+		return forever
+	case err != nil && forever != 0:
+		s.fault(field, `must be a duration, as "24h", or "forever"`)
+	case err != nil:
+		s.fault(field, `must be a duration, as "500ms", "30s" or "24h"`)
+	case d <= 0:
+		s.fault(field, "%v must be positive; leave it out for the default", d)
+	}
+	return d
+}
+
+// objects returns the objects of a list.
+func (s *section) objects(field string) (all []*section) {
+	for i, raw := range value[[]json.RawMessage](s, field, "a list of objects") {
+		all = append(all, parseSection(fmt.Sprintf("%s%s[%d].", s.path, field, i), raw, s.faults, s.env))
+	}
+	return all
+}
+
+// object returns an object; nil where there is none.
+func (s *section) object(field string) *section {
+	raw, ok := s.take(field)
+	if !ok {
+		return nil
+	}
+	return parseSection(s.path+field+".", raw, s.faults, s.env)
+}
+
+// secret is a value that does not stand in the file. Nil where there is none.
+type secret func() (string, error)
+
+// secret reads a reference to a secret: {"env": "NAME"} or {"file": "PATH"}, with an optional "prefix". A file is read anew each time
+// the secret is needed, so that it can be rotated.
+func (s *section) secret(field string) secret {
+	raw, ok := s.fields[field]
+	if !ok {
+		return nil
+	}
+	const form = `must be {"env": "NAME"} or {"file": "PATH"}: secrets do not stand in this file`
+	if !bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) {
+		delete(s.fields, field)
+		s.fault(field, "%s", form)
+		return nil
+	}
+	o := s.object(field)
+	env, file, prefix := o.text("env"), o.text("file"), o.text("prefix")
+	o.unknown()
+	if (env == "") == (file == "") {
+		s.fault(field, "%s", form)
+		return nil
+	}
+	get := func() (string, error) {
+		if env != "" {
+			if v := s.env(env); v != "" {
+				return prefix + v, nil
+			}
+			return "", fmt.Errorf("the environment variable %s is not set", env)
+		}
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		v := strings.TrimRight(string(data), "\r\n")
+		if v == "" {
+			return "", fmt.Errorf("the file %s is empty", file)
+		}
+		return prefix + v, nil
+	}
+	if _, err := get(); err != nil {
+		s.fault(field, "%v", err)
+	}
+	return get
+}
+
+// tlsConfig reads "tls" and "tls_ca". Nil: plain.
+func (s *section) tlsConfig() *tls.Config {
+	on, ca := s.flag("tls"), s.text("tls_ca")
+	switch {
+	case !on && ca != "":
+		s.fault("tls_ca", `needs "tls": true`)
+		return nil
+	case !on:
+		return nil
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: s.certificates(ca)}
+}
+
+// certificates reads a file in PEM form. Nil: the system's.
+func (s *section) certificates(file string) *x509.CertPool {
+	if file == "" {
+		return nil
+	}
+	pool := x509.NewCertPool()
+	if pem, err := os.ReadFile(file); err != nil {
+		s.fault("tls_ca", "%v", err)
+	} else if !pool.AppendCertsFromPEM(pem) {
+		s.fault("tls_ca", "%s holds no certificate in PEM form", file)
+	}
+	return pool
+}

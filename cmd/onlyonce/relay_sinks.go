@@ -1,0 +1,197 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/segmentio/kafka-go/sasl"
+	"github.com/segmentio/kafka-go/sasl/plain"
+	"github.com/segmentio/kafka-go/sasl/scram"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/outbox/kafkasink"
+)
+
+// closer is a sink of this program: Close lets its connections go.
+type closer interface {
+	outbox.Sink
+	Close()
+}
+
+// parseRelay reads the configuration of a relay and makes its sinks. It returns every fault at once.
+func parseRelay(data []byte, env func(string) string) (cfg outbox.RelayConfig, sinks []closer, faults []error) {
+	top := parseSection("", data, &faults, env)
+	for _, s := range top.objects("sinks") {
+		if sink := s.sink(); sink != nil {
+			sinks = append(sinks, sink)
+			cfg.Sinks = append(cfg.Sinks, sink)
+		}
+	}
+	cfg.Concurrency = top.number("concurrency")
+	cfg.PollInterval, cfg.LeaseTTL = top.duration("poll_interval", 0), top.duration("lease_ttl", 0)
+	cfg.RetryMin, cfg.RetryMax = top.duration("retry_min", 0), top.duration("retry_max", 0)
+	cfg.Retention, cfg.DrainTimeout = top.duration("retention", 0), top.duration("drain_timeout", 0)
+	top.unknown()
+	return cfg, sinks, faults
+}
+
+// sink makes one sink; nil, where it has faults.
+func (s *section) sink() closer {
+	before := len(*s.faults)
+	var sink closer
+	var err error
+	switch kind := s.text("type"); kind {
+	case "http":
+		var made *httpsink.Sink
+		made, err = httpsink.New(s.http())
+		sink = made
+	case "kafka":
+		var made *kafkasink.Sink
+		made, err = kafkasink.New(s.kafka())
+		sink = made
+	default:
+		s.fault("type", `%q is neither "http" nor "kafka"`, kind)
+		return nil
+	}
+	s.unknown()
+	s.adopt(err)
+	if len(*s.faults) > before {
+		return nil
+	}
+	return sink
+}
+
+// written are the fields of the libraries' configurations as the file writes them, where that is not their names in lower case.
+var written = map[string]string{
+	"BaseURL": "base_url", "KeyWindow": "key_window", "KeyHeader": "key_header", "QuotedKey": "quoted_key", "Transport": "tls_ca",
+	"ClientID": "client_id", "IDHeader": "id_header", "BatchBytes": "batch_bytes",
+	"PollInterval": "poll_interval", "LeaseTTL": "lease_ttl", "RetryMin": "retry_min", "RetryMax": "retry_max", "DrainTimeout": "drain_timeout",
+}
+
+// adopt reports the faults that a library found, under the fields' names in the file. A field that has a fault already is not
+// reported again: what could not be read looks to the library as if it was not there.
+func (s *section) adopt(err error) {
+	if err == nil {
+		return
+	}
+	all := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // what errors.Join made, and nothing inside it
+		all = joined.Unwrap()
+	}
+	known := slices.Clone(*s.faults)
+	for _, e := range all {
+		_, text, found := strings.Cut(e.Error(), "bad configuration: ")
+		name, rule, ok := strings.Cut(strings.TrimPrefix(text, "RelayConfig."), ": ")
+		if !found || !ok {
+			s.whole("%v", e)
+			continue
+		}
+		field, index, _ := strings.Cut(name, "[")
+		if in, is := written[field]; is {
+			field = in
+		}
+		if field = strings.ToLower(field); index != "" {
+			field += "[" + index
+		}
+		if !slices.ContainsFunc(known, func(k error) bool { return strings.HasPrefix(k.Error(), s.path+field) }) {
+			s.fault(field, "%s", strings.ReplaceAll(rule, "outbox.Forever", `"forever"`))
+		}
+	}
+}
+
+func (s *section) http() httpsink.Config {
+	cfg := httpsink.Config{
+		Name: s.text("name"), BaseURL: s.text("base_url"), KeyWindow: s.duration("key_window", outbox.Forever),
+		KeyHeader: s.text("key_header"), QuotedKey: s.flag("quoted_key"), Timeout: s.duration("timeout", 0),
+	}
+	if ca := s.certificates(s.text("tls_ca")); ca != nil {
+		cfg.Transport = &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: ca}}
+	}
+	if o := s.object("outcomes"); o != nil {
+		cfg.Outcomes = map[int]outbox.Outcome{}
+		for _, status := range slices.Sorted(maps.Keys(o.fields)) {
+			code, err := strconv.Atoi(status)
+			outcome, known := map[string]outbox.Outcome{"delivered": outbox.Delivered, "retry": outbox.Retry, "rejected": outbox.Rejected}[o.text(status)]
+			switch {
+			case err != nil:
+				o.fault(status, "is not a status from 200 to 599")
+			case !known:
+				o.fault(status, `must be "delivered", "retry" or "rejected"`)
+			default:
+				cfg.Outcomes[code] = outcome
+			}
+		}
+	}
+	if o := s.object("headers"); o != nil {
+		secrets := map[string]secret{}
+		for _, name := range slices.Sorted(maps.Keys(o.fields)) {
+			secrets[name] = o.secret(name)
+		}
+		cfg.Authorize = func(r *http.Request) error {
+			for name, get := range secrets {
+				v, err := get()
+				if err != nil {
+					return fmt.Errorf("header %s: %w", name, err)
+				}
+				r.Header.Set(name, v)
+			}
+			return nil
+		}
+	}
+	return cfg
+}
+
+func (s *section) kafka() kafkasink.Config {
+	return kafkasink.Config{
+		Name: s.text("name"), Brokers: s.texts("brokers"), Topics: s.texts("topics"), ClientID: s.text("client_id"),
+		IDHeader: s.text("id_header"), KeyWindow: s.duration("key_window", outbox.Forever), Timeout: s.duration("timeout", 0),
+		BatchBytes: s.number("batch_bytes"), TLS: s.tlsConfig(), SASL: s.mechanism(),
+	}
+}
+
+// mechanism reads "sasl", "user" and "password". Nil: no authentication.
+func (s *section) mechanism() sasl.Mechanism {
+	_, hasUser := s.fields["user"]
+	_, hasPassword := s.fields["password"]
+	kind, user, password := s.text("sasl"), s.secret("user"), s.secret("password")
+	if kind == "" {
+		if hasUser || hasPassword {
+			s.fault("sasl", "must be plain, scram-sha-256 or scram-sha-512 where there is a user or password")
+		}
+		return nil
+	}
+	if !hasUser || !hasPassword {
+		s.fault("sasl", "needs user and password")
+	}
+	if user == nil || password == nil {
+		return nil
+	}
+	name, err := user()
+	word, err2 := password()
+	if err != nil || err2 != nil {
+		return nil // reported when they were read
+	}
+	switch kind {
+	case "plain":
+		return plain.Mechanism{Username: name, Password: word}
+	case "scram-sha-256", "scram-sha-512":
+		algorithm := scram.SHA256
+		if kind == "scram-sha-512" {
+			algorithm = scram.SHA512
+		}
+		m, err := scram.Mechanism(algorithm, name, word)
+		if err != nil {
+			s.fault("sasl", "user or password cannot be used with %s", kind) // the error may quote them
+			return nil
+		}
+		return m
+	}
+	s.fault("sasl", "%q is none of plain, scram-sha-256, scram-sha-512", kind)
+	return nil
+}

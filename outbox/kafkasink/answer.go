@@ -1,0 +1,53 @@
+package kafkasink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// contents are the codes with which a broker refuses a batch for what is in it. Nothing of it is written then.
+var contents = []kafka.Error{kafka.InvalidMessage, kafka.MessageSizeTooLarge, kafka.RecordListTooLarge, kafka.InvalidTimestamp, kafka.PolicyViolation,
+	kafka.InvalidRecord, kafka.UnsupportedForMessageFormat}
+
+// refusals are the codes that no further attempt mends: the call is parked. What is about the connection is not among them (a login
+// that fails meets every call, and ends when a password is put right), nor what a stale view of the cluster may cause.
+var refusals = []kafka.Error{kafka.InvalidTopic, kafka.TopicAuthorizationFailed, kafka.ClusterAuthorizationFailed}
+
+func aboutContents(err error) bool {
+	var code kafka.Error
+	return errors.As(err, &code) && slices.Contains(contents, code)
+}
+
+// judge says what the end of an attempt means. Reasons hold what the broker's code says, and nothing of what it quotes.
+func (s *Sink) judge(ctx context.Context, err error) outbox.Result {
+	var code kafka.Error
+	switch {
+	case err == nil:
+		return outbox.Result{Outcome: outbox.Delivered}
+	case errors.Is(err, errRefused):
+		return outbox.Reject(err.Error(), err)
+	case errors.Is(err, outbox.ErrWindow), errors.Is(err, outbox.ErrLease):
+		return outbox.RetryLater(err.Error(), err)
+	case errors.As(err, &code):
+		reason := fmt.Sprintf("[%d] %s", int(code), code.Title())
+		// InvalidMessage is a checksum that does not fit, which a bad line causes too: it divides a batch, and is tried again.
+		if slices.Contains(refusals, code) || aboutContents(err) && code != kafka.InvalidMessage {
+			return outbox.Reject(reason, err)
+		}
+		return outbox.RetryLater(reason, err)
+	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return outbox.RetryLater(fmt.Sprintf("no acknowledgement within %v", s.cfg.Timeout), err)
+	case ctx.Err() != nil:
+		return outbox.RetryLater("cut off: the relay stopped or lost its lease", err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return outbox.RetryLater("the connection broke off before there was an answer", err)
+	}
+	return outbox.RetryLater(err.Error(), err)
+}

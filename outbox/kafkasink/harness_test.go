@@ -1,0 +1,129 @@
+package kafkasink_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.uber.org/goleak"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/kafkasink"
+)
+
+// patience bounds every wait of these tests; nothing is judged by how long it took.
+const patience = 60 * time.Second
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		os.Exit(childMain())
+	}
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
+		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/devenv/supervise.(*Supervisor).read"),
+		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2")) // the test servers' supervisors end with this process
+}
+
+// onBoth runs a test against a real broker and against kfake.
+func onBoth(t *testing.T, f func(t *testing.T, brokers []string)) {
+	t.Run("real", func(t *testing.T) { f(t, kafkatest.Brokers(t)) })
+	t.Run("kfake", func(t *testing.T) { f(t, kafkatest.Fake(t)) })
+}
+
+func newSink(t *testing.T, brokers []string, change func(*kafkasink.Config), topics ...string) *kafkasink.Sink {
+	t.Helper()
+	cfg := kafkasink.Config{Name: "events", Brokers: brokers, Topics: topics, Timeout: 20 * time.Second}
+	if change != nil {
+		change(&cfg)
+	}
+	s, err := kafkasink.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// delivery is attempt one at a call.
+func delivery(key, target, body string) *outbox.Delivery {
+	return &outbox.Delivery{Key: key, Sink: "events", Name: "placed", Method: http.MethodPost, Target: target, Body: []byte(body), Attempt: 1}
+}
+
+func send(t *testing.T, s *kafkasink.Sink, d *outbox.Delivery) outbox.Result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	return s.Send(ctx, d)
+}
+
+// sendAll sends at once, and returns the results in order.
+func sendAll(t *testing.T, s *kafkasink.Sink, all []*outbox.Delivery) []outbox.Result {
+	t.Helper()
+	results := make([]outbox.Result, len(all))
+	var wg sync.WaitGroup
+	for i, d := range all {
+		wg.Go(func() { results[i] = send(t, s, d) })
+	}
+	wg.Wait()
+	return results
+}
+
+func wantOutcome(t *testing.T, r outbox.Result, want outbox.Outcome) {
+	t.Helper()
+	if r.Outcome != want {
+		t.Errorf("%v: %s (%v), want %v", r.Outcome, r.Reason, r.Err, want)
+	}
+}
+
+// read returns the first n records of a topic, whatever its partitions, in the order of each.
+func read(t *testing.T, brokers []string, topic string, n int) []*kgo.Record {
+	t.Helper()
+	cl := kafkatest.Client(t, brokers, kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	defer cl.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var all []*kgo.Record
+	for len(all) < n {
+		f := cl.PollFetches(ctx)
+		if ctx.Err() != nil {
+			t.Fatalf("%d of %d records came", len(all), n)
+		}
+		all = append(all, f.Records()...)
+	}
+	return all
+}
+
+func header(r *kgo.Record, name string) string {
+	for _, h := range r.Headers {
+		if h.Key == name {
+			return string(h.Value)
+		}
+	}
+	return ""
+}
+
+func ids(n int) []string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = fmt.Sprintf("00000000-0000-8000-8000-%012d", i)
+	}
+	return all
+}
+
+// until polls a condition that nothing announces.
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(patience); !cond(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("never happened: %s", what)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package kafkasink
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+)
+
+// record is a call as Kafka gets it.
+type record struct {
+	topic   string
+	key     []byte // nil: none
+	id      string // the call's derived key
+	headers []protocol.Header
+	value   []byte
+}
+
+// record builds the record from what is frozen. It applies the rules of Enqueue again, because a row may have been
+// written in SQL.
+func (s *Sink) record(d *outbox.Delivery) (*record, error) {
+	if d.Method != http.MethodPost {
+		return nil, errors.New("method: must be POST, which is the default: a record has none")
+	}
+	if err := frozen.Target(d.Target); err != nil {
+		return nil, fmt.Errorf("target: %w", err)
+	}
+	r := &record{id: d.Key, value: d.Body}
+	var err error
+	if r.topic, r.key, err = parseTarget(d.Target); err != nil {
+		return nil, fmt.Errorf("target: %w", err)
+	}
+	if !slices.Contains(s.cfg.Topics, r.topic) {
+		return nil, fmt.Errorf("target: topic %.60s is not among the sink's topics", r.topic)
+	}
+	names, values, faults := frozen.Headers(d.Header)
+	if len(faults) > 0 {
+		return nil, fmt.Errorf("header: %w", faults[0])
+	}
+	if r.value == nil {
+		r.value = []byte{} // null would be a tombstone
+	}
+	r.headers = append(r.headers, protocol.Header{Key: s.cfg.IDHeader, Value: []byte(d.Key)})
+	for i, n := range names {
+		// Names in a row are in HTTP's canonical form. Kafka's are compared byte for byte, and conventions write them in
+		// lower case (ce_id, traceparent).
+		n = strings.ToLower(n)
+		if n == s.cfg.IDHeader {
+			return nil, fmt.Errorf("header: %s is the sink's own: it carries the call's key", n)
+		}
+		r.headers = append(r.headers, protocol.Header{Key: n, Value: []byte(values[i])})
+	}
+	return r, nil
+}
+
+// parseTarget takes a target apart: "/topic" or "/topic?key=KEY".
+func parseTarget(target string) (topic string, key []byte, err error) {
+	path, query, asked := strings.Cut(target, "?")
+	topic, ok := strings.CutPrefix(path, "/")
+	if !ok || !validTopic(topic) {
+		return "", nil, errors.New("must be a slash and a topic, as /orders or /orders?key=17")
+	}
+	if !asked {
+		return topic, nil, nil
+	}
+	values, err := url.ParseQuery(query)
+	if err != nil || len(values) != 1 || len(values["key"]) != 1 {
+		return "", nil, errors.New("must have no parameter but one key, as /orders?key=17")
+	}
+	return topic, []byte(values["key"][0]), nil
+}
+
+// partition chooses among a topic's partitions as Java's default partitioner does. Without a record key the call's own key
+// decides: attempts of one call must not be spread, since copies in two partitions may be handled at the same time.
+func (r *record) partition(all []int) int {
+	key := r.key
+	if key == nil {
+		key = []byte(r.id)
+	}
+	return kafka.Murmur2Balancer{Consistent: true}.Balance(kafka.Message{Key: key}, all...)
+}
+
+// size is about what the record takes in a request.
+func (r *record) size() int {
+	n := 64 + len(r.key) + len(r.value)
+	for _, h := range r.headers {
+		n += 10 + len(h.Key) + len(h.Value)
+	}
+	return n
+}
+
+// wire is the record for one request: its readers are consumed.
+func (r *record) wire(now time.Time) protocol.Record {
+	out := protocol.Record{Time: now, Value: protocol.NewBytes(r.value), Headers: r.headers}
+	if r.key != nil {
+		out.Key = protocol.NewBytes(r.key)
+	}
+	return out
+}

@@ -1,0 +1,225 @@
+package kafkasink_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/onlyonce/onlyonce/internal/devenv"
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// effects makes the table of a service's effects, which has no unique constraint: one applied twice would show.
+func effects(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.DB(t)
+	if _, err := pool.Exec(t.Context(), `create table effects (id text not null, key text)`); err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+func count(t *testing.T, pool *pgxpool.Pool, sql string) (n int) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// started runs something until stop, which fails the test unless it ends with nil.
+func started(t *testing.T, what string, run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	return func() {
+		t.Helper()
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%s did not end", what)
+		}
+	}
+}
+
+// O10: service A consumes commands and emits an event for each through its outbox; service B, with a database of its own, consumes
+// the events by their message-id. A's workers are killed, B's are restarted, the broker is killed and comes back, and every
+// fifth acknowledgement is lost, so that the relay sends again what was written. B has one effect for each call that A
+// committed.
+func TestO10TwoServices(t *testing.T) {
+	kafkatest.Brokers(t) // skips where there is no real broker; this test needs one of its own, to kill
+	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Own: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	const n = 400
+	commands, event := kafkatest.Topic(t, k.Brokers, 3, nil), kafkatest.Topic(t, k.Brokers, 3, nil)
+	dbA, dbB := effects(t), effects(t)
+	a := service{Postgres: dbA.Config().ConnString(), Brokers: k.Brokers, Commands: commands, Event: event}
+	b := a
+	b.Postgres = dbB.Config().ConnString()
+
+	cl := kafkatest.Client(t, k.Brokers)
+	produced := 0
+	produce := func(upTo int) {
+		t.Helper()
+		var recs []*kgo.Record
+		for ; produced < upTo; produced++ {
+			id := fmt.Sprint(produced)
+			recs = append(recs, &kgo.Record{Topic: commands, Partition: int32(produced % 3), Headers: []kgo.RecordHeader{{Key: "message-id", Value: []byte(id)}}})
+		}
+		if err := cl.ProduceSync(t.Context(), recs...).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	applied := func(least int) {
+		t.Helper()
+		until(t, fmt.Sprintf("B has %d effects", least), func() bool { return count(t, dbB, `select count(distinct id) from effects`) >= least })
+	}
+
+	worker := a.startChild(t)
+	stopB := started(t, "B", b.runB)
+	for round := 1; round <= 4; round++ {
+		produce(round * n / 4)
+		applied(round*n/4 - 60)
+		switch round {
+		case 1, 3:
+			kill(worker)
+			worker = a.startChild(t)
+		case 2:
+			if err := k.Kill(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			stopB() // it ends in order without a broker, too
+			if err := k.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			stopB = started(t, "B", b.runB)
+		case 4:
+			stopB()
+			stopB = started(t, "B", b.runB)
+		}
+	}
+	applied(n)
+	until(t, "nothing is pending", func() bool {
+		return count(t, dbA, `select count(*) from onlyonce.outbox where state <> 'delivered'`) == 0
+	})
+	ends, err := kafkatest.Admin(t, k.Brokers).ListEndOffsets(t.Context(), event)
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := 0
+	for p := range int32(3) {
+		o, _ := ends.Lookup(event, p)
+		written += int(o.Offset)
+	}
+	// B has handled all that was written, copies included, once its positions are at the ends.
+	until(t, "B has passed every record", func() bool {
+		return count(t, dbB, `select coalesce(sum(next_offset), 0)::int from onlyonce.positions`) == written
+	})
+	stopB()
+	if calls := count(t, dbA, `select count(*) from onlyonce.outbox`); calls != n {
+		t.Errorf("A committed %d calls, want %d", calls, n)
+	}
+	if got := count(t, dbB, `select count(*) from effects`); got != n {
+		t.Errorf("B has %d effects, want %d", got, n)
+	}
+	if written <= n {
+		t.Errorf("%d records: nothing was sent again, and nothing was shown", written)
+	}
+	keys := map[string]bool{}
+	rows, err := dbA.Query(t.Context(), `select key::text from onlyonce.outbox`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rows.Next() {
+		var key string
+		if err := rows.Scan(&key); err != nil {
+			t.Fatal(err)
+		}
+		keys[key] = true
+	}
+	rows, err = dbB.Query(t.Context(), `select key from effects`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rows.Next() {
+		var key string
+		if err := rows.Scan(&key); err != nil {
+			t.Fatal(err)
+		}
+		if !keys[key] {
+			t.Errorf("an effect under %s, which is no call's key", key)
+		}
+		delete(keys, key)
+	}
+	if len(keys) > 0 || rows.Err() != nil {
+		t.Errorf("%d calls without an effect (%v)", len(keys), rows.Err())
+	}
+	t.Logf("%d calls, %d records, %d effects", n, written, n)
+}
+
+// The broker is away while a call is due: it is put off, and delivered when the broker is back.
+func TestBrokerAway(t *testing.T) {
+	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindEmbedded, Own: true, AllowFake: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	topic := kafkatest.Topic(t, k.Brokers, 1, nil)
+	s := newSink(t, k.Brokers, nil, topic)
+	wantOutcome(t, send(t, s, delivery("a", "/"+topic, "v")), outbox.Delivered)
+	if err := k.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, send(t, s, delivery("b", "/"+topic, "v")), outbox.Retry)
+	if err := k.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is delivered", func() bool {
+		r := send(t, s, delivery("b", "/"+topic, "v"))
+		if r.Outcome == outbox.Rejected {
+			t.Fatalf("rejected: %s", r.Reason)
+		}
+		return r.Outcome == outbox.Delivered
+	})
+}
+
+// The leader moves from broker to broker; no call is rejected, and each is delivered in the end.
+func TestLeaderMoves(t *testing.T) {
+	c := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	s := newSink(t, c.ListenAddrs(), nil, topic)
+	for i := range 4 {
+		until(t, "it is delivered", func() bool {
+			r := send(t, s, delivery(fmt.Sprint(i), "/"+topic, "v"))
+			if r.Outcome == outbox.Rejected {
+				t.Fatalf("rejected: %s", r.Reason)
+			}
+			return r.Outcome == outbox.Delivered
+		})
+		if err := c.MoveTopicPartition(topic, 0, int32(i%3)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package kafkasink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol/metadata"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+const (
+	// dialTimeout bounds the making of a connection, with TLS handshake and authentication.
+	dialTimeout = 5 * time.Second
+	// layoutAge bounds the age of what kafka-go's Transport believes about the cluster.
+	layoutAge = 2 * time.Second
+	// unknownPatience is how long a topic may be unknown before a call to it is rejected: one just created is not known to all
+	// brokers at once, and the Transport may look at it only after layoutAge. The call is not sent meanwhile.
+	unknownPatience = 3 * time.Second
+	// unknownEvery is how often the Transport is asked anew; it answers from what it knows.
+	unknownEvery = 100 * time.Millisecond
+)
+
+// Sink writes calls to Kafka. Make one with [New].
+type Sink struct {
+	cfg       Config
+	addr      net.Addr
+	transport *kafka.Transport
+
+	mu    sync.Mutex
+	lanes map[place]*lane
+}
+
+var _ outbox.Sink = (*Sink)(nil)
+
+// place is a partition.
+type place struct {
+	topic     string
+	partition int
+}
+
+// New checks the configuration and returns every fault of it at once. It does not connect.
+func New(cfg Config) (*Sink, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Sink{
+		cfg: cfg, addr: kafka.TCP(cfg.Brokers...), lanes: map[place]*lane{},
+		transport: &kafka.Transport{
+			DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
+			Dial: (&net.Dialer{Timeout: dialTimeout}).DialContext,
+			// Without names it would ask for all topics of the cluster, again and again.
+			MetadataTTL: layoutAge, MetadataTopics: cfg.Topics,
+		},
+	}, nil
+}
+
+// Name is Config.Name.
+func (s *Sink) Name() string { return s.cfg.Name }
+
+// Limits are Config.KeyWindow and Config.Timeout.
+func (s *Sink) Limits() outbox.Limits {
+	return outbox.Limits{KeyWindow: s.cfg.KeyWindow, Timeout: s.cfg.Timeout}
+}
+
+// Close closes connections that are idle, and ends what watches the cluster. The sink can still be used.
+func (s *Sink) Close() { s.transport.CloseIdleConnections() }
+
+// Send makes one attempt.
+func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
+	defer cancel()
+	r, err := s.record(d)
+	if err != nil {
+		// The row cannot be sent as it is, now or later: no call was made.
+		return outbox.Reject(err.Error(), err)
+	}
+	all, err := s.partitions(ctx, r.topic)
+	if err != nil {
+		return s.judge(ctx, err)
+	}
+	e := &entry{record: r, ctx: ctx, mayStart: d.MayStart, ended: make(chan error, 1)}
+	s.enqueue(place{r.topic, r.partition(all)}, e)
+	select {
+	case err = <-e.ended:
+	case <-ctx.Done():
+		// Whoever is sending sees that this context has ended. If the request is out, nobody knows what becomes of it.
+		err = ctx.Err()
+	}
+	return s.judge(ctx, err)
+}
+
+// partitions returns a topic's partitions, from what the Transport knows of the cluster.
+func (s *Sink) partitions(ctx context.Context, topic string) ([]int, error) {
+	patience := time.NewTimer(unknownPatience)
+	defer patience.Stop()
+	for patient := true; ; {
+		resp, err := s.transport.RoundTrip(ctx, s.addr, &metadata.Request{TopicNames: []string{topic}})
+		if err != nil {
+			return nil, fmt.Errorf("asking for the topic's partitions: %w", err)
+		}
+		t := resp.(*metadata.Response).Topics[0] // one for each name
+		code := kafka.Error(t.ErrorCode)
+		if code == 0 && len(t.Partitions) > 0 {
+			all := make([]int, len(t.Partitions))
+			for i, p := range t.Partitions { // sorted
+				all[i] = int(p.PartitionIndex)
+			}
+			return all, nil
+		}
+		switch {
+		case code == kafka.UnknownTopicOrPartition && !patient:
+			return nil, fmt.Errorf("%w: topic %s does not exist: create it", errRefused, topic)
+		case code == kafka.TopicAuthorizationFailed:
+			return nil, fmt.Errorf("%w: %w", errRefused, code)
+		case code == 0:
+			return nil, errors.New("the topic has no partitions yet")
+		case code != kafka.UnknownTopicOrPartition:
+			return nil, code
+		}
+		again := time.NewTimer(unknownEvery)
+		select {
+		case <-again.C:
+		case <-patience.C:
+			patient = false
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		again.Stop()
+	}
+}

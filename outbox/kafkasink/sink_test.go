@@ -1,0 +1,369 @@
+package kafkasink_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/sasl/plain"
+	"github.com/segmentio/kafka-go/sasl/scram"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/kafkasink"
+)
+
+// O10: what a call becomes.
+func TestO10Record(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		topic := kafkatest.Topic(t, brokers, 1, nil)
+		s := newSink(t, brokers, nil, topic)
+		if l := s.Limits(); l.KeyWindow != outbox.Forever || l.Timeout != 20*time.Second || s.Name() != "events" {
+			t.Errorf("%s: %+v", s.Name(), l)
+		}
+		d := delivery(ids(1)[0], "/"+topic+"?key=order%2F17%00", `{"a":1}`)
+		d.Header = map[string][]string{"Content-Type": {"application/json"}, "Ce_id": {"1", "2"}}
+		wantOutcome(t, send(t, s, d), outbox.Delivered)
+		wantOutcome(t, send(t, s, delivery(ids(2)[1], "/"+topic, "")), outbox.Delivered)
+		got := read(t, brokers, topic, 2)
+		var headers []string
+		for _, h := range got[0].Headers {
+			headers = append(headers, h.Key+"="+string(h.Value))
+		}
+		if h := strings.Join(headers, " "); h != "message-id="+d.Key+" ce_id=1 ce_id=2 content-type=application/json" {
+			t.Errorf("headers %s", h)
+		}
+		if string(got[0].Key) != "order/17\x00" || string(got[0].Value) != `{"a":1}` {
+			t.Errorf("key %q, value %q", got[0].Key, got[0].Value)
+		}
+		if got[1].Key != nil || got[1].Value == nil || len(got[1].Value) != 0 || header(got[1], kafkasink.MessageID) != ids(2)[1] {
+			t.Errorf("without a key and a body: %q, %#v, %v", got[1].Key, got[1].Value, got[1].Headers)
+		}
+	})
+}
+
+// O10: every request asks for all acknowledgements.
+func TestO10AllAcks(t *testing.T) {
+	c := kafkatest.FakeCluster(t)
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	var acks atomic.Int32
+	acks.Store(99)
+	c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		acks.Store(int32(req.(*kmsg.ProduceRequest).Acks))
+		return nil, nil, false
+	})
+	wantOutcome(t, send(t, newSink(t, c.ListenAddrs(), nil, topic), delivery(ids(1)[0], "/"+topic, "v")), outbox.Delivered)
+	if acks.Load() != -1 {
+		t.Errorf("acks = %d, want -1: all", acks.Load())
+	}
+}
+
+// The partition is Java's choice by record key; without one every attempt at a call goes to the same.
+func TestPartition(t *testing.T) {
+	brokers := kafkatest.Fake(t)
+	topic := kafkatest.Topic(t, brokers, 7, nil)
+	s := newSink(t, brokers, nil, topic)
+	var all []*outbox.Delivery
+	for i, id := range ids(20) {
+		all = append(all, delivery(id, fmt.Sprintf("/%s?key=%d", topic, i), "keyed"), delivery(id, "/"+topic, "first"), delivery(id, "/"+topic, "again"))
+	}
+	for _, r := range sendAll(t, s, all) {
+		wantOutcome(t, r, outbox.Delivered)
+	}
+	java := kgo.StickyKeyPartitioner(nil).ForTopic(topic)
+	where, used := map[string]int32{}, map[int32]bool{}
+	for _, r := range read(t, brokers, topic, len(all)) {
+		if r.Key != nil {
+			if want := java.Partition(r, 7); int(r.Partition) != want {
+				t.Errorf("key %s is in partition %d, want %d", r.Key, r.Partition, want)
+			}
+			continue
+		}
+		id := header(r, kafkasink.MessageID)
+		if p, ok := where[id]; ok && p != r.Partition {
+			t.Errorf("%s is in partitions %d and %d", id, p, r.Partition)
+		}
+		where[id], used[r.Partition] = r.Partition, true
+	}
+	if len(where) != 20 || len(used) < 3 {
+		t.Errorf("%d calls in %d partitions", len(where), len(used))
+	}
+}
+
+// Calls that come while a request is under way travel together in the next one, in the order in which they came.
+func TestBatches(t *testing.T) {
+	c := kafkatest.FakeCluster(t)
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	var requests atomic.Int32
+	arrived, release := make(chan struct{}), make(chan struct{})
+	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		if requests.Add(1) == 1 {
+			c.SleepControl(func() { close(arrived); <-release })
+		}
+		return nil, nil, false
+	})
+	s := newSink(t, c.ListenAddrs(), nil, topic)
+	results := make(chan outbox.Result, 41)
+	begin := func(id, body string) { go func() { results <- send(t, s, delivery(id, "/"+topic, body)) }() }
+	begin("first", "first")
+	<-arrived
+	for i, id := range ids(40) {
+		before := kafkasink.Waiting(s)
+		begin(id, fmt.Sprint(i))
+		until(t, "it waits", func() bool { return kafkasink.Waiting(s) > before })
+	}
+	close(release)
+	for range 41 {
+		wantOutcome(t, <-results, outbox.Delivered)
+	}
+	if n := requests.Load(); n != 2 {
+		t.Errorf("%d requests, want 2", n)
+	}
+	for i, r := range read(t, c.ListenAddrs(), topic, 41) {
+		if want := fmt.Sprint(i - 1); i > 0 && string(r.Value) != want {
+			t.Errorf("record %d is %q", i, r.Value)
+		}
+	}
+}
+
+// What was refused for its contents is judged alone: its neighbours in the batch are written.
+func TestTooLarge(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		topic := kafkatest.Topic(t, brokers, 1, map[string]string{"max.message.bytes": "2000"})
+		s := newSink(t, brokers, nil, topic)
+		var all []*outbox.Delivery
+		for i, id := range ids(20) {
+			size := 300
+			if i == 7 {
+				size = 5000
+			}
+			all = append(all, delivery(id, "/"+topic, strings.Repeat("x", size)))
+		}
+		for i, r := range sendAll(t, s, all) {
+			want := outbox.Delivered
+			if i == 7 {
+				want = outbox.Rejected
+				if !strings.Contains(r.Reason, "[10]") {
+					t.Errorf("reason %q", r.Reason)
+				}
+			}
+			wantOutcome(t, r, want)
+		}
+		if n := len(read(t, brokers, topic, 19)); n != 19 {
+			t.Errorf("%d records", n)
+		}
+	})
+}
+
+func TestTopicMissing(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		there, missing := kafkatest.Topic(t, brokers, 1, nil), kafkatest.TopicName(t)
+		s := newSink(t, brokers, nil, there, missing)
+		r := send(t, s, delivery("k", "/"+missing, "v"))
+		wantOutcome(t, r, outbox.Rejected)
+		if !strings.Contains(r.Reason, "topic "+missing+" does not exist") {
+			t.Errorf("reason %q", r.Reason)
+		}
+		wantOutcome(t, send(t, s, delivery("k", "/"+there, "v")), outbox.Delivered)
+		topics, err := kafkatest.Admin(t, brokers).ListTopics(t.Context())
+		if err != nil || topics.Has(missing) {
+			t.Errorf("the topic was created (%v)", err)
+		}
+	})
+}
+
+// What a broker's code means.
+func TestCodes(t *testing.T) {
+	for code, want := range map[kafka.Error]outbox.Outcome{
+		kafka.NotLeaderForPartition: outbox.Retry, kafka.LeaderNotAvailable: outbox.Retry, kafka.UnknownTopicOrPartition: outbox.Retry,
+		kafka.NotEnoughReplicas: outbox.Retry, kafka.NotEnoughReplicasAfterAppend: outbox.Retry, kafka.RequestTimedOut: outbox.Retry,
+		kafka.KafkaStorageError: outbox.Retry, kafka.Unknown: outbox.Retry, kafka.InvalidMessage: outbox.Retry, kafka.Error(999): outbox.Retry,
+		kafka.MessageSizeTooLarge: outbox.Rejected, kafka.RecordListTooLarge: outbox.Rejected, kafka.InvalidRecord: outbox.Rejected,
+		kafka.TopicAuthorizationFailed: outbox.Rejected, kafka.ClusterAuthorizationFailed: outbox.Rejected, kafka.PolicyViolation: outbox.Rejected,
+	} {
+		c := kafkatest.FakeCluster(t)
+		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+		c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
+			resp := req.ResponseKind().(*kmsg.ProduceResponse)
+			rt, rp := kmsg.NewProduceResponseTopic(), kmsg.NewProduceResponseTopicPartition()
+			rp.ErrorCode, rp.ErrorMessage = int16(code), kmsg.StringPtr("secret payload")
+			rt.Topic, rt.Partitions = topic, append(rt.Partitions, rp)
+			resp.Topics = append(resp.Topics, rt)
+			return resp, nil, true
+		})
+		s := newSink(t, c.ListenAddrs(), nil, topic)
+		r := send(t, s, delivery("k", "/"+topic, "v"))
+		wantOutcome(t, r, want)
+		if !strings.HasPrefix(r.Reason, fmt.Sprintf("[%d]", code)) || strings.Contains(r.Reason, "secret") {
+			t.Errorf("%v: reason %q", code, r.Reason)
+		}
+		wantOutcome(t, send(t, s, delivery("k", "/"+topic, "v")), outbox.Delivered)
+	}
+}
+
+func user(name string, op kmsg.ACLOperation) kfake.Opt {
+	return kfake.User("PLAIN", name, "secret", kfake.ACL{Resource: kmsg.ACLResourceTypeTopic, Name: "*",
+		Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: op, Allow: true})
+}
+
+// No rights: parked. A login that fails: tried again, for it meets every call, and a password can be put right.
+func TestPermissions(t *testing.T) {
+	brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.EnableACLs(), kfake.SeedTopics(1, "orders"), kfake.Superuser("PLAIN", "root", "secret"),
+		user("writer", kmsg.ACLOperationWrite), user("reader", kmsg.ACLOperationDescribe)).ListenAddrs()
+	for _, c := range []struct {
+		user, password string
+		want           outbox.Outcome
+	}{{"writer", "secret", outbox.Delivered}, {"reader", "secret", outbox.Rejected}, {"writer", "wrong", outbox.Retry}, {"", "", outbox.Retry}} {
+		s := newSink(t, brokers, func(cfg *kafkasink.Config) {
+			cfg.Timeout = 10 * time.Second
+			if c.user != "" {
+				cfg.SASL = plain.Mechanism{Username: c.user, Password: c.password}
+			}
+		}, "orders")
+		r := send(t, s, delivery("k", "/orders", "v"))
+		t.Logf("%s: %v %s", c.user, r.Outcome, r.Reason)
+		wantOutcome(t, r, c.want)
+	}
+}
+
+func TestTLSAndSASL(t *testing.T) {
+	cert, pool := kafkatest.Certificate(t)
+	brokers := kafkatest.FakeCluster(t, kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.EnableSASL(),
+		kfake.Superuser("SCRAM-SHA-256", "root", "secret"), kfake.SeedTopics(1, "orders")).ListenAddrs()
+	mechanism, err := scram.Mechanism(scram.SHA256, "root", "secret")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		tls  *tls.Config
+		want outbox.Outcome
+	}{{nil, outbox.Retry}, {&tls.Config{}, outbox.Retry}, {&tls.Config{RootCAs: pool}, outbox.Delivered}} {
+		s := newSink(t, brokers, func(cfg *kafkasink.Config) { cfg.TLS, cfg.SASL, cfg.Timeout = c.tls, mechanism, 10*time.Second }, "orders")
+		wantOutcome(t, send(t, s, delivery("k", "/orders", "v")), c.want)
+	}
+}
+
+// Nobody listens, or somebody listens and says nothing.
+func TestUnreachable(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	quick := func(cfg *kafkasink.Config) { cfg.Timeout = 300 * time.Millisecond }
+	r := send(t, newSink(t, []string{l.Addr().String()}, quick, "orders"), delivery("k", "/orders", "v"))
+	wantOutcome(t, r, outbox.Retry)
+	if r.Reason != "no acknowledgement within 300ms" {
+		t.Errorf("reason %q", r.Reason)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantOutcome(t, send(t, newSink(t, []string{l.Addr().String()}, nil, "orders"), delivery("k", "/orders", "v")), outbox.Retry)
+}
+
+// An attempt whose context ends while the broker is silent is not waited for, and is never taken for delivered.
+func TestCutOff(t *testing.T) {
+	c := kafkatest.FakeCluster(t)
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	arrived, release := make(chan struct{}), make(chan struct{})
+	var requests atomic.Int32
+	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		if requests.Add(1) == 1 {
+			c.SleepControl(func() { close(arrived); <-release })
+		}
+		return nil, nil, false
+	})
+	s := newSink(t, c.ListenAddrs(), nil, topic)
+	ctx, cancel := context.WithCancel(t.Context())
+	first, second := make(chan outbox.Result, 1), make(chan outbox.Result, 1)
+	go func() { first <- s.Send(ctx, delivery("a", "/"+topic, "under way")) }()
+	<-arrived
+	go func() { second <- s.Send(ctx, delivery("b", "/"+topic, "waiting")) }()
+	until(t, "the second waits", func() bool { return kafkasink.Waiting(s) == 1 })
+	cancel()
+	for _, ended := range []chan outbox.Result{first, second} {
+		r := <-ended
+		wantOutcome(t, r, outbox.Retry)
+		if !errors.Is(r.Err, context.Canceled) {
+			t.Errorf("%v", r.Err)
+		}
+	}
+	close(release)
+	wantOutcome(t, send(t, s, delivery("c", "/"+topic, "later")), outbox.Delivered)
+	for _, r := range read(t, c.ListenAddrs(), topic, 1) {
+		if string(r.Value) == "waiting" {
+			t.Error("a call was made although its context had ended")
+		}
+	}
+}
+
+// A call that may not be made any more is left out of its batch; its neighbours travel.
+func TestMayStartIsAskedLast(t *testing.T) {
+	c := kafkatest.FakeCluster(t)
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	s := newSink(t, c.ListenAddrs(), nil, topic)
+	for name, refused := range map[string][]error{"alone": {outbox.ErrWindow}, "among others": {nil, outbox.ErrWindow, nil, outbox.ErrLease}} {
+		for i, err := range kafkasink.SendBatch(t.Context(), s, topic, refused) {
+			if !errors.Is(err, refused[i]) || (err == nil) != (refused[i] == nil) {
+				t.Errorf("%s: call %d: %v, want %v", name, i, err, refused[i])
+			}
+		}
+	}
+	got := read(t, c.ListenAddrs(), topic, 2)
+	if len(got) != 2 || string(got[0].Value) != "0" || string(got[1].Value) != "2" {
+		t.Errorf("%d records", len(got))
+	}
+}
+
+// Rows that no sink of ours would have taken.
+func TestRowsThatCannotBeSent(t *testing.T) {
+	s := newSink(t, []string{"127.0.0.1:1"}, nil, "orders")
+	for target, want := range map[string]string{
+		"": "must be a slash and a topic", "/": "must be a slash", "/a/b": "must be a slash", "/%6f": "must be a slash", "/other": "not among the sink's topics",
+		"/orders?key=1&key=2": "no parameter but one key", "/orders?Key=1": "no parameter but one key", "/orders?": "no parameter but one key", "orders": "target",
+	} {
+		r := send(t, s, delivery("k", target, "v"))
+		wantOutcome(t, r, outbox.Rejected)
+		if !strings.Contains(r.Reason, want) {
+			t.Errorf("%q: reason %q, want %q", target, r.Reason, want)
+		}
+	}
+	d := delivery("k", "/orders", "v")
+	d.Header = map[string][]string{"Message-Id": {"mine"}}
+	wantOutcome(t, send(t, s, d), outbox.Rejected)
+	d = delivery("k", "/orders", "v")
+	d.Method = "DELETE"
+	wantOutcome(t, send(t, s, d), outbox.Rejected)
+}
+
+func TestConfigFaults(t *testing.T) {
+	_, err := kafkasink.New(kafkasink.Config{})
+	for _, want := range []string{"Name", "Brokers", "Topics"} {
+		if !strings.Contains(err.Error(), "kafkasink: bad configuration: "+want+": ") {
+			t.Errorf("%s is not named: %v", want, err)
+		}
+	}
+	_, err = kafkasink.New(kafkasink.Config{Name: "x", Brokers: []string{"localhost"}, Topics: []string{"a", "a", "b/c"}, IDHeader: "Message-Id",
+		KeyWindow: -1, Timeout: time.Hour, BatchBytes: 1})
+	for _, want := range []string{`"localhost" is not host:port`, `"a" twice`, `"b/c" is not the name`, "IDHeader", "KeyWindow", "Timeout: 1h", "BatchBytes: 1 "} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("no word of %s: %v", want, err)
+		}
+	}
+	if n := strings.Count(err.Error(), "bad configuration"); n != 7 || !errors.Is(err, kafkasink.ErrConfig) {
+		t.Errorf("%d faults: %v", n, err)
+	}
+}
