@@ -66,6 +66,7 @@ func (w *worker) run(ctx context.Context) error {
 	fetching := startFetching(ctx, w)
 	w.buf, w.bufNext, w.bufErr = nil, w.pos, nil
 	err := w.loop(ctx, work, fetching, committer)
+	committer.kick(w.pos, w.metadata()) // it may have ended in the middle of a batch
 	fetching.stop()
 	w.buf = nil
 	if lost := committer.stop(); lost != nil && err == nil {
