@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Sink sends calls to one remote. It is the relay's one seam outward; package httpsink is the one for HTTP. A sink makes
+// Sink sends calls to one remote. It is the relay's one seam outward; packages httpsink and kafkasink have one each. A sink makes
 // single attempts and says how they ended: retries, order in time, bookkeeping and fencing are the relay's.
 type Sink interface {
 	// Name is what Call.Sink says.
