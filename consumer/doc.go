@@ -71,6 +71,23 @@
 // A database that lost its history, a topic that was created again, a log that was truncated or cut by retention, a message that
 // cannot be applied where none may be passed over: the partition halts with a [HaltError] that names the command which resolves it, and others go on.
 //
+// # What is parked
+//
+// Under [ParkOrderingKey] a message that fails is parked, and every later one of its ordering key behind it. A second goroutine
+// of the owner, the retrier, tries them again through the same engine, beside the worker and under the same lease. Its
+// transaction begins with onlyonce.settle, which settles the row as onlyonce.fence moves a position: so an attempt that commits has
+// settled its row, one of an owner that was replaced raises, and a COMMIT of the handler's own is refused. A row is
+// taken only while no unsettled one of its key stands before it.
+//
+// Worker and retrier do not lock ordering keys. What blocks a key is what the worker parks, so a key that it finds free
+// stays free until its transaction ends. What frees one is the retrier:
+//
+//	worker   reads "a-1 is not settled"                  parks a-2 behind it, COMMIT, promote(a)
+//	retrier               applies a-1, COMMIT, promote(a)
+//
+// promote makes the first unsettled row of a key due. Whichever of the two commits later calls it later, and sees both. A process
+// that dies in between leaves it to the next owner, which promotes every key when it begins.
+//
 // # Shutdown
 //
 // When ctx ends, Run takes no more messages, lets the batch in hand finish (at most Config.DrainTimeout, and HangTimeout for a
