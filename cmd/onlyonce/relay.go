@@ -63,8 +63,10 @@ The file is JSON:
 
 ` + relayExample + `
 
-A sink of type "http" has name, base_url and key_window (required: how long the remote remembers a key, or "forever"), and
-key_header, quoted_key, timeout, tls_ca, outcomes ({"404": "delivered"}), headers. One of type "kafka" has name, brokers and
+A sink of type "http" has name, base_url and key_window (how long the remote remembers a key, or "forever"; required without a
+profile that knows it), and profile (stripe, paypal, square, adyen, standard), key_header, quoted_key, timeout, tls_ca,
+outcomes ({"404": "delivered"}), headers. It connects to addresses of the Internet only: allow_private is for remotes inside, allow_networks
+(["10.1.0.0/16"]) for some of them; allow_hosts are the hosts that base_url may name. One of type "kafka" has name, brokers and
 topics (required), and client_id, id_header, key_window, timeout, batch_bytes, tls, tls_ca, sasl (plain, scram-sha-256,
 scram-sha-512), user, password. Beside sinks: concurrency, poll_interval, lease_ttl, retry_min, retry_max, retention,
 drain_timeout. Each means what go doc says of httpsink.Config, kafkasink.Config and outbox.RelayConfig; an unknown field is an

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,6 +71,7 @@ func (s *section) sink() closer {
 // written are the fields of the libraries' configurations as the file writes them, where that is not their names in lower case.
 var written = map[string]string{
 	"BaseURL": "base_url", "KeyWindow": "key_window", "KeyHeader": "key_header", "QuotedKey": "quoted_key", "Transport": "tls_ca",
+	"KeyHeader and QuotedKey": "key_header", "AllowPrivate": "allow_private", "AllowNetworks": "allow_networks", "AllowHosts": "allow_hosts",
 	"ClientID": "client_id", "IDHeader": "id_header", "BatchBytes": "batch_bytes",
 	"PollInterval": "poll_interval", "LeaseTTL": "lease_ttl", "RetryMin": "retry_min", "RetryMax": "retry_max", "DrainTimeout": "drain_timeout",
 }
@@ -109,6 +111,15 @@ func (s *section) http() httpsink.Config {
 	cfg := httpsink.Config{
 		Name: s.text("name"), BaseURL: s.text("base_url"), KeyWindow: s.duration("key_window", outbox.Forever),
 		KeyHeader: s.text("key_header"), QuotedKey: s.flag("quoted_key"), Timeout: s.duration("timeout", 0),
+		AllowPrivate: s.flag("allow_private"), AllowHosts: s.texts("allow_hosts"), Profile: s.profile(),
+	}
+	for i, text := range s.texts("allow_networks") {
+		network, err := netip.ParsePrefix(text)
+		if err != nil {
+			s.fault(fmt.Sprintf("allow_networks[%d]", i), `%q is no network, as "10.1.0.0/16"`, text)
+			continue
+		}
+		cfg.AllowNetworks = append(cfg.AllowNetworks, network)
 	}
 	if ca := s.certificates(s.text("tls_ca")); ca != nil {
 		cfg.Transport = &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: ca}}
@@ -145,6 +156,18 @@ func (s *section) http() httpsink.Config {
 		}
 	}
 	return cfg
+}
+
+// profile reads how the remote takes keys, by the provider's name.
+func (s *section) profile() httpsink.Profile {
+	name := s.text("profile")
+	made, known := map[string]func() httpsink.Profile{"": func() httpsink.Profile { return httpsink.Profile{} }, "stripe": httpsink.Stripe,
+		"paypal": httpsink.PayPal, "square": httpsink.Square, "adyen": httpsink.Adyen, "standard": httpsink.Standard}[name]
+	if !known {
+		s.fault("profile", "%q is none of stripe, paypal, square, adyen, standard", name)
+		return httpsink.Profile{}
+	}
+	return made()
 }
 
 func (s *section) kafka() kafkasink.Config {

@@ -117,7 +117,7 @@ func TestRelay(t *testing.T) {
 	brokers := kafkatest.Fake(t)
 	topic := kafkatest.Topic(t, brokers, 1, nil)
 	file := relayFile(t, fmt.Sprintf(`{"poll_interval": "20ms", "sinks": [
-		{"type": "http", "name": "payments", "base_url": "%s/v1", "key_window": "forever", "headers": {"Authorization": {"env": "PAYMENTS_TOKEN", "prefix": "Bearer "}}},
+		{"type": "http", "name": "payments", "base_url": "%s/v1", "key_window": "forever", "allow_private": true, "headers": {"Authorization": {"env": "PAYMENTS_TOKEN", "prefix": "Bearer "}}},
 		{"type": "kafka", "name": "events", "brokers": ["%s"], "topics": ["%s"]}]}`, remote.URL, brokers[0], topic))
 	p := startProgram(t, []string{envPostgres + "=" + f.url, "PAYMENTS_TOKEN=s3cret"}, "relay", "-config", file, "-health", "127.0.0.1:0")
 	err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
