@@ -205,6 +205,28 @@ func TestHaltedPartitionLeavesOthersAlone(t *testing.T) {
 	}
 }
 
+// F1: a failover that loses the last commits brings the position back with them, and the next fence notices, whatever its owner
+// remembers.
+func TestF1LostCommitsAreRedone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.Key, cfg.PositionsOnly = nil, true
+	values := r.numbered(0, 10)
+	stop := r.start(queued, cfg)
+	r.reaches(0, 10)
+	more := []string{"a", "b", "c"}
+	for _, v := range more {
+		r.log.Append(0, v)
+	}
+	r.reaches(0, 13)
+	r.exec(`with lost as (delete from onlyonce.progress where next_offset > 10 returning 1) delete from effects where off >= 10`)
+	r.log.Append(0, "d")
+	r.reaches(0, 14)
+	stop()
+	r.once(append(append(values, more...), "d")...)
+}
+
 // F1: a failover that loses commits, and no message comes after it: the owner looks.
 func TestF1LostCommitsAreRedoneWithoutNewMessages(t *testing.T) {
 	t.Parallel()

@@ -238,11 +238,13 @@ var groupRows = []row{
 		<-in
 		stop2 := f.start(handle)
 		<-in
+		f.until("both partitions to be the first member's, and one to be the second's", func() bool {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.owned >= 3
+		})
 		stop2()
 		f.finish(stop)
-		if f.owned < 3 { // both partitions by the first, and one by the second
-			f.t.Errorf("%d take-overs: the partitions did not change hands", f.owned)
-		}
 	}},
 	{"group", "zombie owner", zombie},
 	{"group", "two groups with one scope", func(f *faults) {
