@@ -218,7 +218,7 @@ func (e *engine) handleOne(ctx context.Context, tx *guard.Tx, m *Message) error 
 // call is invoke without middleware, and without a closure.
 func (c *Consumer) call(ctx context.Context, tx *guard.Tx, m *Message) (err error) {
 	defer recovered(&err)
-	return c.handler(ctx, tx, m)
+	return probed(c.handler(ctx, tx, m))
 }
 
 // Errors of middleware, which would lose the message's effects, or apply them twice.
@@ -243,7 +243,7 @@ func (c *Consumer) invoke(ctx context.Context, tx Tx, msgs []*Message, last func
 		}
 		return func(ctx context.Context) error { return c.cfg.Middleware[i](ctx, tx, msgs, at(i+1)) }
 	}
-	err = at(0)(ctx)
+	err = probed(at(0)(ctx))
 	switch {
 	case calls > 1:
 		return errCalledTwice // whatever became of it on the way
@@ -256,7 +256,17 @@ func (c *Consumer) invoke(ctx context.Context, tx Tx, msgs []*Message, last func
 // protect makes an error of a panic.
 func protect(fn func() error) (err error) {
 	defer recovered(&err)
-	return fn()
+	return probed(fn())
+}
+
+// probed calls the methods of an error that the engine will call, where a panic is still recovered: those of a nil pointer in an error, say.
+func probed(err error) error {
+	if err != nil {
+		_ = err.Error()
+		var f *failure
+		_ = errors.Is(err, errGoexit) || errors.As(err, &f)
+	}
+	return err
 }
 
 func recovered(err *error) {

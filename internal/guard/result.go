@@ -19,6 +19,8 @@ type result struct {
 	next     int // statement whose answer is read next
 	rows     pgx.Rows
 	finished bool
+	unsent   bool  // pgx refused the user's batch before it sent anything
+	err      error // of the whole pipeline
 }
 
 // skip reads the answers of the next n statements and returns the last one's tag.
@@ -92,8 +94,8 @@ func (r *result) finish() {
 	if r.rows != nil {
 		r.rows.Close()
 	}
-	if err := r.end(); err != nil && r.tx.undone(err) {
-		r.failed(err)
+	if r.err = r.end(); r.err != nil && (r.unsent || r.tx.undone(r.err)) {
+		r.failed(r.err)
 	}
 	if r.stepOf(len(r.queries)-1) != stepCommit {
 		r.tx.check()
@@ -216,7 +218,10 @@ func (b userBatch) QueryRow() pgx.Row { return b.r.batch.QueryRow() }
 func (b userBatch) Tx() pgx.Tx        { return nil }
 func (b userBatch) Close() error {
 	b.r.finish()
-	return b.r.tx.err()
+	if err := b.r.tx.err(); err != nil {
+		return err
+	}
+	return b.r.err // of the caller's own code: a callback, or a Scan
 }
 
 // noConn hides the connection of rows.

@@ -88,6 +88,9 @@ func (t *Tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 		return failedBatch{err}
 	}
 	r := &result{tx: t, who: t.who, batch: t.conn.SendBatch(ctx, b)}
+	// Arguments that do not fit and a context that has ended are neither the server's errors nor the connection's. Until its results are
+	// closed, a batch that is under way keeps the connection busy.
+	r.unsent = b.Len() > 0 && !t.conn.PgConn().IsBusy()
 	t.open = r
 	return userBatch{r}
 }
