@@ -68,8 +68,25 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
 	tx.Engine(stepPark, parkSQL, v.state(), v.reason, plain(v.err.Error()), v.attempts, plain(m.tenant), m.scope, key,
-		m.Topic, m.Partition, m.Offset, m.Time, m.Key, names, values, m.Value, m.order, v.wait.Seconds(),
+		m.Topic, m.Partition, m.Offset, storable(m.Time), m.Key, names, values, m.Value, m.order, v.wait.Seconds(),
 		m.cluster, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend)
+}
+
+// Bounds of what is stored of a producer's clock, which may say anything: PostgreSQL refuses years behind 294276, and JSON those behind 9999.
+var (
+	firstTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
+	lastTime  = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+)
+
+// storable is the time nearest to t that can be stored: a message that cannot be parked would hold up its partition for ever.
+func storable(t time.Time) time.Time {
+	switch {
+	case t.Before(firstTime):
+		return firstTime
+	case t.After(lastTime):
+		return lastTime
+	}
+	return t
 }
 
 // plain makes text that PostgreSQL stores: valid UTF-8 without NUL, and not longer than what helps.
