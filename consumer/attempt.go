@@ -230,6 +230,8 @@ func blame(work context.Context, a *attempt, h *handling, failed *guard.Failure,
 		return &failure{index: -1, err: failed, lost: lost} // a statement's error stands above what the handler made of it
 	case lost && a.ran:
 		return &failure{index: -1, err: failed, lost: true} // perhaps a message kills connections; the count will tell
+	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
+		return &failure{index: -1, err: failed} // something in the message that the table cannot hold
 	case failed.Step == stepSeal && sqlState(failed) != "":
 		return &failure{index: -1, err: failed} // a deferred constraint
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -17,6 +18,12 @@ const (
 	claimSQL      = `select onlyonce.claim($1, $2)`
 	claimFreshSQL = `select onlyonce.claim_fresh($1, $2)`
 )
+
+// parkedSQL tells which of these keys belong to a parked message that is not settled. One row: an array. By the unique index
+// parked_key_unresolved.
+const parkedSQL = `
+select coalesce(array_agg(key), '{}') from onlyonce.parked
+ where kind = 'message' and key = any($1::uuid[]) and settled_at is null and reason <> 'conflict'`
 
 // passSQL raises OO006 if one of these ordering keys is blocked; blockedSQL tells which are, one row of an array in their order.
 // By the partial index parked_order. A key that is not blocked now stays so until this transaction ends: what
@@ -59,7 +66,7 @@ func (c *Consumer) identify(m *Message) (err error) {
 			key = c.cfg.OrderingKey(m)
 		}
 		if len(key) > 0 {
-			m.order = pgtype.UUID{Bytes: orderingKey(m.tenant, c.cfg.Scope, key), Valid: true}
+			m.order = pgtype.UUID{Bytes: orderingKey(m.tenant, c.cfg.Scope, m.Topic, key), Valid: true}
 		}
 	}
 	if c.cfg.Key == nil {
@@ -76,8 +83,8 @@ func (c *Consumer) identify(m *Message) (err error) {
 }
 
 // orderingKey is the stored form of an ordering key.
-func orderingKey(tenant, scope string, key []byte) (out [16]byte) {
-	sum := codec.Hash("onlyonce/order/1", tenant, scope, string(key))
+func orderingKey(tenant, scope, topic string, key []byte) (out [16]byte) {
+	sum := codec.Hash("onlyonce/order/1", tenant, scope, topic, string(key))
 	copy(out[:], sum[:16])
 	return out
 }
@@ -87,6 +94,11 @@ func orderingKey(tenant, scope string, key []byte) (out [16]byte) {
 func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict, claimFirst bool) {
 	if e.c.cfg.Key == nil {
 		return
+	}
+	if len(msgs) > 0 && msgs[0].replay > 0 {
+		if e.leaveParked(ctx, tx, msgs, verdicts); tx.Failure() != nil {
+			return
+		}
 	}
 	hashes := make([][16]byte, 0, len(msgs))
 	fingerprints := make([]int64, 0, len(msgs))
@@ -120,6 +132,27 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 			verdicts[index[n]] = &verdict{reason: reasonDuplicate}
 		case dedupe.Conflict:
 			verdicts[index[n]] = &verdict{reason: reasonConflict, err: errConflict}
+		}
+	}
+}
+
+// leaveParked takes messages out of a replay whose first handling is still to come, because they, or copies of them, are parked: their
+// keys in the replay are others than the parked rows', so the claim would find them new, and a redrive would apply them again.
+func (e *engine) leaveParked(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict) {
+	originals := make([][16]byte, len(msgs))
+	for i, m := range msgs {
+		first := *m
+		first.replay = 0
+		originals[i], _ = first.hash()
+	}
+	var parked []pgtype.UUID
+	if err := tx.EngineRow(ctx, stepClaim, parkedSQL, codec.UUIDs(originals)).Scan(&parked); err != nil {
+		tx.Fail(stepClaim, err)
+		return
+	}
+	for i := range msgs {
+		if verdicts[i] == nil && slices.ContainsFunc(parked, func(u pgtype.UUID) bool { return u.Bytes == originals[i] }) {
+			verdicts[i] = &verdict{reason: reasonDuplicate}
 		}
 	}
 }

@@ -26,6 +26,8 @@ const (
 	codeDeadlock      = "40P01"
 	codeLockTimeout   = "55P03"
 	classResources    = "53" // insufficient resources
+	classData         = "22" // data exceptions
+	classIntegrity    = "23" // integrity constraint violations
 )
 
 // Permanent marks an error that no retry will mend: the message is parked at once. Nil stays nil.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -91,6 +92,10 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 	owed, answers := 0, 0
 	for {
 		n, err := w.countAttempt(work, m.Offset, owed)
+		var answered *pgconn.PgError
+		if err != nil && !errors.Is(err, errMoved) && !errors.As(err, &answered) {
+			owed++ // nobody knows whether it was counted, and it was not made
+		}
 		if err == nil {
 			owed = 0
 			if err = w.tryAlone(work, m, next, n, n+answers); err == nil {
@@ -117,8 +122,17 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 
 // tryAlone makes an attempt at a message, and parks it if that was its last. counted is how many attempts the database knows.
 func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted, n int) error {
+	// unparkable: the table does not take it, and never will. To try it for ever would be a halt that nobody is told of.
+	unparkable := func(err error) error {
+		var f *failure
+		var g *guard.Failure
+		if errors.As(err, &f) && errors.As(f.err, &g) && g.Step == stepPark {
+			return w.halt(HaltBlocked, "it cannot be parked: %v", g.Err)
+		}
+		return err
+	}
 	park := func(v *verdict) error {
-		return w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, verdict: v})
+		return unparkable(w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, verdict: v}))
 	}
 	limit := w.c.cfg.MaxAttempts
 	var err error
@@ -128,7 +142,7 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted,
 	} else {
 		one := *m // a handler that hung may still hold the one before
 		one.Attempt = n
-		err = w.attempt(work, &attempt{msgs: []*Message{&one}, next: next, alone: true})
+		err = unparkable(w.attempt(work, &attempt{msgs: []*Message{&one}, next: next, alone: true}))
 	}
 	var f *failure
 	var b *blockedError

@@ -312,6 +312,32 @@ func TestK7CopyOfAParkedMessageWithoutItsKeyIsADuplicate(t *testing.T) {
 	}
 }
 
+// K7: a replay does not handle a copy of a parked message, whose first handling is still to come.
+func TestK7ReplayLeavesACopyOfAParkedMessageAlone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log.Append(0, "v", id("v"))
+	r.log.Append(0, "w", id("w"))
+	r.log.Append(0, "v", id("v"))
+	h := &failing{times: map[string]int{"v": -1}}
+	stop := r.start(h.handle, testConfig())
+	r.reaches(0, 3)
+	stop()
+	h.heal()
+	// As `onlyonce replay -from 1` does.
+	r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 1, replay_no = 1, replay_until = 3, replay_resume = 3 returning id)
+		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
+	stop = r.start(h.handle, testConfig())
+	r.reaches(0, 3)
+	until(t, "w again", func() bool { return r.count(`select count(*) from effects where value = 'w'`) == 2 })
+	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)
+	until(t, "v", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
+	stop()
+	if n := r.count(`select count(*) from effects where value = 'v'`); n != 1 {
+		t.Errorf("the parked message has %d effects, want 1", n)
+	}
+}
+
 // D5: a message whose id is found to be another one than when it was parked is not applied: its calls would go out under other keys.
 func TestD5RedriveUnderAnotherKeyIsRefused(t *testing.T) {
 	t.Parallel()

@@ -252,7 +252,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return true, r.fail(row, &verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
 	}
 	if err := r.recognize(row); err != nil {
-		return true, r.fail(row, &verdict{reason: row.reason, err: err}, 0)
+		return true, r.fail(row, &verdict{reason: reasonPermanent, err: err}, 0) // another try would find the same
 	}
 	r.state.retrying.Store(1)
 	defer r.state.retrying.Store(0)

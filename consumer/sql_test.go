@@ -16,7 +16,7 @@ func TestStatementsPrepare(t *testing.T) {
 	defer conn.Release()
 	for _, sql := range []string{readCursorSQL, createCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL,
 		fenceSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, tendSQL, takeSQL, settleSQL, failSQL, promoteSQL, sweepSQL,
-		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, pauseSQL, resumeSQL, pausedSQL, firstPartitionsSQL, parkedCountSQL} {
+		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, pauseSQL, resumeSQL, pausedSQL, firstPartitionsSQL, parkedCountSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

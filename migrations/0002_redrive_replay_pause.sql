@@ -181,7 +181,7 @@ alter table onlyonce.parked
   add column log_append_time boolean not null default false,
   add column replay_no       integer not null default 0,
   add column replay_resend   boolean not null default false;
-comment on column onlyonce.parked.order_key       is 'Hash of (tenant, scope, ordering key): while a row of it is not settled, later messages of that key are parked behind it. Null: nothing waits for this row.';
+comment on column onlyonce.parked.order_key       is 'Hash of (tenant, scope, topic, ordering key): while a row of it is not settled, later messages of that key are parked behind it. Null: nothing waits for this row.';
 comment on column onlyonce.parked.next_attempt_at is 'In state retrying: when it is due.';
 comment on column onlyonce.parked.cluster_id      is 'Kafka cluster of the record: with topic_id and offset the identity of a message without an id.';
 comment on column onlyonce.parked.replay_no       is 'Replay in which it was parked, 0 for none.';
