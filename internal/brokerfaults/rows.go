@@ -77,7 +77,7 @@ func (f *faults) stopsAt(reason consumer.HaltReason, happens func(*kadm.Client),
 	if !alive {
 		stop = f.start(f.handle)
 	}
-	f.halted(reason)
+	_ = f.halted(reason)
 	stop()
 	if n := f.calls.Load(); n != before {
 		f.t.Errorf("%d calls of the handler after that", n-before)
