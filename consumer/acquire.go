@@ -118,8 +118,7 @@ func (w *worker) acquire(ctx context.Context) error {
 			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
 		}
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
-		w.pos, w.anchor = cur.next, cur.anchor
-		w.state.position.Store(w.pos)
+		w.stand(cur.next, cur.anchor)
 		if err := w.admit(cur); err != nil {
 			return err
 		}
@@ -240,7 +239,7 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	if err := fault.Point(fault.CursorRead); err != nil {
 		return false, err
 	}
-	if err := w.p.Commit(ctx, w.pos, w.metadata()); err != nil {
+	if err := w.p.Commit(ctx, w.pos, w.metadata(w.pos)); err != nil {
 		return false, fmt.Errorf("proving membership: %w", err)
 	}
 	if err := fault.Point(fault.Proved); err != nil {
@@ -267,8 +266,8 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	if cur == nil || cur.nonce != nonce {
 		return false, nil
 	}
-	w.cur, w.pos, w.anchor = cur, cur.next, cur.anchor
-	w.state.position.Store(w.pos)
+	w.cur = cur
+	w.stand(cur.next, cur.anchor)
 	w.state.epoch.Store(*epoch)
 	w.aloneUntil = 0
 	if !seen.clean {
@@ -324,6 +323,6 @@ func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError 
 }
 
 // metadata goes with every offset committed to Kafka.
-func (w *worker) metadata() string {
-	return fmt.Sprintf("%s%s %d", metadataMark, url.PathEscape(w.c.cfg.Scope), w.pos)
+func (w *worker) metadata(offset int64) string {
+	return fmt.Sprintf("%s%s %d", metadataMark, url.PathEscape(w.c.cfg.Scope), offset)
 }

@@ -72,15 +72,13 @@ type attempt struct {
 	done   BatchDone
 	parked []Parked
 	behind []pgtype.UUID // ordering keys of messages that were parked behind others
-	failed bool          // a message was parked that is to be tried again
 }
 
 // attempt runs the transaction until it has committed or something stands against it: *failure (the handler), errFenced,
 // or any other error for a fault of the server or the way to it.
 func (e *engine) attempt(work context.Context, a *attempt) error {
 	a.done.Messages, a.done.Alone, a.done.Topic, a.done.Partition = len(a.msgs), a.alone, e.id.Topic, e.id.Partition
-	traced := a.done
-	ctx := e.c.traceAttempt(work, traced)
+	ctx := e.c.traceAttempt(work, a.done)
 	started := time.Now()
 	err := e.rerun(ctx, a)
 	a.done.Duration = time.Since(started)
@@ -102,7 +100,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 	claimFirst := a.alone || a.verdict != nil || e.c.batch != nil || e.c.cfg.ClaimFirst || e.cautious > 0
 	for run := 0; ; run++ {
 		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
-		a.parked, a.behind, a.failed, a.ran = nil, nil, false, false
+		a.parked, a.behind, a.ran = nil, nil, false
 		tx := guard.Begin(conn.Conn())
 		h := e.transact(work, tx, a, claimFirst)
 		if h.hung {
@@ -191,7 +189,6 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 		}
 		e.park(tx, m, v)
 		a.parked = append(a.parked, Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: v.state(), Err: v.err})
-		a.failed = a.failed || v.state() == stateRetrying
 		if v.reason == reasonBehind {
 			a.behind = append(a.behind, v.order)
 		}
@@ -231,7 +228,7 @@ func blame(work context.Context, a *attempt, h *handling, failed *guard.Failure,
 	case lost && a.ran:
 		return &failure{index: -1, err: failed, lost: true} // perhaps a message kills connections; the count will tell
 	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
-		return &failure{index: -1, err: failed} // something in the message that the table cannot hold
+		return &failure{index: -1, err: &blockedError{&verdict{reason: reasonUnparkable, err: failed.Err}}} // the table does not take it, and never will
 	case failed.Step == stepSeal && sqlState(failed) != "":
 		return &failure{index: -1, err: failed} // a deferred constraint
 	}

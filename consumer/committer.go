@@ -3,7 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
@@ -17,9 +17,7 @@ type committer struct {
 	w    *worker    // its partition and its hooks, which do not change
 	lost chan error // receives the error that says this process is no owner any more
 
-	mu       sync.Mutex
-	offset   int64
-	metadata string
+	offset atomic.Int64
 
 	kicked chan struct{}
 	quit   chan struct{}
@@ -28,17 +26,16 @@ type committer struct {
 }
 
 func startCommitter(w *worker) *committer {
-	c := &committer{w: w, lost: make(chan error, 1), offset: w.pos, metadata: w.metadata(),
+	c := &committer{w: w, lost: make(chan error, 1),
 		kicked: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), bound: w.c.cfg.DrainTimeout}
+	c.offset.Store(w.pos)
 	go c.run(w.pos)
 	return c
 }
 
 // kick says that the position has moved.
-func (c *committer) kick(offset int64, metadata string) {
-	c.mu.Lock()
-	c.offset, c.metadata = offset, metadata
-	c.mu.Unlock()
+func (c *committer) kick(offset int64) {
+	c.offset.Store(offset)
 	c.again()
 }
 
@@ -67,14 +64,12 @@ func (c *committer) run(committed int64) {
 			}
 			pause.Reset(commitEvery)
 		}
-		c.mu.Lock()
-		offset, metadata := c.offset, c.metadata
-		c.mu.Unlock()
+		offset := c.offset.Load()
 		if offset == committed {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), c.bound)
-		err := c.commit(ctx, offset, metadata)
+		err := c.commit(ctx, offset)
 		cancel()
 		switch {
 		case err == nil:
@@ -88,7 +83,7 @@ func (c *committer) run(committed int64) {
 	}
 }
 
-func (c *committer) commit(ctx context.Context, offset int64, metadata string) error {
+func (c *committer) commit(ctx context.Context, offset int64) error {
 	o := OffsetCommit{Topic: c.w.id.Topic, Partition: c.w.id.Partition, Offset: offset}
 	hooks := &c.w.c.cfg.Hooks
 	if hooks.OffsetStart != nil {
@@ -96,7 +91,7 @@ func (c *committer) commit(ctx context.Context, offset int64, metadata string) e
 	}
 	err := fault.Point(fault.OffsetSending)
 	if err == nil {
-		err = c.w.p.Commit(ctx, offset, metadata)
+		err = c.w.p.Commit(ctx, offset, c.w.metadata(offset))
 	}
 	if err == nil {
 		err = fault.Point(fault.OffsetSent)

@@ -120,42 +120,40 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 	}
 }
 
-// tryAlone makes an attempt at a message, and parks it if that was its last. counted is how many attempts the database knows.
+// tryAlone makes an attempt at a message, and parks it if that was its last. counted is how many attempts the database knows. A message
+// that must be parked, and may not or cannot be, halts the partition.
 func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted, n int) error {
-	// unparkable: the table does not take it, and never will. To try it for ever would be a halt that nobody is told of.
-	unparkable := func(err error) error {
-		var f *failure
-		var g *guard.Failure
-		if errors.As(err, &f) && errors.As(f.err, &g) && g.Step == stepPark {
-			return w.halt(HaltBlocked, "it cannot be parked: %v", g.Err)
-		}
-		return err
-	}
-	park := func(v *verdict) error {
-		return unparkable(w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, verdict: v}))
-	}
-	limit := w.c.cfg.MaxAttempts
-	var err error
-	if counted > limit {
-		// The attempts before this one were counted and told nobody how they ended: they took the process with them.
-		err = park(&verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", counted-1), attempts: counted - 1})
-	} else {
-		one := *m // a handler that hung may still hold the one before
-		one.Attempt = n
-		err = unparkable(w.attempt(work, &attempt{msgs: []*Message{&one}, next: next, alone: true}))
-	}
+	err := w.applyOrPark(work, m, next, counted, n)
 	var f *failure
 	var b *blockedError
 	switch {
-	case !errors.As(err, &f):
+	case !errors.As(err, &f) || !errors.As(f.err, &b):
 		return err
-	case errors.As(f.err, &b):
-		if b.reason == reasonCrashed { // the count stands, whatever is deployed
-			return w.halt(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
-		}
-		return w.halt(HaltBlocked, "%s: %v", b.reason, b.err)
+	case b.reason == reasonCrashed: // the count stands, whatever is deployed
+		return w.halt(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
+	}
+	return w.halt(HaltBlocked, "%s: %v", b.reason, b.err)
+}
+
+func (w *worker) applyOrPark(work context.Context, m *Message, next int64, counted, n int) error {
+	park := func(v *verdict) error {
+		return w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, verdict: v})
+	}
+	limit := w.c.cfg.MaxAttempts
+	if counted > limit {
+		// The attempts before this one were counted and told nobody how they ended: they took the process with them.
+		return park(&verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", counted-1), attempts: counted - 1})
+	}
+	one := *m // a handler that hung may still hold the one before
+	one.Attempt = n
+	err := w.attempt(work, &attempt{msgs: []*Message{&one}, next: next, alone: true})
+	var f *failure
+	var b *blockedError
+	switch {
+	case !errors.As(err, &f) || errors.As(f.err, &b):
+		return err
 	case isPermanent(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
-		return w.halt(HaltBlocked, "%s: %v", reasonPermanent, f.err)
+		return &failure{err: &blockedError{&verdict{reason: reasonPermanent, err: f.err}}}
 	case w.c.cfg.OnFailure == BlockPartition:
 		return err
 	case isPermanent(f.err) && !f.lost:

@@ -28,6 +28,8 @@ const (
 	reasonBehind    = "behind"    // an earlier message of its ordering key is parked
 	reasonConflict  = "conflict"  // its id was used before for another payload
 	reasonNoKey     = "no-key"    // it has no id
+
+	reasonUnparkable = "it cannot be parked" // of no row: the partition halts
 )
 
 // States of a parked row that the engine writes.

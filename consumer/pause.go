@@ -9,7 +9,7 @@ import (
 // errPaused says that somebody paused the partition.
 var errPaused = errors.New("paused")
 
-// pauseSQL and resumeSQL write and remove a pause. In: scope, topic (” for the whole scope), partition (-1), and a reason. A
+// pauseSQL and resumeSQL write and remove a pause. In: scope, topic (empty for the whole scope), partition (-1), and a reason. A
 // pause that is there already keeps its reason.
 const (
 	pauseSQL  = `insert into onlyonce.pauses (scope, topic, partition, reason) values ($1, $2, $3, $4) on conflict do nothing`

@@ -94,7 +94,7 @@ func newRetrier(w *worker) *retrier {
 
 // parked takes note of what a transaction of the worker has parked.
 func (r *retrier) parked(a *attempt) {
-	if !a.failed && len(a.behind) == 0 {
+	if len(a.parked) == 0 {
 		return
 	}
 	r.mu.Lock()
@@ -172,10 +172,7 @@ func (r *retrier) tend(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("looking for parked messages: %w", err)
-	case !mine: // an idle partition has no fence to tell it
-		_, err := r.stands(ctx)
-		return err
-	case at < known: // nor of that
+	case !mine, at < known: // an idle partition has no fence to tell it; the next look at the cursor tells which
 		return errMoved
 	case paused:
 		return errPaused

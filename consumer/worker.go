@@ -66,7 +66,7 @@ func (w *worker) run(ctx context.Context) error {
 	fetching := startFetching(ctx, w)
 	w.buf, w.bufNext, w.bufErr = nil, w.pos, nil
 	err := w.loop(ctx, work, fetching, committer)
-	committer.kick(w.pos, w.metadata()) // it may have ended in the middle of a batch
+	committer.kick(w.pos) // it may have ended in the middle of a batch
 	fetching.stop()
 	w.buf = nil
 	if lost := committer.stop(); lost != nil && err == nil {
@@ -108,7 +108,7 @@ func (w *worker) loop(ctx, work context.Context, fetching *fetching, committer *
 		if err := fault.Point(fault.Noted); err != nil {
 			return err
 		}
-		committer.kick(w.pos, w.metadata())
+		committer.kick(w.pos)
 	}
 	if len(w.buf) == 0 && w.bufNext > w.pos {
 		return w.advance(ctx, work, w.cur.within(w.bufNext))
@@ -145,10 +145,15 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 	return err
 }
 
+// stand notes where the cursor stands.
+func (w *worker) stand(pos int64, last *anchor) {
+	w.pos, w.anchor = pos, last
+	w.state.position.Store(pos)
+}
+
 // committed takes note of a transaction that has committed.
 func (w *worker) committed(a *attempt, last *anchor) {
-	w.pos, w.anchor = a.next, last
-	w.state.position.Store(w.pos)
+	w.stand(a.next, last)
 	w.state.moved()
 	if w.batches >= pruneEvery {
 		w.batches = 0

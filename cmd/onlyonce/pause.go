@@ -15,7 +15,7 @@ import (
 const pausesSQL = `
 select scope, topic, partition, paused_at, actor, reason from onlyonce.pauses where scope = $1 order by topic, partition`
 
-// pauseSQL and resumeSQL write and remove a pause. In: scope, topic (” for the whole scope), partition (-1), and a reason. One
+// pauseSQL and resumeSQL write and remove a pause. In: scope, topic (empty for the whole scope), partition (-1), and a reason. One
 // row, or none where there is nothing to do.
 const (
 	pauseSQL = `
@@ -124,7 +124,7 @@ func (a *app) stop(ctx context.Context, address string, ask *stop) error {
 	})
 }
 
-// key is the primary key of the pause: ” and -1 for the whole scope.
+// key is the primary key of the pause: empty and -1 for the whole scope.
 func (q *stop) key() (topic string, partition int32) {
 	if q.topic == nil {
 		return "", -1

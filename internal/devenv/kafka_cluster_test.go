@@ -37,6 +37,7 @@ func TestKafkaClusterOutlivesEachBroker(t *testing.T) {
 	}
 	cl, err := kgo.NewClient(kgo.SeedBrokers(k.Brokers...), kgo.DefaultProduceTopic("kept"), kgo.RecordPartitioner(kgo.RoundRobinPartitioner()),
 		kgo.ConsumeTopics("kept"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.MetadataMinAge(100*time.Millisecond),
+		kgo.UnknownTopicRetries(-1), // a broker that comes back does not know the topic until it has read what it missed
 		// A broker that stands still answers nothing: do not wait long for it.
 		kgo.RequestTimeoutOverhead(time.Second), kgo.ProduceRequestTimeout(2*time.Second))
 	if err != nil {
