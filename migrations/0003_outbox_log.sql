@@ -1,0 +1,348 @@
+-- onlyonce schema, version 3: the outbox is an append-only log that is read by lanes and dropped by segments.
+--
+-- It only adds, but for functions whose bodies change: code written for version 2 goes on working beside code for
+-- version 3. What version 2 enqueues from here on goes to the log; what stands in onlyonce.outbox is sent by relays of version 2
+-- as long as there are any, and taken over by relays of version 3.
+
+-- ---------------------------------------------------------------- rings
+
+create table onlyonce.rings (
+  name      text     primary key,
+  slots     smallint not null check (slots >= 5),
+  cur       smallint not null default 0,
+  draining  smallint,
+  closed    smallint[] not null default '{}',
+  retired   smallint,
+  version   bigint   not null default 1,
+  check (cur between 0 and slots - 1)
+);
+comment on table  onlyonce.rings is 'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and the oldest is emptied whole.';
+comment on column onlyonce.rings.cur      is 'Slot that is inserted into.';
+comment on column onlyonce.rings.draining is 'Slot that was current before: transactions that began before the announcement may still insert into it.';
+comment on column onlyonce.rings.closed   is 'Slots that nobody inserts into any more, youngest first.';
+comment on column onlyonce.rings.retired  is 'Slot that is about to be emptied.';
+comment on column onlyonce.rings.version  is 'Rises with each step. A sequence of the ring holds the same number outside of MVCC: above READ COMMITTED a transaction whose snapshot is older than the last step sees the two differ.';
+
+create table onlyonce.segments (
+  ring      text     not null references onlyonce.rings (name),
+  slot      smallint not null,
+  use_no    bigint   not null default 0,
+  opened_at timestamptz,
+  closed_at timestamptz,
+  bound     xid8,
+  primary key (ring, slot)
+);
+comment on table  onlyonce.segments is 'What is known of each slot of a ring beside its state.';
+comment on column onlyonce.segments.use_no is 'How often the slot was opened: a slot is used again and again.';
+comment on column onlyonce.segments.bound  is 'Every transaction that wrote into the segment is below, and has ended. Set when it is closed.';
+
+insert into onlyonce.rings (name, slots) values ('outbox', 6);
+insert into onlyonce.segments (ring, slot, use_no, opened_at)
+  select 'outbox', s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 5) s;
+create sequence onlyonce.outbox_version start 1 cache 1;
+select nextval('onlyonce.outbox_version');
+
+-- ---------------------------------------------------------------- the log
+
+-- One sequence for all segments, one number at a time: within an ordering key ids rise in the order of commits, because the
+-- key's lock is held from before the number is drawn until the commit.
+create sequence onlyonce.outbox_id cache 1;
+
+create table onlyonce.outbox_log (
+  slot        smallint    not null,
+  lane        smallint    not null,
+  id          bigint      not null default nextval('onlyonce.outbox_id'),
+  xid         xid8        not null default pg_current_xact_id(),
+  key         uuid        not null,
+  order_key   uuid,
+  created_at  timestamptz not null default clock_timestamp(),
+  not_before  timestamptz,
+  origin_time timestamptz,
+  redo        boolean     not null default false,
+  capture     boolean     not null default false,
+  sealed      boolean     not null default false,
+  sink        text        not null collate "C",
+  tenant      text        not null,
+  scope       text        not null,
+  name        text        not null,
+  method      text        not null,
+  target      text        not null,
+  headers     text        not null,
+  trace       text,
+  body        bytea       not null,
+  erased_at   timestamptz
+) partition by list (slot);
+alter sequence onlyonce.outbox_id owned by onlyonce.outbox_log.id;
+comment on table  onlyonce.outbox_log is 'Outbound calls, append-only: a row commits with the effects that ask for it. Relays read it with a snapshot cursor a lane, see onlyonce.lanes; what fails goes to onlyonce.parked.';
+comment on column onlyonce.outbox_log.xid         is 'Transaction that wrote the row, also within savepoints.';
+comment on column onlyonce.outbox_log.key         is 'Idempotency key that the remote sees: derived, the same on every replay.';
+comment on column onlyonce.outbox_log.order_key   is 'Hash of (sink, tenant, scope, ordering key). Null: the call waits for no other.';
+comment on column onlyonce.outbox_log.origin_time is 'When the message that asks for the call was appended to its log. Null: there is none.';
+comment on column onlyonce.outbox_log.redo        is 'The message may have been handled before, in a history that the database has lost: the key''s age counts from origin_time.';
+comment on column onlyonce.outbox_log.headers     is 'A line "Name: value" for each, sorted by name.';
+comment on column onlyonce.outbox_log.trace       is 'W3C trace context of the transaction that asks: traceparent, and tracestate in a second line. No part of the frozen bytes.';
+comment on column onlyonce.outbox_log.sealed      is 'The body is encrypted; see package seal.';
+comment on column onlyonce.outbox_log.erased_at   is 'When the body was erased, after the call was settled.';
+
+create table onlyonce.outbox_log_0 partition of onlyonce.outbox_log for values in (0);
+create table onlyonce.outbox_log_1 partition of onlyonce.outbox_log for values in (1);
+create table onlyonce.outbox_log_2 partition of onlyonce.outbox_log for values in (2);
+create table onlyonce.outbox_log_3 partition of onlyonce.outbox_log for values in (3);
+create table onlyonce.outbox_log_4 partition of onlyonce.outbox_log for values in (4);
+create table onlyonce.outbox_log_5 partition of onlyonce.outbox_log for values in (5);
+
+-- What is new in a lane; and a call by its key: for replays, operators, erasure.
+create index outbox_log_new on onlyonce.outbox_log (sink, lane, xid, id);
+create index outbox_log_key on onlyonce.outbox_log (key);
+
+-- ---------------------------------------------------------------- sinks and lanes
+
+create table onlyonce.sinks (
+  name         text        primary key collate "C",
+  created_at   timestamptz not null default clock_timestamp(),
+  paused_at    timestamptz,
+  paused_by    text,
+  pause_reason text
+);
+comment on table  onlyonce.sinks is 'Sinks that a relay has listed.';
+comment on column onlyonce.sinks.paused_at is 'Set by `onlyonce outbox pause`: no call is started until it is resumed. Null: not paused.';
+
+create table onlyonce.lanes (
+  id         bigint      primary key references onlyonce.leases (id) on delete cascade,
+  sink       text        not null collate "C" references onlyonce.sinks (name) on delete cascade,
+  lane       smallint    not null,
+  prev       pg_snapshot not null default '1:1:',
+  target     pg_snapshot,
+  last_id    bigint      not null default 0,
+  started_at timestamptz not null default clock_timestamp(),
+  version    bigint      not null default 0,
+  system_id  bigint,
+  timeline   text,
+  history_at timestamptz,
+  unique (sink, lane)
+) with (fillfactor = 50);
+comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Rows visible in prev are done. Of those that are visible in target and not in prev (the pass), those up to last_id are done.';
+comment on column onlyonce.lanes.target     is 'Null: no pass was ever begun.';
+comment on column onlyonce.lanes.started_at is 'Journal: of the pass only the first 1,024 rows above last_id can have been called, and none before this.';
+comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
+comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and timeline: a failover or a restore may have lost what committed before.';
+
+-- 16 lanes a sink, for good: a lane reads its rows by its own cursor, so rows cannot change lanes.
+create function onlyonce.lane(key uuid) returns smallint
+language sql immutable strict parallel safe as $$
+  select (get_byte(uuid_send(key), 15) & 15)::smallint
+$$;
+comment on function onlyonce.lane(uuid) is 'Lane of an ordering key, or of a call that has none by its own key.';
+
+-- ---------------------------------------------------------------- enqueue
+
+-- 64 bits of SHA-256 over what is frozen. A sealed body is another one each time it is sealed, and left out.
+create function onlyonce.call_fingerprint(method text, target text, headers text, body bytea, sealed boolean) returns bigint
+language sql immutable strict parallel safe as $$
+  select ('x' || encode(substr(sha256(convert_to(method || E'\n' || target || E'\n' || headers || E'\n\n', 'UTF8')
+           || case when sealed then '' else body end), 1, 8), 'hex'))::bit(64)::bigint
+$$;
+comment on function onlyonce.call_fingerprint(text, text, text, bytea, boolean) is 'What onlyonce.inbox.fingerprint holds for a call that was enqueued outside of a consumer.';
+
+-- Writes outbound calls in the caller's transaction. Arrays of one length, a call each, in the order in which they are to go out:
+--   checks  0: the fence and the message's claim exclude that the call stands already.
+--           1: it may stand already (the message is replayed, or done again): then nothing is written; OO004 if its bytes differ.
+--           2: nothing but the call's own key tells: it is claimed in the inbox; OO004 if it was claimed with other bytes.
+-- The locks of the ordering keys come first, in a statement before the INSERT that draws the ids, sorted, so that two
+-- transactions that call this once cannot deadlock. 1,024 stripes: one lock a key would exhaust the server's lock table.
+create function onlyonce.enqueue_calls(
+  checks smallint[], keys uuid[], order_keys uuid[], sinks text[], tenants text[], scopes text[], names text[], methods text[],
+  targets text[], headers text[], traces text[], bodies bytea[], not_before timestamptz[], origin_times timestamptz[],
+  redo boolean[], capture boolean[], sealed boolean[]
+) returns void
+language plpgsql as $$
+declare
+  ring  onlyonce.rings;
+  skip  uuid[] := '{}';
+  old   record;
+  claim smallint[];
+  i     integer;
+begin
+  if exists (select 1 from unnest(order_keys) k where k is not null) then
+    perform pg_advisory_xact_lock(1869507705, s.stripe)
+       from (select distinct (get_byte(uuid_send(k), 0) << 8 | get_byte(uuid_send(k), 1)) & 1023 as stripe
+               from unnest(order_keys) k where k is not null order by 1) s;
+  end if;
+
+  if 2 = any (checks) then
+    select onlyonce.claim(array_agg(c.k order by c.n), array_agg(c.f order by c.n)) into claim
+      from (select u.k, u.n, onlyonce.call_fingerprint(u.m, u.t, u.h, u.b, u.s) as f
+              from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n) where u.c = 2) c;
+    i := 0;
+    for n in 1 .. cardinality(keys) loop
+      if checks[n] = 2 then
+        i := i + 1;
+        if claim[i] = 2 then
+          raise exception using errcode = 'OO004',
+            message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[n], sinks[n]);
+        elsif claim[i] = 1 then
+          skip := skip || keys[n];
+        end if;
+      end if;
+    end loop;
+  end if;
+
+  if 1 = any (checks) or 2 = any (checks) then
+    for old in
+      select u.k, u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
+        from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
+        join lateral (
+          select r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null as erased from onlyonce.outbox_log r where r.key = u.k
+          union all
+          select p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
+            from onlyonce.parked p where p.kind = 'call' and p.key = u.k and p.settled_at is null
+          union all
+          select q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body, false, false
+            from onlyonce.outbox q where q.key = u.k
+          limit 1) o on true
+       where u.c > 0
+    loop
+      if old.differs then
+        raise exception using errcode = 'OO004',
+          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
+      end if;
+      skip := skip || old.k;
+    end loop;
+  end if;
+
+  -- The xid is assigned before the ring is read, each in a statement of its own: a rotator that announces another segment behind our
+  -- back waits for every xid that was in progress then.
+  perform pg_current_xact_id();
+  select * into ring from onlyonce.rings r where r.name = 'outbox';
+  if current_setting('transaction_isolation') <> 'read committed'
+     and ring.version <> (select last_value from onlyonce.outbox_version) then
+    raise exception using errcode = '40001', message = 'onlyonce: the outbox changed its segment since this transaction began: run it again';
+  end if;
+  insert into onlyonce.outbox_log (slot, lane, key, order_key, sink, tenant, scope, name, method, target, headers, trace, body,
+                                   not_before, origin_time, redo, capture, sealed)
+    select ring.cur, onlyonce.lane(coalesce(u.o, u.k)), u.k, u.o, u.sink, u.tenant, u.scope, u.name, u.method, u.target, u.h, u.trace, u.b,
+           u.nb, u.ot, u.redo, u.capture, u.sealed
+      from unnest(keys, order_keys, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, not_before, origin_times,
+                  redo, capture, sealed)
+           with ordinality as u(k, o, sink, tenant, scope, name, method, target, h, trace, b, nb, ot, redo, capture, sealed, n)
+     where cardinality(skip) = 0 or u.k <> all (skip)
+     order by u.n;
+end $$;
+comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], text[], text[], text[], text[], text[], text[], text[], bytea[],
+  timestamptz[], timestamptz[], boolean[], boolean[], boolean[]) is 'Writes outbound calls in the caller''s transaction; relays send them after COMMIT, each under its key.';
+
+create function onlyonce.header_lines(names text[], vals text[]) returns text
+language sql immutable parallel safe as $$
+  select coalesce(string_agg(n || ': ' || v, E'\n' order by i), '') from unnest(names, vals) with ordinality as h(n, v, i)
+$$;
+create function onlyonce.header_lines(names bytea[], vals bytea[]) returns text
+language sql stable parallel safe as $$
+  select coalesce(string_agg(convert_from(n, 'UTF8') || ': ' || convert_from(v, 'UTF8'), E'\n' order by i), '') from unnest(names, vals) with ordinality as h(n, v, i)
+$$;
+comment on function onlyonce.header_lines(text[], text[]) is 'Headers as onlyonce.outbox_log holds them.';
+
+-- One call, for code of version 2 and for other languages: no ordering key, claimed by its own key.
+create or replace function onlyonce.enqueue(
+  key uuid, tenant text, scope text, sink text, name text, method text, target text,
+  header_names text[], header_values text[], body bytea
+) returns void
+language plpgsql as $$
+begin
+  perform onlyonce.enqueue_calls(array[2::smallint], array[enqueue.key], array[null::uuid], array[enqueue.sink], array[enqueue.tenant],
+    array[enqueue.scope], array[enqueue.name], array[enqueue.method], array[enqueue.target],
+    array[onlyonce.header_lines(enqueue.header_names, enqueue.header_values)], array[null::text], array[enqueue.body],
+    array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
+end $$;
+
+-- ---------------------------------------------------------------- passes
+
+-- Moves a lane's cursor: the relay's one write on the way of a call that succeeds. Compares the version, so that a COMMIT whose
+-- answer was lost is not done a second time, and raises when it does not fit, because it shares a round trip with COMMIT.
+--   freeze false: rows of the pass up to last_id are done.
+--   freeze true:  the pass is done; the next one begins, and its target is the snapshot of this UPDATE. The transaction has an xid
+--                 by then, which the snapshot counts as ended: it writes no row of the log.
+-- keep_started: of the rows that may have been called since started_at some are not done yet.
+create function onlyonce.advance(lane_id bigint, seen bigint, last_id bigint, freeze boolean, keep_started boolean) returns void
+language plpgsql as $$
+declare
+  l    onlyonce.lanes;
+  sys  bigint;
+  line text;
+begin
+  if advance.freeze then
+    select * into l from onlyonce.lanes x where x.id = advance.lane_id;
+    select c.system_identifier into sys from pg_control_system() c;
+    line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
+    if l.system_id <> sys
+       or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
+       or exists (select 1 from onlyonce.outbox_log r
+                   where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot())) then
+      raise exception using errcode = 'OO007',
+        message = format('onlyonce: lane %s of sink %L was written by another database cluster: its transaction ids mean nothing here', l.lane, l.sink),
+        hint = 'After a restore from a dump or a move to another cluster run: onlyonce outbox rebase';
+    end if;
+  end if;
+  update onlyonce.lanes x set
+      prev       = case when advance.freeze then coalesce(x.target, x.prev) else x.prev end,
+      target     = case when advance.freeze then pg_current_snapshot() else x.target end,
+      last_id    = case when advance.freeze then 0 else advance.last_id end,
+      started_at = case when advance.keep_started then x.started_at else clock_timestamp() end,
+      version    = x.version + 1,
+      system_id  = coalesce(x.system_id, sys),
+      timeline   = coalesce(line, x.timeline),
+      history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end
+    where x.id = advance.lane_id and x.version = advance.seen;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: the lane has moved', detail = format('lane %s is not at version %s', advance.lane_id, advance.seen);
+  end if;
+end $$;
+comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean) is
+  'Moves a lane''s cursor from the version that its owner knows; raises OO001, or OO007 where the log is of another cluster.';
+
+-- ---------------------------------------------------------------- parked calls
+
+alter table onlyonce.parked
+  add column row_id           bigint,
+  add column lane             smallint,
+  add column first_attempt_at timestamptz,
+  add column capture          boolean not null default false,
+  add column sealed           boolean not null default false,
+  add column trace            text,
+  add column response_status  integer,
+  add column response_headers text,
+  add column response_body    bytea,
+  add column erased_at        timestamptz;
+comment on column onlyonce.parked.row_id           is 'Id of the call in onlyonce.outbox_log; with lane as partition and this as offset calls of an ordering key are sorted.';
+comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
+comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
+comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
+comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages; failed, scheduled, behind, cut, completion, rejected or window for calls.';
+
+-- A row of the log is parked once.
+create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;
+-- Which calls of a lane are due.
+create index parked_calls_due on onlyonce.parked (sink, lane, next_attempt_at) where kind = 'call' and next_attempt_at is not null;
+
+-- Calls are settled by relays, whose transactions have no seal.
+drop trigger sealed on onlyonce.parked;
+create constraint trigger sealed after update on onlyonce.parked
+  deferrable initially deferred
+  for each row when (old.state = 'retrying' and new.state = 'resolved' and new.kind = 'message') execute function onlyonce.require_seal();
+
+-- What became of each call, for people and for tests; not for hot paths.
+create view onlyonce.calls as
+  select r.id, r.key, r.tenant, r.scope, r.sink, r.lane, r.name, r.order_key, r.created_at, r.not_before, r.erased_at, p.id as parked_id,
+         p.attempts, p.error, p.settled_at,
+         case when p.state = 'resolved' then 'delivered'
+              when p.state is not null then p.state
+              when l.id is null then 'pending'
+              when pg_visible_in_snapshot(r.xid, l.prev) then 'delivered'
+              when l.target is not null and pg_visible_in_snapshot(r.xid, l.target) and r.id <= l.last_id then 'delivered'
+              else 'pending' end as state
+    from onlyonce.outbox_log r
+    left join onlyonce.lanes l on l.sink = r.sink and l.lane = r.lane
+    left join onlyonce.parked p on p.row_id = r.id;
+comment on view onlyonce.calls is 'Each call of the log: pending, delivered, or as onlyonce.parked has it (retrying, blocked, waiting, reconcile, discarded).';
+
+insert into onlyonce.schema_version (version) values (3);
