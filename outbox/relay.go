@@ -88,7 +88,13 @@ func (r *Relay) Run(ctx context.Context) error {
 			}
 		})
 	}
+	if r.cfg.Listen {
+		var side sync.WaitGroup
+		side.Go(func() { r.listen(run) })
+		defer side.Wait()
+	}
 	wg.Wait()
+	stop()
 	return errors.Join(errs...)
 }
 
