@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,11 +140,11 @@ func TestOtherSessions(t *testing.T) {
 			bare.Header, bare.Body = nil, nil
 			r.enqueue(charge("1"), charge("reject"), bare)
 			r.start(testConfig(sink))
-			r.states("delivered", "parked")
+			r.states("delivered", "waiting")
 			if got := len(sink.calls()); got != 7 {
 				t.Errorf("%d calls, want 7", got)
 			}
-			r.seize()
+			r.seizeAll()
 			until(t, "the fence raises in this mode", r.lost)
 			r.giveBack()
 			var sent []string
@@ -158,21 +159,31 @@ func TestOtherSessions(t *testing.T) {
 	}
 }
 
-// A row that somebody else has locked is left for later, and does not keep others from being sent.
+// A parked row that somebody else has locked is left for later, and does not keep others from being sent.
 func TestLockedRowsAreLeftForLater(t *testing.T) {
 	r := newRig(t)
-	r.enqueue(charge("locked"), charge("free"))
+	var again atomic.Bool
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		if again.Load() {
+			return outbox.Result{Outcome: outbox.Delivered}
+		}
+		return outbox.RetryLater("again", nil)
+	})
+	locked, free := charge("locked"), charge("free")
+	free.ID = r.sameLane(locked, "free")
+	r.enqueue(locked, free)
+	r.start(testConfig(sink))
+	r.states("retrying")
 	tx, err := r.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `select 1 from onlyonce.outbox where id = (select min(id) from onlyonce.outbox) for update`); err != nil {
+	if _, err := tx.Exec(t.Context(), `select 1 from onlyonce.parked where id = (select min(id) from onlyonce.parked) for update`); err != nil {
 		t.Fatal(err)
 	}
-	sink := newScripted(accept)
-	r.start(testConfig(sink))
-	until(t, "the free one is delivered", func() bool { return one[int](r, `select count(*) from onlyonce.outbox where state = 'delivered'`) == 1 })
+	again.Store(true)
+	until(t, "the free one is delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 1 })
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
