@@ -291,9 +291,9 @@ func (t *tenure) landed(f *flight) {
 }
 
 // failed judges the error of a transaction: fenced off, a fault that waiting does not heal (returned), or one that is
-// told and followed by another try.
+// told and followed by another try. The chunk stands meanwhile, whose calls are under way or have returned: if the transaction has committed
+// after all, the next try meets the version that it wrote.
 func (t *tenure) failed(err error) error {
-	t.known = false // nobody knows what has committed
 	switch {
 	case sqlState(err) == codeRebase, incurable(err), errors.Is(err, errGone):
 		return err
