@@ -62,7 +62,7 @@ type sender struct {
 	joinGrace time.Duration
 	tell      observer
 
-	member  string // name of the lease that says that this relay lists the sink
+	members string // how the names of leases begin that say that a relay lists the sink
 	slots   chan struct{}
 	calling atomic.Int64 // calls under way
 	paused  atomic.Bool
@@ -91,6 +91,7 @@ func newSender(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *sender {
 	return &sender{
 		cfg: cfg, pool: pool, sink: s, name: s.Name(), limits: s.Limits(),
 		dbTimeout: cfg.LeaseTTL / 3,
+		members:   "relay/" + s.Name() + "/member/",
 		tell:      observer{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
 		wake:      make(chan struct{}, 1),
 		joinGrace: joinGrace,
@@ -125,7 +126,6 @@ func (s *sender) open() bool {
 // run returns nil once ctx has ended and every lane is given back, or a fault that waiting does not heal.
 func (s *sender) run(ctx context.Context) error {
 	s.held, s.ended = map[int16]*tenure{}, make(chan *tenure, lanes)
-	s.member = "relay/" + s.name + "/member/" + uuid.NewString()
 	s.pause = s.pauses()
 	stop, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -239,9 +239,13 @@ func (s *sender) renew(ctx context.Context) error {
 		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name); err != nil {
 			return fmt.Errorf("making the lanes of %s: %w", s.name, err)
 		}
-		me, err := acquireLease(bounded, s.pool, s.member, s.cfg.LeaseTTL)
+		// Another name each time: if the answer to a try before was lost, its lease stands until it ends.
+		me, err := acquireLease(bounded, s.pool, s.members+uuid.NewString(), s.cfg.LeaseTTL)
 		if err != nil {
 			return err
+		}
+		if me == nil {
+			return errors.New("the lease of this relay is held by another one")
 		}
 		s.me = me
 	}
@@ -278,8 +282,7 @@ func (s *sender) look(ctx context.Context) error {
 	var members int
 	var paused, old bool
 	var free []int16
-	prefix := "relay/" + s.name + "/member/"
-	if err := s.pool.QueryRow(bounded, surveySQL, s.name, prefix).Scan(&members, &paused, &free, &old); err != nil {
+	if err := s.pool.QueryRow(bounded, surveySQL, s.name, s.members).Scan(&members, &paused, &free, &old); err != nil {
 		return fmt.Errorf("looking at the lanes of %s: %w", s.name, err)
 	}
 	if s.paused.Swap(paused) != paused {
