@@ -259,11 +259,12 @@ func queueDiverts(b *pgx.Batch, t *tenure, diverted []*flight) {
 			d := s.delay.Microseconds()
 			delays[i] = &d
 		}
-		if f.made || f.suspect {
+		flying := f.state == flightFlying // it may be made at any moment; f.made is its goroutine's
+		if flying || f.made || f.suspect {
 			a := (f.age + time.Since(f.asked)).Microseconds()
 			ages[i] = &a
 		}
-		if f.made {
+		if flying || f.made {
 			attempts[i] = 1
 		}
 		statuses[i], headers[i], bodies[i] = s.response()
