@@ -295,7 +295,9 @@ func (t *tenure) landed(f *flight) {
 // after all, the next try meets the version that it wrote.
 func (t *tenure) failed(err error) error {
 	switch {
-	case sqlState(err) == codeRebase, incurable(err), errors.Is(err, errGone):
+	case sqlState(err) == codeRebase:
+		return fmt.Errorf("%w; after a restore from a dump or a move to another cluster run: onlyonce outbox rebase", err)
+	case incurable(err), errors.Is(err, errGone):
 		return err
 	case errors.Is(err, errReplaced):
 		t.end(errReplaced)
