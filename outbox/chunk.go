@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // patience is how long a chunk waits for its last calls once none has returned. Those that are still out then are written to the parked table
@@ -247,14 +248,14 @@ func queueDiverts(b *pgx.Batch, t *tenure, diverted []*flight) {
 		return
 	}
 	var (
-		ids, keys, states       = make([]int64, n), make([]uuid.UUID, n), make([]string, n)
+		ids, keys, states       = make([]int64, n), make([]pgtype.UUID, n), make([]string, n)
 		reasons, errs, attempts = make([]string, n), make([]string, n), make([]int32, n)
 		delays, ages, statuses  = make([]*int64, n), make([]*int64, n), make([]*int32, n)
 		headers, bodies         = make([]*string, n), make([][]byte, n)
 	)
 	for i, f := range diverted {
 		s := t.judge(f)
-		ids[i], keys[i], states[i], reasons[i], errs[i] = f.ID, f.key, s.state, s.reason, s.text
+		ids[i], keys[i], states[i], reasons[i], errs[i] = f.ID, pgUUID(f.key), s.state, s.reason, s.text
 		if s.due {
 			d := s.delay.Microseconds()
 			delays[i] = &d

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/dedupe"
@@ -112,8 +113,7 @@ func statement(rows []any) (sql string, args []any) {
 	n := len(rows)
 	var (
 		checks                                                   = make([]int16, n)
-		keys                                                     = make([]uuid.UUID, n)
-		orders                                                   = make([]*uuid.UUID, n)
+		keys, orders                                             = make([]pgtype.UUID, n), make([]pgtype.UUID, n)
 		sinks, tenants, scopes, names, methods, targets, headers = make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 		traces                                                   = make([]*string, n)
 		bodies                                                   = make([][]byte, n)
@@ -122,13 +122,19 @@ func statement(rows []any) (sql string, args []any) {
 	)
 	for i, v := range rows {
 		r := v.(*row)
-		checks[i], keys[i], orders[i] = r.check, r.key, r.order
+		checks[i], keys[i] = r.check, pgUUID(r.key)
+		if r.order != nil {
+			orders[i] = pgUUID(*r.order)
+		}
 		sinks[i], tenants[i], scopes[i], names[i], methods[i], targets[i], headers[i] = r.sink, r.tenant, r.scope, r.name, r.method, r.target, r.headers
 		traces[i], bodies[i], notBefore[i], originTimes[i] = r.trace, r.body, r.notBefore, r.originTime
 		redo[i], capture[i], sealed[i] = r.redo, r.capture, r.sealed
 	}
 	return enqueueSQL, []any{checks, keys, orders, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, notBefore, originTimes, redo, capture, sealed}
 }
+
+// pgUUID is a key as pgx knows it without asking the server for types, which it does not do where there are no prepared statements.
+func pgUUID(key uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: key, Valid: true} }
 
 // inTransaction refuses what has the methods of a transaction and is none: the call would commit by itself, whatever
 // becomes of the effects.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
@@ -218,7 +219,10 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 func (t *tenure) promoteBlocked() error {
 	ctx, cancel := t.s.detached(t.ctx)
 	defer cancel()
-	keys := t.promote
+	keys := make([]pgtype.UUID, len(t.promote))
+	for i, k := range t.promote {
+		keys[i] = pgUUID(k)
+	}
 	var n int64
 	var err error
 	if t.swept {
