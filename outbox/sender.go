@@ -329,10 +329,8 @@ func (s *sender) look(ctx context.Context) error {
 func (s *sender) scout(ctx context.Context) error {
 	s.scoutAt = time.Now().Add(s.cfg.PollInterval)
 	mine := make([]int16, 0, len(s.held))
-	for lane, t := range s.held {
-		if t.idle.Load() {
-			mine = append(mine, lane)
-		}
+	for lane := range s.held { // those that work, too: what commits behind their last look would wait for the next poll
+		mine = append(mine, lane)
 	}
 	if len(mine) == 0 || !s.open() {
 		return nil
