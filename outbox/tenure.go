@@ -37,7 +37,6 @@ type tenure struct {
 
 	halting atomic.Bool // the lane is to be given back
 	halted  chan struct{}
-	idle    atomic.Bool // nothing is in hand: worth scouting for
 	kick    chan news
 
 	cursor  cursor
@@ -157,8 +156,6 @@ func (t *tenure) serve() error {
 				t.pause.Reset()
 			}
 		}
-		t.idle.Store(t.stopAt.IsZero() && t.chunk == nil && !t.fresh)
-
 		var slot chan<- struct{}
 		if t.chunk != nil && t.chunk.next < len(t.chunk.rows) && t.starting() {
 			slot = t.s.slots
@@ -296,7 +293,7 @@ func (t *tenure) landed(f *flight) {
 func (t *tenure) failed(err error) error {
 	switch {
 	case sqlState(err) == codeRebase:
-		return fmt.Errorf("%w; after a restore from a dump or a move to another cluster run: onlyonce outbox rebase", err)
+		return fmt.Errorf("%w: %w", ErrRebase, err)
 	case incurable(err), errors.Is(err, errGone):
 		return err
 	case errors.Is(err, errReplaced):
