@@ -289,6 +289,9 @@ func (t *tenure) told(diverted []*flight) {
 		}
 	}
 	for _, f := range c.rows[:c.next] {
+		if f.state == flightFlying {
+			t.late[f.ID] = true
+		}
 		if f.state == flightDone {
 			t.s.tell.settled(t.judge(f).event(f))
 		}
