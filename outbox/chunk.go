@@ -151,7 +151,7 @@ func (t *tenure) startNext() {
 	c.skim()
 }
 
-// launch makes a call in a goroutine of its own. The caller has taken a slot.
+// launch makes a call in a goroutine of its own. The caller has taken a slot, and entered.
 func (t *tenure) launch(f *flight) {
 	f.mayStart = func() error {
 		now := time.Now()
@@ -172,7 +172,6 @@ func (t *tenure) launch(f *flight) {
 		f.work = t.send
 	}
 	t.calling++
-	t.s.calling.Add(1)
 	go func() {
 		defer func() { t.results <- f }() // deferred: a sink may end its goroutine
 		f.result = RetryLater("the sink ended its goroutine", nil)

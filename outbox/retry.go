@@ -82,11 +82,14 @@ const pickAtOnce = 16
 // settled in the next one (the statement may run twice), and what was picked is due again by itself.
 func (t *tenure) retryTurn(pick bool) error {
 	slots := 0
-	for pick && slots < pickAtOnce && t.s.open() {
+	for pick && slots < pickAtOnce {
 		select {
 		case t.s.slots <- struct{}{}:
-			slots++
-			continue
+			if t.s.enter() {
+				slots++
+				continue
+			}
+			<-t.s.slots
 		default:
 		}
 		break
@@ -125,7 +128,7 @@ func (t *tenure) retryTurn(pick bool) error {
 	})
 	give := func() {
 		for range slots {
-			<-t.s.slots
+			t.s.leave()
 		}
 	}
 	if err != nil {

@@ -164,7 +164,11 @@ func (t *tenure) serve() error {
 		timer.Reset(time.Until(t.next()))
 		select {
 		case slot <- struct{}{}:
-			t.startNext()
+			if t.s.enter() {
+				t.startNext()
+			} else { // another lane was first
+				<-t.s.slots
+			}
 		case f := <-t.results:
 			t.landed(f)
 		case <-timer.C:
@@ -264,9 +268,8 @@ func (t *tenure) step(now time.Time) error {
 // landed takes in a call that has returned.
 func (t *tenure) landed(f *flight) {
 	t.calling--
-	t.s.calling.Add(-1)
 	if f.parked != 0 {
-		<-t.s.slots
+		t.s.leave()
 		t.done = append(t.done, f)
 		return
 	}
@@ -274,7 +277,7 @@ func (t *tenure) landed(f *flight) {
 	if c == nil || f.chunk != c {
 		// The chunk went on without it: it is in the parked table by now, where its settlement finds it by its row.
 		f.state = flightDone
-		<-t.s.slots
+		t.s.leave()
 		t.done = append(t.done, f)
 		return
 	}
@@ -285,7 +288,7 @@ func (t *tenure) landed(f *flight) {
 		t.launch(next) // in the same slot
 		return
 	}
-	<-t.s.slots
+	t.s.leave()
 }
 
 // failed judges the error of a transaction: fenced off, a fault that waiting does not heal (returned), or one that is
@@ -316,8 +319,7 @@ func (t *tenure) join() error {
 		select {
 		case <-t.results:
 			t.calling--
-			t.s.calling.Add(-1)
-			<-t.s.slots
+			t.s.leave()
 		case <-halted:
 			halted = nil
 			timer := time.NewTimer(t.s.joinGrace)
