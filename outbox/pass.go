@@ -88,12 +88,12 @@ select r.id, r.slot, r.ctid, octet_length(r.body)
  order by r.id limit $3`
 
 // fetchSQL reads rows from where they lie. In: lane id, slot, ctids, ids. A segment that was emptied and filled again has other rows at
-// the same place, so the id is compared: a row that is missing ends the relay. The lane is not: with it a plan made on empty tables walks the whole
-// index outbox_log_new instead.
+// the same place, so the id is compared: a row that is missing ends the relay. In a way that no index serves, and
+// the lane is not compared: or a plan made on empty tables walks the whole index outbox_log_new.
 const fetchSQL = `
 select` + wholeRow + `
   from onlyonce.lanes a, onlyonce.outbox_log r
- where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[]) and r.id = any ($4::bigint[])`
+ where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[]) and r.id + 0 = any ($4::bigint[])`
 
 // divertSQL copies rows of the log, whole, to where they are tried again. In: sink, lane; arrays of one length: ids, keys, states, reasons,
 // errors, attempts, microseconds until they are due (null: never by themselves), microseconds since the first call can have been made (null: none was),
