@@ -298,7 +298,7 @@ func (t *tenure) failed(err error) error {
 	switch {
 	case sqlState(err) == codeRebase:
 		return fmt.Errorf("%w: %w", ErrRebase, err)
-	case incurable(err), errors.Is(err, errGone):
+	case incurable(err), errors.Is(err, errGone), errors.Is(err, ErrRebase):
 		return err
 	case errors.Is(err, errReplaced):
 		t.end(errReplaced)
