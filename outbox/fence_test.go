@@ -176,6 +176,8 @@ func TestRaiseAsksForTheEndAgain(t *testing.T) {
 // The relay stops by its own clock when it cannot renew, without anybody telling it, and before the lease ends.
 func TestStopsOnItsOwnClock(t *testing.T) {
 	r := newRig(t)
+	clock := &rig{t: t, pool: r.namedPool("clock")} // the relay's own connections wait for the lock
+	_ = one[int](clock, `select 1`)
 	ended := make(chan time.Duration, 1)
 	start := make(chan time.Time, 1)
 	var calls atomic.Int64
@@ -185,16 +187,17 @@ func TestStopsOnItsOwnClock(t *testing.T) {
 		}
 		start <- time.Now()
 		<-ctx.Done()
-		left := one[float64](r, `select extract(epoch from min(until) - clock_timestamp())::float8 from onlyonce.leases where name not like '%member%'`)
+		left := one[float64](clock, `select extract(epoch from l.until - clock_timestamp())::float8
+			from onlyonce.leases l join onlyonce.lanes using (id) join onlyonce.calls c using (lane) where c.id = $1`, d.ID)
 		ended <- time.Duration(left * float64(time.Second))
 		if err := d.MayStart(); !errors.Is(err, outbox.ErrLease) {
 			t.Errorf("MayStart after the lease: %v", err)
 		}
 		return outbox.RetryLater("cut off", ctx.Err())
 	})
-	sink.limits.Timeout = 2 * time.Second
+	sink.limits.Timeout = 5 * time.Second
 	cfg := testConfig(sink)
-	cfg.LeaseTTL = time.Second
+	cfg.LeaseTTL = 3 * time.Second
 	r.enqueue(charge("1"))
 	r.start(cfg)
 	<-start

@@ -66,7 +66,7 @@ func TestManyCuts(t *testing.T) {
 	var cuts sync.WaitGroup
 	stop := make(chan struct{})
 	cuts.Go(func() {
-		tick := time.NewTicker(20 * time.Millisecond)
+		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
 		for {
 			select {
