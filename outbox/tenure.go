@@ -284,7 +284,7 @@ func (t *tenure) landed(f *flight) {
 	c.flying--
 	c.last = time.Now()
 	f.state = flightDone
-	if next := c.followers(f); next != nil && t.stopAt.IsZero() {
+	if next := c.followers(f); next != nil && t.stopAt.IsZero() && !t.s.paused.Load() {
 		t.launch(next) // in the same slot
 		return
 	}
