@@ -173,7 +173,10 @@ func (t *tenure) serve() error {
 			t.landed(f)
 		case <-timer.C:
 		case n := <-t.kick:
-			t.fresh, t.due = t.fresh || n.Fresh, t.due || n.Due
+			t.fresh = t.fresh || n.Fresh
+			if n.Due { // whatever this lane knew: an operator may have changed when
+				t.due, t.dueAt = true, time.Time{}
+			}
 		case <-halted:
 			halted = nil
 			t.stopAt = time.Now().Add(t.s.cfg.DrainTimeout)
