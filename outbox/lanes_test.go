@@ -113,7 +113,7 @@ func TestPausedSink(t *testing.T) {
 		r.enqueue(charge(fmt.Sprint(i)), other)
 		until(t, "the other sink goes on", func() bool { return len(mail.calls()) == i+1 })
 	}
-	// A call that was being begun when the pause was seen may go out.
+	// One parked call that was being begun when the pause was seen may go out.
 	if n := len(sink.calls()); n > before+1 || strings.Contains(sink.bodies(), "chain1") {
 		t.Errorf("sent %s while the sink was paused", sink.bodies())
 	}
