@@ -252,7 +252,7 @@ var table = []mutant{
 		old: "return !ok || all.Mark(id)", new: "return ok && all != nil",
 		pkg: "./consumer", test: "TestO1KeysOfCallsInABatch"},
 	{rule: "O1 marks outlive a savepoint", file: "internal/guard/statements.go",
-		old: "	t.failure, t.marks = nil, marks\n", new: "	t.failure = nil\n",
+		old: "	t.failure, t.marks, t.late = nil, marks, t.late[:late]\n", new: "	t.failure, t.late = nil, t.late[:late]\n",
 		pkg: "./consumer", test: "TestEnqueueAgainBehindAnUndoneSavepoint"},
 	{rule: "K1 borders of fields", file: "internal/codec/codec.go",
 		old: "	b = binary.BigEndian.AppendUint32(b, uint32(len(field)))\n", new: "	_ = binary.BigEndian\n",
