@@ -108,6 +108,18 @@ func (r *rig) until(x *rotator, want ring.Action) ring.Outcome {
 	return last
 }
 
+// reach steps until a step comes to that, whatever others are due before.
+func (r *rig) reach(x *rotator, want ring.Action) {
+	r.t.Helper()
+	var last ring.Outcome
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		if last = r.step(x); last.Action == want {
+			return
+		}
+	}
+	r.t.Fatalf("a step came to %+v and not to %s", last, want)
+}
+
 // never steps some times and fails if a step comes to that.
 func (r *rig) never(x *rotator, not ring.Action) {
 	r.t.Helper()
