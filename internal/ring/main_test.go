@@ -242,8 +242,11 @@ func (r *rig) pass() ([]string, error) {
 	if _, err := r.pool.Exec(context.Background(), `select onlyonce.advance(id, version, 0, true, false) from onlyonce.lanes`); err != nil {
 		return nil, err
 	}
-	rows, err := r.pool.Query(context.Background(), `select r.key::text from onlyonce.outbox_log r join onlyonce.lanes l on l.sink = r.sink and l.lane = r.lane
-	  where pg_visible_in_snapshot(r.xid, l.target) and not pg_visible_in_snapshot(r.xid, l.prev)`)
+	rows, err := r.pool.Query(context.Background(), `select r.key::text from onlyonce.lanes l cross join lateral (
+	    select n.key, n.xid from onlyonce.outbox_log n where n.sink = l.sink and n.lane = l.lane and n.xid >= pg_snapshot_xmax(l.prev)
+	    union all
+	    select n.key, n.xid from onlyonce.outbox_log n where n.sink = l.sink and n.lane = l.lane and n.xid in (select pg_snapshot_xip(l.prev))) r
+	  where pg_visible_in_snapshot(r.xid, l.target)`)
 	if err != nil {
 		return nil, err
 	}

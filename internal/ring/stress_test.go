@@ -15,8 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// rotations is how many segments each isolation level empties.
-const rotations = 60
+// rotations is how many segments each of the three isolation levels empties: more than three turns of the ring.
+const rotations = 20
 
 // Producers of all kinds, lanes that move, three rotators that take the lease from each other: no committed call is emptied before a lane
 // has seen it, and none that was rolled back is seen.
@@ -41,6 +41,8 @@ func stress(t *testing.T, level pgx.TxIsoLevel) {
 	defer stop()
 	var emptied, refused atomic.Int64
 	var rotating, producing sync.WaitGroup
+	var outcomes sync.Mutex
+	came := map[ring.Action]int{}
 	fail := func(what string, err error) {
 		if err != nil && ctx.Err() == nil {
 			t.Errorf("%s: %v", what, err)
@@ -60,8 +62,14 @@ func stress(t *testing.T, level pgx.TxIsoLevel) {
 		}
 		rotating.Go(func() {
 			for ctx.Err() == nil {
-				_, err := x.Step(ctx)
+				out, err := x.Step(ctx)
 				fail("rotating", err)
+				outcomes.Lock()
+				came[out.Action]++
+				outcomes.Unlock()
+				if !out.Changed() {
+					_, _ = r.pool.Exec(ctx, `select pg_sleep(0.002)`)
+				}
 			}
 		})
 	}
@@ -69,7 +77,7 @@ func stress(t *testing.T, level pgx.TxIsoLevel) {
 		for ctx.Err() == nil {
 			_, err := r.pool.Exec(ctx, `update onlyonce.leases set until = clock_timestamp() where name = 'ring/outbox'`)
 			if err == nil {
-				_, err = r.pool.Exec(ctx, `select pg_sleep(0.05 * random())`)
+				_, err = r.pool.Exec(ctx, `select pg_sleep(0.3 * random())`)
 			}
 			fail("taking over", err)
 		}
@@ -91,6 +99,8 @@ func stress(t *testing.T, level pgx.TxIsoLevel) {
 			keys, err := r.pass()
 			fail("passing", err)
 			book.see(keys)
+			_, err = r.pool.Exec(ctx, `select pg_sleep(0.005)`) // what scans the log keeps segments from being emptied
+			fail("passing", err)
 		}
 	})
 	producing.Wait()
@@ -115,7 +125,7 @@ func stress(t *testing.T, level pgx.TxIsoLevel) {
 			t.Errorf("call %s was rolled back, and seen", key)
 		}
 	}
-	t.Logf("%d segments emptied, %d calls, %d transactions refused", emptied.Load(), len(book.committed), refused.Load())
+	t.Logf("%d segments emptied, %d calls, %d transactions refused, steps %v", emptied.Load(), len(book.committed), refused.Load(), came)
 }
 
 func (b *ledger) see(keys []string) {
