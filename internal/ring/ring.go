@@ -90,8 +90,8 @@ type LeaseChange struct {
 
 // Hooks are called from the goroutine that steps, outside any transaction. Nil hooks are skipped. The structs may grow.
 type Hooks struct {
-	// Stepped is called for every step that changed the row, and once for each thing that keeps the ring from rotating (Needed and
-	// Full, again when the reason changes).
+	// Stepped is called for every step that changed the row, and once for each segment that is kept although its retention has
+	// passed (Needed) or that grows because no slot is free (Full).
 	Stepped func(Outcome)
 	// Lease is called when this rotator takes, loses or releases the lease.
 	Lease func(LeaseChange)
@@ -126,7 +126,8 @@ type Config struct {
 	// attempt, six times at most.
 	LockPause time.Duration
 
-	// Timeout bounds each step, and how long the server lets a stopped rotator keep its locks. Default 10 s, at least 1 s.
+	// Timeout bounds each step, and how long the server lets a rotator that was stopped keep its locks: a fifth of it while the segment is
+	// locked, because writers and relays wait then. Default 10 s, at least 1 s.
 	Timeout time.Duration
 
 	// Interval is how often Run looks. Default 1 s. Each look is one short query.

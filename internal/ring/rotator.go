@@ -137,8 +137,8 @@ func (r *Rotator) Step(ctx context.Context) (Outcome, error) {
 		r.wait, r.told = nil, Outcome{}
 	}
 	tell := out.Changed()
-	if (out.Action == Needed || out.Action == Full) && out != r.told {
-		r.told, tell = out, true
+	if (out.Action == Needed || out.Action == Full) && (out.Action != r.told.Action || out.Slot != r.told.Slot) {
+		r.told, tell = out, true // not again for another lane of the same segment
 	}
 	if tell && r.cfg.Hooks.Stepped != nil {
 		r.cfg.Hooks.Stepped(out)
@@ -374,7 +374,7 @@ func (r *Rotator) empty(ctx context.Context, st *state, passed bool) (Outcome, e
 	if time.Now().Before(r.pausedTo) {
 		return out, nil
 	}
-	err := r.begin(ctx, 5*r.cfg.LockTimeout, func(ctx context.Context, tx pgx.Tx) error {
+	err := r.begin(ctx, r.cfg.Timeout/5, func(ctx context.Context, tx pgx.Tx) error {
 		var version int64
 		var retired *int16
 		if err := tx.QueryRow(ctx, lockRowSQL, r.ring.Name).Scan(&version, &retired); err != nil {
