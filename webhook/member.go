@@ -1,0 +1,58 @@
+package webhook
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+)
+
+// members returns the named members of the JSON object that a verified body is. Names are compared as they are:
+// encoding/json's own matching ignores case and takes the last of several, and another reader of the same bytes would see another id.
+// A body that is no object has none: ok is false.
+func members(body []byte, names ...string) (found map[string]json.RawMessage, ok bool, err error) {
+	if !json.Valid(body) { // it bounds the depth, too
+		return nil, false, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	if first, err := dec.Token(); err != nil || first != json.Delim('{') {
+		return nil, false, nil
+	}
+	found = map[string]json.RawMessage{}
+	for dec.More() {
+		token, err := dec.Token()
+		if err != nil {
+			return nil, false, nil
+		}
+		var value json.RawMessage
+		if err := dec.Decode(&value); err != nil {
+			return nil, false, nil
+		}
+		name, _ := token.(string)
+		if !slices.Contains(names, name) {
+			continue
+		}
+		if _, twice := found[name]; twice {
+			return nil, true, Malformed("body's member "+name, "stands there more than once")
+		}
+		found[name] = value
+	}
+	return found, true, nil
+}
+
+// text is a member's value if it is a string, else empty.
+func text(raw json.RawMessage) string {
+	var s string
+	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// memberID is a member that must be Event.ID.
+func memberID(found map[string]json.RawMessage, name string) (string, error) {
+	id := text(found[name])
+	if !validID(id) {
+		return "", Malformed("body's member "+name, "is not 1 to 255 visible ASCII characters")
+	}
+	return id, nil
+}
