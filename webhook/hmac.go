@@ -80,9 +80,9 @@ func (h HMAC) Scheme() (*Scheme, error) {
 	if !token(h.SignatureHeader) {
 		fault("SignatureHeader: must be a header's name")
 	}
-	for field, name := range map[string]string{"TimeHeader": h.TimeHeader, "IDHeader": h.IDHeader, "TypeHeader": h.TypeHeader} {
+	for _, name := range []string{h.TimeHeader, h.IDHeader, h.TypeHeader} {
 		if name != "" && (!token(name) || http.CanonicalHeaderKey(name) == http.CanonicalHeaderKey(h.SignatureHeader)) {
-			fault("%s: must be a header's name, and not the signature's", field)
+			fault("TimeHeader, IDHeader and TypeHeader: %q must be a header's name, and not the signature's", name)
 		}
 	}
 	if h.SignaturePart != "" && h.Prefix != "" {
