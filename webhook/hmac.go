@@ -91,8 +91,8 @@ func (h HMAC) Scheme() (*Scheme, error) {
 	if !printable(h.Prefix) {
 		fault("Prefix: must be printable ASCII")
 	}
-	if strings.ContainsAny(h.SignaturePart+h.TimePart, "=, ") || h.SignaturePart != "" && h.SignaturePart == h.TimePart {
-		fault("SignaturePart and TimePart: must be two names without equals signs, commas and spaces")
+	if parts := h.SignaturePart + h.TimePart; parts != "" && !word(parts) || h.SignaturePart != "" && h.SignaturePart == h.TimePart {
+		fault("SignaturePart and TimePart: must be two names of letters, digits, _ and -")
 	}
 	if h.TimePart != "" && (h.SignaturePart == "" || h.TimeHeader != "") {
 		fault("TimePart: needs SignaturePart, and excludes TimeHeader")

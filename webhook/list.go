@@ -12,7 +12,7 @@ func pairs(field, list string, each func(name, value string) error) error {
 	}
 	for member := range strings.SplitSeq(list, ",") {
 		name, value, ok := strings.Cut(member, "=")
-		if !ok || name == "" {
+		if !ok || !word(name) {
 			return Malformed(field, "is not a list of name=value")
 		}
 		if err := each(name, value); err != nil {
@@ -72,4 +72,9 @@ func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc En
 	}
 	found, err = g.signatures()
 	return written, at, found, err
+}
+
+// word tells names and versions from lists that a proxy joined, with a comma and a space, out of several lines.
+func word(s string) bool {
+	return s != "" && strings.Trim(s, "_-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
 }

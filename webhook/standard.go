@@ -98,7 +98,7 @@ func standardSignatures(field, list string) ([]Signature, error) {
 	for signature := range strings.SplitSeq(list, " ") {
 		version, value, ok := strings.Cut(signature, ",")
 		switch {
-		case !ok || version == "":
+		case !ok || !word(version) || strings.Contains(value, ","):
 			return nil, Malformed(field, "is not a list of version,signature")
 		case version == "v1":
 			g.add(HMACSHA256, Base64, value)
