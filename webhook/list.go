@@ -67,11 +67,13 @@ func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc En
 	if err == nil && written == "" && timeName != "" {
 		err = Malformed(field, "has no time")
 	}
+	if err == nil {
+		found, err = g.signatures()
+	}
 	if err != nil {
 		return "", time.Time{}, nil, err
 	}
-	found, err = g.signatures()
-	return written, at, found, err
+	return written, at, found, nil
 }
 
 // word tells names and versions from lists that a proxy joined, with a comma and a space, out of several lines.
