@@ -328,3 +328,64 @@ func TestW14KeptHeaders(t *testing.T) {
 		}
 	})
 }
+
+// bare is a scheme that gives out the signatures of a header as they come, however many and of whatever length.
+type bare struct{}
+
+func (bare) Scheme() (*webhook.Scheme, error) {
+	return &webhook.Scheme{
+		Name: "bare",
+		Key: func(secret string) (webhook.Key, error) {
+			if secret == string(make([]byte, 32)) {
+				return webhook.PublicKey([]byte(secret))
+			}
+			return webhook.MACKey(webhook.HMACSHA256, []byte(secret))
+		},
+		Read: func(f webhook.Fields) (s webhook.Signed, err error) {
+			list, err := f.One("X-Sigs")
+			for text := range strings.SplitSeq(list, " ") {
+				value, _ := webhook.Hex.Decode(text)
+				s.Signatures = append(s.Signatures, webhook.Signature{Value: value}, webhook.Signature{Algorithm: webhook.Ed25519, Value: value})
+			}
+			return s, err
+		},
+		Event: func(_ webhook.Fields, e *webhook.Event) error { e.ID = "1"; return nil },
+	}, nil
+}
+
+// W4: whatever a scheme gives out, no more than 16 signatures are compared, and a part of one is none.
+func TestW4SignaturesOfAScheme(t *testing.T) {
+	t.Parallel()
+	const secret = "0123456789abcdef"
+	v := verifier(t, bare{}, secret, string(make([]byte, 32)))
+	sig := fmt.Sprintf("%x", mac256(secret, "x"))
+	for list, want := range map[string]error{
+		sig:                          nil,
+		sig + strings.Repeat(" ", 7): nil,
+		sig + strings.Repeat(" ", 8): webhook.ErrMalformed,
+		strings.Repeat(" ", 7) + sig: nil,
+		sig[:62]:                     webhook.ErrSignature,
+		sig + "00":                   webhook.ErrSignature,
+		"-":                          webhook.ErrSignature,
+		"00":                         webhook.ErrSignature,
+	} {
+		if _, err := v.VerifyAt(now, headers("X-Sigs", list), []byte("x")); !errors.Is(err, want) || (err == nil) != (want == nil) {
+			t.Errorf("%q: %v, want %v", list, err, want)
+		}
+	}
+}
+
+// W4: a header of a megabyte is not read, and neither is one of 4097 bytes that would else be good.
+func TestW4HeadersAreBounded(t *testing.T) {
+	t.Parallel()
+	s := samples(t)["Stripe"]
+	v := verifier(t, s.provider, s.secret)
+	h := s.sign(s.secret, now, s.body)
+	good := h.Get(s.sigs) + ",x="
+	for n, want := range map[int]error{4096: nil, 4097: webhook.ErrMalformed, 1 << 20: webhook.ErrMalformed} {
+		h.Set(s.sigs, good+strings.Repeat("x", n-len(good)))
+		if _, err := v.VerifyAt(now, h, []byte(s.body)); !errors.Is(err, want) || (err == nil) != (want == nil) {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+}
