@@ -58,10 +58,10 @@ func (e *Error) Unwrap() []error {
 // Status is what to answer (W6). A bad signature and a stale one have one answer, so that nobody learns from it that a
 // recorded request was once right. Never 410, at which senders disable the endpoint.
 func (e *Error) Status() int {
-	switch e.Check {
-	case ErrTooLarge:
+	switch {
+	case errors.Is(e.Check, ErrTooLarge):
 		return http.StatusRequestEntityTooLarge
-	case ErrSignature, ErrStale:
+	case errors.Is(e.Check, ErrSignature), errors.Is(e.Check, ErrStale):
 		return http.StatusUnauthorized
 	}
 	return http.StatusBadRequest

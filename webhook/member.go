@@ -14,18 +14,18 @@ func members(body []byte, names ...string) (found map[string]json.RawMessage, ok
 		return nil, false, nil
 	}
 	dec := json.NewDecoder(bytes.NewReader(body))
-	if first, err := dec.Token(); err != nil || first != json.Delim('{') {
+	if first, _ := dec.Token(); first != json.Delim('{') {
 		return nil, false, nil
 	}
 	found = map[string]json.RawMessage{}
 	for dec.More() {
 		token, err := dec.Token()
 		if err != nil {
-			return nil, false, nil
+			return nil, false, Malformed("body", "cannot be read")
 		}
 		var value json.RawMessage
 		if err := dec.Decode(&value); err != nil {
-			return nil, false, nil
+			return nil, false, Malformed("body", "cannot be read")
 		}
 		name, _ := token.(string)
 		if !slices.Contains(names, name) {

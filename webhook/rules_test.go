@@ -79,6 +79,26 @@ func TestW4UnknownVersionsArePassedOver(t *testing.T) {
 	refuses(t, verifier(t, s.provider, s.secret), h, s.body, s.secret, webhook.ErrSignature)
 }
 
+// W4: a request that says everything twice, in both families of headers, is for nobody to choose from.
+func TestW4TwoFamiliesOfHeaders(t *testing.T) {
+	t.Parallel()
+	all := samples(t)
+	a, b := all["Standard v1"], all["Svix v1a"]
+	v := verifier(t, webhook.Standard{}, a.secret, b.secret)
+	for _, mine := range []sample{a, b} {
+		for _, name := range slices.Concat(a.signed, b.signed) {
+			h := mine.sign(mine.secret, now, mine.body)
+			if h.Get(name) != "" {
+				continue
+			}
+			for _, value := range []string{"", msgID, unix(now)} {
+				h[name] = []string{value}
+				refuses(t, v, h, mine.body, mine.secret, webhook.ErrMalformed)
+			}
+		}
+	}
+}
+
 // W5: what is stale is told only of requests that are signed; each scheme has its tolerance, to the second.
 func TestW5SignatureThenFreshness(t *testing.T) {
 	t.Parallel()
@@ -134,11 +154,12 @@ func TestW5Tolerance(t *testing.T) {
 	})
 }
 
-// forgetful is a scheme whose Read forgets the time that it promises to be checked.
+// forgetful is a scheme whose Read forgets the time that it promises to be checked, in one direction.
 type forgetful struct{ webhook.Slack }
 
 func (f forgetful) Scheme() (*webhook.Scheme, error) {
 	s, err := f.Slack.Scheme()
+	s.Past = 0
 	read := s.Read
 	s.Read = func(f webhook.Fields) (webhook.Signed, error) {
 		signed, err := read(f)
