@@ -42,7 +42,7 @@
 // webhook-id with a dot is refused, for "a.1" at 2 and "a" at 1 with "2." in front of the body would be signed alike. Times have one
 // writing, and so have signatures: lower-case hexadecimal, base64 with its padding, and no bits left over.
 //
-// Readers that disagree: a header that counts must stand in the request once, a member of the body that counts too.
+// Readers that disagree: a header that counts must stand in the request once, and so must a member of the body.
 //
 // Signatures without end: headers that count have at most 4096 bytes and 16 signatures, and there are at most 8 secrets.
 //

@@ -15,11 +15,11 @@ func StripePairs(list string) (string, time.Time, []Signature, error) {
 
 func UnixTime(s string, unit time.Duration) (time.Time, error) { return unixTime("f", s, unit) }
 
-func Members(body []byte, names ...string) (map[string]string, bool, error) {
-	found, ok, err := members(body, names...)
-	texts := map[string]string{}
+func Members(body []byte, names ...string) (texts map[string]string, object bool) {
+	found := members(body, names...)
+	texts = map[string]string{}
 	for name, raw := range found {
 		texts[name] = text(raw)
 	}
-	return texts, ok, err
+	return texts, found != nil
 }

@@ -246,10 +246,7 @@ func (h HMAC) read(f Fields, l layout) (s Signed, err error) {
 }
 
 func (h HMAC) event(f Fields, e *Event) (err error) {
-	found, _, err := members(e.Body, h.IDMember, h.TypeMember)
-	if err != nil {
-		return err
-	}
+	found := members(e.Body, h.IDMember, h.TypeMember)
 	switch {
 	case h.TypeHeader != "":
 		if e.Type, err = f.One(h.TypeHeader); err != nil {

@@ -6,37 +6,37 @@ import (
 	"slices"
 )
 
-// members returns the named members of the JSON object that a verified body is. Names are compared as they are:
-// encoding/json's own matching ignores case and takes the last of several, and another reader of the same bytes would see another id.
-// A body that is no object has none: ok is false.
-func members(body []byte, names ...string) (found map[string]json.RawMessage, ok bool, err error) {
+// members returns the named members of the JSON object that a verified body is; nil if it is none. Names are compared as
+// they are: encoding/json's own matching ignores case and takes the last of several, and another reader of the same bytes
+// would see another id. So a member that stands there twice has no value.
+func members(body []byte, names ...string) map[string]json.RawMessage {
 	if !json.Valid(body) { // it bounds the depth, too
-		return nil, false, nil
+		return nil
 	}
 	dec := json.NewDecoder(bytes.NewReader(body))
 	if first, _ := dec.Token(); first != json.Delim('{') {
-		return nil, false, nil
+		return nil
 	}
-	found = map[string]json.RawMessage{}
+	found := map[string]json.RawMessage{}
 	for dec.More() {
 		token, err := dec.Token()
 		if err != nil {
-			return nil, false, Malformed("body", "cannot be read")
+			return nil
 		}
 		var value json.RawMessage
 		if err := dec.Decode(&value); err != nil {
-			return nil, false, Malformed("body", "cannot be read")
+			return nil
 		}
 		name, _ := token.(string)
 		if !slices.Contains(names, name) {
 			continue
 		}
 		if _, twice := found[name]; twice {
-			return nil, true, Malformed("body's member "+name, "stands there more than once")
+			value = nil
 		}
 		found[name] = value
 	}
-	return found, true, nil
+	return found
 }
 
 // text is a member's value if it is a string, else empty.
@@ -52,7 +52,7 @@ func text(raw json.RawMessage) string {
 func memberID(found map[string]json.RawMessage, name string) (string, error) {
 	id := text(found[name])
 	if !validID(id) {
-		return "", Malformed("body's member "+name, "is not 1 to 255 visible ASCII characters")
+		return "", Malformed("body's member "+name, "does not stand there once, with 1 to 255 visible ASCII characters")
 	}
 	return id, nil
 }

@@ -24,20 +24,13 @@ func (Slack) Scheme() (*Scheme, error) {
 			return Signed{Before: "v0:" + written + ":", Signatures: []Signature{s}, Time: at}, err
 		},
 		Event: func(_ Fields, e *Event) (err error) {
-			found, _, err := members(e.Body, "type", "event_id", "event", "challenge")
-			if err != nil {
-				return err
-			}
+			found := members(e.Body, "type", "event_id", "event", "challenge")
 			e.Type = text(found["type"])
 			if e.Type == "url_verification" {
 				e.Probe, e.Challenge = true, text(found["challenge"])
 				return nil
 			}
-			inner, _, err := members(found["event"], "type")
-			if err != nil {
-				return err
-			}
-			if kind := text(inner["type"]); kind != "" {
+			if kind := text(members(found["event"], "type")["type"]); kind != "" {
 				e.Type = kind
 			}
 			e.ID, err = memberID(found, "event_id")

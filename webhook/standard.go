@@ -22,11 +22,8 @@ func (Standard) Scheme() (*Scheme, error) {
 		Key:              standardKey,
 		Read:             readStandard,
 		Event: func(f Fields, e *Event) (err error) {
-			if e.ID, err = f.ID(standardFamily(f) + standardID); err != nil {
-				return err
-			}
-			found, _, err := members(e.Body, "type")
-			e.Type = text(found["type"])
+			e.Type = text(members(e.Body, "type")["type"])
+			e.ID, err = f.ID(standardFamily(f) + standardID)
 			return err
 		},
 	}, nil

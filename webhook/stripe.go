@@ -23,10 +23,7 @@ func (Stripe) Scheme() (*Scheme, error) {
 			return Signed{Before: written + ".", Signatures: found, Time: at}, err
 		},
 		Event: func(_ Fields, e *Event) (err error) {
-			found, _, err := members(e.Body, "id", "type")
-			if err != nil {
-				return err
-			}
+			found := members(e.Body, "id", "type")
 			e.Type = text(found["type"])
 			e.ID, err = memberID(found, "id")
 			return err

@@ -281,7 +281,7 @@ func TestBytesThatAreNoText(t *testing.T) {
 	for _, name := range []string{"Standard v1", "Svix v1a", "GitHub", "Shopify"} {
 		s := all[name]
 		v := verifier(t, s.provider, s.secret)
-		for _, body := range []string{"", "\x00", "\xff\xfe", "a=b&c=%00", strings.Repeat("[", 100_000), `{"type":"a` + "\x00" + `"}`, `{"type":"\ud800"`, `{"type":7}`, `[{"type":"a"}]`} {
+		for _, body := range []string{"", "\x00", "\xff\xfe", "a=b&c=%00", strings.Repeat("[", 100_000), `{"type":"a` + "\x00" + `"}`, `{"type":"\ud800"`, `{"type":7}`, `{"type":"a","type":"a"}`, `[{"type":"a"}]`} {
 			e, err := v.VerifyAt(now, s.sign(s.secret, now, body), []byte(body))
 			if err != nil || string(e.Body) != body || e.ID != s.id {
 				t.Errorf("%s, %.20q: %v", name, body, err)
