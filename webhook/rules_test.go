@@ -77,6 +77,14 @@ func TestW4UnknownVersionsArePassedOver(t *testing.T) {
 	h := s.sign(s.secret, now, s.body)
 	h.Set(s.sigs, "v2,x v3,x")
 	refuses(t, verifier(t, s.provider, s.secret), h, s.body, s.secret, webhook.ErrSignature)
+	for _, name := range []string{"Stripe", "Standard v1", "HMAC with pairs"} { // right as they are
+		s := all[name]
+		for _, version := range []string{"v0", "v2", "v10", "v", "V1", "S"} {
+			h := s.sign(s.secret, now, s.body)
+			h.Set(s.sigs, strings.NewReplacer("v1=", version+"=", "v1,", version+",", ",s=", ","+version+"=").Replace(h.Get(s.sigs)))
+			refuses(t, verifier(t, s.provider, s.secret), h, s.body, s.secret, webhook.ErrSignature)
+		}
+	}
 }
 
 // W4: a request that says everything twice, in both families of headers, is for nobody to choose from.

@@ -371,7 +371,7 @@ var table = []mutant{
 		pkg: "./webhook", test: "TestW4SignaturesThatAreNone"},
 	{rule: "W4 Stripe's tests' version", file: "webhook/list.go",
 		old: "		case signatureName:\n", new: "		case signatureName, \"v0\":\n",
-		pkg: "./webhook", test: "TestStripeLibrary"},
+		pkg: "./webhook", test: "TestW4UnknownVersionsArePassedOver"},
 	{rule: "W4 signatures without end", file: "webhook/standard.go",
 		old: "	if strings.Count(list, \" \")+1 > maxSignatures {\n", new: "	if false {\n",
 		pkg: "./webhook", test: "TestW4SignaturesAreBounded"},
