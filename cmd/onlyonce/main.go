@@ -75,7 +75,7 @@ type command struct {
 func commands() []command {
 	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
 		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
-		parkedDiscardCommand(), relayCommand()}
+		parkedDiscardCommand(), outboxRebaseCommand(), relayCommand()}
 }
 
 // usageError is a mistake in the command line: the usage line is shown with it.
