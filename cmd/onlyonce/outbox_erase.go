@@ -24,14 +24,14 @@ log as materialized (
   select r.slot, r.id, r.key from onlyonce.outbox_log r where r.key = $1::uuid
   union
   select r.slot, r.id, r.key from parked p join onlyonce.outbox_log r on r.sink = p.sink and r.lane = p.lane and r.id = p.row_id)
-select 'log' as place, c.id, c.sink, c.state, c.erased_at, octet_length(r.body)::bigint as bytes
+select 'log' as place, c.id, c.key::text as key, c.sink, c.state, c.erased_at, octet_length(r.body)::bigint as bytes
   from log g
   join onlyonce.outbox_log r on r.slot = g.slot and r.key = g.key and r.id = g.id
   join onlyonce.calls c on c.key = g.key and c.id = g.id
 union all
-select 'parked', p.id, coalesce(p.sink, ''), case p.state when 'resolved' then 'delivered' else p.state end, p.erased_at, coalesce(p.bytes, 0) from parked p
+select 'parked', p.id, null, coalesce(p.sink, ''), case p.state when 'resolved' then 'delivered' else p.state end, p.erased_at, coalesce(p.bytes, 0) from parked p
 union all
-select 'outbox', o.id, o.sink, case when o.state = 'parked' then coalesce((select min(p.state) from parked p where p.state not in ('resolved', 'discarded')), 'discarded')
+select 'outbox', o.id, null, o.sink, case when o.state = 'parked' then coalesce((select min(p.state) from parked p where p.state not in ('resolved', 'discarded')), 'discarded')
        else o.state end, null, octet_length(o.body) from onlyonce.outbox o where o.key = $1::uuid
 order by 1 desc, 2`
 
@@ -45,13 +45,11 @@ select p.id from onlyonce.parked p
 select l.id from onlyonce.lanes l where (l.sink, l.lane) in (select r.sink, r.lane from onlyonce.outbox_log r where r.key = $1::uuid) order by l.id for update`
 )
 
-// eraseLogSQL, eraseParkedSQL and eraseOutboxSQL erase bodies. In: key; ids. The row of the log keeps its xid: it was delivered, and stays so.
-// In onlyonce.outbox nothing says that a body was erased.
+// eraseLogSQL, eraseParkedSQL and eraseOutboxSQL erase bodies. In: ids; of the log also keys, by whose index it finds them. The row of
+// the log keeps its xid: it was delivered, and stays so. In onlyonce.outbox nothing says that a body was erased.
 const (
 	eraseLogSQL = `
-update onlyonce.outbox_log r set body = '', erased_at = clock_timestamp()
- where r.id = any ($2::bigint[]) and r.erased_at is null
-   and (r.key = $1::uuid or (r.sink, r.lane, r.id) in (select p.sink, p.lane, p.row_id from onlyonce.parked p where p.kind = 'call' and p.key = $1::uuid))`
+update onlyonce.outbox_log set body = '', erased_at = clock_timestamp() where id = any ($1::bigint[]) and key = any ($2::uuid[]) and erased_at is null`
 	eraseParkedSQL = `
 update onlyonce.parked set body = '', response_body = null, response_headers = null, erased_at = clock_timestamp()
  where id = any ($1::bigint[]) and kind = 'call' and erased_at is null and state in ('resolved', 'discarded')`
@@ -67,6 +65,7 @@ type erasure struct {
 type storedRow struct {
 	Place    string     `json:"place"` // log, parked or outbox
 	ID       int64      `json:"id"`
+	Key      *string    `json:"key"` // of the log
 	Sink     string     `json:"sink"`
 	State    string     `json:"state"`
 	ErasedAt *time.Time `json:"erased_at"` // before
@@ -166,12 +165,14 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*erased, error) {
 func (q *erasure) differs(_, _ *erased) bool { return false }
 
 func (q *erasure) do(ctx context.Context, tx pgx.Tx, now *erased) (*erased, error) {
-	ids := map[string][]int64{}
+	ids, keys := map[string][]int64{}, []string{}
 	for _, r := range now.Rows {
+		if r.Key != nil {
+			keys = append(keys, *r.Key)
+		}
 		ids[r.Place] = append(ids[r.Place], r.ID)
 	}
-	// The log first: a new key leads to its row through the parked one.
-	if _, err := tx.Exec(ctx, eraseLogSQL, q.key, ids["log"]); err != nil {
+	if _, err := tx.Exec(ctx, eraseLogSQL, ids["log"], keys); err != nil {
 		return nil, err
 	}
 	if _, err := tx.Exec(ctx, eraseParkedSQL, ids["parked"]); err != nil {

@@ -218,8 +218,12 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 		t.Errorf("it did not wait: %+v", r)
 	case <-time.After(time.Millisecond):
 	}
+	f.enqueues("payments", "k", "meanwhile") // behind the snapshot, and before calls are judged
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	(<-ended).want(t, statusGood)
+	(<-ended).want(t, statusGood, "Done: 6 calls")
+	if got := f.fresh("payments"); got != "p1 p2 q1 q2 meanwhile" {
+		t.Errorf("found in the next pass: %s", got)
+	}
 }
