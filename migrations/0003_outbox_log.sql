@@ -289,10 +289,10 @@ declare
   sys  bigint;
   line text;
 begin
-  if advance.freeze then
-    select * into l from onlyonce.lanes x where x.id = advance.lane_id;
-    select c.system_identifier into sys from pg_control_system() c;
-    line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
+  select c.system_identifier into sys from pg_control_system() c;
+  line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
+  select * into l from onlyonce.lanes x where x.id = advance.lane_id;
+  if advance.freeze or l.system_id <> sys then
     if l.system_id <> sys
        or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
        or exists (select 1 from onlyonce.outbox_log r
