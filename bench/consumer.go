@@ -55,10 +55,16 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P13d", shown: true, of: rates}}, open: producedByHand(1)},
 		{what: "one message a transaction with a call, ordered keys, 4 connections; plain: the same without calls",
 			metrics: []metric{{name: "P13e", shown: true, of: rates}}, open: produced{connections: 4, batch: 1}.open},
+		{what: "a thousand rows a second by the relay, CPU a row with a snapshot pinned elsewhere; plain: none pinned",
+			metrics: []metric{{name: "P14", bar: 1.2, atMost: true, of: cpuRise}}, rounds: 2, open: relayPinned},
 		{what: "from a real Kafka broker, batch of 100, ordered keys, 4 partitions; plain: kafka-go and the same batch pipelined by hand",
 			metrics: []metric{{name: "P15", bar: 0.75, of: rates}}, open: endToEnd},
 		{what: "a thousand batches a second, fence and seal only, a snapshot pinned elsewhere; plain: none pinned; median of the last fifth",
 			metrics: []metric{{name: "P17", bar: 1.2, atMost: true, of: slowdown}}, rounds: 2, open: pinned},
+		{what: "relay's HTTP calls, 16 at once, to a server in this process; plain: 16 loops that post the same bodies",
+			metrics: []metric{{name: "P18", bar: 0.85, of: rates}}, open: overHTTP},
+		{what: "relay's Kafka sink, 4 partitions of a real broker; plain: a kafka-go Writer with all acknowledgements",
+			metrics: []metric{{name: "P19", bar: 0.75, of: rates}}, open: overKafka},
 	}
 }
 
