@@ -27,8 +27,8 @@ import (
 
 const (
 	httpConcurrency = 16
-	httpRate        = 10_000 // rows for each second of a measurement
-	kafkaSinkRate   = 30_000
+	httpRate        = 20_000 // rows for each second of a measurement
+	kafkaSinkRate   = 60_000
 )
 
 // overHTTP compares the relay's calls with a loop that posts the same bodies to the same server, which is in this process.
