@@ -125,7 +125,7 @@ func (w *worker) acquire(ctx context.Context) error {
 		if mine {
 			w.cur = cur
 		} else {
-			w.noteForeignOffset(ctx)
+			w.noteOffset(ctx)
 			if raised, err := w.raise(ctx, cur); err != nil {
 				return err
 			} else if !raised {
@@ -170,10 +170,15 @@ func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, err
 	return was, nil
 }
 
-// noteForeignOffset tells when somebody else has written the group's offset. It changes nothing: the database counts.
-func (w *worker) noteForeignOffset(ctx context.Context) {
+// noteOffset compares the group's offset with the position. An offset of ours ahead of it says what the database has lost; one that
+// somebody else has written is told. It changes nothing: the database counts.
+func (w *worker) noteOffset(ctx context.Context) {
 	offset, metadata, err := w.p.Committed(ctx)
-	if err != nil || offset < 0 || offset == w.pos || strings.HasPrefix(metadata, metadataMark) {
+	if err != nil || offset < 0 || offset == w.pos {
+		return
+	}
+	if strings.HasPrefix(metadata, metadataMark) {
+		w.redoUntil = max(w.redoUntil, offset)
 		return
 	}
 	w.c.cfg.Logger.Warn("onlyonce: an offset that somebody else committed to Kafka is ignored; to handle messages again use `onlyonce replay`",

@@ -50,6 +50,10 @@ type engine struct {
 	id  Identity
 	cur *cursor // what this process owns; nil before the first raise
 
+	// redoUntil is the highest offset that this group has committed to Kafka, where the database stands before it: what lies below was
+	// handled in a history that the database has lost (O6).
+	redoUntil int64
+
 	hand     *hand
 	cautious int // transactions for which the claim goes first, because duplicates are about
 }

@@ -36,6 +36,7 @@ type Message struct {
 	resend     bool        // whether that replay asks for calls under keys of their own
 	cluster    string      // where the record lies; of a parked one, where it lay when it was parked
 	topicID    [16]byte
+	redo       bool // Kafka knows a position of ours behind it: it was handled in a history that the database has lost
 }
 
 // Header is one record header. A record may hold several of one name.
@@ -69,9 +70,22 @@ func (m *Message) hash() ([16]byte, int64) {
 // origin is what calls that the handler enqueues derive their keys from.
 func (m *Message) origin() dedupe.Origin {
 	o := dedupe.Origin{Tenant: m.tenant, Scope: m.scope, ID: m.id, Position: dedupe.Position{
-		ClusterID: m.cluster, TopicID: m.topicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset}}
+		ClusterID: m.cluster, TopicID: m.topicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset},
+		Time: m.Time, Redo: m.redo || m.replay > 0 && !m.resend, Trace: m.trace()}
 	if m.resend {
 		o.Replay = m.replay
 	}
 	return o
+}
+
+// trace is the message's W3C trace context.
+func (m *Message) trace() string {
+	parent, ok := m.Header("traceparent")
+	if !ok {
+		return ""
+	}
+	if state, ok := m.Header("tracestate"); ok {
+		return string(parent) + "\n" + string(state)
+	}
+	return string(parent)
 }

@@ -88,7 +88,7 @@ type retrier struct {
 }
 
 func newRetrier(w *worker) *retrier {
-	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur}, state: w.state, wake: make(chan struct{}, 1),
+	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, redoUntil: w.redoUntil}, state: w.state, wake: make(chan struct{}, 1),
 		keys: map[pgtype.UUID]struct{}{}, sweep: true}
 }
 

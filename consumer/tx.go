@@ -48,6 +48,18 @@ type forMessage struct {
 
 func (t *forMessage) Origin() (dedupe.Origin, bool) { return t.origin, true }
 
+// Late hands on what is written right before the seal.
+func (t *forMessage) Late(item any, write func(items []any) (sql string, args []any)) error {
+	if all, ok := t.Tx.(interface {
+		Late(any, func([]any) (string, []any)) error
+	}); ok {
+		return all.Late(item, write)
+	}
+	sql, args := write([]any{item})
+	t.Queue(sql, args...)
+	return nil
+}
+
 // Mark keeps the marks where a savepoint that is undone takes them back. An identity holds its message, so those of all messages lie
 // together. Behind a Tx of the user's own the database finds out.
 func (t *forMessage) Mark(id [16]byte) bool {

@@ -3,6 +3,7 @@ package dedupe
 import (
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -31,6 +32,15 @@ type Origin struct {
 	Position Position
 	// Replay is the number of a replay that asks for calls to be sent again, under keys of their own; 0 for none.
 	Replay int32
+
+	// Time is when the message was appended to its log, by the producer's clock unless the topic says otherwise. Zero: not known. It is
+	// no part of the identity.
+	Time time.Time
+	// Redo says that the message may have been handled before, so that calls under its keys may have been made: in a replay that keeps
+	// their keys, or in a history that the database has lost.
+	Redo bool
+	// Trace is the W3C trace context that came with the message: traceparent, and tracestate in a second line. It is no part of the identity.
+	Trace string
 }
 
 // Fields are the fields of the Origin that go into a derived identity, most general first. A topic id stands for the

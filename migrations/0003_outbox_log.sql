@@ -158,7 +158,7 @@ create function onlyonce.enqueue_calls(
 language plpgsql as $$
 declare
   ring  onlyonce.rings;
-  skip  uuid[] := '{}';
+  skip  bigint[] := '{}';
   old   record;
   claim smallint[];
   i     integer;
@@ -181,7 +181,7 @@ begin
           raise exception using errcode = 'OO004',
             message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[n], sinks[n]);
         elsif claim[i] = 1 then
-          skip := skip || keys[n];
+          skip := skip || n::bigint;
         end if;
       end if;
     end loop;
@@ -189,13 +189,14 @@ begin
 
   if 1 = any (checks) or 2 = any (checks) then
     for old in
-      select u.k, u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
+      select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
         from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
         join lateral (
-          select r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null as erased from onlyonce.outbox_log r where r.key = u.k
+          select r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null as erased from onlyonce.outbox_log r
+           where u.c = 1 and r.key = u.k
           union all
           select p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
-            from onlyonce.parked p where p.kind = 'call' and p.key = u.k and p.settled_at is null
+            from onlyonce.parked p where u.c = 1 and p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
           union all
           select q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body, false, false
             from onlyonce.outbox q where q.key = u.k
@@ -206,7 +207,7 @@ begin
         raise exception using errcode = 'OO004',
           message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
       end if;
-      skip := skip || old.k;
+      skip := skip || old.n;
     end loop;
   end if;
 
@@ -225,7 +226,7 @@ begin
       from unnest(keys, order_keys, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, not_before, origin_times,
                   redo, capture, sealed)
            with ordinality as u(k, o, sink, tenant, scope, name, method, target, h, trace, b, nb, ot, redo, capture, sealed, n)
-     where cardinality(skip) = 0 or u.k <> all (skip)
+     where cardinality(skip) = 0 or u.n <> all (skip)
      order by u.n;
 end $$;
 comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], text[], text[], text[], text[], text[], text[], text[], bytea[],
@@ -293,12 +294,12 @@ begin
       history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end
     where x.id = advance.lane_id and x.version = advance.seen;
   if not found then
-    raise exception using errcode = 'OO001',
-      message = 'onlyonce: fence lost: the lane has moved', detail = format('lane %s is not at version %s', advance.lane_id, advance.seen);
+    raise exception using errcode = 'OO008',
+      message = 'onlyonce: the lane has moved', detail = format('lane %s is not at version %s', advance.lane_id, advance.seen);
   end if;
 end $$;
 comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean) is
-  'Moves a lane''s cursor from the version that its owner knows; raises OO001, or OO007 where the log is of another cluster.';
+  'Moves a lane''s cursor from the version that its owner knows; raises OO008 if it has moved, OO007 where the log is of another cluster.';
 
 -- ---------------------------------------------------------------- parked calls
 
@@ -323,6 +324,9 @@ comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crash
 create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;
 -- Which calls of a lane are due.
 create index parked_calls_due on onlyonce.parked (sink, lane, next_attempt_at) where kind = 'call' and next_attempt_at is not null;
+
+-- Which settled calls may be deleted.
+create index parked_settled on onlyonce.parked (sink, settled_at) where kind = 'call' and settled_at is not null;
 
 -- Calls are settled by relays, whose transactions have no seal.
 drop trigger sealed on onlyonce.parked;

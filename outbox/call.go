@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -24,6 +25,8 @@ const (
 	maxName = 100  // bytes of Sink and Name
 	maxID   = 1024 // bytes of ID
 	maxText = 255  // bytes of Tenant and Scope
+
+	maxTrace = 1 << 10 // bytes of Trace
 )
 
 // Call is one outbound call. All of it but ID is frozen in the row at [Enqueue]: each attempt sends the same bytes.
@@ -49,6 +52,17 @@ type Call struct {
 	Scope  string
 	Tenant string
 
+	// OrderingKey names what the call is about, where calls about one thing must arrive in order: those of one sink, tenant, scope and
+	// ordering key are sent one after another, in the order in which their transactions committed. One that fails is tried again
+	// before any behind it, and only those wait; one that is given up (see RelayConfig.PassOn) makes them wait for an operator.
+	// Empty: the call waits for no other. At most 1,024 bytes. Enqueue locks the key until the transaction ends, so
+	// enqueue late; in a consumer's handler that is done for you.
+	OrderingKey string
+
+	// NotBefore is the earliest time of the first attempt, by the database's clock. Zero: as soon as the transaction has committed. With
+	// an OrderingKey all calls behind it wait too.
+	NotBefore time.Time
+
 	// Method is POST (the default), PUT, PATCH or DELETE.
 	Method string
 
@@ -60,13 +74,31 @@ type Call struct {
 	// names of secrets are refused, and the sink adds authentication when it sends. Headers
 	// of the connection and the key's own header are refused too. At most 16 KiB.
 	//
-	// It is compared when the call is enqueued again, so it must be the same whenever the message is handled. A trace context
-	// (traceparent, tracestate) that is copied from the message is; one of a span of your own is made anew each time, and the
-	// call would be a conflict ([ErrConflict]) when the message is replayed: let the sink add such a one when it sends.
+	// It is compared when the call is enqueued again, so it must be the same whenever the message is handled: a trace context belongs
+	// into Trace.
 	Header http.Header
+
+	// Trace is the W3C trace context (https://www.w3.org/TR/trace-context/) of the transaction that asks: a traceparent, and a tracestate
+	// in a second line if there is one. The sink sends it with the call. It is no part of the frozen bytes. Default in
+	// a consumer's handler: the message's own traceparent and tracestate. At most 1 KiB.
+	Trace string
+
+	// Capture asks for the remote's answer: it is handed to RelayConfig.Complete before the call counts as delivered.
+	Capture bool
+
+	// Sealer encrypts the body before it is stored; the relay needs one that can open it (RelayConfig.Sealer). The bodies of sealed calls
+	// that are enqueued again are not compared. Nil: the body is stored as it is.
+	Sealer Sealer
 
 	// Body is sent byte for byte. At most [MaxBody].
 	Body []byte
+}
+
+// Sealer encrypts bodies at rest. Package seal has one. Its methods are called from several goroutines at once.
+type Sealer interface {
+	// Seal encrypts body and binds it to the call's key: it can be opened with no other.
+	Seal(key [16]byte, body []byte) ([]byte, error)
+	Open(key [16]byte, sealed []byte) ([]byte, error)
 }
 
 // ErrCall is wrapped by every error about a call that cannot be enqueued as it is.
@@ -74,13 +106,28 @@ var ErrCall = errors.New("outbox: bad call")
 
 // row is a call as it is stored.
 type row struct {
-	key                       uuid.UUID
-	tenant, scope             string
-	sink, name                string
-	method, target            string
-	headerNames, headerValues []string
-	body                      []byte
+	check          int16 // how to find out whether the call stands already, see onlyonce.enqueue_calls
+	key            uuid.UUID
+	order          *uuid.UUID
+	tenant, scope  string
+	sink, name     string
+	method, target string
+	headers        string
+	trace          *string
+	body           []byte
+	notBefore      *time.Time
+	originTime     *time.Time
+	redo           bool
+	capture        bool
+	sealed         bool
 }
+
+// Values of row.check.
+const (
+	checkNothing = 0 // the fence and the message's claim exclude it
+	checkLog     = 1 // the message is handled again
+	checkKey     = 2 // there is no message: the call's key is claimed
+)
 
 // freeze checks the call and turns it into its row. It returns every fault at once.
 func freeze(call Call, origin dedupe.Origin, inbound bool) (row, error) {
@@ -142,6 +189,17 @@ func freeze(call Call, origin dedupe.Origin, inbound bool) (row, error) {
 	for _, err := range bad {
 		fault("Header", "%w", err)
 	}
+	if len(call.OrderingKey) > maxID {
+		fault("OrderingKey", "%d bytes are more than %d", len(call.OrderingKey), maxID)
+	}
+	if call.Trace == "" {
+		call.Trace = origin.Trace
+		if len(call.Trace) > maxTrace || !visible(call.Trace) {
+			call.Trace = "" // the message's fault, and nothing depends on it
+		}
+	} else if len(call.Trace) > maxTrace || !visible(call.Trace) {
+		fault("Trace", "must be a traceparent and perhaps a tracestate in a second line, visible ASCII, at most %d bytes", maxTrace)
+	}
 	if len(call.Body) > MaxBody {
 		fault("Body", "%d bytes are more than %d: store it elsewhere and send its address", len(call.Body), MaxBody)
 	}
@@ -152,11 +210,49 @@ func freeze(call Call, origin dedupe.Origin, inbound bool) (row, error) {
 	if body == nil {
 		body = []byte{} // nil would be NULL
 	}
-	return row{
-		key: identity(origin, inbound, call), tenant: origin.Tenant, scope: origin.Scope,
+	r := row{
+		check: checkKey, key: identity(origin, inbound, call), tenant: origin.Tenant, scope: origin.Scope,
 		sink: call.Sink, name: call.Name, method: method, target: call.Target,
-		headerNames: names, headerValues: values, body: body,
-	}, nil
+		headers: frozen.Lines(names, values), body: body, capture: call.Capture,
+	}
+	if inbound {
+		r.check, r.redo = checkNothing, origin.Redo
+		if origin.Redo {
+			r.check = checkLog
+		}
+		if !origin.Time.IsZero() {
+			r.originTime = &origin.Time
+		}
+	}
+	if call.OrderingKey != "" {
+		k := orderKey(call.Sink, origin.Tenant, origin.Scope, call.OrderingKey)
+		r.order = &k
+	}
+	if call.Trace != "" {
+		r.trace = &call.Trace
+	}
+	if !call.NotBefore.IsZero() {
+		r.notBefore = &call.NotBefore
+	}
+	if call.Sealer != nil {
+		var err error
+		if r.body, err = call.Sealer.Seal(r.key, body); err != nil {
+			return row{}, fmt.Errorf("outbox: sealing the body: %w", err)
+		}
+		r.sealed = true
+	}
+	return r, nil
+}
+
+// orderKey is the stored form of an ordering key.
+func orderKey(sink, tenant, scope, key string) uuid.UUID {
+	sum := codec.Hash("onlyonce/call-order/1", sink, tenant, scope, key)
+	return uuid.UUID(sum[:16])
+}
+
+// visible says whether s is visible ASCII, spaces and line ends.
+func visible(s string) bool {
+	return strings.IndexFunc(s, func(r rune) bool { return r != '\n' && (r < ' ' || r > '~') }) < 0
 }
 
 func printable(s string) bool {

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -47,6 +48,33 @@ type RelayConfig struct {
 	// DrainTimeout is how long calls under way may go on once Run's context has ended. Default 10 s, from 1 ms to 10 minutes.
 	// What is cut off then is sent again later, under the same key.
 	DrainTimeout time.Duration
+
+	// PassOn lets calls go on that stand behind one of their ordering key that is given up (rejected by the remote, or of unknown outcome). By
+	// default they wait until an operator has resolved it.
+	PassOn bool
+
+	// Reconcile is asked about a call of which nobody knows whether the remote has applied it, because it may have forgotten the key: with
+	// the remote's own means, by the call's contents or reference. [Applied] settles it, [NotApplied] lets it be sent again
+	// under the same key; after [Unknown] or an error it is asked again later. It is called from several goroutines at once, and
+	// ctx ends after the sink's timeout. Nil: an operator decides.
+	Reconcile func(ctx context.Context, d *Delivery) (Reconciliation, error)
+
+	// Complete gets the answer to each call that asked for it (Call.Capture), in a transaction that settles the call: what it writes
+	// commits once for each call. An error undoes it, and it is called again later, without another call to the remote; [Permanent]
+	// leaves it to an operator. It has a third of LeaseTTL. Calls of the same ordering key wait for it. Required where calls capture.
+	Complete func(ctx context.Context, tx Tx, c *Completed) error
+
+	// WaitFor names standbys (their application_name) that must have flushed what was committed before a call goes out, so that no
+	// failover to one of them undoes work whose calls went out. While one of them is away nothing is sent. Needs the rights of
+	// pg_monitor. Empty: a failover may leave calls for work that was undone.
+	WaitFor []string
+
+	// Listen holds one connection that listens for [Notify], so that calls go out at once that other processes enqueue. Without it they
+	// are found at the next poll. It does not work through PgBouncer in transaction mode.
+	Listen bool
+
+	// Sealer opens the bodies of calls that were sealed. Required where calls are sealed.
+	Sealer Sealer
 
 	// Hooks are called at events; see [Hooks].
 	Hooks Hooks

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -14,8 +17,7 @@ import (
 
 // Errors of [Enqueue] besides [ErrCall]. Each means that the transaction must be rolled back.
 var (
-	// ErrTwice: one transaction, or one message, asks for two calls of one name to one sink. Set Call.ID to tell
-	// them apart. SQLSTATE OO005 where the database found it.
+	// ErrTwice: one message asks for two calls of one name to one sink. Set Call.ID to tell them apart.
 	ErrTwice = errors.New("outbox: two calls of one name: set Call.ID to tell them apart")
 	// ErrConflict: the call was enqueued before, with other bytes, and those may have been sent. SQLSTATE OO004. In a
 	// consumer's handler it comes from the statement that waits next, or from the commit.
@@ -28,20 +30,20 @@ var (
 const (
 	codeFenceLost = "OO001"
 	codeConflict  = "OO004"
-	codeTwice     = "OO005"
+	codeRebase    = "OO007"
+	codeMoved     = "OO008"
 )
 
-// enqueueSQL writes one call. In: key, tenant, scope, sink, name, method, target, header names, header values, body.
-// Out: one row of void. Relies on the unique index on onlyonce.outbox.key, and waits there for an uncommitted row of the
-// same key; any isolation level, above READ COMMITTED that wait may end in 40001.
-const enqueueSQL = `select onlyonce.enqueue($1::uuid, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
+// enqueueSQL writes calls; see the function's comment in the migration. In: arrays of one length, a call each. Out: one row of void.
+const enqueueSQL = `select onlyonce.enqueue_calls($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
 
 // handlerTx is what the transaction of a consumer's handler has besides dedupe.Tx.
 type handlerTx interface {
 	// Origin is the inbound message that is being handled; ok is false where there is none.
 	Origin() (o dedupe.Origin, ok bool)
-	// Queue sends a write with whatever is sent next; its error surfaces there.
-	Queue(sql string, args ...any)
+	// Late keeps an item for the one statement that is sent right before the commit: the locks of ordering keys are then taken
+	// together, sorted, and held for moments.
+	Late(item any, write func(items []any) (sql string, args []any)) error
 	// Mark notes an identity, and reports whether it is the first such one of this message in this attempt.
 	Mark(key [16]byte) bool
 }
@@ -54,11 +56,16 @@ type handlerTx interface {
 // handled. In a transaction of your own (a [pgx.Tx]) there is no message: Call.ID and Call.Scope are required and
 // stand for it.
 //
-// A call that was enqueued before in another transaction is not written again: Enqueue returns nil if its bytes are
-// the same, and [ErrConflict] if they differ, for as long as the row is kept (RelayConfig.Retention). While another
-// transaction holds an uncommitted call under the key, Enqueue waits until that one ends: set
-// lock_timeout, or a deadline on ctx, to bound that.
-func Enqueue(ctx context.Context, tx dedupe.Tx, call Call) error {
+// A call that was enqueued before is not written again: Enqueue returns nil if its bytes are the same, and [ErrConflict] if they
+// differ. Outside of a consumer the call's key is claimed in the inbox for that, and Enqueue waits for a transaction that holds an
+// uncommitted claim of it: set lock_timeout, or a deadline on ctx, to bound that. In a consumer's handler the message's own
+// claim excludes it, and bytes are compared only when a message is handled again, with the row as long as it is kept
+// (RelayConfig.Retention).
+func Enqueue(ctx context.Context, tx dedupe.Tx, call Call) error { return EnqueueAll(ctx, tx, call) }
+
+// EnqueueAll is [Enqueue] for several calls at once, in their order. Transactions that enqueue calls with ordering keys one by one can
+// deadlock (SQLSTATE 40P01: run the transaction again); with one EnqueueAll each they do not.
+func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	if err := inTransaction(tx); err != nil {
 		return err
 	}
@@ -67,29 +74,60 @@ func Enqueue(ctx context.Context, tx dedupe.Tx, call Call) error {
 	if inbound {
 		origin, inbound = handler.Origin()
 	}
-	r, err := freeze(call, origin, inbound)
-	if err != nil {
-		return err
-	}
-	args := []any{r.key.String(), r.tenant, r.scope, r.sink, r.name, r.method, r.target, r.headerNames, r.headerValues, r.body}
-	if inbound {
-		// Told here and not by the database, so that the error is returned at the line that has the fault.
-		if !handler.Mark(r.key) {
-			return fmt.Errorf("%w: %q to sink %q, twice from one message", ErrTwice, r.name, r.sink)
+	rows := make([]any, 0, len(calls))
+	for _, call := range calls {
+		r, err := freeze(call, origin, inbound)
+		if err != nil {
+			return err
 		}
-		handler.Queue(enqueueSQL, args...)
+		// Told here and not by the database, so that the error is returned at the line that has the fault.
+		if inbound && !handler.Mark(r.key) || slices.ContainsFunc(rows, func(v any) bool { return v.(*row).key == r.key }) {
+			return fmt.Errorf("%w: %q to sink %q", ErrTwice, r.name, r.sink)
+		}
+		rows = append(rows, &r)
+	}
+	if handler != nil {
+		for _, r := range rows {
+			if err := handler.Late(r, statement); err != nil {
+				return err
+			}
+		}
 		return nil
 	}
-	if _, err := tx.Exec(ctx, enqueueSQL, args...); err != nil {
-		switch sqlState(err) {
-		case codeTwice:
-			return fmt.Errorf("%w: %w", ErrTwice, err)
-		case codeConflict:
+	if len(rows) == 0 {
+		return nil
+	}
+	sql, args := statement(rows)
+	if _, err := tx.Exec(ctx, sql, args...); err != nil {
+		if sqlState(err) == codeConflict {
 			return fmt.Errorf("%w: %w", ErrConflict, err)
 		}
 		return fmt.Errorf("outbox: enqueue: %w", err)
 	}
 	return nil
+}
+
+// statement writes rows, which are *row.
+func statement(rows []any) (sql string, args []any) {
+	n := len(rows)
+	var (
+		checks                                                   = make([]int16, n)
+		keys                                                     = make([]uuid.UUID, n)
+		orders                                                   = make([]*uuid.UUID, n)
+		sinks, tenants, scopes, names, methods, targets, headers = make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+		traces                                                   = make([]*string, n)
+		bodies                                                   = make([][]byte, n)
+		notBefore, originTimes                                   = make([]*time.Time, n), make([]*time.Time, n)
+		redo, capture, sealed                                    = make([]bool, n), make([]bool, n), make([]bool, n)
+	)
+	for i, v := range rows {
+		r := v.(*row)
+		checks[i], keys[i], orders[i] = r.check, r.key, r.order
+		sinks[i], tenants[i], scopes[i], names[i], methods[i], targets[i], headers[i] = r.sink, r.tenant, r.scope, r.name, r.method, r.target, r.headers
+		traces[i], bodies[i], notBefore[i], originTimes[i] = r.trace, r.body, r.notBefore, r.originTime
+		redo[i], capture[i], sealed[i] = r.redo, r.capture, r.sealed
+	}
+	return enqueueSQL, []any{checks, keys, orders, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, notBefore, originTimes, redo, capture, sealed}
 }
 
 // inTransaction refuses what has the methods of a transaction and is none: the call would commit by itself, whatever

@@ -127,11 +127,11 @@ func TestEnqueueFreezesTheSameRowEachTime(t *testing.T) {
 	for range 20 { // as many orders of the map
 		r.enqueue(call)
 	}
-	names := one[[]string](r, `select header_names from onlyonce.outbox`)
+	names := one[[]string](r, `select header_names from onlyonce.calls`)
 	if got := strings.Join(names, " "); !strings.HasPrefix(got, "X-A X-A X-B X-B") {
 		t.Errorf("header names %s", got)
 	}
-	if v := one[[]string](r, `select header_values from onlyonce.outbox`); v[0] != "2" || v[1] != "1" {
+	if v := one[[]string](r, `select header_values from onlyonce.calls`); v[0] != "2" || v[1] != "1" {
 		t.Errorf("the order of values changed: %v", v)
 	}
 }
@@ -140,7 +140,7 @@ func TestEnqueueAgain(t *testing.T) {
 	r := newRig(t)
 	r.enqueue(charge("1"))
 	r.enqueue(charge("1"))
-	if n := one[int](r, `select count(*) from onlyonce.outbox`); n != 1 {
+	if n := one[int](r, `select count(*) from onlyonce.calls`); n != 1 {
 		t.Fatalf("%d rows", n)
 	}
 	changes := map[string]func(*outbox.Call){
@@ -167,7 +167,7 @@ func TestEnqueueAgain(t *testing.T) {
 	if !errors.Is(err, outbox.ErrTwice) || !strings.Contains(err.Error(), "Call.ID") {
 		t.Errorf("twice in one transaction: %v, want ErrTwice that names Call.ID", err)
 	}
-	if n := one[int](r, `select count(*) from onlyonce.outbox`); n != 1 {
+	if n := one[int](r, `select count(*) from onlyonce.calls`); n != 1 {
 		t.Errorf("%d rows", n)
 	}
 }
@@ -204,7 +204,7 @@ func TestEnqueueWaitsForAnUncommittedCopy(t *testing.T) {
 		if err := <-ended; commit != errors.Is(err, outbox.ErrConflict) || (!commit && err != nil) {
 			t.Errorf("first committed: %v, second: %v", commit, err)
 		}
-		if body := one[[]byte](r, `select body from onlyonce.outbox`); (string(body) == "other") == commit {
+		if body := one[[]byte](r, `select body from onlyonce.calls`); (string(body) == "other") == commit {
 			t.Errorf("first committed: %v, row: %s", commit, body)
 		}
 	}
@@ -218,7 +218,7 @@ func TestEnqueueRepeatableRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.outbox`); err != nil { // takes the snapshot
+	if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.calls`); err != nil { // takes the snapshot
 		t.Fatal(err)
 	}
 	r.enqueue(charge("1"))
@@ -249,7 +249,7 @@ func TestEnqueueNeedsATransaction(t *testing.T) {
 			t.Fatalf("%q: %v", sql, err)
 		}
 	}
-	if n := one[int](r, `select count(*) from onlyonce.outbox`); n != 1 {
+	if n := one[int](r, `select count(*) from onlyonce.calls`); n != 1 {
 		t.Errorf("%d rows", n)
 	}
 }
@@ -318,7 +318,7 @@ func TestEnqueueInAHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := outbox.Identity(origin, true, outbox.Call{Sink: "payments", Name: "charge"})
-	if got := one[string](r, `select tenant || ' ' || scope || ' ' || convert_from(body, 'UTF8') from onlyonce.outbox where key = $1::text::uuid`, want); got != "acme stock one" {
+	if got := one[string](r, `select tenant || ' ' || scope || ' ' || convert_from(body, 'UTF8') from onlyonce.calls where key = $1::text::uuid`, want); got != "acme stock one" {
 		t.Errorf("row %q", got)
 	}
 }

@@ -9,8 +9,12 @@ import (
 // Statements are all SQL constants of the package by name.
 var Statements = map[string]string{
 	"enqueue":    enqueueSQL,
-	"make lease": makeLeaseSQL, "read lease": readLeaseSQL, "raise lease": raiseLeaseSQL, "renew lease": renewLeaseSQL, "release lease": releaseLeaseSQL,
-	"fence": fenceSQL, "pick": pickSQL, "delivered": deliveredSQL, "retry": retrySQL, "park": parkSQL, "purge": purgeSQL,
+	"make lease": makeLeaseSQL, "read lease": readLeaseSQL, "raise lease": raiseLeaseSQL, "renew leases": renewLeasesSQL, "release lease": releaseLeaseSQL, "drop lease": dropLeaseSQL,
+	"make lanes": makeLanesSQL, "survey": surveySQL, "scout": scoutSQL,
+	"load": loadSQL, "fence": fenceSQL, "advance": advanceSQL, "bite": biteSQL, "collect": collectSQL, "fetch": fetchSQL, "divert": divertSQL,
+	"lsn": lsnSQL, "standbys": standbysSQL,
+	"pick": pickSQL, "next": nextSQL, "settle": settleSQL, "promote": promoteSQL, "sweep": sweepSQL, "complete": completeSQL,
+	"carry": carrySQL, "purge": purgeSQL, "purge old": purgeOldSQL,
 }
 
 // Identity is identity as a string.
@@ -21,12 +25,12 @@ func Stored(s string) string { return stored(s) }
 
 // SetJoinGrace shortens the wait for sinks that do not return.
 func (r *Relay) SetJoinGrace(d time.Duration) {
-	for _, w := range r.workers {
+	for _, w := range r.senders {
 		w.joinGrace = d
 	}
 }
 
 // RetryDelay is the wait after an attempt.
 func (r *Relay) RetryDelay(attempt int, after time.Duration) time.Duration {
-	return r.workers[0].retryDelay(attempt, after)
+	return r.senders[0].retryDelay(attempt, after)
 }

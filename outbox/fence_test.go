@@ -56,7 +56,7 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 			r.seize()
 			close(release)
 			until(t, "the lease is lost", r.lost)
-			if got := one[string](r, `select state || attempts || last_error from onlyonce.outbox`); got != "pending1" {
+			if got := one[string](r, `select state || attempts || last_error from onlyonce.calls`); got != "pending1" {
 				t.Errorf("row %q: settled by a relay that was replaced", got)
 			}
 			if n := one[int](r, `select count(*) from onlyonce.parked`); n != 0 {
@@ -69,7 +69,7 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 
 			// The lease is given back, the row is due again, and goes out under the same key.
 			r.giveBack()
-			r.exec(`update onlyonce.outbox set next_attempt_at = clock_timestamp()`)
+			r.exec(`update onlyonce.calls set next_attempt_at = clock_timestamp()`)
 			r.start(testConfig(sink))
 			r.states("delivered")
 			if c := sink.calls(); len(c) != 2 || c[0].Key != c[1].Key || string(c[0].Body) != string(c[1].Body) {
@@ -91,7 +91,7 @@ func TestJournalAfterTakeOverIsFenced(t *testing.T) {
 	if n := len(sink.calls()); n != 0 {
 		t.Errorf("%d calls without the lease", n)
 	}
-	if n := one[int](r, `select attempts from onlyonce.outbox`); n != 0 {
+	if n := one[int](r, `select attempts from onlyonce.calls`); n != 0 {
 		t.Errorf("%d attempts in the journal", n)
 	}
 	r.giveBack()
@@ -276,7 +276,7 @@ func TestManyCuts(t *testing.T) {
 		r.enqueue(charge(fmt.Sprint(i)))
 	}
 	until(t, "most are delivered", func() bool {
-		return one[int](r, `select count(*) from onlyonce.outbox where state = 'delivered'`) > n/2
+		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) > n/2
 	})
 	close(stop)
 	cuts.Wait()
@@ -350,13 +350,13 @@ func TestKilledBetweenJournalAndSettlement(t *testing.T) {
 	kill := r.child(m)
 	<-begun
 	kill()
-	if got := one[string](r, `select state || attempts from onlyonce.outbox`); got != "pending1" {
+	if got := one[string](r, `select state || attempts from onlyonce.calls`); got != "pending1" {
 		t.Fatalf("row %s", got)
 	}
 	r.start(testConfig(m.sink()))
 	r.states("delivered")
 	m.same(2)
-	if n := one[int](r, `select attempts from onlyonce.outbox`); n != 2 {
+	if n := one[int](r, `select attempts from onlyonce.calls`); n != 2 {
 		t.Errorf("%d attempts", n)
 	}
 }
@@ -404,7 +404,7 @@ func TestKills(t *testing.T) {
 	r.states("delivered")
 	slices.Sort(produced)
 	rows := map[string]string{}
-	for _, pair := range one[[]string](r, `select array_agg(key::text || convert_from(body, 'UTF8')) from onlyonce.outbox`) {
+	for _, pair := range one[[]string](r, `select array_agg(key::text || convert_from(body, 'UTF8')) from onlyonce.calls`) {
 		rows[pair[:36]] = pair[36:]
 	}
 	if got := slices.Sorted(maps.Values(rows)); !slices.Equal(got, produced) {

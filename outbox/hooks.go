@@ -6,13 +6,15 @@ import (
 	"time"
 )
 
-// Hooks are called at events, from the goroutine that works for the sink (a relay has one for each), outside any
-// transaction; a hook that blocks holds up its sink. Nil hooks are skipped. The structs may grow.
+// Hooks are called at events, from the goroutines that work for a sink's lanes, so several at once, outside any transaction; a hook that
+// blocks holds up its lane. Nil hooks are skipped. The structs may grow.
 type Hooks struct {
 	// Settled is called for each attempt whose end is committed.
 	Settled func(Settled)
-	// Lease is called when this relay takes, loses or releases a sink's lease.
+	// Lease is called when this relay takes, loses or releases a lane.
 	Lease func(LeaseChange)
+	// Paused is called when this relay finds a sink paused or resumed.
+	Paused func(Paused)
 	// Failed is called when a transaction of the relay's failed and will be tried again.
 	Failed func(Failed)
 	// Purged is called when rows whose retention has passed were deleted.
@@ -26,6 +28,8 @@ type Settlement string
 const (
 	// SettledDelivered: the remote accepted the call.
 	SettledDelivered Settlement = "delivered"
+	// SettledAccepted: the remote accepted the call, whose answer is kept for RelayConfig.Complete.
+	SettledAccepted Settlement = "accepted"
 	// SettledRetry: there was no final answer; the call is due again later.
 	SettledRetry Settlement = "retry"
 	// SettledRejected: the remote rejected the call for good. It is parked, and waits for an operator.
@@ -52,11 +56,12 @@ type Settled struct {
 	Err error
 }
 
-// LeaseChange tells that a sink's lease changed hands.
+// LeaseChange tells that a lane of a sink changed hands.
 type LeaseChange struct {
 	Sink  string
+	Lane  int
 	Epoch int64
-	// Held is true when this relay has taken the lease, and false when it has lost or released it.
+	// Held is true when this relay has taken the lane, and false when it has lost or released it.
 	Held bool
 	// Err is why the lease was lost; nil when it was released in order. Calls that were under way are cut
 	// off, and made again under the same keys by whoever holds the lease next.
@@ -70,7 +75,13 @@ type Failed struct {
 	Wait time.Duration
 }
 
-// Purged tells how many delivered rows were deleted.
+// Paused tells that an operator paused or resumed a sink.
+type Paused struct {
+	Sink   string
+	Paused bool
+}
+
+// Purged tells how many settled rows were deleted.
 type Purged struct {
 	Sink string
 	Rows int64
@@ -102,10 +113,10 @@ func (o observer) lease(c LeaseChange) {
 		o.hooks.Lease(c)
 	}
 	if c.Err != nil {
-		o.log.Warn("outbox: lease lost", "sink", o.sink, "epoch", c.Epoch, "error", c.Err)
+		o.log.Warn("outbox: lane lost", "sink", o.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
 		return
 	}
-	o.log.Info("outbox: lease", "sink", o.sink, "epoch", c.Epoch, "held", c.Held)
+	o.log.Info("outbox: lane", "sink", o.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
 }
 
 func (o observer) failed(err error, wait time.Duration) {
@@ -120,4 +131,11 @@ func (o observer) purged(rows int64) {
 		o.hooks.Purged(Purged{Sink: o.sink, Rows: rows})
 	}
 	o.log.Debug("outbox: rows deleted", "sink", o.sink, "rows", rows)
+}
+
+func (o observer) paused(is bool) {
+	if o.hooks.Paused != nil {
+		o.hooks.Paused(Paused{Sink: o.sink, Paused: is})
+	}
+	o.log.Info("outbox: sink paused or resumed by an operator", "sink", o.sink, "paused", is)
 }

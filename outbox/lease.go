@@ -12,10 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// A sink's lease says which relay sends its calls. It is a row of onlyonce.leases, on the database's clock; its
-// owner is (epoch, nonce), because after a failover that loses a take-over epochs repeat and random nonces do not. It is
-// the sink's and not the relay's, so that two relays that were given different names, or different
-// lists of sinks (a rolling deploy that adds one), can never both send one row.
+// A lease says who owns something. It is a row of onlyonce.leases, on the database's clock; its owner is (epoch, nonce), because after a
+// failover that loses a take-over epochs repeat and random nonces do not.
 
 // makeLeaseSQL makes the row. In: name. Relies on the unique index on onlyonce.leases.name; any isolation level.
 const makeLeaseSQL = `insert into onlyonce.leases (name) values ($1) on conflict (name) do nothing`
@@ -29,17 +27,25 @@ select id, epoch, (until is null or until <= clock_timestamp()) from onlyonce.le
 // somebody else was first. Locks the lease's row and waits there for a transaction of its owner.
 const raiseLeaseSQL = `select onlyonce.raise_epoch($1, $2, $3::uuid, $4::interval)`
 
-// renewLeaseSQL prolongs a lease that is still its caller's. In: lease, epoch, nonce, ttl. One row, or none: it was
-// taken over. A renewal that comes late revives the lease; raise_epoch asks for the end again for that reason.
-const renewLeaseSQL = `
-update onlyonce.leases set until = clock_timestamp() + $4::interval where id = $1 and epoch = $2 and nonce = $3::uuid`
+// renewLeasesSQL prolongs leases that are still their caller's. In: ids, epochs, nonces, ttl. A row for each that is. A renewal that
+// comes late revives the lease; raise_epoch asks for the end again for that reason.
+const renewLeasesSQL = `
+update onlyonce.leases l set until = clock_timestamp() + $4::interval
+  from unnest($1::bigint[], $2::bigint[], $3::uuid[]) as mine(id, epoch, nonce)
+ where l.id = mine.id and l.epoch = mine.epoch and l.nonce = mine.nonce
+returning l.id`
 
 // releaseLeaseSQL gives a lease back, so that another relay takes over at once. In: lease, epoch, nonce. Without the
 // nonce nothing that its owner may still have under way passes onlyonce.hold.
 const releaseLeaseSQL = `
 update onlyonce.leases set until = null, nonce = null where id = $1 and epoch = $2 and nonce = $3::uuid`
 
-// lease is one acquisition of a sink's lease.
+// dropLeaseSQL removes the lease of a relay that says goodbye, and those of relays that died an hour ago. In: id.
+const dropLeaseSQL = `
+delete from onlyonce.leases
+ where id = $1 or name like 'relay/%/member/%' and until < clock_timestamp() - interval '1 hour'`
+
+// lease is one acquisition.
 type lease struct {
 	id, epoch int64
 	nonce     string
@@ -47,21 +53,14 @@ type lease struct {
 	sent time.Time
 }
 
-// acquireLease returns nil if another relay owns the lease.
-func (w *worker) acquireLease(ctx context.Context) (*lease, error) {
-	name := "relay/" + w.name
+// acquireLease returns nil if somebody else owns the lease.
+func acquireLease(ctx context.Context, pool *pgxpool.Pool, name string, ttl time.Duration) (*lease, error) {
 	var l lease
 	var free bool
-	read := func() error {
-		bounded, cancel := context.WithTimeout(ctx, w.dbTimeout)
-		defer cancel()
-		return w.pool.QueryRow(bounded, readLeaseSQL, name).Scan(&l.id, &l.epoch, &free)
-	}
+	read := func() error { return pool.QueryRow(ctx, readLeaseSQL, name).Scan(&l.id, &l.epoch, &free) }
 	err := read()
 	if errors.Is(err, pgx.ErrNoRows) {
-		bounded, cancel := w.detached(ctx)
-		defer cancel()
-		if _, err := w.pool.Exec(bounded, makeLeaseSQL, name); err != nil {
+		if _, err := pool.Exec(ctx, makeLeaseSQL, name); err != nil {
 			return nil, fmt.Errorf("making lease %s: %w", name, err)
 		}
 		err = read()
@@ -75,12 +74,9 @@ func (w *worker) acquireLease(ctx context.Context) (*lease, error) {
 	var nonce uuid.UUID
 	_, _ = rand.Read(nonce[:]) // never fails
 	l.nonce = nonce.String()
-	// Detached: cut off in the middle it may have succeeded, and everybody would wait for a lease that nobody owns.
-	bounded, cancel := w.detached(ctx)
-	defer cancel()
 	l.sent = time.Now()
 	var epoch *int64
-	if err := w.pool.QueryRow(bounded, raiseLeaseSQL, l.id, l.epoch, l.nonce, w.cfg.LeaseTTL).Scan(&epoch); err != nil {
+	if err := pool.QueryRow(ctx, raiseLeaseSQL, l.id, l.epoch, l.nonce, ttl).Scan(&epoch); err != nil {
 		return nil, fmt.Errorf("taking lease %s: %w", name, err)
 	}
 	if epoch == nil {
@@ -90,10 +86,22 @@ func (w *worker) acquireLease(ctx context.Context) (*lease, error) {
 	return &l, nil
 }
 
-// renew reports whether the lease is still ours.
-func (l *lease) renew(ctx context.Context, pool *pgxpool.Pool, ttl time.Duration) (bool, error) {
-	tag, err := pool.Exec(ctx, renewLeaseSQL, l.id, l.epoch, l.nonce, ttl)
-	return tag.RowsAffected() == 1, err
+// renewLeases returns which leases are still their caller's.
+func renewLeases(ctx context.Context, pool *pgxpool.Pool, held []*lease, ttl time.Duration) (map[int64]bool, error) {
+	ids, epochs, nonces := make([]int64, len(held)), make([]int64, len(held)), make([]string, len(held))
+	for i, l := range held {
+		ids[i], epochs[i], nonces[i] = l.id, l.epoch, l.nonce
+	}
+	rows, err := pool.Query(ctx, renewLeasesSQL, ids, epochs, nonces, ttl)
+	if err != nil {
+		return nil, err
+	}
+	kept, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	still := make(map[int64]bool, len(kept))
+	for _, id := range kept {
+		still[id] = true
+	}
+	return still, err
 }
 
 func (l *lease) release(ctx context.Context, pool *pgxpool.Pool) error {

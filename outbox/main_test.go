@@ -169,7 +169,7 @@ func (r *rig) enqueue(calls ...outbox.Call) {
 func (r *rig) states(want ...string) {
 	r.t.Helper()
 	until(r.t, fmt.Sprintf("all rows are %v", want), func() bool {
-		return one[int](r, `select count(*) from onlyonce.outbox where not state = any($1)`, want) == 0
+		return one[int](r, `select count(*) from onlyonce.calls where not state = any($1)`, want) == 0
 	})
 }
 

@@ -49,13 +49,13 @@ func TestRelayBehindPgBouncer(t *testing.T) {
 			r.states("delivered", "parked")
 			second.stop()
 
-			delivered, parked := one[int](direct, `select count(*) from onlyonce.outbox where state = 'delivered'`), one[int](direct, `select count(*) from onlyonce.parked`)
-			want := one[int](direct, `select count(*) from onlyonce.outbox where id % 7 = 0`)
+			delivered, parked := one[int](direct, `select count(*) from onlyonce.calls where state = 'delivered'`), one[int](direct, `select count(*) from onlyonce.parked`)
+			want := one[int](direct, `select count(*) from onlyonce.calls where id % 7 = 0`)
 			if parked != want || delivered != len(calls)+1-want {
 				t.Errorf("%d delivered and %d parked of %d, want %d parked", delivered, parked, len(calls)+1, want)
 			}
 			for key, n := range tries {
-				if id := one[int64](direct, `select id from onlyonce.outbox where key = $1`, key); (id%5 == 0 && id%7 != 0 && n != 2) || (id%5 != 0 && n != 1) {
+				if id := one[int64](direct, `select id from onlyonce.calls where key = $1`, key); (id%5 == 0 && id%7 != 0 && n != 2) || (id%5 != 0 && n != 1) {
 					t.Errorf("row %d was tried %d times", id, n)
 				}
 			}
@@ -83,7 +83,7 @@ func TestRelayBehindPgBouncerLosesConnections(t *testing.T) {
 	until(t, "ten terminated server connections, or the end of the work", func() bool {
 		kills += one[int](direct, `select count(*) filter (where pg_terminate_backend(pid)) from pg_stat_activity
 			where datname = current_database() and pid <> pg_backend_pid() and state <> 'idle'`)
-		return kills >= 10 || one[int](direct, `select count(*) from onlyonce.outbox where state = 'pending'`) == 0
+		return kills >= 10 || one[int](direct, `select count(*) from onlyonce.calls where state = 'pending'`) == 0
 	})
 	direct.states("delivered") // a pooled client may still be told of a terminated connection
 	if kills == 0 {

@@ -36,7 +36,7 @@ func TestRowsOfASinkThatIsNotReadyAreLeftAlone(t *testing.T) {
 	relay := r.relay(testConfig(s))
 	r.run(relay)
 	until(t, "the sink is asked at each poll", func() bool { relay.Wake(); return s.asked.Load() > 20 })
-	if n := one[int](r, `select count(*) from onlyonce.outbox where state = 'pending' and attempts = 0 and first_attempt_at is null`); n != 5 || len(s.calls()) > 0 {
+	if n := one[int](r, `select count(*) from onlyonce.calls where state = 'pending' and attempts = 0 and first_attempt_at is null`); n != 5 || len(s.calls()) > 0 {
 		t.Errorf("%d rows of 5 were left alone, %d calls", n, len(s.calls()))
 	}
 	s.limit.Store(1)

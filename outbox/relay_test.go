@@ -70,7 +70,7 @@ func TestLateCommitIsNotPassedOver(t *testing.T) {
 	if got := sink.calls()[20]; string(got.Body) != `{"order":"low id"}` {
 		t.Errorf("sent %s", got.Body)
 	}
-	if id := one[int64](r, `select min(id) from onlyonce.outbox`); id != sink.calls()[20].ID {
+	if id := one[int64](r, `select min(id) from onlyonce.calls`); id != sink.calls()[20].ID {
 		t.Errorf("its id is not the lowest")
 	}
 	r.states("delivered")
@@ -107,7 +107,7 @@ func TestTwoRelaysShareNothing(t *testing.T) {
 		t.Errorf("%d calls of %d keys, want %d of each: nobody died", len(sink.calls()), len(seen), n)
 	}
 	until(t, "every settlement is told", func() bool { return len(r.as()) == n })
-	if got := one[int](r, `select count(*) from onlyonce.outbox where attempts = 1 and state = 'delivered' and settled_at is not null`); got != n {
+	if got := one[int](r, `select count(*) from onlyonce.calls where attempts = 1 and state = 'delivered' and settled_at is not null`); got != n {
 		t.Errorf("%d rows were settled after one attempt, want %d", got, n)
 	}
 }
@@ -134,7 +134,7 @@ func TestConcurrencyIsBoundedForEachSink(t *testing.T) {
 	}
 	// A remote that hangs holds up its own calls only.
 	until(t, "the quick sink is done", func() bool {
-		return one[int](r, `select count(*) from onlyonce.outbox where sink = 'mail' and state = 'delivered'`) == 12
+		return one[int](r, `select count(*) from onlyonce.calls where sink = 'mail' and state = 'delivered'`) == 12
 	})
 	until(t, "the slow sink is full", func() bool { return now.Load() == 3 })
 	close(release)
@@ -158,7 +158,7 @@ func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
 	r.enqueue(charge("1"))
 	r.start(testConfig(sink))
 	until(t, "the call is under way", func() bool { return len(sink.calls()) == 1 })
-	r.exec(`update onlyonce.outbox set next_attempt_at = clock_timestamp() - interval '1 hour'`)
+	r.exec(`update onlyonce.calls set next_attempt_at = clock_timestamp() - interval '1 hour'`)
 	r.enqueue(charge("2")) // shows that the relay has looked for rows since
 	until(t, "the other call is under way", func() bool { return len(sink.calls()) == 2 })
 	close(release)
@@ -179,7 +179,7 @@ func TestWake(t *testing.T) {
 	r.enqueue(charge("1"))
 	until(t, "it is delivered", func() bool {
 		relay.Wake() // the first one may come before the row is there
-		return one[int](r, `select count(*) from onlyonce.outbox where state = 'delivered'`) == 1
+		return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 1
 	})
 }
 
@@ -192,7 +192,7 @@ func TestJournalBeforeTheCall(t *testing.T) {
 	sink.send = func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		var ok bool
 		err := r.pool.QueryRow(ctx, `select attempts = $2 and first_attempt_at is not null and next_attempt_at > clock_timestamp()
-			from onlyonce.outbox where id = $1`, d.ID, d.Attempt).Scan(&ok)
+			from onlyonce.calls where id = $1`, d.ID, d.Attempt).Scan(&ok)
 		if err != nil || !ok {
 			fault.Store(fmt.Sprintf("attempt %d is not in the journal: %v", d.Attempt, err))
 		}
@@ -223,10 +223,10 @@ func TestWindowPassed(t *testing.T) {
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.enqueue(charge("in time"), charge("too late"), charge("never tried"))
-	r.exec(`update onlyonce.outbox set attempts = 3, first_attempt_at = clock_timestamp() - case convert_from(body, 'UTF8')
+	r.exec(`update onlyonce.calls set attempts = 3, first_attempt_at = clock_timestamp() - case convert_from(body, 'UTF8')
 		when '{"order":"in time"}' then interval '23 hours' else interval '23 hours 59 minutes 30 seconds' end
 		where body <> '{"order":"never tried"}'`)
-	r.exec(`update onlyonce.outbox set created_at = clock_timestamp() - interval '30 days'`) // the age of the row does not matter
+	r.exec(`update onlyonce.calls set created_at = clock_timestamp() - interval '30 days'`) // the age of the row does not matter
 	r.start(testConfig(sink))
 	r.states("delivered", "parked")
 	var sent []string
@@ -237,7 +237,7 @@ func TestWindowPassed(t *testing.T) {
 	if got := strings.Join(sent, " "); got != `{"order":"in time"} {"order":"never tried"}` {
 		t.Errorf("sent %s", got)
 	}
-	got := one[string](r, `select concat_ws(' ', p.state, p.reason, p.attempts, o.state, o.attempts) from onlyonce.parked p join onlyonce.outbox o using (key)`)
+	got := one[string](r, `select concat_ws(' ', p.state, p.reason, p.attempts, o.state, o.attempts) from onlyonce.parked p join onlyonce.calls o using (key)`)
 	if got != "reconcile window 3 parked 3" {
 		t.Errorf("parked: %s; want it to reconcile, without another attempt", got)
 	}
@@ -260,8 +260,8 @@ func TestWindowEndsRetries(t *testing.T) {
 	if n := len(sink.calls()); n < 3 {
 		t.Errorf("%d attempts", n)
 	}
-	first := one[time.Time](r, `select first_attempt_at from onlyonce.outbox`)
-	settled := one[time.Time](r, `select settled_at from onlyonce.outbox`)
+	first := one[time.Time](r, `select first_attempt_at from onlyonce.calls`)
+	settled := one[time.Time](r, `select settled_at from onlyonce.calls`)
 	if age := settled.Sub(first); age < 900*time.Millisecond {
 		t.Errorf("given up after %v", age)
 	}
@@ -272,7 +272,7 @@ func TestForever(t *testing.T) {
 	sink := newScripted(accept)
 	sink.limits.KeyWindow = outbox.Forever
 	r.enqueue(charge("1"))
-	r.exec(`update onlyonce.outbox set attempts = 3, first_attempt_at = clock_timestamp() - interval '10 years'`)
+	r.exec(`update onlyonce.calls set attempts = 3, first_attempt_at = clock_timestamp() - interval '10 years'`)
 	r.start(testConfig(sink))
 	r.states("delivered")
 }
@@ -319,7 +319,7 @@ func TestRowsOfUnknownSinksWait(t *testing.T) {
 	x := r.start(testConfig(sink))
 	until(t, "the known one is sent", func() bool { return len(sink.calls()) == 1 })
 	x.stop()
-	if n := one[int](r, `select count(*) from onlyonce.outbox where sink = 'unknown' and state = 'pending' and attempts = 0`); n != 1 {
+	if n := one[int](r, `select count(*) from onlyonce.calls where sink = 'unknown' and state = 'pending' and attempts = 0`); n != 1 {
 		t.Error("the row of the unknown sink was touched")
 	}
 	late := newScripted(accept)
@@ -336,20 +336,20 @@ func TestRetention(t *testing.T) {
 	other := charge("other sink")
 	other.Sink = "unknown"
 	r.enqueue(other)
-	r.exec(`update onlyonce.outbox set state = 'delivered', settled_at = clock_timestamp() - interval '8 days' where body in ('{"order":"0"}', '{"order":"1"}') or sink = 'unknown'`)
-	r.exec(`update onlyonce.outbox set state = 'delivered', settled_at = clock_timestamp() - interval '6 days' where body = '{"order":"2"}'`)
-	r.exec(`update onlyonce.outbox set state = 'parked', settled_at = clock_timestamp() - interval '80 days' where body = '{"order":"3"}'`)
-	r.exec(`update onlyonce.outbox set created_at = clock_timestamp() - interval '80 days' where body = '{"order":"4"}'`)
+	r.exec(`update onlyonce.calls set state = 'delivered', settled_at = clock_timestamp() - interval '8 days' where body in ('{"order":"0"}', '{"order":"1"}') or sink = 'unknown'`)
+	r.exec(`update onlyonce.calls set state = 'delivered', settled_at = clock_timestamp() - interval '6 days' where body = '{"order":"2"}'`)
+	r.exec(`update onlyonce.calls set state = 'parked', settled_at = clock_timestamp() - interval '80 days' where body = '{"order":"3"}'`)
+	r.exec(`update onlyonce.calls set created_at = clock_timestamp() - interval '80 days' where body = '{"order":"4"}'`)
 	hold := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
 	r.start(testConfig(hold))
-	until(t, "old rows are gone", func() bool { return one[int](r, `select count(*) from onlyonce.outbox`) == 4 })
-	if got := one[string](r, `select string_agg(convert_from(body, 'UTF8') || state, ' ' order by id) from onlyonce.outbox`); got !=
+	until(t, "old rows are gone", func() bool { return one[int](r, `select count(*) from onlyonce.calls`) == 4 })
+	if got := one[string](r, `select string_agg(convert_from(body, 'UTF8') || state, ' ' order by id) from onlyonce.calls`); got !=
 		`{"order":"2"}delivered {"order":"3"}parked {"order":"4"}pending {"order":"other sink"}delivered` {
 		t.Errorf("left: %s", got)
 	}
 	// A call whose row is gone is new again; one whose row is there is not sent again.
 	r.enqueue(charge("0"), charge("2"))
-	if n := one[int](r, `select count(*) from onlyonce.outbox`); n != 5 {
+	if n := one[int](r, `select count(*) from onlyonce.calls`); n != 5 {
 		t.Errorf("%d rows, want 5", n)
 	}
 }
@@ -375,7 +375,7 @@ func TestGracefulStop(t *testing.T) {
 	}
 	close(release)
 	x.stop()
-	if got := one[string](r, `select string_agg(state || attempts, ' ' order by id) from onlyonce.outbox`); got != "delivered1 pending0" {
+	if got := one[string](r, `select string_agg(state || attempts, ' ' order by id) from onlyonce.calls`); got != "delivered1 pending0" {
 		t.Errorf("rows %s; want the call in hand settled and no other picked", got)
 	}
 	if free := one[bool](r, `select nonce is null and until is null from onlyonce.leases where name = 'relay/payments'`); !free {
@@ -396,7 +396,7 @@ func TestDrainTimeout(t *testing.T) {
 	x := r.start(cfg)
 	until(t, "the call is under way", func() bool { return len(sink.calls()) == 1 })
 	x.stop()
-	if got := one[string](r, `select state || attempts || last_error from onlyonce.outbox`); got != "pending1cut off" {
+	if got := one[string](r, `select state || attempts || last_error from onlyonce.calls`); got != "pending1cut off" {
 		t.Errorf("row %s", got)
 	}
 }
@@ -453,7 +453,7 @@ func TestMissingRightsEndRun(t *testing.T) {
 	go func() { ended <- relay.Run(context.Background()) }()
 	until(t, "both leases are taken", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.leases) == 2 })
 	r.exec(`alter table onlyonce.parked rename to gone`)
-	r.exec(`alter table onlyonce.outbox rename to gone2`)
+	r.exec(`alter table onlyonce.calls rename to gone2`)
 	select {
 	case err := <-ended:
 		if err == nil || !strings.Contains(err.Error(), "42P01") {

@@ -123,7 +123,7 @@ func TestRetriesSendTheSameCall(t *testing.T) {
 	r.states("delivered")
 	m.same(10)
 	first := m.calls()[0]
-	if want := one[string](r, `select key::text from onlyonce.outbox`); first.key != want || first.uri != "/v1/charges" || first.body != `{"order":"1"}` {
+	if want := one[string](r, `select key::text from onlyonce.calls`); first.key != want || first.uri != "/v1/charges" || first.body != `{"order":"1"}` {
 		t.Errorf("sent %+v, want key %s", first, want)
 	}
 	var reasons []string
@@ -136,7 +136,7 @@ func TestRetriesSendTheSameCall(t *testing.T) {
 	if got := strings.Join(reasons, ";"); got != want {
 		t.Errorf("reasons\n%s\nwant\n%s", got, want)
 	}
-	if n := one[int](r, `select attempts from onlyonce.outbox where last_error = ''`); n != 10 {
+	if n := one[int](r, `select attempts from onlyonce.calls where last_error = ''`); n != 10 {
 		t.Errorf("%d attempts", n)
 	}
 }
@@ -160,11 +160,11 @@ func TestFinalRejectionIsParkedWhole(t *testing.T) {
 		got := one[string](r, `
 			select concat_ws('|', p.kind, p.state, p.reason, p.attempts, p.tenant, p.scope, p.sink, p.call_name, p.method, p.target,
 			         convert_from(p.header_names[1], 'UTF8'), convert_from(p.header_values[1], 'UTF8'), convert_from(p.body, 'UTF8'), p.key = o.key)
-			  from onlyonce.parked p join onlyonce.outbox o on o.state = 'parked'`)
+			  from onlyonce.parked p join onlyonce.calls o on o.state = 'parked'`)
 		if want := `call|waiting|rejected|1|`; !strings.HasPrefix(got, want) || !strings.Contains(got, `|checkout|payments|charge|POST|/charges|Content-Type|application/json|{"order":"`) || !strings.HasSuffix(got, "|t") {
 			t.Errorf("%d: parked %s", code, got)
 		}
-		for _, sql := range []string{`select last_error from onlyonce.outbox where state = 'parked'`, `select error from onlyonce.parked`} {
+		for _, sql := range []string{`select last_error from onlyonce.calls where state = 'parked'`, `select error from onlyonce.parked`} {
 			if e := one[string](r, sql); !strings.HasPrefix(e, "status ") || strings.Contains(e, "Jane") {
 				t.Errorf("%d: error %q", code, e)
 			}
@@ -204,7 +204,7 @@ func TestRetryAfter(t *testing.T) {
 				t.Errorf("waits %v, want %v to %v", wait, c.least, c.most)
 			}
 			if c.least > 0 {
-				due := one[float64](r, `select extract(epoch from next_attempt_at - clock_timestamp())::float8 from onlyonce.outbox`)
+				due := one[float64](r, `select extract(epoch from next_attempt_at - clock_timestamp())::float8 from onlyonce.calls`)
 				if due > c.most.Seconds() || due < c.least.Seconds()-60 {
 					t.Errorf("due in %v s", due)
 				}

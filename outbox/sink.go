@@ -73,6 +73,11 @@ type Delivery struct {
 	Target        string
 	Header        http.Header
 	Body          []byte
+	// Trace is the W3C trace context of the transaction that asked for the call: traceparent, and tracestate in a second line. The
+	// sink sends it with the call. Empty: there is none.
+	Trace string
+	// Capture asks for Result.Response.
+	Capture bool
 	// Attempt counts from 1.
 	Attempt int
 
@@ -130,6 +135,8 @@ type Result struct {
 	Reason string
 	// Err is the whole error, for events only; it is not stored.
 	Err error
+	// Response is the remote's answer to a call that was delivered, where Delivery.Capture asks for it.
+	Response *Response
 	// RetryAfter is what the remote asked for, 0 if it did not. The relay never waits less than its own
 	// backoff, nor more than an hour on a remote's word.
 	RetryAfter time.Duration

@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+	"github.com/google/uuid"
 )
-
-// purgeEvery is how often a relay looks for rows to delete.
-const purgeEvery = time.Minute
 
 // Reasons why a tenure ends early.
 var (
@@ -20,12 +17,14 @@ var (
 	errExpired  = errors.New("the lease was not renewed in time")
 )
 
-// tenure is the time for which a worker holds its sink's lease. One goroutine renews, journals, settles and deletes, one
-// statement after the other, so that its share lock on the lease (onlyonce.hold) never stands in the way of its own
-// renewal; each call has a goroutine of its own, which touches nothing but its flight.
+// tenure is the time for which a relay holds a lane. One goroutine reads the lane's passes, journals, settles and tries parked calls
+// again, one transaction after the other; each call has a goroutine of its own, which touches nothing but its flight.
 type tenure struct {
-	w     *worker
+	s     *sender
+	lane  int16
 	lease *lease
+	err   error // of run, for whoever waits for it
+
 	// ctx ends with the lease, and calls with it. It does not end when Run's context does: work in hand is finished.
 	ctx context.Context
 	end context.CancelCauseFunc
@@ -36,154 +35,158 @@ type tenure struct {
 	deadline atomic.Pointer[time.Time]
 	watch    *time.Timer
 
-	flights map[int64]*flight // picked and not yet settled: none of them is picked again
-	calling int               // flights whose call has not returned
-	results chan *flight      // has room for all of them, so that a call that returns late never blocks
-	done    []*flight         // returned, to be settled in the next turn
+	halting atomic.Bool // the lane is to be given back
+	halted  chan struct{}
+	idle    atomic.Bool // nothing is in hand: worth scouting for
+	kick    chan news
 
-	renewAt, pollAt, purgeAt time.Time
-	notBefore                time.Time // after a database error
-	pause                    *backoff.ExponentialBackOff
-	stopAt                   time.Time // when the drain is over; zero: not stopping
-	cut                      bool      // the drain is over, calls were cut off
+	cursor  cursor
+	known   bool  // cursor is what the database has
+	refs    []ref // rows of the pass that are not fetched yet
+	more    bool  // the pass may hold rows behind refs
+	chunk   *chunk
+	fresh   bool // there are rows behind the pass, or may be
+	due     bool // parked calls are due, or may be
+	dueAt   time.Time
+	results chan *flight
+	calling int // calls under way: those of the chunk and those of parked rows
+
+	retries map[int64]*flight // parked rows under way, by their ids: none of them is picked again
+	done    []*flight         // of them, returned and not settled
+	promote []uuid.UUID       // ordering keys whose next row may be tried
+	swept   bool
+
+	notBefore time.Time // after a database error, or while the sink takes no calls
+	pause     *backoff.ExponentialBackOff
+	stopAt    time.Time // when the drain is over; zero: not stopping
+	cut       bool      // the drain is over, calls were cut off
 }
 
-// flight is one attempt at one row.
-type flight struct {
-	Delivery
-	age      time.Duration // since the first attempt, by the database's clock
-	notAfter time.Time     // when the call may no longer start; zero: no bound
-	result   Result
-}
-
-func newTenure(ctx context.Context, w *worker, l *lease) *tenure {
+func newTenure(ctx context.Context, s *sender, l *lease, lane int16) *tenure {
 	t := &tenure{
-		w: w, lease: l,
-		flights: map[int64]*flight{},
-		results: make(chan *flight, w.cfg.Concurrency),
-		renewAt: l.sent.Add(w.cfg.LeaseTTL / 3),
-		pause:   w.pauses(),
+		s: s, lane: lane, lease: l,
+		halted: make(chan struct{}), kick: make(chan news, 1),
+		results: make(chan *flight, 2*s.cfg.Concurrency), // a call that returns late never blocks
+		retries: map[int64]*flight{},
+		due:     true, fresh: true,
+		pause: s.pauses(),
 	}
 	t.ctx, t.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	t.callCtx, t.endCalls = context.WithCancel(t.ctx)
-	t.watch = time.AfterFunc(time.Until(t.extend(l.sent)), func() { t.end(errExpired) })
+	deadline := l.sent.Add(s.cfg.LeaseTTL - s.cfg.LeaseTTL/10)
+	t.deadline.Store(&deadline)
+	t.watch = time.AfterFunc(time.Until(deadline), func() { t.end(errExpired) })
 	return t
 }
 
 // extend moves the deadline (O5). It counts from when the renewal was *sent*, which is before the database counted the
 // ttl from its own clock, and keeps a tenth of the ttl for clocks that do not run alike.
-func (t *tenure) extend(sent time.Time) time.Time {
-	deadline := sent.Add(t.w.cfg.LeaseTTL - t.w.cfg.LeaseTTL/10)
+func (t *tenure) extend(sent time.Time) {
+	deadline := sent.Add(t.s.cfg.LeaseTTL - t.s.cfg.LeaseTTL/10)
 	t.deadline.Store(&deadline)
-	return deadline
+	t.watch.Reset(time.Until(deadline))
 }
 
-// run serves until the lease or ctx ends. Its error is a fault that waiting does not heal.
-func (t *tenure) run(ctx context.Context) error {
-	err := t.serve(ctx)
+// halt asks for the lane to be given back: no new call is started.
+func (t *tenure) halt() {
+	if !t.halting.Swap(true) {
+		close(t.halted)
+	}
+}
+
+// notify hands on what a scout has found.
+func (t *tenure) notify(n news) {
+	select {
+	case t.kick <- n:
+	default: // one is waiting, and whoever takes it looks for both
+	}
+}
+
+// run serves until the lease ends or the lane is to be given back. Its error is a fault that waiting does not heal.
+func (t *tenure) run() error {
+	err := t.serve()
 	cause := context.Cause(t.ctx) // nil: the lease still stands
 	t.watch.Stop()
 	t.end(nil)
 	t.endCalls()
 	if cause != nil {
-		t.w.tell.lease(LeaseChange{Epoch: t.lease.epoch, Err: cause})
+		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.epoch, Err: cause})
 	}
-	if stuck := t.join(ctx); stuck != nil {
+	if stuck := t.join(); stuck != nil {
 		return errors.Join(err, stuck) // and no release: the call may still be going on
 	}
 	if errors.Is(cause, errReplaced) {
 		return err
 	}
-	bounded, cancel := t.w.detached(ctx)
+	bounded, cancel := t.s.detached(t.ctx)
 	defer cancel()
-	if released := t.lease.release(bounded, t.w.pool); released != nil {
-		t.w.tell.failed(fmt.Errorf("releasing the lease, which ends by itself: %w", released), 0)
+	if released := t.lease.release(bounded, t.s.pool); released != nil {
+		t.s.tell.failed(fmt.Errorf("releasing lane %d, whose lease ends by itself: %w", t.lane, released), 0)
 	} else if cause == nil {
-		t.w.tell.lease(LeaseChange{Epoch: t.lease.epoch})
+		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.epoch})
 	}
 	return err
 }
 
-// serve is the loop. It returns when the lease has ended, when ctx has and everything is settled, or with a fault that
-// waiting does not heal.
-func (t *tenure) serve(ctx context.Context) error {
-	stop := ctx.Done()
+// serve is the loop. It returns when the lease has ended, when the lane is to be given back and everything is settled, or with a fault
+// that waiting does not heal.
+func (t *tenure) serve() error {
+	halted := t.halted
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for t.ctx.Err() == nil {
 		now := time.Now()
-		stopping := !t.stopAt.IsZero()
-		if stopping && len(t.flights) == 0 {
-			return nil
-		}
-		if stopping && !now.Before(t.stopAt) {
-			if t.cut {
-				return nil // a sink does not return (join says so), or the database does not answer
+		if !t.stopAt.IsZero() {
+			if t.calling == 0 && t.chunk == nil && len(t.done) == 0 {
+				return nil
 			}
-			t.cut, t.stopAt = true, now.Add(t.w.joinGrace)
-			t.endCalls() // the results come in at once and are settled below
+			if !now.Before(t.stopAt) {
+				if t.cut {
+					return nil // a sink does not return (join says so), or the database does not answer
+				}
+				t.cut, t.stopAt = true, now.Add(t.s.joinGrace)
+				t.endCalls() // the results come in at once and are settled below
+			}
 		}
-		if err := t.step(now, stopping); err != nil {
-			return err
+		if !now.Before(t.notBefore) {
+			if err := t.step(now); err != nil {
+				if err = t.failed(err); err != nil {
+					return err
+				}
+			} else {
+				t.pause.Reset()
+			}
 		}
+		t.idle.Store(t.stopAt.IsZero() && t.chunk == nil && !t.fresh)
 
+		var slot chan<- struct{}
+		if t.chunk != nil && t.chunk.next < len(t.chunk.rows) && t.starting() {
+			slot = t.s.slots
+		}
 		timer.Reset(time.Until(t.next()))
 		select {
+		case slot <- struct{}{}:
+			t.startNext()
 		case f := <-t.results:
 			t.landed(f)
 		case <-timer.C:
-		case <-t.w.wake:
-			t.pollAt = now
-		case <-stop:
-			stop = nil
-			t.stopAt = time.Now().Add(t.w.cfg.DrainTimeout)
+		case n := <-t.kick:
+			t.fresh, t.due = t.fresh || n.Fresh, t.due || n.Due
+		case <-halted:
+			halted = nil
+			t.stopAt = time.Now().Add(t.s.cfg.DrainTimeout)
 		case <-t.ctx.Done():
 		}
 	}
 	return nil
 }
 
-// step does what is due, at most one thing of each kind.
-func (t *tenure) step(now time.Time, stopping bool) error {
-	if !now.Before(t.renewAt) {
-		if err := t.renew(); err != nil {
-			return err
-		}
-	}
-	if t.ctx.Err() != nil || now.Before(t.notBefore) {
-		return nil //nolint:nilerr // serve sees that the lease has ended
-	}
-	want := 0
-	if !stopping && (len(t.done) > 0 || !now.Before(t.pollAt)) {
-		want = t.room(now)
-	}
-	if len(t.done) > 0 || want > 0 {
-		return t.turn(want)
-	}
-	if !stopping && !now.Before(t.purgeAt) {
-		return t.purge()
-	}
-	return nil
-}
+// starting says whether calls may be started.
+func (t *tenure) starting() bool { return t.stopAt.IsZero() && t.s.open() }
 
-// room is how many rows to pick. It puts the next poll off if the sink wants none, or step would be due at once again.
-func (t *tenure) room(now time.Time) int {
-	limit := t.w.cfg.Concurrency
-	if r, ok := t.w.sink.(Readier); ok {
-		limit = min(limit, r.Ready())
-	}
-	if limit <= t.calling && t.calling < t.w.cfg.Concurrency {
-		t.pollAt = now.Add(t.w.cfg.PollInterval)
-	}
-	return max(limit-t.calling, 0)
-}
-
-// next is when step has something to do, should nothing else happen.
+// next is when there is something to do, should nothing else happen.
 func (t *tenure) next() time.Time {
-	if !t.stopAt.IsZero() && len(t.flights) == 0 {
-		return time.Time{} // serve ends
-	}
-	next := t.renewAt
+	next := time.Now().Add(t.s.cfg.LeaseTTL)
 	earlier := func(at time.Time) {
 		if at.Before(t.notBefore) {
 			at = t.notBefore
@@ -192,122 +195,136 @@ func (t *tenure) next() time.Time {
 			next = at
 		}
 	}
-	if len(t.done) > 0 {
+	stopping := !t.stopAt.IsZero()
+	if c := t.chunk; c != nil {
+		switch {
+		case c.finished(t.starting()):
+			earlier(time.Time{})
+		case c.flying > 0:
+			earlier(c.last.Add(patience))
+		}
+		if c.next < len(c.rows) && !stopping && !t.s.open() {
+			earlier(time.Now().Add(t.s.cfg.PollInterval)) // until the sink takes calls again
+		}
+	} else if t.fresh && !stopping {
+		earlier(time.Now().Add(t.closedFor()))
+	}
+	if len(t.done) > 0 || len(t.promote) > 0 || !t.swept {
 		earlier(time.Time{})
 	}
-	if t.stopAt.IsZero() {
-		if t.calling < t.w.cfg.Concurrency {
-			earlier(t.pollAt)
+	if t.due && !stopping {
+		if t.dueAt.IsZero() {
+			earlier(time.Now().Add(t.closedFor()))
+		} else {
+			earlier(t.dueAt)
 		}
-		earlier(t.purgeAt)
-	} else if t.stopAt.Before(next) {
+	}
+	if stopping && t.stopAt.Before(next) {
 		next = t.stopAt
 	}
 	return next
 }
 
-// landed takes in a call that has returned, and whatever else has, so that they are settled together.
-func (t *tenure) landed(f *flight) {
-	for {
-		t.calling--
-		t.done = append(t.done, f)
-		select {
-		case f = <-t.results:
-		default:
-			return
-		}
+// closedFor is how long to wait before work that is there is looked at: not at all if the sink takes calls.
+func (t *tenure) closedFor() time.Duration {
+	if t.s.open() {
+		return 0
 	}
+	return t.s.cfg.PollInterval
 }
 
-// renew prolongs the lease.
-func (t *tenure) renew() error {
-	sent := time.Now()
-	bounded, cancel := t.w.detached(t.ctx)
-	defer cancel()
-	ours, err := t.lease.renew(bounded, t.w.pool, t.w.cfg.LeaseTTL)
-	switch {
-	case err != nil:
-		t.renewAt = time.Now().Add(t.w.cfg.LeaseTTL / 30)
-		return t.failed(fmt.Errorf("renewing the lease: %w", err))
-	case !ours:
-		t.end(errReplaced)
-		return nil
+// step does what is due, at most one transaction of each kind.
+func (t *tenure) step(now time.Time) error {
+	if !t.known {
+		if err := t.load(); err != nil {
+			return err
+		}
 	}
-	t.renewAt = sent.Add(t.w.cfg.LeaseTTL / 3)
-	t.watch.Reset(time.Until(t.extend(sent)))
+	if len(t.promote) > 0 || !t.swept {
+		if err := t.promoteBlocked(); err != nil {
+			return err
+		}
+	}
+	open := t.starting()
+	if due := t.due && open && !now.Before(t.dueAt); due || len(t.done) > 0 {
+		if err := t.retryTurn(due); err != nil {
+			return err
+		}
+	}
+	if c := t.chunk; c != nil {
+		if !c.finished(open) && (c.flying == 0 || now.Sub(c.last) < patience) {
+			return nil
+		}
+		return t.finish()
+	}
+	if t.fresh && open {
+		return t.freeze()
+	}
 	return nil
+}
+
+// landed takes in a call that has returned.
+func (t *tenure) landed(f *flight) {
+	t.calling--
+	t.s.calling.Add(-1)
+	if f.parked != 0 {
+		<-t.s.slots
+		t.done = append(t.done, f)
+		return
+	}
+	c := t.chunk
+	if c == nil || f.chunk != c {
+		// The chunk went on without it: it is in the parked table by now, where its settlement finds it by its row.
+		f.state = flightDone
+		<-t.s.slots
+		t.done = append(t.done, f)
+		return
+	}
+	c.flying--
+	c.last = time.Now()
+	f.state = flightDone
+	if next := c.followers(f); next != nil && t.stopAt.IsZero() {
+		t.launch(next) // in the same slot
+		return
+	}
+	<-t.s.slots
 }
 
 // failed judges the error of a transaction: fenced off, a fault that waiting does not heal (returned), or one that is
 // told and followed by another try.
 func (t *tenure) failed(err error) error {
-	if sqlState(err) == codeFenceLost {
+	t.known = false // nobody knows what has committed
+	switch {
+	case sqlState(err) == codeRebase, incurable(err), errors.Is(err, errGone):
+		return err
+	case errors.Is(err, errReplaced):
 		t.end(errReplaced)
 		return nil
 	}
-	if incurable(err) {
-		return err
-	}
 	d := t.pause.NextBackOff()
-	t.w.tell.failed(err, d)
+	t.s.tell.failed(err, d)
 	t.notBefore = time.Now().Add(d)
 	return nil
 }
 
-// start makes a call in a goroutine of its own.
-func (t *tenure) start(f *flight) {
-	f.mayStart = func() error {
-		now := time.Now()
-		if !now.Before(*t.deadline.Load()) || t.ctx.Err() != nil {
-			return ErrLease
-		}
-		if !f.notAfter.IsZero() && !now.Before(f.notAfter) {
-			return ErrWindow
-		}
-		return nil
-	}
-	t.calling++
-	go func() {
-		defer func() { t.results <- f }() // deferred: a sink may end its goroutine
-		f.result = RetryLater("the sink ended its goroutine", nil)
-		t.call(f)
-	}()
-}
-
-// call makes one attempt. No transaction is open (T10).
-func (t *tenure) call(f *flight) {
-	defer func() {
-		if v := recover(); v != nil {
-			// A call that panics must not take every other call with it; its row keeps the type only, the
-			// value may be a payload.
-			f.result = RetryLater(fmt.Sprintf("the sink panicked (%T)", v), fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
-		}
-	}()
-	if err := f.MayStart(); err != nil {
-		f.result = RetryLater(err.Error(), err)
-		return
-	}
-	ctx, cancel := context.WithTimeout(t.callCtx, t.w.limits.Timeout)
-	defer cancel()
-	f.result = t.w.sink.Send(ctx, &f.Delivery)
-}
-
 // join waits until every call has returned, so that this relay never has two calls of one row under way. Their results are
 // dropped: the lease is over, and the rows are sent again under the same keys.
-func (t *tenure) join(ctx context.Context) error {
-	stop := ctx.Done()
+func (t *tenure) join() error {
+	halted := t.halted
 	var grace <-chan time.Time
 	for t.calling > 0 {
 		select {
 		case <-t.results:
 			t.calling--
-		case <-stop:
-			stop = nil
-			timer := time.NewTimer(t.w.joinGrace)
+			t.s.calling.Add(-1)
+			<-t.s.slots
+		case <-halted:
+			halted = nil
+			timer := time.NewTimer(t.s.joinGrace)
 			defer timer.Stop()
 			grace = timer.C
 		case <-grace:
-			return fmt.Errorf("%w: %d calls %v after their context ended", ErrStuck, t.calling, t.w.joinGrace)
+			return fmt.Errorf("%w: %d calls %v after their context ended", ErrStuck, t.calling, t.s.joinGrace)
 		}
 	}
 	return nil

@@ -73,6 +73,8 @@ type Tx struct {
 	origin    dedupe.Origin
 	hasOrigin bool
 	marks     map[[16]byte]struct{}
+	late      []any // what is written right before the seal, by writeLate
+	writeLate func(items []any) (sql string, args []any)
 }
 
 // Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement that is sent.
@@ -138,6 +140,16 @@ func (t *Tx) Mark(id [16]byte) bool {
 	return true
 }
 
+// Late keeps an item that is written right before the seal, together with the items of all messages, by the one statement that write
+// makes of them. What a savepoint undoes is forgotten. An error of that statement counts as the handler's.
+func (t *Tx) Late(item any, write func(items []any) (sql string, args []any)) error {
+	if err := t.ready(""); err != nil {
+		return err
+	}
+	t.late, t.writeLate = append(t.late, item), write
+	return nil
+}
+
 // CloseHandler ends the handler's use of the transaction; the engine may still commit or roll back.
 func (t *Tx) CloseHandler() {
 	t.closed.Store(true)
@@ -163,6 +175,10 @@ func (t *Tx) Commit(timeout time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
+	if len(t.late) > 0 {
+		sql, args := t.writeLate(t.late)
+		t.batch.Queue(sql, args...)
+	}
 	t.Engine(stepSeal, sealSQL)
 	t.Engine(stepCommit, "commit")
 	r := t.send(ctx)

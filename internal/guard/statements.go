@@ -126,11 +126,11 @@ func (t *Tx) Savepoint(ctx context.Context, fn func() error) error {
 	if err := t.flush(ctx); err != nil { // statements queued before fn are judged before it, and not undone with it
 		return err
 	}
-	marks := maps.Clone(t.marks)
+	marks, late := maps.Clone(t.marks), len(t.late)
 	returned := false
 	defer func() {
 		if !returned { // a panic, or Goexit: should somebody recover it, what fn wrote so far must not stay
-			_ = t.undo(ctx, name, marks)
+			_ = t.undo(ctx, name, marks, late)
 		}
 	}()
 	err := fn()
@@ -150,21 +150,21 @@ func (t *Tx) Savepoint(ctx context.Context, fn func() error) error {
 	case err == nil:
 		err = t.failure
 	}
-	if broken := t.undo(ctx, name, marks); broken != nil {
+	if broken := t.undo(ctx, name, marks, late); broken != nil {
 		return broken
 	}
 	return err
 }
 
 // undo goes back to a savepoint, unless the transaction has a failure that this does not undo.
-func (t *Tx) undo(ctx context.Context, name string, marks map[[16]byte]struct{}) error {
+func (t *Tx) undo(ctx context.Context, name string, marks map[[16]byte]struct{}, late int) error {
 	if t.open != nil {
 		t.open.finish()
 	}
 	if t.failure != nil && !t.forgivable() {
 		return t.failure
 	}
-	t.failure, t.marks = nil, marks
+	t.failure, t.marks, t.late = nil, marks, t.late[:late]
 	t.batch, t.steps = &pgx.Batch{}, nil // what was queued in fn and not sent
 	// Not in the pipeline: a failed transaction takes a ROLLBACK TO and refuses to prepare the RELEASE behind it. Without arguments
 	// Exec sends both as they are.

@@ -121,6 +121,32 @@ func Headers(h http.Header) (names, values []string, faults []error) {
 	return names, values, faults
 }
 
+// Lines is the stored form of headers: a line "Name: value" for each.
+func Lines(names, values []string) string {
+	var b strings.Builder
+	for i, n := range names {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString(n)
+		b.WriteString(": ")
+		b.WriteString(values[i])
+	}
+	return b.String()
+}
+
+// Parse reads what Lines wrote.
+func Parse(lines string) http.Header {
+	h := http.Header{}
+	for lines != "" {
+		var line string
+		line, lines, _ = strings.Cut(lines, "\n")
+		name, value, _ := strings.Cut(line, ": ")
+		h[name] = append(h[name], value)
+	}
+	return h
+}
+
 // sortedNames sorts by canonical form, then as given.
 func sortedNames(h http.Header) []string {
 	names := make([]string, 0, len(h))

@@ -1,0 +1,112 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+)
+
+// Response is a remote's answer to a call that asked for it (Call.Capture).
+type Response struct {
+	Status int
+	// Header is what the sink keeps of the answer's header.
+	Header http.Header
+	// Body is at most 64 KiB.
+	Body []byte
+}
+
+// lines is the header as a row keeps it.
+func (r *Response) lines() string {
+	names, values, _ := frozen.Headers(r.Header)
+	return frozen.Lines(names, values)
+}
+
+// Completed is a call that the remote has accepted, with its answer.
+type Completed struct {
+	Key           string
+	Tenant, Scope string
+	Sink, Name    string
+	Method        string
+	Target        string
+	Header        http.Header
+	Body          []byte
+	Response      *Response
+	// Attempt counts all attempts: those at the call and those at its completion.
+	Attempt int
+}
+
+// Tx is the transaction of a completion: a [pgx.Tx] without Commit, Rollback and Conn, as a consumer's handler gets it.
+type Tx interface {
+	dedupe.Tx
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+	// Queue adds a write whose answer is not needed; it travels with the next statement, or with the commit.
+	Queue(sql string, args ...any)
+	// Savepoint calls fn, whose writes are undone when it returns an error or one of its statements fails.
+	Savepoint(ctx context.Context, fn func() error) error
+}
+
+// permanent marks an error of RelayConfig.Complete that another try does not heal.
+type permanent struct{ error }
+
+func (p permanent) Unwrap() error { return p.error }
+
+// Permanent is for RelayConfig.Complete: the completion is not tried again, and waits for an operator.
+func Permanent(err error) error { return permanent{err} }
+
+// completeSQL is the fence of a completion; see the function's comment in the migration. It settles the call's row, so that the completion's writes
+// commit once, with it.
+const completeSQL = `select onlyonce.settle($1, $2, $3::uuid, $4, $5, null, null, $6, $7, $8)`
+
+// complete hands an answer to the user, in a transaction that settles the call.
+func (t *tenure) complete(ctx context.Context, f *flight) {
+	if t.s.cfg.Complete == nil {
+		f.result = RetryLater("RelayConfig.Complete is not set", nil)
+		return
+	}
+	if f.sealed {
+		if err := t.open(f); err != nil {
+			f.result = RetryLater("the body cannot be opened: "+err.Error(), err)
+			return
+		}
+	}
+	// The lease is held locked meanwhile: the handler must be done before it is renewed.
+	ctx, cancel := context.WithTimeout(ctx, t.s.dbTimeout)
+	defer cancel()
+	conn, err := t.s.pool.Acquire(ctx)
+	if err != nil {
+		f.result = RetryLater("no connection for the completion", err)
+		return
+	}
+	defer conn.Release()
+	tx := guard.Begin(conn.Conn())
+	defer tx.Rollback(t.s.dbTimeout)
+	ms := strconv.FormatInt(max(t.s.dbTimeout.Milliseconds(), 1), 10)
+	tx.Engine("fence", completeSQL, t.lease.id, t.lease.epoch, t.lease.nonce, f.parked, f.Attempt, ms, ms, ms)
+	tx.SetOrigin(dedupe.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: time.Time{}})
+	err = t.s.cfg.Complete(ctx, tx, &Completed{Key: f.Key, Tenant: f.Tenant, Scope: f.Scope, Sink: f.Sink, Name: f.Name, Method: f.Method, Target: f.Target,
+		Header: f.Header, Body: f.Body, Response: f.answer, Attempt: f.Attempt})
+	if failed := tx.Failure(); failed != nil && (err == nil || !errors.Is(err, failed)) {
+		err = errors.Join(failed, err)
+	}
+	if err == nil {
+		err = tx.Commit(t.s.dbTimeout)
+	}
+	var final permanent
+	switch {
+	case err == nil:
+		f.result = Result{Outcome: Delivered}
+	case errors.As(err, &final):
+		f.result = Reject("completion: "+err.Error(), err)
+	default:
+		f.result = RetryLater("completion: "+err.Error(), fmt.Errorf("outbox: completing call %s: %w", f.Key, err))
+	}
+}

@@ -1,0 +1,159 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cenkalti/backoff/v4"
+)
+
+// States of a parked call.
+const (
+	stateRetrying  = "retrying"
+	stateBlocked   = "blocked"
+	stateWaiting   = "waiting"
+	stateReconcile = "reconcile"
+	stateResolved  = "resolved"
+)
+
+// Reasons why a call is parked.
+const (
+	reasonFailed     = "failed"     // an attempt was made, and had no final answer
+	reasonBehind     = "behind"     // another call of its ordering key is parked
+	reasonScheduled  = "scheduled"  // its time has not come
+	reasonCut        = "cut"        // the lane was given back, or the call is still under way
+	reasonCompletion = "completion" // the remote has accepted it; RelayConfig.Complete has not
+	reasonRejected   = "rejected"
+	reasonWindow     = "window"
+)
+
+// verdict is what becomes of a call's row after an attempt.
+type verdict struct {
+	as            Settlement
+	state, reason string
+	text          string        // error that the row keeps
+	due           bool          // it is looked at again by itself
+	delay         time.Duration // after that long
+	fresh         bool          // no call was applied: the key's window counts anew
+	answer        *Response     // kept in the row
+}
+
+// judge decides about a flight. It gives the same answer each time, but for one that is still under way.
+func (t *tenure) judge(f *flight) verdict {
+	if f.verdict != nil {
+		return *f.verdict
+	}
+	v := t.decide(f)
+	if f.state != flightFlying {
+		f.verdict = &v
+	}
+	return v
+}
+
+func (t *tenure) decide(f *flight) verdict {
+	switch f.state {
+	case flightBehind:
+		return verdict{state: stateBlocked, reason: reasonBehind}
+	case flightScheduled:
+		return verdict{state: stateRetrying, reason: reasonScheduled, due: true, delay: f.wait - time.Since(f.asked)}
+	case flightWaiting:
+		return verdict{state: stateRetrying, reason: reasonCut, due: true}
+	case flightFlying: // settled when it returns; if this relay dies, after that time
+		return verdict{state: stateRetrying, reason: reasonCut, due: true, delay: t.s.limits.Timeout + t.s.cfg.LeaseTTL}
+	}
+	r := f.result
+	v := verdict{text: stored(r.Reason)}
+	switch {
+	case f.decision == Applied:
+		return verdict{as: SettledDelivered, state: stateResolved}
+	case f.decision == NotApplied:
+		return verdict{as: SettledRetry, state: stateRetrying, reason: reasonFailed, due: true, fresh: true}
+	case f.decision == Unknown:
+		v.as, v.state, v.reason, v.due, v.delay = SettledReconcile, stateReconcile, reasonWindow, true, t.s.retryDelay(f.Attempt, 0)
+	case r.Outcome == Delivered && f.completing():
+		return verdict{as: SettledDelivered, state: stateResolved}
+	case r.Outcome == Delivered && f.Capture:
+		answer := r.Response
+		if answer == nil {
+			answer = &Response{}
+		}
+		return verdict{as: SettledAccepted, state: stateRetrying, reason: reasonCompletion, due: true, answer: answer}
+	case r.Outcome == Delivered:
+		return verdict{as: SettledDelivered, state: stateResolved}
+	case r.Outcome == Rejected && f.completing():
+		v.as, v.state, v.reason = SettledRejected, stateWaiting, reasonCompletion
+	case r.Outcome == Rejected:
+		v.as, v.state, v.reason = SettledRejected, stateWaiting, reasonRejected
+	case errors.Is(r.Err, ErrWindow) && !f.completing():
+		v.as, v.state, v.reason, v.due = SettledReconcile, stateReconcile, reasonWindow, true
+	default:
+		if r.Outcome != Retry { // a sink that forgot to say: never taken for success
+			v.text = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
+		}
+		v.as, v.state, v.reason, v.due, v.delay = SettledRetry, stateRetrying, reasonFailed, true, t.s.retryDelay(f.Attempt, r.RetryAfter)
+		if f.completing() {
+			v.reason = reasonCompletion
+		}
+	}
+	return v
+}
+
+// response is the answer as the row keeps it.
+func (v *verdict) response() (status *int32, headers *string, body []byte) {
+	if v.answer == nil {
+		return nil, nil, nil
+	}
+	s, h := int32(v.answer.Status), v.answer.lines()
+	return &s, &h, v.answer.Body
+}
+
+// event is what is told about an attempt.
+func (v verdict) event(f *flight) Settled {
+	e := Settled{Row: f.ID, Key: f.Key, Name: f.Name, Attempt: f.Attempt, As: v.as, Reason: v.text, Err: f.result.Err}
+	if v.as == SettledRetry {
+		e.Wait = v.delay
+	}
+	return e
+}
+
+// retryDelay is how long a call waits after its attempt number n.
+func (s *sender) retryDelay(attempt int, after time.Duration) time.Duration {
+	b := backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(s.cfg.RetryMin),
+		backoff.WithMaxInterval(s.cfg.RetryMax),
+		backoff.WithMultiplier(2),
+		backoff.WithMaxElapsedTime(0))
+	d := b.NextBackOff()
+	for range min(max(attempt, 1), 64) - 1 { // 64 doublings pass any maximum
+		d = b.NextBackOff()
+	}
+	return max(d, min(after, maxRetryAfter))
+}
+
+// maxRetryAfter bounds what a remote may ask for: a wrong unit in a header must not put a call off for days.
+const maxRetryAfter = time.Hour
+
+// maxReason is the length in bytes of an error that a row keeps.
+const maxReason = 300
+
+// stored makes a text fit for a column of text: valid UTF-8 without NUL, on one line, and short. Postgres refuses other
+// text, and a row that cannot be settled would hold up every row that is settled with it.
+func stored(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+	if len(s) <= maxReason {
+		return s
+	}
+	s = s[:maxReason]
+	for !utf8.ValidString(s) {
+		s = s[:len(s)-1]
+	}
+	return s + "..."
+}

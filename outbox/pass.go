@@ -1,0 +1,420 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+)
+
+const (
+	// maxChunk is how many rows of a pass may be called before the cursor is written again: onlyonce.lanes.started_at tells from when on
+	// that many rows above last_id may have been called. It is part of the stored format.
+	maxChunk = 1024
+	// bite is how many rows are read whole together with the pass that begins. A pass that has more is read by its ids first.
+	bite = 64
+	// maxRefs bounds the ids that are held, maxChunkBytes the bodies.
+	maxRefs       = 100_000
+	maxChunkBytes = 4 << 20
+)
+
+// loadSQL reads a lane's cursor. In: lane id. One row.
+const loadSQL = `select version, last_id, target is not null from onlyonce.lanes where id = $1`
+
+// fenceSQL is the first statement of every write of a tenure. In: lease, epoch, nonce; lock_timeout, statement_timeout and
+// idle_in_transaction_session_timeout in milliseconds. Out: one row. Raises OO001 if another relay owns the lease, and
+// keeps the lease from being taken over until the transaction ends, which the timeouts bound; needs READ COMMITTED, so that
+// what follows sees what a previous owner has committed. A commit that is not flushed would
+// be forgotten in a crash although the call was made, so synchronous_commit = off is not accepted from the session; the
+// journal's flush also covers the rows that it is about, which were written to the log before it.
+const fenceSQL = `
+select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5, true),
+       set_config('idle_in_transaction_session_timeout', $6, true), set_config('enable_seqscan', 'off', true),
+       set_config('synchronous_commit',
+         case current_setting('synchronous_commit') when 'off' then 'local' else current_setting('synchronous_commit') end, true),
+       onlyonce.hold($1, $2, $3::uuid)`
+
+// advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version, last id, freeze, keep started_at.
+const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5)`
+
+// passRows are the rows of a lane's pass above last_id: those that became visible between prev and target (O2). They were in
+// progress then, or had not begun. By the index outbox_log_new.
+const passRows = `(
+  select r.* from onlyonce.outbox_log r
+   where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
+     and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
+  union all
+  select r.* from onlyonce.outbox_log r
+   where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
+     and r.xid = any (array(select x from pg_snapshot_xip(a.prev) x where pg_visible_in_snapshot(x, a.target)))) r`
+
+// wholeRow is what a flight is made of. The age of the key counts from when a call can first have been made: the pass's start, or the time of
+// the message where it may have been handled in a history that is lost (O6). The clock is read at least once after the row was.
+const wholeRow = `
+       r.id, r.key, r.order_key, r.tenant, r.scope, r.name, r.method, r.target, r.headers, coalesce(r.trace, ''), r.body, r.capture, r.sealed,
+       (extract(epoch from clock_timestamp() - case when r.redo or r.origin_time < a.history_at then least(r.origin_time, a.started_at) else a.started_at end) * 1000000)::bigint,
+       r.redo or coalesce(r.origin_time < a.history_at, false),
+       coalesce((extract(epoch from r.not_before - clock_timestamp()) * 1000000)::bigint, 0),
+       r.order_key is not null and exists (select 1 from onlyonce.parked p where p.order_key = r.order_key and p.settled_at is null)`
+
+// biteSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no row if the lane has moved.
+const biteSQL = `
+select` + wholeRow + `
+  from onlyonce.lanes a cross join lateral ` + passRows + `
+ where a.id = $1 and a.version = $2
+ order by r.id limit $3`
+
+// collectSQL reads where the rows of a pass lie. In: lane id, version, how many. Out: id, slot, ctid, bytes of the body.
+const collectSQL = `
+select r.id, r.slot, r.ctid, octet_length(r.body)
+  from onlyonce.lanes a cross join lateral (
+    select r.id, r.slot, r.ctid, r.body from onlyonce.outbox_log r
+     where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
+       and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
+    union all
+    select r.id, r.slot, r.ctid, r.body from onlyonce.outbox_log r
+     where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
+       and r.xid = any (array(select x from pg_snapshot_xip(a.prev) x where pg_visible_in_snapshot(x, a.target)))) r
+ where a.id = $1 and a.version = $2
+ order by r.id limit $3`
+
+// fetchSQL reads rows from where they lie. In: lane id, slot, ctids, ids. A segment that was emptied and filled again has other rows at
+// the same place, so the id is compared: a row that is missing ends the relay.
+const fetchSQL = `
+select` + wholeRow + `
+  from onlyonce.lanes a, onlyonce.outbox_log r
+ where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[]) and r.id = any ($4::bigint[]) and r.sink = a.sink and r.lane = a.lane`
+
+// divertSQL copies rows of the log, whole, to where they are tried again. In: sink, lane; arrays of one length: ids, keys, states, reasons,
+// errors, attempts, microseconds until they are due (null: never by themselves), microseconds since the first call can have been made (null: none was),
+// status, headers and body of an answer that was captured. By the index outbox_log_key. A row that is parked already stays as it is; so
+// does one whose key is parked under another row: it is the same call.
+const divertSQL = `
+insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, order_key, sink, lane, partition, row_id, "offset", call_name, method,
+                             target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at,
+                             response_status, response_headers, response_body)
+select 'call', d.state, d.reason, d.error, d.attempts, r.tenant, r.scope, r.key,
+       case when $14 and d.state in ('waiting', 'reconcile') then null else r.order_key end, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
+       array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
+       array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
+       r.body, r.trace, r.capture, r.sealed, clock_timestamp() + d.delay * interval '1 microsecond', clock_timestamp() - d.age * interval '1 microsecond',
+       d.status, d.response_headers, d.response_body
+  from unnest($3::bigint[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::int[], $9::bigint[], $10::bigint[], $11::int[], $12::text[], $13::bytea[])
+       as d(id, key, state, reason, error, attempts, delay, age, status, response_headers, response_body)
+  join onlyonce.outbox_log r on r.key = d.key and r.id = d.id and r.sink = $1 and r.lane = $2
+ order by r.id
+on conflict do nothing`
+
+// errGone says that the log has lost a row that was not sent. Nothing heals that but people.
+var errGone = errors.New("outbox: rows of the log that were not sent are gone: was a segment emptied by hand?")
+
+// cursor is what a tenure knows of its row in onlyonce.lanes.
+type cursor struct {
+	version, last int64
+	unread        bool // the pass may hold rows above last
+	suspect       int  // how many rows above last an owner before may have called: their age counts from his journal
+}
+
+// ref is where a row lies.
+type ref struct {
+	ID   int64
+	Slot int16
+	Tid  pgtype.TID
+	Size int64
+}
+
+// reads are what a turn may read behind its commit.
+type reads int
+
+const (
+	readNothing reads = iota
+	readBite
+	readRefs
+	readRows
+)
+
+// load reads the cursor, after a take-over or when nobody knows what has committed.
+func (t *tenure) load() error {
+	ctx, cancel := t.s.detached(t.ctx)
+	defer cancel()
+	c := cursor{suspect: maxChunk}
+	if err := t.s.pool.QueryRow(ctx, loadSQL, t.lease.id).Scan(&c.version, &c.last, &c.unread); err != nil {
+		return fmt.Errorf("reading the cursor of lane %d: %w", t.lane, err)
+	}
+	if !c.unread {
+		c.suspect = 0
+	}
+	t.cursor, t.known, t.chunk, t.refs, t.more = c, true, nil, nil, false
+	t.fresh = true
+	return nil
+}
+
+// freeze goes on with the pass that is there, or begins the next one.
+func (t *tenure) freeze() error {
+	if t.cursor.unread {
+		return t.turn(nil, t.cursor.last, false, readBite)
+	}
+	return t.turn(nil, 0, true, readBite)
+}
+
+// finish writes what became of the chunk and reads the next one.
+func (t *tenure) finish() error {
+	c := t.chunk
+	diverted := c.diverted(t)
+	last := t.cursor.last
+	if c.next > 0 {
+		last = c.rows[c.next-1].ID
+	}
+	whole := c.next == len(c.rows)
+	open := t.starting()
+	switch {
+	case whole && len(t.refs) == 0 && !t.more: // the pass is done
+		if open {
+			return t.turn(diverted, 0, true, readBite)
+		}
+		err := t.turn(diverted, last, false, readNothing)
+		t.cursor.unread, t.fresh = t.cursor.unread && err != nil, true
+		return err
+	case !whole || !open:
+		err := t.turn(diverted, last, false, readNothing)
+		t.cursor.unread, t.fresh, t.refs, t.more = true, true, nil, false
+		return err
+	case len(t.refs) == 0:
+		return t.turn(diverted, last, false, readRefs)
+	}
+	return t.turn(diverted, last, false, readRows)
+}
+
+// turn moves the cursor in a transaction of its own, and in the same round trip reads what comes next (O2, O3). Nothing of what it reads is
+// called before its COMMIT is known.
+func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) error {
+	var (
+		rows []*flight
+		refs []ref
+		now  []ref // of refs, what is fetched
+		lsn  string
+	)
+	if what == readRows {
+		now = t.nextRefs()
+	}
+	asked := time.Now() // the database measures ages after this moment
+	suspect := 0
+	if !freeze {
+		suspect = t.cursor.suspect
+		if t.chunk != nil {
+			suspect = max(suspect-t.chunk.next, 0)
+		}
+	}
+	keep := suspect > 0
+	err := t.fenced(func(b *pgx.Batch) {
+		queueDiverts(b, t, diverted)
+		b.Queue(advanceSQL, t.lease.id, t.cursor.version, last, freeze, keep).Exec(anyRows)
+	}, func(b *pgx.Batch) {
+		switch what {
+		case readBite:
+			b.Queue(biteSQL, t.lease.id, t.cursor.version+1, bite).Query(collect(&rows, scanFlight))
+		case readRefs:
+			b.Queue(collectSQL, t.lease.id, t.cursor.version+1, maxRefs).Query(collect(&refs, pgx.RowToStructByPos[ref]))
+		case readRows:
+			t.queueFetch(b, now, &rows)
+		}
+		if len(t.s.cfg.WaitFor) > 0 {
+			b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
+		}
+	})
+	switch {
+	case sqlState(err) == codeMoved:
+		t.known = false // an attempt before, whose answer was lost, has done it
+	case err != nil:
+		return err
+	default:
+		t.cursor.version++
+		t.cursor.last, t.cursor.suspect = last, suspect
+	}
+	t.told(diverted)
+	t.chunk = nil
+	if !t.known {
+		return nil
+	}
+	switch what {
+	case readBite:
+		t.more = len(rows) == bite
+		t.cursor.unread, t.fresh = len(rows) > 0, len(rows) > 0
+	case readRefs:
+		t.refs, t.more = refs, len(refs) == maxRefs
+		if len(refs) == 0 { // the first bite was all there was
+			t.cursor.unread = false
+			return nil
+		}
+		now = t.nextRefs()
+		if err := t.fetch(now, &rows); err != nil {
+			t.cursor.unread = true
+			t.refs, t.more = nil, false
+			return err
+		}
+	case readRows:
+	default:
+		return nil
+	}
+	if what != readBite {
+		if len(rows) != len(now) {
+			return fmt.Errorf("%w: %d of %d in lane %d of sink %s", errGone, len(now)-len(rows), len(now), t.lane, t.s.name)
+		}
+		t.refs = t.refs[len(now):]
+		slices.SortFunc(rows, func(a, b *flight) int { return int(a.ID - b.ID) })
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	if lsn != "" && !t.awaitStandbys(lsn) {
+		t.cursor.unread = true
+		return nil
+	}
+	t.begin(rows, asked)
+	return nil
+}
+
+// nextRefs are the rows of the next chunk.
+func (t *tenure) nextRefs() []ref {
+	size := int64(0)
+	for i, r := range t.refs {
+		if size += r.Size; i > 0 && (i == maxChunk || size > maxChunkBytes) {
+			return t.refs[:i]
+		}
+	}
+	return t.refs
+}
+
+// queueFetch reads rows from where they lie, a statement for each segment.
+func (t *tenure) queueFetch(b *pgx.Batch, refs []ref, rows *[]*flight) {
+	bySlot := map[int16][]ref{}
+	for _, r := range refs {
+		bySlot[r.Slot] = append(bySlot[r.Slot], r)
+	}
+	for slot, there := range bySlot {
+		tids, ids := make([]pgtype.TID, len(there)), make([]int64, len(there))
+		for i, r := range there {
+			tids[i], ids[i] = r.Tid, r.ID
+		}
+		b.Queue(fetchSQL, t.lease.id, slot, tids, ids).Query(collect(rows, scanFlight))
+	}
+}
+
+func (t *tenure) fetch(refs []ref, rows *[]*flight) error {
+	ctx, cancel := t.s.detached(t.ctx)
+	defer cancel()
+	return reading(ctx, t.s.pool, func(b *pgx.Batch) { t.queueFetch(b, refs, rows) })
+}
+
+// collect appends rows to what dst points to.
+func collect[T any](dst *[]T, scan pgx.RowToFunc[T]) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		all, err := pgx.AppendRows(*dst, rows, scan)
+		*dst = all
+		return err
+	}
+}
+
+// scanFlight reads wholeRow.
+func scanFlight(r pgx.CollectableRow) (*flight, error) {
+	f := &flight{}
+	var key uuid.UUID
+	var headers string
+	var age, wait int64
+	err := r.Scan(&f.ID, &key, &f.order, &f.Tenant, &f.Scope, &f.Name, &f.Method, &f.Target, &headers, &f.Trace, &f.Body, &f.Capture, &f.sealed,
+		&age, &f.suspect, &wait, &f.blocked)
+	f.key, f.Key, f.Header = key, key.String(), frozen.Parse(headers)
+	f.age, f.wait = max(time.Duration(age)*time.Microsecond, 0), time.Duration(wait)*time.Microsecond // the database's clock may have been set back
+	return f, err
+}
+
+// fenced runs statements in a transaction that commits only while the lease is ours, and what reads behind it in the same pipeline. It returns
+// nil if and only if the transaction has committed. Whatever does not hold raises, so that a COMMIT behind it is skipped with all
+// that follows (T2); COMMIT's own tag is looked at, and the pipeline's end (T3).
+func (t *tenure) fenced(write, read func(b *pgx.Batch)) error {
+	ctx, cancel := t.s.detached(t.ctx)
+	defer cancel()
+	ms := strconv.FormatInt(max(t.s.dbTimeout.Milliseconds(), 1), 10)
+	b := &pgx.Batch{}
+	b.Queue(`begin isolation level read committed read write`)
+	b.Queue(fenceSQL, t.lease.id, t.lease.epoch, t.lease.nonce, ms, ms, ms).Exec(anyRows)
+	write(b)
+	b.Queue(`commit`).Exec(func(tag pgconn.CommandTag) error {
+		if tag.String() != "COMMIT" {
+			return fmt.Errorf("COMMIT was answered with %q: %w", tag, pgx.ErrTxCommitRollback)
+		}
+		return nil
+	})
+	if read != nil {
+		at := b.Len()
+		readOnly(b, read)
+		if b.Len() == at+3 { // nothing to read
+			b.QueuedQueries = b.QueuedQueries[:at]
+		}
+	}
+	conn, err := t.s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	if err := conn.SendBatch(ctx, b).Close(); err != nil {
+		if conn.Conn().PgConn().TxStatus() != 'I' && !conn.Conn().IsClosed() {
+			clean, cancel := t.s.detached(t.ctx)
+			defer cancel()
+			_, _ = conn.Exec(clean, `rollback`) // or the pool throws the connection away
+		}
+		if sqlState(err) == codeFenceLost {
+			return errReplaced
+		}
+		return err
+	}
+	return nil
+}
+
+// anyRows is for statements whose number of rows does not matter; an error ends the batch before it is called.
+func anyRows(pgconn.CommandTag) error { return nil }
+
+// lsnSQL is how far the log of the server has been written: behind the commits that its session has seen.
+const lsnSQL = `select pg_current_wal_lsn()::text`
+
+// standbysSQL says how many of the named standbys have flushed the log up to a position. In: names, position.
+const standbysSQL = `
+select count(distinct application_name) from pg_stat_replication where application_name = any ($1) and flush_lsn >= $2::pg_lsn`
+
+// awaitStandbys returns true once every standby that RelayConfig.WaitFor names has what was committed, and false if the lane is to be given
+// back or the lease ends before (O9).
+func (t *tenure) awaitStandbys(lsn string) bool {
+	pause := 2 * time.Millisecond
+	for {
+		var n int
+		ctx, cancel := context.WithTimeout(t.ctx, t.s.dbTimeout)
+		err := t.s.pool.QueryRow(ctx, standbysSQL, t.s.cfg.WaitFor, lsn).Scan(&n)
+		cancel()
+		switch {
+		case err == nil && n == len(t.s.cfg.WaitFor):
+			return true
+		case err != nil && t.ctx.Err() == nil:
+			t.s.tell.failed(fmt.Errorf("asking how far the standbys are: %w", err), pause)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-t.halted:
+			timer.Stop()
+			return false
+		case <-t.ctx.Done():
+			timer.Stop()
+			return false
+		}
+		pause = min(2*pause, 250*time.Millisecond)
+	}
+}

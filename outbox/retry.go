@@ -1,0 +1,272 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+)
+
+// pickSQL picks parked calls that are due and journals their attempts. In: sink, lane; ids under way; how many; how long after the first
+// attempt another may start, null: for ever; when they are due again should this relay die; whether calls of unknown outcome are asked about.
+// Out: a row each, in no order. By the index parked_calls_due; the clock is read in a subselect, once, because a volatile function is no
+// index condition. Locks the rows; skips those that somebody else has locked (an operator). A call whose window has passed is handed over too,
+// without an attempt: its age keeps it from being made, and it is left for reconciliation. One that has been accepted, and waits for its
+// completion, is not called any more. None is taken that stands behind an unsettled one of its ordering key.
+const pickSQL = `
+with t as materialized (select clock_timestamp() as now)
+update onlyonce.parked o
+   set attempts = o.attempts + case when o.state = 'reconcile' or o.first_attempt_at <= (select now from t) - $5::interval then 0 else 1 end,
+       first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
+                               else coalesce(o.first_attempt_at, clock_timestamp()) end,
+       next_attempt_at = clock_timestamp() + $6::interval
+ where o.id = any (array(
+         select p.id from onlyonce.parked p
+          where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at <= (select now from t)
+            and (p.state = 'retrying' or $7 and p.state = 'reconcile') and p.id <> all ($3::bigint[])
+            and (p.order_key is null or not exists (
+              select 1 from onlyonce.parked f
+               where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
+          order by p.next_attempt_at, p.id limit $4 for no key update skip locked))
+   and o.next_attempt_at <= (select now from t)
+returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.call_name, o.method, o.target,
+          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, o.attempts, o.state,
+          coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
+          o.response_status, coalesce(o.response_headers, ''), o.response_body`
+
+// nextSQL says in how many microseconds the next parked call of a lane is due. In: sink, lane, ids under way, whether calls of unknown outcome are asked about.
+// One row: null if there is none. By the index parked_calls_due.
+const nextSQL = `
+select (extract(epoch from min(p.next_attempt_at) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
+ where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at is not null and (p.state = 'retrying' or $4 and p.state = 'reconcile')
+   and p.id <> all ($3::bigint[])`
+
+// settleSQL writes how attempts at parked calls ended. In: arrays of one length: ids, 0 for a row that is known by the log's id alone; the log's ids; states,
+// reasons, errors, microseconds until they are due (null: never by themselves), whether the key's window counts anew, status, headers and body of an answer;
+// then whether a dead call lets go of its ordering key. Rows that an operator has changed meanwhile stay as they are. By the primary key and
+// the index parked_row; locks the rows.
+const settleSQL = `
+update onlyonce.parked p
+   set state = s.state, reason = case when s.state = 'resolved' then p.reason else s.reason end, error = s.error,
+       next_attempt_at = clock_timestamp() + s.delay * interval '1 microsecond',
+       first_attempt_at = case when s.fresh then null else p.first_attempt_at end,
+       settled_at = case when s.state = 'resolved' then clock_timestamp() end,
+       order_key = case when $11 and s.state in ('waiting', 'reconcile') then null else p.order_key end,
+       response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
+       response_body = coalesce(s.response_body, p.response_body)
+  from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[])
+       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body)
+ where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.state in ('retrying', 'reconcile')`
+
+// promoteSQL makes the next calls of ordering keys due, sweepSQL those of a lane: after a process died between a commit and what should have followed.
+const (
+	promoteSQL = `select count(onlyonce.promote(k)) from unnest($1::uuid[]) k`
+	sweepSQL   = `
+select count(onlyonce.promote(k.order_key))
+  from (select distinct order_key from onlyonce.parked
+         where kind = 'call' and sink = $1 and lane = $2 and settled_at is null and state = 'blocked' and order_key is not null) k`
+)
+
+// pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
+const pickAtOnce = 16
+
+// retryTurn settles the parked calls that have returned, picks due ones for which there is a slot and journals their attempts, in one fenced
+// transaction; then it makes them. If the transaction fails, or nobody knows how it ended, nothing of it counts: what was to be settled is
+// settled in the next one (the statement may run twice), and what was picked is due again by itself.
+func (t *tenure) retryTurn(pick bool) error {
+	slots := 0
+	for pick && slots < pickAtOnce && t.s.open() {
+		select {
+		case t.s.slots <- struct{}{}:
+			slots++
+			continue
+		default:
+		}
+		break
+	}
+	if pick && slots == 0 && len(t.done) == 0 {
+		t.dueAt = time.Now().Add(t.s.cfg.PollInterval) // all slots are taken
+		return nil
+	}
+	var under []int64
+	for id := range t.retries {
+		under = append(under, id)
+	}
+	under = notNil(under)
+	var picked []*flight
+	var next *int64
+	var lsn string
+	asked := time.Now() // the database measures ages after this moment
+	done := t.done
+	ask := t.s.cfg.Reconcile != nil
+	err := t.fenced(func(b *pgx.Batch) {
+		queueSettlements(b, t, done)
+		if slots > 0 {
+			b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.limits.Timeout+t.s.cfg.LeaseTTL, ask).Query(collect(&picked, t.scanParked))
+		}
+	}, func(b *pgx.Batch) {
+		if slots > 0 {
+			b.Queue(nextSQL, t.s.name, t.lane, under, ask).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
+		}
+		if slots > 0 && len(t.s.cfg.WaitFor) > 0 {
+			b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
+		}
+	})
+	give := func() {
+		for range slots {
+			<-t.s.slots
+		}
+	}
+	if err != nil {
+		give()
+		return err
+	}
+	t.done = nil
+	for _, f := range done {
+		delete(t.retries, f.parked)
+		v := t.judge(f)
+		if f.order != nil && (v.state == stateResolved || t.s.cfg.PassOn && !v.due) {
+			t.promote = append(t.promote, *f.order)
+		}
+		if v.due && (v.state == stateRetrying || ask) {
+			t.dueIn(v.delay)
+		}
+		t.s.tell.settled(v.event(f))
+	}
+	if slots == 0 {
+		return nil
+	}
+	t.due = next != nil
+	if t.due {
+		t.dueAt = asked.Add(time.Duration(*next) * time.Microsecond)
+	}
+	if len(picked) > 0 && lsn != "" && !t.awaitStandbys(lsn) {
+		picked = nil // due again by themselves
+	}
+	window := t.s.limits.startWindow()
+	for _, f := range picked {
+		slots--
+		t.retries[f.parked] = f
+		f.asked, f.suspect = asked, true
+		if window != Forever && f.work == nil {
+			f.notAfter = asked.Add(window - f.age)
+		}
+		t.launch(f)
+	}
+	give()
+	return nil
+}
+
+// scanParked reads a row of pickSQL.
+func (t *tenure) scanParked(r pgx.CollectableRow) (*flight, error) {
+	f := &flight{state: flightDone}
+	var headers, state, answerHeaders string
+	var age int64
+	var status *int32
+	var answer []byte
+	err := r.Scan(&f.parked, &f.ID, &f.key, &f.order, &f.Tenant, &f.Scope, &f.Name, &f.Method, &f.Target, &headers, &f.Trace, &f.Body, &f.Capture, &f.sealed,
+		&f.Attempt, &state, &age, &status, &answerHeaders, &answer)
+	f.Key, f.Sink, f.Header = f.key.String(), t.s.name, frozen.Parse(headers)
+	f.age = max(time.Duration(age)*time.Microsecond, 0) // the database's clock may have been set back
+	switch {
+	case status != nil:
+		f.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}
+		f.work = t.complete
+	case state == stateReconcile:
+		f.work = t.reconcile
+	}
+	return f, err
+}
+
+// queueSettlements queues the statement that settles parked calls. Completions have settled theirs if they succeeded.
+func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
+	var (
+		ids, rows             []int64
+		states, reasons, errs []string
+		delays                []*int64
+		fresh                 []bool
+		statuses              []*int32
+		headers               []*string
+		bodies                [][]byte
+	)
+	for _, f := range done {
+		v := t.judge(f)
+		if f.completing() && v.state == stateResolved {
+			continue
+		}
+		ids, rows, states, reasons, errs, fresh = append(ids, f.parked), append(rows, f.ID), append(states, v.state), append(reasons, v.reason), append(errs, v.text), append(fresh, v.fresh)
+		var delay *int64
+		if v.due {
+			d := v.delay.Microseconds()
+			delay = &d
+		}
+		status, head, body := v.response()
+		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
+	}
+	if len(ids) > 0 {
+		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, t.s.cfg.PassOn).Exec(anyRows)
+	}
+}
+
+// promoteBlocked makes due what waited behind a call that is settled by now.
+func (t *tenure) promoteBlocked() error {
+	ctx, cancel := t.s.detached(t.ctx)
+	defer cancel()
+	keys := t.promote
+	var n int64
+	var err error
+	if t.swept {
+		err = t.s.pool.QueryRow(ctx, promoteSQL, keys).Scan(&n)
+	} else {
+		err = t.s.pool.QueryRow(ctx, sweepSQL, t.s.name, t.lane).Scan(&n)
+	}
+	if err != nil {
+		t.swept = false
+		return fmt.Errorf("promoting blocked calls: %w", err)
+	}
+	t.promote, t.swept = nil, true
+	if n > 0 {
+		t.dueIn(0)
+	}
+	return nil
+}
+
+// reconcile asks the user whether a call whose key the remote may have forgotten was applied.
+func (t *tenure) reconcile(ctx context.Context, f *flight) {
+	f.decision, f.result = Unknown, RetryLater("RelayConfig.Reconcile does not know", nil)
+	if f.sealed {
+		if err := t.open(f); err != nil {
+			f.result = RetryLater("the body cannot be opened: "+err.Error(), err)
+			return
+		}
+	}
+	decision, err := t.s.cfg.Reconcile(ctx, &f.Delivery)
+	switch {
+	case err != nil:
+		f.result = RetryLater("RelayConfig.Reconcile: "+err.Error(), err)
+	case decision == Applied, decision == NotApplied:
+		f.decision = decision
+	}
+}
+
+// bound is null for [Forever].
+func bound(window time.Duration) *time.Duration {
+	if window == Forever {
+		return nil
+	}
+	return &window
+}
+
+// notNil keeps an empty list from becoming NULL, which would make every comparison with it unknown.
+func notNil(ids []int64) []int64 {
+	if ids == nil {
+		return []int64{}
+	}
+	return ids
+}
+
+var _ = uuid.Nil

@@ -1,0 +1,382 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// lanes is how many lanes a sink has, for good: onlyonce.lane says which one a call belongs to.
+const lanes = 16
+
+// makeLanesSQL makes a sink's row, its lanes and their leases. In: sink. Idempotent; by the unique names.
+const makeLanesSQL = `
+with sink as (insert into onlyonce.sinks (name) values ($1) on conflict do nothing),
+made as (
+  insert into onlyonce.leases (name) select 'relay/' || $1::text || '/' || n from generate_series(0, 15) n
+  on conflict (name) do update set name = excluded.name returning id, name)
+insert into onlyonce.lanes (id, sink, lane) select id, $1, substr(name, length('relay/' || $1::text || '/') + 1)::smallint from made
+on conflict do nothing`
+
+// surveySQL says how a sink's lanes stand. In: sink, how a member's lease name starts. Out: one row: how many relays there are that list
+// the sink; whether somebody paused it; lanes that nobody holds, in no order; whether rows of schema 2 wait to be carried over.
+const surveySQL = `
+select (select count(*) from onlyonce.leases where starts_with(name, $2) and until > clock_timestamp()),
+       coalesce((select paused_at is not null from onlyonce.sinks where name = $1), false),
+       array(select a.lane from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
+              where a.sink = $1 and (l.until is null or l.until <= clock_timestamp()) order by random()),
+       exists (select 1 from onlyonce.outbox where sink = $1 and state = 'pending')`
+
+// scoutSQL says which lanes have something to do. In: sink, lanes; whether the relay is asked to decide about calls of unknown outcome.
+// Out: a row for each lane that has: the lane; whether rows are new, or a closed segment waits for the lane's cursor; whether parked calls are
+// due. By the indexes outbox_log_new and parked_calls_due; takes no lock.
+const scoutSQL = `
+select * from (
+  select a.lane,
+         exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev)))
+         or exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane
+                       and r.xid = any (array(select x from pg_snapshot_xip(coalesce(a.target, a.prev)) x)))
+         or exists (select 1 from onlyonce.segments s where s.ring = 'outbox' and s.closed_at is not null and s.bound > pg_snapshot_xmin(a.prev)) as fresh,
+         exists (select 1 from onlyonce.parked p where p.kind = 'call' and p.sink = a.sink and p.lane = a.lane
+                    and p.next_attempt_at <= clock_timestamp() and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due
+    from onlyonce.lanes a where a.sink = $1 and a.lane = any ($2)) s
+ where fresh or due`
+
+// sender sends one sink's calls, from the lanes that it holds. One goroutine renews leases, takes and gives back lanes, and looks for work;
+// each lane has a goroutine of its own (tenure), each call another one.
+type sender struct {
+	cfg       RelayConfig
+	pool      *pgxpool.Pool
+	sink      Sink
+	name      string
+	limits    Limits
+	dbTimeout time.Duration // bounds each statement and each COMMIT
+	wake      chan struct{}
+	joinGrace time.Duration
+	tell      observer
+
+	member  string // name of the lease that says that this relay lists the sink
+	slots   chan struct{}
+	calling atomic.Int64 // calls under way
+	paused  atomic.Bool
+
+	held  map[int16]*tenure
+	ended chan *tenure
+
+	share     int // lanes that are this relay's due
+	lookAt    time.Time
+	renewAt   time.Time
+	scoutAt   time.Time
+	carryAt   time.Time
+	purgeAt   time.Time
+	notBefore time.Time // after a database error
+	me        *lease
+	pause     *backoff.ExponentialBackOff
+}
+
+// carryEvery is how often rows of schema 2 are looked for, purgeEvery settled calls whose retention has passed.
+const (
+	carryEvery = 10 * time.Second
+	purgeEvery = time.Minute
+)
+
+func newSender(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *sender {
+	return &sender{
+		cfg: cfg, pool: pool, sink: s, name: s.Name(), limits: s.Limits(),
+		dbTimeout: cfg.LeaseTTL / 3,
+		tell:      observer{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
+		wake:      make(chan struct{}, 1),
+		joinGrace: joinGrace,
+		slots:     make(chan struct{}, cfg.Concurrency),
+	}
+}
+
+// detached returns a context for work that must not be cut off when ctx ends, bounded by the statement timeout.
+func (s *sender) detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), s.dbTimeout)
+}
+
+// pauses is the schedule of tries at a database that fails.
+func (s *sender) pauses() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(s.cfg.LeaseTTL/100),
+		backoff.WithMaxInterval(s.cfg.LeaseTTL/10),
+		backoff.WithMaxElapsedTime(0))
+}
+
+// open says whether calls may be started now.
+func (s *sender) open() bool {
+	if s.paused.Load() {
+		return false
+	}
+	if r, ok := s.sink.(Readier); ok {
+		return int(s.calling.Load()) < r.Ready()
+	}
+	return true
+}
+
+// run returns nil once ctx has ended and every lane is given back, or a fault that waiting does not heal.
+func (s *sender) run(ctx context.Context) error {
+	s.held, s.ended = map[int16]*tenure{}, make(chan *tenure, lanes)
+	s.member = "relay/" + s.name + "/member/" + uuid.NewString()
+	s.pause = s.pauses()
+	stop, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var fault error
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for stop.Err() == nil {
+		if err := s.step(stop); err != nil && stop.Err() == nil {
+			if incurable(err) {
+				fault = err
+				break
+			}
+			d := s.pause.NextBackOff()
+			s.tell.failed(err, d)
+			s.notBefore = time.Now().Add(d)
+		}
+		timer.Reset(time.Until(s.next()))
+		select {
+		case <-timer.C:
+		case <-s.wake:
+			s.scoutAt = time.Time{}
+		case t := <-s.ended:
+			if err := s.left(t); err != nil && fault == nil {
+				fault = err
+				cancel()
+			}
+		case <-stop.Done():
+		}
+	}
+	cancel()
+	for len(s.held) > 0 {
+		for _, t := range s.held {
+			t.halt()
+		}
+		timer.Reset(time.Until(s.renewAt))
+		select {
+		case t := <-s.ended:
+			if err := s.left(t); err != nil {
+				fault = errors.Join(fault, err)
+			}
+		case <-timer.C: // leases last until their lanes are drained
+			if err := s.renew(context.WithoutCancel(ctx)); err != nil {
+				s.tell.failed(err, 0)
+				s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
+			}
+		}
+	}
+	if s.me != nil {
+		bounded, cancel := s.detached(ctx)
+		defer cancel()
+		_, _ = s.pool.Exec(bounded, dropLeaseSQL, s.me.id) // if that fails it ends by itself
+		s.me = nil
+	}
+	return fault
+}
+
+// left takes note of a lane that is not worked on any more.
+func (s *sender) left(t *tenure) error {
+	delete(s.held, t.lane)
+	return t.err
+}
+
+// next is when step has something to do, should nothing else happen.
+func (s *sender) next() time.Time {
+	next := s.renewAt
+	for _, at := range []time.Time{s.lookAt, s.scoutAt} {
+		if at.Before(next) {
+			next = at
+		}
+	}
+	if next.Before(s.notBefore) {
+		return s.notBefore
+	}
+	return next
+}
+
+// step does what is due.
+func (s *sender) step(ctx context.Context) error {
+	if time.Now().Before(s.notBefore) {
+		return nil
+	}
+	if !time.Now().Before(s.renewAt) {
+		if err := s.renew(ctx); err != nil {
+			return err
+		}
+	}
+	if !time.Now().Before(s.lookAt) {
+		if err := s.look(ctx); err != nil {
+			return err
+		}
+	}
+	if !time.Now().Before(s.scoutAt) {
+		if err := s.scout(ctx); err != nil {
+			return err
+		}
+	}
+	if !time.Now().Before(s.purgeAt) && s.held[0] != nil { // whoever holds the first lane
+		if err := s.purge(ctx); err != nil {
+			return err
+		}
+	}
+	s.pause.Reset()
+	return nil
+}
+
+// renew prolongs what this relay holds, in one statement: a lane that is not its own any more ends.
+func (s *sender) renew(ctx context.Context) error {
+	bounded, cancel := s.detached(ctx)
+	defer cancel()
+	if s.me == nil {
+		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name); err != nil {
+			return fmt.Errorf("making the lanes of %s: %w", s.name, err)
+		}
+		me, err := acquireLease(bounded, s.pool, s.member, s.cfg.LeaseTTL)
+		if err != nil {
+			return err
+		}
+		s.me = me
+	}
+	held := []*lease{s.me}
+	for _, t := range s.held {
+		held = append(held, t.lease)
+	}
+	sent := time.Now()
+	kept, err := renewLeases(bounded, s.pool, held, s.cfg.LeaseTTL)
+	if err != nil {
+		s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
+		return fmt.Errorf("renewing the leases: %w", err)
+	}
+	s.renewAt = sent.Add(s.cfg.LeaseTTL / 3)
+	for _, t := range s.held {
+		if kept[t.lease.id] {
+			t.extend(sent)
+		} else {
+			t.end(errReplaced)
+		}
+	}
+	if !kept[s.me.id] {
+		s.me = nil // deleted by hand, or by a clean-up after a long stop
+		s.renewAt = time.Time{}
+	}
+	return nil
+}
+
+// look takes lanes that are free, gives lanes back that are another relay's due, and sees to what changes rarely.
+func (s *sender) look(ctx context.Context) error {
+	s.lookAt = time.Now().Add(s.cfg.PollInterval)
+	bounded, cancel := s.detached(ctx)
+	defer cancel()
+	var members int
+	var paused, old bool
+	var free []int16
+	prefix := "relay/" + s.name + "/member/"
+	if err := s.pool.QueryRow(bounded, surveySQL, s.name, prefix).Scan(&members, &paused, &free, &old); err != nil {
+		return fmt.Errorf("looking at the lanes of %s: %w", s.name, err)
+	}
+	if s.paused.Swap(paused) != paused {
+		s.tell.paused(paused)
+	}
+	s.share = (lanes + max(members, 1) - 1) / max(members, 1)
+	surplus := -s.share
+	for _, t := range s.held {
+		if !t.halting.Load() {
+			surplus++
+		}
+	}
+	for _, t := range s.held {
+		if surplus > 0 && !t.halting.Load() {
+			t.halt() // its lease is released when its calls have returned
+			surplus--
+		}
+	}
+	for _, lane := range free {
+		if len(s.held) >= s.share || ctx.Err() != nil {
+			break
+		}
+		if s.held[lane] != nil {
+			continue // released a moment ago
+		}
+		l, err := acquireLease(bounded, s.pool, laneLease(s.name, lane), s.cfg.LeaseTTL)
+		if err != nil {
+			return err
+		}
+		if l == nil {
+			continue
+		}
+		t := newTenure(ctx, s, l, lane)
+		s.held[lane] = t
+		s.tell.lease(LeaseChange{Lane: int(lane), Epoch: l.epoch, Held: true})
+		go func() {
+			defer func() { s.ended <- t }()
+			t.err = t.run()
+		}()
+	}
+	if old && !time.Now().Before(s.carryAt) {
+		s.carryAt = time.Now().Add(carryEvery)
+		return s.carry(ctx)
+	}
+	return nil
+}
+
+// scout tells lanes that there is something to do.
+func (s *sender) scout(ctx context.Context) error {
+	s.scoutAt = time.Now().Add(s.cfg.PollInterval)
+	mine := make([]int16, 0, len(s.held))
+	for lane, t := range s.held {
+		if t.idle.Load() {
+			mine = append(mine, lane)
+		}
+	}
+	if len(mine) == 0 || !s.open() {
+		return nil
+	}
+	bounded, cancel := s.detached(ctx)
+	defer cancel()
+	var found []news
+	if err := reading(bounded, s.pool, func(b *pgx.Batch) {
+		b.Queue(scoutSQL, s.name, mine, s.cfg.Reconcile != nil).Query(func(rows pgx.Rows) (err error) {
+			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[news])
+			return err
+		})
+	}); err != nil {
+		return fmt.Errorf("looking for calls of %s: %w", s.name, err)
+	}
+	for _, n := range found {
+		if t := s.held[n.Lane]; t != nil {
+			t.notify(n)
+		}
+	}
+	return nil
+}
+
+// news is a row of scoutSQL.
+type news struct {
+	Lane       int16
+	Fresh, Due bool
+}
+
+// reading runs statements that look rows up in tables that may be tiny when their plans are made, and large when they are used again: without
+// sequential scans. READ COMMITTED: each statement sees what has committed before it.
+func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) error {
+	b := &pgx.Batch{}
+	readOnly(b, queue)
+	return pool.SendBatch(ctx, b).Close()
+}
+
+func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
+	b.Queue(`begin isolation level read committed read only`)
+	b.Queue(`set local enable_seqscan = off`)
+	queue(b)
+	b.Queue(`commit`)
+}
+
+func laneLease(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
