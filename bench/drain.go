@@ -25,23 +25,19 @@ type drain struct {
 	check func(ctx context.Context, pool *pgxpool.Pool, rows int) error
 }
 
-// meter counts the rows of a drain. Its clock runs from the first rows to the last: starting is not measured.
+// meter counts the rows of a drain. Its clock runs from the start, because finding the first row is a part of it, to the last row.
 type meter struct {
-	rows       int64
-	count      atomic.Int64
-	head       int64     // rows that were done when the clock began
-	begun, end time.Time // written at the first and at the last row
-	all        chan struct{}
+	rows  int64
+	count atomic.Int64
+	end   time.Time // written at the last row
+	all   chan struct{}
 }
 
 func newMeter(rows int) *meter { return &meter{rows: int64(rows), all: make(chan struct{})} }
 
 // done is called for rows that are settled, from any goroutine.
 func (m *meter) done(n int) {
-	switch got := m.count.Add(int64(n)); {
-	case got == int64(n) && got < m.rows:
-		m.head, m.begun = got, time.Now()
-	case got == m.rows:
+	if n > 0 && m.count.Add(int64(n)) == m.rows {
 		m.end = time.Now()
 		close(m.all)
 	}
@@ -69,7 +65,7 @@ func (m *meter) wait(ctx context.Context, failed <-chan error) error {
 // drainLimit is how long a drain may take.
 const drainLimit = time.Minute
 
-// side drains a fixed number of rows, and not for a window. CPU time is counted from the start on.
+// side drains a fixed number of rows, and not for a window.
 func (d drain) side(rows int) side {
 	return func(ctx context.Context, db *database, w *window) (sample, error) {
 		pool, err := db.open(ctx, d.connections)
@@ -93,7 +89,7 @@ func (d drain) side(rows int) side {
 		if err != nil {
 			return sample{}, err
 		}
-		m := newMeter(rows)
+		m, begun := newMeter(rows), time.Now()
 		if err := d.run(ctx, pool, m); err != nil {
 			return sample{}, err
 		}
@@ -107,7 +103,7 @@ func (d drain) side(rows int) side {
 		if got := m.count.Load(); got != m.rows {
 			return sample{}, fmt.Errorf("%d rows were done, there were %d", got, m.rows)
 		}
-		s := sample{messages: m.rows - m.head, elapsed: m.end.Sub(m.begun), used: after.minus(before)}
+		s := sample{messages: m.rows, elapsed: m.end.Sub(begun), used: after.minus(before)}
 		if d.check != nil {
 			err = d.check(ctx, pool, rows)
 		}
