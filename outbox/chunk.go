@@ -138,16 +138,27 @@ func (c *chunk) block(key uuid.UUID) {
 	c.skim()
 }
 
-// startNext begins the next call of the chunk, in a slot that was taken for it.
+// startNext begins the next calls of the chunk, the first in a slot that was taken for it.
 func (t *tenure) startNext() {
 	c := t.chunk
-	f := c.rows[c.next]
-	c.next++
-	if f.order != nil {
-		c.queues[*f.order] = nil // busy
+	c.last = time.Now()
+	for {
+		f := c.rows[c.next]
+		c.next++
+		if f.order != nil {
+			c.queues[*f.order] = nil // busy
+		}
+		t.launch(f)
+		c.skim()
+		if c.next == len(c.rows) || !t.starting() {
+			return
+		}
+		select {
+		case t.s.slots <- struct{}{}: // and whatever else there is a slot for
+		default:
+			return
+		}
 	}
-	t.launch(f)
-	c.skim()
 }
 
 // launch makes a call in a goroutine of its own. The caller has taken a slot.
@@ -165,7 +176,6 @@ func (t *tenure) launch(f *flight) {
 	if f.chunk != nil {
 		f.state = flightFlying
 		f.chunk.flying++
-		f.chunk.last = time.Now()
 	}
 	if f.work == nil {
 		f.work = t.send

@@ -363,7 +363,7 @@ type news struct {
 }
 
 // reading runs statements that look rows up in tables that may be tiny when their plans are made, and large when they are used again: without
-// sequential scans. READ COMMITTED: each statement sees what has committed before it.
+// sequential scans, and planned once for a connection. READ COMMITTED: each statement sees what has committed before it.
 func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	readOnly(b, queue)
@@ -372,7 +372,7 @@ func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) 
 
 func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
 	b.Queue(`begin isolation level read committed read only`)
-	b.Queue(`set local enable_seqscan = off`)
+	b.Queue(`select set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`)
 	queue(b)
 	b.Queue(`commit`)
 }

@@ -45,6 +45,7 @@ type tenure struct {
 	known   bool  // cursor is what the database has
 	refs    []ref // rows of the pass that are not fetched yet
 	more    bool  // the pass may hold rows behind refs
+	wide    bool  // the next pass may hold many rows
 	chunk   *chunk
 	fresh   bool // there are rows behind the pass, or may be
 	due     bool // parked calls are due, or may be
@@ -69,7 +70,7 @@ func newTenure(ctx context.Context, s *sender, l *lease.Lease, lane int16) *tenu
 		halted: make(chan struct{}), kick: make(chan news, 1),
 		results: make(chan *flight, 2*s.cfg.Concurrency), // a call that returns late never blocks
 		retries: map[int64]*flight{},
-		due:     true, fresh: true,
+		due:     true, fresh: true, wide: true,
 		pause: s.pauses(),
 	}
 	t.ctx, t.end = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -168,6 +169,7 @@ func (t *tenure) serve() error {
 			t.startNext()
 		case f := <-t.results:
 			t.landed(f)
+			t.landMore()
 		case <-timer.C:
 		case n := <-t.kick:
 			t.fresh, t.due = t.fresh || n.Fresh, t.due || n.Due
@@ -287,6 +289,18 @@ func (t *tenure) landed(f *flight) {
 		return
 	}
 	<-t.s.slots
+}
+
+// landMore takes in whatever else has returned.
+func (t *tenure) landMore() {
+	for {
+		select {
+		case f := <-t.results:
+			t.landed(f)
+		default:
+			return
+		}
+	}
 }
 
 // failed judges the error of a transaction: fenced off, a fault that waiting does not heal (returned), or one that is
