@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -380,4 +381,4 @@ func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
 func laneLease(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
 
 // memberLease is how the names of the leases begin that say how many relays list a sink.
-func memberLease(sink string) string { return "relay/" + sink + "/member/" }
+func memberLease(sink string) string { return "member/" + url.PathEscape(sink) + "/" } // of no other sink, whatever slashes it has
