@@ -7,7 +7,7 @@
 -- It is no migration: roles belong to the whole cluster, their names and who may be what are yours to choose, and
 -- `onlyonce migrate` must not need the right to make them. Replace the names if you have your own.
 --
--- The four roles cannot log in. Grant them to those that do (`grant onlyonce_app to stock_service`), and give app what your handlers
+-- The five roles cannot log in. Grant them to those that do (`grant onlyonce_app to stock_service`), and give app what your handlers
 -- need on your own tables besides. Migrate as a member of onlyonce_migrator after `set role onlyonce_migrator`, or as a
 -- login whose `role` setting is that (`alter role deploy set role onlyonce_migrator`), so that it owns what it makes.
 --
@@ -15,18 +15,20 @@
 --   onlyonce_app       consumers and their handlers, and whoever enqueues calls or claims keys. Cannot change or delete what was claimed,
 --                      parked or enqueued, but settle what it parked itself.
 --   onlyonce_relay     relays. Cannot write cursors, progress or keys.
+--   onlyonce_rotator   empties segments of the outbox, and deletes settled calls, whose retention has passed: give it to a relay's login besides onlyonce_relay, to one
+--                      at least. A relay without it warns, and leaves rotation to others.
 --   onlyonce_operator  the command onlyonce, but `migrate`. Sees payloads.
 --
 -- Functions of the schema run with the rights of their caller (SECURITY INVOKER), so the right to execute them, which everybody
--- has, gives nothing that is not granted here. No role but the schema's owner can TRUNCATE, or disable the trigger that
--- refuses a COMMIT which the engine did not allow.
+-- has, gives nothing that is not granted here. No role but the schema's owner can disable the trigger that refuses a COMMIT
+-- which the engine did not allow, and none but that and onlyonce_rotator can TRUNCATE.
 
 do $roles$
 declare
   name text;
   has  record;
 begin
-  foreach name in array array['onlyonce_migrator', 'onlyonce_app', 'onlyonce_relay', 'onlyonce_operator'] loop
+  foreach name in array array['onlyonce_migrator', 'onlyonce_app', 'onlyonce_relay', 'onlyonce_rotator', 'onlyonce_operator'] loop
     if not exists (select from pg_roles where rolname = name) then
       execute format('create role %I nologin', name);
     end if;
@@ -39,9 +41,10 @@ begin
   end if;
 
   -- From nothing, so that a right which a later version takes away here is gone.
-  revoke all on schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_operator;
-  revoke all on all tables in schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_operator;
-  grant usage on schema onlyonce to onlyonce_app, onlyonce_relay, onlyonce_operator;
+  revoke all on schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
+  revoke all on all tables in schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
+  grant usage on schema onlyonce to onlyonce_app, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
+  revoke all on all sequences in schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
   grant select on all tables in schema onlyonce to onlyonce_operator;
 
   for has in select * from (values
@@ -53,27 +56,55 @@ begin
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
     ('onlyonce_app',      'inbox',          'select, insert'),
     ('onlyonce_app',      'parked',         'select, insert, update'),         -- tries parked messages again
-    ('onlyonce_app',      'outbox',         'select, insert'),
+    ('onlyonce_app',      'outbox',         'select, insert'),                 -- code of schema 2; a call that was enqueued there is recognised
+    ('onlyonce_app',      'outbox_log',     'select, insert'),
+    ('onlyonce_app',      'outbox_id',      'usage'),
+    ('onlyonce_app',      'outbox_version', 'select'),
+    ('onlyonce_app',      'rings',          'select'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 
     ('onlyonce_relay',    'schema_version', 'select'),
     ('onlyonce_relay',    'leases',         'select, insert, update'),
-    ('onlyonce_relay',    'outbox',         'select, update, delete'),         -- retention
-    ('onlyonce_relay',    'parked',         'select, insert, update'),         -- a call that is parked again goes into its row
+    ('onlyonce_relay',    'outbox',         'select, update, delete'),         -- takes over what schema 2 has left
+    ('onlyonce_relay',    'outbox_log',     'select'),
+    ('onlyonce_relay',    'sinks',          'select, insert'),
+    ('onlyonce_relay',    'lanes',          'select, insert, update'),
+    ('onlyonce_relay',    'rings',          'select'),
+    ('onlyonce_relay',    'segments',       'select'),
+    ('onlyonce_relay',    'parked',         'select, insert, update'),         -- tries calls again
+
+    ('onlyonce_rotator',  'leases',         'select, insert, update'),
+    ('onlyonce_rotator',  'rings',          'select, update'),
+    ('onlyonce_rotator',  'segments',       'select, update'),
+    ('onlyonce_rotator',  'lanes',          'select'),
+    ('onlyonce_rotator',  'parked',         'select, delete'),                 -- settled calls whose retention has passed
+    ('onlyonce_rotator',  'outbox_version', 'usage, select'),
+    ('onlyonce_rotator',  'outbox_log',     'select'),
+    ('onlyonce_rotator',  'outbox_log_0',   'select, truncate'),
+    ('onlyonce_rotator',  'outbox_log_1',   'select, truncate'),
+    ('onlyonce_rotator',  'outbox_log_2',   'select, truncate'),
+    ('onlyonce_rotator',  'outbox_log_3',   'select, truncate'),
+    ('onlyonce_rotator',  'outbox_log_4',   'select, truncate'),
+    ('onlyonce_rotator',  'outbox_log_5',   'select, truncate'),
 
     ('onlyonce_operator', 'leases',         'select, insert, update'),         -- fences out the owner of a cursor that is moved
     ('onlyonce_operator', 'cursors',        'select, insert, update'),
     ('onlyonce_operator', 'inbox',          'select, insert'),
     ('onlyonce_operator', 'parked',         'select, update'),
     ('onlyonce_operator', 'outbox',         'select, update'),
+    ('onlyonce_operator', 'outbox_log',     'select, update'),                 -- rebase, erase
+    ('onlyonce_operator', 'calls',          'select'),
+    ('onlyonce_operator', 'sinks',          'select, update'),
+    ('onlyonce_operator', 'lanes',          'select, update'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
     ('onlyonce_operator', 'audit',          'select, insert')
   ) as g (role, tab, rights)
   loop
     if to_regclass('onlyonce.' || has.tab) is not null then -- an older schema lacks the newer tables
-      execute format('grant %s on onlyonce.%I to %I', has.rights, has.tab, has.role);
+      execute format('grant %s on %s onlyonce.%I to %I', has.rights,
+        case (select relkind from pg_class where oid = to_regclass('onlyonce.' || has.tab)) when 'S' then 'sequence' else 'table' end, has.tab, has.role);
     end if;
   end loop;
 end $roles$;

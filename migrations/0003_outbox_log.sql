@@ -90,6 +90,12 @@ create table onlyonce.outbox_log_2 partition of onlyonce.outbox_log for values i
 create table onlyonce.outbox_log_3 partition of onlyonce.outbox_log for values in (3);
 create table onlyonce.outbox_log_4 partition of onlyonce.outbox_log for values in (4);
 create table onlyonce.outbox_log_5 partition of onlyonce.outbox_log for values in (5);
+do $$
+begin
+  for slot in 0 .. 5 loop
+    execute format('comment on table onlyonce.outbox_log_%s is %L', slot, 'Segment of onlyonce.outbox_log; onlyonce.rings says what it is used for.');
+  end loop;
+end $$;
 
 -- What is new in a lane; and a call by its key: for replays, operators, erasure.
 create index outbox_log_new on onlyonce.outbox_log (sink, lane, xid, id);
@@ -240,6 +246,7 @@ create function onlyonce.header_lines(names bytea[], vals bytea[]) returns text
 language sql stable parallel safe as $$
   select coalesce(string_agg(convert_from(n, 'UTF8') || ': ' || convert_from(v, 'UTF8'), E'\n' order by i), '') from unnest(names, vals) with ordinality as h(n, v, i)
 $$;
+comment on function onlyonce.header_lines(bytea[], bytea[]) is 'Headers of onlyonce.parked as onlyonce.outbox_log holds them.';
 comment on function onlyonce.header_lines(text[], text[]) is 'Headers as onlyonce.outbox_log holds them.';
 
 -- One call, for code of version 2 and for other languages: no ordering key, claimed by its own key.

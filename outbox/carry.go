@@ -89,11 +89,16 @@ const purgeLimit = 1000
 // purge deletes a batch of settled calls whose retention has passed.
 func (s *sender) purge(ctx context.Context) error {
 	var deleted int64
-	for _, sql := range []string{purgeSQL, purgeOldSQL} {
+	for _, sql := range []string{purgeOldSQL, purgeSQL} {
 		bounded, cancel := s.detached(ctx)
 		var tag pgconn.CommandTag
 		tag, err := s.pool.Exec(bounded, sql, s.name, s.cfg.Retention, purgeLimit)
 		cancel()
+		if sqlState(err) == codeDenied {
+			s.cfg.Logger.Warn("outbox: settled calls are not deleted: this relay's role may not; see onlyonce_rotator in docs/roles.sql", "error", err)
+			s.purgeAt = time.Now().Add(24 * time.Hour)
+			return nil
+		}
 		if err != nil {
 			return fmt.Errorf("deleting settled calls: %w", err)
 		}

@@ -32,6 +32,7 @@ const (
 	codeConflict  = "OO004"
 	codeRebase    = "OO007"
 	codeMoved     = "OO008"
+	codeDenied    = "42501" // insufficient_privilege
 )
 
 // enqueueSQL writes calls; see the function's comment in the migration. In: arrays of one length, a call each. Out: one row of void.

@@ -40,11 +40,6 @@ returning l.id`
 const releaseLeaseSQL = `
 update onlyonce.leases set until = null, nonce = null where id = $1 and epoch = $2 and nonce = $3::uuid`
 
-// dropLeaseSQL removes the lease of a relay that says goodbye, and those of relays that died an hour ago. In: id.
-const dropLeaseSQL = `
-delete from onlyonce.leases
- where id = $1 or name like 'relay/%/member/%' and until < clock_timestamp() - interval '1 hour'`
-
 // lease is one acquisition.
 type lease struct {
 	id, epoch int64

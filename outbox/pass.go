@@ -332,6 +332,9 @@ func scanFlight(r pgx.CollectableRow) (*flight, error) {
 	var age, wait int64
 	err := r.Scan(&f.ID, &key, &f.order, &f.Tenant, &f.Scope, &f.Name, &f.Method, &f.Target, &headers, &f.Trace, &f.Body, &f.Capture, &f.sealed,
 		&age, &f.suspect, &wait, &f.blocked)
+	if f.order != nil {
+		f.Order = f.order.String()
+	}
 	f.key, f.Key, f.Header = key, key.String(), frozen.Parse(headers)
 	f.age, f.wait = max(time.Duration(age)*time.Microsecond, 0), time.Duration(wait)*time.Microsecond // the database's clock may have been set back
 	return f, err

@@ -30,6 +30,10 @@ var ErrRunning = errors.New("outbox: this relay is running already")
 // ended. Its goroutine is left behind; its row is sent again, under the same key.
 var ErrStuck = errors.New("outbox: a sink does not return")
 
+// ErrRebase is wrapped by the error of a Run that found a lane's cursor to be of another database cluster: after a restore from a dump, or a move, transaction
+// ids mean nothing. Nothing is sent from there. SQLSTATE OO007.
+var ErrRebase = errors.New("outbox: the log is of another database cluster: run `onlyonce outbox rebase`")
+
 // NewRelay checks the configuration and returns every fault of it at once. It does not connect.
 //
 // A relay uses at most one of the pool's connections for each sink at a time, and none while it calls. If others can
@@ -88,7 +92,13 @@ func (r *Relay) Run(ctx context.Context) error {
 			}
 		})
 	}
+	if r.cfg.Listen {
+		var side sync.WaitGroup
+		side.Go(func() { r.listen(run) })
+		defer side.Wait()
+	}
 	wg.Wait()
+	stop()
 	return errors.Join(errs...)
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
@@ -170,6 +169,9 @@ func (t *tenure) scanParked(r pgx.CollectableRow) (*flight, error) {
 	var answer []byte
 	err := r.Scan(&f.parked, &f.ID, &f.key, &f.order, &f.Tenant, &f.Scope, &f.Name, &f.Method, &f.Target, &headers, &f.Trace, &f.Body, &f.Capture, &f.sealed,
 		&f.Attempt, &state, &age, &status, &answerHeaders, &answer)
+	if f.order != nil {
+		f.Order = f.order.String()
+	}
 	f.Key, f.Sink, f.Header = f.key.String(), t.s.name, frozen.Parse(headers)
 	f.age = max(time.Duration(age)*time.Microsecond, 0) // the database's clock may have been set back
 	switch {
@@ -268,5 +270,3 @@ func notNil(ids []int64) []int64 {
 	}
 	return ids
 }
-
-var _ = uuid.Nil

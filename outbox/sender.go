@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -62,7 +62,6 @@ type sender struct {
 	joinGrace time.Duration
 	tell      observer
 
-	member  string // name of the lease that says that this relay lists the sink
 	slots   chan struct{}
 	calling atomic.Int64 // calls under way
 	paused  atomic.Bool
@@ -77,7 +76,7 @@ type sender struct {
 	carryAt   time.Time
 	purgeAt   time.Time
 	notBefore time.Time // after a database error
-	me        *lease
+	me        *lease    // says that this relay lists the sink
 	pause     *backoff.ExponentialBackOff
 }
 
@@ -125,7 +124,6 @@ func (s *sender) open() bool {
 // run returns nil once ctx has ended and every lane is given back, or a fault that waiting does not heal.
 func (s *sender) run(ctx context.Context) error {
 	s.held, s.ended = map[int16]*tenure{}, make(chan *tenure, lanes)
-	s.member = "relay/" + s.name + "/member/" + uuid.NewString()
 	s.pause = s.pauses()
 	stop, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -176,7 +174,7 @@ func (s *sender) run(ctx context.Context) error {
 	if s.me != nil {
 		bounded, cancel := s.detached(ctx)
 		defer cancel()
-		_, _ = s.pool.Exec(bounded, dropLeaseSQL, s.me.id) // if that fails it ends by itself
+		_ = s.me.release(bounded, s.pool) // if that fails it ends by itself
 		s.me = nil
 	}
 	return fault
@@ -239,11 +237,12 @@ func (s *sender) renew(ctx context.Context) error {
 		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name); err != nil {
 			return fmt.Errorf("making the lanes of %s: %w", s.name, err)
 		}
-		me, err := acquireLease(bounded, s.pool, s.member, s.cfg.LeaseTTL)
-		if err != nil {
-			return err
+		for n := 0; s.me == nil; n++ { // the first that is free: as many rows as there ever were relays at once
+			var err error
+			if s.me, err = acquireLease(bounded, s.pool, memberLease(s.name)+strconv.Itoa(n), s.cfg.LeaseTTL); err != nil {
+				return err
+			}
 		}
-		s.me = me
 	}
 	held := []*lease{s.me}
 	for _, t := range s.held {
@@ -278,8 +277,7 @@ func (s *sender) look(ctx context.Context) error {
 	var members int
 	var paused, old bool
 	var free []int16
-	prefix := "relay/" + s.name + "/member/"
-	if err := s.pool.QueryRow(bounded, surveySQL, s.name, prefix).Scan(&members, &paused, &free, &old); err != nil {
+	if err := s.pool.QueryRow(bounded, surveySQL, s.name, memberLease(s.name)).Scan(&members, &paused, &free, &old); err != nil {
 		return fmt.Errorf("looking at the lanes of %s: %w", s.name, err)
 	}
 	if s.paused.Swap(paused) != paused {
@@ -331,10 +329,8 @@ func (s *sender) look(ctx context.Context) error {
 func (s *sender) scout(ctx context.Context) error {
 	s.scoutAt = time.Now().Add(s.cfg.PollInterval)
 	mine := make([]int16, 0, len(s.held))
-	for lane, t := range s.held {
-		if t.idle.Load() {
-			mine = append(mine, lane)
-		}
+	for lane := range s.held { // those that work, too: what commits behind their last look would wait for the next poll
+		mine = append(mine, lane)
 	}
 	if len(mine) == 0 || !s.open() {
 		return nil
@@ -380,3 +376,6 @@ func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
 }
 
 func laneLease(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
+
+// memberLease is how the names of the leases begin that say how many relays list a sink.
+func memberLease(sink string) string { return "relay/" + sink + "/member/" }

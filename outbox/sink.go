@@ -73,6 +73,9 @@ type Delivery struct {
 	Target        string
 	Header        http.Header
 	Body          []byte
+	// Order is the stored form of Call.OrderingKey, empty where there is none: what a sink with several ways to the remote keeps
+	// together. The relay makes such calls one after another.
+	Order string
 	// Trace is the W3C trace context of the transaction that asked for the call: traceparent, and tracestate in a second line. The
 	// sink sends it with the call. Empty: there is none.
 	Trace string

@@ -37,7 +37,6 @@ type tenure struct {
 
 	halting atomic.Bool // the lane is to be given back
 	halted  chan struct{}
-	idle    atomic.Bool // nothing is in hand: worth scouting for
 	kick    chan news
 
 	cursor  cursor
@@ -157,8 +156,6 @@ func (t *tenure) serve() error {
 				t.pause.Reset()
 			}
 		}
-		t.idle.Store(t.stopAt.IsZero() && t.chunk == nil && !t.fresh)
-
 		var slot chan<- struct{}
 		if t.chunk != nil && t.chunk.next < len(t.chunk.rows) && t.starting() {
 			slot = t.s.slots
@@ -295,7 +292,9 @@ func (t *tenure) landed(f *flight) {
 func (t *tenure) failed(err error) error {
 	t.known = false // nobody knows what has committed
 	switch {
-	case sqlState(err) == codeRebase, incurable(err), errors.Is(err, errGone):
+	case sqlState(err) == codeRebase:
+		return fmt.Errorf("%w: %w", ErrRebase, err)
+	case incurable(err), errors.Is(err, errGone):
 		return err
 	case errors.Is(err, errReplaced):
 		t.end(errReplaced)

@@ -133,7 +133,7 @@ func TestRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "both are delivered", func() bool {
-		return one[int](f, `select count(*) from onlyonce.outbox where state = 'delivered'`) == 2
+		return one[int](f, `select count(*) from onlyonce.calls where state = 'delivered'`) == 2
 	})
 	mu.Lock()
 	if len(got) != 1 || got[0] != "/v1/charges Bearer s3cret true charge" {

@@ -197,7 +197,7 @@ func TestReplayCalls(t *testing.T) {
 			}, config)
 			s.keyed("a", "v0", "v1", "v2", "v3")
 			s.reaches(4)
-			calls := func() int { return one[int](s.fixture, `select count(*) from onlyonce.outbox`) }
+			calls := func() int { return one[int](s.fixture, `select count(*) from onlyonce.outbox_log`) }
 			if n := calls(); n != 4 {
 				t.Fatalf("%d calls", n)
 			}

@@ -54,8 +54,8 @@ func (d *demo) positions(ctx context.Context) (map[int32]int64, int64, error) {
 	return at, sum, err
 }
 
-// pendingSQL returns one row: how many calls are not settled, and an error that one of them had. By outbox_pending.
-const pendingSQL = `select count(*), coalesce(max(last_error), '') from onlyonce.outbox where sink = $1 and state = 'pending'`
+// pendingSQL returns one row: how many calls are not delivered, and an error that one of them had.
+const pendingSQL = `select count(*), coalesce(max(error), '') from onlyonce.calls where sink = $1 and state <> 'delivered'`
 
 func (d *demo) pending(ctx context.Context) (n int, lastError string, err error) {
 	err = d.servers.Postgres.Pool.QueryRow(ctx, pendingSQL, d.scope()).Scan(&n, &lastError)
@@ -130,10 +130,11 @@ func (d *demo) key(id string) uuid.UUID {
 // tidySQL removes the rows of a run, but for its keys. $1 is the scope (and sink), $2 the run.
 var tidySQL = []string{
 	`delete from onlyonce_quickstart.effects where run = $2 and $1 <> ''`,
-	`delete from onlyonce.outbox where sink = $1 and $2 <> ''`,
+	`delete from onlyonce.outbox_log where sink = $1 and $2 <> ''`,
 	`delete from onlyonce.parked where scope = $1 and $2 <> ''`,
 	`delete from onlyonce.progress where cursor_id in (select id from onlyonce.cursors where scope = $1 and $2 <> '')`,
-	`delete from onlyonce.leases where (name = 'relay/' || $1 or id in (select id from onlyonce.cursors where scope = $1)) and $2 <> ''`,
+	`delete from onlyonce.leases where (starts_with(name, 'relay/' || $1 || '/') or id in (select id from onlyonce.cursors where scope = $1)) and $2 <> ''`,
+	`delete from onlyonce.sinks where name = $1 and $2 <> ''`,
 }
 
 // tidyKeysSQL removes keys. $1 uuid[].

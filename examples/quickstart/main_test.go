@@ -72,8 +72,8 @@ func nothingLeft(t *testing.T, url string) {
 	}
 	defer pool.Close()
 	var n int
-	err = pool.QueryRow(t.Context(), `select (select count(*) from onlyonce.inbox) + (select count(*) from onlyonce.outbox) + (select count(*) from onlyonce.parked)
-		+ (select count(*) from onlyonce.leases) + (select count(*) from onlyonce.progress) + (select count(*) from onlyonce_quickstart.effects)`).Scan(&n)
+	err = pool.QueryRow(t.Context(), `select (select count(*) from onlyonce.inbox) + (select count(*) from onlyonce.outbox_log) + (select count(*) from onlyonce.sinks) + (select count(*) from onlyonce.parked)
+		+ (select count(*) from onlyonce.leases where name not like 'ring/%') + (select count(*) from onlyonce.progress) + (select count(*) from onlyonce_quickstart.effects)`).Scan(&n)
 	if err != nil || n != 0 {
 		t.Errorf("%d rows are left, %v", n, err)
 	}

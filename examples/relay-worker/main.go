@@ -113,7 +113,7 @@ func enqueue(ctx context.Context, pool *pgxpool.Pool, n int) (map[string]bool, e
 
 // keysOf returns the keys of the calls that are committed, of one run or (%) of all.
 func keysOf(ctx context.Context, pool *pgxpool.Pool, run string) (map[string]bool, error) {
-	rows, err := pool.Query(ctx, `select key::text from onlyonce.outbox where sink = 'relay-worker' and scope like 'relay-worker/' || $1`, run)
+	rows, err := pool.Query(ctx, `select key::text from onlyonce.outbox_log where sink = 'relay-worker' and scope like 'relay-worker/' || $1`, run)
 	if err != nil {
 		return nil, err
 	}

@@ -32,6 +32,8 @@ var (
 		"inbox":          {"SELECT", "INSERT"},
 		"parked":         {"SELECT", "INSERT", "UPDATE"},
 		"topics":         {"SELECT", "INSERT"},
+		"outbox_log":     {"SELECT", "INSERT"},
+		"rings":          {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only where Consumer.Pause is called
 	})
 	// Relay sends what is in the outbox.
@@ -39,6 +41,11 @@ var (
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
 		"outbox":         {"SELECT", "UPDATE", "DELETE"},
+		"outbox_log":     {"SELECT"},
+		"sinks":          {"SELECT", "INSERT"},
+		"lanes":          {"SELECT", "INSERT", "UPDATE"},
+		"rings":          {"SELECT"},
+		"segments":       {"SELECT"},
 		"parked":         {"SELECT", "INSERT", "UPDATE"},
 	})
 )

@@ -23,7 +23,7 @@ set_aside as (
     from onlyonce.parked p left join written w on (w.part, w.off) = (p.partition, p."offset")
    where p.kind = 'message' and p.scope = $1 and p.topic = $2),
 aside as (select * from set_aside where settled_at is null),
-call as (select convert_from(body, 'UTF8') as value, count(*) as n from onlyonce.outbox where scope = $1 group by 1),
+call as (select convert_from(body, 'UTF8') as value, count(*) as n from onlyonce.outbox_log where scope = $1 group by 1),
 found(what, value) as (
   select 'I1 lost', m.value from message m
    where $5 and not exists (select 1 from effect e where e.value = m.value) and not exists (select 1 from aside a where a.value = m.value)
@@ -113,7 +113,7 @@ const countSQL = `
 select (select count(*) from effects),
        (select count(*) from onlyonce.parked where scope = $1 and settled_at is null),
        (select count(*) from onlyonce.parked where scope = $1 and state = 'resolved'),
-       (select count(*) from onlyonce.outbox where scope = $1),
+       (select count(*) from onlyonce.outbox_log where scope = $1),
        (select count(*) from onlyonce.inbox),
        (select coalesce(sum(next_offset), 0) from onlyonce.positions where scope = $1 and topic = $2)`
 

@@ -101,7 +101,7 @@ func (s *storm) committed(ctx context.Context) (map[int32]int64, error) {
 // sampleSQL returns one row: effects that ask for a call, rows of the outbox, effects whose record their cursor has not passed.
 const sampleSQL = `
 select (select count(*) from storm.effects where scope = $1 and called),
-       (select count(*) from onlyonce.outbox where sink = $1),
+       (select count(*) from onlyonce.outbox_log where sink = $1),
        (select count(*) from storm.effects e join onlyonce.positions p on p.scope = e.scope and p.partition = e.part where e.scope = $1 and e.off >= p.next_offset)`
 
 // sample looks at one committed snapshot in the middle of the storm: effects, calls and positions belong together at every moment (I4), and
@@ -213,7 +213,7 @@ const effectsSQL = `select id, key, seq, part, off from storm.effects where scop
 const parkedSQL = `select partition, "offset", state, settled_at is not null from onlyonce.parked where scope = $1 and kind = 'message'`
 
 // callsSQL returns a row for each call: target.
-const callsSQL = `select target from onlyonce.outbox where sink = $1`
+const callsSQL = `select target from onlyonce.outbox_log where sink = $1`
 
 // collect reads what the run has left behind. Nobody writes any more.
 func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {

@@ -77,6 +77,10 @@ type Config struct {
 	// else is rejected.
 	Outcomes map[int]outbox.Outcome
 
+	// CaptureHeaders are the headers that are kept of an answer that a call asks for (Call.Capture). Default Content-Type, Location and
+	// X-Request-Id. Of the body the first 64 KiB are kept.
+	CaptureHeaders []string
+
 	// Transport holds what connecting needs: certificates, a proxy, a dialer of your own. It is cloned, and used for HTTP/1.1
 	// with a check on each write. Nil: a plain one without a proxy.
 	//
@@ -102,6 +106,14 @@ func New(cfg Config) (*Sink, error) {
 	base, err := baseURL(cfg.BaseURL)
 	if err != nil {
 		fault("BaseURL", "%v", err)
+	}
+	if cfg.CaptureHeaders == nil {
+		cfg.CaptureHeaders = []string{"Content-Type", "Location", "X-Request-Id"}
+	}
+	for _, name := range cfg.CaptureHeaders {
+		if !frozen.Token(name) {
+			fault("CaptureHeaders", "%q is not a header name", name)
+		}
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 30 * time.Second

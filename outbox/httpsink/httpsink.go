@@ -2,7 +2,6 @@ package httpsink
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptrace"
@@ -64,11 +63,10 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: g.attach})
 	// RoundTrip and not a client's Do: it follows no redirects and keeps no cookies.
 	resp, err := s.transport.RoundTrip(req.WithContext(ctx))
+	var answer []byte
 	if err == nil {
 		defer resp.Body.Close()
-		if _, err = io.CopyN(io.Discard, resp.Body, maxAnswer); errors.Is(err, io.EOF) {
-			err = nil
-		}
+		answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	}
 	if refused := g.refused(); refused != nil {
 		learned = unanswered(ctx, refused)
@@ -80,5 +78,19 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	}
 	r := s.judge(resp)
 	learned = answered(resp, r)
+	if d.Capture && r.Outcome == outbox.Delivered {
+		r.Response = &outbox.Response{Status: resp.StatusCode, Header: s.kept(resp.Header), Body: answer}
+	}
 	return r
+}
+
+// kept are the headers of an answer that go with a captured one.
+func (s *Sink) kept(h http.Header) http.Header {
+	kept := http.Header{}
+	for _, name := range s.cfg.CaptureHeaders {
+		if v, there := h[http.CanonicalHeaderKey(name)]; there {
+			kept[http.CanonicalHeaderKey(name)] = v
+		}
+	}
+	return kept
 }

@@ -39,6 +39,13 @@ func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error
 	for i := range names {
 		header[names[i]] = append(header[names[i]], values[i])
 	}
+	if _, frozen := header["Traceparent"]; d.Trace != "" && !frozen {
+		parent, state, more := strings.Cut(d.Trace, "\n")
+		header["Traceparent"] = []string{parent}
+		if more {
+			header["Tracestate"] = []string{state}
+		}
+	}
 	profile := s.cfg.Profile
 	key, err := profile.Form.write(d.Key)
 	if err != nil {

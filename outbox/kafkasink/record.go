@@ -21,6 +21,7 @@ type record struct {
 	topic   string
 	key     []byte // nil: none
 	id      string // the call's derived key
+	order   string // stored form of its ordering key, empty without one
 	headers []protocol.Header
 	value   []byte
 }
@@ -34,7 +35,7 @@ func (s *Sink) record(d *outbox.Delivery) (*record, error) {
 	if err := frozen.Target(d.Target); err != nil {
 		return nil, fmt.Errorf("target: %w", err)
 	}
-	r := &record{id: d.Key, value: d.Body}
+	r := &record{id: d.Key, order: d.Order, value: d.Body}
 	var err error
 	if r.topic, r.key, err = parseTarget(d.Target); err != nil {
 		return nil, fmt.Errorf("target: %w", err)
@@ -59,6 +60,13 @@ func (s *Sink) record(d *outbox.Delivery) (*record, error) {
 		}
 		r.headers = append(r.headers, protocol.Header{Key: n, Value: []byte(values[i])})
 	}
+	if _, frozen := d.Header["Traceparent"]; d.Trace != "" && !frozen {
+		parent, state, more := strings.Cut(d.Trace, "\n")
+		r.headers = append(r.headers, protocol.Header{Key: "traceparent", Value: []byte(parent)})
+		if more {
+			r.headers = append(r.headers, protocol.Header{Key: "tracestate", Value: []byte(state)})
+		}
+	}
 	return r, nil
 }
 
@@ -79,11 +87,15 @@ func parseTarget(target string) (topic string, key []byte, err error) {
 	return topic, []byte(values["key"][0]), nil
 }
 
-// partition chooses among a topic's partitions as Java's default partitioner does. Without a record key the call's own key
-// decides: attempts of one call must not be spread, since copies in two partitions may be handled at the same time.
+// partition chooses among a topic's partitions as Java's default partitioner does. Without a record key the ordering key decides, and without
+// one the call's own: attempts of one call must not be spread, since copies in two partitions may be handled at the same time.
 func (r *record) partition(all []int) int {
 	key := r.key
-	if key == nil {
+	switch {
+	case key != nil:
+	case r.order != "":
+		key = []byte(r.order)
+	default:
 		key = []byte(r.id)
 	}
 	return kafka.Murmur2Balancer{Consistent: true}.Balance(kafka.Message{Key: key}, all...)

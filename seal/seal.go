@@ -1,0 +1,106 @@
+// Package seal encrypts what is stored: bodies of outbound calls, and answers to HTTP requests. It is a package of its own because both
+// use it, and whoever needs neither links none of it.
+//
+// A sealed value is AES-256-GCM (NIST SP 800-38D) with a random nonce of 96 bits, bound to the key that it is stored under:
+//
+//	1 byte    version, 1
+//	4 bytes   id of the encryption key, big-endian
+//	12 bytes  nonce
+//	n bytes   ciphertext
+//	16 bytes  tag
+//
+// The first five bytes and the key that the value is stored under are authenticated with it: a value that is moved to another row
+// does not open.
+//
+// To rotate, add a key and make it current, first where values are opened and then where they are sealed; remove the old one when nothing is stored any more that
+// was sealed with it. With random nonces one key is good for 2^32 values (SP 800-38D section 8.3): rotate long before.
+package seal
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+const (
+	version = 1
+	header  = 1 + 4
+)
+
+// Errors of [Sealer.Open].
+var (
+	// ErrKey: the value was sealed with an encryption key that this Sealer does not have.
+	ErrKey = errors.New("seal: unknown encryption key")
+	// ErrValue: the value is none that was sealed under this key, or it was changed.
+	ErrValue = errors.New("seal: not a sealed value, or not one of this key")
+)
+
+// Key is an encryption key: 32 random bytes, kept where secrets are kept.
+type Key [32]byte
+
+// Sealer seals with one key and opens with several. It is safe for concurrent use.
+type Sealer struct {
+	current uint32
+	keys    map[uint32]cipher.AEAD
+}
+
+// New returns a Sealer that opens with all keys, by their ids, and seals with the one that is named current.
+func New(current uint32, keys map[uint32]Key) (*Sealer, error) {
+	s := &Sealer{current: current, keys: make(map[uint32]cipher.AEAD, len(keys))}
+	for id, k := range keys {
+		if k == (Key{}) {
+			return nil, fmt.Errorf("seal: key %d is all zeros", id)
+		}
+		block, err := aes.NewCipher(k[:])
+		if err != nil {
+			return nil, fmt.Errorf("seal: key %d: %w", id, err)
+		}
+		if s.keys[id], err = cipher.NewGCM(block); err != nil {
+			return nil, fmt.Errorf("seal: key %d: %w", id, err)
+		}
+	}
+	if s.keys[current] == nil {
+		return nil, fmt.Errorf("seal: the current key, %d, is not among the keys", current)
+	}
+	return s, nil
+}
+
+// Seal encrypts a value and binds it to the key that it is stored under.
+func (s *Sealer) Seal(key [16]byte, value []byte) ([]byte, error) {
+	aead := s.keys[s.current]
+	out := make([]byte, header+aead.NonceSize(), header+aead.NonceSize()+len(value)+aead.Overhead())
+	out[0] = version
+	binary.BigEndian.PutUint32(out[1:], s.current)
+	nonce := out[header:]
+	_, _ = rand.Read(nonce) // never fails
+	return aead.Seal(out, nonce, value, data(out, key)), nil
+}
+
+// Open decrypts what Seal returned for the same key.
+func (s *Sealer) Open(key [16]byte, sealed []byte) ([]byte, error) {
+	if len(sealed) < header || sealed[0] != version {
+		return nil, ErrValue
+	}
+	id := binary.BigEndian.Uint32(sealed[1:])
+	aead := s.keys[id]
+	if aead == nil {
+		return nil, fmt.Errorf("%w %d", ErrKey, id)
+	}
+	if len(sealed) < header+aead.NonceSize()+aead.Overhead() {
+		return nil, ErrValue
+	}
+	nonce := sealed[header : header+aead.NonceSize()]
+	value, err := aead.Open([]byte{}, nonce, sealed[header+aead.NonceSize():], data(sealed, key))
+	if err != nil {
+		return nil, ErrValue
+	}
+	return value, nil
+}
+
+// data is what is authenticated besides the value.
+func data(sealed []byte, key [16]byte) []byte {
+	return append(append(make([]byte, 0, header+len(key)), sealed[:header]...), key[:]...)
+}

@@ -1,0 +1,106 @@
+package seal_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/seal"
+)
+
+var _ outbox.Sealer = (*seal.Sealer)(nil)
+
+func sealer(t *testing.T, current uint32, ids ...byte) *seal.Sealer {
+	t.Helper()
+	keys := map[uint32]seal.Key{}
+	for _, id := range ids {
+		keys[uint32(id)] = seal.Key{id}
+	}
+	s, err := seal.New(current, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestOpensWhatItSealed(t *testing.T) {
+	s, key := sealer(t, 1, 1), [16]byte{7}
+	for _, value := range [][]byte{{}, []byte("x"), bytes.Repeat([]byte("body"), 1000)} {
+		sealed, err := s.Seal(key, value)
+		if err != nil || bytes.Contains(sealed, []byte("bodybody")) {
+			t.Fatalf("%v, %q", err, sealed)
+		}
+		again, _ := s.Seal(key, value)
+		if bytes.Equal(sealed, again) {
+			t.Error("the same value is sealed to the same bytes")
+		}
+		if got, err := s.Open(key, sealed); err != nil || got == nil || !bytes.Equal(got, value) {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+}
+
+func TestRotation(t *testing.T) {
+	key := [16]byte{7}
+	old, _ := sealer(t, 1, 1).Seal(key, []byte("old"))
+	both := sealer(t, 2, 1, 2)
+	if got, err := both.Open(key, old); err != nil || string(got) != "old" {
+		t.Errorf("%q, %v", got, err)
+	}
+	young, _ := both.Seal(key, []byte("young"))
+	if _, err := sealer(t, 1, 1).Open(key, young); !errors.Is(err, seal.ErrKey) {
+		t.Errorf("%v", err)
+	}
+	if got, err := sealer(t, 2, 2).Open(key, young); err != nil || string(got) != "young" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// Each bit counts, and so does the row.
+func TestRefusesWhatWasChanged(t *testing.T) {
+	s, key := sealer(t, 1, 1, 2), [16]byte{7}
+	sealed, _ := s.Seal(key, []byte("value"))
+	for i := range sealed {
+		for bit := range 8 {
+			changed := slices.Clone(sealed)
+			changed[i] ^= 1 << bit
+			if got, err := s.Open(key, changed); err == nil {
+				t.Fatalf("byte %d bit %d: opened as %q", i, bit, got)
+			}
+		}
+	}
+	for n := range sealed {
+		if _, err := s.Open(key, sealed[:n]); err == nil {
+			t.Fatalf("opened after %d bytes", n)
+		}
+	}
+	if _, err := s.Open([16]byte{8}, sealed); !errors.Is(err, seal.ErrValue) {
+		t.Errorf("in another row: %v", err)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for name, keys := range map[string]map[uint32]seal.Key{
+		"no key": nil, "not the current one": {2: {1}}, "zeros": {1: {}},
+	} {
+		if _, err := seal.New(1, keys); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func FuzzOpen(f *testing.F) {
+	s, err := seal.New(1, map[uint32]seal.Key{1: {1}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	valid, _ := s.Seal([16]byte{}, []byte("value"))
+	f.Add(valid)
+	f.Fuzz(func(t *testing.T, sealed []byte) {
+		if got, err := s.Open([16]byte{}, sealed); err == nil && !bytes.Equal(sealed, valid) {
+			t.Errorf("opened %x as %q", sealed, got)
+		}
+	})
+}
