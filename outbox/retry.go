@@ -128,7 +128,7 @@ func (t *tenure) retryTurn(pick bool) error {
 	for _, f := range done {
 		delete(t.retries, f.parked)
 		v := t.judge(f)
-		if f.order != nil && (v.state == stateResolved || t.s.cfg.PassOn && !v.due) {
+		if f.order != nil && (v.state == stateResolved || t.s.cfg.PassOn && (v.state == stateWaiting || v.state == stateReconcile)) {
 			t.promote = append(t.promote, *f.order)
 		}
 		if v.due && (v.state == stateRetrying || ask) {
