@@ -28,6 +28,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/callcheck"
 	"github.com/onlyonce/onlyonce/internal/fleet"
 	"github.com/onlyonce/onlyonce/internal/screen"
 )
@@ -105,7 +106,7 @@ func parseFlags(args []string, stderr io.Writer) (o options, err error) {
 }
 
 // run is the program without its process. Tests may tamper with the outcome before it is judged.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer, tamper func(*facts)) int {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer, tamper func(*callcheck.Facts)) int {
 	fail := func(status int, err error) int {
 		for line := range strings.SplitSeq(err.Error(), "\n") {
 			_, _ = fmt.Fprintln(stderr, "storm-outbox:", line)

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -16,22 +15,11 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/internal/callcheck"
 )
 
-// tablesSQL makes what producers keep beside the outbox. A row of calls commits with the call that it tells of; seqs numbers the
-// calls of an ordering key in the order of their commits, because its row is locked until then.
-const tablesSQL = `
-create schema storm;
-create table storm.calls (id text primary key, tx text not null, sink text not null, key text not null, seq bigint not null, fate text not null);
-create index on storm.calls (tx);
-create table storm.seqs (sink text, key text, n bigint not null default 0, primary key (sink, key))`
-
-const (
-	orderingKeys = 1000
-	// scope is who enqueues.
-	scope = "storm"
-)
+// orderingKeys is how many there are for each sink.
+const orderingKeys = 1000
 
 // producer commits calls in transactions, several at once.
 type producer struct {
@@ -82,17 +70,12 @@ type writer struct {
 // transaction is one as it is planned.
 type transaction struct {
 	id         string
-	calls      []planned
+	calls      []callcheck.Planned
 	oneByOne   bool
 	rollBack   bool
 	savepoint  bool // one more call is written and rolled back to a savepoint; one is written in a savepoint that is kept
 	repeatable bool
 	hold       time.Duration // with everything written, before the end
-}
-
-type planned struct {
-	body
-	later bool // not before a second from now
 }
 
 func (w *writer) run(ctx context.Context) error {
@@ -139,7 +122,9 @@ func (w *writer) plan(n int) transaction {
 		t.calls = append(t.calls, w.call())
 	}
 	// The rows that number the calls are locked in one order, whoever asks.
-	slices.SortStableFunc(t.calls, func(a, b planned) int { return cmp.Or(cmp.Compare(a.Sink, b.Sink), cmp.Compare(a.Key, b.Key)) })
+	slices.SortStableFunc(t.calls, func(a, b callcheck.Planned) int {
+		return cmp.Or(cmp.Compare(a.Sink, b.Sink), cmp.Compare(a.Key, b.Key))
+	})
 	t.oneByOne = w.random.IntN(4) == 0
 	t.rollBack = w.random.IntN(12) == 0
 	t.savepoint = w.random.IntN(20) == 0
@@ -150,8 +135,11 @@ func (w *writer) plan(n int) transaction {
 	return t
 }
 
-func (w *writer) call() planned {
-	c := planned{later: w.random.IntN(50) == 0}
+func (w *writer) call() callcheck.Planned {
+	var c callcheck.Planned
+	if w.random.IntN(50) == 0 {
+		c.NotBefore = time.Now().Add(time.Second)
+	}
 	switch r := w.random.IntN(100); {
 	case r < 75:
 		c.Sink = sinkMain
@@ -165,10 +153,10 @@ func (w *writer) call() planned {
 		c.Key = fmt.Sprintf("k%03d", int(orderingKeys*u*u)) // some keys have many calls
 	}
 	switch r := w.random.IntN(1000); {
-	case r < 3:
-		c.Fate = fateReject
+	case r < 3, c.Sink == sinkStrict && r < 15:
+		c.Fate = callcheck.FateReject
 	case c.Sink == sinkShort && r < 20:
-		c.Fate = fateOutlast
+		c.Fate = callcheck.FateOutlast
 	}
 	return c
 }
@@ -188,7 +176,7 @@ func (w *writer) attempt(ctx context.Context, t transaction, id string) error {
 		defer cancel()
 		_ = tx.Rollback(bounded) // nothing after a COMMIT
 	}()
-	if err := w.write(ctx, tx, id, t.calls, t.oneByOne); err != nil {
+	if err := callcheck.Write(ctx, tx, id, t.calls, t.oneByOne); err != nil {
 		return err
 	}
 	if t.savepoint {
@@ -215,7 +203,7 @@ func (w *writer) nested(ctx context.Context, tx pgx.Tx, id string) error {
 		if err != nil {
 			return err
 		}
-		if err := w.write(ctx, sub, fmt.Sprintf("%s-sub-%t", id, keep), []planned{{body: body{Sink: sinkMain}}}, false); err != nil {
+		if err := callcheck.Write(ctx, sub, fmt.Sprintf("%s-sub-%t", id, keep), []callcheck.Planned{{Body: callcheck.Body{Sink: sinkMain}}}, false); err != nil {
 			return err
 		}
 		if keep {
@@ -224,52 +212,6 @@ func (w *writer) nested(ctx context.Context, tx pgx.Tx, id string) error {
 			err = sub.Rollback(ctx)
 		}
 		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-const (
-	nextSQL   = `update storm.seqs set n = n + 1 where sink = $1 and key = $2 returning n`
-	ledgerSQL = `insert into storm.calls (id, tx, sink, key, seq, fate) select * from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[])`
-)
-
-// write numbers calls, notes them, and enqueues them.
-func (w *writer) write(ctx context.Context, tx pgx.Tx, id string, planned []planned, oneByOne bool) error {
-	var ids, txs, sinks, keys, fates []string
-	var seqs []int64
-	var calls []outbox.Call
-	for i, c := range planned {
-		b := c.body
-		b.ID = fmt.Sprintf("%s-%d", id, i)
-		if b.Key != "" {
-			if err := tx.QueryRow(ctx, nextSQL, b.Sink, b.Key).Scan(&b.Seq); err != nil {
-				return err
-			}
-		}
-		raw, err := json.Marshal(b)
-		if err != nil {
-			return err
-		}
-		ids, txs, sinks, keys, fates, seqs = append(ids, b.ID), append(txs, id), append(sinks, b.Sink), append(keys, b.Key), append(fates, b.Fate), append(seqs, b.Seq)
-		call := outbox.Call{
-			Sink: b.Sink, Name: "note", Scope: scope, ID: b.ID, OrderingKey: b.Key, Target: "/" + b.ID, Body: raw,
-			Header: map[string][]string{"Content-Type": {"application/json"}, "X-Storm": {b.ID}},
-		}
-		if c.later {
-			call.NotBefore = time.Now().Add(time.Second)
-		}
-		calls = append(calls, call)
-	}
-	if _, err := tx.Exec(ctx, ledgerSQL, ids, txs, sinks, keys, seqs, fates); err != nil {
-		return err
-	}
-	if !oneByOne {
-		return outbox.EnqueueAll(ctx, tx, calls...)
-	}
-	for _, c := range calls {
-		if err := outbox.Enqueue(ctx, tx, c); err != nil {
 			return err
 		}
 	}

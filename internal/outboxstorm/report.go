@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+
+	"github.com/onlyonce/onlyonce/internal/callcheck"
 )
 
 // report is the outcome of a storm, and what -json prints.
@@ -37,12 +39,33 @@ type report struct {
 func (r *report) count(s *storm) {
 	r.Kills, r.KillsInCall, r.Freezes, r.Changes, r.PostgresKills = s.struck[blowKill]+s.fleet.StrayKills(), s.inCall, s.struck[blowFreeze], s.struck[blowChange], s.struck[blowPostgres]
 	r.Restarts, r.Endings = s.fleet.Restarts(), s.fleet.Endings()
-	s.remote.mu.Lock()
-	r.Faults = maps.Clone(s.remote.faults)
-	s.remote.mu.Unlock()
+	r.Faults = s.remote.Faults()
 	s.producer.mu.Lock()
 	r.Transactions = maps.Clone(s.producer.kinds)
 	s.producer.mu.Unlock()
+}
+
+// judged takes over what the facts tell.
+func (r *report) judged(f *callcheck.Facts) {
+	r.Calls = len(f.Ledger)
+	for _, x := range f.Rows {
+		switch x.State {
+		case "delivered":
+			r.Delivered++
+		case "reconcile":
+			r.Reconcile++
+		case "waiting":
+			r.Rejected++
+		case "blocked":
+			r.Blocked++
+		}
+	}
+	for _, s := range f.Sights {
+		r.Requests += s.Requests
+		if s.Requests > 1 {
+			r.Repeated++
+		}
+	}
 }
 
 // write prints what is wrong, and the summary line, last.

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/callcheck"
 	"github.com/onlyonce/onlyonce/internal/devenv"
 	"github.com/onlyonce/onlyonce/internal/fleet"
 	"github.com/onlyonce/onlyonce/internal/screen"
@@ -35,7 +36,7 @@ type storm struct {
 
 	postgres *devenv.Postgres
 	pool     *pgxpool.Pool
-	remote   *remote
+	remote   *callcheck.Remote
 	fleet    *fleet.Fleet
 	producer *producer
 
@@ -73,7 +74,7 @@ func (s *storm) open(ctx context.Context) (err error) {
 		if _, err := migrations.Apply(ctx, c.Conn()); err != nil {
 			return err
 		}
-		if _, err := c.Exec(ctx, tablesSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+		if _, err := c.Exec(ctx, callcheck.TablesSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return err
 		}
 		_, err := c.Exec(ctx, `insert into storm.seqs select s, 'k' || to_char(k, 'FM000') from unnest($1::text[]) s, generate_series(0, $2 - 1) k`,
@@ -84,11 +85,11 @@ func (s *storm) open(ctx context.Context) (err error) {
 		return err
 	}
 	s.producer = &producer{pool: s.pool, total: int64(s.opts.calls), many: s.opts.producers, seed: s.opts.seed, kinds: map[string]int{}}
-	if s.remote, err = newRemote(s.opts.seed, s.opts.failures); err != nil {
+	if s.remote, err = callcheck.NewRemote(callcheck.Faulty(s.opts.seed, s.opts.failures)); err != nil {
 		return err
 	}
 	s.fleet, err = fleet.New(fleet.Config{Name: "outboxstorm", Resilient: true, Verbose: s.screen.Verbose,
-		Template: relayConfig{Postgres: s.postgres.URL, Remote: s.remote.address}})
+		Template: relayConfig{Postgres: s.postgres.URL, Remote: s.remote.Address}})
 	if err != nil {
 		return err
 	}
@@ -102,7 +103,7 @@ func (s *storm) open(ctx context.Context) (err error) {
 }
 
 // rage produces, strikes, waits until it is quiet, and judges.
-func (s *storm) rage(ctx context.Context, tamper func(*facts)) (report, error) {
+func (s *storm) rage(ctx context.Context, tamper func(*callcheck.Facts)) (report, error) {
 	begun := time.Now()
 	r := report{Seed: s.opts.seed, Postgres: s.postgres.How}
 	ctx, cancel := context.WithCancel(ctx)
@@ -146,31 +147,29 @@ func (s *storm) rage(ctx context.Context, tamper func(*facts)) (report, error) {
 		r.Breaches = s.breaches
 		return r, err
 	}
-	f, err := s.gather(context.WithoutCancel(ctx))
+	f, err := callcheck.Gather(context.WithoutCancel(ctx), s.pool, s.remote, 2*leaseTTL)
 	if err != nil {
 		return r, err
 	}
+	f.Windows, f.PassOn = map[string]time.Duration{sinkShort: shortWindow}, map[string]bool{sinkMain: true, sinkShort: true}
 	if tamper != nil {
 		tamper(f)
 	}
-	f.count(&r)
-	r.Breaches = append(s.breaches, f.judge()...)
+	r.judged(f)
+	for _, e := range r.Endings {
+		if strings.Contains(e, "OO00") || strings.Contains(e, "are gone") || strings.Contains(e, "does not return") {
+			s.breaches = append(s.breaches, "a relay gave up: "+e)
+		}
+	}
+	r.Breaches = append(s.breaches, f.Judge()...)
 	r.OK = len(r.Breaches) == 0
 	return r, nil
 }
 
-// unsettledSQL returns one row: how many calls something is still to happen to by itself. A blocked one behind a dead head waits for
-// a person.
-const unsettledSQL = `
-select count(*) from onlyonce.calls c
- where c.state = 'pending' or c.state = 'retrying'
-    or c.state = 'blocked' and not exists (
-         select from onlyonce.parked f where f.order_key = c.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))`
-
 func (s *storm) unsettled(ctx context.Context) (n int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	err = s.pool.QueryRow(ctx, unsettledSQL).Scan(&n)
+	err = s.pool.QueryRow(ctx, callcheck.UnsettledSQL).Scan(&n)
 	return n, err
 }
 
@@ -189,7 +188,7 @@ func (s *storm) until(ctx context.Context, what string, is func(context.Context)
 		case done && err == nil:
 			return nil
 		}
-		accepted, requests := s.remote.progress()
+		accepted, requests := s.remote.Progress()
 		if now := fmt.Sprint(accepted, requests, s.producer.written.Load()); now != last {
 			last, since = now, time.Now()
 		}
@@ -235,7 +234,7 @@ func (s *storm) stuck(ctx context.Context, what string, err error) error {
 
 // line is the live line of a run.
 func (s *storm) line() string {
-	accepted, requests := s.remote.progress()
+	accepted, requests := s.remote.Progress()
 	events := 0
 	for _, n := range s.struck {
 		events += n
@@ -251,7 +250,7 @@ func (s *storm) close() error {
 		errs = append(errs, s.fleet.Stop(stopTimeout), s.fleet.Close())
 	}
 	if s.remote != nil {
-		errs = append(errs, s.remote.server.Close())
+		errs = append(errs, s.remote.Close())
 	}
 	if s.pool != nil {
 		s.pool.Close()

@@ -61,7 +61,7 @@ func (s *storm) strikeAll(ctx context.Context) error {
 		s.producer.let(at + s.ahead())
 		// Not all are accepted, and some wait for long behind others.
 		err := s.until(ctx, fmt.Sprintf("%d calls to be accepted, for event %d", at, i+1), func(context.Context) (bool, error) {
-			accepted, _ := s.remote.progress()
+			accepted, _ := s.remote.Progress()
 			return accepted >= at-s.ahead()/2, nil
 		})
 		if err != nil {

@@ -1,4 +1,4 @@
-package main
+package callcheck
 
 import (
 	"cmp"
@@ -10,10 +10,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// entry is a call that a producer has committed.
-type entry struct {
+// Entry is a call that a producer has committed.
+type Entry struct {
 	ID   string
 	Sink string
 	Key  string
@@ -21,8 +22,8 @@ type entry struct {
 	Fate string
 }
 
-// row is a call as the outbox has it.
-type row struct {
+// Row is a call as the outbox has it.
+type Row struct {
 	ID       string
 	Key      string // idempotency key
 	Sink     string
@@ -33,16 +34,20 @@ type row struct {
 	At       int64 // its id in the log
 }
 
-// facts are what there is to judge, when nothing happens any more.
-type facts struct {
-	ledger []entry
-	rows   []row
-	sights map[string]*sight
-	// odd tells what must not be: leases that are held, work that is left.
-	odd       []string
-	strange   []string
-	unsettled int
-	endings   []string // with what errors relays ended
+// Facts are what there is to judge, when nothing happens any more.
+type Facts struct {
+	Ledger []Entry
+	Rows   []Row
+	Sights map[string]*Sight
+	// Odd tells what must not be: leases that are held, work that is left. Each begins with its rule.
+	Odd       []string
+	Strange   []string
+	Unsettled int
+
+	// Windows are the sinks whose remote forgets keys, and after how long.
+	Windows map[string]time.Duration
+	// PassOn are the sinks whose calls pass a dead one of their ordering key.
+	PassOn map[string]bool
 }
 
 const rowsSQL = `
@@ -63,77 +68,56 @@ union all
 select format('I13 connection of a relay is left: %s', left(query, 80)) from pg_stat_activity
  where datname = current_database() and pid <> pg_backend_pid() and query like '%onlyonce.hold%'`
 
-// gather reads everything. Relays have left; leases of the killed have their time.
-func (s *storm) gather(ctx context.Context) (*facts, error) {
-	f := &facts{sights: s.remote.sights(), strange: s.remote.strange, endings: s.fleet.Endings()}
-	read := func(sql string, into any) error {
-		rows, err := s.pool.Query(ctx, sql)
-		if err != nil {
-			return err
-		}
-		switch v := into.(type) {
-		case *[]entry:
-			*v, err = pgx.CollectRows(rows, pgx.RowToStructByPos[entry])
-		case *[]row:
-			*v, err = pgx.CollectRows(rows, pgx.RowToStructByPos[row])
-		case *[]string:
-			*v, err = pgx.CollectRows(rows, pgx.RowTo[string])
-		}
-		return err
-	}
-	for end := time.Now().Add(2 * leaseTTL); ; pause(ctx, pollEvery) {
-		if err := read(oddSQL, &f.odd); err != nil {
+// UnsettledSQL returns one row: how many calls something is still to happen to by itself. A blocked one behind a dead head waits for
+// a person.
+const UnsettledSQL = `
+select count(*) from onlyonce.calls c
+ where c.state = 'pending' or c.state = 'retrying'
+    or c.state = 'blocked' and not exists (
+         select from onlyonce.parked f where f.order_key = c.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))`
+
+// Gather reads everything. Relays have left; leases of the killed are given grace to end.
+func Gather(ctx context.Context, pool *pgxpool.Pool, m *Remote, grace time.Duration) (*Facts, error) {
+	f := &Facts{Sights: m.Sights(), Strange: m.Strange()}
+	var err error
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(grace); ; <-tick.C {
+		if f.Odd, err = collect(ctx, pool, oddSQL, pgx.RowTo[string]); err != nil {
 			return nil, err
 		}
-		if len(f.odd) == 0 || time.Now().After(end) {
+		if len(f.Odd) == 0 || time.Now().After(end) {
 			break
 		}
 	}
-	if err := read(`select id, sink, key, seq, fate from storm.calls`, &f.ledger); err != nil {
+	if f.Ledger, err = collect(ctx, pool, `select id, sink, key, seq, fate from storm.calls`, pgx.RowToStructByPos[Entry]); err != nil {
 		return nil, err
 	}
-	if err := read(rowsSQL, &f.rows); err != nil {
+	if f.Rows, err = collect(ctx, pool, rowsSQL, pgx.RowToStructByPos[Row]); err != nil {
 		return nil, err
 	}
-	n, err := s.unsettled(ctx)
-	f.unsettled = n
-	return f, err
+	return f, pool.QueryRow(ctx, UnsettledSQL).Scan(&f.Unsettled)
 }
 
-// count takes over what the facts tell.
-func (f *facts) count(r *report) {
-	r.Calls = len(f.ledger)
-	for _, x := range f.rows {
-		switch x.State {
-		case "delivered":
-			r.Delivered++
-		case "reconcile":
-			r.Reconcile++
-		case "waiting":
-			r.Rejected++
-		case "blocked":
-			r.Blocked++
-		}
+func collect[T any](ctx context.Context, pool *pgxpool.Pool, sql string, scan pgx.RowToFunc[T]) ([]T, error) {
+	rows, err := pool.Query(ctx, sql)
+	if err != nil {
+		return nil, err
 	}
-	for _, s := range f.sights {
-		r.Requests += s.n
-		if s.n > 1 {
-			r.Repeated++
-		}
-	}
+	return pgx.CollectRows(rows, scan)
 }
 
-// judge returns what does not hold.
-func (f *facts) judge() (breaches []string) {
+// Judge returns what does not hold.
+func (f *Facts) Judge() (breaches []string) {
 	found := map[string][]string{}
 	breach := func(rule, what string) { found[rule] = append(found[rule], what) }
 
-	ledger := map[string]entry{}
-	for _, e := range f.ledger {
+	ledger := map[string]Entry{}
+	for _, e := range f.Ledger {
 		ledger[e.ID] = e
 	}
-	rows := map[string]row{}
-	for _, x := range f.rows {
+	rows := map[string]Row{}
+	for _, x := range f.Rows {
 		if _, twice := rows[x.ID]; twice {
 			breach("I9 more than one row of the outbox for a call", x.ID)
 		}
@@ -142,53 +126,48 @@ func (f *facts) judge() (breaches []string) {
 			breach("I9 a row of the outbox that nobody committed", x.ID)
 		}
 	}
-	for id, s := range f.sights {
+	for id, s := range f.Sights {
 		if _, there := ledger[id]; !there {
 			breach("I9 a call went out that was rolled back", id)
 		}
-		if len(s.keys) != 1 {
+		if len(s.Keys) != 1 {
 			breach("I9 a call went out under several keys", id)
-		} else if x, there := rows[id]; there && s.keys[0] != x.Key {
+		} else if x, there := rows[id]; there && s.Keys[0] != x.Key {
 			breach("I9 a call went out under another key than its row's", id)
 		}
-		if len(s.prints) != 1 {
+		if len(s.Prints) != 1 {
 			breach("I9 a call went out with different bytes", id)
 		}
-		if ledger[id].Sink == sinkShort && s.oldest > shortWindow {
-			breach("I10 a call went out after the remote may have forgotten its key", fmt.Sprintf("%s after %v", id, s.oldest))
+		if w := f.Windows[ledger[id].Sink]; w > 0 && s.Oldest > w {
+			breach("I10 a call went out after the remote may have forgotten its key", fmt.Sprintf("%s after %v", id, s.Oldest))
 		}
 	}
 	keys := map[string]string{}
 	heads := map[string]int64{} // order key -> the first dead row
-	for _, x := range f.rows {
+	for _, x := range f.Rows {
 		if other, taken := keys[x.Key]; taken {
 			breach("I9 two calls have one key", x.ID+" and "+other)
 		}
 		keys[x.Key] = x.ID
-		if x.OrderKey != "" && (x.State == "waiting" || x.State == "reconcile") && x.Sink == sinkStrict {
+		if x.OrderKey != "" && (x.State == "waiting" || x.State == "reconcile") && !f.PassOn[x.Sink] {
 			if at, there := heads[x.OrderKey]; !there || x.At < at {
 				heads[x.OrderKey] = x.At
 			}
 		}
 	}
-	for _, e := range f.ledger {
+	for _, e := range f.Ledger {
 		f.judgeCall(e, rows, heads, breach)
 	}
 	f.judgeOrder(breach)
-	if f.unsettled > 0 {
-		breach("I13 calls are left to be sent or tried again", fmt.Sprint(f.unsettled))
+	if f.Unsettled > 0 {
+		breach("I13 calls are left to be sent or tried again", fmt.Sprint(f.Unsettled))
 	}
-	for _, s := range f.odd {
+	for _, s := range f.Odd {
 		rule, what, _ := strings.Cut(s, " ")
 		breach(rule, what)
 	}
-	for _, s := range f.strange {
+	for _, s := range f.Strange {
 		breach("I9 a request that was never enqueued", s)
-	}
-	for _, s := range f.endings {
-		if strings.Contains(s, "OO00") || strings.Contains(s, "are gone") || strings.Contains(s, "does not return") {
-			breach("a relay gave up", s)
-		}
 	}
 	for _, rule := range slices.Sorted(maps.Keys(found)) {
 		what := found[rule]
@@ -199,15 +178,15 @@ func (f *facts) judge() (breaches []string) {
 }
 
 // judgeCall compares one call's end with what the remote knows.
-func (f *facts) judgeCall(e entry, rows map[string]row, heads map[string]int64, breach func(rule, what string)) {
+func (f *Facts) judgeCall(e Entry, rows map[string]Row, heads map[string]int64, breach func(rule, what string)) {
 	x, there := rows[e.ID]
 	if !there {
 		breach("I9 a committed call is not in the outbox", e.ID)
 		return
 	}
-	s := f.sights[e.ID]
+	s := f.Sights[e.ID]
 	if s == nil {
-		s = &sight{}
+		s = &Sight{}
 	}
 	head, dead := heads[x.OrderKey]
 	behind := dead && head < x.At
@@ -215,35 +194,35 @@ func (f *facts) judgeCall(e entry, rows map[string]row, heads map[string]int64, 
 	switch {
 	case behind && x.State != "blocked":
 		breach("O4 a call is not blocked behind a dead one of its ordering key", told)
-	case behind && s.n > 0:
+	case behind && s.Requests > 0:
 		breach("O4 a call went out behind a dead one of its ordering key", told)
 	case behind:
-	case x.State == "delivered" && s.accepted == 0:
+	case x.State == "delivered" && s.Accepted == 0:
 		breach("I9 delivered, and the remote never accepted it", told)
 	case x.State == "delivered":
-	case x.State == "waiting" && x.Reason == "rejected" && e.Fate == fateReject && s.refused:
-	case x.State == "reconcile" && x.Reason == "window" && x.Sink == sinkShort:
+	case x.State == "waiting" && x.Reason == "rejected" && s.Refused:
+	case x.State == "reconcile" && x.Reason == "window" && f.Windows[x.Sink] > 0:
 		// The remote failed it, or the relays were away; the journal says that it may have been called.
 	default:
 		breach("I9 a call ended for no cause that the remote knows", told)
 	}
-	if e.Fate == fateReject && x.State == "delivered" {
+	if e.Fate == FateReject && x.State == "delivered" {
 		// Applied with a fault in the answer is possible; a final yes is not.
 		breach("I9 delivered, and the remote rejects it", told)
 	}
 }
 
 // judgeOrder compares the order of first acceptances with that of the commits.
-func (f *facts) judgeOrder(breach func(rule, what string)) {
+func (f *Facts) judgeOrder(breach func(rule, what string)) {
 	type accepted struct {
 		id      string
 		seq, at int64
 	}
 	byKey := map[string][]accepted{}
-	for _, e := range f.ledger {
-		if s := f.sights[e.ID]; e.Key != "" && s != nil && s.accepted > 0 {
+	for _, e := range f.Ledger {
+		if s := f.Sights[e.ID]; e.Key != "" && s != nil && s.Accepted > 0 {
 			k := e.Sink + "/" + e.Key
-			byKey[k] = append(byKey[k], accepted{e.ID, e.Seq, s.accepted})
+			byKey[k] = append(byKey[k], accepted{e.ID, e.Seq, s.Accepted})
 		}
 	}
 	for _, calls := range byKey {
