@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,15 +48,16 @@ select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5,
 const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5)`
 
 // passRows are the rows of a lane's pass above last_id: those that became visible between prev and target (O2). They were in
-// progress then, or had not begun. By the index outbox_log_new.
+// progress then, or had not begun. By the index outbox_log_new; "offset 0" keeps the planner from making a join of the second half, for which
+// it reads all of a lane.
 const passRows = `(
   select r.* from onlyonce.outbox_log r
    where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
      and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
   union all
-  select r.* from onlyonce.outbox_log r
-   where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
-     and r.xid = any (array(select x from pg_snapshot_xip(a.prev) x where pg_visible_in_snapshot(x, a.target)))) r`
+  select r.* from pg_snapshot_xip(a.prev) x cross join lateral (
+    select * from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id > a.last_id offset 0) r
+   where pg_visible_in_snapshot(x, a.target)) r`
 
 // wholeRow is what a flight is made of. The age of the key counts from when a call can first have been made: the pass's start, or the time of
 // the message where it may have been handled in a history that is lost (O6). The clock is read at least once after the row was.
@@ -81,18 +83,18 @@ select r.id, r.slot, r.ctid, octet_length(r.body)
      where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
        and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
     union all
-    select r.id, r.slot, r.ctid, r.body from onlyonce.outbox_log r
-     where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
-       and r.xid = any (array(select x from pg_snapshot_xip(a.prev) x where pg_visible_in_snapshot(x, a.target)))) r
+    select r.* from pg_snapshot_xip(a.prev) x cross join lateral (
+      select r.id, r.slot, r.ctid, r.body from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id > a.last_id offset 0) r
+     where pg_visible_in_snapshot(x, a.target)) r
  where a.id = $1 and a.version = $2
  order by r.id limit $3`
 
-// fetchSQL reads rows from where they lie. In: lane id, slot, ctids, ids. A segment that was emptied and filled again has other rows at
-// the same place, so the id is compared: a row that is missing ends the relay.
+// fetchSQL reads rows from where they lie. In: lane id, slot, ctids. By a TID scan: any condition besides lets the planner read by an
+// index instead. A segment that was emptied and filled again has other rows at the same place: the ids are compared by whoever reads.
 const fetchSQL = `
 select` + wholeRow + `
   from onlyonce.lanes a, onlyonce.outbox_log r
- where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[]) and r.id = any ($4::bigint[]) and r.sink = a.sink and r.lane = a.lane`
+ where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[])`
 
 // divertSQL copies rows of the log, whole, to where they are tried again. In: sink, lane; arrays of one length: ids, keys, states, reasons,
 // errors, attempts, microseconds until they are due (null: never by themselves), microseconds since the first call can have been made (null: none was),
@@ -266,11 +268,11 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 		return nil
 	}
 	if what != readBite {
-		if len(rows) != len(now) {
-			return fmt.Errorf("%w: %d of %d in lane %d of sink %s", errGone, len(now)-len(rows), len(now), t.lane, t.s.name)
+		slices.SortFunc(rows, func(a, b *flight) int { return cmp.Compare(a.ID, b.ID) })
+		if !slices.EqualFunc(rows, now, func(f *flight, r ref) bool { return f.ID == r.ID }) {
+			return fmt.Errorf("%w: lane %d of sink %s, from call %d on", errGone, t.lane, t.s.name, now[0].ID)
 		}
 		t.refs = t.refs[len(now):]
-		slices.SortFunc(rows, func(a, b *flight) int { return int(a.ID - b.ID) })
 	}
 	if len(rows) == 0 {
 		return nil
@@ -301,11 +303,11 @@ func (t *tenure) queueFetch(b *pgx.Batch, refs []ref, rows *[]*flight) {
 		bySlot[r.Slot] = append(bySlot[r.Slot], r)
 	}
 	for slot, there := range bySlot {
-		tids, ids := make([]pgtype.TID, len(there)), make([]int64, len(there))
+		tids := make([]pgtype.TID, len(there))
 		for i, r := range there {
-			tids[i], ids[i] = r.Tid, r.ID
+			tids[i] = r.Tid
 		}
-		b.Queue(fetchSQL, t.lease.id, slot, tids, ids).Query(collect(rows, scanFlight))
+		b.Queue(fetchSQL, t.lease.id, slot, tids).Query(collect(rows, scanFlight))
 	}
 }
 

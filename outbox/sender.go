@@ -41,8 +41,8 @@ const scoutSQL = `
 select * from (
   select a.lane,
          exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev)))
-         or exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane
-                       and r.xid = any (array(select x from pg_snapshot_xip(coalesce(a.target, a.prev)) x)))
+         or exists (select 1 from pg_snapshot_xip(coalesce(a.target, a.prev)) x cross join lateral (
+                      select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r)
          or exists (select 1 from onlyonce.segments s where s.ring = 'outbox' and s.closed_at is not null and s.bound > pg_snapshot_xmin(a.prev)) as fresh,
          exists (select 1 from onlyonce.parked p where p.kind = 'call' and p.sink = a.sink and p.lane = a.lane
                     and p.next_attempt_at <= clock_timestamp() and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due
@@ -303,7 +303,9 @@ func (s *sender) look(ctx context.Context) error {
 		if s.held[lane] != nil {
 			continue // released a moment ago
 		}
+		bounded, cancel := s.detached(ctx)
 		l, err := acquireLease(bounded, s.pool, laneLease(s.name, lane), s.cfg.LeaseTTL)
+		cancel()
 		if err != nil {
 			return err
 		}

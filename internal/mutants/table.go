@@ -5,6 +5,9 @@ const schema = "migrations/0001_inbox_cursors_outbox.sql"
 // schema2 has the bodies of the fence, the seal and the claims.
 const schema2 = "migrations/0002_redrive_replay_pause.sql"
 
+// schema3 has the log of the outbox and its enqueue.
+const schema3 = "migrations/0003_outbox_log.sql"
+
 const (
 	// fence is all that stands in the way of an owner that was replaced, and open lets it through.
 	fence = `  perform 1 from onlyonce.leases l
@@ -317,6 +320,43 @@ var table = []mutant{
 	{rule: "O6 rows of a sink that is not ready", file: "outbox/tenure.go",
 		old: "		limit = min(limit, r.Ready())\n", new: "		_ = r.Ready()\n",
 		pkg: "./outbox", test: "TestRowsOfASinkThatIsNotReadyAreLeftAlone"},
+	{rule: "O8 transaction id after the ring is read", file: schema3, old: "  perform pg_current_xact_id();\n", new: "",
+		pkg: "./internal/ring", test: "TestO8WriterThatHasReadTheRing"},
+	{rule: "O8 old snapshot is let through", file: schema3,
+		old: "     and ring.version <> (select last_value from onlyonce.outbox_version) then", new: "     and false then",
+		pkg: "./internal/ring", test: "TestO8OldSnapshotIsRefused"},
+	{rule: "O8 no wait before close", file: "internal/ring/rotator.go",
+		old: "		if !passed {\n			return Outcome{Action: Waiting, Slot: *st.draining}", new: "		if false {\n			return Outcome{Action: Waiting, Slot: *st.draining}",
+		pkg: "./internal/ring", test: "TestO8OpenWriterKeepsTheSegmentFromClosing"},
+	{rule: "O8 waits for a snapshot's xmax", file: "internal/ring/sql.go",
+		old: "`select pg_current_xact_id()::text`", new: "`select pg_snapshot_xmax(pg_current_snapshot())::text`",
+		pkg: "./internal/ring", test: "TestO8WriterBetweenAnnouncementAndItsCommit"},
+	{rule: "O8 not looked at again under the lock", file: "internal/ring/rotator.go",
+		old: "		if why != nil {\n			out = Outcome{", new: "		if false {\n			out = Outcome{",
+		pkg: "./internal/ring", test: "TestO8LookedAtAgainUnderTheLock"},
+	{rule: "O8 rotator without its lease", file: "internal/ring/sql.go",
+		old: "`select onlyonce.hold($1, $2, $3::uuid)`", new: "`select $1::bigint, $2::bigint, $3::uuid`",
+		pkg: "./internal/ring", test: "TestR1RotatorThatWasReplaced"},
+	{rule: "O8 announced while a segment drains", file: "internal/ring/rotator.go",
+		old: "	if st.draining != nil {\n		if !passed", new: "	if st.draining != nil && !st.due {\n		if !passed",
+		pkg: "./internal/ring", test: "TestR2AnnouncedWhileDraining"},
+	{rule: "O8 calls that no relay has listed", file: "internal/ring/outbox.go",
+		old: "   where l.id is null\n      or exists", new: "   where exists",
+		pkg: "./internal/ring", test: "TestWhoNeedsASegment"},
+	{rule: "O8 lane that is behind", file: "internal/ring/outbox.go",
+		old: "s.xid >= pg_snapshot_xmax(l.prev))", new: "s.xid >= pg_snapshot_xmax(l.prev) and false)",
+		pkg: "./internal/ring", test: "TestSteps"},
+	{rule: "O8 call in progress in its lane's cursor", file: "internal/ring/outbox.go",
+		old: "s.xid = x limit 1) late)", new: "s.xid = x and false limit 1) late)",
+		pkg: "./internal/ring", test: "TestRowInProgressInItsLanesCursor"},
+	{rule: "O8 sequence is left ahead", file: "internal/ring/rotator.go",
+		old: "	if st.sequence != st.version {", new: "	if false {",
+		pkg: "./internal/ring", test: "TestKilledInEachStep"},
+	{rule: "O8 retention that has not passed", file: "internal/ring/rotator.go", old: "	if !st.expired {", new: "	if false {",
+		pkg: "./internal/ring", test: "TestAgeAndRetention"},
+	{rule: "O5 leases renewed by the epoch alone", file: "internal/lease/lease.go",
+		old: "   where l.epoch = u.epoch and l.nonce = u.nonce\n", new: "   where l.epoch = u.epoch\n",
+		pkg: "./internal/lease", test: "TestSameEpochOtherNonce"},
 	{rule: "O11 address check", file: "outbox/httpsink/guard.go",
 		old: "	if what != \"\" {\n", new: "	if false {\n",
 		pkg: "./outbox/httpsink", test: "TestGuardAddresses"},
