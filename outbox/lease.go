@@ -10,6 +10,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // A lease says who owns something. It is a row of onlyonce.leases, on the database's clock; its owner is (epoch, nonce), because after a
@@ -100,6 +102,9 @@ func renewLeases(ctx context.Context, pool *pgxpool.Pool, held []*lease, ttl tim
 }
 
 func (l *lease) release(ctx context.Context, pool *pgxpool.Pool) error {
+	if err := fault.Point(fault.RelayReleasing); err != nil {
+		return err
+	}
 	_, err := pool.Exec(ctx, releaseLeaseSQL, l.id, l.epoch, l.nonce)
 	return err
 }
