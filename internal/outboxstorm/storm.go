@@ -136,7 +136,9 @@ func (s *storm) rage(ctx context.Context, tamper func(*callcheck.Facts)) (report
 	}
 	r.Seconds = time.Since(begun).Seconds()
 	cancel()
-	<-produced
+	if stopped := <-produced; err == nil && !errors.Is(stopped, context.Canceled) {
+		err = stopped
+	}
 	s.zombies.Wait() // a relay that stands still does not leave
 	if late := s.fleet.Stop(stopTimeout); late != nil {
 		s.breaches = append(s.breaches, "I14 "+late.Error())
