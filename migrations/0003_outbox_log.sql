@@ -194,20 +194,32 @@ begin
     end loop;
   end if;
 
-  if 1 = any (checks) or 2 = any (checks) then
+  -- In statements of their own: each locks the tables that it names until the transaction ends, segments too, which then cannot be emptied.
+  if 1 = any (checks) then
     for old in
       select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
         from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
         join lateral (
           select r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null as erased from onlyonce.outbox_log r
-           where u.c = 1 and r.key = u.k
+           where r.key = u.k
           union all
           select p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
-            from onlyonce.parked p where u.c = 1 and p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
-          union all
-          select q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body, false, false
-            from onlyonce.outbox q where q.key = u.k
+            from onlyonce.parked p where p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
           limit 1) o on true
+       where u.c = 1
+    loop
+      if old.differs then
+        raise exception using errcode = 'OO004',
+          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
+      end if;
+      skip := skip || old.n;
+    end loop;
+  end if;
+  if 1 = any (checks) or 2 = any (checks) then -- enqueued before schema 3
+    for old in
+      select u.n, (q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body) is distinct from (u.m, u.t, u.h, u.b) as differs
+        from unnest(checks, keys, methods, targets, headers, bodies) with ordinality as u(c, k, m, t, h, b, n)
+        join onlyonce.outbox q on q.key = u.k
        where u.c > 0
     loop
       if old.differs then
@@ -278,10 +290,10 @@ declare
   sys  bigint;
   line text;
 begin
-  if advance.freeze then
-    select * into l from onlyonce.lanes x where x.id = advance.lane_id;
-    select c.system_identifier into sys from pg_control_system() c;
-    line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
+  select c.system_identifier into sys from pg_control_system() c;
+  line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
+  select * into l from onlyonce.lanes x where x.id = advance.lane_id;
+  if advance.freeze or l.system_id <> sys then
     if l.system_id <> sys
        or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
        or exists (select 1 from onlyonce.outbox_log r

@@ -153,7 +153,7 @@ func (t *tenure) load() error {
 		return err
 	}
 	c := cursor{suspect: maxChunk}
-	if err := t.s.pool.QueryRow(ctx, loadSQL, t.lease.id).Scan(&c.version, &c.last, &c.unread); err != nil {
+	if err := t.s.pool.QueryRow(ctx, loadSQL, t.lease.ID).Scan(&c.version, &c.last, &c.unread); err != nil {
 		return fmt.Errorf("reading the cursor of lane %d: %w", t.lane, err)
 	}
 	if !c.unread {
@@ -226,13 +226,13 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 	}
 	err := t.fenced(func(b *pgx.Batch) {
 		queueDiverts(b, t, diverted)
-		b.Queue(advanceSQL, t.lease.id, t.cursor.version, last, freeze, keep).Exec(anyRows)
+		b.Queue(advanceSQL, t.lease.ID, t.cursor.version, last, freeze, keep).Exec(anyRows)
 	}, func(b *pgx.Batch) {
 		switch what {
 		case readBite:
-			b.Queue(biteSQL, t.lease.id, t.cursor.version+1, bite).Query(collect(&rows, scanFlight))
+			b.Queue(biteSQL, t.lease.ID, t.cursor.version+1, bite).Query(collect(&rows, scanFlight))
 		case readRefs:
-			b.Queue(collectSQL, t.lease.id, t.cursor.version+1, maxRefs).Query(collect(&refs, pgx.RowToStructByPos[ref]))
+			b.Queue(collectSQL, t.lease.ID, t.cursor.version+1, maxRefs).Query(collect(&refs, pgx.RowToStructByPos[ref]))
 		case readRows:
 			t.queueFetch(b, now, &rows)
 		}
@@ -317,7 +317,7 @@ func (t *tenure) queueFetch(b *pgx.Batch, refs []ref, rows *[]*flight) {
 		for i, r := range there {
 			tids[i] = r.Tid
 		}
-		b.Queue(fetchSQL, t.lease.id, slot, tids).Query(collect(rows, scanFlight))
+		b.Queue(fetchSQL, t.lease.ID, slot, tids).Query(collect(rows, scanFlight))
 	}
 }
 
@@ -361,7 +361,7 @@ func (t *tenure) fenced(write, read func(b *pgx.Batch)) error {
 	ms := strconv.FormatInt(max(t.s.dbTimeout.Milliseconds(), 1), 10)
 	b := &pgx.Batch{}
 	b.Queue(`begin isolation level read committed read write`)
-	b.Queue(fenceSQL, t.lease.id, t.lease.epoch, t.lease.nonce, ms, ms, ms).Exec(anyRows)
+	b.Queue(fenceSQL, t.lease.ID, t.lease.Epoch, t.lease.Nonce, ms, ms, ms).Exec(anyRows)
 	write(b)
 	b.Queue(`commit`).Exec(func(tag pgconn.CommandTag) error {
 		if tag.String() != "COMMIT" {

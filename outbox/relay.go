@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
 // Relay sends what is in the outbox. Any number of relays may run, in any number of processes: for each sink one of
@@ -20,6 +21,7 @@ type Relay struct {
 	cfg     RelayConfig
 	pool    *pgxpool.Pool
 	senders []*sender
+	rotator *ring.Rotator
 	running atomic.Bool
 }
 
@@ -44,6 +46,13 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{cfg: cfg, pool: pool}
+	if r.rotator, err = ring.New(pool, ring.Outbox(), ring.Config{
+		Retention: cfg.Retention, MaxAge: cfg.Retention / 4, MaxBytes: cfg.SegmentBytes, LeaseTTL: cfg.LeaseTTL,
+		Interval: time.Second, Timeout: max(cfg.LeaseTTL/3, time.Second),
+		Hooks: ring.Hooks{Stepped: r.stepped, Failed: func(err error) { cfg.Logger.Warn("outbox: rotating segments failed", "error", err) }},
+	}); err != nil {
+		return nil, err
+	}
 	for _, s := range cfg.Sinks {
 		r.senders = append(r.senders, newSender(pool, cfg, s))
 	}
@@ -92,10 +101,11 @@ func (r *Relay) Run(ctx context.Context) error {
 			}
 		})
 	}
+	var side sync.WaitGroup
+	defer side.Wait()
+	side.Go(func() { r.rotate(run) })
 	if r.cfg.Listen {
-		var side sync.WaitGroup
 		side.Go(func() { r.listen(run) })
-		defer side.Wait()
 	}
 	wg.Wait()
 	stop()
@@ -104,6 +114,26 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // joinGrace is how long a sink may take to return after its context has ended, once the relay is to stop.
 const joinGrace = 5 * time.Second
+
+// rotate drops segments whose retention has passed, until ctx ends. A relay that cannot sends all the same.
+func (r *Relay) rotate(ctx context.Context) {
+	if err := r.rotator.Run(ctx); err != nil && ctx.Err() == nil {
+		r.cfg.Logger.Warn("outbox: this relay does not drop old segments of the log; another one must", "error", err)
+	}
+}
+
+// stepped tells what became of a segment.
+func (r *Relay) stepped(o ring.Outcome) {
+	switch {
+	case o.Action == ring.Truncated:
+		r.cfg.Logger.Info("outbox: a segment whose retention has passed was emptied", "slot", o.Slot)
+		if r.cfg.Hooks.Rotated != nil {
+			r.cfg.Hooks.Rotated(Rotated{Slot: int(o.Slot)})
+		}
+	case o.Action == ring.Needed, o.Action == ring.Full:
+		r.cfg.Logger.Warn("outbox: the log grows", "slot", o.Slot, "why", o.Why)
+	}
+}
 
 // incurable reports whether err says that our statements do not fit the schema or our rights (SQLSTATE class 42, and 3F for
 // a missing schema). All else may pass: the server restarts, fails over, is out of memory, or cannot be reached.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
 // lanes is how many lanes a sink has, for good: onlyonce.lane says which one a call belongs to.
@@ -37,15 +39,13 @@ select (select count(*) from onlyonce.leases where starts_with(name, $2) and unt
        exists (select 1 from onlyonce.outbox where sink = $1 and state = 'pending')`
 
 // scoutSQL says which lanes have something to do. In: sink, lanes; whether the relay is asked to decide about calls of unknown outcome.
-// Out: a row for each lane that has: the lane; whether rows are new, or a closed segment waits for the lane's cursor; whether parked calls are
-// due. By the indexes outbox_log_new and parked_calls_due; takes no lock.
+// Out: a row for each lane that has: the lane; whether rows are new; whether parked calls are due. By the indexes outbox_log_new and parked_calls_due; takes no lock.
 const scoutSQL = `
 select * from (
   select a.lane,
          exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev)))
          or exists (select 1 from pg_snapshot_xip(coalesce(a.target, a.prev)) x cross join lateral (
-                      select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r)
-         or exists (select 1 from onlyonce.segments s where s.ring = 'outbox' and s.closed_at is not null and s.bound > pg_snapshot_xmin(a.prev)) as fresh,
+                      select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
          exists (select 1 from onlyonce.parked p where p.kind = 'call' and p.sink = a.sink and p.lane = a.lane
                     and p.next_attempt_at <= clock_timestamp() and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due
     from onlyonce.lanes a where a.sink = $1 and a.lane = any ($2)) s
@@ -77,8 +77,8 @@ type sender struct {
 	scoutAt   time.Time
 	carryAt   time.Time
 	purgeAt   time.Time
-	notBefore time.Time // after a database error
-	me        *lease    // says that this relay lists the sink
+	notBefore time.Time    // after a database error
+	me        *lease.Lease // says that this relay lists the sink
 	pause     *backoff.ExponentialBackOff
 }
 
@@ -176,7 +176,7 @@ func (s *sender) run(ctx context.Context) error {
 	if s.me != nil {
 		bounded, cancel := s.detached(ctx)
 		defer cancel()
-		_ = s.me.release(bounded, s.pool) // if that fails it ends by itself
+		_ = s.me.Release(bounded, s.pool) // if that fails it ends by itself
 		s.me = nil
 	}
 	return fault
@@ -241,20 +241,20 @@ func (s *sender) renew(ctx context.Context) error {
 		}
 		for n := 0; s.me == nil; n++ { // the first that is free: as many rows as there ever were relays at once
 			var err error
-			if s.me, err = acquireLease(bounded, s.pool, memberLease(s.name)+strconv.Itoa(n), s.cfg.LeaseTTL); err != nil {
+			if s.me, err = lease.Acquire(bounded, s.pool, memberLease(s.name)+strconv.Itoa(n), s.cfg.LeaseTTL); err != nil {
 				return err
 			}
 		}
 	}
-	held := []*lease{s.me}
+	held := []*lease.Lease{s.me}
 	for _, t := range s.held {
 		held = append(held, t.lease)
 	}
 	sent := time.Now()
-	var kept map[int64]bool
 	err := fault.Point(fault.RelayRenewing)
+	var lost []*lease.Lease
 	if err == nil {
-		kept, err = renewLeases(bounded, s.pool, held, s.cfg.LeaseTTL)
+		lost, err = lease.RenewAll(bounded, s.pool, held, s.cfg.LeaseTTL)
 	}
 	if err != nil {
 		s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
@@ -262,15 +262,14 @@ func (s *sender) renew(ctx context.Context) error {
 	}
 	s.renewAt = sent.Add(s.cfg.LeaseTTL / 3)
 	for _, t := range s.held {
-		if kept[t.lease.id] {
-			t.extend(sent)
-		} else {
+		if slices.Contains(lost, t.lease) {
 			t.end(errReplaced)
+		} else {
+			t.extend(sent)
 		}
 	}
-	if !kept[s.me.id] {
-		s.me = nil // deleted by hand, or by a clean-up after a long stop
-		s.renewAt = time.Time{}
+	if slices.Contains(lost, s.me) { // this process stood still for long
+		s.me, s.renewAt = nil, time.Time{}
 	}
 	return nil
 }
@@ -313,7 +312,7 @@ func (s *sender) look(ctx context.Context) error {
 			continue // released a moment ago
 		}
 		bounded, cancel := s.detached(ctx)
-		l, err := acquireLease(bounded, s.pool, laneLease(s.name, lane), s.cfg.LeaseTTL)
+		l, err := lease.Acquire(bounded, s.pool, laneLease(s.name, lane), s.cfg.LeaseTTL)
 		cancel()
 		if err != nil {
 			return err
@@ -326,7 +325,7 @@ func (s *sender) look(ctx context.Context) error {
 		}
 		t := newTenure(ctx, s, l, lane)
 		s.held[lane] = t
-		s.tell.lease(LeaseChange{Lane: int(lane), Epoch: l.epoch, Held: true})
+		s.tell.lease(LeaseChange{Lane: int(lane), Epoch: l.Epoch, Held: true})
 		go func() {
 			defer func() { s.ended <- t }()
 			t.err = t.run()

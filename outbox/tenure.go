@@ -9,6 +9,9 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
 // Reasons why a tenure ends early.
@@ -22,7 +25,7 @@ var (
 type tenure struct {
 	s     *sender
 	lane  int16
-	lease *lease
+	lease *lease.Lease
 	err   error // of run, for whoever waits for it
 
 	// ctx ends with the lease, and calls with it. It does not end when Run's context does: work in hand is finished.
@@ -61,7 +64,7 @@ type tenure struct {
 	cut       bool      // the drain is over, calls were cut off
 }
 
-func newTenure(ctx context.Context, s *sender, l *lease, lane int16) *tenure {
+func newTenure(ctx context.Context, s *sender, l *lease.Lease, lane int16) *tenure {
 	t := &tenure{
 		s: s, lane: lane, lease: l,
 		halted: make(chan struct{}), kick: make(chan news, 1),
@@ -72,7 +75,7 @@ func newTenure(ctx context.Context, s *sender, l *lease, lane int16) *tenure {
 	}
 	t.ctx, t.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	t.callCtx, t.endCalls = context.WithCancel(t.ctx)
-	deadline := l.sent.Add(s.cfg.LeaseTTL - s.cfg.LeaseTTL/10)
+	deadline := l.Sent.Add(s.cfg.LeaseTTL - s.cfg.LeaseTTL/10)
 	t.deadline.Store(&deadline)
 	t.watch = time.AfterFunc(time.Until(deadline), func() { t.end(errExpired) })
 	return t
@@ -109,7 +112,7 @@ func (t *tenure) run() error {
 	t.end(nil)
 	t.endCalls()
 	if cause != nil {
-		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.epoch, Err: cause})
+		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.Epoch, Err: cause})
 	}
 	if stuck := t.join(); stuck != nil {
 		return errors.Join(err, stuck) // and no release: the call may still be going on
@@ -119,10 +122,14 @@ func (t *tenure) run() error {
 	}
 	bounded, cancel := t.s.detached(t.ctx)
 	defer cancel()
-	if released := t.lease.release(bounded, t.s.pool); released != nil {
+	released := fault.Point(fault.RelayReleasing)
+	if released == nil {
+		released = t.lease.Release(bounded, t.s.pool)
+	}
+	if released != nil {
 		t.s.tell.failed(fmt.Errorf("releasing lane %d, whose lease ends by itself: %w", t.lane, released), 0)
 	} else if cause == nil {
-		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.epoch})
+		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.Epoch})
 	}
 	return err
 }

@@ -69,7 +69,8 @@ outcomes ({"404": "delivered"}), headers. It connects to addresses of the Intern
 (["10.1.0.0/16"]) for some of them; allow_hosts are the hosts that base_url may name. One of type "kafka" has name, brokers and
 topics (required), and client_id, id_header, key_window, timeout, batch_bytes, tls, tls_ca, sasl (plain, scram-sha-256,
 scram-sha-512), user, password. Beside sinks: concurrency, poll_interval, lease_ttl, retry_min, retry_max, retention,
-drain_timeout. Each means what go doc says of httpsink.Config, kafkasink.Config and outbox.RelayConfig; an unknown field is an
+drain_timeout, pass_on (true or false), wait_for (["standby-1"]: application_names of standbys that must have a call before it
+is sent), listen (true or false). Each means what go doc says of httpsink.Config, kafkasink.Config and outbox.RelayConfig; an unknown field is an
 error. Secrets (user, password, and the values of headers) do not stand in the file: {"env": "NAME"} or {"file": "PATH"}, with an
 optional "prefix". Headers from a file are read anew for each call.
 

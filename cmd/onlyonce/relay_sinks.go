@@ -38,6 +38,7 @@ func parseRelay(data []byte, env func(string) string) (cfg outbox.RelayConfig, s
 	cfg.PollInterval, cfg.LeaseTTL = top.duration("poll_interval", 0), top.duration("lease_ttl", 0)
 	cfg.RetryMin, cfg.RetryMax = top.duration("retry_min", 0), top.duration("retry_max", 0)
 	cfg.Retention, cfg.DrainTimeout = top.duration("retention", 0), top.duration("drain_timeout", 0)
+	cfg.PassOn, cfg.WaitFor, cfg.Listen = top.flag("pass_on"), top.texts("wait_for"), top.flag("listen")
 	top.unknown()
 	return cfg, sinks, faults
 }
@@ -74,6 +75,7 @@ var written = map[string]string{
 	"KeyHeader and QuotedKey": "key_header", "AllowPrivate": "allow_private", "AllowNetworks": "allow_networks", "AllowHosts": "allow_hosts",
 	"ClientID": "client_id", "IDHeader": "id_header", "BatchBytes": "batch_bytes",
 	"PollInterval": "poll_interval", "LeaseTTL": "lease_ttl", "RetryMin": "retry_min", "RetryMax": "retry_max", "DrainTimeout": "drain_timeout",
+	"PassOn": "pass_on", "WaitFor": "wait_for",
 }
 
 // adopt reports the faults that a library found, under the fields' names in the file. A field that has a fault already is not
