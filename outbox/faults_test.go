@@ -122,15 +122,15 @@ var errVoid = errors.New("rolled back")
 func (f *relayFaults) mix() {
 	f.t.Helper()
 	for range 4 {
-		f.commit("a", "a", "b")
-		f.commit("", "c", "")
+		f.commit("p", "p", "r")
+		f.commit("", "q", "")
 		err := f.transact(func(tx pgx.Tx, id string) error {
-			return errors.Join(errVoid, callcheck.Write(f.t.Context(), tx, id, planned("", "a", "b"), true))
+			return errors.Join(errVoid, callcheck.Write(f.t.Context(), tx, id, planned("", "p", "r"), true))
 		})
 		if err == nil || err.Error() != errVoid.Error() {
 			f.t.Fatal(err)
 		}
-		f.commit("b", "c", "d", "")
+		f.commit("r", "q", "s", "")
 	}
 }
 
@@ -390,7 +390,7 @@ var crashRows = []relayRow{
 	{"crash after the remote accepted: later", func(f *relayFaults) { f.crashes(func(x *relaySpec) { x.DieAfter = 17 }) }},
 	{"crash after settling some of a pass", func(f *relayFaults) {
 		f.begin()
-		f.commit(slices.Repeat([]string{"a"}, 200)...) // one pass of one lane, one after another
+		f.commit(slices.Repeat([]string{"p"}, 200)...) // one pass of one lane, one after another
 		x := f.spec()
 		x.DieBefore = 100
 		f.process(os.Args[0], x).dies()
@@ -437,7 +437,7 @@ func (f *relayFaults) crashes(change func(*relaySpec)) {
 // once fails the first request of every third call in a way.
 func once(way string) func(b callcheck.Body, n int) string {
 	return func(b callcheck.Body, n int) string {
-		if n == 1 && (strings.HasSuffix(b.ID, "-0") || b.Key == "a") {
+		if n == 1 && (strings.HasSuffix(b.ID, "-0") || b.Key == "p") {
 			return way
 		}
 		return ""
@@ -471,7 +471,7 @@ var remoteRows = []relayRow{
 	{"4xx", func(f *relayFaults) {
 		f.begin()
 		f.decides(func(b callcheck.Body, _ int) string {
-			if b.Key == "b" && b.Seq == 3 {
+			if b.Key == "r" && b.Seq == 3 {
 				return "422"
 			}
 			return ""
@@ -484,7 +484,7 @@ var remoteRows = []relayRow{
 		f.begin()
 		f.window, f.timeout = 2*time.Second, 500*time.Millisecond
 		f.decides(func(b callcheck.Body, _ int) string {
-			if b.Key == "b" && b.Seq == 3 {
+			if b.Key == "r" && b.Seq == 3 {
 				return "500"
 			}
 			return ""
@@ -497,7 +497,7 @@ var remoteRows = []relayRow{
 		f.begin()
 		f.window, f.timeout, f.passOn = 2*time.Second, 500*time.Millisecond, true
 		f.decides(func(b callcheck.Body, _ int) string {
-			if b.Key == "b" && b.Seq == 3 {
+			if b.Key == "r" && b.Seq == 3 {
 				return "500"
 			}
 			return ""
@@ -509,7 +509,7 @@ var remoteRows = []relayRow{
 	{"head fails for ever", func(f *relayFaults) {
 		f.begin()
 		f.decides(func(b callcheck.Body, _ int) string {
-			if b.Key == "b" && b.Seq == 1 {
+			if b.Key == "r" && b.Seq == 1 {
 				return "500"
 			}
 			return ""

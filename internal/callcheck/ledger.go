@@ -36,6 +36,11 @@ type Planned struct {
 	NotBefore time.Time
 }
 
+// after says when the calls of an ordering key are numbered: before they are enqueued, so that the number is in their bodies, or after, where nothing
+// but the lock that Enqueue has taken keeps their numbers, and their ids in the log, in the order of the commits. All calls of a
+// key are numbered in one way, so that two transactions do not wait for each other.
+func after(key string) bool { return key != "" && key[len(key)-1]%2 == 1 }
+
 // Write numbers calls, notes them in the ledger and enqueues them, all in tx. id names the transaction, and its calls where they have no id of
 // their own; the rows that number them are locked in the order of the calls.
 func Write(ctx context.Context, tx pgx.Tx, id string, planned []Planned, oneByOne bool) error {
@@ -47,7 +52,7 @@ func Write(ctx context.Context, tx pgx.Tx, id string, planned []Planned, oneByOn
 		if b.ID == "" {
 			b.ID = fmt.Sprintf("%s-%d", id, i)
 		}
-		if b.Key != "" {
+		if b.Key != "" && !after(b.Key) {
 			if err := tx.QueryRow(ctx, nextSQL, b.Sink, b.Key).Scan(&b.Seq); err != nil {
 				return err
 			}
@@ -62,9 +67,21 @@ func Write(ctx context.Context, tx pgx.Tx, id string, planned []Planned, oneByOn
 			Header: map[string][]string{"Content-Type": {"application/json"}, "X-Storm": {b.ID}},
 		})
 	}
-	if _, err := tx.Exec(ctx, ledgerSQL, ids, txs, sinks, keys, seqs, fates); err != nil {
+	if err := enqueue(ctx, tx, calls, oneByOne); err != nil {
 		return err
 	}
+	for i, key := range keys {
+		if after(key) {
+			if err := tx.QueryRow(ctx, nextSQL, sinks[i], key).Scan(&seqs[i]); err != nil {
+				return err
+			}
+		}
+	}
+	_, err := tx.Exec(ctx, ledgerSQL, ids, txs, sinks, keys, seqs, fates)
+	return err
+}
+
+func enqueue(ctx context.Context, tx pgx.Tx, calls []outbox.Call, oneByOne bool) error {
 	if !oneByOne {
 		return outbox.EnqueueAll(ctx, tx, calls...)
 	}

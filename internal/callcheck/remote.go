@@ -25,7 +25,7 @@ type Body struct {
 	ID   string `json:"id"`
 	Sink string `json:"sink"`
 	Key  string `json:"key,omitempty"`  // ordering key
-	Seq  int64  `json:"seq,omitempty"`  // its number among the committed calls of the key, from 1
+	Seq  int64  `json:"seq,omitempty"`  // its number among the committed calls of the key, from 1; 0: the ledger has it alone
 	Fate string `json:"fate,omitempty"` // what the remote does with it in the end
 }
 
