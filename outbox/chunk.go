@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // patience is how long a chunk waits for its last calls once none has returned. Those that are still out then are written to the parked table
@@ -216,7 +218,14 @@ func (t *tenure) send(ctx context.Context, f *flight) {
 		}
 	}
 	f.made = true
+	if err := fault.Point(fault.RelayCalling); err != nil {
+		f.result = RetryLater(err.Error(), err)
+		return
+	}
 	f.result = t.s.sink.Send(ctx, &f.Delivery)
+	if err := fault.Point(fault.RelayCalled); err != nil {
+		f.result = RetryLater(err.Error(), err)
+	}
 }
 
 // open decrypts a body.

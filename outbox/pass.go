@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
@@ -145,6 +146,9 @@ const (
 func (t *tenure) load() error {
 	ctx, cancel := t.s.detached(t.ctx)
 	defer cancel()
+	if err := fault.Point(fault.RelayLoading); err != nil {
+		return err
+	}
 	c := cursor{suspect: maxChunk}
 	if err := t.s.pool.QueryRow(ctx, loadSQL, t.lease.ID).Scan(&c.version, &c.last, &c.unread); err != nil {
 		return fmt.Errorf("reading the cursor of lane %d: %w", t.lane, err)
@@ -222,6 +226,9 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 		}
 	}
 	keep := suspect > 0
+	if err := fault.Point(fault.RelayTurning); err != nil {
+		return err
+	}
 	err := t.fenced(func(b *pgx.Batch) {
 		queueDiverts(b, t, diverted)
 		b.Queue(advanceSQL, t.lease.ID, t.cursor.version, last, freeze, keep).Exec(anyRows)
@@ -246,6 +253,9 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 	default:
 		t.cursor.version++
 		t.cursor.last, t.cursor.suspect = last, suspect
+	}
+	if err := fault.Point(fault.RelayTurned); err != nil {
+		return err
 	}
 	t.told(diverted)
 	t.chunk = nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
@@ -102,19 +103,28 @@ func (t *tenure) retryTurn(pick bool) error {
 	asked := time.Now() // the database measures ages after this moment
 	done := t.done
 	ask := t.s.cfg.Reconcile != nil
-	err := t.fenced(func(b *pgx.Batch) {
-		queueSettlements(b, t, done)
-		if slots > 0 {
-			b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.limits.Timeout+t.s.cfg.LeaseTTL, ask).Query(collect(&picked, t.scanParked))
-		}
-	}, func(b *pgx.Batch) {
-		if slots > 0 {
-			b.Queue(nextSQL, t.s.name, t.lane, under, ask).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
-		}
-		if slots > 0 && len(t.s.cfg.WaitFor) > 0 {
-			b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
-		}
-	})
+	commit := func() error {
+		return t.fenced(func(b *pgx.Batch) {
+			queueSettlements(b, t, done)
+			if slots > 0 {
+				b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.limits.Timeout+t.s.cfg.LeaseTTL, ask).Query(collect(&picked, t.scanParked))
+			}
+		}, func(b *pgx.Batch) {
+			if slots > 0 {
+				b.Queue(nextSQL, t.s.name, t.lane, under, ask).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
+			}
+			if slots > 0 && len(t.s.cfg.WaitFor) > 0 {
+				b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
+			}
+		})
+	}
+	err := fault.Point(fault.RelayPicking)
+	if err == nil {
+		err = commit()
+	}
+	if err == nil {
+		err = fault.Point(fault.RelayPicked)
+	}
 	give := func() {
 		for range slots {
 			<-t.s.slots
@@ -128,7 +138,7 @@ func (t *tenure) retryTurn(pick bool) error {
 	for _, f := range done {
 		delete(t.retries, f.parked)
 		v := t.judge(f)
-		if f.order != nil && (v.state == stateResolved || t.s.cfg.PassOn && !v.due) {
+		if f.order != nil && (v.state == stateResolved || t.s.cfg.PassOn && (v.state == stateWaiting || v.state == stateReconcile)) {
 			t.promote = append(t.promote, *f.order)
 		}
 		if v.due && (v.state == stateRetrying || ask) {
@@ -220,11 +230,16 @@ func (t *tenure) promoteBlocked() error {
 	defer cancel()
 	keys := t.promote
 	var n int64
-	var err error
-	if t.swept {
+	err := fault.Point(fault.RelayPromoting)
+	switch {
+	case err != nil:
+	case t.swept:
 		err = t.s.pool.QueryRow(ctx, promoteSQL, keys).Scan(&n)
-	} else {
+	default:
 		err = t.s.pool.QueryRow(ctx, sweepSQL, t.s.name, t.lane).Scan(&n)
+	}
+	if err == nil {
+		err = fault.Point(fault.RelayPromoted)
 	}
 	if err != nil {
 		t.swept = false

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
@@ -251,7 +252,11 @@ func (s *sender) renew(ctx context.Context) error {
 		held = append(held, t.lease)
 	}
 	sent := time.Now()
-	lost, err := lease.RenewAll(bounded, s.pool, held, s.cfg.LeaseTTL)
+	err := fault.Point(fault.RelayRenewing)
+	var lost []*lease.Lease
+	if err == nil {
+		lost, err = lease.RenewAll(bounded, s.pool, held, s.cfg.LeaseTTL)
+	}
 	if err != nil {
 		s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
 		return fmt.Errorf("renewing the leases: %w", err)
@@ -278,6 +283,9 @@ func (s *sender) look(ctx context.Context) error {
 	var members int
 	var paused, old bool
 	var free []int16
+	if err := fault.Point(fault.RelayLooking); err != nil {
+		return err
+	}
 	if err := s.pool.QueryRow(bounded, surveySQL, s.name, memberLease(s.name)).Scan(&members, &paused, &free, &old); err != nil {
 		return fmt.Errorf("looking at the lanes of %s: %w", s.name, err)
 	}
@@ -312,6 +320,9 @@ func (s *sender) look(ctx context.Context) error {
 		}
 		if l == nil {
 			continue
+		}
+		if err := fault.Point(fault.RelayAcquired); err != nil {
+			return err
 		}
 		t := newTenure(ctx, s, l, lane)
 		s.held[lane] = t

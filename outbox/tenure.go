@@ -10,6 +10,7 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/google/uuid"
 
+	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
@@ -122,7 +123,11 @@ func (t *tenure) run() error {
 	}
 	bounded, cancel := t.s.detached(t.ctx)
 	defer cancel()
-	if released := t.lease.Release(bounded, t.s.pool); released != nil {
+	released := fault.Point(fault.RelayReleasing)
+	if released == nil {
+		released = t.lease.Release(bounded, t.s.pool)
+	}
+	if released != nil {
 		t.s.tell.failed(fmt.Errorf("releasing lane %d, whose lease ends by itself: %w", t.lane, released), 0)
 	} else if cause == nil {
 		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.Epoch})
