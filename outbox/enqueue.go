@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -154,6 +155,9 @@ func statement(rows []any) (sql string, args []any) {
 		flag(func(r *row) bool { return r.redo }), flag(func(r *row) bool { return r.capture }), flag(func(r *row) bool { return r.sealed }),
 	}
 }
+
+// pgUUID is a key as pgx knows it without asking the server for types, which it does not do where there are no prepared statements.
+func pgUUID(key uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: key, Valid: true} }
 
 // inTransaction refuses what has the methods of a transaction and is none: the call would commit by itself, whatever
 // becomes of the effects.

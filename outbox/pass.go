@@ -29,8 +29,14 @@ const (
 	maxChunkBytes = 4 << 20
 )
 
-// loadSQL reads a lane's cursor. In: lane id. One row.
-const loadSQL = `select version, last_id, target is not null from onlyonce.lanes where id = $1`
+// loadSQL reads a lane's cursor. In: lane id. One row; its last column says that the cursor is another database cluster's, as
+// onlyonce.advance asks for each pass that begins: a pass that was begun there must not be gone on with.
+const loadSQL = `
+select a.version, a.last_id, a.target is not null,
+       coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false)
+       or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(a.target, a.prev))
+       or exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
+  from onlyonce.lanes a where a.id = $1`
 
 // fenceSQL is the first statement of every write of a tenure. In: lease, epoch, nonce; lock_timeout, statement_timeout and
 // idle_in_transaction_session_timeout in milliseconds. Out: one row. Raises OO001 if another relay owns the lease, and
@@ -150,8 +156,14 @@ func (t *tenure) load() error {
 		return err
 	}
 	c := cursor{suspect: maxChunk}
-	if err := t.s.pool.QueryRow(ctx, loadSQL, t.lease.ID).Scan(&c.version, &c.last, &c.unread); err != nil {
+	var foreign bool
+	if err := reading(ctx, t.s.pool, func(b *pgx.Batch) {
+		b.Queue(loadSQL, t.lease.ID).QueryRow(func(r pgx.Row) error { return r.Scan(&c.version, &c.last, &c.unread, &foreign) })
+	}); err != nil {
 		return fmt.Errorf("reading the cursor of lane %d: %w", t.lane, err)
+	}
+	if foreign {
+		return fmt.Errorf("%w: lane %d of sink %s", ErrRebase, t.lane, t.s.name)
 	}
 	if !c.unread {
 		c.suspect = 0

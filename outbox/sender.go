@@ -66,7 +66,7 @@ type sender struct {
 	tell      observer
 
 	slots   chan struct{}
-	calling atomic.Int64 // calls under way
+	calling atomic.Int64 // calls under way or about to begin
 	paused  atomic.Bool
 
 	held  map[int16]*tenure
@@ -122,6 +122,27 @@ func (s *sender) open() bool {
 		return int(s.calling.Load()) < r.Ready()
 	}
 	return true
+}
+
+// enter counts a call that is to be begun, if it may be: its caller has taken a slot.
+func (s *sender) enter() bool {
+	r, limited := s.sink.(Readier)
+	for !s.paused.Load() {
+		n := s.calling.Load()
+		if limited && int(n) >= r.Ready() {
+			return false
+		}
+		if s.calling.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+	return false
+}
+
+// leave gives back a call's slot.
+func (s *sender) leave() {
+	s.calling.Add(-1)
+	<-s.slots
 }
 
 // run returns nil once ctx has ended and every lane is given back, or a fault that waiting does not heal.
