@@ -39,8 +39,8 @@ var ErrRebase = errors.New("outbox: the log is of another database cluster: run 
 
 // NewRelay checks the configuration and returns every fault of it at once. It does not connect.
 //
-// A relay uses at most one of the pool's connections for each sink at a time, and none while it calls. If others can
-// exhaust the pool, give the relay one of its own: without a connection it loses its leases.
+// A relay shares what connections the pool has among the lanes of all sinks, for short transactions, and uses none while it calls; four are enough. With
+// Listen it takes one more for good. If others can exhaust the pool, give the relay one of its own: without a connection it loses its lanes.
 func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
