@@ -79,7 +79,7 @@ begin
     ('onlyonce_rotator',  'segments',       'select, update'),
     ('onlyonce_rotator',  'lanes',          'select'),
     ('onlyonce_rotator',  'parked',         'select, delete'),                 -- settled calls whose retention has passed
-    ('onlyonce_rotator',  'outbox_version', 'usage, select'),
+    ('onlyonce_rotator',  'outbox_version', 'usage, select, update'),
     ('onlyonce_rotator',  'outbox_log',     'select'),
     ('onlyonce_rotator',  'outbox_log_0',   'select, truncate'),
     ('onlyonce_rotator',  'outbox_log_1',   'select, truncate'),
@@ -97,6 +97,9 @@ begin
     ('onlyonce_operator', 'calls',          'select'),
     ('onlyonce_operator', 'sinks',          'select, update'),
     ('onlyonce_operator', 'lanes',          'select, update'),
+    ('onlyonce_operator', 'rings',          'select, update'),                 -- rebase
+    ('onlyonce_operator', 'segments',       'select, update'),
+    ('onlyonce_operator', 'outbox_version', 'usage, select, update'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
     ('onlyonce_operator', 'audit',          'select, insert')

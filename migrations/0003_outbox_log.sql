@@ -40,7 +40,8 @@ insert into onlyonce.rings (name, slots) values ('outbox', 6);
 insert into onlyonce.segments (ring, slot, use_no, opened_at)
   select 'outbox', s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 5) s;
 create sequence onlyonce.outbox_version start 1 cache 1;
-select nextval('onlyonce.outbox_version');
+-- setval and never nextval: nextval logs 32 numbers ahead, so that after a crash, and on a standby, the sequence stands behind them.
+select setval('onlyonce.outbox_version', 1);
 
 -- ---------------------------------------------------------------- the log
 
@@ -122,6 +123,7 @@ create table onlyonce.lanes (
   last_id    bigint      not null default 0,
   started_at timestamptz not null default clock_timestamp(),
   version    bigint      not null default 0,
+  server     timestamptz,
   system_id  bigint,
   timeline   text,
   history_at timestamptz,
@@ -131,6 +133,7 @@ comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Row
 comment on column onlyonce.lanes.target     is 'Null: no pass was ever begun.';
 comment on column onlyonce.lanes.started_at is 'Journal: of the pass only the first 1,024 rows above last_id can have been called, and none before this.';
 comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
+comment on column onlyonce.lanes.server     is 'When the server started that the cursor was last moved on: where it is another one, system identifier, timeline and transaction ids are looked at again.';
 comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and timeline: a failover or a restore may have lost what committed before.';
 
 -- 16 lanes a sink, for good: a lane reads its rows by its own cursor, so rows cannot change lanes.
@@ -193,20 +196,32 @@ begin
     end loop;
   end if;
 
-  if 1 = any (checks) or 2 = any (checks) then
+  -- In statements of their own: each locks the tables that it names until the transaction ends, segments too, which then cannot be emptied.
+  if 1 = any (checks) then
     for old in
       select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
         from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
         join lateral (
           select r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null as erased from onlyonce.outbox_log r
-           where u.c = 1 and r.key = u.k
+           where r.key = u.k
           union all
           select p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
-            from onlyonce.parked p where u.c = 1 and p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
-          union all
-          select q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body, false, false
-            from onlyonce.outbox q where q.key = u.k
+            from onlyonce.parked p where p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
           limit 1) o on true
+       where u.c = 1
+    loop
+      if old.differs then
+        raise exception using errcode = 'OO004',
+          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
+      end if;
+      skip := skip || old.n;
+    end loop;
+  end if;
+  if 1 = any (checks) or 2 = any (checks) then -- enqueued before schema 3
+    for old in
+      select u.n, (q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body) is distinct from (u.m, u.t, u.h, u.b) as differs
+        from unnest(checks, keys, methods, targets, headers, bodies) with ordinality as u(c, k, m, t, h, b, n)
+        join onlyonce.outbox q on q.key = u.k
        where u.c > 0
     loop
       if old.differs then
@@ -267,6 +282,8 @@ end $$;
 -- Moves a lane's cursor: the relay's one write on the way of a call that succeeds. Compares the version, so that a COMMIT whose
 -- answer was lost is not done a second time, and raises when it does not fit, because it shares a round trip with COMMIT.
 --   freeze false: rows of the pass up to last_id are done.
+-- On a server that the cursor has not been on (a promotion, a restore, a restart) it is first compared with what the server knows (O3): no
+-- session goes from one server to another.
 --   freeze true:  the pass is done; the next one begins, and its target is the snapshot of this UPDATE. The transaction has an xid
 --                 by then, which the snapshot counts as ended: it writes no row of the log.
 -- keep_started: of the rows that may have been called since started_at some are not done yet.
@@ -277,8 +294,8 @@ declare
   sys  bigint;
   line text;
 begin
-  if advance.freeze then
-    select * into l from onlyonce.lanes x where x.id = advance.lane_id;
+  select * into l from onlyonce.lanes x where x.id = advance.lane_id;
+  if l.server is distinct from pg_postmaster_start_time() then
     select c.system_identifier into sys from pg_control_system() c;
     line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
     if l.system_id <> sys
@@ -296,6 +313,7 @@ begin
       last_id    = case when advance.freeze then 0 else advance.last_id end,
       started_at = case when advance.keep_started then x.started_at else clock_timestamp() end,
       version    = x.version + 1,
+      server     = pg_postmaster_start_time(),
       system_id  = coalesce(x.system_id, sys),
       timeline   = coalesce(line, x.timeline),
       history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
 // carrySQL moves calls that stand in the table of schema 2 to where calls are tried again. In: sink, how many. Index outbox_pending; locks the rows. The
@@ -33,18 +35,18 @@ do update set state = 'retrying', lane = excluded.lane, next_attempt_at = exclud
 func (s *sender) carry(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	l, err := acquireLease(bounded, s.pool, "relay/"+s.name, s.cfg.LeaseTTL)
+	l, err := lease.Acquire(bounded, s.pool, "relay/"+s.name, s.cfg.LeaseTTL)
 	if err != nil || l == nil {
 		return err
 	}
 	defer func() {
 		ctx, cancel := s.detached(ctx)
 		defer cancel()
-		_ = l.release(ctx, s.pool) // it ends by itself
+		_ = l.Release(ctx, s.pool) // it ends by itself
 	}()
 	for moved := int64(carryLimit); moved == carryLimit && ctx.Err() == nil; {
 		err := s.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, `select onlyonce.hold($1, $2, $3::uuid)`, l.id, l.epoch, l.nonce); err != nil {
+			if _, err := tx.Exec(ctx, `select onlyonce.hold($1, $2, $3::uuid)`, l.ID, l.Epoch, l.Nonce); err != nil {
 				return err
 			}
 			tag, err := tx.Exec(ctx, carrySQL, s.name, carryLimit)

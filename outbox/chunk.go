@@ -10,6 +10,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // patience is how long a chunk waits for its last calls once none has returned. Those that are still out then are written to the parked table
@@ -139,16 +141,31 @@ func (c *chunk) block(key uuid.UUID) {
 	c.skim()
 }
 
-// startNext begins the next call of the chunk, in a slot that was taken for it.
+// startNext begins the next calls of the chunk, the first in a slot that was taken for it.
 func (t *tenure) startNext() {
 	c := t.chunk
-	f := c.rows[c.next]
-	c.next++
-	if f.order != nil {
-		c.queues[*f.order] = nil // busy
+	c.last = time.Now()
+	for {
+		f := c.rows[c.next]
+		c.next++
+		if f.order != nil {
+			c.queues[*f.order] = nil // busy
+		}
+		t.launch(f)
+		c.skim()
+		if c.next == len(c.rows) || !t.starting() {
+			return
+		}
+		select {
+		case t.s.slots <- struct{}{}: // and whatever else there is a slot for
+			if !t.s.enter() {
+				<-t.s.slots
+				return
+			}
+		default:
+			return
+		}
 	}
-	t.launch(f)
-	c.skim()
 }
 
 // launch makes a call in a goroutine of its own. The caller has taken a slot, and entered.
@@ -166,7 +183,6 @@ func (t *tenure) launch(f *flight) {
 	if f.chunk != nil {
 		f.state = flightFlying
 		f.chunk.flying++
-		f.chunk.last = time.Now()
 	}
 	if f.work == nil {
 		f.work = t.send
@@ -206,7 +222,14 @@ func (t *tenure) send(ctx context.Context, f *flight) {
 		}
 	}
 	f.made = true
+	if err := fault.Point(fault.RelayCalling); err != nil {
+		f.result = RetryLater(err.Error(), err)
+		return
+	}
 	f.result = t.s.sink.Send(ctx, &f.Delivery)
+	if err := fault.Point(fault.RelayCalled); err != nil {
+		f.result = RetryLater(err.Error(), err)
+	}
 }
 
 // open decrypts a body.

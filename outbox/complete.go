@@ -90,7 +90,7 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 	tx := guard.Begin(conn.Conn())
 	defer tx.Rollback(t.s.dbTimeout)
 	ms := strconv.FormatInt(max(t.s.dbTimeout.Milliseconds(), 1), 10)
-	tx.Engine("fence", completeSQL, t.lease.id, t.lease.epoch, t.lease.nonce, f.parked, f.Attempt, ms, ms, ms)
+	tx.Engine("fence", completeSQL, t.lease.ID, t.lease.Epoch, t.lease.Nonce, f.parked, f.Attempt, ms, ms, ms)
 	tx.SetOrigin(dedupe.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: time.Time{}})
 	err = t.s.cfg.Complete(ctx, tx, &Completed{Key: f.Key, Tenant: f.Tenant, Scope: f.Scope, Sink: f.Sink, Name: f.Name, Method: f.Method, Target: f.Target,
 		Header: f.Header, Body: f.Body, Response: f.answer, Attempt: f.Attempt})

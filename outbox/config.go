@@ -38,12 +38,15 @@ type RelayConfig struct {
 	// Retry-After is honoured where it is longer, up to an hour.
 	RetryMin, RetryMax time.Duration
 
-	// Retention is how long delivered rows are kept. Default 7 days, at least 1 minute. It is also how long a call that is enqueued
-	// again in another transaction is recognised, its bytes compared, and not sent again: once the row is
-	// gone such a call is a new row, and sent, under the same key. So keep it longer than any
-	// message or request is ever handled again (a producer's retries, a restored backup, an operator's replay).
-	// Parked rows are kept until an operator has settled them.
+	// Retention is how long calls are kept after they were written, at least, in the log, and settled ones in onlyonce.parked. Default 7 days,
+	// at least 1 minute: for operators, and for calls of messages that are handled again (a replay, a failover), whose bytes are
+	// compared with what was written first. The log is dropped by segments, so the oldest is up to half as old again; one that
+	// holds calls which are not sent yet is kept. All relays of a database should say the same.
 	Retention time.Duration
+
+	// SegmentBytes is the size at which the log goes on in another segment. Default 256 MiB, at least 1 MiB. There are six segments: where
+	// four full ones are younger than Retention, the current one grows.
+	SegmentBytes int64
 
 	// DrainTimeout is how long calls under way may go on once Run's context has ended. Default 10 s, from 1 ms to 10 minutes.
 	// What is cut off then is sent again later, under the same key.
@@ -117,6 +120,12 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 		fault("RetryMax", "%v is less than RetryMin, %v", c.RetryMax, c.RetryMin)
 	}
 	duration("Retention", &c.Retention, 7*24*time.Hour, time.Minute, 100*365*24*time.Hour)
+	if c.SegmentBytes == 0 {
+		c.SegmentBytes = 256 << 20
+	}
+	if c.SegmentBytes < 1<<20 {
+		fault("SegmentBytes", "%d is less than 1 MiB", c.SegmentBytes)
+	}
 	duration("DrainTimeout", &c.DrainTimeout, 10*time.Second, time.Millisecond, 10*time.Minute)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -17,9 +17,14 @@ type Hooks struct {
 	Paused func(Paused)
 	// Failed is called when a transaction of the relay's failed and will be tried again.
 	Failed func(Failed)
-	// Purged is called when rows whose retention has passed were deleted.
+	// Purged is called when parked calls that were settled, and whose retention has passed, were deleted.
 	Purged func(Purged)
+	// Rotated is called when this relay has emptied a segment of the log whose retention has passed.
+	Rotated func(Rotated)
 }
+
+// Rotated tells which segment was emptied.
+type Rotated struct{ Slot int }
 
 // Settlement is what became of a call in one attempt.
 type Settlement string

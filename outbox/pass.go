@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
@@ -44,7 +46,7 @@ select a.version, a.last_id, a.target is not null,
 // journal's flush also covers the rows that it is about, which were written to the log before it.
 const fenceSQL = `
 select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5, true),
-       set_config('idle_in_transaction_session_timeout', $6, true), set_config('enable_seqscan', 'off', true),
+       set_config('idle_in_transaction_session_timeout', $6, true), set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('synchronous_commit',
          case current_setting('synchronous_commit') when 'off' then 'local' else current_setting('synchronous_commit') end, true),
        onlyonce.hold($1, $2, $3::uuid)`
@@ -52,16 +54,18 @@ select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5,
 // advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version, last id, freeze, keep started_at.
 const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5)`
 
-// passRows are the rows of a lane's pass above last_id: those that became visible between prev and target (O2). They were in
-// progress then, or had not begun. By the index outbox_log_new.
+// passRows is where the rows of a lane's pass above last_id lie: those that became visible between prev and target (O2). They were in
+// progress then, or had not begun. By the index outbox_log_new; "offset 0" keeps the planner from making a join of the second half, for which
+// it reads all of a lane.
 const passRows = `(
-  select r.* from onlyonce.outbox_log r
+  select r.id, r.slot, r.ctid, octet_length(r.body) as size from onlyonce.outbox_log r
    where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
      and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
   union all
-  select r.* from onlyonce.outbox_log r
-   where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
-     and r.xid = any (array(select x from pg_snapshot_xip(a.prev) x where pg_visible_in_snapshot(x, a.target)))) r`
+  select r.* from pg_snapshot_xip(a.prev) x cross join lateral (
+    select r.id, r.slot, r.ctid, octet_length(r.body) from onlyonce.outbox_log r
+     where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id > a.last_id offset 0) r
+   where pg_visible_in_snapshot(x, a.target))`
 
 // wholeRow is what a flight is made of. The age of the key counts from when a call can first have been made: the pass's start, or the time of
 // the message where it may have been handled in a history that is lost (O6). The clock is read at least once after the row was.
@@ -72,34 +76,29 @@ const wholeRow = `
        coalesce((extract(epoch from r.not_before - clock_timestamp()) * 1000000)::bigint, 0),
        r.order_key is not null and exists (select 1 from onlyonce.parked p where p.order_key = r.order_key and p.settled_at is null)`
 
-// biteSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no row if the lane has moved.
+// biteSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no row if the lane has moved. What is sorted is where the
+// rows lie, not the rows.
 const biteSQL = `
 select` + wholeRow + `
-  from onlyonce.lanes a cross join lateral ` + passRows + `
+  from onlyonce.lanes a
+ cross join lateral (select p.id, p.slot, p.ctid from ` + passRows + ` p order by p.id limit $3) p
+ cross join lateral (select * from onlyonce.outbox_log r where r.slot = p.slot and r.ctid = p.ctid offset 0) r
  where a.id = $1 and a.version = $2
- order by r.id limit $3`
+ order by r.id`
 
 // collectSQL reads where the rows of a pass lie. In: lane id, version, how many. Out: id, slot, ctid, bytes of the body.
 const collectSQL = `
-select r.id, r.slot, r.ctid, octet_length(r.body)
-  from onlyonce.lanes a cross join lateral (
-    select r.id, r.slot, r.ctid, r.body from onlyonce.outbox_log r
-     where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
-       and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
-    union all
-    select r.id, r.slot, r.ctid, r.body from onlyonce.outbox_log r
-     where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
-       and r.xid = any (array(select x from pg_snapshot_xip(a.prev) x where pg_visible_in_snapshot(x, a.target)))) r
+select p.id, p.slot, p.ctid, p.size
+  from onlyonce.lanes a cross join lateral ` + passRows + ` p
  where a.id = $1 and a.version = $2
- order by r.id limit $3`
+ order by p.id limit $3`
 
-// fetchSQL reads rows from where they lie. In: lane id, slot, ctids, ids. A segment that was emptied and filled again has other rows at
-// the same place, so the id is compared: a row that is missing ends the relay. In a way that no index serves, and
-// the lane is not compared: or a plan made on empty tables walks the whole index outbox_log_new.
+// fetchSQL reads rows from where they lie. In: lane id, slot, ctids. By a TID scan: any condition besides lets the planner read by an
+// index instead. A segment that was emptied and filled again has other rows at the same place: the ids are compared by whoever reads.
 const fetchSQL = `
 select` + wholeRow + `
   from onlyonce.lanes a, onlyonce.outbox_log r
- where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[]) and r.id + 0 = any ($4::bigint[])`
+ where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[])`
 
 // divertSQL copies rows of the log, whole, to where they are tried again. In: sink, lane; arrays of one length: ids, keys, states, reasons,
 // errors, attempts, microseconds until they are due (null: never by themselves), microseconds since the first call can have been made (null: none was),
@@ -153,10 +152,13 @@ const (
 func (t *tenure) load() error {
 	ctx, cancel := t.s.detached(t.ctx)
 	defer cancel()
+	if err := fault.Point(fault.RelayLoading); err != nil {
+		return err
+	}
 	c := cursor{suspect: maxChunk}
 	var foreign bool
 	if err := reading(ctx, t.s.pool, func(b *pgx.Batch) {
-		b.Queue(loadSQL, t.lease.id).QueryRow(func(r pgx.Row) error { return r.Scan(&c.version, &c.last, &c.unread, &foreign) })
+		b.Queue(loadSQL, t.lease.ID).QueryRow(func(r pgx.Row) error { return r.Scan(&c.version, &c.last, &c.unread, &foreign) })
 	}); err != nil {
 		return fmt.Errorf("reading the cursor of lane %d: %w", t.lane, err)
 	}
@@ -174,9 +176,17 @@ func (t *tenure) load() error {
 // freeze goes on with the pass that is there, or begins the next one.
 func (t *tenure) freeze() error {
 	if t.cursor.unread {
-		return t.turn(nil, t.cursor.last, false, readBite)
+		return t.turn(nil, t.cursor.last, false, t.first())
 	}
-	return t.turn(nil, 0, true, readBite)
+	return t.turn(nil, 0, true, t.first())
+}
+
+// first is how the next pass is read at first: whole rows, unless there may be many.
+func (t *tenure) first() reads {
+	if t.wide {
+		return readRefs
+	}
+	return readBite
 }
 
 // finish writes what became of the chunk and reads the next one.
@@ -192,7 +202,7 @@ func (t *tenure) finish() error {
 	switch {
 	case whole && len(t.refs) == 0 && !t.more: // the pass is done
 		if open {
-			return t.turn(diverted, 0, true, readBite)
+			return t.turn(diverted, 0, true, t.first())
 		}
 		err := t.turn(diverted, last, false, readNothing)
 		t.cursor.unread, t.fresh = t.cursor.unread && err != nil, true
@@ -228,15 +238,18 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 		}
 	}
 	keep := suspect > 0
+	if err := fault.Point(fault.RelayTurning); err != nil {
+		return err
+	}
 	err := t.fenced(func(b *pgx.Batch) {
 		queueDiverts(b, t, diverted)
-		b.Queue(advanceSQL, t.lease.id, t.cursor.version, last, freeze, keep).Exec(anyRows)
+		b.Queue(advanceSQL, t.lease.ID, t.cursor.version, last, freeze, keep).Exec(anyRows)
 	}, func(b *pgx.Batch) {
 		switch what {
 		case readBite:
-			b.Queue(biteSQL, t.lease.id, t.cursor.version+1, bite).Query(collect(&rows, scanFlight))
+			b.Queue(biteSQL, t.lease.ID, t.cursor.version+1, bite).Query(collect(&rows, scanFlight))
 		case readRefs:
-			b.Queue(collectSQL, t.lease.id, t.cursor.version+1, maxRefs).Query(collect(&refs, pgx.RowToStructByPos[ref]))
+			b.Queue(collectSQL, t.lease.ID, t.cursor.version+1, maxRefs).Query(collect(&refs, pgx.RowToStructByPos[ref]))
 		case readRows:
 			t.queueFetch(b, now, &rows)
 		}
@@ -253,6 +266,9 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 		t.cursor.version++
 		t.cursor.last, t.cursor.suspect = last, suspect
 	}
+	if err := fault.Point(fault.RelayTurned); err != nil {
+		return err
+	}
 	t.told(diverted)
 	t.chunk = nil
 	if !t.known {
@@ -261,11 +277,13 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 	switch what {
 	case readBite:
 		t.more = len(rows) == bite
+		t.wide = t.more
 		t.cursor.unread, t.fresh = len(rows) > 0, len(rows) > 0
 	case readRefs:
 		t.refs, t.more = refs, len(refs) == maxRefs
-		if len(refs) == 0 { // the first bite was all there was
-			t.cursor.unread = false
+		t.wide = len(refs) > bite
+		t.cursor.unread, t.fresh = len(refs) > 0, len(refs) > 0 || !freeze
+		if len(refs) == 0 {
 			return nil
 		}
 		now = t.nextRefs()
@@ -279,11 +297,11 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 		return nil
 	}
 	if what != readBite {
-		if len(rows) != len(now) {
-			return fmt.Errorf("%w: %d of %d in lane %d of sink %s", errGone, len(now)-len(rows), len(now), t.lane, t.s.name)
+		slices.SortFunc(rows, func(a, b *flight) int { return cmp.Compare(a.ID, b.ID) })
+		if !slices.EqualFunc(rows, now, func(f *flight, r ref) bool { return f.ID == r.ID }) {
+			return fmt.Errorf("%w: lane %d of sink %s, from call %d on", errGone, t.lane, t.s.name, now[0].ID)
 		}
 		t.refs = t.refs[len(now):]
-		slices.SortFunc(rows, func(a, b *flight) int { return int(a.ID - b.ID) })
 	}
 	if len(rows) == 0 {
 		return nil
@@ -314,11 +332,11 @@ func (t *tenure) queueFetch(b *pgx.Batch, refs []ref, rows *[]*flight) {
 		bySlot[r.Slot] = append(bySlot[r.Slot], r)
 	}
 	for slot, there := range bySlot {
-		tids, ids := make([]pgtype.TID, len(there)), make([]int64, len(there))
+		tids := make([]pgtype.TID, len(there))
 		for i, r := range there {
-			tids[i], ids[i] = r.Tid, r.ID
+			tids[i] = r.Tid
 		}
-		b.Queue(fetchSQL, t.lease.id, slot, tids, ids).Query(collect(rows, scanFlight))
+		b.Queue(fetchSQL, t.lease.ID, slot, tids).Query(collect(rows, scanFlight))
 	}
 }
 
@@ -362,7 +380,7 @@ func (t *tenure) fenced(write, read func(b *pgx.Batch)) error {
 	ms := strconv.FormatInt(max(t.s.dbTimeout.Milliseconds(), 1), 10)
 	b := &pgx.Batch{}
 	b.Queue(`begin isolation level read committed read write`)
-	b.Queue(fenceSQL, t.lease.id, t.lease.epoch, t.lease.nonce, ms, ms, ms).Exec(anyRows)
+	b.Queue(fenceSQL, t.lease.ID, t.lease.Epoch, t.lease.Nonce, ms, ms, ms).Exec(anyRows)
 	write(b)
 	b.Queue(`commit`).Exec(func(tag pgconn.CommandTag) error {
 		if tag.String() != "COMMIT" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
 // Relay sends what is in the outbox. Any number of relays may run, in any number of processes: for each sink one of
@@ -20,6 +22,7 @@ type Relay struct {
 	cfg     RelayConfig
 	pool    *pgxpool.Pool
 	senders []*sender
+	rotator *ring.Rotator
 	running atomic.Bool
 }
 
@@ -36,14 +39,21 @@ var ErrRebase = errors.New("outbox: the log is of another database cluster: run 
 
 // NewRelay checks the configuration and returns every fault of it at once. It does not connect.
 //
-// A relay uses at most one of the pool's connections for each sink at a time, and none while it calls. If others can
-// exhaust the pool, give the relay one of its own: without a connection it loses its leases.
+// A relay shares what connections the pool has among the lanes of all sinks, for short transactions, and uses none while it calls; four are enough. With
+// Listen it takes one more for good. If others can exhaust the pool, give the relay one of its own: without a connection it loses its lanes.
 func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
 		return nil, err
 	}
 	r := &Relay{cfg: cfg, pool: pool}
+	if r.rotator, err = ring.New(pool, ring.Outbox(), ring.Config{
+		Retention: cfg.Retention, MaxAge: cfg.Retention / 4, MaxBytes: cfg.SegmentBytes, LeaseTTL: cfg.LeaseTTL,
+		Interval: time.Second, Timeout: max(cfg.LeaseTTL/3, time.Second),
+		Hooks: ring.Hooks{Stepped: r.stepped, Failed: func(err error) { cfg.Logger.Warn("outbox: rotating segments failed", "error", err) }},
+	}); err != nil {
+		return nil, err
+	}
 	for _, s := range cfg.Sinks {
 		r.senders = append(r.senders, newSender(pool, cfg, s))
 	}
@@ -80,6 +90,12 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		return fmt.Errorf("outbox: %w", err)
 	}
+	if err := r.lookAtStandbys(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("outbox: %w", err)
+	}
 	run, stop := context.WithCancel(ctx)
 	defer stop()
 	errs := make([]error, len(r.senders))
@@ -92,10 +108,11 @@ func (r *Relay) Run(ctx context.Context) error {
 			}
 		})
 	}
+	var side sync.WaitGroup
+	defer side.Wait()
+	side.Go(func() { r.rotate(run) })
 	if r.cfg.Listen {
-		var side sync.WaitGroup
 		side.Go(func() { r.listen(run) })
-		defer side.Wait()
 	}
 	wg.Wait()
 	stop()
@@ -104,6 +121,52 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // joinGrace is how long a sink may take to return after its context has ended, once the relay is to stop.
 const joinGrace = 5 * time.Second
+
+// replicasSQL says which standbys stream from this server, and whether this role may see how far they are. One row.
+const replicasSQL = `
+select array(select coalesce(application_name, '') from pg_stat_replication), pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
+
+// lookAtStandbys refuses what would wait for ever, and warns of standbys that nothing waits for (O9).
+func (r *Relay) lookAtStandbys(ctx context.Context) error {
+	var names []string
+	var sees bool
+	if err := r.pool.QueryRow(ctx, replicasSQL).Scan(&names, &sees); err != nil {
+		return fmt.Errorf("asking for standbys: %w", err)
+	}
+	switch {
+	case len(r.cfg.WaitFor) == 0 && len(names) > 0:
+		r.cfg.Logger.Warn("outbox: the server has standbys, and calls go out without waiting for them: a failover may leave calls for work that was undone; see RelayConfig.WaitFor",
+			"standbys", len(names))
+	case len(r.cfg.WaitFor) > 0 && !sees:
+		return fmt.Errorf("RelayConfig.WaitFor: this role cannot see how far standbys are: grant it pg_monitor")
+	}
+	for _, want := range r.cfg.WaitFor {
+		if !slices.Contains(names, want) {
+			r.cfg.Logger.Warn("outbox: nothing is sent until this standby is there", "application_name", want)
+		}
+	}
+	return nil
+}
+
+// rotate drops segments whose retention has passed, until ctx ends. A relay that cannot sends all the same.
+func (r *Relay) rotate(ctx context.Context) {
+	if err := r.rotator.Run(ctx); err != nil && ctx.Err() == nil {
+		r.cfg.Logger.Warn("outbox: this relay does not drop old segments of the log; another one must", "error", err)
+	}
+}
+
+// stepped tells what became of a segment.
+func (r *Relay) stepped(o ring.Outcome) {
+	switch {
+	case o.Action == ring.Truncated:
+		r.cfg.Logger.Info("outbox: a segment whose retention has passed was emptied", "slot", o.Slot)
+		if r.cfg.Hooks.Rotated != nil {
+			r.cfg.Hooks.Rotated(Rotated{Slot: int(o.Slot)})
+		}
+	case o.Action == ring.Needed, o.Action == ring.Full:
+		r.cfg.Logger.Warn("outbox: the log grows", "slot", o.Slot, "why", o.Why)
+	}
+}
 
 // incurable reports whether err says that our statements do not fit the schema or our rights (SQLSTATE class 42, and 3F for
 // a missing schema). All else may pass: the server restarts, fails over, is out of memory, or cannot be reached.

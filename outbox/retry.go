@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
@@ -113,19 +114,28 @@ func (t *tenure) retryTurn(pick bool) error {
 	asked := time.Now() // the database measures ages after this moment
 	done := t.done
 	ask := t.s.cfg.Reconcile != nil
-	err := t.fenced(func(b *pgx.Batch) {
-		queueSettlements(b, t, done)
-		if slots > 0 {
-			b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.limits.Timeout+t.s.cfg.LeaseTTL, ask, late).Query(collect(&picked, t.scanParked))
-		}
-	}, func(b *pgx.Batch) {
-		if slots > 0 {
-			b.Queue(nextSQL, t.s.name, t.lane, under, ask, late).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
-		}
-		if slots > 0 && len(t.s.cfg.WaitFor) > 0 {
-			b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
-		}
-	})
+	commit := func() error {
+		return t.fenced(func(b *pgx.Batch) {
+			queueSettlements(b, t, done)
+			if slots > 0 {
+				b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.limits.Timeout+t.s.cfg.LeaseTTL, ask, late).Query(collect(&picked, t.scanParked))
+			}
+		}, func(b *pgx.Batch) {
+			if slots > 0 {
+				b.Queue(nextSQL, t.s.name, t.lane, under, ask, late).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
+			}
+			if slots > 0 && len(t.s.cfg.WaitFor) > 0 {
+				b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
+			}
+		})
+	}
+	err := fault.Point(fault.RelayPicking)
+	if err == nil {
+		err = commit()
+	}
+	if err == nil {
+		err = fault.Point(fault.RelayPicked)
+	}
 	give := func() {
 		for range slots {
 			t.s.leave()
@@ -142,7 +152,7 @@ func (t *tenure) retryTurn(pick bool) error {
 			delete(t.late, f.ID)
 		}
 		v := t.judge(f)
-		if f.order != nil && (v.state == stateResolved || t.s.cfg.PassOn && !v.due) {
+		if f.order != nil && (v.state == stateResolved || t.s.cfg.PassOn && (v.state == stateWaiting || v.state == stateReconcile)) {
 			t.promote = append(t.promote, *f.order)
 		}
 		if v.due && (v.state == stateRetrying || ask) {
@@ -240,11 +250,16 @@ func (t *tenure) promoteBlocked() error {
 		keys[i] = pgUUID(k)
 	}
 	var n int64
-	var err error
-	if t.swept {
+	err := fault.Point(fault.RelayPromoting)
+	switch {
+	case err != nil:
+	case t.swept:
 		err = t.s.pool.QueryRow(ctx, promoteSQL, keys).Scan(&n)
-	} else {
+	default:
 		err = t.s.pool.QueryRow(ctx, sweepSQL, t.s.name, t.lane).Scan(&n)
+	}
+	if err == nil {
+		err = fault.Point(fault.RelayPromoted)
 	}
 	if err != nil {
 		t.swept = false

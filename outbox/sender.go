@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -11,6 +13,9 @@ import (
 	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
 // lanes is how many lanes a sink has, for good: onlyonce.lane says which one a call belongs to.
@@ -35,15 +40,13 @@ select (select count(*) from onlyonce.leases where starts_with(name, $2) and unt
        exists (select 1 from onlyonce.outbox where sink = $1 and state = 'pending')`
 
 // scoutSQL says which lanes have something to do. In: sink, lanes; whether the relay is asked to decide about calls of unknown outcome.
-// Out: a row for each lane that has: the lane; whether rows are new, or a closed segment waits for the lane's cursor; whether parked calls are
-// due. By the indexes outbox_log_new and parked_calls_due; takes no lock.
+// Out: a row for each lane that has: the lane; whether rows are new; whether parked calls are due. By the indexes outbox_log_new and parked_calls_due; takes no lock.
 const scoutSQL = `
 select * from (
   select a.lane,
          exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev)))
-         or exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane
-                       and r.xid = any (array(select x from pg_snapshot_xip(coalesce(a.target, a.prev)) x)))
-         or exists (select 1 from onlyonce.segments s where s.ring = 'outbox' and s.closed_at is not null and s.bound > pg_snapshot_xmin(a.prev)) as fresh,
+         or exists (select 1 from pg_snapshot_xip(coalesce(a.target, a.prev)) x cross join lateral (
+                      select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
          exists (select 1 from onlyonce.parked p where p.kind = 'call' and p.sink = a.sink and p.lane = a.lane
                     and p.next_attempt_at <= clock_timestamp() and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due
     from onlyonce.lanes a where a.sink = $1 and a.lane = any ($2)) s
@@ -75,8 +78,8 @@ type sender struct {
 	scoutAt   time.Time
 	carryAt   time.Time
 	purgeAt   time.Time
-	notBefore time.Time // after a database error
-	me        *lease    // says that this relay lists the sink
+	notBefore time.Time    // after a database error
+	me        *lease.Lease // says that this relay lists the sink
 	pause     *backoff.ExponentialBackOff
 }
 
@@ -195,7 +198,7 @@ func (s *sender) run(ctx context.Context) error {
 	if s.me != nil {
 		bounded, cancel := s.detached(ctx)
 		defer cancel()
-		_ = s.me.release(bounded, s.pool) // if that fails it ends by itself
+		_ = s.me.Release(bounded, s.pool) // if that fails it ends by itself
 		s.me = nil
 	}
 	return fault
@@ -260,32 +263,35 @@ func (s *sender) renew(ctx context.Context) error {
 		}
 		for n := 0; s.me == nil; n++ { // the first that is free: as many rows as there ever were relays at once
 			var err error
-			if s.me, err = acquireLease(bounded, s.pool, memberLease(s.name)+strconv.Itoa(n), s.cfg.LeaseTTL); err != nil {
+			if s.me, err = lease.Acquire(bounded, s.pool, memberLease(s.name)+strconv.Itoa(n), s.cfg.LeaseTTL); err != nil {
 				return err
 			}
 		}
 	}
-	held := []*lease{s.me}
+	held := []*lease.Lease{s.me}
 	for _, t := range s.held {
 		held = append(held, t.lease)
 	}
 	sent := time.Now()
-	kept, err := renewLeases(bounded, s.pool, held, s.cfg.LeaseTTL)
+	err := fault.Point(fault.RelayRenewing)
+	var lost []*lease.Lease
+	if err == nil {
+		lost, err = lease.RenewAll(bounded, s.pool, held, s.cfg.LeaseTTL)
+	}
 	if err != nil {
 		s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
 		return fmt.Errorf("renewing the leases: %w", err)
 	}
 	s.renewAt = sent.Add(s.cfg.LeaseTTL / 3)
 	for _, t := range s.held {
-		if kept[t.lease.id] {
-			t.extend(sent)
-		} else {
+		if slices.Contains(lost, t.lease) {
 			t.end(errReplaced)
+		} else {
+			t.extend(sent)
 		}
 	}
-	if !kept[s.me.id] {
-		s.me = nil // deleted by hand, or by a clean-up after a long stop
-		s.renewAt = time.Time{}
+	if slices.Contains(lost, s.me) { // this process stood still for long
+		s.me, s.renewAt = nil, time.Time{}
 	}
 	return nil
 }
@@ -298,6 +304,9 @@ func (s *sender) look(ctx context.Context) error {
 	var members int
 	var paused, old bool
 	var free []int16
+	if err := fault.Point(fault.RelayLooking); err != nil {
+		return err
+	}
 	if err := s.pool.QueryRow(bounded, surveySQL, s.name, memberLease(s.name)).Scan(&members, &paused, &free, &old); err != nil {
 		return fmt.Errorf("looking at the lanes of %s: %w", s.name, err)
 	}
@@ -324,16 +333,21 @@ func (s *sender) look(ctx context.Context) error {
 		if s.held[lane] != nil {
 			continue // released a moment ago
 		}
-		l, err := acquireLease(bounded, s.pool, laneLease(s.name, lane), s.cfg.LeaseTTL)
+		bounded, cancel := s.detached(ctx)
+		l, err := lease.Acquire(bounded, s.pool, laneLease(s.name, lane), s.cfg.LeaseTTL)
+		cancel()
 		if err != nil {
 			return err
 		}
 		if l == nil {
 			continue
 		}
+		if err := fault.Point(fault.RelayAcquired); err != nil {
+			return err
+		}
 		t := newTenure(ctx, s, l, lane)
 		s.held[lane] = t
-		s.tell.lease(LeaseChange{Lane: int(lane), Epoch: l.epoch, Held: true})
+		s.tell.lease(LeaseChange{Lane: int(lane), Epoch: l.Epoch, Held: true})
 		go func() {
 			defer func() { s.ended <- t }()
 			t.err = t.run()
@@ -382,7 +396,7 @@ type news struct {
 }
 
 // reading runs statements that look rows up in tables that may be tiny when their plans are made, and large when they are used again: without
-// sequential scans. READ COMMITTED: each statement sees what has committed before it.
+// sequential scans, and planned once for a connection. READ COMMITTED: each statement sees what has committed before it.
 func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	readOnly(b, queue)
@@ -391,7 +405,7 @@ func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) 
 
 func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
 	b.Queue(`begin isolation level read committed read only`)
-	b.Queue(`set local enable_seqscan = off`)
+	b.Queue(`select set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`)
 	queue(b)
 	b.Queue(`commit`)
 }
@@ -399,4 +413,4 @@ func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
 func laneLease(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
 
 // memberLease is how the names of the leases begin that say how many relays list a sink.
-func memberLease(sink string) string { return "relay/" + sink + "/member/" }
+func memberLease(sink string) string { return "member/" + url.PathEscape(sink) + "/" } // of no other sink, whatever slashes it has

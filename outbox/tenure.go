@@ -9,6 +9,9 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
 // Reasons why a tenure ends early.
@@ -22,7 +25,7 @@ var (
 type tenure struct {
 	s     *sender
 	lane  int16
-	lease *lease
+	lease *lease.Lease
 	err   error // of run, for whoever waits for it
 
 	// ctx ends with the lease, and calls with it. It does not end when Run's context does: work in hand is finished.
@@ -43,6 +46,7 @@ type tenure struct {
 	known   bool  // cursor is what the database has
 	refs    []ref // rows of the pass that are not fetched yet
 	more    bool  // the pass may hold rows behind refs
+	wide    bool  // the next pass may hold many rows
 	chunk   *chunk
 	fresh   bool // there are rows behind the pass, or may be
 	due     bool // parked calls are due, or may be
@@ -62,18 +66,18 @@ type tenure struct {
 	cut       bool      // the drain is over, calls were cut off
 }
 
-func newTenure(ctx context.Context, s *sender, l *lease, lane int16) *tenure {
+func newTenure(ctx context.Context, s *sender, l *lease.Lease, lane int16) *tenure {
 	t := &tenure{
 		s: s, lane: lane, lease: l,
 		halted: make(chan struct{}), kick: make(chan news, 1),
 		results: make(chan *flight, 2*s.cfg.Concurrency), // a call that returns late never blocks
 		retries: map[int64]*flight{}, late: map[int64]bool{},
-		due: true, fresh: true,
+		due: true, fresh: true, wide: true,
 		pause: s.pauses(),
 	}
 	t.ctx, t.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	t.callCtx, t.endCalls = context.WithCancel(t.ctx)
-	deadline := l.sent.Add(s.cfg.LeaseTTL - s.cfg.LeaseTTL/10)
+	deadline := l.Sent.Add(s.cfg.LeaseTTL - s.cfg.LeaseTTL/10)
 	t.deadline.Store(&deadline)
 	t.watch = time.AfterFunc(time.Until(deadline), func() { t.end(errExpired) })
 	return t
@@ -110,7 +114,7 @@ func (t *tenure) run() error {
 	t.end(nil)
 	t.endCalls()
 	if cause != nil {
-		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.epoch, Err: cause})
+		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.Epoch, Err: cause})
 	}
 	if stuck := t.join(); stuck != nil {
 		return errors.Join(err, stuck) // and no release: the call may still be going on
@@ -120,10 +124,14 @@ func (t *tenure) run() error {
 	}
 	bounded, cancel := t.s.detached(t.ctx)
 	defer cancel()
-	if released := t.lease.release(bounded, t.s.pool); released != nil {
+	released := fault.Point(fault.RelayReleasing)
+	if released == nil {
+		released = t.lease.Release(bounded, t.s.pool)
+	}
+	if released != nil {
 		t.s.tell.failed(fmt.Errorf("releasing lane %d, whose lease ends by itself: %w", t.lane, released), 0)
 	} else if cause == nil {
-		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.epoch})
+		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.Epoch})
 	}
 	return err
 }
@@ -171,6 +179,7 @@ func (t *tenure) serve() error {
 			}
 		case f := <-t.results:
 			t.landed(f)
+			t.landMore()
 		case <-timer.C:
 		case n := <-t.kick:
 			t.fresh = t.fresh || n.Fresh
@@ -292,6 +301,18 @@ func (t *tenure) landed(f *flight) {
 		return
 	}
 	t.s.leave()
+}
+
+// landMore takes in whatever else has returned.
+func (t *tenure) landMore() {
+	for {
+		select {
+		case f := <-t.results:
+			t.landed(f)
+		default:
+			return
+		}
+	}
 }
 
 // failed judges the error of a transaction: fenced off, a fault that waiting does not heal (returned), or one that is

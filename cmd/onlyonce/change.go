@@ -80,6 +80,16 @@ type changeKind struct {
 	subject string // what may change while somebody is asked
 	waiting string // what a command that takes long may wait for
 	look    string // the command that shows how things stand
+
+	within time.Duration // bounds the reading and the transaction; 0: changeTimeout
+}
+
+// bound is how long the command may take, apart from the answer of who is asked.
+func (k *changeKind) bound() time.Duration {
+	if k.within > 0 {
+		return k.within
+	}
+	return changeTimeout
 }
 
 // nothing is the end of a command that found everything as it was to be: status 0, and no audit row.
@@ -97,7 +107,7 @@ func change[P any](ctx context.Context, a *app, address string, k changeKind, sa
 	err := a.withSchema(ctx, address, func(db *database) error {
 		var shown *P
 		if !say.yes {
-			p, err := confirm(ctx, a, db, c)
+			p, err := confirm(ctx, a, db, k, c)
 			if err != nil {
 				return err
 			}
@@ -106,7 +116,7 @@ func change[P any](ctx context.Context, a *app, address string, k changeKind, sa
 		var done P
 		var audit int64
 		err := a.watch(k.waiting, func() (err error) {
-			ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+			ctx, cancel := context.WithTimeout(ctx, k.bound())
 			defer cancel()
 			done, audit, err = transact(ctx, db, k, *say.reason, c, shown)
 			return err
@@ -128,8 +138,8 @@ func change[P any](ctx context.Context, a *app, address string, k changeKind, sa
 }
 
 // confirm shows what would be done and asks. It returns what was shown.
-func confirm[P any](ctx context.Context, a *app, db *database, c changer[P]) (shown P, err error) {
-	bounded, cancel := context.WithTimeout(ctx, changeTimeout)
+func confirm[P any](ctx context.Context, a *app, db *database, k changeKind, c changer[P]) (shown P, err error) {
+	bounded, cancel := context.WithTimeout(ctx, k.bound())
 	defer cancel()
 	err = pgx.BeginTxFunc(bounded, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		shown, err = c.read(bounded, tx)

@@ -75,7 +75,8 @@ type command struct {
 func commands() []command {
 	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
 		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
-		parkedDiscardCommand(), relayCommand()}
+		parkedDiscardCommand(), outboxStatusCommand(), outboxPauseCommand(), outboxResumeCommand(), outboxRebaseCommand(),
+		outboxEraseCommand(), relayCommand()}
 }
 
 // usageError is a mistake in the command line: the usage line is shown with it.

@@ -125,7 +125,7 @@ func TestHelp(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
 	for _, args := range [][]string{{"help"}, {"-h"}, {"--help"}, {"-help"}} {
-		r := s.run(args...).want(t, statusGood, "migrate", "status", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", envPostgres, "Exit status")
+		r := s.run(args...).want(t, statusGood, "migrate", "status", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", "outbox status", "outbox rebase", envPostgres, "Exit status")
 		r.lines(t, 0)
 	}
 	for _, args := range [][]string{{"help", "cursor"}, {"cursor", "-h"}, {"cursor", "help"}} {
@@ -198,6 +198,11 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"parked", "discard", "-id", "1"}, "missing: -reason"},
 		{[]string{"parked", "redrive", "-id", "1", "-scope", "s", "-reason", "why"}, "-id picks one row"},
 		{[]string{"parked", "redrive", "-scope", "s", "-partition", "1", "-reason", "why"}, "-partition needs -topic"},
+		{[]string{"outbox", "pause"}, "missing: -sink, -reason"},
+		{[]string{"outbox", "resume", "payments"}, `unexpected argument "payments": values follow their flags`},
+		{[]string{"outbox", "rebase"}, "missing: -reason"},
+		{[]string{"outbox", "erase"}, "missing: -key, -reason"},
+		{[]string{"outbox", "erase", "-key", "k", "-reason", "why"}, `-key: "k" is no UUID`},
 		{[]string{"parked", "discard", "-scope", "s", "-parked-reason", "boredom"}, "-parked-reason: must be one of"},
 	} {
 		r := session{t: t}.run(c.args...).want(t, statusEnvironment, c.want, "sage: onlyonce")
@@ -214,6 +219,7 @@ func TestUsageErrors(t *testing.T) {
 var everyDatabaseCommand = [][]string{
 	{"migrate"}, {"migrate", "-version"}, {"status"}, {"status", "-json"}, {"cursor", "show"}, {"parked", "list"},
 	{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes"},
+	{"outbox", "status"}, {"outbox", "rebase", "-reason", "why", "-yes"},
 	{"cursor", "pause", "-scope", "s", "-reason", "why", "-yes"}, {"cursor", "resume", "-scope", "s", "-reason", "why", "-yes"},
 }
 
@@ -338,7 +344,11 @@ func TestStatementsPrepare(t *testing.T) {
 	defer conn.Release()
 	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL, parkedSQL,
 		parkedCountsSQL, pendingCallsSQL, settledCallsSQL, limitSQL, relaysSQL, retireSQL, leftSQL, pausesSQL, pauseSQL, resumeSQL, knownSQL,
-		replaysSQL, replayNoSQL, replaySQL, parkedShowSQL, pickSQL, lockPickedSQL, oneSQL, redriveSQL, discardSQL, promoteSQL} {
+		replaysSQL, replayNoSQL, replaySQL, parkedShowSQL, pickSQL, lockPickedSQL, oneSQL, redriveSQL, discardSQL, promoteSQL,
+		redriveCallsSQL, resolveCallsSQL, redrivesSQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL,
+		fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
+		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, eraseOutboxSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL,
+		oldCallsSQL, ringSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

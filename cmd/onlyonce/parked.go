@@ -16,13 +16,14 @@ const (
 	errorShown, errorJSON = 60, 1000
 )
 
-// parkedSQL lists what is set aside, newest first. In: scope, kind, state (each may be null: any), how many rows. Walks
+// parkedSQL lists what is set aside, newest first. In: scope, kind, state (each may be null: any), how many rows, sink, name (null: any). Walks
 // the primary key backwards until it has that many. Bodies and headers are not read; errors are cut, they may be stacks.
 const parkedSQL = `
 select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink, call_name as name,
        attempts, left(error, 4000) as error, parked_at, settled_at
   from onlyonce.parked
  where ($1::text is null or scope = $1) and ($2::text is null or kind = $2) and ($3::text is null or state = $3)
+   and ($5::text is null or sink = $5) and ($6::text is null or call_name = $6)
  order by id desc limit $4`
 
 type parkedRow struct {
@@ -57,7 +58,7 @@ func (r *parkedRow) origin() string {
 func parkedListCommand() command {
 	return command{
 		name:    "parked list",
-		args:    "[-postgres URL] [-scope S] [-kind KIND] [-state STATE] [-limit N] [-json]",
+		args:    "[-postgres URL] [-scope S] [-kind KIND] [-state STATE] [-sink S] [-name N] [-limit N] [-json]",
 		summary: "list what was set aside: messages, calls and events",
 		help: `
 Lists what was set aside because it could not be applied or sent, newest first. ORIGIN is topic/partition@offset of
@@ -74,12 +75,14 @@ With -json, one object a line:
   parked_at, settled_at      times; settled_at is null until it is resolved or discarded`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
-			var scope, kind, state *string
+			var scope, kind, state, sink, name *string
 			var limit *int64
 			textVar(fs, &scope, "scope", "only rows of the scope `S`")
 			choiceVar(fs, &kind, "kind", "only rows of one `KIND`: message, call or event", "message", "call", "event")
 			choiceVar(fs, &state, "state", "only rows in one `STATE`: waiting, retrying, blocked, reconcile, resolved or discarded",
 				"waiting", "retrying", "blocked", "reconcile", "resolved", "discarded")
+			textVar(fs, &sink, "sink", "only calls to the sink `S`")
+			textVar(fs, &name, "name", "only calls of the name `N`")
 			numberVar(fs, &limit, "limit", fmt.Sprintf("at most `N` rows, from 1 to %d (default %d)", mostLimit, defaultLimit), 1, mostLimit)
 			return func(ctx context.Context, a *app) error {
 				n := int64(defaultLimit)
@@ -88,7 +91,7 @@ With -json, one object a line:
 				}
 				var rows []parkedRow
 				err := a.readSnapshot(ctx, *address, "reading parked rows", func(ctx context.Context, tx pgx.Tx) (err error) {
-					rows, err = collect[parkedRow](ctx, tx, parkedSQL, scope, kind, state, n+1) // one more tells that there are more
+					rows, err = collect[parkedRow](ctx, tx, parkedSQL, scope, kind, state, n+1, sink, name) // one more tells that there are more
 					return err
 				})
 				if err != nil {

@@ -21,7 +21,9 @@ select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, 
        p.topic, p.partition, p."offset", p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
        p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
        p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
-       octet_length(p.body) as body_bytes, case when $2::boolean then p.body end as body
+       octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed, p.trace, p.response_status,
+       p.response_headers, octet_length(p.response_body) as response_bytes,
+       case when $2::boolean then p.body end as body, case when $2::boolean then p.response_body end as response_body
   from onlyonce.parked p
   left join lateral (
     select count(*) filter (where (f.partition, f."offset") < (p.partition, p."offset")) as ahead,
@@ -69,6 +71,18 @@ type parkedWhole struct {
 	Head          *int64
 	BodyBytes     *int32
 	Body          []byte
+
+	RowID           *int64
+	Lane            *int16
+	FirstAttemptAt  *time.Time
+	ErasedAt        *time.Time
+	Capture         bool
+	Sealed          bool
+	Trace           *string
+	ResponseStatus  *int32
+	ResponseHeaders *string
+	ResponseBytes   *int32
+	ResponseBody    []byte
 }
 
 // octets are bytes for JSON and for people: text where they are UTF-8, else hexadecimal digits; null where there are none.
@@ -138,12 +152,30 @@ type parkedDetail struct {
 	Ahead         int64          `json:"ahead"`
 	Behind        int64          `json:"behind"`
 	Head          *int64         `json:"head"`
+	RowID         *int64         `json:"row_id"`
+	Lane          *int16         `json:"lane"`
+	FirstAttempt  *time.Time     `json:"first_attempt_at"`
+	ErasedAt      *time.Time     `json:"erased_at"`
+	Capture       bool           `json:"capture"`
+	Sealed        bool           `json:"sealed"`
+	Trace         *string        `json:"trace"`
+	Response      *response      `json:"response"`
 	BodyBytes     *int32         `json:"body_bytes"`
 	Body          *octets        `json:"body,omitempty"`
 }
 
+// response is what a remote answered that has accepted a call, which is still to be completed.
+type response struct {
+	Status  *int32  `json:"status"`
+	Headers *string `json:"headers"`
+	Bytes   *int32  `json:"body_bytes"`
+	Body    *octets `json:"body,omitempty"`
+}
+
 func (p *parkedWhole) detail() *parkedDetail {
 	utc(p.NextAttemptAt)
+	utc(p.FirstAttemptAt)
+	utc(p.ErasedAt)
 	utc(p.RecordTime)
 	utc(&p.ParkedAt)
 	utc(p.SettledAt)
@@ -152,7 +184,11 @@ func (p *parkedWhole) detail() *parkedDetail {
 		Offset: p.Offset, ClusterID: p.ClusterID, TopicID: p.TopicID, RecordTime: p.RecordTime, LogAppendTime: p.LogAppendTime,
 		RecordKey: octetsOf(p.RecordKey), Headers: []parkedHeader{}, Sink: p.Sink, Name: p.Name, Method: p.Method, Target: p.Target,
 		Replay: p.Replay, ReplayResend: p.ReplayResend, ParkedAt: p.ParkedAt, SettledAt: p.SettledAt, OrderKey: p.OrderKey,
-		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, Body: octetsOf(p.Body)}
+		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, Body: octetsOf(p.Body), RowID: p.RowID, Lane: p.Lane,
+		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, Trace: p.Trace}
+	if p.ResponseStatus != nil {
+		d.Response = &response{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, octetsOf(p.ResponseBody)}
+	}
 	for i, n := range p.HeaderNames {
 		h := parkedHeader{Name: strings.ToValidUTF8(string(n), "\uFFFD")}
 		if i < len(p.HeaderValues) {
@@ -179,6 +215,10 @@ With -json, one object:
   sink, name, method, target of a call, else null
   replay, replay_resend      of a message: the replay that it was parked in, 0 for none
   next_attempt_at            in state retrying: when it is due
+  row_id, lane               of a call: its id and lane in the log of the outbox; null: of a relay of schema version 2
+  first_attempt_at           of a call: since when the remote may know its key; null: it was never made
+  erased_at, capture, sealed, trace   of a call
+  response                   {status, headers, body_bytes, body (with -body only)} of a call that was accepted, else null
   order_key (as stored), ahead, behind, head   unsettled rows of its ordering key before and behind it, and the first of those before
   parked_at, settled_at      times
   body_bytes, body           body with -body only
@@ -253,6 +293,24 @@ func (a *app) writeParkedRow(d *parkedDetail, body bool) {
 	text("method", d.Method)
 	text("target", d.Target)
 	text("key", d.Key)
+	if d.Lane != nil {
+		row("lane", strconv.Itoa(int(*d.Lane)))
+	}
+	if d.RowID != nil {
+		row("log id", number(*d.RowID))
+	}
+	moment("first attempt", d.FirstAttempt)
+	if r := d.Response; r != nil {
+		row("response", fmt.Sprintf("status %s, %s bytes", numberOf(r.Status), numberOf(r.Bytes)))
+		if r.Headers != nil {
+			for line := range strings.Lines(*r.Headers) {
+				row("response header", strings.TrimRight(line, "\r\n"))
+			}
+		}
+		if r.Body != nil {
+			row("response body", r.Body.String())
+		}
+	}
 	if d.Replay > 0 {
 		row("replay", fmt.Sprintf("%d, calls under keys of their own: %s", d.Replay, yesNo(d.ReplayResend)))
 	}
@@ -265,6 +323,7 @@ func (a *app) writeParkedRow(d *parkedDetail, body bool) {
 	}
 	row("parked at", instant(d.ParkedAt))
 	moment("settled at", d.SettledAt)
+	moment("erased at", d.ErasedAt)
 	for _, h := range d.Headers {
 		row("header", h.Name+": "+h.Value.String())
 	}
@@ -274,9 +333,18 @@ func (a *app) writeParkedRow(d *parkedDetail, body bool) {
 	switch {
 	case d.BodyBytes == nil:
 		row("body", "none")
+	case d.ErasedAt != nil:
+		row("body", "erased")
 	case !body:
 		row("body", fmt.Sprintf("%d bytes; -body shows them", *d.BodyBytes))
 	default:
 		row("body", d.Body.String())
 	}
+}
+
+func numberOf(n *int32) string {
+	if n == nil {
+		return "-"
+	}
+	return number(int64(*n))
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,7 +26,7 @@ select kind, reason, state, count(*) as count, min(parked_at) as oldest
   from onlyonce.parked
  group by kind, reason, state order by kind, reason, state`
 
-// pendingCallsSQL counts the calls that are to be sent. One row for each sink. By the partial index outbox_pending.
+// pendingCallsSQL counts the calls that are to be sent of those that were enqueued before schema version 3; [waitingCallsSQL] counts the others. One row for each sink. By the partial index outbox_pending.
 // clock_timestamp() and not now(), which is when the transaction began.
 const pendingCallsSQL = `
 select sink, state, count(*) as count, extract(epoch from clock_timestamp() - min(created_at))::float8 as oldest_age_seconds
@@ -41,12 +43,14 @@ select sink, state, count(*) as count, null::float8 as oldest_age_seconds
 // limitSQL bounds the statements that follow in the (sub)transaction.
 const limitSQL = `select set_config('statement_timeout', $1, true)`
 
-// relaysSQL lists who sends the calls of each sink, by the database's clock. Reads onlyonce.leases, which has one row
-// for each cursor and sink.
+// relaysSQL lists who sends the calls of each sink, by the database's clock. One row for a sink's lanes together, and one for a lease
+// of relays of schema version 2, which hold a sink as a whole (lanes is 0). Reads onlyonce.leases, which has one row for each cursor, lane and sink.
 const relaysSQL = `
-select substr(name, length('relay/') + 1) as sink, epoch, until, (nonce is not null and until > clock_timestamp()) is true as held
-  from onlyonce.leases
- where starts_with(name, 'relay/') order by 1`
+select coalesce(l.sink, substr(e.name, length('relay/') + 1)) as sink, max(e.epoch) as epoch, max(e.until) as until,
+       bool_or((e.nonce is not null and e.until > clock_timestamp()) is true) as held, count(l.id) as lanes,
+       count(l.id) filter (where e.nonce is not null and e.until > clock_timestamp()) as lanes_held
+  from onlyonce.leases e left join onlyonce.lanes l on l.id = e.id
+ where starts_with(e.name, 'relay/') group by 1, l.id is null order by 1`
 
 type parkedCount struct {
 	Kind   string    `json:"kind"`
@@ -68,6 +72,9 @@ type relayRow struct {
 	Epoch int64      `json:"epoch"`
 	Until *time.Time `json:"until"`
 	Held  bool       `json:"held"`
+
+	Lanes     int64 `json:"lanes"`
+	LanesHeld int64 `json:"lanes_held"`
 }
 
 type statusReport struct {
@@ -76,6 +83,7 @@ type statusReport struct {
 	Parked               []parkedCount `json:"parked"`
 	Outbox               []outboxCount `json:"outbox"`
 	OutboxSettledCounted bool          `json:"outbox_settled_counted"`
+	OutboxLogCounted     bool          `json:"outbox_log_counted"`
 	Relays               []relayRow    `json:"relays"`
 }
 
@@ -100,7 +108,10 @@ With -json, one object:
   parked                  list of {kind, reason, state, count, oldest}
   outbox                  list of {sink, state, count, oldest_age_seconds (of pending rows, else null)}
   outbox_settled_counted  false: counting delivered and parked calls took over 5 s, so they are left out of outbox
-  relays                  list of {sink, epoch, until (null: given back), held (until has not come)}`,
+  outbox_log_counted      false: counting pending calls of the log took over 5 s, so they are left out of outbox
+  relays                  list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held}; of a sink's lanes
+                          the highest epoch, the latest until, and whether any is held; lanes is 0 for a relay of schema version 2
+Of calls, delivered and parked counts only those that were enqueued before schema version 3; "onlyonce outbox status" tells more.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			return func(ctx context.Context, a *app) error {
@@ -146,6 +157,12 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*statusRep
 	if r.Outbox, err = collect[outboxCount](ctx, tx, pendingCallsSQL); err != nil {
 		return nil, err
 	}
+	waiting, err := countWithin(ctx, tx, limit, nil)
+	if err != nil {
+		return nil, err
+	}
+	r.OutboxLogCounted = waiting != nil
+	r.addLog(waiting)
 	settled, err := readSettled(ctx, tx, limit)
 	if err != nil {
 		return nil, err
@@ -153,6 +170,23 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*statusRep
 	r.OutboxSettledCounted = settled != nil
 	r.Outbox = append(r.Outbox, settled...)
 	return &r, nil
+}
+
+// addLog adds what waits in the log to what is pending.
+func (r *statusReport) addLog(waiting []waitingCalls) {
+	for _, w := range waiting {
+		i := slices.IndexFunc(r.Outbox, func(o outboxCount) bool { return o.Sink == w.Sink })
+		if i < 0 {
+			i = len(r.Outbox)
+			r.Outbox = append(r.Outbox, outboxCount{Sink: w.Sink, State: "pending"})
+		}
+		o := &r.Outbox[i]
+		o.Count += w.Calls
+		if o.OldestAgeSeconds == nil || w.Age != nil && *w.Age > *o.OldestAgeSeconds {
+			o.OldestAgeSeconds = w.Age
+		}
+	}
+	slices.SortFunc(r.Outbox, func(a, b outboxCount) int { return strings.Compare(a.Sink, b.Sink) })
 }
 
 // readSettled returns nil when counting took longer than limit.
@@ -220,6 +254,9 @@ func (a *app) writeStatus(r *statusReport) {
 	if !r.OutboxSettledCounted {
 		say("delivered and parked calls are left out: counting them took over %v\n", a.countLimit)
 	}
+	if !r.OutboxLogCounted {
+		say("pending calls of the log are left out: counting them took over %v\n", a.countLimit)
+	}
 
 	rows = nil
 	for _, l := range r.Relays {
@@ -227,7 +264,11 @@ func (a *app) writeStatus(r *statusReport) {
 		if l.Until != nil {
 			until = instant(*l.Until)
 		}
-		rows = append(rows, []string{l.Sink, number(l.Epoch), until, yesNo(l.Held)})
+		held := yesNo(l.Held)
+		if l.Lanes > 0 {
+			held = fmt.Sprintf("%d of %d lanes", l.LanesHeld, l.Lanes)
+		}
+		rows = append(rows, []string{l.Sink, number(l.Epoch), until, held})
 	}
 	say("\nRelays: %d\n", len(r.Relays))
 	a.section([]string{"SINK", "EPOCH", "UNTIL", "HELD"}, rows)

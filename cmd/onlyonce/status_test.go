@@ -94,7 +94,7 @@ func TestStatusJSON(t *testing.T) {
 	if strings.Count(r.out, "\n") != 1 {
 		t.Errorf("not one line:\n%s", r.out)
 	}
-	if got := fields(t, []byte(r.out)); got != "schema_version cursors parked outbox outbox_settled_counted relays" {
+	if got := fields(t, []byte(r.out)); got != "schema_version cursors parked outbox outbox_settled_counted outbox_log_counted relays" {
 		t.Errorf("fields: %s", got)
 	}
 	var lists struct{ Cursors, Parked, Outbox, Relays []json.RawMessage }
@@ -105,10 +105,10 @@ func TestStatusJSON(t *testing.T) {
 		}
 	}
 	for want, row := range map[string]json.RawMessage{
-		cursorFields:                          lists.Cursors[0],
-		"kind reason state count oldest":      lists.Parked[0],
-		"sink state count oldest_age_seconds": lists.Outbox[0],
-		"sink epoch until held":               lists.Relays[0],
+		cursorFields:                             lists.Cursors[0],
+		"kind reason state count oldest":         lists.Parked[0],
+		"sink state count oldest_age_seconds":    lists.Outbox[0],
+		"sink epoch until held lanes lanes_held": lists.Relays[0],
 	} {
 		if got := fields(t, row); got != want {
 			t.Errorf("fields %s, want %s", got, want)

@@ -54,3 +54,26 @@ var Points = []string{
 	Committed, Noted, OffsetSending, OffsetSent, RolledBack, Counting, Counted, TakingBack, Parking, Advancing, Releasing,
 	Released, RetryTaken, RetrySettled, RetryCommitted, RetryFailed, Promoting, Tending,
 }
+
+// The points of package outbox, in the order in which a call meets them.
+const (
+	RelayLooking   = "outbox/looking"   // before a relay looks for lanes that are free
+	RelayAcquired  = "outbox/acquired"  // a lane's lease is raised, nothing is known of its cursor
+	RelayRenewing  = "outbox/renewing"  // before the leases are renewed
+	RelayLoading   = "outbox/loading"   // before the cursor is read
+	RelayTurning   = "outbox/turning"   // a chunk is done or a pass begins: the journal is not sent
+	RelayTurned    = "outbox/turned"    // its COMMIT is answered, nothing noted and nothing called
+	RelayCalling   = "outbox/calling"   // before a call leaves
+	RelayCalled    = "outbox/called"    // the remote has answered, nothing is noted
+	RelayPicking   = "outbox/picking"   // parked calls are to be settled and picked: not sent
+	RelayPicked    = "outbox/picked"    // its COMMIT is answered, nothing noted and nothing called
+	RelayPromoting = "outbox/promoting" // before what stood behind a settled call is made due
+	RelayPromoted  = "outbox/promoted"  // after it, not noted
+	RelayReleasing = "outbox/releasing" // before a lane is given back
+)
+
+// RelayPoints lists every point of package outbox.
+var RelayPoints = []string{
+	RelayLooking, RelayAcquired, RelayRenewing, RelayLoading, RelayTurning, RelayTurned, RelayCalling, RelayCalled, RelayPicking, RelayPicked,
+	RelayPromoting, RelayPromoted, RelayReleasing,
+}

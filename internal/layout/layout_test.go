@@ -37,13 +37,14 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range public {
 		forbid(t, pkg, "testing", module+"internal/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
-			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr")
+			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr",
+			"github.com/standard-webhooks", "github.com/svix", "github.com/stripe")
 	}
 }
 
@@ -51,7 +52,7 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/franzsource", "./consumer/internal/kafkalog",
-		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink"} {
+		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./webhook"} {
 		forbid(t, pkg, "github.com/segmentio")
 	}
 }
@@ -60,7 +61,7 @@ func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/kafkasource", "./consumer/internal/kafkalog",
-		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./cmd/onlyonce"} {
+		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./cmd/onlyonce"} {
 		forbid(t, pkg, "github.com/twmb/franz-go/pkg/kgo", "github.com/twmb/franz-go/pkg/sasl")
 	}
 }

@@ -1,0 +1,116 @@
+package lease_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/lease"
+)
+
+const ttl = time.Minute
+
+func take(t *testing.T, pool *pgxpool.Pool, name string) *lease.Lease {
+	t.Helper()
+	l, err := lease.Acquire(t.Context(), pool, name, ttl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func mustTake(t *testing.T, pool *pgxpool.Pool, name string) *lease.Lease {
+	t.Helper()
+	l := take(t, pool, name)
+	if l == nil {
+		t.Fatalf("lease %s is owned", name)
+	}
+	return l
+}
+
+// end lets a lease run out, as if its owner had not renewed it.
+func end(t *testing.T, pool *pgxpool.Pool, l *lease.Lease) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), `update onlyonce.leases set until = clock_timestamp() where id = $1`, l.ID); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOneOwner(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	var mu sync.Mutex
+	var owners []*lease.Lease
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			l, err := lease.Acquire(context.Background(), pool, "ring/x", ttl)
+			if err != nil {
+				t.Error(err)
+			}
+			if l != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				owners = append(owners, l)
+			}
+		})
+	}
+	all.Wait()
+	if len(owners) != 1 {
+		t.Fatalf("%d owners", len(owners))
+	}
+	if err := owners[0].Release(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	if next := mustTake(t, pool, "ring/x"); next.Epoch != owners[0].Epoch+1 || next.Nonce == owners[0].Nonce {
+		t.Fatalf("%+v after %+v", next, owners[0])
+	}
+}
+
+func TestRenew(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	a, b, c := mustTake(t, pool, "a"), mustTake(t, pool, "b"), mustTake(t, pool, "c")
+	end(t, pool, a)
+	end(t, pool, b)
+	other := mustTake(t, pool, "b")
+	lost, err := lease.RenewAll(t.Context(), pool, []*lease.Lease{c, b, a}, ttl)
+	if err != nil || len(lost) != 1 || lost[0] != b {
+		t.Fatalf("lost %v, %v", lost, err)
+	}
+	if take(t, pool, "a") != nil {
+		t.Error("a renewal that came late, before anybody took over, revived nothing")
+	}
+	if ours, err := b.Renew(t.Context(), pool, ttl); ours || err != nil {
+		t.Errorf("the old owner of b: %v, %v", ours, err)
+	}
+	if ours, err := other.Renew(t.Context(), pool, ttl); !ours || err != nil {
+		t.Errorf("the new owner of b: %v, %v", ours, err)
+	}
+	// What an owner that was replaced gives back is not its to give.
+	if err := b.Release(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	if take(t, pool, "b") != nil {
+		t.Error("the release of an owner that was replaced took effect")
+	}
+}
+
+// After a failover that lost a take-over the epoch is given out again.
+func TestSameEpochOtherNonce(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	l := mustTake(t, pool, "x")
+	twin := *l
+	twin.Nonce = "00000000-0000-0000-0000-000000000001"
+	if ours, err := twin.Renew(t.Context(), pool, ttl); ours || err != nil {
+		t.Errorf("renewed by the epoch alone: %v, %v", ours, err)
+	}
+	if _, err := pool.Exec(t.Context(), `select onlyonce.hold($1, $2, $3::uuid)`, twin.ID, twin.Epoch, twin.Nonce); err == nil {
+		t.Error("held by the epoch alone")
+	}
+}

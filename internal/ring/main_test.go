@@ -1,0 +1,280 @@
+package ring_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// Tests of this package are not parallel: each waits for all transactions of the server, and some keep one open.
+
+// patience bounds what tests wait for; nothing is judged by how long it took.
+var patience = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
+		return d
+	}
+	return 30 * time.Second
+}()
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
+		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/devenv/supervise.(*Supervisor).read"),
+		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2")) // the test server's supervisor ends with this process
+}
+
+// rig is a database with a ring whose segments are due as soon as something is in them.
+type rig struct {
+	t    *testing.T
+	pool *pgxpool.Pool
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.MaxConns = 24
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return &rig{t: t, pool: pool}
+}
+
+// quick rotates as soon as there is anything to rotate.
+func quick() ring.Config {
+	return ring.Config{MaxBytes: 1, Retention: time.Millisecond, LockTimeout: 50 * time.Millisecond, LockPause: time.Millisecond, Interval: time.Millisecond}
+}
+
+// rotator is a rotator and what it told.
+type rotator struct {
+	*ring.Rotator
+	stepped []ring.Outcome
+	leases  []ring.LeaseChange
+}
+
+func (r *rig) rotator(cfg ring.Config) *rotator {
+	r.t.Helper()
+	x := &rotator{}
+	cfg.Hooks = ring.Hooks{
+		Stepped: func(o ring.Outcome) { x.stepped = append(x.stepped, o) },
+		Lease:   func(c ring.LeaseChange) { x.leases = append(x.leases, c) },
+		Failed:  func(err error) { r.t.Logf("failed: %v", err) },
+	}
+	var err error
+	if x.Rotator, err = ring.New(r.pool, ring.Outbox(), cfg); err != nil {
+		r.t.Fatal(err)
+	}
+	return x
+}
+
+func (r *rig) step(x *rotator) ring.Outcome {
+	r.t.Helper()
+	out, err := x.Step(r.t.Context())
+	if err != nil {
+		r.t.Fatalf("Step: %v", err)
+	}
+	return out
+}
+
+// until steps until a step comes to that, with nothing but waiting before.
+func (r *rig) until(x *rotator, want ring.Action) ring.Outcome {
+	r.t.Helper()
+	var last ring.Outcome
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		if last = r.step(x); last.Action == want {
+			return last
+		}
+		if last.Changed() {
+			break
+		}
+	}
+	r.t.Fatalf("a step came to %+v and not to %s", last, want)
+	return last
+}
+
+// reach steps until a step comes to that, whatever others are due before.
+func (r *rig) reach(x *rotator, want ring.Action) {
+	r.t.Helper()
+	var last ring.Outcome
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		if last = r.step(x); last.Action == want {
+			return
+		}
+	}
+	r.t.Fatalf("a step came to %+v and not to %s", last, want)
+}
+
+// never steps some times and fails if a step comes to that.
+func (r *rig) never(x *rotator, not ring.Action) {
+	r.t.Helper()
+	for range 5 {
+		if out := r.step(x); out.Action == not {
+			r.t.Fatalf("a step came to %+v", out)
+		}
+	}
+}
+
+// row is the ring's row.
+type row struct {
+	Cur      int16
+	Draining *int16
+	Closed   []int16
+	Retired  *int16
+	Version  int64
+	Sequence int64
+}
+
+func (r *rig) row() (x row) {
+	r.t.Helper()
+	err := r.pool.QueryRow(r.t.Context(), `select r.cur, r.draining, r.closed, r.retired, r.version, v.last_value
+	  from onlyonce.rings r, onlyonce.outbox_version v where r.name = 'outbox'`).Scan(&x.Cur, &x.Draining, &x.Closed, &x.Retired, &x.Version, &x.Sequence)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return x
+}
+
+func (x row) String() string {
+	slot := func(p *int16) string {
+		if p == nil {
+			return "-"
+		}
+		return fmt.Sprint(*p)
+	}
+	return fmt.Sprintf("cur %d draining %s closed %v retired %s", x.Cur, slot(x.Draining), x.Closed, slot(x.Retired))
+}
+
+func (r *rig) expect(want string) {
+	r.t.Helper()
+	got := r.row()
+	if got.String() != want {
+		r.t.Fatalf("the row is %s and not %s", got, want)
+	}
+	if got.Version != got.Sequence {
+		r.t.Fatalf("version %d, sequence %d", got.Version, got.Sequence)
+	}
+}
+
+func (r *rig) exec(sql string, args ...any) {
+	r.t.Helper()
+	if _, err := r.pool.Exec(context.Background(), sql, args...); err != nil {
+		r.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// one reads one value.
+func one[T any](r *rig, sql string, args ...any) (v T) {
+	r.t.Helper()
+	if err := r.pool.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
+		r.t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+// enqueueSQL is a call that nothing but enqueue_calls gives a transaction id. In: key, sink.
+const enqueueSQL = `select onlyonce.enqueue_calls(array[0::smallint], array[$1::uuid], array[null::uuid], array[$2::text], array['t'], array['s'], array['n'],
+  array['POST'], array['/'], array[''], array[null::text], array['x'::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false])`
+
+type execer interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// enqueue writes a call to a sink and returns its key.
+func (r *rig) enqueue(db execer, sink string) string {
+	r.t.Helper()
+	key := uuid.NewString()
+	if _, err := db.Exec(context.Background(), enqueueSQL, key, sink); err != nil {
+		r.t.Fatal(err)
+	}
+	return key
+}
+
+// stands says in which slot a call is, -1 if in none.
+func (r *rig) stands(key string) int16 {
+	r.t.Helper()
+	return one[int16](r, `select coalesce(max(slot), -1) from onlyonce.outbox_log where key = $1`, key)
+}
+
+func (r *rig) begin(level pgx.TxIsoLevel) pgx.Tx {
+	r.t.Helper()
+	tx, err := r.pool.BeginTx(context.Background(), pgx.TxOptions{IsoLevel: level})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+func (r *rig) commit(tx pgx.Tx) {
+	r.t.Helper()
+	if err := tx.Commit(context.Background()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// sink makes a sink with its lanes, as a relay does that lists it.
+func (r *rig) sink(name string) {
+	r.t.Helper()
+	r.exec(`with s as (insert into onlyonce.sinks (name) values ($1)),
+	  l as (insert into onlyonce.leases (name) select 'relay/' || $1 || '/' || n from generate_series(0, 15) n returning id, name)
+	  select 1 from l`, name)
+	r.exec(`insert into onlyonce.lanes (id, sink, lane) select id, $1, split_part(name, '/', 3)::smallint from onlyonce.leases where name like 'relay/' || $1 || '/%'`, name)
+}
+
+// pass lets every lane of every sink make a pass: what the last one found is done, and this one finds the keys returned.
+func (r *rig) pass() ([]string, error) {
+	if _, err := r.pool.Exec(context.Background(), `select onlyonce.advance(id, version, 0, true, false) from onlyonce.lanes`); err != nil {
+		return nil, err
+	}
+	rows, err := r.pool.Query(context.Background(), `select r.key::text from onlyonce.lanes l cross join lateral (
+	    select n.key, n.xid from onlyonce.outbox_log n where n.sink = l.sink and n.lane = l.lane and n.xid >= pg_snapshot_xmax(l.prev)
+	    union all
+	    select n.key, n.xid from onlyonce.outbox_log n where n.sink = l.sink and n.lane = l.lane and n.xid in (select pg_snapshot_xip(l.prev))) r
+	  where pg_visible_in_snapshot(r.xid, l.target)`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// done sends everything.
+func (r *rig) done() {
+	r.t.Helper()
+	for range 2 {
+		if _, err := r.pass(); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// takeOver takes the ring's lease from whoever has it, as if it had run out.
+func (r *rig) takeOver() *lease.Lease {
+	r.t.Helper()
+	r.expire()
+	l, err := lease.Acquire(r.t.Context(), r.pool, "ring/outbox", time.Minute)
+	if err != nil || l == nil {
+		r.t.Fatalf("taking over: %v, %v", l, err)
+	}
+	return l
+}
+
+func (r *rig) expire() {
+	r.t.Helper()
+	r.exec(`update onlyonce.leases set until = clock_timestamp() where name = 'ring/outbox'`)
+}

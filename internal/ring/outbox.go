@@ -1,0 +1,40 @@
+package ring
+
+// Outbox is the ring of the outbox log.
+func Outbox() Ring {
+	return Ring{
+		Name:     "outbox",
+		Sequence: "onlyonce.outbox_version",
+		Tables: []string{"onlyonce.outbox_log_0", "onlyonce.outbox_log_1", "onlyonce.outbox_log_2", "onlyonce.outbox_log_3",
+			"onlyonce.outbox_log_4", "onlyonce.outbox_log_5"},
+		Needed: outboxNeeded,
+		Reads:  []string{"onlyonce.lanes"},
+	}
+}
+
+// outboxNeeded says which lane has not passed a segment of the log. Out: one text, null where every row of the segment is visible in its
+// lane's prev, that is, done.
+//
+// It looks at the rows and not only at segments.bound, for two reasons: a lane that has nothing in the segment need not move for it (a sink
+// that nobody calls, or that no relay lists any more, would keep every segment); and bounds of another cluster, after a restore from
+// a dump, mean nothing, while rows are stamped anew by `onlyonce outbox rebase`. Rows of a (sink, lane) without a row in onlyonce.lanes
+// are nobody's yet, and kept.
+//
+// A loose index scan on (sink, lane, xid, id): one probe to find each pair, and one for each transaction that was in progress in its
+// prev. Relies on the settings of its transaction against sequential scans, because a segment's statistics are those of an earlier use.
+// It must be READ COMMITTED: under the lock its snapshot is taken after the lock was granted.
+const outboxNeeded = `
+with recursive present as (
+  (select s.sink, s.lane from SEGMENT s order by s.sink, s.lane limit 1)
+  union all
+  select n.sink, n.lane from present p cross join lateral (
+    select s.sink, s.lane from SEGMENT s where (s.sink, s.lane) > (p.sink, p.lane) order by s.sink, s.lane limit 1) n)
+select (
+  select case when l.id is null then format('calls to sink %s, which no relay has listed yet', p.sink)
+              else format('calls of lane %s of sink %s, which are not done', p.lane, p.sink) end
+    from present p left join onlyonce.lanes l on l.sink = p.sink and l.lane = p.lane
+   where l.id is null
+      or exists (select from SEGMENT s where s.sink = p.sink and s.lane = p.lane and s.xid >= pg_snapshot_xmax(l.prev))
+      or exists (select from pg_snapshot_xip(l.prev) x cross join lateral (
+                   select from SEGMENT s where s.sink = p.sink and s.lane = p.lane and s.xid = x limit 1) late)
+   limit 1)`

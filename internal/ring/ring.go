@@ -1,0 +1,186 @@
+package ring
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Ring is what differs from one ring to another. Its names are constants of this module: they become part of SQL text,
+// because TRUNCATE takes no parameters.
+type Ring struct {
+	// Name is the key in onlyonce.rings. The lease is ring/<Name>.
+	Name string
+	// Sequence is the qualified name of the sequence that holds the ring's version.
+	Sequence string
+	// Tables are the qualified names of the segments, by slot.
+	Tables []string
+	// Needed is a query that says why a segment must not be emptied, in one row of one column: null where it may. SEGMENT in it stands
+	// for the segment's table. It is run twice: before the segment is retired, and with the table locked, where it decides.
+	Needed string
+	// Reads are the qualified names of the other tables that Needed reads.
+	Reads []string
+}
+
+// Errors.
+var (
+	// ErrConfig is wrapped by every error about a configuration.
+	ErrConfig = errors.New("ring: bad configuration")
+	// ErrRights says that the database role must not rotate, and names what it lacks. It is told once.
+	ErrRights = errors.New("ring: the role may not rotate")
+	// ErrClock says that the database's clock went back behind the opening of a segment. Nothing is rotated until it has
+	// caught up. It is told once.
+	ErrClock = errors.New("ring: the database's clock went back: rotation is halted")
+	// ErrMoved says that the ring's row was changed under a rotator that holds the lease: by hand, or by a step of its own whose
+	// answer never came.
+	ErrMoved = errors.New("ring: the row in onlyonce.rings was changed by somebody else")
+	// ErrSchema says that the ring in the database is not the one that this code knows.
+	ErrSchema = errors.New("ring: the schema does not fit this version of onlyonce")
+)
+
+// Action is what a step did, or why it did nothing.
+type Action string
+
+// Actions that changed the ring's row.
+const (
+	Announced Action = "announced" // another segment is inserted into
+	Closed    Action = "closed"    // nobody inserts into the segment any more
+	Retired   Action = "retired"   // the segment is about to be emptied
+	Truncated Action = "truncated" // it is empty, and free
+	Repaired  Action = "repaired"  // sequence and version are equal again
+)
+
+// Actions that changed nothing. Each is worth asking again later.
+const (
+	Idle    Action = "idle"    // nothing is due
+	Standby Action = "standby" // somebody else has the lease, or this rotator has told why it cannot work
+	Waiting Action = "waiting" // for transactions that may have read what the row said before
+	Busy    Action = "busy"    // somebody reads the segment that is to be emptied, or takes over the lease
+	Needed  Action = "needed"  // the retention of the oldest segment has passed, and somebody needs it
+	Full    Action = "full"    // the segment is due, and no slot is free: it goes on growing
+)
+
+// Outcome is what one step came to.
+type Outcome struct {
+	Action Action
+	Slot   int16  // the segment that it is about; meaningless with Standby, Idle and Repaired
+	Why    string // with Busy, Needed and Full
+}
+
+// Changed reports whether the ring's row was changed, so that another step may be due at once.
+func (o Outcome) Changed() bool {
+	switch o.Action {
+	case Announced, Closed, Retired, Truncated, Repaired:
+		return true
+	}
+	return false
+}
+
+// LeaseChange tells that the ring's lease changed hands.
+type LeaseChange struct {
+	Epoch int64
+	Held  bool
+	Err   error // why it was lost; nil when it was released in order
+}
+
+// Hooks are called from the goroutine that steps, outside any transaction. Nil hooks are skipped. The structs may grow.
+type Hooks struct {
+	// Stepped is called for every step that changed the row, and once for each segment that is kept although its retention has
+	// passed (Needed) or that grows because no slot is free (Full).
+	Stepped func(Outcome)
+	// Lease is called when this rotator takes, loses or releases the lease.
+	Lease func(LeaseChange)
+	// Failed is called for errors that Run waits out.
+	Failed func(error)
+}
+
+// Config is what a [Rotator] needs. The zero value of a field is the default that its comment names; a value out of range is an
+// error of [New] and never adjusted.
+type Config struct {
+	// MaxBytes is the size at which a segment is followed by another one: its table with what is stored out of line, without its
+	// indexes. Default 256 MiB. Small segments mean many rotations, each of which makes transactions above READ COMMITTED run again;
+	// large ones mean that space comes back late, slots times this at most unless something holds up rotation.
+	MaxBytes int64
+
+	// MaxAge is the age at which a segment that is not empty is followed by another one. Default 1 hour. It bounds how
+	// much longer than Retention a row may be kept in a quiet database.
+	MaxAge time.Duration
+
+	// Retention is how long a segment is kept after it was closed. Default 24 hours. Slots are few: where
+	// a slot is needed before this has passed the current segment grows beyond MaxBytes, and Full is told.
+	Retention time.Duration
+
+	// LeaseTTL is how long a dead rotator keeps others from taking over. Default 30 s, at least 1 s. It is renewed at a third of it.
+	LeaseTTL time.Duration
+
+	// LockTimeout is how long writers and readers of the segment may queue behind the TRUNCATE while it waits for those before it.
+	// Default 200 ms. Also how long a step waits for the row or the lease.
+	LockTimeout time.Duration
+
+	// LockPause is how long the TRUNCATE is not tried again after it did not get its lock. Default 1 s; doubles with each
+	// attempt, six times at most.
+	LockPause time.Duration
+
+	// Timeout bounds each step, and how long the server lets a rotator that was stopped keep its locks: a fifth of it while the segment is
+	// locked, because writers and relays wait then. Default 10 s, at least 1 s.
+	Timeout time.Duration
+
+	// Interval is how often Run looks. Default 1 s. Each look is one short query.
+	Interval time.Duration
+
+	Hooks Hooks
+}
+
+var qualified = regexp.MustCompile(`^onlyonce\.[a-z][a-z0-9_]*$`)
+
+// withDefaults fills in the zero values and returns every fault at once.
+func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
+	var faults []error
+	fault := func(field, format string, args ...any) {
+		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
+	}
+	duration := func(field string, d *time.Duration, def, least time.Duration) {
+		if *d == 0 {
+			*d = def
+		}
+		if *d < least {
+			fault("Config."+field, "%v is not at least %v", *d, least)
+		}
+	}
+	if pool == nil {
+		fault("pool", "must not be nil")
+	}
+	if ring.Name == "" {
+		fault("Ring.Name", "must not be empty")
+	}
+	for _, name := range slices.Concat([]string{ring.Sequence}, ring.Tables, ring.Reads) {
+		if !qualified.MatchString(name) {
+			fault("Ring", "%q is not the name of a relation in schema onlyonce", name)
+		}
+	}
+	if len(ring.Tables) == 0 {
+		fault("Ring.Tables", "must not be empty")
+	}
+	if !strings.Contains(ring.Needed, "SEGMENT") {
+		fault("Ring.Needed", "does not look at the segment")
+	}
+	if c.MaxBytes == 0 {
+		c.MaxBytes = 256 << 20
+	}
+	if c.MaxBytes < 0 {
+		fault("Config.MaxBytes", "%d is negative", c.MaxBytes)
+	}
+	duration("MaxAge", &c.MaxAge, time.Hour, time.Millisecond)
+	duration("Retention", &c.Retention, 24*time.Hour, time.Millisecond)
+	duration("LeaseTTL", &c.LeaseTTL, 30*time.Second, time.Second)
+	duration("LockTimeout", &c.LockTimeout, 200*time.Millisecond, time.Millisecond)
+	duration("LockPause", &c.LockPause, time.Second, time.Millisecond)
+	duration("Timeout", &c.Timeout, 10*time.Second, time.Second)
+	duration("Interval", &c.Interval, time.Second, time.Millisecond)
+	return c, errors.Join(faults...)
+}

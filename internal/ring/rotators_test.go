@@ -1,0 +1,245 @@
+package ring_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// turn is one turn of the ring's states, each step with what makes it due.
+var turn = []ring.Action{ring.Announced, ring.Closed, ring.Retired, ring.Truncated}
+
+func (r *rig) due(action ring.Action) {
+	r.t.Helper()
+	switch action {
+	case ring.Announced:
+		r.enqueue(r.pool, "payments")
+	case ring.Retired:
+		r.done()
+	}
+}
+
+// Whoever comes next goes on from the row alone.
+func TestReplacedAfterEachStep(t *testing.T) {
+	r := newRig(t)
+	r.sink("payments")
+	for i := range 8 * len(turn) { // more than once round the ring
+		action := turn[i%len(turn)]
+		r.due(action)
+		x := r.rotator(quick())
+		r.until(x, action)
+		r.expire()
+	}
+	r.expect("cur 2 draining - closed [] retired -")
+}
+
+// Killed in a step, the row and the segment are as before; the sequence is ahead, and equal again before anything else is done.
+func TestKilledInEachStep(t *testing.T) {
+	r := newRig(t)
+	r.sink("payments")
+	r.exec(`create function killed() returns trigger language plpgsql as $$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$`)
+	for _, action := range turn {
+		r.due(action)
+		before := r.row()
+		r.exec(`create trigger killed after update on onlyonce.rings execute function killed()`)
+		x := r.rotator(quick())
+		killed := false
+		for range 100 {
+			if _, err := x.Step(t.Context()); err != nil {
+				killed = true
+				break
+			}
+		}
+		r.exec(`drop trigger killed on onlyonce.rings`)
+		if !killed {
+			t.Fatalf("%s: no step was begun", action)
+		}
+		after := r.row()
+		if after.String() != before.String() || after.Version != before.Version || after.Sequence <= before.Sequence {
+			t.Fatalf("%s: %v %+v, was %v %+v", action, after, after, before, before)
+		}
+		old := r.begin(pgx.RepeatableRead)
+		if _, err := old.Exec(t.Context(), enqueueSQL, uuid.NewString(), "payments"); code(err) != "40001" {
+			t.Errorf("%s: %v", action, err)
+		}
+		_ = old.Rollback(t.Context())
+		r.expire()
+		y := r.rotator(quick())
+		r.until(y, ring.Repaired)
+		r.expect(before.String())
+		r.until(y, action)
+		r.expire()
+	}
+}
+
+// R1: a rotator that was replaced and does not know it changes nothing, whatever is due.
+func TestR1RotatorThatWasReplaced(t *testing.T) {
+	for i, action := range turn {
+		t.Run(string(action), func(t *testing.T) {
+			r := newRig(t)
+			r.sink("payments")
+			x := r.rotator(quick())
+			for _, a := range turn[:i] {
+				r.due(a)
+				r.until(x, a)
+			}
+			open := r.begin(pgx.ReadCommitted)
+			if _, err := open.Exec(t.Context(), `select pg_current_xact_id()`); err != nil {
+				t.Fatal(err)
+			}
+			if out := r.step(x); out.Changed() { // it has the lease, and has taken the id that it waits by, if any
+				t.Fatalf("%+v", out)
+			}
+			r.commit(open)
+			r.due(action)
+			heir := r.takeOver()
+			before := r.row()
+			for range 3 {
+				if out := r.step(x); out.Action != ring.Standby {
+					t.Fatalf("the rotator that was replaced: %+v", out)
+				}
+			}
+			if after := r.row(); after.String() != before.String() || after.Version != before.Version || after.Sequence != before.Sequence {
+				t.Fatalf("%+v, was %+v", after, before)
+			}
+			if last := x.leases[len(x.leases)-1]; last.Held || last.Err == nil {
+				t.Errorf("told %+v", last)
+			}
+			if err := heir.Release(t.Context(), r.pool); err != nil {
+				t.Fatal(err)
+			}
+			r.until(x, action) // its turn again
+		})
+	}
+}
+
+// R2: while a segment drains, the next one is not announced, however large it is.
+func TestR2AnnouncedWhileDraining(t *testing.T) {
+	r := newRig(t)
+	x := r.rotator(quick())
+	r.enqueue(r.pool, "payments")
+	writer := r.begin(pgx.ReadCommitted)
+	r.enqueue(writer, "payments")
+	r.until(x, ring.Announced)
+	r.enqueue(r.pool, "payments")
+	r.never(x, ring.Announced)
+	r.expire()
+	r.never(r.rotator(quick()), ring.Announced) // one that has just begun
+	r.expect("cur 1 draining 0 closed [] retired -")
+}
+
+// The row under a rotator's hands is changed by hand: it gives up, and begins again.
+func TestRowChangedByHand(t *testing.T) {
+	r := newRig(t)
+	x := r.rotator(quick())
+	r.enqueue(r.pool, "payments")
+	r.exec(`create function moved() returns trigger language plpgsql as $$ begin return null; end $$`)
+	r.exec(`create trigger moved before update on onlyonce.rings for each row execute function moved()`)
+	if _, err := x.Step(t.Context()); !errors.Is(err, ring.ErrMoved) {
+		t.Fatalf("%v", err)
+	}
+	if last := x.leases[len(x.leases)-1]; last.Held {
+		t.Error("it kept the lease")
+	}
+	r.exec(`drop trigger moved on onlyonce.rings`)
+	r.until(x, ring.Repaired)
+	r.until(x, ring.Announced)
+}
+
+// After a restore the sequence may be behind the row.
+func TestSequenceBehindTheRow(t *testing.T) {
+	r := newRig(t)
+	x := r.rotator(quick())
+	r.exec(`update onlyonce.rings set version = 100`)
+	r.until(x, ring.Repaired)
+	r.expect("cur 0 draining - closed [] retired -")
+	if got := r.row(); got.Version != 101 {
+		t.Errorf("version %d", got.Version)
+	}
+}
+
+func TestRoleWithoutRights(t *testing.T) {
+	r := newRig(t)
+	role := "ring_" + strings.ReplaceAll(uuid.NewString(), "-", "")
+	r.exec(`create role ` + role)
+	t.Cleanup(func() { r.exec(`drop owned by ` + role); r.exec(`drop role ` + role) })
+	r.exec(`grant usage on schema onlyonce to ` + role)
+	r.exec(`grant select, update on onlyonce.rings, onlyonce.segments to ` + role)
+	r.exec(`grant select, insert, update on onlyonce.leases to ` + role)
+	r.exec(`grant select, update on onlyonce.outbox_version to ` + role)
+	r.exec(`grant select on onlyonce.lanes to ` + role)
+	for n := range 6 {
+		r.exec(fmt.Sprintf(`grant select on onlyonce.outbox_log_%d to %s`, n, role))
+	}
+	cfg, err := pgxpool.ParseConfig(r.pool.Config().ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ConnConfig.RuntimeParams["role"] = role
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	restricted := &rig{t: t, pool: pool}
+	r.enqueue(r.pool, "payments")
+
+	x := restricted.rotator(quick())
+	if err := x.Run(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), "TRUNCATE on onlyonce.outbox_log_3") {
+		t.Fatalf("Run: %v", err)
+	}
+	if out := r.step(x); out.Action != ring.Standby {
+		t.Fatalf("told twice, or worked: %+v", out)
+	}
+	if one[bool](r, `select exists (select from onlyonce.leases where name = 'ring/outbox')`) {
+		t.Error("it took the lease")
+	}
+	for n := range 6 {
+		r.exec(fmt.Sprintf(`grant truncate on onlyonce.outbox_log_%d to %s`, n, role))
+	}
+	// These rights are enough for a whole turn.
+	r.sink("payments")
+	for _, action := range turn {
+		if action == ring.Retired {
+			r.done()
+		}
+		r.until(x, action)
+	}
+}
+
+// A sequential scan under the lock would keep everybody waiting.
+func TestPlanOfNeeded(t *testing.T) {
+	r := newRig(t)
+	r.sink("payments")
+	r.exec(`insert into onlyonce.outbox_log (slot, lane, key, sink, tenant, scope, name, method, target, headers, body)
+	  select 0, n % 16, gen_random_uuid(), 'payments', '', '', '', '', '', '', '' from generate_series(1, 5000) n`)
+	tx := r.begin(pgx.ReadCommitted)
+	for _, analyzed := range []bool{false, true} {
+		if analyzed {
+			r.exec(`analyze onlyonce.outbox_log_0`)
+		}
+		if _, err := tx.Exec(t.Context(), `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`); err != nil {
+			t.Fatal(err)
+		}
+		rows, err := tx.Query(t.Context(), "explain "+strings.ReplaceAll(ring.Outbox().Needed, "SEGMENT", "onlyonce.outbox_log_0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan := strings.Join(lines, "\n")
+		if strings.Contains(plan, "Seq Scan on outbox_log") || strings.Contains(plan, "Sort") || strings.Count(plan, "on outbox_log_0") != 4 {
+			t.Errorf("plan:\n%s", plan)
+		}
+		t.Log(plan)
+	}
+}

@@ -1,0 +1,99 @@
+package ring
+
+import "strings"
+
+// SEGMENT and SEQUENCE in these statements stand for names that are constants of this module: see with.
+
+// stateSQL reads all that decides on the next step. In: ring, tables by slot, MaxBytes, MaxAge, Retention. Out: one row. The size of the
+// current segment is asked of the file system, with an ACCESS SHARE lock on the table for a moment. The row comes from the statement's
+// snapshot and last_value from now: a step that commits between the two makes them differ for no reason, which the repair, fenced by
+// the row's version, survives.
+const stateSQL = `
+select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
+       pg_relation_size(t.cur) > 0 and (pg_table_size(t.cur) >= $3 or coalesce(c.opened_at + $4::interval <= clock_timestamp(), false)),
+       coalesce(o.closed_at + $5::interval <= clock_timestamp(), false),
+       exists (select from onlyonce.segments s where s.ring = r.name and greatest(s.opened_at, s.closed_at) > clock_timestamp() + interval '1 minute')
+  from onlyonce.rings r
+  cross join SEQUENCE v
+  cross join lateral (select ($2::text[])[r.cur + 1]::regclass as cur) t
+  left join onlyonce.segments c on c.ring = r.name and c.slot = r.cur
+  left join onlyonce.segments o on o.ring = r.name and o.slot = r.closed[cardinality(r.closed)]
+ where r.name = $1`
+
+// rightsSQL lists what the role lacks. In: tables by slot, sequence, tables that are read. From the catalogs; takes no lock.
+const rightsSQL = `
+select needed.privilege || ' on ' || needed.name
+  from (select p as privilege, 'onlyonce.rings' as name from unnest(array['SELECT', 'UPDATE']) p
+        union all select p, 'onlyonce.segments' from unnest(array['SELECT', 'UPDATE']) p
+        union all select p, 'onlyonce.leases' from unnest(array['SELECT', 'INSERT', 'UPDATE']) p
+        union all select p, t from unnest($1::text[]) t, unnest(array['SELECT', 'TRUNCATE']) p
+        union all select 'SELECT', t from unnest($3::text[]) t) needed
+ where not has_table_privilege(needed.name, needed.privilege)
+union all
+select p || ' on ' || $2::text from unnest(array['SELECT', 'UPDATE']) p where not has_sequence_privilege($2::text, p)
+order by 1`
+
+// ownXidSQL takes a transaction id and ends its transaction: every id that was given out before is below, and every snapshot taken
+// from now on covers them. (xmax of a snapshot would not do: ids above the last one that has ended are not below it.)
+const ownXidSQL = `select pg_current_xact_id()::text`
+
+// passedSQL says whether every transaction below an id of ours has ended. In: the id. Prepared transactions count as open.
+const passedSQL = `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`
+
+// settingsSQL bounds a transaction and keeps its plans on indexes. In: lock_timeout, idle_in_transaction_session_timeout.
+const settingsSQL = `
+select set_config('lock_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $2, true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
+
+// holdSQL raises OO001 for a rotator that was replaced, and blocks a take-over until the transaction ends. In: lease, epoch, nonce.
+const holdSQL = `select onlyonce.hold($1, $2, $3::uuid)`
+
+// advanceSQL moves the sequence beyond both numbers, at once and for everybody. In: the row's version. Out: the next version. The lease
+// is held, so nobody else does this now. Not nextval: after a restore it might return what the row has had already.
+const advanceSQL = `select setval('SEQUENCE', greatest(v.last_value, $1) + 1) from SEQUENCE v`
+
+// The steps. In: ring, the version from which the step was derived, the next one. One row, or none: the row has moved. They lock the row
+// of the ring, which writers read without a lock, and the segment's.
+const (
+	// announceSQL. Also in: the free slot.
+	announceSQL = `
+with moved as (
+  update onlyonce.rings set draining = cur, cur = $4, version = $3 where name = $1 and version = $2 returning name)
+update onlyonce.segments s set use_no = s.use_no + 1, opened_at = clock_timestamp(), closed_at = null, bound = null
+  from moved m where s.ring = m.name and s.slot = $4::smallint`
+
+	// closeSQL. Also in: the slot that drains, and the id of ours that every transaction that wrote into it is below.
+	closeSQL = `
+with moved as (
+  update onlyonce.rings set closed = array_prepend(draining, closed), draining = null, version = $3
+   where name = $1 and version = $2 returning name)
+update onlyonce.segments s set closed_at = clock_timestamp(), bound = $5::text::xid8
+  from moved m where s.ring = m.name and s.slot = $4::smallint`
+
+	retireSQL = `
+update onlyonce.rings set retired = closed[cardinality(closed)], closed = closed[:cardinality(closed) - 1], version = $3
+ where name = $1 and version = $2`
+
+	repairSQL = `update onlyonce.rings set version = $3 where name = $1 and version = $2`
+
+	// truncatedSQL. Also in: the slot.
+	truncatedSQL = `
+with moved as (
+  update onlyonce.rings set retired = null, version = $3 where name = $1 and version = $2 returning name)
+update onlyonce.segments s set opened_at = null, closed_at = null, bound = null
+  from moved m where s.ring = m.name and s.slot = $4::smallint`
+)
+
+// lockRowSQL locks the ring's row and reads what a TRUNCATE was derived from. In: ring. Out: version, retired.
+const lockRowSQL = `select version, retired from onlyonce.rings where name = $1 for update`
+
+// lockSQL and truncateSQL: whoever reads or writes the segment is waited for, no longer than lock_timeout, and waits for us.
+const (
+	lockSQL     = `lock table SEGMENT in access exclusive mode`
+	truncateSQL = `truncate table SEGMENT`
+)
+
+// with puts a ring's names into a statement.
+func with(sql, sequence, table string) string {
+	return strings.NewReplacer("SEQUENCE", sequence, "SEGMENT", table).Replace(sql)
+}

@@ -1,0 +1,87 @@
+package outbox_test
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// relayPoint is one fault at one point.
+type relayPoint struct {
+	point, action string
+	at            int
+}
+
+// pointHang is how long a process stands still: longer than its leases.
+const pointHang = "2500ms"
+
+// Every point times kill, error and hang. Whatever a relay process was about to do: it dies there, and another one finishes its work; or what it
+// asked the database or the remote for fails, and it finishes itself; or it stands still, another one takes over, and the first wakes up as a
+// zombie. The same invariants hold after each.
+func TestFaultPoints(t *testing.T) {
+	bin := filepath.Join(t.TempDir(), "faults.test")
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("go test -c: %v\n%s", err, out)
+	}
+	work := make(chan relayPoint)
+	var workers sync.WaitGroup
+	for range 6 { // more than processors: most of them wait
+		workers.Go(func() {
+			for p := range work {
+				t.Run(fmt.Sprintf("%s=%s@%d", p.point, p.action, p.at), func(t *testing.T) { p.run(t, bin) })
+			}
+		})
+	}
+	for _, action := range []string{"hang", "kill", "error"} { // what takes longest comes first
+		for _, point := range fault.RelayPoints {
+			work <- relayPoint{point, action, 1}
+			switch point {
+			case fault.RelayTurning, fault.RelayTurned, fault.RelayCalling, fault.RelayCalled, fault.RelayPicking, fault.RelayPicked:
+				work <- relayPoint{point, action, 25}
+			default:
+				work <- relayPoint{point, action, 3}
+			}
+		}
+	}
+	close(work)
+	workers.Wait()
+}
+
+func (p relayPoint) run(t *testing.T, bin string) {
+	f := &relayFaults{t: t}
+	f.begin()
+	defer f.pool.Close()
+	f.decides(once("500+")) // calls are parked, and others behind them
+	f.mix()
+	first := f.process(bin, f.spec(), fmt.Sprintf("ONLYONCE_FAULT=%s=%s@%d", p.point, p.action, p.at), "ONLYONCE_FAULT_HANG="+pointHang)
+	if p.point == fault.RelayReleasing { // a lane is given back when another relay comes
+		until(t, "the process has all lanes", func() bool {
+			return one[int](f.rig, `select count(*) from onlyonce.leases where name ~ '^relay/payments/[0-9]+$' and until > clock_timestamp()`) == 16
+		})
+		f.relayTo(quick)
+	}
+	select {
+	case <-first.fault:
+	case <-first.ended:
+		first.mu.Lock()
+		said := first.said.String()
+		first.mu.Unlock()
+		if !strings.Contains(said, "fault: ") {
+			t.Fatalf("the process ended and never came there:\n%s", said)
+		}
+	}
+	if p.action == "kill" {
+		first.dies()
+	}
+	if p.action != "error" && len(f.relays) == 0 {
+		f.relayTo(quick, func(c *outbox.RelayConfig) { c.Concurrency = 4 })
+	}
+	f.mix()
+	f.want(f.finish(), map[string]int{"delivered": 80})
+}

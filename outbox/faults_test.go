@@ -1,0 +1,923 @@
+package outbox_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/callcheck"
+	"github.com/onlyonce/onlyonce/internal/devenv"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+)
+
+// relayRow is one fault at a relay: a row of the fault matrix, or, behind a colon, a variant of it.
+type relayRow struct {
+	fault string
+	run   func(f *relayFaults)
+}
+
+// TestFaults injects one fault after another into the same mix of calls, sent to a remote that records each request; and the same checker
+// decides from what the remote saw, what was committed and what the outbox says whether the invariants hold.
+func TestFaults(t *testing.T) {
+	for _, x := range slices.Concat(crashRows, remoteRows, otherRows, serverRows) {
+		t.Run(x.fault, func(t *testing.T) {
+			t.Parallel()
+			x.run(&relayFaults{t: t})
+		})
+	}
+}
+
+// relayFaults is one row that runs.
+type relayFaults struct {
+	*rig
+	t *testing.T
+	m *callcheck.Remote
+
+	decide  atomic.Pointer[func(b callcheck.Body, n int) string]
+	timeout time.Duration
+	window  time.Duration // of the sink; 0: a day
+	passOn  bool
+	last    int // transaction
+	relays  []*running
+	outside []*relayProcess
+}
+
+// begin makes a database and a remote that accepts everything.
+func (f *relayFaults) begin() {
+	f.t.Helper()
+	f.beginOn(pgtest.DB(f.t))
+}
+
+func (f *relayFaults) beginOn(pool *pgxpool.Pool) {
+	f.t.Helper()
+	f.rig = &rig{t: f.t, pool: pool}
+	f.tables()
+	f.decides(func(callcheck.Body, int) string { return "" })
+	m, err := callcheck.NewRemote(func(b callcheck.Body, n int) string { return (*f.decide.Load())(b, n) })
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = m.Close() })
+	f.m = m
+	f.timeout = 5 * time.Second
+}
+
+func (f *relayFaults) tables() {
+	f.t.Helper()
+	if _, err := f.pool.Exec(f.t.Context(), callcheck.TablesSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// decides says what the remote does from here on.
+func (f *relayFaults) decides(d func(b callcheck.Body, n int) string) { f.decide.Store(&d) }
+
+// commit writes calls in one transaction, each a sink's ordering key or "", and ends it.
+func (f *relayFaults) commit(keys ...string) {
+	f.t.Helper()
+	if err := f.transact(func(tx pgx.Tx, id string) error {
+		return callcheck.Write(f.t.Context(), tx, id, planned(keys...), false)
+	}); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func planned(keys ...string) (all []callcheck.Planned) {
+	for _, k := range keys {
+		all = append(all, callcheck.Planned{Body: callcheck.Body{Sink: "payments", Key: k}})
+	}
+	return all
+}
+
+func (f *relayFaults) transact(do func(tx pgx.Tx, id string) error) error {
+	f.last++
+	id := fmt.Sprintf("t%d", f.last)
+	return pgx.BeginFunc(f.t.Context(), f.pool, func(tx pgx.Tx) error { return do(tx, id) })
+}
+
+var errVoid = errors.New("rolled back")
+
+// mix commits 40 calls with ordering keys and without, and rolls some back.
+func (f *relayFaults) mix() {
+	f.t.Helper()
+	for range 4 {
+		f.commit("p", "p", "r")
+		f.commit("", "q", "")
+		err := f.transact(func(tx pgx.Tx, id string) error {
+			return errors.Join(errVoid, callcheck.Write(f.t.Context(), tx, id, planned("", "p", "r"), true))
+		})
+		if err == nil || err.Error() != errVoid.Error() {
+			f.t.Fatal(err)
+		}
+		f.commit("r", "q", "s", "")
+	}
+}
+
+// relaySpec is all that a relay process needs to know.
+type relaySpec struct {
+	Postgres, Remote string
+	Window, Timeout  time.Duration
+	DieBefore        int64 // SIGKILL to itself before that call leaves, from 1; 0: never
+	DieAfter         int64 // after the answer
+}
+
+func (f *relayFaults) spec() relaySpec {
+	window := f.window
+	if window == 0 {
+		window = 24 * time.Hour
+	}
+	return relaySpec{Postgres: f.pool.Config().ConnString(), Remote: f.m.Address, Window: window, Timeout: f.timeout}
+}
+
+func (x relaySpec) sink() (*httpsink.Sink, error) {
+	return httpsink.New(httpsink.Config{
+		Name: "payments", BaseURL: "http://" + x.Remote + "/payments", KeyWindow: x.Window, Timeout: x.Timeout, AllowPrivate: true,
+		Breaker: httpsink.Breaker{Off: true}, Transport: &http.Transport{},
+	})
+}
+
+// relayTo starts a relay in this process.
+func (f *relayFaults) relayTo(change ...func(*outbox.RelayConfig)) *running {
+	f.t.Helper()
+	s, err := f.spec().sink()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(s.Close)
+	cfg := testConfig(s)
+	for _, c := range change {
+		c(&cfg)
+	}
+	x := f.rig.start(cfg)
+	f.relays = append(f.relays, x)
+	return x
+}
+
+func quick(c *outbox.RelayConfig) { c.LeaseTTL = time.Second }
+
+// envRelay makes the test binary a relay process.
+const envRelay = "ONLYONCE_TEST_RELAY"
+
+// TestRelayProcess is no test: it is a relay in a process of its own, until standard input ends.
+func TestRelayProcess(t *testing.T) {
+	if os.Getenv(envRelay) == "" {
+		t.Skip("a part of TestFaults")
+	}
+	var x relaySpec
+	if err := json.Unmarshal([]byte(os.Getenv(envRelay)), &x); err != nil {
+		t.Fatal(err)
+	}
+	s, err := x.sink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	pool, err := pgxpool.New(t.Context(), x.Postgres)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	cfg := testConfig(&mortal{Sink: s, relaySpec: x})
+	quick(&cfg)
+	cfg.Hooks.Failed = func(f outbox.Failed) { fmt.Fprintf(os.Stderr, "failed: %.200v\n", f.Err) }
+	relay, err := outbox.NewRelay(pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		stop()
+	}()
+	if err := relay.Run(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// mortal is a sink that kills its process.
+type mortal struct {
+	*httpsink.Sink
+	relaySpec
+	n atomic.Int64
+}
+
+func (m *mortal) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	n := m.n.Add(1)
+	if n == m.DieBefore {
+		die()
+	}
+	r := m.Sink.Send(ctx, d)
+	if n == m.DieAfter {
+		die()
+	}
+	return r
+}
+
+func die() {
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {} // not a step further
+}
+
+// relayProcess is a copy of a test binary that runs as a relay.
+type relayProcess struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	stdin io.Closer
+	ended chan struct{}
+	fault chan struct{} // closed when a failpoint has done what it was asked to
+
+	mu    sync.Mutex
+	said  strings.Builder
+	once  sync.Once
+	leave sync.Once
+}
+
+// Write takes in what the process says.
+func (p *relayProcess) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.said.Write(b)
+	if strings.Contains(p.said.String(), "fault: ") {
+		p.once.Do(func() { close(p.fault) })
+	}
+	return len(b), nil
+}
+
+// process starts a relay process.
+func (f *relayFaults) process(bin string, x relaySpec, env ...string) *relayProcess {
+	f.t.Helper()
+	raw, err := json.Marshal(x)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	p := &relayProcess{t: f.t, cmd: exec.Command(bin, "-test.run=^TestRelayProcess$", "-test.timeout=2m"), ended: make(chan struct{}), fault: make(chan struct{})}
+	p.cmd.Env = append(append(os.Environ(), envRelay+"="+string(raw)), env...)
+	p.cmd.Stderr, p.cmd.Stdout = p, p
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		f.t.Fatal(err)
+	}
+	go func() {
+		_ = p.cmd.Wait() // its end is judged below
+		close(p.ended)
+	}()
+	f.t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+	})
+	f.outside = append(f.outside, p)
+	return p
+}
+
+func (p *relayProcess) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// dies waits until the process was killed.
+func (p *relayProcess) dies() {
+	p.t.Helper()
+	<-p.ended
+	if ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || ws.Signal() != syscall.SIGKILL {
+		p.t.Fatalf("ended with %v, not by SIGKILL:\n%s", p.cmd.ProcessState, p.said.String())
+	}
+}
+
+// stop lets it leave in order. One that was killed has.
+func (p *relayProcess) stop() {
+	p.leave.Do(func() { _ = p.stdin.Close() })
+	<-p.ended
+	ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if !p.cmd.ProcessState.Success() && !(ok && ws.Signal() == syscall.SIGKILL) {
+		p.t.Errorf("a relay process ended with %v:\n%s", p.cmd.ProcessState, p.said.String())
+	}
+}
+
+// settled waits until nothing is left to happen by itself.
+func (f *relayFaults) settled() {
+	f.t.Helper()
+	until(f.t, "every call is settled", func() bool {
+		var n int
+		err := f.pool.QueryRow(f.t.Context(), callcheck.UnsettledSQL).Scan(&n) // a server may be away
+		return err == nil && n == 0
+	})
+}
+
+// finish waits until nothing is left to do, stops, and decides. It returns how many calls ended in which state.
+func (f *relayFaults) finish(lost ...string) map[string]int {
+	f.t.Helper()
+	f.settled()
+	for _, x := range f.relays {
+		x.stop()
+	}
+	for _, p := range f.outside {
+		p.stop()
+	}
+	return f.decideAll(lost...)
+}
+
+// decideAll checks the invariants at the end. Calls that a failover has lost are left out.
+func (f *relayFaults) decideAll(lost ...string) map[string]int {
+	f.t.Helper()
+	x, err := callcheck.Gather(context.Background(), f.pool, f.m, 10*time.Second)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, id := range lost {
+		delete(x.Sights, id)
+	}
+	x.PassOn = map[string]bool{"payments": f.passOn}
+	if f.window > 0 {
+		x.Windows = map[string]time.Duration{"payments": f.window}
+	}
+	for _, b := range x.Judge() {
+		f.t.Error(b)
+	}
+	states := map[string]int{}
+	requests := 0
+	for _, r := range x.Rows {
+		states[r.State]++
+	}
+	for _, s := range x.Sights {
+		requests += s.Requests
+	}
+	f.t.Logf("%d calls, %d requests, %v", len(x.Ledger), requests, states)
+	return states
+}
+
+func (f *relayFaults) want(got map[string]int, want map[string]int) {
+	f.t.Helper()
+	if !maps.Equal(got, want) {
+		f.t.Errorf("calls ended as %v, want %v", got, want)
+	}
+}
+
+// requests counts what the remote saw.
+func (f *relayFaults) requests() int {
+	_, n := f.m.Progress()
+	return n
+}
+
+var crashRows = []relayRow{
+	{"crash after the journal, before the call", func(f *relayFaults) { f.crashes(func(x *relaySpec) { x.DieBefore = 1 }) }},
+	{"crash after the journal, before the call: later", func(f *relayFaults) { f.crashes(func(x *relaySpec) { x.DieBefore = 17 }) }},
+	{"crash after the remote accepted", func(f *relayFaults) { f.crashes(func(x *relaySpec) { x.DieAfter = 1 }) }},
+	{"crash after the remote accepted: later", func(f *relayFaults) { f.crashes(func(x *relaySpec) { x.DieAfter = 17 }) }},
+	{"crash after settling some of a pass", func(f *relayFaults) {
+		f.begin()
+		f.commit(slices.Repeat([]string{"p"}, 200)...) // one pass of one lane, one after another
+		x := f.spec()
+		x.DieBefore = 100
+		f.process(os.Args[0], x).dies()
+		if n := one[int](f.rig, `select count(*) from onlyonce.calls where state = 'delivered'`); n < 1 || n > 99 {
+			f.t.Errorf("%d calls are settled after the crash, want some", n)
+		}
+		settled := one[[]string](f.rig, `select array_agg(c.key::text) from onlyonce.calls c where state = 'delivered'`)
+		f.relayTo()
+		f.want(f.finish(), map[string]int{"delivered": 200})
+		for id, s := range f.m.Sights() {
+			if slices.Contains(settled, s.Keys[0]) && s.Requests != 1 {
+				f.t.Errorf("%s was settled before the crash and sent %d times", id, s.Requests)
+			}
+		}
+	}},
+	{"crash with calls parked", func(f *relayFaults) {
+		f.begin()
+		f.decides(func(_ callcheck.Body, n int) string {
+			return []string{"", "500", "", "409", ""}[min(n, 2)*len(f.t.Name())%5]
+		})
+		f.mix()
+		for _, after := range []int64{5, 9, 13} {
+			x := f.spec()
+			x.DieAfter = after
+			f.process(os.Args[0], x).dies()
+		}
+		f.decides(func(callcheck.Body, int) string { return "" })
+		f.relayTo()
+		f.want(f.finish(), map[string]int{"delivered": 40})
+	}},
+}
+
+// crashes kills a relay process at a step, and lets another finish.
+func (f *relayFaults) crashes(change func(*relaySpec)) {
+	f.begin()
+	f.mix()
+	x := f.spec()
+	change(&x)
+	f.process(os.Args[0], x).dies()
+	f.relayTo()
+	f.want(f.finish(), map[string]int{"delivered": 40})
+}
+
+// once fails the first request of every third call in a way.
+func once(way string) func(b callcheck.Body, n int) string {
+	return func(b callcheck.Body, n int) string {
+		if n == 1 && (strings.HasSuffix(b.ID, "-0") || b.Key == "p") {
+			return way
+		}
+		return ""
+	}
+}
+
+// recovers is a row in which the remote fails some calls once.
+func recovers(fault, way string) relayRow {
+	return relayRow{fault, func(f *relayFaults) {
+		f.begin()
+		if strings.HasPrefix(way, "timeout") {
+			f.timeout = 300 * time.Millisecond
+		}
+		f.decides(once(way))
+		f.relayTo()
+		f.mix()
+		f.want(f.finish(), map[string]int{"delivered": 40})
+		if n := f.m.Faults()[way]; n < 12 {
+			f.t.Errorf("%d requests failed, want 12 at least", n)
+		}
+	}}
+}
+
+var remoteRows = []relayRow{
+	recovers("timeout", "timeout"), recovers("timeout: after applying", "timeout+"),
+	recovers("reset", "reset"), recovers("reset: after applying", "reset+"),
+	recovers("truncated answer", "truncated+"),
+	recovers("5xx", "500"), recovers("5xx: after applying", "500+"), recovers("5xx: 503 with Retry-After", "503"),
+	recovers("429 with Retry-After", "429"),
+	recovers("4xx: that is retried", "409"),
+	{"4xx", func(f *relayFaults) {
+		f.begin()
+		f.decides(func(b callcheck.Body, _ int) string {
+			if b.Key == "r" && b.Seq == 3 {
+				return "422"
+			}
+			return ""
+		})
+		f.relayTo()
+		f.mix()
+		f.want(f.finish(), map[string]int{"delivered": 34, "waiting": 1, "blocked": 5})
+	}},
+	{"window passed", func(f *relayFaults) {
+		f.begin()
+		f.window, f.timeout = 2*time.Second, 500*time.Millisecond
+		f.decides(func(b callcheck.Body, _ int) string {
+			if b.Key == "r" && b.Seq == 3 {
+				return "500"
+			}
+			return ""
+		})
+		f.relayTo(func(c *outbox.RelayConfig) { c.RetryMax = 100 * time.Millisecond })
+		f.mix()
+		f.want(f.finish(), map[string]int{"delivered": 34, "reconcile": 1, "blocked": 5})
+	}},
+	{"window passed: calls pass on", func(f *relayFaults) {
+		f.begin()
+		f.window, f.timeout, f.passOn = 2*time.Second, 500*time.Millisecond, true
+		f.decides(func(b callcheck.Body, _ int) string {
+			if b.Key == "r" && b.Seq == 3 {
+				return "500"
+			}
+			return ""
+		})
+		f.relayTo(func(c *outbox.RelayConfig) { c.RetryMax, c.PassOn = 100*time.Millisecond, true })
+		f.mix()
+		f.want(f.finish(), map[string]int{"delivered": 39, "reconcile": 1})
+	}},
+	{"head fails for ever", func(f *relayFaults) {
+		f.begin()
+		f.decides(func(b callcheck.Body, _ int) string {
+			if b.Key == "r" && b.Seq == 1 {
+				return "500"
+			}
+			return ""
+		})
+		f.relayTo()
+		f.mix()
+		until(f.t, "all but those of the ordering key are delivered", func() bool {
+			return one[int](f.rig, `select count(*) from onlyonce.calls where state = 'delivered'`) == 32
+		})
+		until(f.t, "the head is tried again and again", func() bool { return one[int](f.rig, `select max(attempts) from onlyonce.parked`) > 5 })
+		f.mix()
+		until(f.t, "later ones are delivered too", func() bool {
+			return one[int](f.rig, `select count(*) from onlyonce.calls where state = 'delivered'`) == 64
+		})
+		f.decides(func(callcheck.Body, int) string { return "" })
+		f.want(f.finish(), map[string]int{"delivered": 80})
+	}},
+}
+
+var otherRows = []relayRow{
+	{"lease lost in mid-call", func(f *relayFaults) {
+		f.begin()
+		begun, release := make(chan struct{}, 100), make(chan struct{})
+		f.m.After = func(context.Context, callcheck.Body) {
+			begun <- struct{}{}
+			<-release
+		}
+		f.decides(once("500"))
+		f.relayTo(func(c *outbox.RelayConfig) { c.PollInterval = 50 * time.Millisecond })
+		f.mix()
+		<-begun
+		f.exec(`update onlyonce.leases set until = clock_timestamp() where name like 'relay/payments/%' and name not like '%/member/%'`)
+		f.exec(`select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases where name like 'relay/payments/%' and name not like '%/member/%'`)
+		const state = `select md5(string_agg(a::text, ';' order by id)) || (select count(*) from onlyonce.parked) from onlyonce.lanes a`
+		before := one[string](f.rig, state)
+		close(release)
+		until(f.t, "the loss is noticed", f.lost)
+		until(f.t, "every lane's loss is noticed", func() bool {
+			f.rig.mu.Lock()
+			defer f.rig.mu.Unlock()
+			held := map[int]bool{}
+			for _, l := range f.leases {
+				held[l.Lane] = l.Held
+			}
+			return !slices.Contains(slices.Collect(maps.Values(held)), true)
+		})
+		if after := one[string](f.rig, state); after != before {
+			f.t.Error("I11 a relay that was replaced wrote")
+		}
+		f.exec(`update onlyonce.leases set until = null, nonce = null where name like 'relay/payments/%' and name not like '%/member/%'`)
+		f.want(f.finish(), map[string]int{"delivered": 40})
+	}},
+	{"a write transaction held open elsewhere", func(f *relayFaults) {
+		f.begin()
+		f.relayTo()
+		f.mix()
+		f.settled()
+		tx, err := f.pool.Begin(f.t.Context())
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		if err := callcheck.Write(f.t.Context(), tx, "held", planned("", "", "held", "held"), false); err != nil {
+			f.t.Fatal(err)
+		}
+		for range 5 {
+			f.mix()
+			f.settled() // while it is open
+		}
+		if n := one[int](f.rig, `select count(*) from onlyonce.calls where state = 'delivered'`); n != 240 {
+			f.t.Errorf("%d calls delivered, want 240", n)
+		}
+		if err := tx.Commit(f.t.Context()); err != nil {
+			f.t.Fatal(err)
+		}
+		f.mix()
+		f.want(f.finish(), map[string]int{"delivered": 284})
+	}},
+	{"a relay stopped past its lease", func(f *relayFaults) {
+		f.begin()
+		begun, release := make(chan struct{}, 1000), make(chan struct{})
+		f.m.After = func(context.Context, callcheck.Body) {
+			begun <- struct{}{}
+			<-release
+		}
+		f.timeout = 20 * time.Second
+		f.mix()
+		first := f.process(os.Args[0], f.spec())
+		<-begun
+		first.signal(syscall.SIGSTOP)
+		f.relayTo(quick)
+		// A lane whose calls were under way is sent again by the other one, which takes over when the lease has ended.
+		until(f.t, "the other one has all lanes", func() bool {
+			f.rig.mu.Lock()
+			defer f.rig.mu.Unlock()
+			held := map[int]bool{}
+			for _, l := range f.leases {
+				held[l.Lane] = l.Held
+			}
+			return len(held) == 16
+		})
+		close(release)
+		f.settled()
+		first.signal(syscall.SIGCONT)
+		f.mix()
+		f.want(f.finish(), map[string]int{"delivered": 80})
+	}},
+	{"connection cut before COMMIT", func(f *relayFaults) { f.cuts(false) }},
+	{"connection cut after COMMIT", func(f *relayFaults) { f.cuts(true) }},
+}
+
+// cuts cuts connections of a relay in the middle of what it sends, or when all of it has arrived, before the answer.
+func (f *relayFaults) cuts(arrives bool) {
+	f.begin()
+	cfg := f.pool.Config().Copy()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	p := &severer{listener: l, server: fmt.Sprintf("%s:%d", cfg.ConnConfig.Host, cfg.ConnConfig.Port), arrives: arrives}
+	p.every.Store(7)
+	p.open.Go(p.serve)
+	cfg.ConnConfig.Host, cfg.ConnConfig.Port = "127.0.0.1", uint16(l.Addr().(*net.TCPAddr).Port)
+	cfg.ConnConfig.TLSConfig, cfg.ConnConfig.Fallbacks = nil, nil
+	cut, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.decides(once("500"))
+	direct := f.pool
+	until(f.t, "the relay has begun", func() bool { // Run ends if it cannot check the schema
+		f.pool = cut
+		defer func() { f.pool = direct }()
+		p.every.Store(0)
+		f.relayTo(func(c *outbox.RelayConfig) { c.LeaseTTL = 3 * time.Second })
+		return true
+	})
+	until(f.t, "it holds a lane", func() bool { f.rig.mu.Lock(); defer f.rig.mu.Unlock(); return len(f.leases) > 0 })
+	p.every.Store(7)
+	f.mix()
+	f.mix()
+	until(f.t, "some cuts", func() bool { return p.cuts.Load() >= 20 })
+	p.every.Store(0)
+	f.want(f.finish(), map[string]int{"delivered": 80})
+	cut.Close()
+	_ = l.Close()
+	p.open.Wait()
+}
+
+// severer stands between a pool and its server and cuts connections.
+type severer struct {
+	listener net.Listener
+	server   string
+	arrives  bool
+	every    atomic.Int64 // 0: never
+	sent     atomic.Int64
+	cuts     atomic.Int64
+	open     sync.WaitGroup
+}
+
+func (s *severer) serve() {
+	for {
+		client, err := s.listener.Accept()
+		if err != nil {
+			return
+		}
+		s.open.Go(func() { s.relay(client) })
+	}
+}
+
+func (s *severer) relay(client net.Conn) {
+	defer client.Close()
+	server, err := net.Dial("tcp", s.server)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	var muted atomic.Bool
+	s.open.Go(func() {
+		defer client.Close()
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := server.Read(buf)
+			if n > 0 && !muted.Load() {
+				_, _ = client.Write(buf[:n])
+			}
+			if err != nil {
+				return
+			}
+		}
+	})
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(buf)
+		if err != nil {
+			return
+		}
+		if every := s.every.Load(); every > 0 && s.sent.Add(1)%every == 0 {
+			s.cuts.Add(1)
+			muted.Store(true)
+			if !s.arrives {
+				_, _ = server.Write(buf[:n/2])
+				return
+			}
+			_, _ = server.Write(buf[:n])
+			_, _ = server.Write([]byte("X\x00\x00\x00\x04")) // Terminate: the server does what it got, and closes
+			_ = client.Close()
+			_, _ = io.Copy(io.Discard, client)
+			return
+		}
+		if _, err := server.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+var serverRows = []relayRow{
+	{"a promoted standby", func(f *relayFaults) { f.promotes() }},
+	{"WaitFor with a standby that lags", func(f *relayFaults) { f.lags() }},
+	{"a restored dump", func(f *relayFaults) { f.restores() }},
+}
+
+// server starts a server of this row's own, with our schema.
+func (f *relayFaults) server() *devenv.Postgres {
+	f.t.Helper()
+	p, err := devenv.StartPostgres(f.t.Context(), devenv.Options{Own: true})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = p.Stop() })
+	if p.Kind != devenv.KindLocal && os.Getenv("CI") != "true" {
+		f.t.Skip("needs a packaged server: initdb, pg_basebackup, pg_dump")
+	}
+	return p
+}
+
+func (f *relayFaults) migrate(pool *pgxpool.Pool) {
+	f.t.Helper()
+	err := pool.AcquireFunc(f.t.Context(), func(c *pgxpool.Conn) error {
+		_, err := migrations.Apply(f.t.Context(), c.Conn())
+		return err
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// promotes loses the last commits of a primary. The relay's pool follows.
+func (f *relayFaults) promotes() {
+	ctx := f.t.Context()
+	primary := f.server()
+	f.migrate(pgtest.Pool(f.t, primary.URL))
+	standby, err := primary.Standby(ctx, "twin", devenv.Options{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = standby.Stop() })
+	follow := strings.Replace(primary.URL, "/postgres?", ","+strings.TrimSuffix(strings.TrimPrefix(standby.URL, "postgres://postgres@"), "/postgres?sslmode=disable")+"/postgres?", 1)
+	f.beginOn(pgtest.Pool(f.t, follow+"&target_session_attrs=read-write&connect_timeout=2"))
+	f.relayTo(func(c *outbox.RelayConfig) { c.LeaseTTL = 3 * time.Second })
+	f.mix()
+	f.settled()
+
+	// The standby has the rows, and not that they were sent.
+	var hold atomic.Bool
+	release := make(chan struct{})
+	begun := make(chan struct{}, 1000)
+	f.m.Before = func(context.Context, callcheck.Body) {
+		if hold.Load() {
+			begun <- struct{}{}
+			<-release
+		}
+	}
+	hold.Store(true)
+	f.mix()
+	<-begun
+	if err := primary.CaughtUp(ctx, "twin"); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := standby.Detach(ctx); err != nil {
+		f.t.Fatal(err)
+	}
+	hold.Store(false)
+	close(release)
+	f.settled()
+	kept := one[[]string](f.rig, `select array_agg(id) from storm.calls`)
+
+	// The standby has neither.
+	f.mix()
+	f.settled()
+	var lost []string
+	for _, id := range one[[]string](f.rig, `select array_agg(id) from storm.calls`) {
+		if !slices.Contains(kept, id) {
+			lost = append(lost, id)
+		}
+	}
+	before := f.m.Sights()
+	times := map[string]int{}
+	for id, s := range before {
+		times[id] = s.Requests
+	}
+	if err := primary.Kill(ctx); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := standby.Promote(ctx); err != nil {
+		f.t.Fatal(err)
+	}
+	until(f.t, "the pool follows", func() bool { return f.pool.Ping(ctx) == nil })
+	f.mix() // transaction ids are used again
+	f.mix()
+	f.want(f.finish(lost...), map[string]int{"delivered": 160})
+	if len(lost) != 40 {
+		f.t.Errorf("%d calls were lost, want 40", len(lost))
+	}
+	again := 0
+	for id, s := range f.m.Sights() {
+		switch n := s.Requests - times[id]; {
+		case slices.Contains(lost, id) && n != 0:
+			f.t.Errorf("%s was lost with the primary, and sent %d times after it", id, n)
+		case slices.Contains(kept, id) && n > 1:
+			f.t.Errorf("%s was sent %d times more", id, n)
+		case slices.Contains(kept, id):
+			again += n
+		}
+	}
+	f.t.Logf("%d calls were sent once more", again)
+}
+
+// lags makes a relay wait for a standby that stands still.
+func (f *relayFaults) lags() {
+	ctx := f.t.Context()
+	primary := f.server()
+	f.migrate(pgtest.Pool(f.t, primary.URL))
+	f.beginOn(pgtest.Pool(f.t, primary.URL))
+	standby, err := primary.Standby(ctx, "twin", devenv.Options{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = standby.Stop() })
+	f.relayTo(func(c *outbox.RelayConfig) { c.WaitFor, c.LeaseTTL = []string{"twin"}, 3*time.Second })
+	f.mix()
+	f.settled()
+	if err := standby.Pause(ctx); err != nil {
+		f.t.Fatal(err)
+	}
+	seen := f.requests()
+	f.mix()
+	asked := map[string]bool{}
+	until(f.t, "the relay asks for the standby, again and again", func() bool {
+		asked[one[string](f.rig, `select coalesce(max(query_start)::text, '') from pg_stat_activity where query like '%pg_stat_replication%' and pid <> pg_backend_pid()`)] = true
+		return len(asked) > 5
+	})
+	if n := f.requests(); n != seen {
+		f.t.Errorf("%d requests while the standby lacks the rows", n-seen)
+	}
+	if err := standby.Continue(ctx); err != nil {
+		f.t.Fatal(err)
+	}
+	f.want(f.finish(), map[string]int{"delivered": 80})
+}
+
+// restores sends from a dump in another cluster: not a call goes out.
+func (f *relayFaults) restores() {
+	ctx := f.t.Context()
+	old := f.server()
+	f.migrate(pgtest.Pool(f.t, old.URL))
+	f.beginOn(pgtest.Pool(f.t, old.URL))
+	x := f.relayTo()
+	f.mix()
+	f.settled()
+	x.stop()
+	f.mix() // not sent
+	restored := f.server()
+	bins, _ := filepath.Glob("/usr/lib/postgresql/*/bin")
+	program := func(name string, args ...string) {
+		f.t.Helper()
+		path := name
+		for _, dir := range bins {
+			if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+				path = filepath.Join(dir, name) // the newest
+			}
+		}
+		if out, err := exec.CommandContext(ctx, path, args...).CombinedOutput(); err != nil {
+			f.t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+	}
+	dump := filepath.Join(f.t.TempDir(), "dump")
+	program("pg_dump", "--format=custom", "--file="+dump, "--dbname="+old.URL)
+	program("pg_restore", "--dbname="+restored.URL, "--exit-on-error", dump)
+	before := f.requests()
+	there := &rig{t: f.t, pool: pgtest.Pool(f.t, restored.URL)}
+	s, err := f.spec().sink()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer s.Close()
+	relay := there.relay(testConfig(s))
+	ended := make(chan error, 1)
+	run, stop := context.WithTimeout(context.Background(), patience)
+	defer stop()
+	go func() { ended <- relay.Run(run) }()
+	err = <-ended
+	if sql := fmt.Sprint(err); err == nil || !errors.Is(err, outbox.ErrRebase) || !strings.Contains(sql, "OO007") || !strings.Contains(sql, "onlyonce outbox rebase") {
+		f.t.Errorf("Run: %v", err)
+	}
+	if n := f.requests() - before; n != 0 {
+		f.t.Errorf("%d calls went out from the restored dump", n)
+	}
+	// The old cluster goes on.
+	f.relayTo()
+	f.want(f.finish(), map[string]int{"delivered": 80})
+}

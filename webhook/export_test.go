@@ -1,0 +1,25 @@
+package webhook
+
+import "time"
+
+// NewShort is New for secrets of any length: those of published vectors.
+func NewShort(cfg Config) (*Verifier, error) { return build(cfg, 0) }
+
+// The parsers, for the fuzz targets.
+
+func StandardSignatures(list string) ([]Signature, error) { return standardSignatures("f", list) }
+
+func StripePairs(list string) (string, time.Time, []Signature, error) {
+	return timedPairs("f", list, "t", "v1", HMACSHA256, Hex, time.Second)
+}
+
+func UnixTime(s string, unit time.Duration) (time.Time, error) { return unixTime("f", s, unit) }
+
+func Members(body []byte, names ...string) (texts map[string]string, object bool) {
+	found := members(body, names...)
+	texts = map[string]string{}
+	for name, raw := range found {
+		texts[name] = text(raw)
+	}
+	return texts, found != nil
+}

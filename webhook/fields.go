@@ -1,0 +1,147 @@
+package webhook
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// maxSignatures is how many signatures a request may have, those of unknown versions included.
+	maxSignatures = 16
+	// maxField is how long a header that is read or kept may be: 16 signatures of Ed25519 have 1,487 bytes.
+	maxField = 4 << 10
+	// maxKept is how much the kept headers of a request may have together, names included.
+	maxKept = 16 << 10
+)
+
+// Fields are a request's headers, for schemes. Names are matched as net/http writes them ([http.CanonicalHeaderKey]).
+type Fields struct{ header http.Header }
+
+// Has says whether the header stands in the request, with whatever value.
+func (f Fields) Has(name string) bool { return len(f.header[http.CanonicalHeaderKey(name)]) > 0 }
+
+// One returns the value of a header that must stand in the request, once: of two lines, which one counts would be for whoever
+// reads them to say, and a proxy in between may read the other. It has 1 to 4096 printable ASCII characters.
+func (f Fields) One(name string) (string, error) {
+	lines := f.header[http.CanonicalHeaderKey(name)]
+	switch {
+	case len(lines) == 0 || lines[0] == "" && len(lines) == 1:
+		return "", Malformed(name, "is missing")
+	case len(lines) > 1:
+		return "", Malformed(name, "stands there more than once")
+	case len(lines[0]) > maxField:
+		return "", Malformed(name, "is longer than 4096 bytes")
+	case !printable(lines[0]):
+		return "", Malformed(name, "has bytes that are not printable ASCII")
+	}
+	return lines[0], nil
+}
+
+// ID is One for a header that is Event.ID, or part of it: 1 to 255 visible ASCII characters.
+func (f Fields) ID(name string) (string, error) {
+	v, err := f.One(name)
+	if err != nil {
+		return "", err
+	}
+	if !validID(v) {
+		return "", Malformed(name, "is not 1 to 255 visible ASCII characters")
+	}
+	return v, nil
+}
+
+// Signature is One for a header that holds a tag and one signature: "sha256=" and hexadecimal digits.
+func (f Fields) Signature(name, tag string, a Algorithm, e Encoding) (Signature, error) {
+	v, err := f.One(name)
+	if err != nil {
+		return Signature{}, err
+	}
+	v, tagged := strings.CutPrefix(v, tag)
+	value, canonical := e.Decode(v)
+	switch {
+	case !tagged:
+		return Signature{}, Malformed(name, "does not begin with the scheme's tag")
+	case !canonical:
+		return Signature{}, Malformed(name, "is not in the canonical encoding")
+	case len(value) != a.size():
+		return Signature{}, Malformed(name, "is not as long as a signature")
+	}
+	return Signature{Algorithm: a, Value: value}, nil
+}
+
+// Time is One for a header that holds a time as a whole number of units (a second, or a millisecond) since 1970. It returns
+// the characters too, which are what is signed.
+func (f Fields) Time(name string, unit time.Duration) (string, time.Time, error) {
+	v, err := f.One(name)
+	if err != nil {
+		return "", time.Time{}, err
+	}
+	t, err := unixTime(name, v, unit)
+	return v, t, err
+}
+
+func printable(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+func validID(s string) bool {
+	return len(s) >= 1 && len(s) <= 255 && printable(s) && strings.IndexByte(s, ' ') < 0
+}
+
+// unixTime reads the one decimal form that a number has: no sign, no leading zero, at most 11 digits of seconds (the year 5138).
+func unixTime(field, s string, unit time.Duration) (time.Time, error) {
+	digits := 11
+	if unit == time.Millisecond {
+		digits = 14
+	}
+	if len(s) == 0 || len(s) > digits || strings.Trim(s, "0123456789") != "" || len(s) > 1 && s[0] == '0' {
+		return time.Time{}, Malformed(field, "is not a time in decimal digits")
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return time.Time{}, Malformed(field, "is not a time in decimal digits")
+	}
+	if unit == time.Millisecond {
+		return time.UnixMilli(n), nil
+	}
+	return time.Unix(n, 0), nil
+}
+
+// Encoding is how a signature is written.
+type Encoding int
+
+// Encodings.
+const (
+	// Hex is lower-case hexadecimal digits.
+	Hex Encoding = iota
+	// Base64 is RFC 4648 section 4, with padding.
+	Base64
+)
+
+// Decode reads the canonical form only: bytes have one writing, so that nothing can be told to be another request by
+// its headers while it is the same. No upper-case digits in Hex, no line ends, no missing padding and no stray bits in Base64.
+func (e Encoding) Decode(s string) (value []byte, canonical bool) {
+	var err error
+	switch e {
+	case Hex:
+		if value, err = hex.DecodeString(s); err == nil {
+			canonical = hex.EncodeToString(value) == s
+		}
+	case Base64:
+		if value, err = base64.StdEncoding.DecodeString(s); err == nil {
+			canonical = base64.StdEncoding.EncodeToString(value) == s
+		}
+	}
+	if !canonical {
+		return nil, false
+	}
+	return value, true
+}

@@ -1,0 +1,264 @@
+package webhook
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// HMAC is a sender that signs with an HMAC in its own layout. What is declared here is all that is accepted:
+//
+//	webhook.HMAC{
+//		Name: "acme", SignatureHeader: "X-Acme-Signature", Prefix: "v1=",
+//		TimeHeader: "X-Acme-Time", Layout: "{time}.{body}",
+//		IDMember: "event_id", TypeMember: "kind",
+//	}
+type HMAC struct {
+	// Name is the scheme's name, which stands in dedupe keys. Required.
+	Name string
+
+	// Algorithm is HMACSHA256, the default, or HMACSHA512.
+	Algorithm Algorithm
+
+	// SignatureHeader holds the signature. Required.
+	SignatureHeader string
+
+	// Encoding of the signature: Hex, the default, or Base64.
+	Encoding Encoding
+
+	// Prefix is what stands before the signature in its header: "sha256=".
+	Prefix string
+
+	// SignaturePart says that the header is a list like "t=1614265330,v1=...", and under which name signatures stand in it:
+	// one or more. Prefix must then be empty.
+	SignaturePart string
+
+	// TimeHeader, or TimePart in such a list, holds the time at which the request was signed, in TimeUnit: time.Second, the
+	// default, or time.Millisecond. It may be 5 minutes off, both ways, unless Config.Tolerance says otherwise. Both empty:
+	// no time is signed, and a recorded request is good forever.
+	TimeHeader, TimePart string
+	TimeUnit             time.Duration
+
+	// Layout is what is signed: {body} once, {time} where there is one, and {id} where the signature covers IDHeader, with
+	// what stands between them: "v0:{time}:{body}". Fields must be set apart from each other and from the body. Default "{body}".
+	Layout string
+
+	// IDHeader or IDMember, a member of the JSON object that the body is, hold the event's id. One is required.
+	IDHeader, IDMember string
+
+	// TypeHeader or TypeMember hold its type. Both empty: events have none.
+	TypeHeader, TypeMember string
+}
+
+// layout is a Layout that was read: what stands around the body.
+type layout struct {
+	before, after []piece
+	id, time      bool
+	apart         string // bytes that an id may not have, because they end it
+}
+
+// piece is a constant or, where it is "{time}" or "{id}", a field.
+type piece string
+
+func (p piece) field() bool { return p[0] == '{' }
+
+// Scheme implements Provider.
+func (h HMAC) Scheme() (*Scheme, error) {
+	l, faults := parseLayout(h.Layout)
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("HMAC."+format, args...)) }
+	if h.Name == "" || !validID(h.Name) {
+		fault("Name: must be visible ASCII characters")
+	}
+	if h.Algorithm != HMACSHA256 && h.Algorithm != HMACSHA512 {
+		fault("Algorithm: must be HMACSHA256 or HMACSHA512")
+	}
+	if h.Encoding != Hex && h.Encoding != Base64 {
+		fault("Encoding: must be Hex or Base64")
+	}
+	if !token(h.SignatureHeader) {
+		fault("SignatureHeader: must be a header's name")
+	}
+	for _, name := range []string{h.TimeHeader, h.IDHeader, h.TypeHeader} {
+		if name != "" && (!token(name) || http.CanonicalHeaderKey(name) == http.CanonicalHeaderKey(h.SignatureHeader)) {
+			fault("TimeHeader, IDHeader and TypeHeader: %q must be a header's name, and not the signature's", name)
+		}
+	}
+	if h.SignaturePart != "" && h.Prefix != "" {
+		fault("Prefix: must be empty with SignaturePart")
+	}
+	if !printable(h.Prefix) {
+		fault("Prefix: must be printable ASCII")
+	}
+	if parts := h.SignaturePart + h.TimePart; parts != "" && !word(parts) || h.SignaturePart != "" && h.SignaturePart == h.TimePart {
+		fault("SignaturePart and TimePart: must be two names of letters, digits, _ and -")
+	}
+	if h.TimePart != "" && (h.SignaturePart == "" || h.TimeHeader != "") {
+		fault("TimePart: needs SignaturePart, and excludes TimeHeader")
+	}
+	if h.TimeUnit != 0 && h.TimeUnit != time.Second && h.TimeUnit != time.Millisecond {
+		fault("TimeUnit: must be time.Second or time.Millisecond")
+	}
+	timed := h.TimeHeader != "" || h.TimePart != ""
+	if timed != l.time {
+		fault("Layout: must have {time} if TimeHeader or TimePart is set, and only then: a time that is not signed proves nothing")
+	}
+	if (h.IDHeader == "") == (h.IDMember == "") {
+		fault("IDHeader and IDMember: one must be set")
+	}
+	if l.id && h.IDHeader == "" {
+		fault("Layout: {id} needs IDHeader")
+	}
+	if h.TypeHeader != "" && h.TypeMember != "" {
+		fault("TypeHeader and TypeMember exclude each other")
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
+	}
+	s := &Scheme{
+		Name: h.Name, IDSigned: l.id || h.IDMember != "", SignatureHeaders: []string{h.SignatureHeader}, Key: rawKey(h.Algorithm),
+		Read:  func(f Fields) (Signed, error) { return h.read(f, l) },
+		Event: h.event,
+	}
+	for _, name := range []string{h.IDHeader, h.TypeHeader} {
+		if name != "" {
+			s.KeepHeaders = append(s.KeepHeaders, name)
+		}
+	}
+	if timed {
+		s.Past, s.Future = 5*time.Minute, 5*time.Minute
+	}
+	return s, nil
+}
+
+// parseLayout reads a Layout, and sees to it that different fields never make the same bytes: a field in front of the body
+// ends at a byte that it cannot have, and one behind it begins after such a byte.
+func parseLayout(s string) (l layout, faults []error) {
+	if s == "" {
+		s = "{body}"
+	}
+	front, back, ok := strings.Cut(s, "{body}")
+	if !ok || strings.Contains(back, "{body}") {
+		return l, []error{errors.New("HMAC.Layout: must have {body} once")}
+	}
+	l.before, l.after = pieces(front), pieces(back)
+	seen := map[piece]bool{}
+	check := func(all []piece, i int, border func(piece) byte, step int) {
+		p := all[i]
+		switch {
+		case !p.field():
+			if strings.ContainsAny(string(p), "{}") || !printable(string(p)) {
+				faults = append(faults, errors.New("HMAC.Layout: between fields must be printable ASCII without braces"))
+			}
+			return
+		case p != "{time}" && p != "{id}" || seen[p]:
+			faults = append(faults, errors.New("HMAC.Layout: may have {time} and {id}, each once, besides {body}"))
+			return
+		}
+		seen[p] = true
+		l.time, l.id = l.time || p == "{time}", l.id || p == "{id}"
+		next := i + step
+		if next < 0 || next >= len(all) || all[next].field() {
+			faults = append(faults, fmt.Errorf("HMAC.Layout: %s must be set apart from the field that is next to it", p))
+			return
+		}
+		b := border(all[next])
+		if p == "{id}" {
+			l.apart += string(rune(b))
+		} else if b >= '0' && b <= '9' {
+			faults = append(faults, errors.New("HMAC.Layout: {time} must not be next to a digit"))
+		}
+	}
+	for i := range l.before {
+		check(l.before, i, func(p piece) byte { return p[0] }, 1)
+	}
+	for i := range l.after {
+		check(l.after, i, func(p piece) byte { return p[len(p)-1] }, -1)
+	}
+	return l, faults
+}
+
+func pieces(s string) (all []piece) {
+	for s != "" {
+		n := strings.IndexByte(s, '{')
+		if n == 0 {
+			n = strings.IndexByte(s, '}') + 1
+		}
+		if n <= 0 {
+			n = len(s)
+		}
+		all, s = append(all, piece(s[:n])), s[n:]
+	}
+	return all
+}
+
+func (h HMAC) read(f Fields, l layout) (s Signed, err error) {
+	var id, written string
+	if l.id {
+		if id, err = f.ID(h.IDHeader); err != nil {
+			return Signed{}, err
+		}
+		if strings.ContainsAny(id, l.apart) {
+			return Signed{}, Malformed(h.IDHeader, "has a character that delimits what is signed")
+		}
+	}
+	unit := h.TimeUnit
+	if unit == 0 {
+		unit = time.Second
+	}
+	if h.SignaturePart != "" {
+		list, err := f.One(h.SignatureHeader)
+		if err != nil {
+			return Signed{}, err
+		}
+		if written, s.Time, s.Signatures, err = timedPairs(h.SignatureHeader, list, h.TimePart, h.SignaturePart, h.Algorithm, h.Encoding, unit); err != nil {
+			return Signed{}, err
+		}
+	} else {
+		one, err := f.Signature(h.SignatureHeader, h.Prefix, h.Algorithm, h.Encoding)
+		if err != nil {
+			return Signed{}, err
+		}
+		s.Signatures = []Signature{one}
+	}
+	if h.TimeHeader != "" {
+		if written, s.Time, err = f.Time(h.TimeHeader, unit); err != nil {
+			return Signed{}, err
+		}
+	}
+	fill := func(all []piece) string {
+		var b strings.Builder
+		for _, p := range all {
+			switch p {
+			case "{time}":
+				b.WriteString(written)
+			case "{id}":
+				b.WriteString(id)
+			default:
+				b.WriteString(string(p))
+			}
+		}
+		return b.String()
+	}
+	s.Before, s.After = fill(l.before), fill(l.after)
+	return s, nil
+}
+
+func (h HMAC) event(f Fields, e *Event) (err error) {
+	found := members(e.Body, h.IDMember, h.TypeMember)
+	switch {
+	case h.TypeHeader != "":
+		if e.Type, err = f.One(h.TypeHeader); err != nil {
+			return err
+		}
+	case h.TypeMember != "":
+		e.Type = text(found[h.TypeMember])
+	}
+	if h.IDHeader != "" {
+		e.ID, err = f.ID(h.IDHeader)
+	} else {
+		e.ID, err = memberID(found, h.IDMember)
+	}
+	return err
+}

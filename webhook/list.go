@@ -1,0 +1,82 @@
+package webhook
+
+import (
+	"strings"
+	"time"
+)
+
+// pairs reads a list of name=value, separated by commas: Stripe's. It is bounded, and each member must be a pair.
+func pairs(field, list string, each func(name, value string) error) error {
+	if strings.Count(list, ",") > maxSignatures { // one more than signatures: the time
+		return Malformed(field, "has more than 16 signatures")
+	}
+	for member := range strings.SplitSeq(list, ",") {
+		name, value, ok := strings.Cut(member, "=")
+		if !ok || !word(name) {
+			return Malformed(field, "is not a list of name=value")
+		}
+		if err := each(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gather collects the signatures of a list. One that is of a known version and cannot be read is passed over, as the
+// providers' own libraries do, unless there is no other.
+type gather struct {
+	field  string
+	found  []Signature
+	broken bool
+}
+
+func (g *gather) add(a Algorithm, e Encoding, text string) {
+	value, canonical := e.Decode(text)
+	if !canonical || len(value) != a.size() {
+		g.broken = true
+		return
+	}
+	g.found = append(g.found, Signature{Algorithm: a, Value: value})
+}
+
+func (g *gather) signatures() ([]Signature, error) {
+	if len(g.found) == 0 && g.broken {
+		return nil, Malformed(g.field, "has no signature in the canonical encoding")
+	}
+	return g.found, nil
+}
+
+// timedPairs reads a list of pairs with a time, once, and signatures; other names are passed over (W4). Without timeName there
+// is no time.
+func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc Encoding, unit time.Duration) (written string, at time.Time, found []Signature, err error) {
+	g := gather{field: field}
+	err = pairs(field, list, func(name, value string) (err error) {
+		switch name {
+		case timeName:
+			if written != "" {
+				return Malformed(field, "has more than one time")
+			}
+			written = value
+			at, err = unixTime(field, value, unit)
+			return err
+		case signatureName:
+			g.add(a, enc, value)
+		}
+		return nil
+	})
+	if err == nil && written == "" && timeName != "" {
+		err = Malformed(field, "has no time")
+	}
+	if err == nil {
+		found, err = g.signatures()
+	}
+	if err != nil {
+		return "", time.Time{}, nil, err
+	}
+	return written, at, found, nil
+}
+
+// word tells names and versions from lists that a proxy joined, with a comma and a space, out of several lines.
+func word(s string) bool {
+	return s != "" && strings.Trim(s, "_-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
+}

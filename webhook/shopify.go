@@ -1,0 +1,39 @@
+package webhook
+
+// Shopify is https://shopify.dev/docs/apps/build/webhooks: X-Shopify-Hmac-Sha256, over the body alone. The secret is the app's
+// client secret. ID is X-Shopify-Webhook-Id, which Shopify keeps when it tries again, and Type is X-Shopify-Topic; neither is
+// signed, nor is a time.
+type Shopify struct {
+	// ByEvent makes ID the topic, a slash and X-Shopify-Event-Id: several subscriptions of this endpoint to one topic
+	// then count as one. The event's id alone would not do, because one event is told under several topics.
+	// Changing it makes every event a new one.
+	ByEvent bool
+}
+
+// Scheme implements Provider.
+func (s Shopify) Scheme() (*Scheme, error) {
+	const header = "X-Shopify-Hmac-Sha256"
+	return &Scheme{
+		Name:             "shopify",
+		SignatureHeaders: []string{header},
+		KeepHeaders: []string{"X-Shopify-Topic", "X-Shopify-Shop-Domain", "X-Shopify-API-Version", "X-Shopify-Webhook-Id",
+			"X-Shopify-Event-Id", "X-Shopify-Triggered-At"},
+		Key: rawKey(HMACSHA256),
+		Read: func(f Fields) (Signed, error) {
+			s, err := f.Signature(header, "", HMACSHA256, Base64)
+			return Signed{Signatures: []Signature{s}}, err
+		},
+		Event: func(f Fields, e *Event) (err error) {
+			if e.Type, err = f.ID("X-Shopify-Topic"); err != nil {
+				return err
+			}
+			if !s.ByEvent {
+				e.ID, err = f.ID("X-Shopify-Webhook-Id")
+				return err
+			}
+			id, err := f.ID("X-Shopify-Event-Id")
+			e.ID = e.Type + "/" + id
+			return err
+		},
+	}, nil
+}

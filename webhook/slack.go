@@ -1,0 +1,40 @@
+package webhook
+
+import "time"
+
+// Slack is https://docs.slack.dev/authentication/verifying-requests-from-slack, for the Events API: X-Slack-Signature over v0, the
+// time and the body. The time may be 5 minutes off, both ways. ID is the body's member event_id, and Type that of the
+// event inside. Slash commands and interactive messages are signed alike, but are no JSON and have no id: they are refused.
+type Slack struct{}
+
+// Scheme implements Provider.
+func (Slack) Scheme() (*Scheme, error) {
+	const header, timeHeader = "X-Slack-Signature", "X-Slack-Request-Timestamp"
+	return &Scheme{
+		Name: "slack", Past: 5 * time.Minute, Future: 5 * time.Minute, IDSigned: true,
+		SignatureHeaders: []string{header},
+		KeepHeaders:      []string{"X-Slack-Retry-Num", "X-Slack-Retry-Reason"},
+		Key:              rawKey(HMACSHA256),
+		Read: func(f Fields) (Signed, error) {
+			written, at, err := f.Time(timeHeader, time.Second)
+			if err != nil {
+				return Signed{}, err
+			}
+			s, err := f.Signature(header, "v0=", HMACSHA256, Hex)
+			return Signed{Before: "v0:" + written + ":", Signatures: []Signature{s}, Time: at}, err
+		},
+		Event: func(_ Fields, e *Event) (err error) {
+			found := members(e.Body, "type", "event_id", "event", "challenge")
+			e.Type = text(found["type"])
+			if e.Type == "url_verification" {
+				e.Probe, e.Challenge = true, text(found["challenge"])
+				return nil
+			}
+			if kind := text(members(found["event"], "type")["type"]); kind != "" {
+				e.Type = kind
+			}
+			e.ID, err = memberID(found, "event_id")
+			return err
+		},
+	}, nil
+}

@@ -1,0 +1,107 @@
+package webhook
+
+import (
+	"errors"
+	"strings"
+	"time"
+)
+
+// Standard is Standard Webhooks 1.0 (https://www.standardwebhooks.com), which Svix and many others send: v1 (HMAC-SHA256, a secret
+// "whsec_" and base64 of 24 to 64 bytes) and v1a (Ed25519, a public key "whpk_" and base64). Secrets of both kinds may be
+// configured together. The headers are webhook-id, webhook-timestamp and webhook-signature, or Svix's
+// svix-id and so on. The time may be 5 minutes off, both ways. Type is the body's member type, if it has one.
+type Standard struct{}
+
+const standardID, standardTime, standardSignature = "Id", "Timestamp", "Signature"
+
+// Scheme implements Provider.
+func (Standard) Scheme() (*Scheme, error) {
+	return &Scheme{
+		Name: "standard", Past: 5 * time.Minute, Future: 5 * time.Minute, IDSigned: true,
+		SignatureHeaders: []string{"Webhook-" + standardSignature, "Svix-" + standardSignature},
+		Key:              standardKey,
+		Read:             readStandard,
+		Event: func(f Fields, e *Event) (err error) {
+			e.Type = text(members(e.Body, "type")["type"])
+			e.ID, err = f.ID(standardFamily(f) + standardID)
+			return err
+		},
+	}, nil
+}
+
+func standardKey(secret string) (Key, error) {
+	if rest, ok := strings.CutPrefix(secret, "whpk_"); ok {
+		public, ok := Base64.Decode(rest)
+		if !ok {
+			return Key{}, errors.New(`must be "whpk_" and the base64 of a public key`)
+		}
+		return PublicKey(public)
+	}
+	if strings.HasPrefix(secret, "whsk_") {
+		return Key{}, errors.New(`is the sender's private key: configure the public one, which begins with "whpk_"`)
+	}
+	raw, ok := Base64.Decode(strings.TrimPrefix(secret, "whsec_"))
+	if !ok || len(raw) < 24 || len(raw) > 64 {
+		return Key{}, errors.New(`must be "whsec_" and the base64 of 24 to 64 bytes`)
+	}
+	return MACKey(HMACSHA256, raw)
+}
+
+func standardFamily(f Fields) string {
+	for _, name := range []string{standardID, standardTime, standardSignature} {
+		if f.Has("Svix-" + name) {
+			return "Svix-"
+		}
+	}
+	return "Webhook-"
+}
+
+func readStandard(f Fields) (Signed, error) {
+	family := standardFamily(f)
+	if family == "Svix-" {
+		// A request with both sets says everything twice: which of them counts would be for each reader to choose.
+		for _, name := range []string{standardID, standardTime, standardSignature} {
+			if f.Has("Webhook-" + name) {
+				return Signed{}, Malformed("Webhook-"+name, "stands beside Svix's headers")
+			}
+		}
+	}
+	id, err := f.ID(family + standardID)
+	if err != nil {
+		return Signed{}, err
+	}
+	// With a dot, "a.1" at time 2 and "a" at time 1 with a body that begins with "2." would have one signature.
+	if strings.Contains(id, ".") {
+		return Signed{}, Malformed(family+standardID, "has a dot, which delimits what is signed")
+	}
+	written, at, err := f.Time(family+standardTime, time.Second)
+	if err != nil {
+		return Signed{}, err
+	}
+	list, err := f.One(family + standardSignature)
+	if err != nil {
+		return Signed{}, err
+	}
+	signatures, err := standardSignatures(family+standardSignature, list)
+	return Signed{Before: id + "." + written + ".", Signatures: signatures, Time: at}, err
+}
+
+// standardSignatures reads "v1,base64 v1a,base64": versions that are not known are passed over (W4).
+func standardSignatures(field, list string) ([]Signature, error) {
+	if strings.Count(list, " ")+1 > maxSignatures {
+		return nil, Malformed(field, "has more than 16 signatures")
+	}
+	g := gather{field: field}
+	for signature := range strings.SplitSeq(list, " ") {
+		version, value, ok := strings.Cut(signature, ",")
+		switch {
+		case !ok || !word(version) || strings.Contains(value, ","):
+			return nil, Malformed(field, "is not a list of version,signature")
+		case version == "v1":
+			g.add(HMACSHA256, Base64, value)
+		case version == "v1a":
+			g.add(Ed25519, Base64, value)
+		}
+	}
+	return g.signatures()
+}
