@@ -35,12 +35,41 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P6a", bar: 10, of: rates}}, open: against(watermillSide)},
 		{what: "dedupe and one effect a message: batch of 100, random keys, 4 connections; peer: River, unique jobs",
 			metrics: []metric{{name: "P6b", bar: 40, of: rates}}, open: against(riverSide)},
+		{what: "relay to a sink that does nothing; plain: a DELETE queue by hand, 1,000 at a time",
+			metrics: []metric{{name: "P10a", bar: 1.5, of: rates}}, open: drained(queueDrain(), relayRate)},
+		{what: "relay to a sink that does nothing; peer: Watermill's forwarder, 1,000 at a time, to a publisher that does nothing",
+			metrics: []metric{{name: "P10b", bar: 10, of: rates}}, open: drained(forwarderDrain(), forwarderRate)},
+		{what: "relay to a sink that does nothing; peer: River, jobs that do nothing",
+			metrics: []metric{{name: "P10c", bar: 20, of: rates}}, open: drained(riverDrain(), riverDrainRate)},
+		{what: "from a commit to the call, Relay.Wake in the same process; plain: a select of the row; p50, and p99",
+			metrics: delays("P11", 4), open: commitToDelivery},
+		{what: "from a commit to the call while another transaction has written and stays open; plain: without; p50, and p99",
+			metrics: delays("P12", 3), open: besideWriter},
+		{what: "batch of 100 with a call each, ordered keys, 4 connections; plain: the same without calls",
+			metrics: []metric{{name: "P13a", bar: 0.9, of: rates}}, open: produced{connections: 4, batch: 100}.open},
+		{what: "Begin, Exec, outbox.Enqueue, Commit, 4 connections; plain: without Enqueue",
+			metrics: []metric{{name: "P13b", shown: true, of: rates}}, open: producedByHand(4)},
+		{what: "batch of 100 with a call each, ordered keys, 1 connection; plain: the same without calls",
+			metrics: []metric{{name: "P13c", bar: 0.9, of: rates}}, open: produced{connections: 1, batch: 100}.open},
+		{what: "Begin, Exec, outbox.Enqueue, Commit, 1 connection; plain: without Enqueue",
+			metrics: []metric{{name: "P13d", shown: true, of: rates}}, open: producedByHand(1)},
+		{what: "one message a transaction with a call, ordered keys, 4 connections; plain: the same without calls",
+			metrics: []metric{{name: "P13e", shown: true, of: rates}}, open: produced{connections: 4, batch: 1}.open},
+		{what: "a thousand rows a second by the relay, CPU a row with a snapshot pinned elsewhere; plain: none pinned",
+			metrics: []metric{{name: "P14", bar: 1.2, atMost: true, of: cpuRise}}, rounds: 2, open: relayPinned},
 		{what: "from a real Kafka broker, batch of 100, ordered keys, 4 partitions; plain: kafka-go and the same batch pipelined by hand",
 			metrics: []metric{{name: "P15", bar: 0.75, of: rates}}, open: endToEnd},
 		{what: "a thousand batches a second, fence and seal only, a snapshot pinned elsewhere; plain: none pinned; median of the last fifth",
 			metrics: []metric{{name: "P17", bar: 1.2, atMost: true, of: slowdown}}, rounds: 2, open: pinned},
+		{what: "relay's HTTP calls, 16 at once, to a server in this process; plain: 16 loops that post the same bodies",
+			metrics: []metric{{name: "P18", bar: 0.85, of: rates}}, open: overHTTP},
+		{what: "relay's Kafka sink, 4 partitions of a real broker; plain: a kafka-go Writer with all acknowledgements",
+			metrics: []metric{{name: "P19", bar: 0.75, of: rates}}, open: overKafka},
 	}
 }
+
+// trialWindow is for a run that only tells how many messages the others need.
+func trialWindow() *window { return &window{length: 500 * time.Millisecond} }
 
 // overheads are what a message costs more than on the plain side.
 func overheads() []metric {
@@ -59,7 +88,7 @@ func overheads() []metric {
 // open makes a tape three times as long as the plain side would need it: others may have slowed the trial down.
 func (k work) open(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
 	plain = plainSide(k.connections, k.batch, k.onePlain)
-	trial, err := runSide(ctx, srv, plain, &window{length: 500 * time.Millisecond})
+	trial, err := runSide(ctx, srv, plain, trialWindow())
 	if err != nil {
 		return nil, nil, err
 	}

@@ -91,3 +91,9 @@ func readStat(pid string) (st procStat, ok bool) {
 	st.ended = time.Duration(number(16)+number(17)) * tick
 	return st, ok
 }
+
+// backendCPU returns the CPU time of one of the server's processes.
+func backendCPU(pid int) (time.Duration, bool) {
+	st, ok := readStat(strconv.Itoa(pid))
+	return st.own, ok
+}

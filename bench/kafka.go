@@ -30,7 +30,7 @@ func endToEnd(ctx context.Context, srv *server, o options) (wrapped, plain side,
 	if err != nil {
 		return nil, nil, err
 	}
-	trial, err := runSide(ctx, srv, plainSide(kafkaPartitions, kafkaBatch, applyPipelined), &window{length: 500 * time.Millisecond})
+	trial, err := runSide(ctx, srv, plainSide(kafkaPartitions, kafkaBatch, applyPipelined), trialWindow())
 	if err != nil {
 		return nil, nil, err
 	}

@@ -72,7 +72,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs.BoolVar(&o.verbose, "v", false, "print min and max, and every round to standard error")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object a ratio")
 	fs.StringVar(&o.profile, "profile", "", "directory for CPU profiles of the last round, one a side")
-	fs.BoolVar(&o.long, "long", false, "the long form of the ratios that have one (P17: a minute a side and not 10 s)")
+	fs.BoolVar(&o.long, "long", false, "the long form of the ratios that have one (P14, P17: a minute a side)")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}

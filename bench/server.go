@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,6 +45,7 @@ type server struct {
 	made       int
 	log        func(line string)
 	broker     *devenv.Kafka // started by the first pair that needs it
+	ends       []func()      // what pairs have opened for all their rounds
 }
 
 // openServer makes the template that each side's database is a copy of.
@@ -102,7 +104,13 @@ func (s *server) address(database string) string {
 	return u.String()
 }
 
+// atEnd has f called when all is measured.
+func (s *server) atEnd(f func()) { s.ends = append(s.ends, f) }
+
 func (s *server) close() error {
+	for _, f := range slices.Backward(s.ends) {
+		f()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	err := s.exec(ctx, "drop database if exists "+s.template)

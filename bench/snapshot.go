@@ -89,19 +89,24 @@ func pacedSide(length time.Duration, pin bool) side {
 			return got, fmt.Errorf("%d of %d batches in %v: this machine is too busy", got.messages, due, length)
 		}
 		last := slices.Sorted(slices.Values(took[len(took)*4/5:]))
-		got.p50 = last[len(last)/2]
+		got.p50, got.p99 = last[len(last)/2], last[len(last)*99/100]
 		return got, nil
 	}
 }
 
 // pin takes a snapshot on a connection of its own and keeps it.
 func (d *database) pin(ctx context.Context) (release func() error, err error) {
+	return d.hold(ctx, "begin isolation level repeatable read", "select count(*) from effects")
+}
+
+// hold begins a transaction on a connection of its own and leaves it open.
+func (d *database) hold(ctx context.Context, statements ...string) (release func() error, err error) {
 	conn, err := pgx.Connect(ctx, d.srv.address(d.name))
 	if err != nil {
 		return nil, err
 	}
 	release = func() error { return conn.Close(context.WithoutCancel(ctx)) }
-	for _, sql := range []string{"begin isolation level repeatable read", "select count(*) from effects"} {
+	for _, sql := range statements {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			return nil, errors.Join(err, release())
 		}

@@ -123,6 +123,7 @@ create table onlyonce.lanes (
   last_id    bigint      not null default 0,
   started_at timestamptz not null default clock_timestamp(),
   version    bigint      not null default 0,
+  server     timestamptz,
   system_id  bigint,
   timeline   text,
   history_at timestamptz,
@@ -132,6 +133,7 @@ comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Row
 comment on column onlyonce.lanes.target     is 'Null: no pass was ever begun.';
 comment on column onlyonce.lanes.started_at is 'Journal: of the pass only the first 1,024 rows above last_id can have been called, and none before this.';
 comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
+comment on column onlyonce.lanes.server     is 'When the server started that the cursor was last moved on: where it is another one, system identifier, timeline and transaction ids are looked at again.';
 comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and timeline: a failover or a restore may have lost what committed before.';
 
 -- 16 lanes a sink, for good: a lane reads its rows by its own cursor, so rows cannot change lanes.
@@ -280,6 +282,8 @@ end $$;
 -- Moves a lane's cursor: the relay's one write on the way of a call that succeeds. Compares the version, so that a COMMIT whose
 -- answer was lost is not done a second time, and raises when it does not fit, because it shares a round trip with COMMIT.
 --   freeze false: rows of the pass up to last_id are done.
+-- On a server that the cursor has not been on (a promotion, a restore, a restart) it is first compared with what the server knows (O3): no
+-- session goes from one server to another.
 --   freeze true:  the pass is done; the next one begins, and its target is the snapshot of this UPDATE. The transaction has an xid
 --                 by then, which the snapshot counts as ended: it writes no row of the log.
 -- keep_started: of the rows that may have been called since started_at some are not done yet.
@@ -290,10 +294,10 @@ declare
   sys  bigint;
   line text;
 begin
-  select c.system_identifier into sys from pg_control_system() c;
-  line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
   select * into l from onlyonce.lanes x where x.id = advance.lane_id;
-  if advance.freeze or l.system_id <> sys then
+  if l.server is distinct from pg_postmaster_start_time() then
+    select c.system_identifier into sys from pg_control_system() c;
+    line := substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8); -- pg_control_checkpoint() lags behind a promotion
     if l.system_id <> sys
        or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(l.target, l.prev))
        or exists (select 1 from onlyonce.outbox_log r
@@ -309,6 +313,7 @@ begin
       last_id    = case when advance.freeze then 0 else advance.last_id end,
       started_at = case when advance.keep_started then x.started_at else clock_timestamp() end,
       version    = x.version + 1,
+      server     = pg_postmaster_start_time(),
       system_id  = coalesce(x.system_id, sys),
       timeline   = coalesce(line, x.timeline),
       history_at = case when line <> x.timeline then clock_timestamp() else x.history_at end

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
@@ -140,19 +141,34 @@ func (c *chunk) block(key uuid.UUID) {
 	c.skim()
 }
 
-// startNext begins the next call of the chunk, in a slot that was taken for it.
+// startNext begins the next calls of the chunk, the first in a slot that was taken for it.
 func (t *tenure) startNext() {
 	c := t.chunk
-	f := c.rows[c.next]
-	c.next++
-	if f.order != nil {
-		c.queues[*f.order] = nil // busy
+	c.last = time.Now()
+	for {
+		f := c.rows[c.next]
+		c.next++
+		if f.order != nil {
+			c.queues[*f.order] = nil // busy
+		}
+		t.launch(f)
+		c.skim()
+		if c.next == len(c.rows) || !t.starting() {
+			return
+		}
+		select {
+		case t.s.slots <- struct{}{}: // and whatever else there is a slot for
+			if !t.s.enter() {
+				<-t.s.slots
+				return
+			}
+		default:
+			return
+		}
 	}
-	t.launch(f)
-	c.skim()
 }
 
-// launch makes a call in a goroutine of its own. The caller has taken a slot.
+// launch makes a call in a goroutine of its own. The caller has taken a slot, and entered.
 func (t *tenure) launch(f *flight) {
 	f.mayStart = func() error {
 		now := time.Now()
@@ -167,13 +183,11 @@ func (t *tenure) launch(f *flight) {
 	if f.chunk != nil {
 		f.state = flightFlying
 		f.chunk.flying++
-		f.chunk.last = time.Now()
 	}
 	if f.work == nil {
 		f.work = t.send
 	}
 	t.calling++
-	t.s.calling.Add(1)
 	go func() {
 		defer func() { t.results <- f }() // deferred: a sink may end its goroutine
 		f.result = RetryLater("the sink ended its goroutine", nil)
@@ -256,23 +270,24 @@ func queueDiverts(b *pgx.Batch, t *tenure, diverted []*flight) {
 		return
 	}
 	var (
-		ids, keys, states       = make([]int64, n), make([]uuid.UUID, n), make([]string, n)
+		ids, keys, states       = make([]int64, n), make([]pgtype.UUID, n), make([]string, n)
 		reasons, errs, attempts = make([]string, n), make([]string, n), make([]int32, n)
 		delays, ages, statuses  = make([]*int64, n), make([]*int64, n), make([]*int32, n)
 		headers, bodies         = make([]*string, n), make([][]byte, n)
 	)
 	for i, f := range diverted {
 		s := t.judge(f)
-		ids[i], keys[i], states[i], reasons[i], errs[i] = f.ID, f.key, s.state, s.reason, s.text
+		ids[i], keys[i], states[i], reasons[i], errs[i] = f.ID, pgUUID(f.key), s.state, s.reason, s.text
 		if s.due {
 			d := s.delay.Microseconds()
 			delays[i] = &d
 		}
-		if f.made || f.suspect {
+		flying := f.state == flightFlying // it may be made at any moment; f.made is its goroutine's
+		if flying || f.made || f.suspect {
 			a := (f.age + time.Since(f.asked)).Microseconds()
 			ages[i] = &a
 		}
-		if f.made {
+		if flying || f.made {
 			attempts[i] = 1
 		}
 		statuses[i], headers[i], bodies[i] = s.response()
@@ -296,6 +311,9 @@ func (t *tenure) told(diverted []*flight) {
 		}
 	}
 	for _, f := range c.rows[:c.next] {
+		if f.state == flightFlying {
+			t.late[f.ID] = true
+		}
 		if f.state == flightDone {
 			t.s.tell.settled(t.judge(f).event(f))
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -24,8 +25,8 @@ type cutter struct {
 	open     sync.WaitGroup
 }
 
-// commit is COMMIT as pgx sends it: a message of the simple protocol.
-var commit = []byte("Q\x00\x00\x00\x0bcommit\x00")
+// commit is COMMIT in a Parse message, as pgx sends it in a batch that names no prepared statement.
+var commit = []byte("\x00commit\x00")
 
 func (c *cutter) serve() {
 	for {
@@ -101,6 +102,7 @@ func TestUnknownCommits(t *testing.T) {
 			addr := listener.Addr().(*net.TCPAddr)
 			cfg.ConnConfig.Host, cfg.ConnConfig.Port = "127.0.0.1", uint16(addr.Port)
 			cfg.ConnConfig.TLSConfig, cfg.ConnConfig.Fallbacks = nil, nil // the messages must be readable
+			cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 			cut, err := pgxpool.NewWithConfig(context.Background(), cfg)
 			if err != nil {
 				t.Fatal(err)
@@ -127,6 +129,9 @@ func TestUnknownCommits(t *testing.T) {
 			}
 			if len(seen) != n || (len(sink.calls()) != n && !r.lost()) {
 				t.Errorf("%d calls of %d keys, want %d of each", len(sink.calls()), len(seen), n)
+			}
+			if c.commits.Load() < 3 {
+				t.Errorf("%d commits passed the cutter: none was cut", c.commits.Load())
 			}
 			t.Logf("%d commits, %d calls, lease lost: %v", c.commits.Load(), len(sink.calls()), r.lost())
 		})

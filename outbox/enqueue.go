@@ -10,9 +10,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // Errors of [Enqueue] besides [ErrCall]. Each means that the transaction must be rolled back.
@@ -111,25 +113,51 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 // statement writes rows, which are *row.
 func statement(rows []any) (sql string, args []any) {
 	n := len(rows)
-	var (
-		checks                                                   = make([]int16, n)
-		keys                                                     = make([]uuid.UUID, n)
-		orders                                                   = make([]*uuid.UUID, n)
-		sinks, tenants, scopes, names, methods, targets, headers = make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
-		traces                                                   = make([]*string, n)
-		bodies                                                   = make([][]byte, n)
-		notBefore, originTimes                                   = make([]*time.Time, n), make([]*time.Time, n)
-		redo, capture, sealed                                    = make([]bool, n), make([]bool, n), make([]bool, n)
-	)
-	for i, v := range rows {
-		r := v.(*row)
-		checks[i], keys[i], orders[i] = r.check, r.key, r.order
-		sinks[i], tenants[i], scopes[i], names[i], methods[i], targets[i], headers[i] = r.sink, r.tenant, r.scope, r.name, r.method, r.target, r.headers
-		traces[i], bodies[i], notBefore[i], originTimes[i] = r.trace, r.body, r.notBefore, r.originTime
-		redo[i], capture[i], sealed[i] = r.redo, r.capture, r.sealed
+	at := func(i int) *row { return rows[i].(*row) }
+	text := func(field func(*row) string) any {
+		return codec.Array(n, func(i int) pgtype.Text { return pgtype.Text{String: field(at(i)), Valid: true} })
 	}
-	return enqueueSQL, []any{checks, keys, orders, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, notBefore, originTimes, redo, capture, sealed}
+	flag := func(field func(*row) bool) any {
+		return codec.Array(n, func(i int) pgtype.Bool { return pgtype.Bool{Bool: field(at(i)), Valid: true} })
+	}
+	moment := func(field func(*row) *time.Time) any {
+		return codec.Array(n, func(i int) (v pgtype.Timestamptz) {
+			if p := field(at(i)); p != nil {
+				v.Time, v.Valid = *p, true
+			}
+			return v
+		})
+	}
+	bodies := make([][]byte, n)
+	for i := range bodies {
+		bodies[i] = at(i).body
+	}
+	return enqueueSQL, []any{
+		codec.Array(n, func(i int) pgtype.Int2 { return pgtype.Int2{Int16: at(i).check, Valid: true} }),
+		codec.Array(n, func(i int) pgtype.UUID { return pgtype.UUID{Bytes: at(i).key, Valid: true} }),
+		codec.Array(n, func(i int) (v pgtype.UUID) {
+			if k := at(i).order; k != nil {
+				v.Bytes, v.Valid = *k, true
+			}
+			return v
+		}),
+		text(func(r *row) string { return r.sink }), text(func(r *row) string { return r.tenant }), text(func(r *row) string { return r.scope }),
+		text(func(r *row) string { return r.name }), text(func(r *row) string { return r.method }), text(func(r *row) string { return r.target }),
+		text(func(r *row) string { return r.headers }),
+		codec.Array(n, func(i int) (v pgtype.Text) {
+			if p := at(i).trace; p != nil {
+				v.String, v.Valid = *p, true
+			}
+			return v
+		}),
+		bodies,
+		moment(func(r *row) *time.Time { return r.notBefore }), moment(func(r *row) *time.Time { return r.originTime }),
+		flag(func(r *row) bool { return r.redo }), flag(func(r *row) bool { return r.capture }), flag(func(r *row) bool { return r.sealed }),
+	}
 }
+
+// pgUUID is a key as pgx knows it without asking the server for types, which it does not do where there are no prepared statements.
+func pgUUID(key uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: key, Valid: true} }
 
 // inTransaction refuses what has the methods of a transaction and is none: the call would commit by itself, whatever
 // becomes of the effects.

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/dedupe"
@@ -93,5 +95,85 @@ func TestCallsOfAHandler(t *testing.T) {
 			t.Errorf("key %s was called again", d.Key)
 		}
 		seen[d.Key] = true
+	}
+}
+
+// handlerTx stands for the transaction of a consumer's handler.
+type handlerTx struct {
+	pgx.Tx
+	origin *dedupe.Origin
+	marks  map[[16]byte]bool
+	late   []any
+	write  func(items []any) (string, []any)
+}
+
+func (h *handlerTx) Origin() (dedupe.Origin, bool) {
+	if h.origin == nil {
+		return dedupe.Origin{}, false
+	}
+	return *h.origin, true
+}
+
+func (h *handlerTx) Late(item any, write func(items []any) (string, []any)) error {
+	h.late, h.write = append(h.late, item), write
+	return nil
+}
+
+// end writes what was kept, as the engine does right before the seal.
+func (h *handlerTx) end(ctx context.Context) error {
+	sql, args := h.write(h.late)
+	_, err := h.Exec(ctx, sql, args...)
+	return err
+}
+func (h *handlerTx) Mark(key [16]byte) bool {
+	first := !h.marks[key]
+	h.marks[key] = true
+	return first
+}
+
+func TestEnqueueInAHandler(t *testing.T) {
+	r := newRig(t)
+	inner, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inner.Rollback(context.Background())
+	origin := dedupe.Origin{Tenant: "acme", Scope: "stock", ID: "msg-1"}
+	tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
+
+	err = outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "mine", Tenant: "mine"})
+	if !errors.Is(err, outbox.ErrCall) || !strings.Contains(err.Error(), "Scope: must be empty") || !strings.Contains(err.Error(), "Tenant: must be empty") {
+		t.Errorf("scope and tenant besides a message: %v", err)
+	}
+	body := []byte("one")
+	call := outbox.Call{Sink: "payments", Name: "charge", Body: body}
+	if err := outbox.Enqueue(t.Context(), tx, call); err != nil {
+		t.Fatal(err)
+	}
+	copy(body, "two") // the caller's buffer is his again
+	if err := outbox.Enqueue(t.Context(), tx, call); !errors.Is(err, outbox.ErrTwice) {
+		t.Errorf("the same again: %v, want ErrTwice", err)
+	}
+	call.ID = "line-2"
+	if err := outbox.Enqueue(t.Context(), tx, call); err != nil {
+		t.Errorf("with an ID: %v", err)
+	}
+	if len(tx.late) != 2 {
+		t.Errorf("%d calls are kept for the end, want 2", len(tx.late))
+	}
+	if err := tx.end(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// Between messages a handler's transaction is like any other: the call needs its own identity.
+	tx.origin = nil
+	if err := outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: "charge"}); !errors.Is(err, outbox.ErrCall) {
+		t.Errorf("no message and no ID: %v", err)
+	}
+	if err := inner.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := outbox.Identity(origin, true, outbox.Call{Sink: "payments", Name: "charge"})
+	if got := one[string](r, `select tenant || ' ' || scope || ' ' || convert_from(body, 'UTF8') from onlyonce.outbox_log where key = $1::text::uuid`, want); got != "acme stock one" {
+		t.Errorf("row %q", got)
 	}
 }

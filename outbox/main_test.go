@@ -5,14 +5,17 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -42,6 +45,7 @@ type rig struct {
 	mu      sync.Mutex
 	settled []outbox.Settled
 	leases  []outbox.LeaseChange
+	gates   []*gate
 }
 
 func newRig(t *testing.T) *rig {
@@ -88,7 +92,12 @@ func (r *rig) run(relay *outbox.Relay) *running {
 	ctx, cancel := context.WithCancel(context.Background())
 	x := &running{t: r.t, cancel: cancel, ended: make(chan error, 1)}
 	go func() { x.ended <- relay.Run(ctx) }()
-	r.t.Cleanup(x.stop)
+	r.t.Cleanup(func() {
+		for _, g := range r.gates {
+			g.release() // or a test that has failed would wait for its calls
+		}
+		x.stop()
+	})
 	return x
 }
 
@@ -105,8 +114,8 @@ func (x *running) wait() error {
 	select {
 	case err := <-x.ended:
 		return err
-	case <-time.After(patience):
-		return fmt.Errorf("it did not return within %v", patience)
+	case <-time.After(2 * patience):
+		return fmt.Errorf("it did not return within %v", 2*patience)
 	}
 }
 
@@ -165,12 +174,56 @@ func (r *rig) enqueue(calls ...outbox.Call) {
 	}
 }
 
+// sameLane is an id for a call like this one, without an ordering key, that is sent by the same lane.
+func (r *rig) sameLane(c outbox.Call, like string) string {
+	r.t.Helper()
+	lane := func(c outbox.Call) byte {
+		u := uuid.MustParse(outbox.Identity(dedupe.Origin{Tenant: c.Tenant, Scope: c.Scope}, false, c))
+		return u[15] & 15
+	}
+	want := lane(c)
+	for i := 0; ; i++ {
+		if c.ID = fmt.Sprint(like, "-", i); lane(c) == want {
+			return c.ID
+		}
+	}
+}
+
 // states waits until every row is in one of these states.
 func (r *rig) states(want ...string) {
 	r.t.Helper()
 	until(r.t, fmt.Sprintf("all rows are %v", want), func() bool {
 		return one[int](r, `select count(*) from onlyonce.calls where not state = any($1)`, want) == 0
 	})
+}
+
+// holds waits until relays of this process have taken n lanes.
+func (r *rig) holds(n int) {
+	r.t.Helper()
+	until(r.t, fmt.Sprintf("%d lanes are taken", n), func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		held := 0
+		for _, c := range r.leases {
+			if c.Held {
+				held++
+			}
+		}
+		return held >= n
+	})
+}
+
+// told waits until n attempts were told as settled, and returns them.
+func (r *rig) told(n int) []outbox.Settled {
+	r.t.Helper()
+	var all []outbox.Settled
+	until(r.t, fmt.Sprintf("%d attempts are told", n), func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		all = slices.Clone(r.settled)
+		return len(all) >= n
+	})
+	return all
 }
 
 // as returns how attempts were settled, in the order in which that was told.
@@ -218,6 +271,48 @@ func (s *scripted) calls() []outbox.Delivery {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.sent)
+}
+
+// bodies are the orders that were sent, in that order.
+func (s *scripted) bodies() string {
+	var all []string
+	for _, d := range s.calls() {
+		all = append(all, strings.TrimSuffix(strings.TrimPrefix(string(d.Body), `{"order":"`), `"}`))
+	}
+	return strings.Join(all, " ")
+}
+
+// gate holds calls up until it is opened; a test that fails opens it.
+type gate struct {
+	t     *testing.T
+	begun chan *outbox.Delivery
+	open  chan struct{}
+	once  sync.Once
+}
+
+func (r *rig) gate() *gate {
+	g := &gate{t: r.t, begun: make(chan *outbox.Delivery, 2000), open: make(chan struct{})}
+	r.gates = append(r.gates, g)
+	return g
+}
+
+func (g *gate) release() { g.once.Do(func() { close(g.open) }) }
+
+func (g *gate) pass(d *outbox.Delivery) {
+	g.begun <- d
+	<-g.open
+}
+
+// wait returns the next call that has reached the gate.
+func (g *gate) wait() *outbox.Delivery {
+	g.t.Helper()
+	select {
+	case d := <-g.begun:
+		return d
+	case <-time.After(patience):
+		g.t.Fatal("no call is made")
+		return nil
+	}
 }
 
 // accept is a remote that takes everything.

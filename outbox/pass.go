@@ -29,8 +29,14 @@ const (
 	maxChunkBytes = 4 << 20
 )
 
-// loadSQL reads a lane's cursor. In: lane id. One row.
-const loadSQL = `select version, last_id, target is not null from onlyonce.lanes where id = $1`
+// loadSQL reads a lane's cursor. In: lane id. One row; its last column says that the cursor is another database cluster's, as
+// onlyonce.advance asks for each pass that begins: a pass that was begun there must not be gone on with.
+const loadSQL = `
+select a.version, a.last_id, a.target is not null,
+       coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false)
+       or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(a.target, a.prev))
+       or exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
+  from onlyonce.lanes a where a.id = $1`
 
 // fenceSQL is the first statement of every write of a tenure. In: lease, epoch, nonce; lock_timeout, statement_timeout and
 // idle_in_transaction_session_timeout in milliseconds. Out: one row. Raises OO001 if another relay owns the lease, and
@@ -40,7 +46,7 @@ const loadSQL = `select version, last_id, target is not null from onlyonce.lanes
 // journal's flush also covers the rows that it is about, which were written to the log before it.
 const fenceSQL = `
 select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5, true),
-       set_config('idle_in_transaction_session_timeout', $6, true), set_config('enable_seqscan', 'off', true),
+       set_config('idle_in_transaction_session_timeout', $6, true), set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('synchronous_commit',
          case current_setting('synchronous_commit') when 'off' then 'local' else current_setting('synchronous_commit') end, true),
        onlyonce.hold($1, $2, $3::uuid)`
@@ -48,17 +54,18 @@ select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5,
 // advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version, last id, freeze, keep started_at.
 const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5)`
 
-// passRows are the rows of a lane's pass above last_id: those that became visible between prev and target (O2). They were in
+// passRows is where the rows of a lane's pass above last_id lie: those that became visible between prev and target (O2). They were in
 // progress then, or had not begun. By the index outbox_log_new; "offset 0" keeps the planner from making a join of the second half, for which
 // it reads all of a lane.
 const passRows = `(
-  select r.* from onlyonce.outbox_log r
+  select r.id, r.slot, r.ctid, octet_length(r.body) as size from onlyonce.outbox_log r
    where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
      and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
   union all
   select r.* from pg_snapshot_xip(a.prev) x cross join lateral (
-    select * from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id > a.last_id offset 0) r
-   where pg_visible_in_snapshot(x, a.target)) r`
+    select r.id, r.slot, r.ctid, octet_length(r.body) from onlyonce.outbox_log r
+     where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id > a.last_id offset 0) r
+   where pg_visible_in_snapshot(x, a.target))`
 
 // wholeRow is what a flight is made of. The age of the key counts from when a call can first have been made: the pass's start, or the time of
 // the message where it may have been handled in a history that is lost (O6). The clock is read at least once after the row was.
@@ -69,26 +76,22 @@ const wholeRow = `
        coalesce((extract(epoch from r.not_before - clock_timestamp()) * 1000000)::bigint, 0),
        r.order_key is not null and exists (select 1 from onlyonce.parked p where p.order_key = r.order_key and p.settled_at is null)`
 
-// biteSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no row if the lane has moved.
+// biteSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no row if the lane has moved. What is sorted is where the
+// rows lie, not the rows.
 const biteSQL = `
 select` + wholeRow + `
-  from onlyonce.lanes a cross join lateral ` + passRows + `
+  from onlyonce.lanes a
+ cross join lateral (select p.id, p.slot, p.ctid from ` + passRows + ` p order by p.id limit $3) p
+ cross join lateral (select * from onlyonce.outbox_log r where r.slot = p.slot and r.ctid = p.ctid offset 0) r
  where a.id = $1 and a.version = $2
- order by r.id limit $3`
+ order by r.id`
 
 // collectSQL reads where the rows of a pass lie. In: lane id, version, how many. Out: id, slot, ctid, bytes of the body.
 const collectSQL = `
-select r.id, r.slot, r.ctid, octet_length(r.body)
-  from onlyonce.lanes a cross join lateral (
-    select r.id, r.slot, r.ctid, r.body from onlyonce.outbox_log r
-     where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
-       and r.xid >= pg_snapshot_xmax(a.prev) and r.xid < pg_snapshot_xmax(a.target) and pg_visible_in_snapshot(r.xid, a.target)
-    union all
-    select r.* from pg_snapshot_xip(a.prev) x cross join lateral (
-      select r.id, r.slot, r.ctid, r.body from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id > a.last_id offset 0) r
-     where pg_visible_in_snapshot(x, a.target)) r
+select p.id, p.slot, p.ctid, p.size
+  from onlyonce.lanes a cross join lateral ` + passRows + ` p
  where a.id = $1 and a.version = $2
- order by r.id limit $3`
+ order by p.id limit $3`
 
 // fetchSQL reads rows from where they lie. In: lane id, slot, ctids. By a TID scan: any condition besides lets the planner read by an
 // index instead. A segment that was emptied and filled again has other rows at the same place: the ids are compared by whoever reads.
@@ -153,8 +156,14 @@ func (t *tenure) load() error {
 		return err
 	}
 	c := cursor{suspect: maxChunk}
-	if err := t.s.pool.QueryRow(ctx, loadSQL, t.lease.ID).Scan(&c.version, &c.last, &c.unread); err != nil {
+	var foreign bool
+	if err := reading(ctx, t.s.pool, func(b *pgx.Batch) {
+		b.Queue(loadSQL, t.lease.ID).QueryRow(func(r pgx.Row) error { return r.Scan(&c.version, &c.last, &c.unread, &foreign) })
+	}); err != nil {
 		return fmt.Errorf("reading the cursor of lane %d: %w", t.lane, err)
+	}
+	if foreign {
+		return fmt.Errorf("%w: lane %d of sink %s", ErrRebase, t.lane, t.s.name)
 	}
 	if !c.unread {
 		c.suspect = 0
@@ -167,9 +176,17 @@ func (t *tenure) load() error {
 // freeze goes on with the pass that is there, or begins the next one.
 func (t *tenure) freeze() error {
 	if t.cursor.unread {
-		return t.turn(nil, t.cursor.last, false, readBite)
+		return t.turn(nil, t.cursor.last, false, t.first())
 	}
-	return t.turn(nil, 0, true, readBite)
+	return t.turn(nil, 0, true, t.first())
+}
+
+// first is how the next pass is read at first: whole rows, unless there may be many.
+func (t *tenure) first() reads {
+	if t.wide {
+		return readRefs
+	}
+	return readBite
 }
 
 // finish writes what became of the chunk and reads the next one.
@@ -185,7 +202,7 @@ func (t *tenure) finish() error {
 	switch {
 	case whole && len(t.refs) == 0 && !t.more: // the pass is done
 		if open {
-			return t.turn(diverted, 0, true, readBite)
+			return t.turn(diverted, 0, true, t.first())
 		}
 		err := t.turn(diverted, last, false, readNothing)
 		t.cursor.unread, t.fresh = t.cursor.unread && err != nil, true
@@ -260,11 +277,13 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 	switch what {
 	case readBite:
 		t.more = len(rows) == bite
+		t.wide = t.more
 		t.cursor.unread, t.fresh = len(rows) > 0, len(rows) > 0
 	case readRefs:
 		t.refs, t.more = refs, len(refs) == maxRefs
-		if len(refs) == 0 { // the first bite was all there was
-			t.cursor.unread = false
+		t.wide = len(refs) > bite
+		t.cursor.unread, t.fresh = len(refs) > 0, len(refs) > 0 || !freeze
+		if len(refs) == 0 {
 			return nil
 		}
 		now = t.nextRefs()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -38,8 +39,8 @@ var ErrRebase = errors.New("outbox: the log is of another database cluster: run 
 
 // NewRelay checks the configuration and returns every fault of it at once. It does not connect.
 //
-// A relay uses at most one of the pool's connections for each sink at a time, and none while it calls. If others can
-// exhaust the pool, give the relay one of its own: without a connection it loses its leases.
+// A relay shares what connections the pool has among the lanes of all sinks, for short transactions, and uses none while it calls; four are enough. With
+// Listen it takes one more for good. If others can exhaust the pool, give the relay one of its own: without a connection it loses its lanes.
 func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
@@ -89,6 +90,12 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		return fmt.Errorf("outbox: %w", err)
 	}
+	if err := r.lookAtStandbys(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("outbox: %w", err)
+	}
 	run, stop := context.WithCancel(ctx)
 	defer stop()
 	errs := make([]error, len(r.senders))
@@ -114,6 +121,32 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // joinGrace is how long a sink may take to return after its context has ended, once the relay is to stop.
 const joinGrace = 5 * time.Second
+
+// replicasSQL says which standbys stream from this server, and whether this role may see how far they are. One row.
+const replicasSQL = `
+select array(select coalesce(application_name, '') from pg_stat_replication), pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
+
+// lookAtStandbys refuses what would wait for ever, and warns of standbys that nothing waits for (O9).
+func (r *Relay) lookAtStandbys(ctx context.Context) error {
+	var names []string
+	var sees bool
+	if err := r.pool.QueryRow(ctx, replicasSQL).Scan(&names, &sees); err != nil {
+		return fmt.Errorf("asking for standbys: %w", err)
+	}
+	switch {
+	case len(r.cfg.WaitFor) == 0 && len(names) > 0:
+		r.cfg.Logger.Warn("outbox: the server has standbys, and calls go out without waiting for them: a failover may leave calls for work that was undone; see RelayConfig.WaitFor",
+			"standbys", len(names))
+	case len(r.cfg.WaitFor) > 0 && !sees:
+		return fmt.Errorf("RelayConfig.WaitFor: this role cannot see how far standbys are: grant it pg_monitor")
+	}
+	for _, want := range r.cfg.WaitFor {
+		if !slices.Contains(names, want) {
+			r.cfg.Logger.Warn("outbox: nothing is sent until this standby is there", "application_name", want)
+		}
+	}
+	return nil
+}
 
 // rotate drops segments whose retention has passed, until ctx ends. A relay that cannot sends all the same.
 func (r *Relay) rotate(ctx context.Context) {

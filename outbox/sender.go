@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -65,7 +66,7 @@ type sender struct {
 	tell      observer
 
 	slots   chan struct{}
-	calling atomic.Int64 // calls under way
+	calling atomic.Int64 // calls under way or about to begin
 	paused  atomic.Bool
 
 	held  map[int16]*tenure
@@ -121,6 +122,27 @@ func (s *sender) open() bool {
 		return int(s.calling.Load()) < r.Ready()
 	}
 	return true
+}
+
+// enter counts a call that is to be begun, if it may be: its caller has taken a slot.
+func (s *sender) enter() bool {
+	r, limited := s.sink.(Readier)
+	for !s.paused.Load() {
+		n := s.calling.Load()
+		if limited && int(n) >= r.Ready() {
+			return false
+		}
+		if s.calling.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+	return false
+}
+
+// leave gives back a call's slot.
+func (s *sender) leave() {
+	s.calling.Add(-1)
+	<-s.slots
 }
 
 // run returns nil once ctx has ended and every lane is given back, or a fault that waiting does not heal.
@@ -374,7 +396,7 @@ type news struct {
 }
 
 // reading runs statements that look rows up in tables that may be tiny when their plans are made, and large when they are used again: without
-// sequential scans. READ COMMITTED: each statement sees what has committed before it.
+// sequential scans, and planned once for a connection. READ COMMITTED: each statement sees what has committed before it.
 func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	readOnly(b, queue)
@@ -383,7 +405,7 @@ func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) 
 
 func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
 	b.Queue(`begin isolation level read committed read only`)
-	b.Queue(`set local enable_seqscan = off`)
+	b.Queue(`select set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`)
 	queue(b)
 	b.Queue(`commit`)
 }
@@ -391,4 +413,4 @@ func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
 func laneLease(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
 
 // memberLease is how the names of the leases begin that say how many relays list a sink.
-func memberLease(sink string) string { return "relay/" + sink + "/member/" }
+func memberLease(sink string) string { return "member/" + url.PathEscape(sink) + "/" } // of no other sink, whatever slashes it has

@@ -46,6 +46,7 @@ type tenure struct {
 	known   bool  // cursor is what the database has
 	refs    []ref // rows of the pass that are not fetched yet
 	more    bool  // the pass may hold rows behind refs
+	wide    bool  // the next pass may hold many rows
 	chunk   *chunk
 	fresh   bool // there are rows behind the pass, or may be
 	due     bool // parked calls are due, or may be
@@ -54,6 +55,7 @@ type tenure struct {
 	calling int // calls under way: those of the chunk and those of parked rows
 
 	retries map[int64]*flight // parked rows under way, by their ids: none of them is picked again
+	late    map[int64]bool    // rows of the log under way whose chunk went on without them, by their ids: likewise
 	done    []*flight         // of them, returned and not settled
 	promote []uuid.UUID       // ordering keys whose next row may be tried
 	swept   bool
@@ -69,8 +71,8 @@ func newTenure(ctx context.Context, s *sender, l *lease.Lease, lane int16) *tenu
 		s: s, lane: lane, lease: l,
 		halted: make(chan struct{}), kick: make(chan news, 1),
 		results: make(chan *flight, 2*s.cfg.Concurrency), // a call that returns late never blocks
-		retries: map[int64]*flight{},
-		due:     true, fresh: true,
+		retries: map[int64]*flight{}, late: map[int64]bool{},
+		due: true, fresh: true, wide: true,
 		pause: s.pauses(),
 	}
 	t.ctx, t.end = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -170,9 +172,14 @@ func (t *tenure) serve() error {
 		timer.Reset(time.Until(t.next()))
 		select {
 		case slot <- struct{}{}:
-			t.startNext()
+			if t.s.enter() {
+				t.startNext()
+			} else { // another lane was first
+				<-t.s.slots
+			}
 		case f := <-t.results:
 			t.landed(f)
+			t.landMore()
 		case <-timer.C:
 		case n := <-t.kick:
 			t.fresh, t.due = t.fresh || n.Fresh, t.due || n.Due
@@ -270,9 +277,8 @@ func (t *tenure) step(now time.Time) error {
 // landed takes in a call that has returned.
 func (t *tenure) landed(f *flight) {
 	t.calling--
-	t.s.calling.Add(-1)
 	if f.parked != 0 {
-		<-t.s.slots
+		t.s.leave()
 		t.done = append(t.done, f)
 		return
 	}
@@ -280,7 +286,7 @@ func (t *tenure) landed(f *flight) {
 	if c == nil || f.chunk != c {
 		// The chunk went on without it: it is in the parked table by now, where its settlement finds it by its row.
 		f.state = flightDone
-		<-t.s.slots
+		t.s.leave()
 		t.done = append(t.done, f)
 		return
 	}
@@ -291,17 +297,29 @@ func (t *tenure) landed(f *flight) {
 		t.launch(next) // in the same slot
 		return
 	}
-	<-t.s.slots
+	t.s.leave()
+}
+
+// landMore takes in whatever else has returned.
+func (t *tenure) landMore() {
+	for {
+		select {
+		case f := <-t.results:
+			t.landed(f)
+		default:
+			return
+		}
+	}
 }
 
 // failed judges the error of a transaction: fenced off, a fault that waiting does not heal (returned), or one that is
-// told and followed by another try.
+// told and followed by another try. The chunk stands meanwhile, whose calls are under way or have returned: if the transaction has committed
+// after all, the next try meets the version that it wrote.
 func (t *tenure) failed(err error) error {
-	t.known = false // nobody knows what has committed
 	switch {
 	case sqlState(err) == codeRebase:
 		return fmt.Errorf("%w: %w", ErrRebase, err)
-	case incurable(err), errors.Is(err, errGone):
+	case incurable(err), errors.Is(err, errGone), errors.Is(err, ErrRebase):
 		return err
 	case errors.Is(err, errReplaced):
 		t.end(errReplaced)
@@ -322,8 +340,7 @@ func (t *tenure) join() error {
 		select {
 		case <-t.results:
 			t.calling--
-			t.s.calling.Add(-1)
-			<-t.s.slots
+			t.s.leave()
 		case <-halted:
 			halted = nil
 			timer := time.NewTimer(t.s.joinGrace)

@@ -56,8 +56,8 @@ func relayCommand() command {
 		summary: "send the calls of the outbox, until it is stopped",
 		help: `
 Sends the calls of the outbox to the sinks that a file describes, until SIGTERM or SIGINT: then it lets calls under way
-end, releases its leases and exits with status 0. Any number of relays may run; for each sink one of them sends,
-and another takes over when it stops or dies. It logs to standard error, and never what a call holds.
+end, gives back its lanes and exits with status 0. Any number of relays may run; they share the 16 lanes of each sink out evenly,
+and take over those of one that stops or dies. It logs to standard error, and never what a call holds.
 
 The file is JSON:
 
@@ -70,12 +70,13 @@ outcomes ({"404": "delivered"}), headers. It connects to addresses of the Intern
 topics (required), and client_id, id_header, key_window, timeout, batch_bytes, tls, tls_ca, sasl (plain, scram-sha-256,
 scram-sha-512), user, password. Beside sinks: concurrency, poll_interval, lease_ttl, retry_min, retry_max, retention,
 drain_timeout, pass_on (true or false), wait_for (["standby-1"]: application_names of standbys that must have a call before it
-is sent), listen (true or false). Each means what go doc says of httpsink.Config, kafkasink.Config and outbox.RelayConfig; an unknown field is an
+is sent), listen (true or false), segment_bytes, seal_keys ([{"id": 1, "key": SECRET}], 32 bytes in base64, to open bodies that were
+sealed). Each means what go doc says of httpsink.Config, kafkasink.Config and outbox.RelayConfig; an unknown field is an
 error. Secrets (user, password, and the values of headers) do not stand in the file: {"env": "NAME"} or {"file": "PATH"}, with an
 optional "prefix". Headers from a file are read anew for each call.
 
--health ADDR serves http://ADDR/healthz: 200 with what this relay does for each sink, or 503 and why not: it is starting or
-stopping, or the database does not answer. A relay that stands by for another is healthy.
+-health ADDR serves http://ADDR/healthz: 200 with how many lanes of each sink this relay has, or 503 and why not: it is starting or
+stopping, or the database does not answer. A relay that has none, because there are more than 16, is healthy.
 -check reads the configuration, says what is wrong with it, and ends.
 
 Example:
@@ -107,9 +108,9 @@ func (a *app) relay(ctx context.Context, address, file string, health *string, c
 			s.Close()
 		}
 	}()
-	h := &relayHealth{sinks: map[string]bool{}}
+	h := &relayHealth{sinks: map[string]int{}}
 	for _, s := range sinks {
-		h.sinks[s.Name()] = false
+		h.sinks[s.Name()] = 0
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(a.stderr, nil))
 	cfg.Hooks.Lease = h.lease
@@ -174,7 +175,7 @@ func (noSink) Limits() outbox.Limits {
 }
 func (noSink) Send(context.Context, *outbox.Delivery) outbox.Result { return outbox.Result{} }
 
-// relayPool makes the relay's connections, of which it uses one for each sink. It does not connect. Nil with check.
+// relayPool makes the relay's connections. It does not connect. Nil with check.
 func (a *app) relayPool(ctx context.Context, address string, check bool) (*pgxpool.Pool, error) {
 	if check {
 		return nil, nil
@@ -199,8 +200,8 @@ type relayHealth struct {
 
 	mu      sync.Mutex
 	started bool
-	why     string // why not, apart from the database
-	sinks   map[string]bool
+	why     string         // why not, apart from the database
+	sinks   map[string]int // lanes that this relay has
 }
 
 func (h *relayHealth) set(why string) {
@@ -211,11 +212,15 @@ func (h *relayHealth) set(why string) {
 	}
 }
 
-// lease notes whether this relay sends for a sink.
+// lease counts the lanes that this relay has.
 func (h *relayHealth) lease(c outbox.LeaseChange) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.sinks[c.Sink] = c.Held
+	if c.Held {
+		h.sinks[c.Sink]++
+	} else {
+		h.sinks[c.Sink]--
+	}
 }
 
 // judge says whether all is well, and what there is to say.
@@ -241,11 +246,7 @@ func (h *relayHealth) judge(ctx context.Context) (ok bool, text string) {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		role := "standing by"
-		if h.sinks[name] {
-			role = "sending"
-		}
-		fmt.Fprintf(&b, "%s: %s\n", oneLine(name), role)
+		fmt.Fprintf(&b, "%s: %d lanes\n", oneLine(name), h.sinks[name])
 	}
 	return true, b.String()
 }

@@ -17,3 +17,23 @@ func TestRelayConfigOfPasses(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 }
+
+func TestRelayConfigOfSealKeys(t *testing.T) {
+	t.Parallel()
+	env := func(name string) string {
+		return map[string]string{"GOOD": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "SHORT": "AAEC"}[name]
+	}
+	cfg, _, faults := parseRelay([]byte(`{"seal_keys": [{"id": 7, "key": {"env": "GOOD"}}]}`), env)
+	if len(faults) > 0 || cfg.Sealer == nil {
+		t.Fatalf("%v, %v", cfg.Sealer, faults)
+	}
+	sealed, err := cfg.Sealer.Seal([16]byte{1}, []byte("body"))
+	if got, opened := cfg.Sealer.Open([16]byte{1}, sealed); err != nil || opened != nil || string(got) != "body" {
+		t.Errorf("%q, %v, %v", got, err, opened)
+	}
+	cfg, _, faults = parseRelay([]byte(`{"seal_keys": [{"id": 0, "key": {"env": "GOOD"}}, {"id": 2, "key": {"env": "SHORT"}}, {"id": 3}]}`), env)
+	want := "[seal_keys[0].id: 0 is not from 1 to 4294967295 seal_keys[1].key: must be 32 bytes in base64 seal_keys[2].key: must be there: 32 bytes in base64]"
+	if got := fmt.Sprint(faults); got != want || cfg.Sealer != nil {
+		t.Errorf("%s", got)
+	}
+}

@@ -2,8 +2,10 @@ package main
 
 import (
 	"crypto/tls"
+	"encoding/base64"
 	"fmt"
 	"maps"
+	"math"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -17,6 +19,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 	"github.com/onlyonce/onlyonce/outbox/kafkasink"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // closer is a sink of this program: Close lets its connections go.
@@ -39,8 +42,51 @@ func parseRelay(data []byte, env func(string) string) (cfg outbox.RelayConfig, s
 	cfg.RetryMin, cfg.RetryMax = top.duration("retry_min", 0), top.duration("retry_max", 0)
 	cfg.Retention, cfg.DrainTimeout = top.duration("retention", 0), top.duration("drain_timeout", 0)
 	cfg.PassOn, cfg.WaitFor, cfg.Listen = top.flag("pass_on"), top.texts("wait_for"), top.flag("listen")
+	cfg.SegmentBytes = int64(top.number("segment_bytes"))
+	if s := top.sealer(); s != nil {
+		cfg.Sealer = s
+	}
 	top.unknown()
 	return cfg, sinks, faults
+}
+
+// sealer reads the keys that open sealed bodies. Nil: there are none.
+func (s *section) sealer() *seal.Sealer {
+	keys, first := map[uint32]seal.Key{}, uint32(0)
+	before := len(*s.faults)
+	for i, o := range s.objects("seal_keys") {
+		id, get := o.number("id"), o.secret("key")
+		o.unknown()
+		switch {
+		case id < 1 || id > math.MaxUint32:
+			o.fault("id", "%d is not from 1 to 4294967295", id)
+			continue
+		case get == nil:
+			o.fault("key", "must be there: 32 bytes in base64")
+			continue
+		}
+		text, err := get()
+		if err != nil {
+			continue // told
+		}
+		raw, err := base64.StdEncoding.DecodeString(text)
+		if err != nil || len(raw) != len(seal.Key{}) {
+			o.fault("key", "must be 32 bytes in base64")
+			continue
+		}
+		if i == 0 {
+			first = uint32(id)
+		}
+		keys[uint32(id)] = seal.Key(raw)
+	}
+	if len(keys) == 0 || len(*s.faults) > before {
+		return nil
+	}
+	sealer, err := seal.New(first, keys)
+	if err != nil {
+		s.fault("seal_keys", "%v", err)
+	}
+	return sealer
 }
 
 // sink makes one sink; nil, where it has faults.

@@ -333,3 +333,43 @@ func TestAbandonedTransactionIsRolledBack(t *testing.T) {
 		t.Errorf("%d effects", n)
 	}
 }
+
+// What is kept for the end is written once, in its order, before the seal; what a savepoint undoes is not.
+func TestLateIsWrittenOnceAndUndoneWithItsSavepoint(t *testing.T) {
+	t.Parallel()
+	tx, other := fenced(t)
+	ctx := t.Context()
+	writes := 0
+	late := func(v string) error {
+		return tx.Late(v, func(items []any) (string, []any) {
+			writes++
+			all := make([]string, len(items))
+			for i, it := range items {
+				all[i] = it.(string)
+			}
+			return `insert into effects select v from unnest($1::text[]) with ordinality as u(v, n) order by n`, []any{all}
+		})
+	}
+	if err := late("before"); err != nil {
+		t.Fatal(err)
+	}
+	_ = tx.Savepoint(ctx, func() error {
+		_ = late("undone")
+		return errNo
+	})
+	if err := tx.Savepoint(ctx, func() error { return late("kept") }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, `select 1`); err != nil || writes != 0 {
+		t.Fatalf("%v, written %d times before the end", err, writes)
+	}
+	if err := tx.Commit(5 * time.Second); err != nil || writes != 1 {
+		t.Fatalf("%v, written %d times", err, writes)
+	}
+	if n := count(t, other, `select count(*) from effects where v in ('before', 'kept')`); n != 2 || count(t, other, `select count(*) from effects`) != 2 {
+		t.Errorf("%d effects", n)
+	}
+	if err := late("after"); !errors.Is(err, ErrClosed) {
+		t.Errorf("after the end: %v", err)
+	}
+}

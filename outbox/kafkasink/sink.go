@@ -34,6 +34,13 @@ type Sink struct {
 
 	mu    sync.Mutex
 	lanes map[place]*lane
+	known map[string]layout // topics, as they were a moment ago
+}
+
+// layout is what is known of a topic.
+type layout struct {
+	partitions []int
+	at         time.Time
 }
 
 var _ outbox.Sink = (*Sink)(nil)
@@ -51,7 +58,7 @@ func New(cfg Config) (*Sink, error) {
 		return nil, err
 	}
 	return &Sink{
-		cfg: cfg, addr: kafka.TCP(cfg.Brokers...), lanes: map[place]*lane{},
+		cfg: cfg, addr: kafka.TCP(cfg.Brokers...), lanes: map[place]*lane{}, known: map[string]layout{},
 		transport: &kafka.Transport{
 			DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
 			Dial: (&net.Dialer{Timeout: dialTimeout}).DialContext,
@@ -96,8 +103,25 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	return s.judge(ctx, err)
 }
 
-// partitions returns a topic's partitions, from what the Transport knows of the cluster.
+// partitions returns a topic's partitions, as they were at most layoutAge ago: asking the Transport costs more than all else about a record.
 func (s *Sink) partitions(ctx context.Context, topic string) ([]int, error) {
+	s.mu.Lock()
+	l, there := s.known[topic]
+	s.mu.Unlock()
+	if there && time.Since(l.at) < layoutAge {
+		return l.partitions, nil
+	}
+	all, err := s.ask(ctx, topic)
+	if err == nil {
+		s.mu.Lock()
+		s.known[topic] = layout{all, time.Now()}
+		s.mu.Unlock()
+	}
+	return all, err
+}
+
+// ask returns a topic's partitions, from what the Transport knows of the cluster.
+func (s *Sink) ask(ctx context.Context, topic string) ([]int, error) {
 	patience := time.NewTimer(unknownPatience)
 	defer patience.Stop()
 	for patient := true; ; {

@@ -1,0 +1,56 @@
+package outbox_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+func TestConfigFaultsAllAtOnce(t *testing.T) {
+	bad := newScripted(accept)
+	bad.limits = outbox.Limits{}
+	short := newScripted(accept)
+	short.name, short.limits = "short", outbox.Limits{KeyWindow: time.Second, Timeout: time.Second}
+	nameless := newScripted(accept)
+	nameless.name = ""
+	_, err := outbox.NewRelay(nil, outbox.RelayConfig{
+		Sinks: []outbox.Sink{bad, bad, nil, short, nameless}, Concurrency: -1, PollInterval: time.Hour, LeaseTTL: time.Millisecond,
+		RetryMin: time.Hour, RetryMax: time.Minute, Retention: time.Second, DrainTimeout: -1,
+	})
+	if !errors.Is(err, outbox.ErrConfig) {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"pool: must not be nil", "Concurrency: -1", "PollInterval: 1h0m0s", "LeaseTTL: 1ms", "RetryMax: 1m0s is less", "Retention: 1s",
+		"DrainTimeout: -1ns", "Sinks[0]: payments: Limits.Timeout", `Sinks[1]: a second sink named "payments"`, "Sinks[2]: must not be nil",
+		"Sinks[3]: short: Limits.KeyWindow, 1s, leaves no time", "Sinks[4]: its name"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("nothing says %q in:\n%v", want, err)
+		}
+	}
+	if _, err := outbox.NewRelay(nil, outbox.RelayConfig{}); !strings.Contains(err.Error(), "Sinks: must not be empty") {
+		t.Error(err)
+	}
+}
+
+func TestRetrySchedule(t *testing.T) {
+	r := newRig(t)
+	cfg := testConfig(newScripted(accept))
+	cfg.RetryMin, cfg.RetryMax = time.Second, 10*time.Minute
+	relay := r.relay(cfg)
+	for attempt, centre := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 5: 16 * time.Second, 11: 10 * time.Minute, 1 << 30: 10 * time.Minute} {
+		for range 50 {
+			if d := relay.RetryDelay(attempt, 0); d < centre/2 || d > centre*3/2 {
+				t.Errorf("attempt %d: %v, want about %v", attempt, d, centre)
+			}
+		}
+	}
+	if d := relay.RetryDelay(1, time.Minute); d != time.Minute {
+		t.Errorf("asked for a minute: %v", d)
+	}
+	if d := relay.RetryDelay(1, 48*time.Hour); d != time.Hour {
+		t.Errorf("asked for two days: %v", d)
+	}
+}

@@ -1,0 +1,298 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// many are calls of one ordering key, so of one lane.
+func many(from, to int) (all []outbox.Call) {
+	for i := from; i < to; i++ {
+		c := charge(fmt.Sprint(i))
+		c.OrderingKey = "one"
+		all = append(all, c)
+	}
+	return all
+}
+
+func (r *rig) enqueueAll(calls ...outbox.Call) {
+	r.t.Helper()
+	if err := pgx.BeginFunc(context.Background(), r.pool, func(tx pgx.Tx) error { return outbox.EnqueueAll(context.Background(), tx, calls...) }); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// O2: a transaction that took a lower id and commits after higher ones were sent: a cursor on ids would pass it over. The lane is
+// the same, and so is the pass that begins while it is open.
+func TestO2LateCommitWithALowerId(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(accept)
+	r.start(testConfig(sink))
+	low := charge("low id")
+	long, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer long.Rollback(context.Background())
+	if err := outbox.Enqueue(t.Context(), long, low); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		high := charge("high id")
+		high.ID = r.sameLane(low, fmt.Sprint(i))
+		r.enqueue(high)
+	}
+	r.states("delivered")
+	if n := len(sink.calls()); n != 20 {
+		t.Fatalf("%d calls, want 20", n)
+	}
+	if err := long.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the late one is sent", func() bool { return len(sink.calls()) == 21 })
+	if got := sink.calls()[20]; string(got.Body) != `{"order":"low id"}` || got.ID != one[int64](r, `select min(id) from onlyonce.calls`) {
+		t.Errorf("sent %s, row %d", got.Body, got.ID)
+	}
+	r.states("delivered")
+}
+
+// O2: many transactions are open at once in one lane, in an order of their own: each row is sent once.
+func TestO2CommitsInAnyOrder(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(accept)
+	r.start(testConfig(sink))
+	first := charge("0")
+	var open []pgx.Tx
+	conns := r.namedPool("writers")
+	for round := range 30 {
+		tx, err := conns.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := charge("0")
+		c.ID = r.sameLane(first, fmt.Sprint(round))
+		if err := outbox.Enqueue(t.Context(), tx, c); err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, tx)
+		if len(open) == 3 { // the last one first, then the first: the one in between stays
+			for _, i := range []int{2, 0} {
+				if err := open[i].Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				open = slices.Delete(open, i, i+1)
+			}
+			r.states("delivered")
+		}
+	}
+	for _, tx := range open {
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "all are sent", func() bool { return len(sink.calls()) >= 30 })
+	r.states("delivered")
+	seen := map[int64]int{}
+	for _, d := range sink.calls() {
+		seen[d.ID]++
+	}
+	if len(seen) != 30 || len(sink.calls()) != 30 {
+		t.Errorf("%d calls of %d rows, want 30", len(sink.calls()), len(seen))
+	}
+}
+
+// O2: passes of every kind of length (in one bite; by chunks of 1,024 rows) are sent whole, once each, and in the order of ids within a key.
+func TestO2LongPasses(t *testing.T) {
+	for _, n := range []int{63, 64, 65, 1088, 2500} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			r := newRig(t)
+			r.enqueueAll(many(0, n)...)
+			sink := newScripted(accept)
+			r.start(testConfig(sink))
+			r.states("delivered")
+			inOrder(t, sink.calls(), n, false)
+		})
+	}
+}
+
+// inOrder fails unless n rows were sent in the order of ids; again allows calls that are made again, in the order of ids too.
+func inOrder(t *testing.T, calls []outbox.Delivery, n int, again bool) {
+	t.Helper()
+	var ids []int64
+	for _, d := range calls {
+		if !slices.Contains(ids, d.ID) {
+			ids = append(ids, d.ID)
+		}
+	}
+	if len(ids) != n || !again && len(calls) != n {
+		t.Errorf("%d calls of %d rows, want %d", len(calls), len(ids), n)
+	}
+	if !slices.IsSorted(ids) {
+		t.Errorf("not in the order of ids: %d", ids[:min(len(ids), 100)])
+	}
+}
+
+// O2: a relay dies when it has settled part of a pass: the next one sends the rest of that pass, by its frozen bounds, and what
+// committed meanwhile behind it, with lower ids too.
+func TestO2RelayDiesWithinAPass(t *testing.T) {
+	for _, at := range []int{10, 100, 1500} { // in the first bite, in the first chunk, in the second one
+		t.Run(fmt.Sprint(at), func(t *testing.T) {
+			r := newRig(t)
+			const n = 1600
+			low := charge("low id")
+			long, err := r.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer long.Rollback(context.Background())
+			if err := outbox.Enqueue(t.Context(), long, low); err != nil {
+				t.Fatal(err)
+			}
+			r.enqueueAll(many(0, n)...)
+			lane := one[int](r, `select lane from onlyonce.calls limit 1`)
+			g := r.gate()
+			var calls int
+			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+				if calls++; calls == at { // one at a time: they are of one key
+					g.pass(d)
+				}
+				return outbox.Result{Outcome: outbox.Delivered}
+			})
+			x := r.start(testConfig(sink))
+			g.wait()
+			r.seize(lane)
+			r.enqueueAll(many(n, n+10)...)
+			if err := long.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			g.release()
+			x.stop()
+			r.giveBack()
+			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where state = 'retrying'`) // of the relay that died
+			next := newScripted(accept)
+			r.start(testConfig(next))
+			r.states("delivered")
+			var all []outbox.Delivery
+			for _, d := range append(sink.calls(), next.calls()...) {
+				if !strings.Contains(string(d.Body), "low id") {
+					all = append(all, d)
+				}
+			}
+			inOrder(t, all, n+10, true)
+			if len(all) > n+10+1024 {
+				t.Errorf("%d calls: more than a chunk was made again", len(all))
+			}
+			sent := 0
+			for _, d := range append(sink.calls(), next.calls()...) {
+				if strings.Contains(string(d.Body), "low id") {
+					sent++
+				}
+			}
+			if sent == 0 {
+				t.Error("the row with the low id was not sent")
+			}
+		})
+	}
+}
+
+// O2: a row of the pass that is missing when its chunk is fetched, or another one that lies in its place, ends the relay: nobody knows
+// whether it was sent.
+func TestO2MissingRowEndsTheRelay(t *testing.T) {
+	for name, sql := range map[string]string{
+		"gone":        `delete from onlyonce.outbox_log where id = (select max(id) from onlyonce.outbox_log)`,
+		"another one": `update onlyonce.outbox_log set id = id + 1000000 where id = (select max(id) from onlyonce.outbox_log)`,
+		"same place":  `update onlyonce.outbox_log set id = id + 1000000`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.enqueueAll(many(0, 1200)...)
+			g := r.gate()
+			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+				if string(d.Body) == `{"order":"70"}` { // in the first chunk behind the bite: the ids of all chunks are known by now
+					g.pass(d)
+				}
+				return outbox.Result{Outcome: outbox.Delivered}
+			})
+			t.Cleanup(g.release)
+			relay := r.relay(testConfig(sink))
+			ended := make(chan error, 1)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			go func() { ended <- relay.Run(ctx) }()
+			g.wait()
+			r.exec(`alter table onlyonce.outbox_log disable trigger all`)
+			r.exec(sql)
+			g.release()
+			if err := <-ended; err == nil || !strings.Contains(err.Error(), "rows of the log that were not sent are gone") {
+				t.Errorf("%v, want the rows that are gone", err)
+			}
+			if n := len(sink.calls()); n >= 1200 {
+				t.Errorf("%d calls", n)
+			}
+		})
+	}
+}
+
+// O3: the cursor's numbers mean nothing in another cluster: Run ends and names the command, and no call is made.
+func TestO3AnotherCluster(t *testing.T) {
+	for name, sql := range map[string]string{
+		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1`,
+		"target of a larger cluster":    `update onlyonce.lanes set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot`,
+		"prev of a larger cluster":      `update onlyonce.lanes set target = null, prev = '999999999998:999999999999:'`,
+		"rows of a larger cluster":      `update onlyonce.outbox_log set xid = '999999999999'`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			sink := newScripted(accept)
+			r.enqueue(charge("1"))
+			x := r.start(testConfig(sink))
+			r.states("delivered")
+			x.stop()
+			again := charge("1")
+			again.ID = r.sameLane(again, "2")
+			r.enqueue(again)
+			r.exec(sql)
+			relay := r.relay(testConfig(sink))
+			ended := make(chan error, 1)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			go func() { ended <- relay.Run(ctx) }()
+			err := <-ended
+			if !errors.Is(err, outbox.ErrRebase) || !strings.Contains(err.Error(), "onlyonce outbox rebase") || !strings.Contains(err.Error(), "payments") {
+				t.Errorf("%v, want ErrRebase that names the command", err)
+			}
+			if n := len(sink.calls()); n != 1 {
+				t.Errorf("%d calls", n)
+			}
+		})
+	}
+}
+
+// O3: a relay keeps no snapshot over its sessions: the cursor is what the row says when the pass begins.
+func TestO3PrevIsReadInTheSession(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(accept)
+	r.start(testConfig(sink))
+	r.enqueue(charge("1"))
+	r.states("delivered")
+	// As after `outbox rebase`: everything is new again.
+	r.exec(`update onlyonce.lanes set target = null, prev = '1:1:', version = version + 1`)
+	second := charge("2")
+	second.ID = r.sameLane(charge("1"), "2")
+	r.enqueue(second)
+	until(t, "both are sent", func() bool { return len(sink.calls()) >= 3 })
+	r.states("delivered")
+	sent := strings.Fields(sink.bodies())
+	slices.Sort(sent)
+	if got := strings.Join(sent, " "); got != "1 1 2" {
+		t.Errorf("sent %s", got)
+	}
+}

@@ -1,0 +1,127 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+func TestGracefulStop(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		g.pass(d)
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(sink)
+	cfg.Concurrency = 1
+	r.enqueue(charge("1"), charge("2"))
+	x := r.start(cfg)
+	g.wait()
+	x.cancel()
+	select {
+	case err := <-x.ended:
+		t.Fatalf("Run returned while a call was under way: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	g.release()
+	x.stop()
+	if got := one[string](r, `select string_agg(state, ' ' order by state) from onlyonce.calls`); got != "delivered pending" || len(sink.calls()) != 1 {
+		t.Errorf("rows %s; want the call in hand settled and no other picked", got)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.leases where nonce is null and until is null and name not like '%member%'`); n != 16 {
+		t.Errorf("%d lanes were released, want 16", n)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.leases where nonce is not null`); n != 0 {
+		t.Errorf("%d leases are held: the relay has not said goodbye", n)
+	}
+}
+
+// Calls that take longer than the drain are cut off, and settled as calls to be made again.
+func TestDrainTimeout(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		<-ctx.Done()
+		return outbox.RetryLater("cut off", ctx.Err())
+	})
+	cfg := testConfig(sink)
+	cfg.DrainTimeout = 20 * time.Millisecond
+	r.enqueue(charge("1"))
+	x := r.start(cfg)
+	until(t, "the call is under way", func() bool { return len(sink.calls()) == 1 })
+	x.stop()
+	if got := one[string](r, `select state || attempts || error from onlyonce.parked`); got != "retrying1cut off" {
+		t.Errorf("row %s", got)
+	}
+}
+
+func TestSinkThatDoesNotReturn(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	t.Cleanup(g.release)
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		g.pass(d)
+		return outbox.Result{}
+	})
+	cfg := testConfig(sink)
+	cfg.DrainTimeout = time.Millisecond
+	relay := r.relay(cfg)
+	relay.SetJoinGrace(10 * time.Millisecond)
+	r.enqueue(charge("1"))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- relay.Run(ctx) }()
+	until(t, "the call is under way", func() bool { return len(sink.calls()) == 1 })
+	cancel()
+	if err := <-ended; !errors.Is(err, outbox.ErrStuck) || !strings.Contains(err.Error(), "payments") {
+		t.Errorf("%v, want ErrStuck that names the sink", err)
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	empty := pgtest.Empty(t)
+	relay, err := outbox.NewRelay(empty, testConfig(newScripted(accept)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := relay.Run(t.Context()); !errors.Is(err, migrations.ErrSchema) {
+		t.Errorf("without a schema: %v", err)
+	}
+
+	r := newRig(t)
+	relay = r.relay(testConfig(newScripted(accept)))
+	r.run(relay)
+	r.holds(16)
+	if err := relay.Run(t.Context()); !errors.Is(err, outbox.ErrRunning) {
+		t.Errorf("a second Run: %v", err)
+	}
+}
+
+// A fault that waiting does not heal ends Run, with every sink stopped in order.
+func TestMissingRightsEndRun(t *testing.T) {
+	r := newRig(t)
+	other := newScripted(accept)
+	other.name = "mail"
+	relay := r.relay(testConfig(newScripted(accept), other))
+	ended := make(chan error, 1)
+	go func() { ended <- relay.Run(context.Background()) }()
+	r.holds(32)
+	r.exec(`alter table onlyonce.outbox_log rename to gone`)
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), "42P01") {
+			t.Errorf("%v, want SQLSTATE 42P01", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("Run goes on")
+	}
+	if n := one[int](r, `select count(*) from onlyonce.leases where nonce is not null`); n != 0 {
+		t.Errorf("%d leases are still held", n)
+	}
+}
