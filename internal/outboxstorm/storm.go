@@ -190,8 +190,9 @@ func (s *storm) until(ctx context.Context, what string, is func(context.Context)
 		case done && err == nil:
 			return nil
 		}
-		accepted, requests := s.remote.Progress()
-		if now := fmt.Sprint(accepted, requests, s.producer.written.Load()); now != last {
+		// Not how many requests there were: one that is made again and again is no progress.
+		accepted, _ := s.remote.Progress()
+		if now := fmt.Sprint(accepted, s.producer.written.Load(), s.fleet.Restarts()); now != last {
 			last, since = now, time.Now()
 		}
 		// An error is waited out too: the server may be away for a moment.
