@@ -130,7 +130,7 @@ var table = []mutant{
 		old: "	case cur.groupID != nil && *cur.groupID != group:", new: "	case cur.groupID != nil && *cur.groupID != group && group == \"\":",
 		pkg: "./consumer", test: "TestFaults/group/two_groups_with_one_scope"},
 	{rule: "F3 lost history", file: "consumer/acquire.go",
-		old: "	if strings.HasPrefix(metadata, metadataMark) {", new: "	if false && strings.HasPrefix(metadata, metadataMark) {",
+		old: "	if strings.HasPrefix(metadata, metadataMark) {\n		return &HaltError", new: "	if false && strings.HasPrefix(metadata, metadataMark) {\n		return &HaltError",
 		pkg: "./consumer", test: "TestF3StartIsDecidedOnce"},
 	{rule: "F4 new topic", file: "consumer/acquire.go",
 		old: "cur.topicID.Bytes != id.TopicID:", new: "cur.topicID.Bytes != id.TopicID && group == \"\":",
