@@ -541,8 +541,9 @@ var otherRows = []relayRow{
 		f.relayTo(func(c *outbox.RelayConfig) { c.PollInterval = 50 * time.Millisecond })
 		f.mix()
 		<-begun
-		f.exec(`update onlyonce.leases set until = clock_timestamp() where name like 'relay/payments/%' and name not like '%/member/%'`)
-		f.exec(`select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases where name like 'relay/payments/%' and name not like '%/member/%'`)
+		f.lanesHeld()
+		f.exec(`update onlyonce.leases set until = clock_timestamp() where name like 'relay/payments/%'`)
+		f.exec(`select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases where name like 'relay/payments/%'`)
 		const state = `select md5(string_agg(a::text, ';' order by id)) || (select count(*) from onlyonce.parked) from onlyonce.lanes a`
 		before := one[string](f.rig, state)
 		close(release)
@@ -559,7 +560,7 @@ var otherRows = []relayRow{
 		if after := one[string](f.rig, state); after != before {
 			f.t.Error("I11 a relay that was replaced wrote")
 		}
-		f.exec(`update onlyonce.leases set until = null, nonce = null where name like 'relay/payments/%' and name not like '%/member/%'`)
+		f.exec(`update onlyonce.leases set until = null, nonce = null where name like 'relay/payments/%'`)
 		f.want(f.finish(), map[string]int{"delivered": 40})
 	}},
 	{"a write transaction held open elsewhere", func(f *relayFaults) {

@@ -23,9 +23,18 @@ func (r *rig) seize(lane int) {
 	}
 }
 
+// lanesHeld waits until every lane of the sink payments is held.
+func (r *rig) lanesHeld() {
+	r.t.Helper()
+	until(r.t, "the lanes are held", func() bool {
+		return one[int](r, `select count(*) from onlyonce.leases where name ~ '^relay/payments/[0-9]+$' and nonce is not null`) == 16
+	})
+}
+
 // seizeAll takes every lane over.
 func (r *rig) seizeAll() {
 	r.t.Helper()
+	r.lanesHeld() // or a relay that is still taking them is faster
 	for lane := range 16 {
 		r.seize(lane)
 	}

@@ -35,7 +35,7 @@ func TestGracefulStop(t *testing.T) {
 	if got := one[string](r, `select string_agg(state, ' ' order by state) from onlyonce.calls`); got != "delivered pending" || len(sink.calls()) != 1 {
 		t.Errorf("rows %s; want the call in hand settled and no other picked", got)
 	}
-	if n := one[int](r, `select count(*) from onlyonce.leases where nonce is null and until is null and name not like '%member%'`); n != 16 {
+	if n := one[int](r, `select count(*) from onlyonce.leases where nonce is null and until is null and name like 'relay/%'`); n != 16 {
 		t.Errorf("%d lanes were released, want 16", n)
 	}
 	if n := one[int](r, `select count(*) from onlyonce.leases where nonce is not null`); n != 0 {

@@ -17,7 +17,7 @@ func TestT5RelaysCommitOutlivesItsCaller(t *testing.T) {
 	cfg := testConfig(sink)
 	cfg.LeaseTTL = 10 * time.Minute // its third bounds a COMMIT
 	x := relays.start(cfg)
-	until(t, "the lanes are held", func() bool { return one[int](r, `select count(*) from onlyonce.leases where nonce is not null`) == 17 })
+	r.lanesHeld()
 	standby.Leave()
 	r.enqueue(charge("1"))
 	until(t, "the relay's COMMIT waits for the standby", func() bool { return standby.Waits("relay") })
