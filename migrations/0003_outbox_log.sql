@@ -131,7 +131,7 @@ create table onlyonce.lanes (
 ) with (fillfactor = 50);
 comment on table  onlyonce.lanes is 'How far a lane of a sink has been sent. Rows visible in prev are done. Of those that are visible in target and not in prev (the pass), those up to last_id are done.';
 comment on column onlyonce.lanes.target     is 'Null: no pass was ever begun.';
-comment on column onlyonce.lanes.started_at is 'Journal: of the pass only the first 1,024 rows above last_id can have been called, and none before this.';
+comment on column onlyonce.lanes.started_at is 'Journal: of the pass only the first 1,024 rows above last_id can have been called, and none before this. Infinity: none was.';
 comment on column onlyonce.lanes.version    is 'Rises with each change; every change compares it.';
 comment on column onlyonce.lanes.server     is 'When the server started that the cursor was last moved on: where it is another one, system identifier, timeline and transaction ids are looked at again.';
 comment on column onlyonce.lanes.history_at is 'When a relay first saw this system identifier and timeline: a failover or a restore may have lost what committed before.';
@@ -287,7 +287,8 @@ end $$;
 --   freeze true:  the pass is done; the next one begins, and its target is the snapshot of this UPDATE. The transaction has an xid
 --                 by then, which the snapshot counts as ended: it writes no row of the log.
 -- keep_started: of the rows that may have been called since started_at some are not done yet.
-create function onlyonce.advance(lane_id bigint, seen bigint, last_id bigint, freeze boolean, keep_started boolean) returns void
+-- quiet: no row above last_id has been called, nor will be before the cursor is moved again.
+create function onlyonce.advance(lane_id bigint, seen bigint, last_id bigint, freeze boolean, keep_started boolean, quiet boolean default false) returns void
 language plpgsql as $$
 declare
   l    onlyonce.lanes;
@@ -311,7 +312,7 @@ begin
       prev       = case when advance.freeze then coalesce(x.target, x.prev) else x.prev end,
       target     = case when advance.freeze then pg_current_snapshot() else x.target end,
       last_id    = case when advance.freeze then 0 else advance.last_id end,
-      started_at = case when advance.keep_started then x.started_at else clock_timestamp() end,
+      started_at = case when advance.keep_started then x.started_at when advance.quiet then 'infinity' else clock_timestamp() end,
       version    = x.version + 1,
       server     = pg_postmaster_start_time(),
       system_id  = coalesce(x.system_id, sys),
@@ -323,7 +324,7 @@ begin
       message = 'onlyonce: the lane has moved', detail = format('lane %s is not at version %s', advance.lane_id, advance.seen);
   end if;
 end $$;
-comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean) is
+comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean, boolean) is
   'Moves a lane''s cursor from the version that its owner knows; raises OO008 if it has moved, OO007 where the log is of another cluster.';
 
 -- ---------------------------------------------------------------- parked calls
@@ -352,6 +353,10 @@ create index parked_calls_due on onlyonce.parked (sink, lane, next_attempt_at) w
 
 -- Which settled calls may be deleted.
 create index parked_settled on onlyonce.parked (sink, settled_at) where kind = 'call' and settled_at is not null;
+
+-- Which rows of schema 2 may be deleted, in whatever state they ended.
+drop index onlyonce.outbox_delivered;
+create index outbox_settled on onlyonce.outbox (sink, settled_at) where state <> 'pending';
 
 -- Calls are settled by relays, whose transactions have no seal.
 drop trigger sealed on onlyonce.parked;

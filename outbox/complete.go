@@ -81,6 +81,13 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 	// The lease is held locked meanwhile: the handler must be done before it is renewed.
 	ctx, cancel := context.WithTimeout(ctx, t.s.dbTimeout)
 	defer cancel()
+	select {
+	case t.s.completing <- struct{}{}: // some connections are left to renew leases and to move cursors
+		defer func() { <-t.s.completing }()
+	case <-ctx.Done():
+		f.result = RetryLater("no turn for the completion", ctx.Err())
+		return
+	}
 	conn, err := t.s.pool.Acquire(ctx)
 	if err != nil {
 		f.result = RetryLater("no connection for the completion", err)

@@ -58,7 +58,8 @@ type RelayConfig struct {
 
 	// Reconcile is asked about a call of which nobody knows whether the remote has applied it, because it may have forgotten the key: with
 	// the remote's own means, by the call's contents or reference. [Applied] settles it, [NotApplied] lets it be sent again
-	// under the same key; after [Unknown] or an error it is asked again later. It is called from several goroutines at once, and
+	// under the same key; after [Unknown] or an error it is asked again later. A call that asked for the answer, and was applied, is
+	// settled without Complete: nobody has the answer. It is called from several goroutines at once, and
 	// ctx ends after the sink's timeout. Nil: an operator decides.
 	Reconcile func(ctx context.Context, d *Delivery) (Reconciliation, error)
 

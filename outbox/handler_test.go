@@ -177,3 +177,45 @@ func TestEnqueueInAHandler(t *testing.T) {
 		t.Errorf("row %q", got)
 	}
 }
+
+// A message that is handled again asks for calls that may stand already: with the same bytes nothing is written, other bytes are a
+// conflict; in the log, parked after its segment was emptied, or in the table of schema 2.
+func TestO1HandledAgain(t *testing.T) {
+	origin := dedupe.Origin{Scope: "stock", ID: "m"}
+	again := origin
+	again.Redo = true
+	for name, sql := range map[string]string{
+		"in the log": `select`,
+		"parked": `with gone as (delete from onlyonce.outbox_log returning *)
+			insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, row_id, method, target, header_names, header_values, body)
+			select 'call', 'waiting', 'rejected', scope, key, sink, lane, id, method, target, '{Content-Type}', '{application/json}', body from gone`,
+		"in the table of schema 2": `with gone as (delete from onlyonce.outbox_log returning *)
+			insert into onlyonce.outbox (scope, key, sink, name, method, target, header_names, header_values, body)
+			select scope, key, sink, name, method, target, '{Content-Type}', '{application/json}', body from gone`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			if err := r.handled(origin, charge("1")); err != nil {
+				t.Fatal(err)
+			}
+			r.exec(sql)
+			before := one[int](r, `select count(*) from onlyonce.outbox_log`)
+			if err := r.handled(again, charge("1"), charge("new")); err != nil {
+				t.Errorf("the same bytes: %v", err)
+			}
+			if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != before+1 {
+				t.Errorf("%d rows were written, want the new one", n-before)
+			}
+			for what, change := range map[string]func(*outbox.Call){
+				"body": func(c *outbox.Call) { c.Body = []byte("other") }, "target": func(c *outbox.Call) { c.Target = "/refunds" },
+				"method": func(c *outbox.Call) { c.Method = "PUT" }, "header": func(c *outbox.Call) { c.Header = nil },
+			} {
+				c := charge("1")
+				change(&c)
+				if err := r.handled(again, c); err == nil || !strings.Contains(err.Error(), "OO004") {
+					t.Errorf("another %s: %v, want OO004", what, err)
+				}
+			}
+		})
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,7 @@ type rig struct {
 	settled []outbox.Settled
 	leases  []outbox.LeaseChange
 	gates   []*gate
+	paused  atomic.Bool
 }
 
 func newRig(t *testing.T) *rig {
@@ -66,6 +68,7 @@ func (r *rig) relay(cfg outbox.RelayConfig) *outbox.Relay {
 	cfg.Hooks = outbox.Hooks{
 		Settled: func(s outbox.Settled) { r.mu.Lock(); defer r.mu.Unlock(); r.settled = append(r.settled, s) },
 		Lease:   func(c outbox.LeaseChange) { r.mu.Lock(); defer r.mu.Unlock(); r.leases = append(r.leases, c) },
+		Paused:  func(p outbox.Paused) { r.paused.Store(p.Paused) },
 		Failed:  func(f outbox.Failed) { r.t.Logf("failed: %.300v", f.Err) },
 	}
 	relay, err := outbox.NewRelay(r.pool, cfg)

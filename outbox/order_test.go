@@ -107,7 +107,6 @@ func TestO4OrderThroughRetries(t *testing.T) {
 func TestO4FailingHeadHoldsUpItsKeyOnly(t *testing.T) {
 	r := newRig(t)
 	keys := r.neighbours(2)
-	g := r.gate()
 	healthy := make(chan struct{})
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		if strings.Contains(string(d.Body), keys[0]+"0") {
@@ -119,7 +118,6 @@ func TestO4FailingHeadHoldsUpItsKeyOnly(t *testing.T) {
 		}
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
-	_ = g
 	r.enqueue(keyed(keys[0], 0), keyed(keys[0], 1), keyed(keys[1], 0), keyed(keys[1], 1))
 	r.start(testConfig(sink))
 	until(t, "the other key is sent", func() bool { return ofKey(sink, keys[1]) == "0 1" })

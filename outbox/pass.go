@@ -29,10 +29,10 @@ const (
 	maxChunkBytes = 4 << 20
 )
 
-// loadSQL reads a lane's cursor. In: lane id. One row; its last column says that the cursor is another database cluster's, as
+// loadSQL reads a lane's cursor. In: lane id. One row: version, last id, whether there is a pass, whether rows above may have been called; its last column says that the cursor is another database cluster's, as
 // onlyonce.advance asks for each pass that begins: a pass that was begun there must not be gone on with.
 const loadSQL = `
-select a.version, a.last_id, a.target is not null,
+select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
        coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false)
        or pg_snapshot_xmax(pg_current_snapshot()) < pg_snapshot_xmax(coalesce(a.target, a.prev))
        or exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
@@ -51,8 +51,8 @@ select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5,
          case current_setting('synchronous_commit') when 'off' then 'local' else current_setting('synchronous_commit') end, true),
        onlyonce.hold($1, $2, $3::uuid)`
 
-// advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version, last id, freeze, keep started_at.
-const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5)`
+// advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version, last id, freeze, keep started_at, quiet.
+const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5, $6)`
 
 // passRows is where the rows of a lane's pass above last_id lie: those that became visible between prev and target (O2). They were in
 // progress then, or had not begun. By the index outbox_log_new; "offset 0" keeps the planner from making a join of the second half, for which
@@ -156,16 +156,16 @@ func (t *tenure) load() error {
 		return err
 	}
 	c := cursor{suspect: maxChunk}
-	var foreign bool
+	var called, foreign bool
 	if err := reading(ctx, t.s.pool, func(b *pgx.Batch) {
-		b.Queue(loadSQL, t.lease.ID).QueryRow(func(r pgx.Row) error { return r.Scan(&c.version, &c.last, &c.unread, &foreign) })
+		b.Queue(loadSQL, t.lease.ID).QueryRow(func(r pgx.Row) error { return r.Scan(&c.version, &c.last, &c.unread, &called, &foreign) })
 	}); err != nil {
 		return fmt.Errorf("reading the cursor of lane %d: %w", t.lane, err)
 	}
 	if foreign {
 		return fmt.Errorf("%w: lane %d of sink %s", ErrRebase, t.lane, t.s.name)
 	}
-	if !c.unread {
+	if !c.unread || !called {
 		c.suspect = 0
 	}
 	t.cursor, t.known, t.chunk, t.refs, t.more = c, true, nil, nil, false
@@ -244,7 +244,7 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 	}
 	err := t.fenced(func(b *pgx.Batch) {
 		queueDiverts(b, t, diverted)
-		b.Queue(advanceSQL, t.lease.ID, t.cursor.version, last, freeze, keep).Exec(anyRows)
+		b.Queue(advanceSQL, t.lease.ID, t.cursor.version, last, freeze, keep, what == readNothing).Exec(anyRows)
 	}, func(b *pgx.Batch) {
 		switch what {
 		case readBite:

@@ -241,7 +241,8 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 	}
 }
 
-// O3: the cursor's numbers mean nothing in another cluster: Run ends and names the command, and no call is made.
+// O3: the cursor's numbers mean nothing in another cluster: Run ends and names the command, and no call is made, be it of a pass that is
+// gone on with. (A relay that runs has lost its connections by then, and looks again.)
 func TestO3AnotherCluster(t *testing.T) {
 	for name, sql := range map[string]string{
 		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1`,
@@ -256,16 +257,13 @@ func TestO3AnotherCluster(t *testing.T) {
 			x := r.start(testConfig(sink))
 			r.states("delivered")
 			x.stop()
+			r.exec(sql)
 			again := charge("1")
 			again.ID = r.sameLane(again, "2")
 			r.enqueue(again)
-			r.exec(sql)
-			relay := r.relay(testConfig(sink))
-			ended := make(chan error, 1)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			go func() { ended <- relay.Run(ctx) }()
-			err := <-ended
+			err := r.relay(testConfig(sink)).Run(ctx)
 			if !errors.Is(err, outbox.ErrRebase) || !strings.Contains(err.Error(), "onlyonce outbox rebase") || !strings.Contains(err.Error(), "payments") {
 				t.Errorf("%v, want ErrRebase that names the command", err)
 			}

@@ -98,6 +98,10 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	run, stop := context.WithCancel(ctx)
 	defer stop()
+	completing := make(chan struct{}, max(int(r.pool.Config().MaxConns)/2, 1))
+	for _, s := range r.senders {
+		s.completing = completing
+	}
 	errs := make([]error, len(r.senders))
 	var wg sync.WaitGroup
 	for i, w := range r.senders {

@@ -166,6 +166,9 @@ func (t *tenure) retryTurn(pick bool) error {
 	t.due = next != nil
 	if t.due {
 		t.dueAt = asked.Add(time.Duration(*next) * time.Microsecond)
+		if len(picked) == 0 && *next <= 0 { // somebody has it locked, or it stands behind another one
+			t.dueAt = asked.Add(t.s.cfg.PollInterval)
+		}
 	}
 	if len(picked) > 0 && lsn != "" && !t.awaitStandbys(lsn) {
 		picked = nil // due again by themselves

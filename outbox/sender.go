@@ -67,9 +67,10 @@ type sender struct {
 	joinGrace time.Duration
 	tell      observer
 
-	slots   chan struct{}
-	calling atomic.Int64 // calls under way or about to begin
-	paused  atomic.Bool
+	slots      chan struct{}
+	completing chan struct{} // completions under way, of all sinks
+	calling    atomic.Int64  // calls under way or about to begin
+	paused     atomic.Bool
 
 	held  map[int16]*tenure
 	ended chan *tenure

@@ -38,7 +38,7 @@ var hot = map[string]struct {
 	"scout":   {`'payments', '{0,1,2,3}', true`, []string{"outbox_log_%d_sink_lane_xid_id_idx", "parked_calls_due"}},
 	"bite":    {`%lane, 0, 64`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
 	"collect": {`%lane, 0, 1000`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
-	"fetch":   {`%lane, 0, '{"(0,1)","(0,2)"}', '{1,2}'`, nil},
+	"fetch":   {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
 	"divert": {`'payments', 0, '{1}', array[gen_random_uuid()], '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{1}', '{null}', '{null}', '{null}', false`,
 		[]string{"outbox_log_%d_key_idx"}},
 	"pick":   {`'payments', 0, '{}', 8, '23 hours', '30 seconds', true, '{}'`, []string{"parked_calls_due", "parked_pkey"}},
@@ -107,7 +107,7 @@ func TestPlans(t *testing.T) {
 						t.Errorf("fetch does not read rows from where they lie:\n%s", plan)
 					}
 				case "bite", "collect":
-					if !strings.Contains(plan, "xid >= ") || !strings.Contains(plan, "xid = ANY") {
+					if !strings.Contains(plan, "xid >= ") || !strings.Contains(plan, "xid = x.x") {
 						t.Errorf("%s does not begin where the pass begins:\n%s", name, plan)
 					}
 				case "pick":

@@ -183,7 +183,10 @@ func (t *tenure) serve() error {
 			t.landMore()
 		case <-timer.C:
 		case n := <-t.kick:
-			t.fresh, t.due = t.fresh || n.Fresh, t.due || n.Due
+			t.fresh = t.fresh || n.Fresh
+			if n.Due { // whatever this lane knew: an operator may have changed when
+				t.due, t.dueAt = true, time.Time{}
+			}
 			if n.Lost && t.chunk == nil { // otherwise the chunk's turn finds out
 				t.known, t.due, t.swept = false, true, false
 				t.dueAt = time.Time{}
@@ -298,7 +301,7 @@ func (t *tenure) landed(f *flight) {
 	c.flying--
 	c.last = time.Now()
 	f.state = flightDone
-	if next := c.followers(f); next != nil && t.stopAt.IsZero() {
+	if next := c.followers(f); next != nil && t.stopAt.IsZero() && !t.s.paused.Load() {
 		t.launch(next) // in the same slot
 		return
 	}

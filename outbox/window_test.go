@@ -1,0 +1,267 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// handled commits calls as a consumer's handler does, for a message with this origin.
+func (r *rig) handled(origin dedupe.Origin, calls ...outbox.Call) error {
+	r.t.Helper()
+	return pgx.BeginFunc(context.Background(), r.pool, func(inner pgx.Tx) error {
+		tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
+		for _, c := range calls {
+			c.Scope, c.Tenant = "", ""
+			if err := outbox.Enqueue(context.Background(), tx, c); err != nil {
+				return err
+			}
+		}
+		return tx.end(context.Background())
+	})
+}
+
+// O6: retries are made inside the remote's window only, which counts from the first attempt; one that was never tried has no age.
+func TestO6WindowPassed(t *testing.T) {
+	r := newRig(t)
+	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
+	r.enqueue(charge("in time"), charge("too late"))
+	x := r.start(testConfig(no))
+	r.states("retrying")
+	x.stop()
+	r.enqueue(charge("never tried"))
+	r.exec(`update onlyonce.outbox_log set created_at = clock_timestamp() - interval '30 days'`) // the age of the row does not matter
+	r.exec(`update onlyonce.parked set attempts = 3, next_attempt_at = clock_timestamp(), first_attempt_at = clock_timestamp()
+		- case convert_from(body, 'UTF8') when '{"order":"in time"}' then interval '23 hours' else interval '23 hours 59 minutes 30 seconds' end`)
+	sink := newScripted(accept)
+	r.start(testConfig(sink))
+	r.states("delivered", "reconcile")
+	sent := strings.Split(strings.ReplaceAll(strings.ReplaceAll(sink.bodies(), "in time", "A"), "never tried", "B"), " ")
+	slices.Sort(sent)
+	if got := strings.Join(sent, " "); got != "A B" {
+		t.Errorf("sent %s", got)
+	}
+	got := one[string](r, `select concat_ws(' ', state, reason, attempts) from onlyonce.parked where state <> 'resolved'`)
+	if got != "reconcile window 3" {
+		t.Errorf("parked: %s; want it to reconcile, without another attempt", got)
+	}
+}
+
+// O6: a relay died with a pass whose calls it may have made: their age counts from when that pass began.
+func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	dying := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		g.pass(d)
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(dying)
+	cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute
+	r.enqueue(charge("1"))
+	x := r.start(cfg)
+	g.wait()
+	r.seizeAll()
+	g.release()
+	until(t, "the lease is lost", r.lost)
+	x.stop()
+	r.giveBack()
+	// It died a day ago, at the latest when its chunk was parked.
+	r.exec(`update onlyonce.lanes set started_at = started_at - interval '1 day'`)
+	r.exec(`update onlyonce.parked set first_attempt_at = first_attempt_at - interval '1 day', next_attempt_at = clock_timestamp()`)
+	sink := newScripted(accept)
+	r.start(testConfig(sink))
+	r.states("reconcile")
+	if n := len(sink.calls()); n != 0 {
+		t.Errorf("%d calls: the remote may have forgotten the key", n)
+	}
+}
+
+// O6: the window counts from the first attempt through all retries, and ends them.
+func TestO6WindowEndsRetries(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
+	sink.limits = outbox.Limits{KeyWindow: 2 * time.Second, Timeout: time.Second}
+	r.enqueue(charge("1"))
+	r.start(testConfig(sink))
+	r.states("reconcile")
+	if n := len(sink.calls()); n < 3 {
+		t.Errorf("%d attempts", n)
+	}
+}
+
+func TestForever(t *testing.T) {
+	r := newRig(t)
+	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
+	r.enqueue(charge("1"))
+	x := r.start(testConfig(no))
+	r.states("retrying")
+	x.stop()
+	r.exec(`update onlyonce.parked set attempts = 3, first_attempt_at = clock_timestamp() - interval '10 years', next_attempt_at = clock_timestamp()`)
+	sink := newScripted(accept)
+	sink.limits.KeyWindow = outbox.Forever
+	r.start(testConfig(sink))
+	r.states("delivered")
+}
+
+// O6: the message may have been handled in a history that is lost: calls under its keys can have been made since it was appended. Where that
+// is longer ago than the remote remembers keys no call is made; the age of any other message does not matter.
+func TestO6Redo(t *testing.T) {
+	for name, c := range map[string]struct {
+		age       time.Duration
+		redo      bool
+		newTimes  bool // the database has failed over since
+		notBefore bool
+		want      string
+	}{
+		"old, done again":                       {25 * time.Hour, true, false, false, "reconcile"},
+		"old, done again, put off":              {25 * time.Hour, true, false, true, "reconcile"},
+		"young, done again":                     {time.Hour, true, false, false, "delivered"},
+		"old":                                   {25 * time.Hour, false, false, false, "delivered"},
+		"old, appended before a failover":       {25 * time.Hour, false, true, false, "reconcile"},
+		"young, appended before a failover":     {time.Hour, false, true, false, "delivered"},
+		"appended after the failover":           {-time.Hour, false, true, false, "delivered"},
+		"appended before the failover, put off": {25 * time.Hour, false, true, true, "reconcile"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			sink := newScripted(accept)
+			r.exec(outbox.Statements["make lanes"], "payments")
+			if c.newTimes {
+				r.exec(`update onlyonce.lanes set history_at = clock_timestamp()`)
+			}
+			call := charge("1")
+			if c.notBefore {
+				call.NotBefore = time.Now().Add(time.Hour)
+			}
+			if err := r.handled(dedupe.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-c.age), Redo: c.redo}, call); err != nil {
+				t.Fatal(err)
+			}
+			r.start(testConfig(sink))
+			if c.notBefore {
+				r.states("retrying")
+				r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp()`)
+			}
+			r.states(c.want)
+			if want := map[string]int{"delivered": 1}[c.want]; len(sink.calls()) != want {
+				t.Errorf("%d calls, want %d", len(sink.calls()), want)
+			}
+		})
+	}
+}
+
+// A call of unknown outcome is asked about until there is an answer: what was applied is not sent again, what was not applied is, under the
+// same key and in a window of its own.
+func TestReconcile(t *testing.T) {
+	for _, answer := range []outbox.Reconciliation{outbox.Applied, outbox.NotApplied} {
+		for _, later := range []bool{false, true} {
+			name := answer.String()
+			if later {
+				name += ", by a later relay"
+			}
+			t.Run(name, func(t *testing.T) {
+				r := newRig(t)
+				sink := newScripted(accept)
+				if err := r.handled(dedupe.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-25 * time.Hour), Redo: true}, charge("1")); err != nil {
+					t.Fatal(err)
+				}
+				if later {
+					x := r.start(testConfig(sink))
+					r.states("reconcile")
+					x.stop()
+				}
+				var asked atomic.Int64
+				var key atomic.Value
+				cfg := testConfig(sink)
+				cfg.Reconcile = func(ctx context.Context, d *outbox.Delivery) (outbox.Reconciliation, error) {
+					key.Store(d.Key + string(d.Body))
+					switch asked.Add(1) {
+					case 1:
+						return outbox.Unknown, nil
+					case 2:
+						return outbox.Applied, errors.New("nobody answers")
+					case 3:
+						panic("x")
+					}
+					return answer, nil
+				}
+				r.start(cfg)
+				r.states("delivered")
+				if n := asked.Load(); n != 4 {
+					t.Errorf("asked %d times, want 4", n)
+				}
+				if want := one[string](r, `select key::text || convert_from(body, 'UTF8') from onlyonce.outbox_log`); key.Load() != want {
+					t.Errorf("asked about %s, want %s", key.Load(), want)
+				}
+				calls := sink.calls()
+				if answer == outbox.Applied && len(calls) != 0 {
+					t.Errorf("%d calls of what was applied", len(calls))
+				}
+				if answer == outbox.NotApplied && (len(calls) != 1 || calls[0].Key+string(calls[0].Body) != key.Load()) {
+					t.Errorf("calls %+v", calls)
+				}
+			})
+		}
+	}
+}
+
+// A call that is put off is not made before its time, nor is one behind it; no attempt is counted and no window begins.
+func TestNotBefore(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(accept)
+	put := keyed("k", 0)
+	put.NotBefore = time.Now().Add(time.Hour)
+	past := charge("past")
+	past.NotBefore = time.Now().Add(-time.Hour)
+	r.enqueue(put, keyed("k", 1), past)
+	r.start(testConfig(sink))
+	r.states("retrying", "blocked", "delivered")
+	if got := one[string](r, `select string_agg(state || reason || attempts || (first_attempt_at is null) || coalesce((next_attempt_at > clock_timestamp() + interval '50 minutes')::text, ''), ' ' order by row_id) from onlyonce.parked`); got !=
+		"retryingscheduled0truetrue blockedbehind0true" {
+		t.Errorf("parked %s", got)
+	}
+	if got := sink.bodies(); got != "past" {
+		t.Errorf("sent %s", got)
+	}
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where state = 'retrying'`)
+	r.states("delivered")
+	if got := sink.bodies(); got != "past k0 k1" {
+		t.Errorf("sent %s", got)
+	}
+}
+
+// The trace context of the message, or the call's own, goes with each attempt.
+func TestTrace(t *testing.T) {
+	r := newRig(t)
+	const ofMessage, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\nvendor=1", "00-11111111111111111111111111111111-2222222222222222-00"
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		if d.Attempt == 1 {
+			return outbox.RetryLater("again", nil)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	with := charge("own")
+	with.Trace = own
+	if err := r.handled(dedupe.Origin{Scope: "s", ID: "m", Trace: ofMessage}, charge("message"), with); err != nil {
+		t.Fatal(err)
+	}
+	r.start(testConfig(sink))
+	r.states("delivered")
+	for _, d := range sink.calls() {
+		want := ofMessage
+		if strings.Contains(string(d.Body), "own") {
+			want = own
+		}
+		if d.Trace != want {
+			t.Errorf("%s, attempt %d: trace %q", d.Body, d.Attempt, d.Trace)
+		}
+	}
+}
