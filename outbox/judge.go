@@ -61,8 +61,8 @@ func (t *tenure) decide(f *flight) verdict {
 		return verdict{state: stateRetrying, reason: reasonScheduled, due: true, delay: f.wait - time.Since(f.asked)}
 	case flightWaiting:
 		return verdict{state: stateRetrying, reason: reasonCut, due: true}
-	case flightFlying: // settled when it returns; if this relay dies, after that time
-		return verdict{state: stateRetrying, reason: reasonCut, due: true, delay: t.s.limits.Timeout + t.s.cfg.LeaseTTL}
+	case flightFlying: // settled when it returns; if this relay dies, when its lease has ended, and the call with it
+		return verdict{state: stateRetrying, reason: reasonCut, due: true, delay: t.s.cfg.LeaseTTL}
 	}
 	r := f.result
 	v := verdict{text: stored(r.Reason)}

@@ -169,6 +169,7 @@ func (t *tenure) load() error {
 		c.suspect = 0
 	}
 	t.cursor, t.known, t.chunk, t.refs, t.more = c, true, nil, nil, false
+	t.seen.Store(c.version)
 	t.fresh = true
 	return nil
 }
@@ -257,6 +258,9 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 			b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
 		}
 	})
+	if err == nil {
+		err = fault.Point(fault.RelayTurned)
+	}
 	switch {
 	case sqlState(err) == codeMoved:
 		t.known = false // an attempt before, whose answer was lost, has done it
@@ -264,10 +268,8 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 		return err
 	default:
 		t.cursor.version++
+		t.seen.Store(t.cursor.version)
 		t.cursor.last, t.cursor.suspect = last, suspect
-	}
-	if err := fault.Point(fault.RelayTurned); err != nil {
-		return err
 	}
 	t.told(diverted)
 	t.chunk = nil

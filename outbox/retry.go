@@ -118,7 +118,7 @@ func (t *tenure) retryTurn(pick bool) error {
 		return t.fenced(func(b *pgx.Batch) {
 			queueSettlements(b, t, done)
 			if slots > 0 {
-				b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.limits.Timeout+t.s.cfg.LeaseTTL, ask, late).Query(collect(&picked, t.scanParked))
+				b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.cfg.LeaseTTL, ask, late).Query(collect(&picked, t.scanParked))
 			}
 		}, func(b *pgx.Batch) {
 			if slots > 0 {

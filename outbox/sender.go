@@ -39,7 +39,8 @@ select (select count(*) from onlyonce.leases where starts_with(name, $2) and unt
               where a.sink = $1 and (l.until is null or l.until <= clock_timestamp()) order by random()),
        exists (select 1 from onlyonce.outbox where sink = $1 and state = 'pending')`
 
-// scoutSQL says which lanes have something to do. In: sink, lanes; whether the relay is asked to decide about calls of unknown outcome.
+// scoutSQL says which lanes have something to do. In: sink, lanes; whether the relay is asked to decide about calls of unknown outcome; versions of the
+// lanes that their owner knows.
 // Out: a row for each lane that has: the lane; whether rows are new; whether parked calls are due. By the indexes outbox_log_new and parked_calls_due; takes no lock.
 const scoutSQL = `
 select * from (
@@ -48,9 +49,10 @@ select * from (
          or exists (select 1 from pg_snapshot_xip(coalesce(a.target, a.prev)) x cross join lateral (
                       select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
          exists (select 1 from onlyonce.parked p where p.kind = 'call' and p.sink = a.sink and p.lane = a.lane
-                    and p.next_attempt_at <= clock_timestamp() and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due
-    from onlyonce.lanes a where a.sink = $1 and a.lane = any ($2)) s
- where fresh or due`
+                    and p.next_attempt_at <= clock_timestamp() and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due,
+         a.version < m.version as lost
+    from onlyonce.lanes a join unnest($2::smallint[], $4::bigint[]) as m(lane, version) on m.lane = a.lane where a.sink = $1) s
+ where fresh or due or lost`
 
 // sender sends one sink's calls, from the lanes that it holds. One goroutine renews leases, takes and gives back lanes, and looks for work;
 // each lane has a goroutine of its own (tenure), each call another one.
@@ -365,8 +367,9 @@ func (s *sender) look(ctx context.Context) error {
 func (s *sender) scout(ctx context.Context) error {
 	s.scoutAt = time.Now().Add(s.cfg.PollInterval)
 	mine := make([]int16, 0, len(s.held))
-	for lane := range s.held { // those that work, too: what commits behind their last look would wait for the next poll
-		mine = append(mine, lane)
+	var versions []int64
+	for lane, t := range s.held { // those that work, too: what commits behind their last look would wait for the next poll
+		mine, versions = append(mine, lane), append(versions, t.seen.Load()) // before the database is asked
 	}
 	if len(mine) == 0 || !s.open() {
 		return nil
@@ -375,7 +378,7 @@ func (s *sender) scout(ctx context.Context) error {
 	defer cancel()
 	var found []news
 	if err := reading(bounded, s.pool, func(b *pgx.Batch) {
-		b.Queue(scoutSQL, s.name, mine, s.cfg.Reconcile != nil).Query(func(rows pgx.Rows) (err error) {
+		b.Queue(scoutSQL, s.name, mine, s.cfg.Reconcile != nil, versions).Query(func(rows pgx.Rows) (err error) {
 			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[news])
 			return err
 		})
@@ -394,6 +397,7 @@ func (s *sender) scout(ctx context.Context) error {
 type news struct {
 	Lane       int16
 	Fresh, Due bool
+	Lost       bool // the cursor is behind what its owner has committed: a failover has lost that, and no row need come behind it
 }
 
 // reading runs statements that look rows up in tables that may be tiny when their plans are made, and large when they are used again: without

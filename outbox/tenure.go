@@ -43,10 +43,11 @@ type tenure struct {
 	kick    chan news
 
 	cursor  cursor
-	known   bool  // cursor is what the database has
-	refs    []ref // rows of the pass that are not fetched yet
-	more    bool  // the pass may hold rows behind refs
-	wide    bool  // the next pass may hold many rows
+	seen    atomic.Int64 // cursor.version, for the sender
+	known   bool         // cursor is what the database has
+	refs    []ref        // rows of the pass that are not fetched yet
+	more    bool         // the pass may hold rows behind refs
+	wide    bool         // the next pass may hold many rows
 	chunk   *chunk
 	fresh   bool // there are rows behind the pass, or may be
 	due     bool // parked calls are due, or may be
@@ -185,6 +186,10 @@ func (t *tenure) serve() error {
 			t.fresh = t.fresh || n.Fresh
 			if n.Due { // whatever this lane knew: an operator may have changed when
 				t.due, t.dueAt = true, time.Time{}
+			}
+			if n.Lost && t.chunk == nil { // otherwise the chunk's turn finds out
+				t.known, t.due, t.swept = false, true, false
+				t.dueAt = time.Time{}
 			}
 		case <-halted:
 			halted = nil
