@@ -35,7 +35,7 @@ var hot = map[string]struct {
 	args    string
 	indexes []string
 }{
-	"scout":   {`'payments', '{0,1,2,3}', true`, []string{"outbox_log_%d_sink_lane_xid_id_idx", "parked_calls_due"}},
+	"scout":   {`'payments', '{0,1,2,3}', true, '{0,0,0,0}'`, []string{"outbox_log_%d_sink_lane_xid_id_idx", "parked_calls_due"}},
 	"bite":    {`%lane, 0, 64`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
 	"collect": {`%lane, 0, 1000`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
 	"fetch":   {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
