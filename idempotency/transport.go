@@ -44,9 +44,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &operation{cfg: &t.cfg, header: t.header, key: key, body: body, ends: time.Now().Add(t.cfg.TotalTime)}
+	o := &operation{cfg: &t.cfg, key: key, body: body, ends: time.Now().Add(t.cfg.TotalTime)}
 	o.request = req.Clone(req.Context())
-	o.request.Body, o.request.GetBody = nil, nil
+	o.request.Body = nil
 	for name := range o.request.Header {
 		if http.CanonicalHeaderKey(name) == t.header {
 			delete(o.request.Header, name)
@@ -74,7 +74,6 @@ func (t *Transport) CloseIdleConnections() {
 // operation is what is asked for once.
 type operation struct {
 	cfg     *TransportConfig
-	header  string
 	key     string
 	request *http.Request // without its body; attempts are copies
 	body    *body
