@@ -53,10 +53,12 @@ func load(req *http.Request, most int64) (*body, error) {
 // keyHeaders are those at which Go's transport takes a request for one that it may repeat (Go issue 19943).
 var keyHeaders = []string{"Idempotency-Key", "X-Idempotency-Key"}
 
-// put gives an attempt the body, in a form that Go's transport does not send again by itself (O7): on a kept connection that dies after
-// the request it repeats a keyed POST whose body it can rewind, so that there are more attempts than were counted, and two at once when the first
-// is still running. It can rewind a body with a GetBody, and one that is empty. An empty one cannot be disguised without
-// sending it in chunks, so there it is the header: Go looks for its canonical name, and HTTP does not care (RFC 9110 section 5.1).
+// put gives an attempt the body, in a form that Go's transport does not send again by itself (O7): on a kept connection that
+// dies after the request it repeats a keyed POST whose body it can rewind, so that there are more attempts than were counted,
+// and two at once when the first is still running. It can rewind a body with a GetBody, and one that is empty. An empty one
+// cannot be disguised without sending it in chunks, so there it is the header: Go looks for its canonical name, and HTTP does
+// not care (RFC 9110 section 5.1). Over HTTP/2 it still repeats an empty one where the server says that it has not looked at
+// it, which does no harm.
 func (b *body) put(req *http.Request) error {
 	req.GetBody = nil
 	req.ContentLength = b.length

@@ -16,8 +16,8 @@ type TransportConfig struct {
 	// attempt; it must neither repeat requests nor change what they ask for.
 	Base http.RoundTripper
 
-	// Methods are those that get a key: of POST, PATCH, PUT and DELETE. Default POST and PATCH. Requests of other methods go through
-	// as they are: without a key, and once.
+	// Methods are those that get a key: of POST, PATCH, PUT and DELETE. Default POST and PATCH. Requests of other methods go
+	// through as they are: without a key, and once.
 	Methods []string
 
 	// Header carries the key. Default "Idempotency-Key".
@@ -31,18 +31,18 @@ type TransportConfig struct {
 	// other defaults they are spread over 35 s, longer than a handler runs (H11: 30 s) whose answer was lost.
 	Attempts int
 
-	// AttemptTimeout is how long an attempt may take until the answer's headers are there. Default 40 s, from 1 ms to 1 hour. Shorter
-	// than the server's handlers take makes attempts that cannot succeed; longer delays the recovery from a
-	// connection that has died without a word.
+	// AttemptTimeout is how long an attempt may take until the answer's headers are there. Default 40 s, from 1 ms to 1 hour.
+	// Shorter than the server's handlers take makes attempts that cannot succeed; longer delays the recovery from a connection
+	// that has died without a word.
 	AttemptTimeout time.Duration
 
-	// TotalTime bounds all attempts and the waits between them. Default 3 minutes, from 1 ms to 24 hours. It must be well below the
-	// time for which the server remembers keys (H19: 24 h): a retry that comes later is a new operation there. An earlier deadline of the
-	// request's context, or http.Client.Timeout, wins. The answer's body may be read for longer.
+	// TotalTime bounds all attempts and the waits between them. Default 3 minutes, from 1 ms to 24 hours. It must be well below
+	// the time for which the server remembers keys (H19: 24 h): a retry that comes later is a new operation there. An earlier
+	// deadline of the request's context, or http.Client.Timeout, wins. The answer's body may be read for longer.
 	TotalTime time.Duration
 
-	// RetryMin and RetryMax bound the wait between two attempts, which doubles from one to the other and is spread by half of itself
-	// either way. Defaults 500 ms and 10 s, from 1 ms to 1 hour.
+	// RetryMin and RetryMax bound the wait between two attempts, which doubles from one to the other and is spread by half of
+	// itself either way. Defaults 500 ms and 10 s, from 1 ms to 1 hour.
 	RetryMin, RetryMax time.Duration
 
 	// RetryAfterMax is the longest Retry-After that is waited for. Default 1 minute, from 1 s to 24 hours. An answer

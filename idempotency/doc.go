@@ -32,10 +32,11 @@
 // a keyed POST whose connection has died, is kept from it. Attempts follow one another, each after the one before it was given up;
 // a server may still be working on that one, and answers 409 with a Retry-After then, or knows the key.
 //
-// It asks again after errors of the network, 409 with a Retry-After, 425, 429 and 5xx but 501, 505 and 511, unless the answer is a
-// problem (RFC 9457) whose member "retryable" is false. All else is an answer, 422 above all: that key belongs to another
-// request. A Retry-After is honoured in both forms, up to a bound; otherwise waits double and are spread. The number
-// of attempts, the time of each and of all are bounded, and a cancelled context ends them.
+// It asks again after errors of the network, 409 with a Retry-After, 425, 429 and 5xx but 501, 505 and 511, unless the answer
+// is a problem (RFC 9457) whose member "retryable" is false, or a 5xx that says Idempotency-Status: bypassed: the server has
+// not kept the key. All else is an answer, 422 above all: that key belongs to another request. A Retry-After is honoured in
+// both forms, up to a bound; otherwise waits double and are spread. The number of attempts, the time of each and of all are
+// bounded, and a cancelled context ends them.
 //
 // Applied once, then, is what client and server make together: at-least-once requests here, effects applied once there.
 //

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TransportHooks are called in pairs around each attempt, in the goroutine that makes it. Nil hooks are skipped. The structs may grow.
+// TransportHooks are called in pairs around each attempt, in the goroutine that makes it. Nil hooks are skipped. The structs
+// may grow.
 type TransportHooks struct {
 	// AttemptStart is called before an attempt. The context it returns is the attempt's and that of its end: put a span into it.
 	AttemptStart func(context.Context, AttemptStart) context.Context

@@ -16,16 +16,16 @@ type Intent struct {
 	// Name says what is to be done, and for whom it is told apart: "checkout/charge". Required.
 	Name string
 
-	// Version counts how often it is wanted on purpose, from 1. Required. A final refusal is an answer like any other (H13): a charge
-	// that was declined is declined again under its key, byte for byte. Who wants to try another time, after the
-	// customer has topped up his account, say, asks with the next version. Store it with the thing that the intent is
-	// about, before the request; a version that is counted while sending is no longer the same after a crash.
+	// Version counts how often it is wanted on purpose, from 1. Required. A final refusal is an answer like any other (H13): a
+	// charge that was declined is declined again under its key, byte for byte. Who wants to try another time, after the
+	// customer has topped up his account, say, asks with the next version. Store it with the thing that the intent is about,
+	// before the request; a version that is counted while sending is no longer the same after a crash.
 	Version int
 
 	// Parts say which one: the order, the line. At least one, none empty: an empty part is mostly an id that is not known yet,
 	// and all operations without it would be one. Nothing that differs when it is tried again (times, counters, random values),
-	// and nothing that is to be noticed when it differs, such as the amount: that belongs into the body alone, where a server answers
-	// 422 and does not charge twice.
+	// and nothing that is to be noticed when it differs, such as the amount: that belongs into the body alone, where a server
+	// answers 422 and does not charge twice.
 	Parts []string
 }
 

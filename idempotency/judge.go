@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -19,7 +20,7 @@ func (o *operation) judge(ctx context.Context, n int, a *attempt) (wait time.Dur
 		again = ctx.Err() == nil && worthwhile(a.err)
 	} else {
 		after, asked = retryAfter(a.resp.Header, now)
-		again = open(a.resp.StatusCode, asked)
+		again = open(a.resp.StatusCode, asked) && (a.resp.StatusCode < 500 || !bypassed(a.resp.Header))
 	}
 	if !again || n >= o.cfg.Attempts || after > o.cfg.RetryAfterMax {
 		return 0, false
@@ -59,6 +60,12 @@ func open(status int, retryAfter bool) bool {
 		return false
 	}
 	return status >= 500
+}
+
+// bypassed says that our server's side has run the request without keeping its key (H9, H22). A failure of that is not known to
+// have left nothing behind, and would be tried a second time by asking again.
+func bypassed(h http.Header) bool {
+	return strings.EqualFold(strings.TrimSpace(h.Get("Idempotency-Status")), "bypassed")
 }
 
 // worthwhile says whether an attempt without an answer may have one next time. Nearly all errors of a network may, and

@@ -26,9 +26,9 @@ func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, contextKey{}, key)
 }
 
-// key finds the key of an operation, and how it is written: the request's own header, else the context's, else that of
-// the request which was redirected here, else a new one. Two that disagree are refused (H3), and so is a second field line: whichever of them
-// was meant, the other would name another operation.
+// key finds the key of an operation, and how it is written: the request's own header, else the context's, else that of the
+// request which was redirected here, else a new one. Two that disagree are refused (H3), and so is a second field line:
+// whichever of them was meant, the other would name another operation.
 func (t *Transport) key(req *http.Request) (key, value string, err error) {
 	own, err := t.carried(req)
 	if err != nil {

@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// KeyStore remembers keys for a client that may die after it has sent and before it has the answer. Most clients need none: a key that is derived
-// ([Derive]) is found again by deriving it again. It is for those whose keys must be random, or who have nothing to derive from but
-// a name for the thing under way, such as a row of a form that was sent off.
+// KeyStore remembers keys for a client that may die after it has sent and before it has the answer. Most clients need none: a
+// key that is derived ([Derive]) is found again by deriving it again. It is for those whose keys must be random, or who have
+// nothing to derive from but a name for the thing under way, such as a row of a form that was sent off.
 //
 // One small table is enough:
 //
@@ -23,13 +23,13 @@ import (
 //
 // This package has no implementation, because a client's memory belongs where the client keeps its intents.
 type KeyStore interface {
-	// Keep stores key for an intent that has none, and returns the intent's key: this one, or the one that stands there. Of two calls at once
-	// both return the same. What it returns has been committed, in a transaction of its own: one that is rolled back after the
-	// request was sent would take the key along.
+	// Keep stores key for an intent that has none, and returns the intent's key: this one, or the one that stands there. Of two
+	// calls at once both return the same. What it returns has been committed, in a transaction of its own: one that is rolled
+	// back after the request was sent would take the key along.
 	Keep(ctx context.Context, intent, key string) (string, error)
 
-	// Forget removes an intent's key, if it has one. Call it when the answer has been stored and not when it arrives (a client that dies in between asks
-	// again, and must find its key), and no earlier than a late retry can come.
+	// Forget removes an intent's key, if it has one. Call it when the answer has been stored and not when it arrives (a client
+	// that dies in between asks again, and must find its key), and no earlier than a late retry can come.
 	Forget(ctx context.Context, intent string) error
 }
 

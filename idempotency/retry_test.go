@@ -67,6 +67,19 @@ func TestConflictIsRetriedWithRetryAfterOnly(t *testing.T) {
 	}
 }
 
+// A server that has run the request without keeping its key would run it a second time.
+func TestH22BypassedFailureIsNotRetried(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		status, want int
+		is           string
+	}{{500, 1, "bypassed"}, {503, 1, " Bypassed"}, {429, 2, "bypassed"}, {503, 2, "rejected"}, {500, 2, "created"}, {409, 2, "in-progress"}} {
+		if n := attempts(t, play{status: c.status, header: header("Idempotency-Status", c.is, "Retry-After", "1")}); n != c.want {
+			t.Errorf("%d %s: %d attempts, want %d", c.status, c.is, n, c.want)
+		}
+	}
+}
+
 func TestMismatchIsNeverRetried(t *testing.T) {
 	t.Parallel()
 	p := play{status: 422, header: header("Retry-After", "1", "Content-Type", "application/problem+json"), body: `{"code":"key-reused","retryable":true}`}

@@ -27,8 +27,8 @@ func NewTransport(cfg TransportConfig) (*Transport, error) {
 }
 
 // RoundTrip returns the first answer that is final. When attempts or time run out it returns the last answer, or a
-// [*TransportError] where the last attempt had none: in both cases, and after a 5xx or a 409, the outcome is open, and the caller may ask again
-// under the same key. Response.Request.Header has the key as it was sent.
+// [*TransportError] where the last attempt had none: in both cases, and after a 5xx or a 409, the outcome is open, and the
+// caller may ask again under the same key. Response.Request.Header has the key as it was sent.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !slices.Contains(t.cfg.Methods, req.Method) {
 		return t.cfg.Base.RoundTrip(req)
