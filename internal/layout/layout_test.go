@@ -37,7 +37,7 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
@@ -52,7 +52,7 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/franzsource", "./consumer/internal/kafkalog",
-		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./webhook"} {
+		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./webhook", "./idempotency"} {
 		forbid(t, pkg, "github.com/segmentio")
 	}
 }
@@ -61,7 +61,7 @@ func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/kafkasource", "./consumer/internal/kafkalog",
-		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./cmd/onlyonce"} {
+		"./consumer/internal/recordbatch", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./cmd/onlyonce"} {
 		forbid(t, pkg, "github.com/twmb/franz-go/pkg/kgo", "github.com/twmb/franz-go/pkg/sasl")
 	}
 }

@@ -1,0 +1,28 @@
+package idempotency
+
+import (
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// retryAfter reads Retry-After in both forms (RFC 9110 section 10.2.3): seconds, or a date, which is compared with the
+// answer's own Date where it has one, so that clocks need not agree. It is not ok if there is none that can be read.
+func retryAfter(h http.Header, now time.Time) (after time.Duration, ok bool) {
+	v := strings.TrimSpace(h.Get("Retry-After"))
+	seconds, err := strconv.ParseUint(v, 10, 31)
+	if err == nil || errors.Is(err, strconv.ErrRange) { // out of range: more than any bound
+		return time.Duration(min(seconds, math.MaxInt32)) * time.Second, true
+	}
+	at, err := http.ParseTime(v)
+	if err != nil {
+		return 0, false
+	}
+	if date, err := http.ParseTime(h.Get("Date")); err == nil {
+		now = date
+	}
+	return max(at.Sub(now), 0), true
+}
