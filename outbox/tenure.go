@@ -182,7 +182,10 @@ func (t *tenure) serve() error {
 			t.landMore()
 		case <-timer.C:
 		case n := <-t.kick:
-			t.fresh, t.due = t.fresh || n.Fresh, t.due || n.Due
+			t.fresh = t.fresh || n.Fresh
+			if n.Due {
+				t.dueIn(0) // by an operator's hand, perhaps, long before the next one that we know of
+			}
 		case <-halted:
 			halted = nil
 			t.stopAt = time.Now().Add(t.s.cfg.DrainTimeout)

@@ -1,0 +1,47 @@
+package outbox_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// order is what a call's body names.
+func order(d *outbox.Delivery) string {
+	return strings.TrimSuffix(strings.TrimPrefix(string(d.Body), `{"order":"`), `"}`)
+}
+
+// A call that an operator makes due is tried at once, also where the lane's next retry is an hour away.
+func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
+	r := newRig(t)
+	var ok atomic.Bool
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		switch {
+		case order(d) == "later":
+			res := outbox.RetryLater("busy", nil)
+			res.RetryAfter = time.Hour
+			return res
+		case !ok.Load():
+			return outbox.Reject("no", nil)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	later := charge("later")
+	rejected := later
+	rejected.ID = r.sameLane(later, "rejected")
+	rejected.Body = []byte(`{"order":"rejected"}`)
+	r.start(testConfig(sink))
+	r.enqueue(later, rejected)
+	until(t, "parked", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' or state = 'retrying' and next_attempt_at > now() + interval '30 min'`) == 2
+	})
+	ok.Store(true)
+	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null where state = 'waiting'`)
+	until(t, "it is sent again", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'resolved'`) == 1
+	})
+}
