@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -367,8 +368,14 @@ func scanFlight(r pgx.CollectableRow) (*flight, error) {
 		f.Order = f.order.String()
 	}
 	f.key, f.Key, f.Header = key, key.String(), frozen.Parse(headers)
-	f.age, f.wait = max(time.Duration(age)*time.Microsecond, 0), time.Duration(wait)*time.Microsecond // the database's clock may have been set back
+	f.age, f.wait = max(micros(age), 0), micros(wait) // the database's clock may have been set back
 	return f, err
+}
+
+// micros is a number of microseconds, or 292 years where there are more: the year 9999 must not be yesterday.
+func micros(n int64) time.Duration {
+	const most = math.MaxInt64 / int64(time.Microsecond)
+	return time.Duration(min(max(n, -most), most)) * time.Microsecond
 }
 
 // fenced runs statements in a transaction that commits only while the lease is ours, and what reads behind it in the same pipeline. It returns

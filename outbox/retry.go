@@ -165,7 +165,7 @@ func (t *tenure) retryTurn(pick bool) error {
 	}
 	t.due = next != nil
 	if t.due {
-		t.dueAt = asked.Add(time.Duration(*next) * time.Microsecond)
+		t.dueAt = asked.Add(micros(*next))
 	}
 	if len(picked) > 0 && lsn != "" && !t.awaitStandbys(lsn) {
 		picked = nil // due again by themselves
@@ -197,7 +197,7 @@ func (t *tenure) scanParked(r pgx.CollectableRow) (*flight, error) {
 		f.Order = f.order.String()
 	}
 	f.Key, f.Sink, f.Header = f.key.String(), t.s.name, frozen.Parse(headers)
-	f.age = max(time.Duration(age)*time.Microsecond, 0) // the database's clock may have been set back
+	f.age = max(micros(age), 0) // the database's clock may have been set back
 	switch {
 	case status != nil:
 		f.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}
