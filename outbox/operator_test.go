@@ -45,3 +45,37 @@ func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
 		return one[int](r, `select count(*) from onlyonce.parked where state = 'resolved'`) == 1
 	})
 }
+
+// No call is started after a sink was paused, not even one that waits behind another of its ordering key.
+func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		if order(d) == "k0" {
+			g.pass(d)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	paused := make(chan bool, 10)
+	cfg := testConfig(sink)
+	cfg.Hooks.Paused = func(p outbox.Paused) { paused <- p.Paused }
+	relay, err := outbox.NewRelay(r.pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.enqueue(keyed("k", 0), keyed("k", 1), keyed("k", 2))
+	r.run(relay)
+	g.wait()
+	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp()`)
+	<-paused
+	g.release()
+	until(t, "the first is delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 1 })
+	if got := sink.bodies(); got != "k0" {
+		t.Errorf("sent while paused: %s", got)
+	}
+	r.exec(`update onlyonce.sinks set paused_at = null`)
+	r.states("delivered")
+	if got := sink.bodies(); got != "k0 k1 k2" {
+		t.Errorf("sent: %s", got)
+	}
+}

@@ -139,6 +139,15 @@ func (s *sender) enter() bool {
 	return false
 }
 
+// keeps says whether a call may follow another one in the slot of that.
+func (s *sender) keeps() bool {
+	if s.paused.Load() {
+		return false
+	}
+	r, limited := s.sink.(Readier)
+	return !limited || int(s.calling.Load()) <= r.Ready()
+}
+
 // leave gives back a call's slot.
 func (s *sender) leave() {
 	s.calling.Add(-1)

@@ -296,7 +296,7 @@ func (t *tenure) landed(f *flight) {
 	c.flying--
 	c.last = time.Now()
 	f.state = flightDone
-	if next := c.followers(f); next != nil && t.stopAt.IsZero() {
+	if next := c.followers(f); next != nil && t.stopAt.IsZero() && t.s.keeps() {
 		t.launch(next) // in the same slot
 		return
 	}
