@@ -36,6 +36,7 @@ type flight struct {
 	state    flightState
 	parked   int64 // id of the row that it was picked from; 0: it comes from the log
 	made     bool  // the call may have left
+	asking   bool  // whether the call was applied: none is made
 	work     func(context.Context, *flight)
 	result   Result
 	decision Reconciliation

@@ -79,3 +79,26 @@ func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
 		t.Errorf("sent: %s", got)
 	}
 }
+
+// What an operator decides while Reconcile is asked stands.
+func TestOperatorDecidesDuringReconcile(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	sink := newScripted(accept)
+	cfg := testConfig(sink)
+	cfg.RetryMin, cfg.RetryMax = time.Hour, time.Hour
+	cfg.Reconcile = func(ctx context.Context, d *outbox.Delivery) (outbox.Reconciliation, error) {
+		g.pass(d)
+		return outbox.Unknown, nil
+	}
+	c := charge("a")
+	c.NotBefore = time.Now().Add(time.Hour)
+	r.enqueue(c)
+	r.start(cfg)
+	until(t, "parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
+	r.exec(`update onlyonce.parked set state = 'reconcile', reason = 'window', first_attempt_at = clock_timestamp() - interval '30 h', attempts = 3, next_attempt_at = clock_timestamp()`)
+	g.wait()
+	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null`)
+	g.release()
+	r.states("delivered")
+}

@@ -51,7 +51,7 @@ select (extract(epoch from min(p.next_attempt_at) - clock_timestamp()) * 1000000
 
 // settleSQL writes how attempts at parked calls ended. In: arrays of one length: ids, 0 for a row that is known by the log's id alone; the log's ids; states,
 // reasons, errors, microseconds until they are due (null: never by themselves), whether the key's window counts anew, status, headers and body of an answer;
-// then whether a dead call lets go of its ordering key. Rows that an operator has changed meanwhile stay as they are. By the primary key and
+// then whether a dead call lets go of its ordering key; whether the attempt asked what became of the call; the attempts' numbers. Rows that an operator has changed meanwhile stay as they are. By the primary key and
 // the index parked_row; locks the rows.
 const settleSQL = `
 update onlyonce.parked p
@@ -62,9 +62,10 @@ update onlyonce.parked p
        order_key = case when $11 and s.state in ('waiting', 'reconcile') then null else p.order_key end,
        response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
        response_body = coalesce(s.response_body, p.response_body)
-  from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[])
-       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body)
- where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.state in ('retrying', 'reconcile')`
+  from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[], $12::boolean[], $13::int[])
+       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, attempts)
+ where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call'
+   and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.attempts = s.attempts`
 
 // promoteSQL makes the next calls of ordering keys due, sweepSQL those of a lane: after a process died between a commit and what should have followed.
 const (
@@ -203,7 +204,7 @@ func (t *tenure) scanParked(r pgx.CollectableRow) (*flight, error) {
 		f.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}
 		f.work = t.complete
 	case state == stateReconcile:
-		f.work = t.reconcile
+		f.work, f.asking = t.reconcile, true
 	}
 	return f, err
 }
@@ -218,12 +219,15 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 		statuses              []*int32
 		headers               []*string
 		bodies                [][]byte
+		asked                 []bool
+		attempts              []int32
 	)
 	for _, f := range done {
 		v := t.judge(f)
 		if f.completing() && v.state == stateResolved {
 			continue
 		}
+		asked, attempts = append(asked, f.asking), append(attempts, int32(f.Attempt))
 		ids, rows, states, reasons, errs, fresh = append(ids, f.parked), append(rows, f.ID), append(states, v.state), append(reasons, v.reason), append(errs, v.text), append(fresh, v.fresh)
 		var delay *int64
 		if v.due {
@@ -234,7 +238,7 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
 	}
 	if len(ids) > 0 {
-		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, t.s.cfg.PassOn).Exec(anyRows)
+		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, t.s.cfg.PassOn, asked, attempts).Exec(anyRows)
 	}
 }
 
