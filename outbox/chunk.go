@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -73,7 +74,9 @@ type chunk struct {
 func (t *tenure) begin(rows []*flight, asked time.Time) {
 	c := &chunk{rows: rows, last: time.Now(), queues: map[uuid.UUID][]*flight{}, shut: map[uuid.UUID]bool{}}
 	window := t.s.limits.startWindow()
+	under := t.under()
 	for i, f := range rows {
+		f.blocked = f.blocked || f.order != nil && slices.Contains(under, *f.order)
 		f.Sink, f.Attempt, f.chunk, f.asked = t.s.name, 1, c, asked
 		f.suspect = f.suspect || i < t.cursor.suspect
 		if window != Forever {
@@ -82,6 +85,20 @@ func (t *tenure) begin(rows []*flight, asked time.Time) {
 	}
 	t.chunk = c
 	c.skim()
+}
+
+// under are the ordering keys of parked calls that are under way. One that an operator discards meanwhile blocks nothing any more in the
+// database, and may still be accepted.
+func (t *tenure) under() []uuid.UUID {
+	keys := []uuid.UUID{}
+	for _, m := range []map[int64]*flight{t.retries, t.late} {
+		for _, f := range m {
+			if f.order != nil {
+				keys = append(keys, *f.order)
+			}
+		}
+	}
+	return keys
 }
 
 // skim passes over rows that no call is begun for now.
@@ -313,7 +330,7 @@ func (t *tenure) told(diverted []*flight) {
 	}
 	for _, f := range c.rows[:c.next] {
 		if f.state == flightFlying {
-			t.late[f.ID] = true
+			t.late[f.ID] = f
 		}
 		if f.state == flightDone {
 			t.s.tell.settled(t.judge(f).event(f))

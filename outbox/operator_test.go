@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -101,4 +102,39 @@ func TestOperatorDecidesDuringReconcile(t *testing.T) {
 	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null`)
 	g.release()
 	r.states("delivered")
+}
+
+// A call that an operator discards while it is under way may still be accepted: those behind it wait until it has returned.
+func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
+	for _, retried := range []bool{false, true} {
+		t.Run(fmt.Sprint(retried), func(t *testing.T) {
+			r := newRig(t)
+			g := r.gate()
+			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+				if order(d) == "k0" {
+					if retried && d.Attempt == 1 {
+						return outbox.RetryLater("again", nil)
+					}
+					g.pass(d)
+				}
+				return outbox.Result{Outcome: outbox.Delivered}
+			})
+			r.enqueue(keyed("k", 0), keyed("k", 1))
+			r.start(testConfig(sink))
+			g.wait()
+			until(t, "k1 is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1 })
+			r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null where state = 'retrying'`)
+			r.exec(`select onlyonce.promote(order_key) from onlyonce.parked`)
+			r.enqueue(keyed("k", 2))
+			time.Sleep(500 * time.Millisecond)
+			if got := strings.Count(sink.bodies(), "k1") + strings.Count(sink.bodies(), "k2"); got > 0 {
+				t.Errorf("sent while k0 is under way: %s", sink.bodies())
+			}
+			g.release()
+			r.states("delivered", "discarded")
+			if got := strings.TrimPrefix(strings.TrimPrefix(sink.bodies(), "k0 "), "k0 "); got != "k1 k2" {
+				t.Errorf("sent: %s", sink.bodies())
+			}
+		})
+	}
 }

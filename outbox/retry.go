@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
@@ -14,7 +13,7 @@ import (
 
 // pickSQL picks parked calls that are due and journals their attempts. In: sink, lane; ids under way; how many; how long after the first
 // attempt another may start, null: for ever; when they are due again should this relay die; whether calls of unknown outcome are asked about;
-// ids in the log of rows under way.
+// ids in the log of rows under way; ordering keys of both.
 // Out: a row each, in no order. By the index parked_calls_due; the clock is read in a subselect, once, because a volatile function is no
 // index condition. Locks the rows; skips those that somebody else has locked (an operator). A call whose window has passed is handed over too,
 // without an attempt: its age keeps it from being made, and it is left for reconciliation. One that has been accepted, and waits for its
@@ -30,7 +29,7 @@ update onlyonce.parked o
          select p.id from onlyonce.parked p
           where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at <= (select now from t)
             and (p.state = 'retrying' or $7 and p.state = 'reconcile') and p.id <> all ($3::bigint[])
-            and (p.row_id is null or p.row_id <> all ($8::bigint[]))
+            and (p.row_id is null or p.row_id <> all ($8::bigint[])) and (p.order_key is null or p.order_key <> all ($9::uuid[]))
             and (p.order_key is null or not exists (
               select 1 from onlyonce.parked f
                where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
@@ -42,12 +41,13 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.
           o.response_status, coalesce(o.response_headers, ''), o.response_body`
 
 // nextSQL says in how many microseconds the next parked call of a lane is due. In: sink, lane, ids under way, whether calls of unknown outcome are asked about,
-// ids in the log of rows under way.
+// ids in the log of rows under way; ordering keys of both.
 // One row: null if there is none. By the index parked_calls_due.
 const nextSQL = `
 select (extract(epoch from min(p.next_attempt_at) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
  where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at is not null and (p.state = 'retrying' or $4 and p.state = 'reconcile')
-   and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))`
+   and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
+   and (p.order_key is null or p.order_key <> all ($6::uuid[]))`
 
 // settleSQL writes how attempts at parked calls ended. In: arrays of one length: ids, 0 for a row that is known by the log's id alone; the log's ids; states,
 // reasons, errors, microseconds until they are due (null: never by themselves), whether the key's window counts anew, status, headers and body of an answer;
@@ -109,6 +109,7 @@ func (t *tenure) retryTurn(pick bool) error {
 		late = append(late, id)
 	}
 	under, late = notNil(under), notNil(late)
+	keys := pgUUIDs(t.under())
 	var picked []*flight
 	var next *int64
 	var lsn string
@@ -119,11 +120,11 @@ func (t *tenure) retryTurn(pick bool) error {
 		return t.fenced(func(b *pgx.Batch) {
 			queueSettlements(b, t, done)
 			if slots > 0 {
-				b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.limits.Timeout+t.s.cfg.LeaseTTL, ask, late).Query(collect(&picked, t.scanParked))
+				b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.limits.Timeout+t.s.cfg.LeaseTTL, ask, late, keys).Query(collect(&picked, t.scanParked))
 			}
 		}, func(b *pgx.Batch) {
 			if slots > 0 {
-				b.Queue(nextSQL, t.s.name, t.lane, under, ask, late).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
+				b.Queue(nextSQL, t.s.name, t.lane, under, ask, late, keys).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
 			}
 			if slots > 0 && len(t.s.cfg.WaitFor) > 0 {
 				b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
@@ -246,10 +247,7 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 func (t *tenure) promoteBlocked() error {
 	ctx, cancel := t.s.detached(t.ctx)
 	defer cancel()
-	keys := make([]pgtype.UUID, len(t.promote))
-	for i, k := range t.promote {
-		keys[i] = pgUUID(k)
-	}
+	keys := pgUUIDs(t.promote)
 	var n int64
 	err := fault.Point(fault.RelayPromoting)
 	switch {

@@ -55,7 +55,7 @@ type tenure struct {
 	calling int // calls under way: those of the chunk and those of parked rows
 
 	retries map[int64]*flight // parked rows under way, by their ids: none of them is picked again
-	late    map[int64]bool    // rows of the log under way whose chunk went on without them, by their ids: likewise
+	late    map[int64]*flight // rows of the log under way whose chunk went on without them, by their ids: likewise
 	done    []*flight         // of them, returned and not settled
 	promote []uuid.UUID       // ordering keys whose next row may be tried
 	swept   bool
@@ -71,7 +71,7 @@ func newTenure(ctx context.Context, s *sender, l *lease.Lease, lane int16) *tenu
 		s: s, lane: lane, lease: l,
 		halted: make(chan struct{}), kick: make(chan news, 1),
 		results: make(chan *flight, 2*s.cfg.Concurrency), // a call that returns late never blocks
-		retries: map[int64]*flight{}, late: map[int64]bool{},
+		retries: map[int64]*flight{}, late: map[int64]*flight{},
 		due: true, fresh: true, wide: true,
 		pause: s.pauses(),
 	}
