@@ -288,10 +288,10 @@ func queueDiverts(b *pgx.Batch, t *tenure, diverted []*flight) {
 		return
 	}
 	var (
-		ids, keys, states       = make([]int64, n), make([]pgtype.UUID, n), make([]string, n)
-		reasons, errs, attempts = make([]string, n), make([]string, n), make([]int32, n)
-		delays, ages, statuses  = make([]*int64, n), make([]*int64, n), make([]*int32, n)
-		headers, bodies         = make([]*string, n), make([][]byte, n)
+		ids, keys, states        = make([]int64, n), make([]pgtype.UUID, n), make([]string, n)
+		reasons, errs, attempts  = make([]string, n), make([]string, n), make([]int32, n)
+		delays, called, statuses = make([]*int64, n), make([]bool, n), make([]*int32, n)
+		headers, bodies          = make([]*string, n), make([][]byte, n)
 	)
 	for i, f := range diverted {
 		s := t.judge(f)
@@ -301,16 +301,13 @@ func queueDiverts(b *pgx.Batch, t *tenure, diverted []*flight) {
 			delays[i] = &d
 		}
 		flying := f.state == flightFlying // it may be made at any moment; f.made is its goroutine's
-		if flying || f.made || f.suspect {
-			a := (f.age + time.Since(f.asked)).Microseconds()
-			ages[i] = &a
-		}
+		called[i] = flying || f.made || f.suspect
 		if flying || f.made {
 			attempts[i] = 1
 		}
 		statuses[i], headers[i], bodies[i] = s.response()
 	}
-	b.Queue(divertSQL, t.s.name, t.lane, ids, keys, states, reasons, errs, attempts, delays, ages, statuses, headers, bodies, t.s.cfg.PassOn).Exec(anyRows)
+	b.Queue(divertSQL, t.s.name, t.lane, ids, keys, states, reasons, errs, attempts, delays, called, statuses, headers, bodies, t.s.cfg.PassOn).Exec(anyRows)
 }
 
 // told tells what became of a chunk whose end is committed, and remembers what to look after.

@@ -17,13 +17,20 @@ import (
 // Out: a row each, in no order. By the index parked_calls_due; the clock is read in a subselect, once, because a volatile function is no
 // index condition. Locks the rows; skips those that somebody else has locked (an operator). A call whose window has passed is handed over too,
 // without an attempt: its age keeps it from being made, and it is left for reconciliation. One that has been accepted, and waits for its
-// completion, is not called any more. None is taken that stands behind an unsettled one of its ordering key.
+// completion, is not called any more. One that was never called here counts from when it was parked if the database has lost history since, in which it
+// may have been (O6). None is taken that stands behind an unsettled one of its ordering key.
 const pickSQL = `
-with t as materialized (select clock_timestamp() as now)
+with t as materialized (
+  select clock_timestamp() as now,
+         (select case when a.timeline <> substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) then 'infinity' else a.history_at end
+            from onlyonce.lanes a where a.sink = $1 and a.lane = $2) as history)
 update onlyonce.parked o
    set attempts = o.attempts + case when o.state = 'reconcile' or o.first_attempt_at <= (select now from t) - $5::interval then 0 else 1 end,
        first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
-                               else coalesce(o.first_attempt_at, clock_timestamp()) end,
+                               else coalesce(o.first_attempt_at,
+                                 case when o.reason in ('behind', 'scheduled', 'cut') and o.parked_at < (select history from t)
+                                      then case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at) else o.parked_at end end,
+                                 clock_timestamp()) end,
        next_attempt_at = clock_timestamp() + $6::interval
  where o.id = any (array(
          select p.id from onlyonce.parked p

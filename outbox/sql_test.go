@@ -39,7 +39,7 @@ var hot = map[string]struct {
 	"bite":    {`%lane, 0, 64`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
 	"collect": {`%lane, 0, 1000`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
 	"fetch":   {`%lane, 0, '{"(0,1)","(0,2)"}', '{1,2}'`, nil},
-	"divert": {`'payments', 0, '{1}', array[gen_random_uuid()], '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{1}', '{null}', '{null}', '{null}', false`,
+	"divert": {`'payments', 0, '{1}', array[gen_random_uuid()], '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{t}', '{null}', '{null}', '{null}', false`,
 		[]string{"outbox_log_%d_key_idx"}},
 	"pick":   {`'payments', 0, '{}', 8, '23 hours', '30 seconds', true, '{}', '{}'`, []string{"parked_calls_due", "parked_pkey"}},
 	"next":   {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},

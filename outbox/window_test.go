@@ -1,9 +1,12 @@
 package outbox_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // A time that is as far away as one can write is far away, and not overflown.
@@ -19,5 +22,67 @@ func TestNotBeforeFarAway(t *testing.T) {
 	until(t, "all are parked", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'pending'`) == 0 })
 	if got := sink.bodies(); got != "" {
 		t.Errorf("sent before their time: %s", got)
+	}
+}
+
+// A key's age counts from the row where the database has lost history since: somebody may have called then.
+func TestO6WindowAfterLostHistory(t *testing.T) {
+	for _, parked := range []bool{false, true} {
+		t.Run(fmt.Sprint(parked), func(t *testing.T) {
+			r := newRig(t)
+			sink := newScripted(accept)
+			x := r.start(testConfig(sink))
+			r.holds(16)
+			r.enqueue(charge("before"))
+			r.states("delivered")
+			if parked {
+				c := charge("a")
+				c.NotBefore = time.Now().Add(time.Hour)
+				r.enqueue(c)
+				until(t, "parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
+			}
+			x.stop()
+			if !parked {
+				r.enqueue(charge("a"))
+			}
+			r.exec(`update onlyonce.outbox_log set created_at = created_at - interval '30 h'`)
+			r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 h', next_attempt_at = clock_timestamp() - interval '28 h'`)
+			r.exec(`update onlyonce.lanes set server = null, timeline = 'FFFFFFFF'`) // a failover, or a base backup that was restored
+			r.start(testConfig(sink))
+			r.states("delivered", "reconcile")
+			if got := sink.bodies(); got != "before" {
+				t.Errorf("sent: %s", got)
+			}
+		})
+	}
+}
+
+// first_attempt_at is not later than the call, however long the transaction that writes it waits for the lease.
+func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		g.pass(d)
+		return outbox.RetryLater("again", nil)
+	})
+	cfg := testConfig(sink)
+	cfg.RetryMin, cfg.RetryMax = time.Hour, time.Hour
+	r.enqueue(charge("a"))
+	r.start(cfg)
+	g.wait()
+	called := one[time.Time](r, `select clock_timestamp()`)
+	tx, err := r.pool.Begin(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(context.Background(), `select 1 from onlyonce.leases for no key update`); err != nil {
+		t.Fatal(err)
+	}
+	g.release()
+	time.Sleep(time.Second)
+	_ = tx.Rollback(context.Background())
+	until(t, "parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
+	if first := one[time.Time](r, `select first_attempt_at from onlyonce.parked`); first.After(called) {
+		t.Errorf("it was called at %v; the key counts from %v", called, first)
 	}
 }
