@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // cutter stands between a pool and its server and cuts connections at COMMIT: before the server gets it, or after it and
@@ -135,5 +137,57 @@ func TestUnknownCommits(t *testing.T) {
 			}
 			t.Logf("%d commits, %d calls, lease lost: %v", c.commits.Load(), len(sink.calls()), r.lost())
 		})
+	}
+}
+
+// A completion whose COMMIT is not answered has settled its call: what is blocked behind it goes on.
+func TestUnknownCommitOfACompletion(t *testing.T) {
+	r := newRig(t)
+	cfg := r.pool.Config().Copy()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var completing, done atomic.Bool
+	c := &cutter{
+		listener: listener, server: fmt.Sprintf("%s:%d", cfg.ConnConfig.Host, cfg.ConnConfig.Port),
+		cutAt: func(int64) (bool, bool) {
+			cut := completing.Swap(false)
+			if cut {
+				done.Store(true)
+			}
+			return cut, true
+		},
+	}
+	go c.serve()
+	addr := listener.Addr().(*net.TCPAddr)
+	cfg.ConnConfig.Host, cfg.ConnConfig.Port = "127.0.0.1", uint16(addr.Port)
+	cfg.ConnConfig.TLSConfig, cfg.ConnConfig.Fallbacks = nil, nil // the messages must be readable
+	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	cut, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := keyed("k", 0), keyed("k", 1)
+	first.Capture = true
+	r.enqueue(first, second)
+	relay := testConfig(newScripted(accept))
+	relay.PollInterval = time.Second // others commit rarely
+	relay.LeaseTTL = 3 * time.Second
+	relay.Complete = func(context.Context, outbox.Tx, *outbox.Completed) error {
+		completing.Store(!done.Load())
+		return nil
+	}
+	direct := r.pool
+	r.pool = cut
+	x := r.start(relay)
+	r.pool = direct
+	r.states("delivered")
+	x.stop()
+	cut.Close()
+	_ = listener.Close()
+	c.open.Wait()
+	if !done.Load() {
+		t.Error("no commit was cut")
 	}
 }

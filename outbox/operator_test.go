@@ -138,3 +138,22 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 		})
 	}
 }
+
+// Who settles a call and dies before he promotes what is blocked behind it leaves it blocked behind nothing: lanes look for that.
+func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
+	t.Cleanup(outbox.SetSweepEvery(50 * time.Millisecond))
+	r := newRig(t)
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		if order(d) == "k0" {
+			return outbox.Reject("no", nil)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(sink)
+	cfg.LeaseTTL = time.Second
+	r.enqueue(keyed("k", 0), keyed("k", 1))
+	r.start(cfg)
+	until(t, "k1 is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1 })
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
+	r.states("delivered", "discarded")
+}

@@ -161,7 +161,8 @@ func (t *tenure) retryTurn(pick bool) error {
 			delete(t.late, f.ID)
 		}
 		v := t.judge(f)
-		if f.order != nil && (v.state == stateResolved || t.s.cfg.PassOn && (v.state == stateWaiting || v.state == stateReconcile)) {
+		if f.order != nil && (v.state == stateResolved || f.completing() || // whose transaction may have settled it all the same
+			t.s.cfg.PassOn && (v.state == stateWaiting || v.state == stateReconcile)) {
 			t.promote = append(t.promote, *f.order)
 		}
 		if v.due && (v.state == stateRetrying || ask) {

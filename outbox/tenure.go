@@ -14,6 +14,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
+// sweepEvery is how often a lane looks for calls that are blocked behind nothing.
+var sweepEvery = 5 * time.Minute
+
 // Reasons why a tenure ends early.
 var (
 	errReplaced = errors.New("another relay took the lease over")
@@ -59,6 +62,7 @@ type tenure struct {
 	done    []*flight         // of them, returned and not settled
 	promote []uuid.UUID       // ordering keys whose next row may be tried
 	swept   bool
+	sweepAt time.Time // when keys that are blocked behind nothing are looked for again: whoever settles a call may die before he promotes
 
 	notBefore time.Time // after a database error, or while the sink takes no calls
 	pause     *backoff.ExponentialBackOff
@@ -253,6 +257,9 @@ func (t *tenure) step(now time.Time) error {
 		if err := t.load(); err != nil {
 			return err
 		}
+	}
+	if !now.Before(t.sweepAt) {
+		t.swept, t.sweepAt = false, now.Add(sweepEvery)
 	}
 	if len(t.promote) > 0 || !t.swept {
 		if err := t.promoteBlocked(); err != nil {
