@@ -88,9 +88,8 @@ const pickAtOnce = 16
 
 // retryTurn settles the parked calls that have returned, picks due ones for which there is a slot and journals their attempts, in one fenced
 // transaction; then it makes them. If the transaction fails, or nobody knows how it ended, nothing of it counts: what was to be settled is
-// settled in the next one (the statement may run twice), and what was picked is due again by itself.
-func (t *tenure) retryTurn(pick bool) error {
-	slots := 0
+// settled in the next one (the statement may run twice), and what was picked is due again by itself. The caller has taken a number of slots.
+func (t *tenure) retryTurn(pick bool, slots int) error {
 	for pick && slots < pickAtOnce {
 		select {
 		case t.s.slots <- struct{}{}:
@@ -104,9 +103,11 @@ func (t *tenure) retryTurn(pick bool) error {
 		break
 	}
 	if pick && slots == 0 && len(t.done) == 0 {
-		t.dueAt = time.Now().Add(t.s.cfg.PollInterval) // all slots are taken
+		t.starved = true // until serve has a slot
+		t.dueAt = time.Now().Add(t.s.cfg.PollInterval)
 		return nil
 	}
+	t.starved = t.starved && slots == 0
 	var under []int64
 	for id := range t.retries {
 		under = append(under, id)
@@ -176,6 +177,9 @@ func (t *tenure) retryTurn(pick bool) error {
 	t.due = next != nil
 	if t.due {
 		t.dueAt = asked.Add(micros(*next))
+		if len(picked) == 0 && !t.dueAt.After(time.Now()) { // somebody has locked it
+			t.dueAt = time.Now().Add(t.s.cfg.PollInterval)
+		}
 	}
 	if len(picked) > 0 && lsn != "" && !t.awaitStandbys(lsn) {
 		picked = nil // due again by themselves

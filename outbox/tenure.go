@@ -54,6 +54,8 @@ type tenure struct {
 	fresh   bool // there are rows behind the pass, or may be
 	due     bool // parked calls are due, or may be
 	dueAt   time.Time
+	starved bool // parked calls are due, and there was no slot for them
+	fed     bool // the last slot was theirs: the next one is for a new call
 	results chan *flight
 	calling int // calls under way: those of the chunk and those of parked rows
 
@@ -170,16 +172,27 @@ func (t *tenure) serve() error {
 			}
 		}
 		var slot chan<- struct{}
-		if t.chunk != nil && t.chunk.next < len(t.chunk.rows) && t.starting() {
+		starved := t.starved && t.known && !now.Before(t.notBefore)
+		begins := t.chunk != nil && t.chunk.next < len(t.chunk.rows)
+		if (starved || begins) && t.starting() {
 			slot = t.s.slots
 		}
 		timer.Reset(time.Until(t.next()))
 		select {
 		case slot <- struct{}{}:
-			if t.s.enter() {
-				t.startNext()
-			} else { // another lane was first
+			switch {
+			case !t.s.enter(): // another lane was first
 				<-t.s.slots
+			case starved && !(begins && t.fed):
+				t.fed = true
+				if err := t.retryTurn(true, 1); err != nil {
+					if err = t.failed(err); err != nil {
+						return err
+					}
+				}
+			default:
+				t.fed = false
+				t.startNext()
 			}
 		case f := <-t.results:
 			t.landed(f)
@@ -268,7 +281,7 @@ func (t *tenure) step(now time.Time) error {
 	}
 	open := t.starting()
 	if due := t.due && open && !now.Before(t.dueAt); due || len(t.done) > 0 {
-		if err := t.retryTurn(due); err != nil {
+		if err := t.retryTurn(due, 0); err != nil {
 			return err
 		}
 	}
