@@ -265,6 +265,9 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 			b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
 		}
 	})
+	if err == nil {
+		err = fault.Point(fault.RelayTurned) // as if the answer were lost
+	}
 	switch {
 	case sqlState(err) == codeMoved:
 		t.known = false // an attempt before, whose answer was lost, has done it
@@ -273,9 +276,6 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 	default:
 		t.cursor.version++
 		t.cursor.last, t.cursor.suspect = last, suspect
-	}
-	if err := fault.Point(fault.RelayTurned); err != nil {
-		return err
 	}
 	t.told(diverted)
 	t.chunk = nil
