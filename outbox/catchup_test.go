@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -66,5 +67,30 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 	until(t, "it is tried again", func() bool { return at.Load() > 0 })
 	if got := at.Load(); got > 2500 {
 		t.Errorf("tried again behind %d calls", got)
+	}
+}
+
+// A lane whose sink takes no calls does not turn in circles because parked calls are due.
+func TestPausedLaneWithDueCallsIsIdle(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("down", nil) })
+	cfg := testConfig(sink)
+	cfg.PollInterval, cfg.RetryMin, cfg.RetryMax = 50*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond
+	r.enqueue(charge("a"))
+	r.start(cfg)
+	r.told(1)
+	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp()`)
+	time.Sleep(time.Second) // it is due by now
+	used := func() time.Duration {
+		var u syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	before := used()
+	time.Sleep(time.Second)
+	if got := used() - before; got > 400*time.Millisecond {
+		t.Errorf("%v of processor time in a second in which there is nothing to do", got)
 	}
 }

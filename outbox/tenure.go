@@ -244,11 +244,11 @@ func (t *tenure) next() time.Time {
 		earlier(time.Time{})
 	}
 	if t.due && !stopping {
-		if t.dueAt.IsZero() {
-			earlier(time.Now().Add(t.closedFor()))
-		} else {
-			earlier(t.dueAt)
+		at := time.Now().Add(t.closedFor())
+		if t.dueAt.After(at) {
+			at = t.dueAt
 		}
+		earlier(at)
 	}
 	if stopping && t.stopAt.Before(next) {
 		next = t.stopAt
