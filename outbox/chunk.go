@@ -65,6 +65,8 @@ type chunk struct {
 	next   int       // first row that is not looked at yet
 	flying int
 	last   time.Time // when a call last began or returned
+	// ending: its end may be committed, and nobody knows. What it has not begun would then be read and called again, beside its calls.
+	ending bool
 
 	queues map[uuid.UUID][]*flight // keys with a call under way: who waits behind it
 	shut   map[uuid.UUID]bool      // keys with a call that was parked

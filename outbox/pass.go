@@ -200,6 +200,7 @@ func (t *tenure) first() reads {
 // finish writes what became of the chunk and reads the next one.
 func (t *tenure) finish() error {
 	c := t.chunk
+	c.ending = true
 	diverted := c.diverted(t)
 	last := t.cursor.last
 	if c.next > 0 {

@@ -173,7 +173,7 @@ func (t *tenure) serve() error {
 		}
 		var slot chan<- struct{}
 		starved := t.starved && t.known && !now.Before(t.notBefore)
-		begins := t.chunk != nil && t.chunk.next < len(t.chunk.rows)
+		begins := t.chunk != nil && !t.chunk.ending && t.chunk.next < len(t.chunk.rows)
 		if (starved || begins) && t.starting() {
 			slot = t.s.slots
 		}
@@ -229,7 +229,7 @@ func (t *tenure) next() time.Time {
 	stopping := !t.stopAt.IsZero()
 	if c := t.chunk; c != nil {
 		switch {
-		case c.finished(t.starting()):
+		case c.ending, c.finished(t.starting()):
 			earlier(time.Time{})
 		case c.flying > 0:
 			earlier(c.last.Add(patience))
@@ -286,7 +286,7 @@ func (t *tenure) step(now time.Time) error {
 		}
 	}
 	if c := t.chunk; c != nil {
-		if !c.finished(open) && (c.flying == 0 || now.Sub(c.last) < patience) {
+		if !c.ending && !c.finished(open) && (c.flying == 0 || now.Sub(c.last) < patience) {
 			return nil
 		}
 		return t.finish()
