@@ -86,3 +86,21 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 		t.Errorf("it was called at %v; the key counts from %v", called, first)
 	}
 }
+
+// What a completion asks for may have been called in a history that the database has lost, and not before the call that it completes.
+func TestO6CallsOfACompletionHaveATime(t *testing.T) {
+	r := newRig(t)
+	cfg := testConfig(newScripted(accept))
+	cfg.Complete = func(ctx context.Context, tx outbox.Tx, _ *outbox.Completed) error {
+		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "receipt", Target: "/receipts"})
+	}
+	c := charge("a")
+	c.Capture = true
+	r.enqueue(c)
+	r.start(cfg)
+	until(t, "both are delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 2 })
+	if !one[bool](r, `select coalesce(bool_or(abs(extract(epoch from r.origin_time - p.first_attempt_at)) < 1), false)
+		from onlyonce.outbox_log r, onlyonce.parked p where r.name = 'receipt'`) {
+		t.Error("the receipt's origin_time is not when its charge was first called")
+	}
+}
