@@ -157,6 +157,7 @@ comment on function onlyonce.call_fingerprint(text, text, text, bytea, boolean) 
 --   checks  0: the fence and the message's claim exclude that the call stands already.
 --           1: it may stand already (the message is replayed, or done again): then nothing is written; OO004 if its bytes differ.
 --           2: nothing but the call's own key tells: it is claimed in the inbox; OO004 if it was claimed with other bytes.
+--           3: both: code of schema 2 does not say whether it handles a message again, which code of schema 3 may have handled.
 -- The locks of the ordering keys come first, in a statement before the INSERT that draws the ids, sorted, so that two
 -- transactions that call this once cannot deadlock. 1,024 stripes: one lock a key would exhaust the server's lock table.
 create function onlyonce.enqueue_calls(
@@ -178,13 +179,13 @@ begin
                from unnest(order_keys) k where k is not null order by 1) s;
   end if;
 
-  if 2 = any (checks) then
+  if checks && '{2,3}'::smallint[] then
     select onlyonce.claim(array_agg(c.k order by c.n), array_agg(c.f order by c.n)) into claim
       from (select u.k, u.n, onlyonce.call_fingerprint(u.m, u.t, u.h, u.b, u.s) as f
-              from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n) where u.c = 2) c;
+              from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n) where u.c >= 2) c;
     i := 0;
     for n in 1 .. cardinality(keys) loop
-      if checks[n] = 2 then
+      if checks[n] >= 2 then
         i := i + 1;
         if claim[i] = 2 then
           raise exception using errcode = 'OO004',
@@ -197,7 +198,7 @@ begin
   end if;
 
   -- In statements of their own: each locks the tables that it names until the transaction ends, segments too, which then cannot be emptied.
-  if 1 = any (checks) then
+  if checks && '{1,3}'::smallint[] then
     for old in
       select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
         from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
@@ -208,7 +209,7 @@ begin
           select p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
             from onlyonce.parked p where p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
           limit 1) o on true
-       where u.c = 1
+       where u.c in (1, 3)
     loop
       if old.differs then
         raise exception using errcode = 'OO004',
@@ -217,7 +218,7 @@ begin
       skip := skip || old.n;
     end loop;
   end if;
-  if 1 = any (checks) or 2 = any (checks) then -- enqueued before schema 3
+  if checks && '{1,2,3}'::smallint[] then -- enqueued before schema 3
     for old in
       select u.n, (q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body) is distinct from (u.m, u.t, u.h, u.b) as differs
         from unnest(checks, keys, methods, targets, headers, bodies) with ordinality as u(c, k, m, t, h, b, n)
@@ -271,7 +272,7 @@ create or replace function onlyonce.enqueue(
 ) returns void
 language plpgsql as $$
 begin
-  perform onlyonce.enqueue_calls(array[2::smallint], array[enqueue.key], array[null::uuid], array[enqueue.sink], array[enqueue.tenant],
+  perform onlyonce.enqueue_calls(array[3::smallint], array[enqueue.key], array[null::uuid], array[enqueue.sink], array[enqueue.tenant],
     array[enqueue.scope], array[enqueue.name], array[enqueue.method], array[enqueue.target],
     array[onlyonce.header_lines(enqueue.header_names, enqueue.header_values)], array[null::text], array[enqueue.body],
     array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);

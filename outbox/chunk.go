@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -36,6 +37,7 @@ type flight struct {
 	state    flightState
 	parked   int64 // id of the row that it was picked from; 0: it comes from the log
 	made     bool  // the call may have left
+	asking   bool  // whether the call was applied: none is made
 	work     func(context.Context, *flight)
 	result   Result
 	decision Reconciliation
@@ -63,6 +65,8 @@ type chunk struct {
 	next   int       // first row that is not looked at yet
 	flying int
 	last   time.Time // when a call last began or returned
+	// ending: its end may be committed, and nobody knows. What it has not begun would then be read and called again, beside its calls.
+	ending bool
 
 	queues map[uuid.UUID][]*flight // keys with a call under way: who waits behind it
 	shut   map[uuid.UUID]bool      // keys with a call that was parked
@@ -72,7 +76,9 @@ type chunk struct {
 func (t *tenure) begin(rows []*flight, asked time.Time) {
 	c := &chunk{rows: rows, last: time.Now(), queues: map[uuid.UUID][]*flight{}, shut: map[uuid.UUID]bool{}}
 	window := t.s.limits.startWindow()
+	under := t.under()
 	for i, f := range rows {
+		f.blocked = f.blocked || f.order != nil && slices.Contains(under, *f.order)
 		f.Sink, f.Attempt, f.chunk, f.asked = t.s.name, 1, c, asked
 		f.suspect = f.suspect || i < t.cursor.suspect
 		if window != Forever {
@@ -81,6 +87,20 @@ func (t *tenure) begin(rows []*flight, asked time.Time) {
 	}
 	t.chunk = c
 	c.skim()
+}
+
+// under are the ordering keys of parked calls that are under way. One that an operator discards meanwhile blocks nothing any more in the
+// database, and may still be accepted.
+func (t *tenure) under() []uuid.UUID {
+	keys := []uuid.UUID{}
+	for _, m := range []map[int64]*flight{t.retries, t.late} {
+		for _, f := range m {
+			if f.order != nil {
+				keys = append(keys, *f.order)
+			}
+		}
+	}
+	return keys
 }
 
 // skim passes over rows that no call is begun for now.
@@ -270,10 +290,10 @@ func queueDiverts(b *pgx.Batch, t *tenure, diverted []*flight) {
 		return
 	}
 	var (
-		ids, keys, states       = make([]int64, n), make([]pgtype.UUID, n), make([]string, n)
-		reasons, errs, attempts = make([]string, n), make([]string, n), make([]int32, n)
-		delays, ages, statuses  = make([]*int64, n), make([]*int64, n), make([]*int32, n)
-		headers, bodies         = make([]*string, n), make([][]byte, n)
+		ids, keys, states        = make([]int64, n), make([]pgtype.UUID, n), make([]string, n)
+		reasons, errs, attempts  = make([]string, n), make([]string, n), make([]int32, n)
+		delays, called, statuses = make([]*int64, n), make([]bool, n), make([]*int32, n)
+		headers, bodies          = make([]*string, n), make([][]byte, n)
 	)
 	for i, f := range diverted {
 		s := t.judge(f)
@@ -283,16 +303,13 @@ func queueDiverts(b *pgx.Batch, t *tenure, diverted []*flight) {
 			delays[i] = &d
 		}
 		flying := f.state == flightFlying // it may be made at any moment; f.made is its goroutine's
-		if flying || f.made || f.suspect {
-			a := (f.age + time.Since(f.asked)).Microseconds()
-			ages[i] = &a
-		}
+		called[i] = flying || f.made || f.suspect
 		if flying || f.made {
 			attempts[i] = 1
 		}
 		statuses[i], headers[i], bodies[i] = s.response()
 	}
-	b.Queue(divertSQL, t.s.name, t.lane, ids, keys, states, reasons, errs, attempts, delays, ages, statuses, headers, bodies, t.s.cfg.PassOn).Exec(anyRows)
+	b.Queue(divertSQL, t.s.name, t.lane, ids, keys, states, reasons, errs, attempts, delays, called, statuses, headers, bodies, t.s.cfg.PassOn).Exec(anyRows)
 }
 
 // told tells what became of a chunk whose end is committed, and remembers what to look after.
@@ -312,7 +329,7 @@ func (t *tenure) told(diverted []*flight) {
 	}
 	for _, f := range c.rows[:c.next] {
 		if f.state == flightFlying {
-			t.late[f.ID] = true
+			t.late[f.ID] = f
 		}
 		if f.state == flightDone {
 			t.s.tell.settled(t.judge(f).event(f))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -98,7 +97,8 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 	defer tx.Rollback(t.s.dbTimeout)
 	ms := strconv.FormatInt(max(t.s.dbTimeout.Milliseconds(), 1), 10)
 	tx.Engine("fence", completeSQL, t.lease.ID, t.lease.Epoch, t.lease.Nonce, f.parked, f.Attempt, ms, ms, ms)
-	tx.SetOrigin(dedupe.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: time.Time{}})
+	// Should the database lose this, what it enqueues may have been called since the call was first made, and not before (O6).
+	tx.SetOrigin(dedupe.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: f.asked.Add(-f.age)})
 	err = t.s.cfg.Complete(ctx, tx, &Completed{Key: f.Key, Tenant: f.Tenant, Scope: f.Scope, Sink: f.Sink, Name: f.Name, Method: f.Method, Target: f.Target,
 		Header: f.Header, Body: f.Body, Response: f.answer, Attempt: f.Attempt})
 	if failed := tx.Failure(); failed != nil && (err == nil || !errors.Is(err, failed)) {

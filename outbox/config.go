@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -132,6 +133,11 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 
+	for i, name := range c.WaitFor {
+		if name == "" || slices.Contains(c.WaitFor[:i], name) {
+			fault("WaitFor", "%q is empty or there twice", name)
+		}
+	}
 	if len(c.Sinks) == 0 {
 		fault("Sinks", "must not be empty: a relay without a sink sends nothing")
 	}

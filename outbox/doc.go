@@ -99,7 +99,8 @@
 //
 // Time that passes unseen. The age of a key counts from started_at, which is committed before the first call can have been made, by the
 // database's clock; it is checked before the call, and at the connection's first write (see package httpsink). Where the message may have been
-// handled in a history that the database has lost (a replay, a failover, a restore), it counts from the time of the message.
+// handled in a history that the database has lost (a replay, a failover, a restore), it counts from the time of the message; and where the call stood already
+// when that was lost, from the time of the row.
 //
 // # Using it
 //

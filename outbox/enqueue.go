@@ -159,6 +159,14 @@ func statement(rows []any) (sql string, args []any) {
 // pgUUID is a key as pgx knows it without asking the server for types, which it does not do where there are no prepared statements.
 func pgUUID(key uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: key, Valid: true} }
 
+func pgUUIDs(keys []uuid.UUID) []pgtype.UUID {
+	all := make([]pgtype.UUID, len(keys))
+	for i, k := range keys {
+		all[i] = pgUUID(k)
+	}
+	return all
+}
+
 // inTransaction refuses what has the methods of a transaction and is none: the call would commit by itself, whatever
 // becomes of the effects.
 func inTransaction(tx dedupe.Tx) error {

@@ -337,3 +337,23 @@ func TestEnqueueOfSchema2(t *testing.T) {
 		t.Errorf("sent %+v", c)
 	}
 }
+
+// During a rolling deployment code of schema 2 may handle a message again that code of schema 3 has handled: its call stands already.
+func TestEnqueueOfSchema2SeesCallsOfAHandler(t *testing.T) {
+	r := newRig(t)
+	again := func(body string) error {
+		_, err := r.pool.Exec(context.Background(), `select onlyonce.enqueue('6da350e3-397e-83b8-b350-bb37daa8f1fe', '', 's', 'payments', 'n', 'POST', '/x', '{}', '{}', $1)`, []byte(body))
+		return err
+	}
+	r.exec(`select onlyonce.enqueue_calls('{0}', '{6da350e3-397e-83b8-b350-bb37daa8f1fe}', '{null}', '{payments}', '{""}', '{s}', '{n}', '{POST}', '{/x}', '{""}',
+		'{null}', array['a'::bytea], '{null}', '{null}', '{f}', '{f}', '{f}')`)
+	if err := again("a"); err != nil {
+		t.Fatal(err)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 1 {
+		t.Errorf("%d rows of one call", n)
+	}
+	if err := again("b"); err == nil {
+		t.Error("other bytes were accepted")
+	}
+}

@@ -16,6 +16,13 @@ var Statements = map[string]string{
 	"carry": carrySQL, "purge": purgeSQL, "purge old": purgeOldSQL,
 }
 
+// SetSweepEvery changes how often lanes look for calls that are blocked behind nothing. It returns what undoes it.
+func SetSweepEvery(d time.Duration) func() {
+	old := sweepEvery
+	sweepEvery = d
+	return func() { sweepEvery = old }
+}
+
 // Identity is identity as a string.
 func Identity(o dedupe.Origin, inbound bool, c Call) string { return identity(o, inbound, c).String() }
 

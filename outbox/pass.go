@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -67,12 +68,18 @@ const passRows = `(
      where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id > a.last_id offset 0) r
    where pg_visible_in_snapshot(x, a.target))`
 
-// wholeRow is what a flight is made of. The age of the key counts from when a call can first have been made: the pass's start, or the time of
-// the message where it may have been handled in a history that is lost (O6). The clock is read at least once after the row was.
+// firstCall is when a call under a row's key can first have been made: the pass's start; where the database has lost history since, in which the
+// message may have been handled, or the row read, the time of the message or of the row (O6). Of r in the log and its lane a.
+const (
+	lostHistory = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
+	firstCall   = `case when ` + lostHistory + ` then least(r.origin_time, greatest(r.created_at, r.not_before), a.started_at) else a.started_at end`
+)
+
+// wholeRow is what a flight is made of. The clock is read at least once after the row was.
 const wholeRow = `
        r.id, r.key, r.order_key, r.tenant, r.scope, r.name, r.method, r.target, r.headers, coalesce(r.trace, ''), r.body, r.capture, r.sealed,
-       (extract(epoch from clock_timestamp() - case when r.redo or r.origin_time < a.history_at then least(r.origin_time, a.started_at) else a.started_at end) * 1000000)::bigint,
-       r.redo or coalesce(r.origin_time < a.history_at, false),
+       (extract(epoch from clock_timestamp() - ` + firstCall + `) * 1000000)::bigint,
+       ` + lostHistory + `,
        coalesce((extract(epoch from r.not_before - clock_timestamp()) * 1000000)::bigint, 0),
        r.order_key is not null and exists (select 1 from onlyonce.parked p where p.order_key = r.order_key and p.settled_at is null)`
 
@@ -81,9 +88,11 @@ const wholeRow = `
 const biteSQL = `
 select` + wholeRow + `
   from onlyonce.lanes a
- cross join lateral (select p.id, p.slot, p.ctid from ` + passRows + ` p order by p.id limit $3) p
+ cross join lateral (
+   select p.id, p.slot, p.ctid, sum(p.size) over (order by p.id) - p.size as before from (
+     select * from ` + passRows + ` p order by p.id limit $3) p) p
  cross join lateral (select * from onlyonce.outbox_log r where r.slot = p.slot and r.ctid = p.ctid offset 0) r
- where a.id = $1 and a.version = $2
+ where a.id = $1 and a.version = $2 and p.before < 4194304 -- maxChunkBytes
  order by r.id`
 
 // collectSQL reads where the rows of a pass lie. In: lane id, version, how many. Out: id, slot, ctid, bytes of the body.
@@ -101,8 +110,8 @@ select` + wholeRow + `
  where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[])`
 
 // divertSQL copies rows of the log, whole, to where they are tried again. In: sink, lane; arrays of one length: ids, keys, states, reasons,
-// errors, attempts, microseconds until they are due (null: never by themselves), microseconds since the first call can have been made (null: none was),
-// status, headers and body of an answer that was captured. By the index outbox_log_key. A row that is parked already stays as it is; so
+// errors, attempts, microseconds until they are due (null: never by themselves), whether a call can have been made (since when is what it was at the
+// read: the lane's version is the same, or onlyonce.advance raises), status, headers and body of an answer that was captured. By the index outbox_log_key. A row that is parked already stays as it is; so
 // does one whose key is parked under another row: it is the same call.
 const divertSQL = `
 insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, order_key, sink, lane, partition, row_id, "offset", call_name, method,
@@ -112,11 +121,12 @@ select 'call', d.state, d.reason, d.error, d.attempts, r.tenant, r.scope, r.key,
        case when $14 and d.state in ('waiting', 'reconcile') then null else r.order_key end, r.sink, r.lane, r.lane, r.id, r.id, r.name, r.method, r.target,
        array(select convert_to(split_part(l, ': ', 1), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
        array(select convert_to(substr(l, strpos(l, ': ') + 2), 'UTF8') from regexp_split_to_table(r.headers, E'\n') with ordinality h(l, n) where l <> '' order by n),
-       r.body, r.trace, r.capture, r.sealed, clock_timestamp() + d.delay * interval '1 microsecond', clock_timestamp() - d.age * interval '1 microsecond',
+       r.body, r.trace, r.capture, r.sealed, clock_timestamp() + d.delay * interval '1 microsecond', case when d.called then ` + firstCall + ` end,
        d.status, d.response_headers, d.response_body
-  from unnest($3::bigint[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::int[], $9::bigint[], $10::bigint[], $11::int[], $12::text[], $13::bytea[])
-       as d(id, key, state, reason, error, attempts, delay, age, status, response_headers, response_body)
+  from unnest($3::bigint[], $4::uuid[], $5::text[], $6::text[], $7::text[], $8::int[], $9::bigint[], $10::boolean[], $11::int[], $12::text[], $13::bytea[])
+       as d(id, key, state, reason, error, attempts, delay, called, status, response_headers, response_body)
   join onlyonce.outbox_log r on r.key = d.key and r.id = d.id and r.sink = $1 and r.lane = $2
+  join onlyonce.lanes a on a.sink = $1 and a.lane = $2
  order by r.id
 on conflict do nothing`
 
@@ -193,6 +203,7 @@ func (t *tenure) first() reads {
 // finish writes what became of the chunk and reads the next one.
 func (t *tenure) finish() error {
 	c := t.chunk
+	c.ending = true
 	diverted := c.diverted(t)
 	last := t.cursor.last
 	if c.next > 0 {
@@ -259,7 +270,7 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 		}
 	})
 	if err == nil {
-		err = fault.Point(fault.RelayTurned)
+		err = fault.Point(fault.RelayTurned) // as if the answer were lost
 	}
 	switch {
 	case sqlState(err) == codeMoved:
@@ -278,7 +289,11 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 	}
 	switch what {
 	case readBite:
-		t.more = len(rows) == bite
+		size := 0
+		for _, f := range rows {
+			size += len(f.Body)
+		}
+		t.more = len(rows) == bite || size >= maxChunkBytes
 		t.wide = t.more
 		t.cursor.unread, t.fresh = len(rows) > 0, len(rows) > 0
 	case readRefs:
@@ -369,8 +384,14 @@ func scanFlight(r pgx.CollectableRow) (*flight, error) {
 		f.Order = f.order.String()
 	}
 	f.key, f.Key, f.Header = key, key.String(), frozen.Parse(headers)
-	f.age, f.wait = max(time.Duration(age)*time.Microsecond, 0), time.Duration(wait)*time.Microsecond // the database's clock may have been set back
+	f.age, f.wait = max(micros(age), 0), micros(wait) // the database's clock may have been set back
 	return f, err
+}
+
+// micros is a number of microseconds, or 292 years where there are more: the year 9999 must not be yesterday.
+func micros(n int64) time.Duration {
+	const most = math.MaxInt64 / int64(time.Microsecond)
+	return time.Duration(min(max(n, -most), most)) * time.Microsecond
 }
 
 // fenced runs statements in a transaction that commits only while the lease is ours, and what reads behind it in the same pipeline. It returns

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
@@ -14,23 +13,30 @@ import (
 
 // pickSQL picks parked calls that are due and journals their attempts. In: sink, lane; ids under way; how many; how long after the first
 // attempt another may start, null: for ever; when they are due again should this relay die; whether calls of unknown outcome are asked about;
-// ids in the log of rows under way.
+// ids in the log of rows under way; ordering keys of both.
 // Out: a row each, in no order. By the index parked_calls_due; the clock is read in a subselect, once, because a volatile function is no
 // index condition. Locks the rows; skips those that somebody else has locked (an operator). A call whose window has passed is handed over too,
 // without an attempt: its age keeps it from being made, and it is left for reconciliation. One that has been accepted, and waits for its
-// completion, is not called any more. None is taken that stands behind an unsettled one of its ordering key.
+// completion, is not called any more. One that was never called here counts from when it was parked if the database has lost history since, in which it
+// may have been (O6). None is taken that stands behind an unsettled one of its ordering key.
 const pickSQL = `
-with t as materialized (select clock_timestamp() as now)
+with t as materialized (
+  select clock_timestamp() as now,
+         (select case when a.timeline <> substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) then 'infinity' else a.history_at end
+            from onlyonce.lanes a where a.sink = $1 and a.lane = $2) as history)
 update onlyonce.parked o
    set attempts = o.attempts + case when o.state = 'reconcile' or o.first_attempt_at <= (select now from t) - $5::interval then 0 else 1 end,
        first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
-                               else coalesce(o.first_attempt_at, clock_timestamp()) end,
+                               else coalesce(o.first_attempt_at,
+                                 case when o.reason in ('behind', 'scheduled', 'cut') and o.parked_at < (select history from t)
+                                      then case o.reason when 'scheduled' then greatest(o.parked_at, o.next_attempt_at) else o.parked_at end end,
+                                 clock_timestamp()) end,
        next_attempt_at = clock_timestamp() + $6::interval
  where o.id = any (array(
          select p.id from onlyonce.parked p
           where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at <= (select now from t)
             and (p.state = 'retrying' or $7 and p.state = 'reconcile') and p.id <> all ($3::bigint[])
-            and (p.row_id is null or p.row_id <> all ($8::bigint[]))
+            and (p.row_id is null or p.row_id <> all ($8::bigint[])) and (p.order_key is null or p.order_key <> all ($9::uuid[]))
             and (p.order_key is null or not exists (
               select 1 from onlyonce.parked f
                where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
@@ -42,16 +48,17 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.
           o.response_status, coalesce(o.response_headers, ''), o.response_body`
 
 // nextSQL says in how many microseconds the next parked call of a lane is due. In: sink, lane, ids under way, whether calls of unknown outcome are asked about,
-// ids in the log of rows under way.
+// ids in the log of rows under way; ordering keys of both.
 // One row: null if there is none. By the index parked_calls_due.
 const nextSQL = `
 select (extract(epoch from min(p.next_attempt_at) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
  where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at is not null and (p.state = 'retrying' or $4 and p.state = 'reconcile')
-   and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))`
+   and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
+   and (p.order_key is null or p.order_key <> all ($6::uuid[]))`
 
 // settleSQL writes how attempts at parked calls ended. In: arrays of one length: ids, 0 for a row that is known by the log's id alone; the log's ids; states,
 // reasons, errors, microseconds until they are due (null: never by themselves), whether the key's window counts anew, status, headers and body of an answer;
-// then whether a dead call lets go of its ordering key. Rows that an operator has changed meanwhile stay as they are. By the primary key and
+// then whether a dead call lets go of its ordering key; whether the attempt asked what became of the call; the attempts' numbers. Rows that an operator has changed meanwhile stay as they are. By the primary key and
 // the index parked_row; locks the rows.
 const settleSQL = `
 update onlyonce.parked p
@@ -62,9 +69,10 @@ update onlyonce.parked p
        order_key = case when $11 and s.state in ('waiting', 'reconcile') then null else p.order_key end,
        response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
        response_body = coalesce(s.response_body, p.response_body)
-  from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[])
-       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body)
- where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call' and p.state in ('retrying', 'reconcile')`
+  from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[], $12::boolean[], $13::int[])
+       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, attempts)
+ where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call'
+   and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.attempts = s.attempts`
 
 // promoteSQL makes the next calls of ordering keys due, sweepSQL those of a lane: after a process died between a commit and what should have followed.
 const (
@@ -80,9 +88,8 @@ const pickAtOnce = 16
 
 // retryTurn settles the parked calls that have returned, picks due ones for which there is a slot and journals their attempts, in one fenced
 // transaction; then it makes them. If the transaction fails, or nobody knows how it ended, nothing of it counts: what was to be settled is
-// settled in the next one (the statement may run twice), and what was picked is due again by itself.
-func (t *tenure) retryTurn(pick bool) error {
-	slots := 0
+// settled in the next one (the statement may run twice), and what was picked is due again by itself. The caller has taken a number of slots.
+func (t *tenure) retryTurn(pick bool, slots int) error {
 	for pick && slots < pickAtOnce {
 		select {
 		case t.s.slots <- struct{}{}:
@@ -96,9 +103,11 @@ func (t *tenure) retryTurn(pick bool) error {
 		break
 	}
 	if pick && slots == 0 && len(t.done) == 0 {
-		t.dueAt = time.Now().Add(t.s.cfg.PollInterval) // all slots are taken
+		t.starved = true // until serve has a slot
+		t.dueAt = time.Now().Add(t.s.cfg.PollInterval)
 		return nil
 	}
+	t.starved = t.starved && slots == 0
 	var under []int64
 	for id := range t.retries {
 		under = append(under, id)
@@ -108,6 +117,7 @@ func (t *tenure) retryTurn(pick bool) error {
 		late = append(late, id)
 	}
 	under, late = notNil(under), notNil(late)
+	keys := pgUUIDs(t.under())
 	var picked []*flight
 	var next *int64
 	var lsn string
@@ -118,11 +128,11 @@ func (t *tenure) retryTurn(pick bool) error {
 		return t.fenced(func(b *pgx.Batch) {
 			queueSettlements(b, t, done)
 			if slots > 0 {
-				b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.cfg.LeaseTTL, ask, late).Query(collect(&picked, t.scanParked))
+				b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.cfg.LeaseTTL, ask, late, keys).Query(collect(&picked, t.scanParked))
 			}
 		}, func(b *pgx.Batch) {
 			if slots > 0 {
-				b.Queue(nextSQL, t.s.name, t.lane, under, ask, late).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
+				b.Queue(nextSQL, t.s.name, t.lane, under, ask, late, keys).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
 			}
 			if slots > 0 && len(t.s.cfg.WaitFor) > 0 {
 				b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
@@ -152,7 +162,8 @@ func (t *tenure) retryTurn(pick bool) error {
 			delete(t.late, f.ID)
 		}
 		v := t.judge(f)
-		if f.order != nil && (v.state == stateResolved || t.s.cfg.PassOn && (v.state == stateWaiting || v.state == stateReconcile)) {
+		if f.order != nil && (v.state == stateResolved || f.completing() || // whose transaction may have settled it all the same
+			t.s.cfg.PassOn && (v.state == stateWaiting || v.state == stateReconcile)) {
 			t.promote = append(t.promote, *f.order)
 		}
 		if v.due && (v.state == stateRetrying || ask) {
@@ -165,9 +176,9 @@ func (t *tenure) retryTurn(pick bool) error {
 	}
 	t.due = next != nil
 	if t.due {
-		t.dueAt = asked.Add(time.Duration(*next) * time.Microsecond)
-		if len(picked) == 0 && *next <= 0 { // somebody has it locked, or it stands behind another one
-			t.dueAt = asked.Add(t.s.cfg.PollInterval)
+		t.dueAt = asked.Add(micros(*next))
+		if len(picked) == 0 && !t.dueAt.After(time.Now()) { // somebody has locked it
+			t.dueAt = time.Now().Add(t.s.cfg.PollInterval)
 		}
 	}
 	if len(picked) > 0 && lsn != "" && !t.awaitStandbys(lsn) {
@@ -200,13 +211,13 @@ func (t *tenure) scanParked(r pgx.CollectableRow) (*flight, error) {
 		f.Order = f.order.String()
 	}
 	f.Key, f.Sink, f.Header = f.key.String(), t.s.name, frozen.Parse(headers)
-	f.age = max(time.Duration(age)*time.Microsecond, 0) // the database's clock may have been set back
+	f.age = max(micros(age), 0) // the database's clock may have been set back
 	switch {
 	case status != nil:
 		f.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}
 		f.work = t.complete
 	case state == stateReconcile:
-		f.work = t.reconcile
+		f.work, f.asking = t.reconcile, true
 	}
 	return f, err
 }
@@ -221,12 +232,15 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 		statuses              []*int32
 		headers               []*string
 		bodies                [][]byte
+		asked                 []bool
+		attempts              []int32
 	)
 	for _, f := range done {
 		v := t.judge(f)
 		if f.completing() && v.state == stateResolved {
 			continue
 		}
+		asked, attempts = append(asked, f.asking), append(attempts, int32(f.Attempt))
 		ids, rows, states, reasons, errs, fresh = append(ids, f.parked), append(rows, f.ID), append(states, v.state), append(reasons, v.reason), append(errs, v.text), append(fresh, v.fresh)
 		var delay *int64
 		if v.due {
@@ -237,7 +251,7 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
 	}
 	if len(ids) > 0 {
-		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, t.s.cfg.PassOn).Exec(anyRows)
+		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, t.s.cfg.PassOn, asked, attempts).Exec(anyRows)
 	}
 }
 
@@ -245,10 +259,7 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 func (t *tenure) promoteBlocked() error {
 	ctx, cancel := t.s.detached(t.ctx)
 	defer cancel()
-	keys := make([]pgtype.UUID, len(t.promote))
-	for i, k := range t.promote {
-		keys[i] = pgUUID(k)
-	}
+	keys := pgUUIDs(t.promote)
 	var n int64
 	err := fault.Point(fault.RelayPromoting)
 	switch {

@@ -21,13 +21,14 @@ import (
 // lanes is how many lanes a sink has, for good: onlyonce.lane says which one a call belongs to.
 const lanes = 16
 
-// makeLanesSQL makes a sink's row, its lanes and their leases. In: sink. Idempotent; by the unique names.
+// makeLanesSQL makes a sink's row, its lanes and their leases. In: sink. Idempotent; by the unique names. Locks none that is there. Leases that
+// another relay makes meanwhile are not seen, and their lanes are made by its own statement.
 const makeLanesSQL = `
 with sink as (insert into onlyonce.sinks (name) values ($1) on conflict do nothing),
-made as (
-  insert into onlyonce.leases (name) select 'relay/' || $1::text || '/' || n from generate_series(0, 15) n
-  on conflict (name) do update set name = excluded.name returning id, name)
-insert into onlyonce.lanes (id, sink, lane) select id, $1, substr(name, length('relay/' || $1::text || '/') + 1)::smallint from made
+names as (select 'relay/' || $1::text || '/' || n as name, n from generate_series(0, 15) n),
+made as (insert into onlyonce.leases (name) select name from names on conflict (name) do nothing returning id, name)
+insert into onlyonce.lanes (id, sink, lane)
+select l.id, $1, n.n::smallint from (select id, name from made union all select id, name from onlyonce.leases) l join names n on n.name = l.name
 on conflict do nothing`
 
 // surveySQL says how a sink's lanes stand. In: sink, how a member's lease name starts. Out: one row: how many relays there are that list
@@ -140,6 +141,15 @@ func (s *sender) enter() bool {
 		}
 	}
 	return false
+}
+
+// keeps says whether a call may follow another one in the slot of that.
+func (s *sender) keeps() bool {
+	if s.paused.Load() {
+		return false
+	}
+	r, limited := s.sink.(Readier)
+	return !limited || int(s.calling.Load()) <= r.Ready()
 }
 
 // leave gives back a call's slot.

@@ -39,11 +39,11 @@ var hot = map[string]struct {
 	"bite":    {`%lane, 0, 64`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
 	"collect": {`%lane, 0, 1000`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
 	"fetch":   {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
-	"divert": {`'payments', 0, '{1}', array[gen_random_uuid()], '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{1}', '{null}', '{null}', '{null}', false`,
+	"divert": {`'payments', 0, '{1}', array[gen_random_uuid()], '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{t}', '{null}', '{null}', '{null}', false`,
 		[]string{"outbox_log_%d_key_idx"}},
-	"pick":   {`'payments', 0, '{}', 8, '23 hours', '30 seconds', true, '{}'`, []string{"parked_calls_due", "parked_pkey"}},
-	"next":   {`'payments', 0, '{}', true, '{}'`, []string{"parked_calls_due"}},
-	"settle": {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false`, []string{"parked_pkey", "parked_row"}},
+	"pick":   {`'payments', 0, '{}', 8, '23 hours', '30 seconds', true, '{}', '{}'`, []string{"parked_calls_due", "parked_pkey"}},
+	"next":   {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},
+	"settle": {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false, '{false,true}', '{1,1}'`, []string{"parked_pkey", "parked_row"}},
 	"purge":  {`'payments', '7 days', 1000`, []string{"parked_settled", "parked_pkey", "outbox_log_%d_key_idx"}},
 	"carry":  {`'payments', 500`, []string{"outbox_pending", "outbox_pkey"}},
 }
@@ -227,7 +227,9 @@ func TestLockedRowsAreLeftForLater(t *testing.T) {
 	locked, free := charge("locked"), charge("free")
 	free.ID = r.sameLane(locked, "free")
 	r.enqueue(locked, free)
-	r.start(testConfig(sink))
+	cfg := testConfig(sink)
+	cfg.RetryMin, cfg.RetryMax = 2*time.Second, 2*time.Second // no attempt is under way when the row is locked
+	r.start(cfg)
 	r.states("retrying")
 	tx, err := r.pool.Begin(t.Context())
 	if err != nil {

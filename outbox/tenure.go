@@ -14,6 +14,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
+// sweepEvery is how often a lane looks for calls that are blocked behind nothing.
+var sweepEvery = 5 * time.Minute
+
 // Reasons why a tenure ends early.
 var (
 	errReplaced = errors.New("another relay took the lease over")
@@ -52,14 +55,17 @@ type tenure struct {
 	fresh   bool // there are rows behind the pass, or may be
 	due     bool // parked calls are due, or may be
 	dueAt   time.Time
+	starved bool // parked calls are due, and there was no slot for them
+	fed     bool // the last slot was theirs: the next one is for a new call
 	results chan *flight
 	calling int // calls under way: those of the chunk and those of parked rows
 
 	retries map[int64]*flight // parked rows under way, by their ids: none of them is picked again
-	late    map[int64]bool    // rows of the log under way whose chunk went on without them, by their ids: likewise
+	late    map[int64]*flight // rows of the log under way whose chunk went on without them, by their ids: likewise
 	done    []*flight         // of them, returned and not settled
 	promote []uuid.UUID       // ordering keys whose next row may be tried
 	swept   bool
+	sweepAt time.Time // when keys that are blocked behind nothing are looked for again: whoever settles a call may die before he promotes
 
 	notBefore time.Time // after a database error, or while the sink takes no calls
 	pause     *backoff.ExponentialBackOff
@@ -72,7 +78,7 @@ func newTenure(ctx context.Context, s *sender, l *lease.Lease, lane int16) *tenu
 		s: s, lane: lane, lease: l,
 		halted: make(chan struct{}), kick: make(chan news, 1),
 		results: make(chan *flight, 2*s.cfg.Concurrency), // a call that returns late never blocks
-		retries: map[int64]*flight{}, late: map[int64]bool{},
+		retries: map[int64]*flight{}, late: map[int64]*flight{},
 		due: true, fresh: true, wide: true,
 		pause: s.pauses(),
 	}
@@ -167,16 +173,27 @@ func (t *tenure) serve() error {
 			}
 		}
 		var slot chan<- struct{}
-		if t.chunk != nil && t.chunk.next < len(t.chunk.rows) && t.starting() {
+		starved := t.starved && t.known && !now.Before(t.notBefore)
+		begins := t.chunk != nil && !t.chunk.ending && t.chunk.next < len(t.chunk.rows)
+		if (starved || begins) && t.starting() {
 			slot = t.s.slots
 		}
 		timer.Reset(time.Until(t.next()))
 		select {
 		case slot <- struct{}{}:
-			if t.s.enter() {
-				t.startNext()
-			} else { // another lane was first
+			switch {
+			case !t.s.enter(): // another lane was first
 				<-t.s.slots
+			case starved && !(begins && t.fed):
+				t.fed = true
+				if err := t.retryTurn(true, 1); err != nil {
+					if err = t.failed(err); err != nil {
+						return err
+					}
+				}
+			default:
+				t.fed = false
+				t.startNext()
 			}
 		case f := <-t.results:
 			t.landed(f)
@@ -184,8 +201,8 @@ func (t *tenure) serve() error {
 		case <-timer.C:
 		case n := <-t.kick:
 			t.fresh = t.fresh || n.Fresh
-			if n.Due { // whatever this lane knew: an operator may have changed when
-				t.due, t.dueAt = true, time.Time{}
+			if n.Due {
+				t.dueIn(0) // by an operator's hand, perhaps, long before the next one that we know of
 			}
 			if n.Lost && t.chunk == nil { // otherwise the chunk's turn finds out
 				t.known, t.due, t.swept = false, true, false
@@ -217,7 +234,7 @@ func (t *tenure) next() time.Time {
 	stopping := !t.stopAt.IsZero()
 	if c := t.chunk; c != nil {
 		switch {
-		case c.finished(t.starting()):
+		case c.ending, c.finished(t.starting()):
 			earlier(time.Time{})
 		case c.flying > 0:
 			earlier(c.last.Add(patience))
@@ -232,11 +249,11 @@ func (t *tenure) next() time.Time {
 		earlier(time.Time{})
 	}
 	if t.due && !stopping {
-		if t.dueAt.IsZero() {
-			earlier(time.Now().Add(t.closedFor()))
-		} else {
-			earlier(t.dueAt)
+		at := time.Now().Add(t.closedFor())
+		if t.dueAt.After(at) {
+			at = t.dueAt
 		}
+		earlier(at)
 	}
 	if stopping && t.stopAt.Before(next) {
 		next = t.stopAt
@@ -259,6 +276,9 @@ func (t *tenure) step(now time.Time) error {
 			return err
 		}
 	}
+	if !now.Before(t.sweepAt) {
+		t.swept, t.sweepAt = false, now.Add(sweepEvery)
+	}
 	if len(t.promote) > 0 || !t.swept {
 		if err := t.promoteBlocked(); err != nil {
 			return err
@@ -266,12 +286,12 @@ func (t *tenure) step(now time.Time) error {
 	}
 	open := t.starting()
 	if due := t.due && open && !now.Before(t.dueAt); due || len(t.done) > 0 {
-		if err := t.retryTurn(due); err != nil {
+		if err := t.retryTurn(due, 0); err != nil {
 			return err
 		}
 	}
 	if c := t.chunk; c != nil {
-		if !c.finished(open) && (c.flying == 0 || now.Sub(c.last) < patience) {
+		if !c.ending && !c.finished(open) && (c.flying == 0 || now.Sub(c.last) < patience) {
 			return nil
 		}
 		return t.finish()
@@ -301,7 +321,7 @@ func (t *tenure) landed(f *flight) {
 	c.flying--
 	c.last = time.Now()
 	f.state = flightDone
-	if next := c.followers(f); next != nil && t.stopAt.IsZero() && !t.s.paused.Load() {
+	if next := c.followers(f); next != nil && t.stopAt.IsZero() && t.s.keeps() {
 		t.launch(next) // in the same slot
 		return
 	}

@@ -91,8 +91,8 @@ func Acquire(ctx context.Context, db DB, name string, ttl time.Duration) (*Lease
 	_, _ = rand.Read(nonce[:]) // never fails
 	l.Nonce = nonce.String()
 	// Detached: cut off in the middle it may have succeeded, and everybody would wait for a lease that nobody owns. No longer
-	// than the ttl: by then it is over.
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl)
+	// than a third of the ttl, for whoever holds the row locked, or the caller could not renew its other leases meanwhile.
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl/3)
 	defer cancel()
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -82,7 +82,8 @@ func (u unnamed) strings(ctx context.Context, sql string, args ...any) ([]string
 const serverSQL = `
 select current_user::text, pg_backend_pid(), pg_is_in_recovery(), current_setting('server_version_num')::int,
        current_setting('server_version'), current_setting('default_transaction_read_only') = 'on', current_setting('default_transaction_isolation'),
-       current_setting('synchronous_commit'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on'`
+       current_setting('synchronous_commit'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
+       current_setting('server_encoding')`
 
 // server is what it returns.
 type server struct {
@@ -95,11 +96,12 @@ type server struct {
 	isolation             string
 	synchronous           string
 	fsync, fullPageWrites bool
+	encoding              string
 }
 
 func readServer(ctx context.Context, db migrations.DB) (s server, err error) {
 	var pid int32
-	err = db.QueryRow(ctx, serverSQL).Scan(&s.user, &pid, &s.standby, &s.number, &s.version, &s.readOnly, &s.isolation, &s.synchronous, &s.fsync, &s.fullPageWrites)
+	err = db.QueryRow(ctx, serverSQL).Scan(&s.user, &pid, &s.standby, &s.number, &s.version, &s.readOnly, &s.isolation, &s.synchronous, &s.fsync, &s.fullPageWrites, &s.encoding)
 	s.pid = uint32(pid)
 	return s, err
 }
@@ -110,6 +112,9 @@ func (s server) faults() (faults []error) {
 		faults = append(faults, errors.New("the server is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)"))
 	} else if s.readOnly {
 		faults = append(faults, fmt.Errorf("transactions of %s are read-only: set default_transaction_read_only = off for this role, database or connection", s.user))
+	}
+	if s.encoding != "UTF8" {
+		faults = append(faults, fmt.Errorf("the database's encoding is %s, in which not every text can be stored: create it with encoding UTF8", s.encoding))
 	}
 	if s.number < oldest {
 		faults = append(faults, fmt.Errorf("PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server", s.version))

@@ -11,7 +11,7 @@ import (
 // What no test server is, or should be, is judged from what it would answer.
 func TestJudgement(t *testing.T) {
 	t.Parallel()
-	good := server{user: "stock", number: 150004, version: "15.4", isolation: "read committed", synchronous: "on", fsync: true, fullPageWrites: true}
+	good := server{user: "stock", number: 150004, version: "15.4", isolation: "read committed", synchronous: "on", fsync: true, fullPageWrites: true, encoding: "UTF8"}
 	for name, c := range map[string]struct {
 		change         func(*server)
 		fault, warning string

@@ -1,0 +1,96 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// After an outage parked calls are caught up with as fast as slots become free.
+func TestRetriesAreCaughtUpWithAsSlotsBecomeFree(t *testing.T) {
+	r := newRig(t)
+	var up atomic.Bool
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		if !up.Load() {
+			return outbox.RetryLater("down", nil)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(sink)
+	cfg.Concurrency, cfg.PollInterval, cfg.RetryMin, cfg.RetryMax = 1, time.Second, 2*time.Second, 2*time.Second
+	const n = 100
+	var calls []outbox.Call
+	first := charge("first")
+	for i := range n {
+		c := charge(r.sameLane(first, fmt.Sprint("n", i)))
+		calls = append(calls, c)
+	}
+	r.enqueue(calls...)
+	r.start(cfg)
+	r.told(n)
+	up.Store(true)
+	begun := time.Now()
+	r.states("delivered")
+	t.Logf("%d calls in %v", n, time.Since(begun))
+}
+
+// A retry gets its turn while new calls take every slot.
+func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
+	r := newRig(t)
+	var n, at atomic.Int64
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		n.Add(1)
+		if order(d) == "first" {
+			if d.Attempt == 1 {
+				return outbox.RetryLater("again", nil)
+			}
+			at.Store(n.Load())
+		}
+		time.Sleep(time.Millisecond)
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(sink)
+	cfg.Concurrency, cfg.RetryMin, cfg.RetryMax = 1, 300*time.Millisecond, 300*time.Millisecond
+	var calls []outbox.Call
+	for i := range 3000 {
+		calls = append(calls, charge(fmt.Sprint(i)))
+	}
+	r.enqueue(charge("first"))
+	r.start(cfg)
+	r.told(1)
+	r.enqueue(calls...)
+	until(t, "it is tried again", func() bool { return at.Load() > 0 })
+	if got := at.Load(); got > 2500 {
+		t.Errorf("tried again behind %d calls", got)
+	}
+}
+
+// A lane whose sink takes no calls does not turn in circles because parked calls are due.
+func TestPausedLaneWithDueCallsIsIdle(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("down", nil) })
+	cfg := testConfig(sink)
+	cfg.PollInterval, cfg.RetryMin, cfg.RetryMax = 50*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond
+	r.enqueue(charge("a"))
+	r.start(cfg)
+	r.told(1)
+	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp()`)
+	time.Sleep(time.Second) // it is due by now
+	used := func() time.Duration {
+		var u syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	before := used()
+	time.Sleep(time.Second)
+	if got := used() - before; got > 400*time.Millisecond {
+		t.Errorf("%v of processor time in a second in which there is nothing to do", got)
+	}
+}

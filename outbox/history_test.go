@@ -1,0 +1,106 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// A time that is as far away as one can write is far away, and not overflown.
+func TestNotBeforeFarAway(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(accept)
+	r.start(testConfig(sink))
+	for _, y := range []int{2300, 2400, 2500, 2700, 2900, 3000, 5000, 9999} {
+		c := charge(fmt.Sprint(y))
+		c.NotBefore = time.Date(y, 12, 31, 0, 0, 0, 0, time.UTC)
+		r.enqueue(c)
+	}
+	until(t, "all are parked", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'pending'`) == 0 })
+	if got := sink.bodies(); got != "" {
+		t.Errorf("sent before their time: %s", got)
+	}
+}
+
+// A key's age counts from the row where the database has lost history since: somebody may have called then.
+func TestO6WindowAfterLostHistory(t *testing.T) {
+	for _, parked := range []bool{false, true} {
+		t.Run(fmt.Sprint(parked), func(t *testing.T) {
+			r := newRig(t)
+			sink := newScripted(accept)
+			x := r.start(testConfig(sink))
+			r.holds(16)
+			r.enqueue(charge("before"))
+			r.states("delivered")
+			if parked {
+				c := charge("a")
+				c.NotBefore = time.Now().Add(time.Hour)
+				r.enqueue(c)
+				until(t, "parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
+			}
+			x.stop()
+			if !parked {
+				r.enqueue(charge("a"))
+			}
+			r.exec(`update onlyonce.outbox_log set created_at = created_at - interval '30 h'`)
+			r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 h', next_attempt_at = clock_timestamp() - interval '28 h'`)
+			r.exec(`update onlyonce.lanes set server = null, timeline = 'FFFFFFFF'`) // a failover, or a base backup that was restored
+			r.start(testConfig(sink))
+			r.states("delivered", "reconcile")
+			if got := sink.bodies(); got != "before" {
+				t.Errorf("sent: %s", got)
+			}
+		})
+	}
+}
+
+// first_attempt_at is not later than the call, however long the transaction that writes it waits for the lease.
+func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		g.pass(d)
+		return outbox.RetryLater("again", nil)
+	})
+	cfg := testConfig(sink)
+	cfg.RetryMin, cfg.RetryMax = time.Hour, time.Hour
+	r.enqueue(charge("a"))
+	r.start(cfg)
+	g.wait()
+	called := one[time.Time](r, `select clock_timestamp()`)
+	tx, err := r.pool.Begin(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(context.Background(), `select 1 from onlyonce.leases for no key update`); err != nil {
+		t.Fatal(err)
+	}
+	g.release()
+	time.Sleep(time.Second)
+	_ = tx.Rollback(context.Background())
+	until(t, "parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
+	if first := one[time.Time](r, `select first_attempt_at from onlyonce.parked`); first.After(called) {
+		t.Errorf("it was called at %v; the key counts from %v", called, first)
+	}
+}
+
+// What a completion asks for may have been called in a history that the database has lost, and not before the call that it completes.
+func TestO6CallsOfACompletionHaveATime(t *testing.T) {
+	r := newRig(t)
+	cfg := testConfig(newScripted(accept))
+	cfg.Complete = func(ctx context.Context, tx outbox.Tx, _ *outbox.Completed) error {
+		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "receipt", Target: "/receipts"})
+	}
+	c := charge("a")
+	c.Capture = true
+	r.enqueue(c)
+	r.start(cfg)
+	until(t, "both are delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) == 2 })
+	if !one[bool](r, `select coalesce(bool_or(abs(extract(epoch from r.origin_time - p.first_attempt_at)) < 1), false)
+		from onlyonce.outbox_log r, onlyonce.parked p where r.name = 'receipt'`) {
+		t.Error("the receipt's origin_time is not when its charge was first called")
+	}
+}

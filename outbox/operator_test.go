@@ -1,0 +1,159 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// order is what a call's body names.
+func order(d *outbox.Delivery) string {
+	return strings.TrimSuffix(strings.TrimPrefix(string(d.Body), `{"order":"`), `"}`)
+}
+
+// A call that an operator makes due is tried at once, also where the lane's next retry is an hour away.
+func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
+	r := newRig(t)
+	var ok atomic.Bool
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		switch {
+		case order(d) == "later":
+			res := outbox.RetryLater("busy", nil)
+			res.RetryAfter = time.Hour
+			return res
+		case !ok.Load():
+			return outbox.Reject("no", nil)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	later := charge("later")
+	rejected := later
+	rejected.ID = r.sameLane(later, "rejected")
+	rejected.Body = []byte(`{"order":"rejected"}`)
+	r.start(testConfig(sink))
+	r.enqueue(later, rejected)
+	until(t, "parked", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'waiting' or state = 'retrying' and next_attempt_at > now() + interval '30 min'`) == 2
+	})
+	ok.Store(true)
+	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null where state = 'waiting'`)
+	until(t, "it is sent again", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'resolved'`) == 1
+	})
+}
+
+// No call is started after a sink was paused, not even one that waits behind another of its ordering key.
+func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		if order(d) == "k0" {
+			g.pass(d)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	paused := make(chan bool, 10)
+	cfg := testConfig(sink)
+	cfg.Hooks.Paused = func(p outbox.Paused) { paused <- p.Paused }
+	relay, err := outbox.NewRelay(r.pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.enqueue(keyed("k", 0), keyed("k", 1), keyed("k", 2))
+	r.run(relay)
+	g.wait()
+	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp()`)
+	<-paused
+	g.release()
+	until(t, "the first is delivered", func() bool { return one[int](r, `select count(*) from onlyonce.calls where state = 'delivered'`) >= 1 })
+	if got := sink.bodies(); got != "k0" {
+		t.Errorf("sent while paused: %s", got)
+	}
+	r.exec(`update onlyonce.sinks set paused_at = null`)
+	r.states("delivered")
+	if got := sink.bodies(); got != "k0 k1 k2" {
+		t.Errorf("sent: %s", got)
+	}
+}
+
+// What an operator decides while Reconcile is asked stands.
+func TestOperatorDecidesDuringReconcile(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	sink := newScripted(accept)
+	cfg := testConfig(sink)
+	cfg.RetryMin, cfg.RetryMax = time.Hour, time.Hour
+	cfg.Reconcile = func(ctx context.Context, d *outbox.Delivery) (outbox.Reconciliation, error) {
+		g.pass(d)
+		return outbox.Unknown, nil
+	}
+	c := charge("a")
+	c.NotBefore = time.Now().Add(time.Hour)
+	r.enqueue(c)
+	r.start(cfg)
+	until(t, "parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
+	r.exec(`update onlyonce.parked set state = 'reconcile', reason = 'window', first_attempt_at = clock_timestamp() - interval '30 h', attempts = 3, next_attempt_at = clock_timestamp()`)
+	g.wait()
+	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0, first_attempt_at = null`)
+	g.release()
+	r.states("delivered")
+}
+
+// A call that an operator discards while it is under way may still be accepted: those behind it wait until it has returned.
+func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
+	for _, retried := range []bool{false, true} {
+		t.Run(fmt.Sprint(retried), func(t *testing.T) {
+			r := newRig(t)
+			g := r.gate()
+			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+				if order(d) == "k0" {
+					if retried && d.Attempt == 1 {
+						return outbox.RetryLater("again", nil)
+					}
+					g.pass(d)
+				}
+				return outbox.Result{Outcome: outbox.Delivered}
+			})
+			r.enqueue(keyed("k", 0), keyed("k", 1))
+			r.start(testConfig(sink))
+			g.wait()
+			until(t, "k1 is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1 })
+			r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null where state = 'retrying'`)
+			r.exec(`select onlyonce.promote(order_key) from onlyonce.parked`)
+			r.enqueue(keyed("k", 2))
+			time.Sleep(500 * time.Millisecond)
+			if got := strings.Count(sink.bodies(), "k1") + strings.Count(sink.bodies(), "k2"); got > 0 {
+				t.Errorf("sent while k0 is under way: %s", sink.bodies())
+			}
+			g.release()
+			r.states("delivered", "discarded")
+			if got := strings.TrimPrefix(strings.TrimPrefix(sink.bodies(), "k0 "), "k0 "); got != "k1 k2" {
+				t.Errorf("sent: %s", sink.bodies())
+			}
+		})
+	}
+}
+
+// Who settles a call and dies before he promotes what is blocked behind it leaves it blocked behind nothing: lanes look for that.
+func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
+	t.Cleanup(outbox.SetSweepEvery(50 * time.Millisecond))
+	r := newRig(t)
+	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+		if order(d) == "k0" {
+			return outbox.Reject("no", nil)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(sink)
+	cfg.LeaseTTL = time.Second
+	r.enqueue(keyed("k", 0), keyed("k", 1))
+	r.start(cfg)
+	until(t, "k1 is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1 })
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
+	r.states("delivered", "discarded")
+}
