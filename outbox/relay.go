@@ -161,13 +161,13 @@ func (r *Relay) rotate(ctx context.Context) {
 
 // stepped tells what became of a segment.
 func (r *Relay) stepped(o ring.Outcome) {
-	switch {
-	case o.Action == ring.Truncated:
+	switch o.Action {
+	case ring.Truncated:
 		r.cfg.Logger.Info("outbox: a segment whose retention has passed was emptied", "slot", o.Slot)
 		if r.cfg.Hooks.Rotated != nil {
 			r.cfg.Hooks.Rotated(Rotated{Slot: int(o.Slot)})
 		}
-	case o.Action == ring.Needed, o.Action == ring.Full:
+	case ring.Needed, ring.Full:
 		r.cfg.Logger.Warn("outbox: the log grows", "slot", o.Slot, "why", o.Why)
 	}
 }
