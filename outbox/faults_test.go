@@ -43,6 +43,10 @@ func TestFaults(t *testing.T) {
 	for _, x := range slices.Concat(crashRows, remoteRows, otherRows, serverRows) {
 		t.Run(x.fault, func(t *testing.T) {
 			t.Parallel()
+			listed, _, _ := strings.Cut(x.fault, ":")
+			if doc, err := os.ReadFile("../docs/guarantees.md"); err != nil || !strings.Contains(string(doc), "| relay | "+listed+" |") {
+				t.Errorf("docs/guarantees.md does not list it: %v", err)
+			}
 			x.run(&relayFaults{t: t})
 		})
 	}
