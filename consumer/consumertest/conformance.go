@@ -264,6 +264,10 @@ func holesArePassedOver(t *testing.T, h Harness) {
 	if end <= 4 {
 		t.Fatalf("the log ends at %d: nothing was left out", end)
 	}
+	// A coordinator writes the marker of a transaction after it has said that it is aborted: until then the log ends before it.
+	for f := x.MustFetch(t, end); f.Next > end; f = x.MustFetch(t, end) {
+		end = f.Next
+	}
 	wantValues(t, x.ReadTo(t, 0, end), "a0", "a1", "b0")
 	for from := range end {
 		for _, m := range x.ReadTo(t, from, end) {
