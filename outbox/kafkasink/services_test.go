@@ -118,7 +118,7 @@ func TestO10TwoServices(t *testing.T) {
 	}
 	applied(n)
 	until(t, "nothing is pending", func() bool {
-		return count(t, dbA, `select count(*) from onlyonce.outbox where state <> 'delivered'`) == 0
+		return count(t, dbA, `select count(*) from onlyonce.calls where state <> 'delivered'`) == 0
 	})
 	ends, err := kafkatest.Admin(t, k.Brokers).ListEndOffsets(t.Context(), event)
 	if err != nil {
@@ -134,7 +134,7 @@ func TestO10TwoServices(t *testing.T) {
 		return count(t, dbB, `select coalesce(sum(next_offset), 0)::int from onlyonce.positions`) == written
 	})
 	stopB()
-	if calls := count(t, dbA, `select count(*) from onlyonce.outbox`); calls != n {
+	if calls := count(t, dbA, `select count(*) from onlyonce.calls`); calls != n {
 		t.Errorf("A committed %d calls, want %d", calls, n)
 	}
 	if got := count(t, dbB, `select count(*) from effects`); got != n {
@@ -144,7 +144,7 @@ func TestO10TwoServices(t *testing.T) {
 		t.Errorf("%d records: nothing was sent again, and nothing was shown", written)
 	}
 	keys := map[string]bool{}
-	rows, err := dbA.Query(t.Context(), `select key::text from onlyonce.outbox`)
+	rows, err := dbA.Query(t.Context(), `select key::text from onlyonce.calls`)
 	if err != nil {
 		t.Fatal(err)
 	}
