@@ -167,6 +167,9 @@ func TestO2RelayDiesWithinAPass(t *testing.T) {
 			g := r.gate()
 			var calls int
 			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
+				if strings.Contains(string(d.Body), "low id") { // in a lane of its own
+					return outbox.Result{Outcome: outbox.Delivered}
+				}
 				if calls++; calls == at { // one at a time: they are of one key
 					g.pass(d)
 				}
