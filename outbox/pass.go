@@ -249,13 +249,12 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 			suspect = max(suspect-t.chunk.next, 0)
 		}
 	}
-	keep := suspect > 0
 	if err := fault.Point(fault.RelayTurning); err != nil {
 		return err
 	}
 	err := t.fenced(func(b *pgx.Batch) {
 		queueDiverts(b, t, diverted)
-		b.Queue(advanceSQL, t.lease.ID, t.cursor.version, last, freeze, keep, what == readNothing).Exec(anyRows)
+		b.Queue(advanceSQL, t.lease.ID, t.cursor.version, last, freeze, suspect > 0, what == readNothing).Exec(anyRows)
 	}, func(b *pgx.Batch) {
 		switch what {
 		case readBite:
@@ -411,13 +410,7 @@ func (t *tenure) fenced(write, read func(b *pgx.Batch)) error {
 		}
 		return nil
 	})
-	if read != nil {
-		at := b.Len()
-		readOnly(b, read)
-		if b.Len() == at+3 { // nothing to read
-			b.QueuedQueries = b.QueuedQueries[:at]
-		}
-	}
+	readOnly(b, read)
 	conn, err := t.s.pool.Acquire(ctx)
 	if err != nil {
 		return err

@@ -76,7 +76,6 @@ type sender struct {
 	held  map[int16]*tenure
 	ended chan *tenure
 
-	share     int // lanes that are this relay's due
 	lookAt    time.Time
 	renewAt   time.Time
 	scoutAt   time.Time
@@ -326,8 +325,8 @@ func (s *sender) look(ctx context.Context) error {
 	if s.paused.Swap(paused) != paused {
 		s.tell.paused(paused)
 	}
-	s.share = (lanes + max(members, 1) - 1) / max(members, 1)
-	surplus := -s.share
+	share := (lanes + max(members, 1) - 1) / max(members, 1) // lanes that are this relay's due
+	surplus := -share
 	for _, t := range s.held {
 		if !t.halting.Load() {
 			surplus++
@@ -340,7 +339,7 @@ func (s *sender) look(ctx context.Context) error {
 		}
 	}
 	for _, lane := range free {
-		if len(s.held) >= s.share || ctx.Err() != nil {
+		if len(s.held) >= share || ctx.Err() != nil {
 			break
 		}
 		if s.held[lane] != nil {
@@ -418,10 +417,16 @@ func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) 
 	return pool.SendBatch(ctx, b).Close()
 }
 
+// readOnly queues such a transaction, if there is anything to read.
 func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
+	what := &pgx.Batch{}
+	queue(what)
+	if what.Len() == 0 {
+		return
+	}
 	b.Queue(`begin isolation level read committed read only`)
 	b.Queue(`select set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`)
-	queue(b)
+	b.QueuedQueries = append(b.QueuedQueries, what.QueuedQueries...)
 	b.Queue(`commit`)
 }
 

@@ -84,9 +84,8 @@ func newTenure(ctx context.Context, s *sender, l *lease.Lease, lane int16) *tenu
 	}
 	t.ctx, t.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	t.callCtx, t.endCalls = context.WithCancel(t.ctx)
-	deadline := l.Sent.Add(s.cfg.LeaseTTL - s.cfg.LeaseTTL/10)
-	t.deadline.Store(&deadline)
-	t.watch = time.AfterFunc(time.Until(deadline), func() { t.end(errExpired) })
+	t.watch = time.AfterFunc(s.cfg.LeaseTTL, func() { t.end(errExpired) })
+	t.extend(l.Sent)
 	return t
 }
 
@@ -109,7 +108,7 @@ func (t *tenure) halt() {
 func (t *tenure) notify(n news) {
 	select {
 	case t.kick <- n:
-	default: // one is waiting, and whoever takes it looks for both
+	default: // one is waiting; what this one says that it does not is found at the next poll
 	}
 }
 

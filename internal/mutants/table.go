@@ -365,7 +365,7 @@ var table = []mutant{
 		old: "		if limited && int(n) >= r.Ready() {\n", new: "		if limited && r.Ready() < 0 {\n",
 		pkg: "./outbox", test: "TestRowsOfASinkThatIsNotReadyAreLeftAlone"},
 	{rule: "O6 age of a pass that a dead relay left", file: "outbox/pass.go",
-		old: "	keep := suspect > 0\n", new: "	keep := false\n",
+		old: "last, freeze, suspect > 0, what", new: "last, freeze, false && suspect > 0, what",
 		pkg: "./outbox", test: "TestO6WindowOfAPassThatADeadRelayLeft"},
 	{rule: "O6 message that is done again", file: "outbox/pass.go",
 		old: "	lostHistory = `(r.redo or ", new: "	lostHistory = `(false and r.redo and ",
