@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/retryafter"
 )
 
 // judge says whether the operation is asked for again, and after which wait. Where it is, the answer has been disposed of.
@@ -19,7 +21,7 @@ func (o *operation) judge(ctx context.Context, n int, a *attempt) (wait time.Dur
 	if a.err != nil {
 		again = ctx.Err() == nil && worthwhile(a.err)
 	} else {
-		after, asked = retryAfter(a.resp.Header, now)
+		after, asked = retryafter.Read(a.resp.Header, now)
 		again = open(a.resp.StatusCode, asked) && (a.resp.StatusCode < 500 || !bypassed(a.resp.Header))
 	}
 	if !again || n >= o.cfg.Attempts || after > o.cfg.RetryAfterMax {

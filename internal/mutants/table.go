@@ -612,7 +612,7 @@ var table = []mutant{
 	{rule: "H9 client bound of Retry-After", file: "idempotency/judge.go",
 		old: " || after > o.cfg.RetryAfterMax {", new: " {",
 		pkg: "./idempotency", test: "TestLongRetryAfterIsReturned"},
-	{rule: "H9 client clock of the server", file: "idempotency/retryafter.go",
+	{rule: "H9 client clock of the server", file: "internal/retryafter/retryafter.go",
 		old: "\t\tnow = date\n", new: "\t\t_ = date\n",
 		pkg: "./idempotency", test: "TestRetryAfterIsHonoured"},
 	{rule: "H9 client answer left open", file: "idempotency/attempt.go",

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"regexp"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/retryafter"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -27,7 +25,7 @@ func (s *Sink) judge(resp *http.Response) outbox.Result {
 		r.Outcome = o
 	}
 	if r.Outcome == outbox.Retry {
-		r.RetryAfter = retryAfter(resp.Header, time.Now())
+		r.RetryAfter, _ = retryafter.Read(resp.Header, time.Now()) // 0 where there is none; the relay bounds it
 	}
 	return r
 }
@@ -45,24 +43,6 @@ func outcome(status int) outbox.Outcome {
 		return outbox.Retry
 	}
 	return outbox.Rejected
-}
-
-// retryAfter reads Retry-After in both forms (RFC 9110 section 10.2.3): seconds, or a date, which is compared with the
-// answer's own Date where it has one, so that clocks need not agree. 0 if there is none that can be read.
-func retryAfter(h http.Header, now time.Time) time.Duration {
-	v := strings.TrimSpace(h.Get("Retry-After"))
-	seconds, err := strconv.ParseUint(v, 10, 31)
-	if err == nil || errors.Is(err, strconv.ErrRange) { // out of range: the most there is; the relay bounds it
-		return time.Duration(min(seconds, math.MaxInt32)) * time.Second
-	}
-	at, err := http.ParseTime(v)
-	if err != nil {
-		return 0
-	}
-	if date, err := http.ParseTime(h.Get("Date")); err == nil {
-		now = date
-	}
-	return max(at.Sub(now), 0)
 }
 
 // describe says in a few words why there is no whole answer.
