@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/callcheck"
+	"github.com/onlyonce/onlyonce/internal/fleet"
 )
 
 // orderingKeys is how many there are for each sink.
@@ -110,7 +111,7 @@ func (w *writer) run(ctx context.Context) error {
 // await waits until the gate lets calls through.
 func (w *writer) await(ctx context.Context, at int64) error {
 	for at >= w.gate.Load() && ctx.Err() == nil {
-		pause(ctx, pollEvery)
+		pause(ctx, fleet.PollEvery)
 	}
 	return ctx.Err()
 }

@@ -22,8 +22,7 @@ import (
 const (
 	// stopTimeout bounds how long relays may take to leave in order.
 	stopTimeout = 30 * time.Second
-	// pollEvery is how often a condition is looked at, settledEvery one that asks the whole log.
-	pollEvery    = 20 * time.Millisecond
+	// settledEvery is how often a condition is looked at that asks the whole log.
 	settledEvery = 500 * time.Millisecond
 )
 
@@ -31,7 +30,7 @@ const (
 type storm struct {
 	opts   options
 	screen *screen.Screen
-	plan   []blow
+	plan   []fleet.Blow
 	random *rand.Rand // for what is decided on the way
 
 	postgres *devenv.Postgres
@@ -48,7 +47,7 @@ type storm struct {
 
 func newStorm(o options, to *screen.Screen) *storm {
 	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.seed, 1<<32+n)) }
-	return &storm{opts: o, screen: to, plan: makePlan(o.kills, source(1)), random: source(2), struck: map[string]int{}}
+	return &storm{opts: o, screen: to, plan: fleet.Plan(o.kills, shares, source(1)), random: source(2), struck: map[string]int{}}
 }
 
 // open starts the server, the remote and the relays.
@@ -177,33 +176,10 @@ func (s *storm) unsettled(ctx context.Context) (n int, err error) {
 
 // until waits for a condition. It gives up when a relay cannot be had, and when nothing has moved for as long as -patience says.
 func (s *storm) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	last, since := "", time.Now()
-	for {
-		done, err := is(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return errors.New("interrupted")
-		case s.fleet.Failure() != nil:
-			return s.fleet.Failure()
-		case done && err == nil:
-			return nil
-		}
-		// Not how many requests there were: one that is made again and again is no progress.
-		accepted, _ := s.remote.Progress()
-		if now := fmt.Sprint(accepted, s.producer.written.Load(), s.fleet.Restarts()); now != last {
-			last, since = now, time.Now()
-		}
-		// An error is waited out too: the server may be away for a moment.
-		if time.Since(since) > s.opts.patience {
-			return s.stuck(ctx, what, err)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
-	}
+	return s.fleet.Until(ctx, s.opts.patience, is, func() string {
+		accepted, _ := s.remote.Progress() // not how many requests there were: one that is made again and again is no progress
+		return fmt.Sprint(accepted, s.producer.written.Load(), s.fleet.Restarts())
+	}, func(err error) error { return s.stuck(ctx, what, err) })
 }
 
 // stuck tells all that may help to understand why nothing moves.

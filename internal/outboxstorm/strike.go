@@ -3,53 +3,21 @@ package main
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/fleet"
 )
 
 // Kinds of blows.
 const (
-	blowKill     = "kill"     // SIGKILL to a relay, in mid-call where one is met; another takes its place
+	blowKill     = fleet.Kill // SIGKILL to a relay, in mid-call where one is met; another takes its place
 	blowFreeze   = "freeze"   // SIGSTOP to a relay for longer than its leases, then SIGCONT: a zombie
 	blowChange   = "change"   // a relay joins, or leaves in order
 	blowPostgres = "postgres" // SIGKILL to all of Postgres, then a restart
 )
 
-// blow is one event of a storm.
-type blow struct {
-	kind string
-	at   float64       // how much of the stream must be accepted before it comes, as a share
-	wait time.Duration // how long the server stays down, or a relay stands still beyond its leases
-}
-
 // shares are how many of a hundred blows are of a kind; the others are kills.
-var shares = []struct {
-	kind    string
-	percent int
-}{{blowChange, 12}, {blowFreeze, 14}, {blowPostgres, 6}}
-
-// makePlan draws n blows, spread over the stream. From eight on each kind is among them.
-func makePlan(n int, random *rand.Rand) []blow {
-	var kinds []string
-	for _, s := range shares {
-		count := (n*s.percent + 50) / 100
-		if n >= 8 {
-			count = max(count, 1)
-		}
-		kinds = append(kinds, slices.Repeat([]string{s.kind}, count)...)
-	}
-	for len(kinds) < n {
-		kinds = append(kinds, blowKill)
-	}
-	kinds = kinds[:n]
-	random.Shuffle(n, func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
-	plan := make([]blow, n)
-	for i, kind := range kinds {
-		plan[i] = blow{kind: kind, at: (float64(i) + 0.2 + 0.6*random.Float64()) / float64(n+1), wait: time.Duration(random.IntN(1000)) * time.Millisecond}
-	}
-	return plan
-}
+var shares = fleet.Shares{{blowChange, 12}, {blowFreeze, 14}, {blowPostgres, 6}}
 
 // blindAfter is how long a kill looks for a call to hit: with relays and Postgres down there may be none.
 const blindAfter = 4 * time.Second
@@ -57,7 +25,7 @@ const blindAfter = 4 * time.Second
 // strikeAll plays the plan: each blow when its part of the stream was accepted.
 func (s *storm) strikeAll(ctx context.Context) error {
 	for i, b := range s.plan {
-		at := int64(b.at * float64(s.opts.calls))
+		at := int64(b.At * float64(s.opts.calls))
 		s.producer.let(at + s.ahead())
 		// Not all are accepted, and some wait for long behind others.
 		err := s.until(ctx, fmt.Sprintf("%d calls to be accepted, for event %d", at, i+1), func(context.Context) (bool, error) {
@@ -68,9 +36,9 @@ func (s *storm) strikeAll(ctx context.Context) error {
 			return err
 		}
 		if err := s.strike(ctx, b); err != nil {
-			return fmt.Errorf("event %d (%s): %w", i+1, b.kind, err)
+			return fmt.Errorf("event %d (%s): %w", i+1, b.Kind, err)
 		}
-		s.struck[b.kind]++
+		s.struck[b.Kind]++
 	}
 	s.producer.let(int64(s.opts.calls))
 	return nil
@@ -79,23 +47,23 @@ func (s *storm) strikeAll(ctx context.Context) error {
 // ahead is how many calls may be committed beyond what the next event waits for.
 func (s *storm) ahead() int64 { return int64(max(s.opts.calls/(s.opts.kills+1), 200)) }
 
-func (s *storm) strike(ctx context.Context, b blow) error {
-	s.screen.Verbose("%s", b.kind)
-	switch b.kind {
+func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
+	s.screen.Verbose("%s", b.Kind)
+	switch b.Kind {
 	case blowKill:
 		return s.kill(ctx)
 	case blowFreeze:
-		return s.freeze(ctx, b.wait)
+		return s.freeze(ctx, b.Wait)
 	case blowChange:
 		return s.change()
 	case blowPostgres:
 		if err := s.postgres.Kill(ctx); err != nil {
 			return err
 		}
-		pause(ctx, b.wait)
+		pause(ctx, b.Wait)
 		return s.postgres.Restart(ctx)
 	}
-	panic("a blow of no kind: " + b.kind)
+	panic("a blow of no kind: " + b.Kind)
 }
 
 // kill kills a relay, and starts another in its place.

@@ -26,8 +26,6 @@ const (
 	session = 3 * time.Second
 	// stopTimeout bounds how long workers may take to leave in order.
 	stopTimeout = 30 * time.Second
-	// pollEvery is how often a condition is looked at.
-	pollEvery = 20 * time.Millisecond
 )
 
 // storm is one run.
@@ -35,7 +33,7 @@ type storm struct {
 	opts   options
 	screen *screen.Screen
 	stream *stream
-	plan   []blow
+	plan   []fleet.Blow
 	random *rand.Rand // for what is decided on the way
 
 	postgres *devenv.Postgres
@@ -65,7 +63,7 @@ func newStorm(o options, to *screen.Screen) *storm {
 	if o.failover {
 		of = failovers
 	}
-	s := &storm{opts: o, screen: to, stream: makeStream(o.messages, o.duplicates, source(1)), plan: makePlan(o.kills, of, source(2)), random: source(3),
+	s := &storm{opts: o, screen: to, stream: makeStream(o.messages, o.duplicates, source(1)), plan: fleet.Plan(o.kills, of, source(2)), random: source(3),
 		topic: fmt.Sprintf("storm-%d", o.seed), struck: map[string]int{}}
 	s.producer = &producer{s: s, acked: map[string]bool{}}
 	return s
@@ -250,31 +248,9 @@ func (s *storm) handled(ctx context.Context) (bool, error) {
 
 // until waits for a condition. It gives up when a worker cannot be had, and when nothing has moved for as long as -patience says.
 func (s *storm) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	last, since := "", time.Now()
-	for {
-		done, err := is(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return errors.New("interrupted")
-		case s.fleet.Failure() != nil:
-			return s.fleet.Failure()
-		case done && err == nil:
-			return nil
-		}
-		if now := fmt.Sprint(s.fleet.Reached(), s.producer.written.Load(), s.fleet.Mark(), s.fleet.Resolved()); now != last {
-			last, since = now, time.Now()
-		}
-		// An error is waited out too: a server may be away for a moment.
-		if time.Since(since) > s.opts.patience {
-			return s.stuck(ctx, what, err)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
-	}
+	return s.fleet.Until(ctx, s.opts.patience, is, func() string {
+		return fmt.Sprint(s.fleet.Reached(), s.producer.written.Load(), s.fleet.Mark(), s.fleet.Resolved())
+	}, func(err error) error { return s.stuck(ctx, what, err) })
 }
 
 // stuck tells all that may help to understand why nothing moves.

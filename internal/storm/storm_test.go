@@ -209,7 +209,7 @@ func TestPlan(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		n    int
-		of   shares
+		of   fleet.Shares
 		want string
 	}{
 		{0, usual, "map[]"},
@@ -220,12 +220,12 @@ func TestPlan(t *testing.T) {
 		{10, failovers, "map[broker:1 failover:3 freeze:1 kill:4 rebalance:1]"},
 	} {
 		s := newStorm(options{messages: 100, seed: 3}, nil)
-		plan := makePlan(c.n, c.of, s.random)
+		plan := fleet.Plan(c.n, c.of, s.random)
 		got := map[string]int{}
 		for i, b := range plan {
-			got[b.kind]++
-			if b.at <= 0 || b.at >= 1 || i > 0 && b.at < plan[i-1].at {
-				t.Errorf("event %d of %d at %v", i, c.n, b.at)
+			got[b.Kind]++
+			if b.At <= 0 || b.At >= 1 || i > 0 && b.At < plan[i-1].At {
+				t.Errorf("event %d of %d at %v", i, c.n, b.At)
 			}
 		}
 		if fmt.Sprint(got) != c.want {

@@ -18,7 +18,7 @@ const sampleEvery = 5
 // strikeAll plays the plan: each blow when its part of the stream is handled.
 func (s *storm) strikeAll(ctx context.Context) error {
 	for i, b := range s.plan {
-		at := int64(b.at * float64(len(s.stream.records)-s.tail()))
+		at := int64(b.At * float64(len(s.stream.records)-s.tail()))
 		s.producer.let(at + s.ahead())
 		err := s.until(ctx, fmt.Sprintf("%d records to be handled, for event %d", at, i+1), func(context.Context) (bool, error) {
 			return s.fleet.Reached() >= at, nil
@@ -27,9 +27,9 @@ func (s *storm) strikeAll(ctx context.Context) error {
 			return err
 		}
 		if err := s.strike(ctx, b); err != nil {
-			return fmt.Errorf("event %d (%s): %w", i+1, b.kind, err)
+			return fmt.Errorf("event %d (%s): %w", i+1, b.Kind, err)
 		}
-		s.struck[b.kind]++
+		s.struck[b.Kind]++
 		if (i+1)%sampleEvery == 0 {
 			s.sample(ctx)
 		}
@@ -38,23 +38,23 @@ func (s *storm) strikeAll(ctx context.Context) error {
 	return nil
 }
 
-func (s *storm) strike(ctx context.Context, b blow) error {
-	s.screen.Verbose("%s", b.kind)
-	switch b.kind {
+func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
+	s.screen.Verbose("%s", b.Kind)
+	switch b.Kind {
 	case blowKill:
 		return s.kill(ctx)
 	case blowFreeze:
-		return s.freeze(ctx, b.wait)
+		return s.freeze(ctx, b.Wait)
 	case blowRebalance:
 		return s.rebalance()
 	case blowPostgres:
-		return s.killPostgres(ctx, b.wait)
+		return s.killPostgres(ctx, b.Wait)
 	case blowBroker:
-		return s.killBroker(ctx, b.wait)
+		return s.killBroker(ctx, b.Wait)
 	case blowFailover:
 		return s.failOver(ctx)
 	}
-	panic("a blow of no kind: " + b.kind)
+	panic("a blow of no kind: " + b.Kind)
 }
 
 // kill kills a worker, and starts another in its place.
