@@ -43,15 +43,17 @@ func TestRetriesAreCaughtUpWithAsSlotsBecomeFree(t *testing.T) {
 func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 	r := newRig(t)
 	var n, at atomic.Int64
+	due := make(chan struct{})
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
-		n.Add(1)
+		if n.Add(1) == 200 { // in the middle of new calls
+			<-due
+		}
 		if order(d) == "first" {
 			if d.Attempt == 1 {
 				return outbox.RetryLater("again", nil)
 			}
 			at.Store(n.Load())
 		}
-		time.Sleep(time.Millisecond)
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	cfg := testConfig(sink)
@@ -64,6 +66,8 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 	r.start(cfg)
 	r.told(1)
 	r.enqueue(calls...)
+	r.parkedIsDue()
+	close(due)
 	until(t, "it is tried again", func() bool { return at.Load() > 0 })
 	if got := at.Load(); got > 2500 {
 		t.Errorf("tried again behind %d calls", got)
@@ -80,7 +84,8 @@ func TestPausedLaneWithDueCallsIsIdle(t *testing.T) {
 	r.start(cfg)
 	r.told(1)
 	r.exec(`update onlyonce.sinks set paused_at = clock_timestamp()`)
-	time.Sleep(time.Second) // it is due by now
+	until(t, "the pause is seen", r.paused.Load)
+	r.parkedIsDue()
 	used := func() time.Duration {
 		var u syscall.Rusage
 		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -93,4 +98,12 @@ func TestPausedLaneWithDueCallsIsIdle(t *testing.T) {
 	if got := used() - before; got > 400*time.Millisecond {
 		t.Errorf("%v of processor time in a second in which there is nothing to do", got)
 	}
+}
+
+// parkedIsDue waits until the one parked call is due, or was tried again.
+func (r *rig) parkedIsDue() {
+	r.t.Helper()
+	until(r.t, "the parked call is due", func() bool {
+		return one[bool](r, `select coalesce((select next_attempt_at <= clock_timestamp() from onlyonce.parked where state = 'retrying'), true)`)
+	})
 }

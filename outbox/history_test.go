@@ -79,7 +79,9 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.release()
-	time.Sleep(time.Second)
+	until(t, "a transaction of the lane waits for its lease", func() bool {
+		return one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%onlyonce.hold%')`)
+	})
 	_ = tx.Rollback(context.Background())
 	until(t, "parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 1 })
 	if first := one[time.Time](r, `select first_attempt_at from onlyonce.parked`); first.After(called) {
