@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/jsonpointer"
 )
 
 // KeyFunc finds the id of a message. An error, or an empty id, parks the message with reason no-key.
@@ -46,10 +48,10 @@ func CloudEventKey() KeyFunc {
 // JSONKey takes the id from a field of a JSON value, named by a JSON Pointer (RFC 6901), such as "/order/id". The field
 // must be a string or an integer.
 func JSONKey(pointer string) KeyFunc {
-	tokens, syntax := parsePointer(pointer)
+	tokens, syntax := jsonpointer.Parse(pointer)
 	return func(m *Message) (string, error) {
 		if syntax != nil {
-			return "", syntax
+			return "", fmt.Errorf("%w: Config.Key: JSONKey: pointer %q %w", ErrConfig, pointer, syntax)
 		}
 		raw := json.RawMessage(m.Value)
 		for _, t := range tokens {
@@ -80,17 +82,6 @@ func headerOnce(m *Message, name string) (string, error) {
 	return id, nil
 }
 
-func parsePointer(pointer string) ([]string, error) {
-	if !strings.HasPrefix(pointer, "/") {
-		return nil, fmt.Errorf("%w: Config.Key: JSONKey: pointer %q must begin with '/' (RFC 6901)", ErrConfig, pointer)
-	}
-	tokens := strings.Split(pointer[1:], "/")
-	for i, t := range tokens {
-		tokens[i] = strings.ReplaceAll(strings.ReplaceAll(t, "~1", "/"), "~0", "~")
-	}
-	return tokens, nil
-}
-
 // child returns the member or element that one reference token names.
 func child(raw json.RawMessage, token string) (json.RawMessage, error) {
 	var object map[string]json.RawMessage
@@ -104,8 +95,8 @@ func child(raw json.RawMessage, token string) (json.RawMessage, error) {
 	if err := json.Unmarshal(raw, &array); err != nil {
 		return nil, errors.New("value is not a JSON object or array")
 	}
-	i, err := strconv.Atoi(token)
-	if err != nil || i < 0 || i >= len(array) {
+	i, ok := jsonpointer.Index(token)
+	if !ok || i >= len(array) {
 		return nil, fmt.Errorf("no element %q", token)
 	}
 	return array[i], nil

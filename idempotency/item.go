@@ -1,6 +1,10 @@
 package idempotency
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
 
 // stringItem parses a String Item (RFC 9651 section 3.3.3) without what stands before its first quote, and skips its
 // parameters, which must be well-formed: a field that cannot be parsed as a whole is no field (section 4.2).
@@ -91,31 +95,38 @@ func sfNumber(s string) (rest string, decimal, ok bool) {
 	return rest, true, 1 <= len(whole) && len(whole) <= 12 && 1 <= len(fraction) && len(fraction) <= 3
 }
 
-// sfDisplayString skips a Display String (section 4.2.10). What it decodes to is nobody's business here.
+// sfDisplayString skips a Display String (section 4.2.10), which must decode to UTF-8.
 func sfDisplayString(s string) (rest string, ok bool) {
 	if !strings.HasPrefix(s, `%"`) {
 		return "", false
 	}
+	var decoded []byte
 	for i := 2; i < len(s); i++ {
 		switch c := s[i]; {
 		case c == '"':
-			return s[i+1:], true
+			return s[i+1:], utf8.Valid(decoded)
 		case c < ' ' || c > '~':
 			return "", false
 		case c == '%':
 			if i+2 >= len(s) || strings.Trim(s[i+1:i+3], digits+"abcdef") != "" {
 				return "", false
 			}
+			n, _ := strconv.ParseUint(s[i+1:i+3], 16, 8) // two hexadecimal digits
+			decoded = append(decoded, byte(n))
 			i += 2
+		default:
+			decoded = append(decoded, c)
 		}
 	}
 	return "", false
 }
 
-// padded says whether base64 has its padding, if any, at its end.
+// padded says whether base64 has its padding, if any, at its end, and no character that encodes less than a byte. Padding may be
+// missing (section 4.2.7).
 func padded(s string) bool {
 	body := strings.TrimRight(s, "=")
-	return !strings.Contains(body, "=") && len(s)-len(body) <= 2
+	padding := len(s) - len(body)
+	return !strings.Contains(body, "=") && len(body)%4 != 1 && (padding == 0 || padding == -len(body)&3)
 }
 
 // span cuts s behind its longest prefix of characters of set.

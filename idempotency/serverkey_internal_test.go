@@ -1,0 +1,189 @@
+package idempotency
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/dunglas/httpsfv"
+	"pgregory.net/rapid"
+)
+
+func TestH3SourcesOfAKey(t *testing.T) {
+	t.Parallel()
+	const primary, alias, older = "Idempotency-Key", "X-Idempotency-Key", "Paypal-Request-Id"
+	rule := keyRule{headers: []string{primary, alias, older}, pointer: "/payment/idempotency_key"}
+	member := func(v string) string { return `{"amount":1,"payment":{"idempotency_key":` + v + `}}` }
+	for name, c := range map[string]struct {
+		h     http.Header
+		body  string
+		want  string
+		fails string
+	}{
+		"none":                           {h: http.Header{"Content-Type": {"application/json"}}, body: `{"payment":{}}`},
+		"no headers, no body":            {},
+		"a name without lines":           {h: http.Header{primary: {}}},
+		"primary":                        {h: http.Header{primary: {`"k"`}}, want: "k"},
+		"alias":                          {h: http.Header{alias: {"k"}}, want: "k"},
+		"another alias":                  {h: http.Header{older: {"k"}}, want: "k"},
+		"a name in another case":         {h: http.Header{"idempotency-KEY": {"k"}}, want: "k"},
+		"two that agree, in both forms":  {h: http.Header{primary: {`"k"`}, older: {"k"}}, want: "k"},
+		"three that agree":               {h: http.Header{primary: {`"k"`}, alias: {"k"}}, body: member(`"k"`), want: "k"},
+		"body":                           {body: member(`"k"`), want: "k"},
+		"body, escaped":                  {body: member(`"\u006b"`), want: "k"},
+		"body, with what bare keys lack": {body: member(`"a, b"`), want: "a, b"},
+		"a quoted body agrees":           {h: http.Header{primary: {`"a, b"`}}, body: member(`"a, b"`), want: "a, b"},
+
+		"two headers disagree":                {h: http.Header{primary: {"secret-k"}, alias: {"secret-l"}}, fails: "header Idempotency-Key and header X-Idempotency-Key name different keys"},
+		"the last one disagrees":              {h: http.Header{primary: {"secret-k"}, older: {"secret-l"}}, fails: "different keys"},
+		"two aliases disagree":                {h: http.Header{alias: {"secret-k"}, older: {"secret-l"}}, fails: "different keys"},
+		"header and body disagree":            {h: http.Header{primary: {"secret-k"}}, body: member(`"secret-l"`), fails: "header Idempotency-Key and body member /payment/idempotency_key name different keys"},
+		"two lines":                           {h: http.Header{primary: {"secret-k", "secret-l"}}, fails: "2 times"},
+		"two lines that agree":                {h: http.Header{primary: {"secret-k", "secret-k"}}, fails: "2 times"},
+		"two lines, in two cases":             {h: http.Header{primary: {"secret-k"}, "idempotency-key": {"secret-k"}}, fails: "2 times"},
+		"two lines of an alias":               {h: http.Header{primary: {"secret-k"}, alias: {"secret-k", "secret-k"}}, fails: "header X-Idempotency-Key stands there 2 times"},
+		"a good one and a bad one":            {h: http.Header{primary: {"secret-k"}, alias: {"secret,l"}}, fails: "header X-Idempotency-Key: the key"},
+		"an empty line":                       {h: http.Header{primary: {""}}, fails: "0 bytes"},
+		"an empty line beside a key":          {h: http.Header{primary: {"secret-k"}, alias: {""}}, fails: "0 bytes"},
+		"body, no string":                     {body: member(`17`), fails: "must be a string"},
+		"body, null":                          {body: member(`null`), fails: "must be a string"},
+		"body, object":                        {body: member(`{"secret":1}`), fails: "must be a string"},
+		"body, empty":                         {body: member(`""`), fails: "0 bytes"},
+		"body, not ASCII":                     {body: member(`"secret-ü"`), fails: "ASCII"},
+		"body, lone surrogate":                {body: member(`"secret-\ud800"`), fails: "ASCII"},
+		"body, too long":                      {body: member(`"` + strings.Repeat("secret", 50) + `"`), fails: "300 bytes"},
+		"body, the member twice":              {body: `{"payment":{"idempotency_key":"secret-k","idempotency_key":"secret-k"}}`, fails: "twice"},
+		"body, twice in other escapes":        {body: `{"payment":{"idempotency_key":"secret-k","\u0069dempotency_key":"secret-l"}}`, fails: "twice"},
+		"body, the way there twice":           {body: `{"payment":{"idempotency_key":"secret-k"},"payment":{}}`, fails: "twice"},
+		"body, the way there twice, and null": {body: `{"payment":null,"payment":{"idempotency_key":"secret-k"}}`, fails: "twice"},
+
+		"not JSON":                  {body: `payment=1`},
+		"cut off":                   {body: `{"payment":{"idempotency_key":"k"}`},
+		"more behind it":            {body: member(`"k"`) + "{}"},
+		"the member is elsewhere":   {body: `{"idempotency_key":"k"}`},
+		"the way there is a number": {body: `{"payment":1}`},
+		"the way there is a string": {body: `{"payment":"idempotency_key"}`},
+		"the body is a string":      {body: `"payment"`},
+		"the body is an array":      {body: `["payment"]`},
+		"another member twice":      {body: `{"a":1,"a":2,"payment":{"idempotency_key":"k"}}`, want: "k"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			check(t, rule, c.h, c.body, c.want, c.fails)
+		})
+	}
+}
+
+func check(t *testing.T, rule keyRule, h http.Header, body, want, fails string) {
+	t.Helper()
+	key, found, err := rule.find(h, []byte(body))
+	switch {
+	case fails != "":
+		if err == nil || !strings.Contains(err.Error(), fails) || found || key != "" {
+			t.Errorf("%q, %v, %v; want an error with %q", key, found, err, fails)
+		} else if strings.Contains(err.Error(), "secret") {
+			t.Errorf("what came is quoted: %v", err)
+		}
+	case err != nil || found != (want != "") || key != want:
+		t.Errorf("%q, %v, %v; want %q", key, found, err, want)
+	}
+}
+
+func TestH3PointerIntoArrays(t *testing.T) {
+	t.Parallel()
+	for pointer, want := range map[string]string{"/0/key": "a", "/1/key": "b", "/01/key": "", "/2/key": "", "/-/key": "", "/key": "", "/1/": "c", "/1/a~1b~0": "d"} {
+		check(t, keyRule{pointer: pointer}, nil, `[{"key":"a"},{"key":"b","":"c","a/b~":"d"}]`, want, "")
+	}
+}
+
+func TestH4ServerSyntax(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		value         string
+		lenient, both string // the key: in the lenient syntax, in both
+	}{
+		"string":             {value: `"k"`, both: "k"},
+		"parameters":         {value: `"k";a=1; b="x;y"`, both: "k"},
+		"comma in quotes":    {value: `"a,b"`, both: "a,b"},
+		"escapes":            {value: `"a\"b\\"`, both: `a"b\`},
+		"spaces around":      {value: `  "k"  `, both: "k"},
+		"bare":               {value: "k", lenient: "k"},
+		"token":              {value: "*k/1", lenient: "*k/1"},
+		"bytes":              {value: ":aGk=:", lenient: ":aGk=:"},
+		"integer":            {value: "17", lenient: "17"},
+		"boolean":            {value: "?1", lenient: "?1"},
+		"a tab around":       {value: "\tk\t", lenient: "k"},
+		"bare with a comma":  {value: "a,b"},
+		"two strings":        {value: `"a", "b"`},
+		"a quote that opens": {value: `"a`},
+		"something behind":   {value: `"a"b`},
+		"bare with a space":  {value: "a b"},
+		"empty":              {value: `""`},
+		"not ASCII":          {value: `"ü"`},
+		"a bad parameter":    {value: `"k";A=1`},
+		"longest":            {value: `"` + strings.Repeat("k", 255) + `"`, both: strings.Repeat("k", 255)},
+		"too long":           {value: `"` + strings.Repeat("k", 256) + `"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, strict := range []bool{false, true} {
+				want := c.both
+				if want == "" && !strict {
+					want = c.lenient
+				}
+				rule := keyRule{headers: []string{"Idempotency-Key"}, strict: strict}
+				key, found, err := rule.find(http.Header{"Idempotency-Key": {c.value}}, nil)
+				if key != want || found != (want != "") || (err == nil) != (want != "") {
+					t.Errorf("strict=%v: %q, %v, %v; want %q", strict, key, found, err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestH4ShortestKey(t *testing.T) {
+	t.Parallel()
+	rule := keyRule{headers: []string{"Idempotency-Key"}, pointer: "/key", min: 8}
+	check(t, rule, http.Header{"Idempotency-Key": {`"12345678"`}}, "", "12345678", "")
+	check(t, rule, http.Header{"Idempotency-Key": {`"secret-"`}}, "", "", "has 7 bytes, must have 8 to 255")
+	check(t, rule, nil, `{"key":"12345678"}`, "12345678", "")
+	check(t, rule, nil, `{"key":"secret-"}`, "", "has 7 bytes, must have 8 to 255")
+}
+
+// H4 against another implementation of RFC 9651 (the one of Mercure), which runs the working group's vectors in its own tests. All
+// bytes in all positions of a short string are among the cases, as they are in those vectors.
+func TestH4StringsAgainstAnotherImplementation(t *testing.T) {
+	t.Parallel()
+	for c := range 256 {
+		for _, format := range []string{`"%s"`, `"\%s"`, `"a%sb"`, `%s"a"`, `"a"%s`, `"a";%s`, `"a";b%s`, `"a";b=%s`, `"a";b=%s1`, `"a";b="%s"`, `"a";b=:%s:`, `"a";b=a%s`, `"a";b=1%s`, `"a";b=1.0%s`, `"a";b=@1%s`, `"a";b=%%"%s"`, `"a";b=%%"%%%s0"`} {
+			agree(t, fmt.Sprintf(format, string([]byte{byte(c)})))
+		}
+	}
+	for _, s := range []string{
+		`"foo bar"`, `""`, `"foo`, `foo"`, `"`, `'foo'`, `"foo \"bar\" \\ baz"`, `"foo \,"`, `"foo \`, `"foo \"`, `   "foo"   `, `"füü"`, "\" \t \"", "\" \n \"", `"a" "b"`, `"a", "b"`,
+		`"a";b;c=?0;d=?1`, `"a"; b=1`, `"a" ;b=1`, `"a";b =1`, `"a";b= 1`, `"a";;`, `"a";b=1;b=2`, `"a";b=-0`, `"a";b=123456789012345`, `"a";b=1234567890123456`, `"a";b=123456789012.123`,
+		`"a";b=1234567890123.1`, `"a";b=1.1234`, `"a";b=:aGVsbG8=:`, `"a";b=::`, `"a";b=@1659578233`, `"a";b=@-1`, `"a";b=@1.0`, `"a";b=%"f%c3%bc"`, `"a";b=%"f%C3%BC"`, `"a";b=(1 2)`, "", " ",
+	} {
+		agree(t, s)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		agree(t, rapid.StringMatching(`[ "]"[ -~]{0,8}[\\"]{0,3}"( ?;? ?[a-z*]{1,2}=?([?:@%]?[0-9a-f."]{0,6}:?))?`).Draw(t, "field"))
+	})
+}
+
+// agree compares what a field line is in the strict syntax.
+func agree(t interface{ Errorf(string, ...any) }, line string) {
+	item, err := httpsfv.UnmarshalItem([]string{line})
+	want, isString := item.Value.(string)
+	if err != nil {
+		isString = false
+		if strings.Contains(err.Error(), "illegal base64") && !strings.Contains(line, "=:") {
+			return // it wants padding, which section 4.2.7 does not
+		}
+	}
+	got, ok := stringItem(strings.TrimLeft(line, " "))
+	if ok != isString || ok && got != want {
+		t.Errorf("%q: %q, %v here; %q, %v there (%v)", line, got, ok, want, isString, err)
+	}
+}

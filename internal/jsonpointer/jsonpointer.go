@@ -1,0 +1,36 @@
+// Package jsonpointer reads JSON Pointers (RFC 6901), for those who look for a key in a JSON body.
+package jsonpointer
+
+import (
+	"errors"
+	"strings"
+)
+
+// Parse returns a pointer's reference tokens. What it says names the rule and not the pointer, which its caller knows by
+// the name of a field.
+func Parse(pointer string) ([]string, error) {
+	if !strings.HasPrefix(pointer, "/") {
+		return nil, errors.New("must begin with '/' (RFC 6901)")
+	}
+	tokens := strings.Split(pointer[1:], "/")
+	for i, t := range tokens {
+		if rest := strings.NewReplacer("~0", "", "~1", "").Replace(t); strings.Contains(rest, "~") {
+			return nil, errors.New("must have 0 or 1 behind each '~' (RFC 6901)")
+		}
+		// In this order: ~01 is ~1 and not a slash (section 4).
+		tokens[i] = strings.ReplaceAll(strings.ReplaceAll(t, "~1", "/"), "~0", "~")
+	}
+	return tokens, nil
+}
+
+// Index reads a token as an element's number: digits without leading zeros (section 4).
+func Index(token string) (int, bool) {
+	if token == "" || len(token) > 9 || len(token) > 1 && token[0] == '0' || strings.Trim(token, "0123456789") != "" {
+		return 0, false
+	}
+	n := 0
+	for _, d := range []byte(token) {
+		n = 10*n + int(d-'0')
+	}
+	return n, true
+}
