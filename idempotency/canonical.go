@@ -1,0 +1,292 @@
+package idempotency
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// maxDepth is how deep arrays and objects may be nested in a body that is compared as JSON. The parser recurses.
+const maxDepth = 64
+
+// errJSON says that a body cannot be compared as JSON. It wraps why, and quotes nothing of it.
+var errJSON = errors.New("idempotency: the body cannot be read as JSON")
+
+// canonicalJSON writes a JSON text (RFC 8259) in one of the ways to write it: members in the order of their names' bytes, no
+// white space, strings with no more escapes than they need, numbers and literals as they are. Two texts have one form if and only if
+// they differ in nothing else.
+//
+// It refuses what parsers disagree on, because the handler's may read another request than was compared: names that stand twice
+// in an object, also in other escapes; bytes that are no UTF-8, and halves of surrogate pairs, which decoders replace with
+// one and the same character, so that different strings would become equal. Numbers are kept as they are written: two
+// of them may be one float64, and not one decimal.
+func canonicalJSON(text []byte) ([]byte, error) {
+	c := &canonical{in: text, out: make([]byte, 0, len(text))}
+	err := c.value(0)
+	if err == nil {
+		if c.space(); c.at < len(c.in) {
+			err = c.fault("something stands behind the text")
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errJSON, err)
+	}
+	return c.out, nil
+}
+
+type canonical struct {
+	in  []byte
+	at  int
+	out []byte
+}
+
+func (c *canonical) fault(rule string) error { return fmt.Errorf("%s, at byte %d", rule, c.at) }
+
+func (c *canonical) space() {
+	for c.at < len(c.in) && strings.IndexByte(" \t\r\n", c.in[c.at]) >= 0 {
+		c.at++
+	}
+}
+
+// next skips white space and returns the byte behind it, or 0 at the end.
+func (c *canonical) next() byte {
+	c.space()
+	if c.at == len(c.in) {
+		return 0
+	}
+	return c.in[c.at]
+}
+
+func (c *canonical) value(depth int) error {
+	switch b := c.next(); {
+	case b == '{' || b == '[':
+		if depth == maxDepth {
+			return c.fault("arrays and objects are nested deeper than " + strconv.Itoa(maxDepth))
+		}
+		if b == '{' {
+			return c.object(depth + 1)
+		}
+		return c.array(depth + 1)
+	case b == '"':
+		s, err := c.string()
+		c.out = appendString(c.out, s)
+		return err
+	case b == '-' || '0' <= b && b <= '9':
+		return c.number()
+	}
+	for _, literal := range []string{"true", "false", "null"} {
+		if bytes.HasPrefix(c.in[c.at:], []byte(literal)) {
+			c.at += len(literal)
+			c.out = append(c.out, literal...)
+			return nil
+		}
+	}
+	return c.fault("a value is missing")
+}
+
+func (c *canonical) array(depth int) error {
+	c.at++
+	c.out = append(c.out, '[')
+	for first := true; ; first = false {
+		if first && c.next() == ']' {
+			break
+		}
+		if err := c.value(depth); err != nil {
+			return err
+		}
+		if c.next() == ']' {
+			break
+		}
+		if c.next() != ',' {
+			return c.fault("an array's element must be followed by ',' or ']'")
+		}
+		c.at++
+		c.out = append(c.out, ',')
+	}
+	c.at++
+	c.out = append(c.out, ']')
+	return nil
+}
+
+func (c *canonical) object(depth int) error {
+	type member struct {
+		name       string
+		begin, end int // in out
+	}
+	var members []member
+	c.at++
+	c.out = append(c.out, '{')
+	start := len(c.out)
+	for first := true; ; first = false {
+		if first && c.next() == '}' {
+			break
+		}
+		if c.next() != '"' {
+			return c.fault("a member's name must be a string")
+		}
+		name, err := c.string()
+		if err != nil {
+			return err
+		}
+		if c.next() != ':' {
+			return c.fault("a member's name must be followed by ':'")
+		}
+		c.at++
+		m := member{name: name, begin: len(c.out)}
+		c.out = append(appendString(c.out, name), ':')
+		if err := c.value(depth); err != nil {
+			return err
+		}
+		m.end = len(c.out)
+		members = append(members, m)
+		if c.next() == '}' {
+			break
+		}
+		if c.next() != ',' {
+			return c.fault("a member must be followed by ',' or '}'")
+		}
+		c.at++
+		c.out = append(c.out, ',')
+	}
+	c.at++
+	byName := func(a, b member) int { return strings.Compare(a.name, b.name) }
+	if !slices.IsSortedFunc(members, byName) {
+		slices.SortFunc(members, byName)
+		written := slices.Clone(c.out[start:])
+		c.out = c.out[:start]
+		for i, m := range members {
+			if i > 0 {
+				c.out = append(c.out, ',')
+			}
+			c.out = append(c.out, written[m.begin-start:m.end-start]...)
+		}
+	}
+	for i := 1; i < len(members); i++ {
+		if members[i].name == members[i-1].name {
+			return c.fault("a member stands twice in the object that ends here")
+		}
+	}
+	c.out = append(c.out, '}')
+	return nil
+}
+
+// number copies one (RFC 8259 section 6).
+func (c *canonical) number() error {
+	begin := c.at
+	one := func(set string) bool {
+		if c.at < len(c.in) && strings.IndexByte(set, c.in[c.at]) >= 0 {
+			c.at++
+			return true
+		}
+		return false
+	}
+	some := func() bool {
+		from := c.at
+		for one(digits) {
+		}
+		return c.at > from
+	}
+	one("-")
+	ok := one("0") || some()
+	if one(".") {
+		ok = some() && ok
+	}
+	if one("eE") {
+		one("+-")
+		ok = some() && ok
+	}
+	if !ok {
+		return c.fault("a number is malformed")
+	}
+	c.out = append(c.out, c.in[begin:c.at]...)
+	return nil
+}
+
+// string decodes one.
+func (c *canonical) string() (string, error) {
+	c.at++
+	var s []byte
+	for c.at < len(c.in) {
+		switch b := c.in[c.at]; {
+		case b == '"':
+			c.at++
+			return string(s), nil
+		case b < ' ':
+			return "", c.fault("a control character stands in a string")
+		case b == '\\':
+			r, err := c.escape()
+			if err != nil {
+				return "", err
+			}
+			s = utf8.AppendRune(s, r)
+		case b < utf8.RuneSelf:
+			s = append(s, b)
+			c.at++
+		default:
+			r, size := utf8.DecodeRune(c.in[c.at:])
+			if r == utf8.RuneError && size == 1 {
+				return "", c.fault("a string is not UTF-8")
+			}
+			s = append(s, c.in[c.at:c.at+size]...)
+			c.at += size
+		}
+	}
+	return "", c.fault("a string does not end")
+}
+
+// escape decodes what begins with a backslash, a pair of surrogates included.
+func (c *canonical) escape() (rune, error) {
+	if c.at+1 < len(c.in) {
+		if i := strings.IndexByte(`"\/bfnrt`, c.in[c.at+1]); i >= 0 {
+			c.at += 2
+			return rune("\"\\/\b\f\n\r\t"[i]), nil
+		}
+	}
+	r, ok := c.unit()
+	if !ok {
+		return 0, c.fault("an escape is malformed")
+	}
+	if !utf16.IsSurrogate(r) {
+		return r, nil
+	}
+	low, ok := c.unit()
+	if r = utf16.DecodeRune(r, low); !ok || r == utf8.RuneError {
+		return 0, c.fault("a surrogate stands without its other half")
+	}
+	return r, nil
+}
+
+// unit reads \uXXXX.
+func (c *canonical) unit() (rune, bool) {
+	if c.at+6 > len(c.in) || c.in[c.at] != '\\' || c.in[c.at+1] != 'u' {
+		return 0, false
+	}
+	hex := string(c.in[c.at+2 : c.at+6])
+	n, err := strconv.ParseUint(hex, 16, 16)
+	if err != nil || strings.Trim(hex, digits+"abcdefABCDEF") != "" {
+		return 0, false
+	}
+	c.at += 6
+	return rune(n), true
+}
+
+// appendString writes a string with the escapes that it cannot do without.
+func appendString(out []byte, s string) []byte {
+	out = append(out, '"')
+	for i := range len(s) {
+		switch b := s[i]; {
+		case b == '"' || b == '\\':
+			out = append(out, '\\', b)
+		case b < ' ':
+			out = append(out, '\\', 'u', '0', '0', "0123456789abcdef"[b>>4], "0123456789abcdef"[b&15])
+		default:
+			out = append(out, b)
+		}
+	}
+	return append(out, '"')
+}

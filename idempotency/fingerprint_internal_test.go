@@ -1,0 +1,405 @@
+package idempotency
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func prints(t testing.TB, current uint32, ids ...byte) *fingerprinter {
+	t.Helper()
+	keys := map[uint32]FingerprintKey{}
+	for _, id := range ids {
+		keys[uint32(id)] = FingerprintKey{id}
+	}
+	f, err := newFingerprinter(current, keys)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func whole() *subject {
+	return &subject{
+		Record: [16]byte{1, 2, 3}, Tenant: "tenant", Scope: "scope", Key: "key", Method: "POST", Path: "/a%2Fb", Query: "q=1&r=2", MediaType: "application/json",
+		Headers: [][2]string{{"X-A", "1"}, {"X-B", "2"}}, Body: []byte(`{"amount":1}`),
+	}
+}
+
+func same(t *testing.T, f *fingerprinter, a, b *subject) bool {
+	t.Helper()
+	made, err := f.sum(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(made) != 38 {
+		t.Fatalf("%d bytes", len(made))
+	}
+	equal, err := f.matches(made, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := f.sum(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if equal != bytes.Equal(made, other) {
+		t.Fatal("matches and sum disagree")
+	}
+	return equal
+}
+
+// H7: each field counts, and so does the place where one ends and the next begins.
+func TestH7EachFieldCounts(t *testing.T) {
+	t.Parallel()
+	f := prints(t, 1, 1)
+	if !same(t, f, whole(), whole()) {
+		t.Error("the same request has two fingerprints")
+	}
+	for name, change := range map[string]func(*subject){
+		"record":                   func(s *subject) { s.Record[15] = 1 },
+		"tenant":                   func(s *subject) { s.Tenant = "other" },
+		"scope":                    func(s *subject) { s.Scope = "other" },
+		"key":                      func(s *subject) { s.Key = "other" },
+		"method":                   func(s *subject) { s.Method = "PATCH" },
+		"path":                     func(s *subject) { s.Path = "/a/b" },
+		"query":                    func(s *subject) { s.Query = "r=2&q=1" },
+		"no query":                 func(s *subject) { s.Query = "" },
+		"media type":               func(s *subject) { s.MediaType = "application/xml" },
+		"header's value":           func(s *subject) { s.Headers[0][1] = "2" },
+		"header's name":            func(s *subject) { s.Headers[0][0] = "X-C" },
+		"a header less":            func(s *subject) { s.Headers = s.Headers[:1] },
+		"a header's second line":   func(s *subject) { s.Headers = append(s.Headers, [2]string{"X-B", "3"}) },
+		"body":                     func(s *subject) { s.Body[0] = ' ' },
+		"no body":                  func(s *subject) { s.Body = nil },
+		"white space":              func(s *subject) { s.Body = []byte(`{"amount": 1}`) },
+		"mode":                     func(s *subject) { s.Mode = FingerprintJSON },
+		"tenant into scope":        func(s *subject) { s.Tenant, s.Scope = "tenants", "cope" },
+		"path into query":          func(s *subject) { s.Path, s.Query = "/a%2Fbq", "=1&r=2" },
+		"query into path":          func(s *subject) { s.Path, s.Query = "/a%2Fbq=1&r=2", "" },
+		"header into body":         func(s *subject) { s.Headers, s.Body = nil, append([]byte("x-a1x-b2"), s.Body...) },
+		"header's name into value": func(s *subject) { s.Headers[0] = [2]string{"X-", "A1"} },
+	} {
+		s := whole()
+		change(s)
+		made, err := f.sum(whole())
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := f.sum(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Equal(made, other) {
+			t.Errorf("%s does not count", name)
+		}
+		if equal, err := f.matches(made, s); err != nil || equal && name != "mode" {
+			t.Errorf("%s: matches: %v, %v", name, equal, err)
+		}
+	}
+	for name, change := range map[string]func(*subject){
+		"names' case":   func(s *subject) { s.Headers[0][0] = "x-a" },
+		"names' order":  func(s *subject) { slices.Reverse(s.Headers) },
+		"an empty body": func(s *subject) { s.Body = []byte{} },
+	} {
+		s, base := whole(), whole()
+		if name == "an empty body" {
+			base.Body = nil
+		}
+		change(s)
+		if !same(t, f, base, s) {
+			t.Errorf("%s counts", name)
+		}
+	}
+}
+
+// H7: the algorithm does not change silently: records outlive releases. The values were computed by another program, in Python.
+func TestH7KnownFingerprint(t *testing.T) {
+	t.Parallel()
+	for mode, want := range map[Fingerprint]string{
+		FingerprintRaw:  "010000000007286f456830dfebd2882e22f98841b304abdaf3e9451e14d00ed683b30d9e0dd5",
+		FingerprintJSON: "01010000000725d108a82c0596b93d89b7fa305b270920308b90c6e06510fdc64b5c21c766ab",
+	} {
+		s := whole()
+		s.Mode = mode
+		made, err := prints(t, 7, 7).sum(s)
+		if got := fmt.Sprintf("%x", made); err != nil || got != want {
+			t.Errorf("mode %d: %s, %v", mode, got, err)
+		}
+	}
+}
+
+func TestH7MediaType(t *testing.T) {
+	t.Parallel()
+	f := prints(t, 1, 1)
+	for _, c := range []struct {
+		a, b string
+		same bool
+	}{
+		{"application/json", "Application/JSON", true}, {"application/json", "application/json; charset=utf-8", true}, {"application/json", `application/json;charset="UTF-8"`, true},
+		{"a/b; x=1; y=2", `a/b;Y=2;X="1"`, true}, {"text/plain; charset=latin1", "text/plain", false}, {"a/b; x=1", "a/b; x=2", false}, {"a/b; x=A", "a/b; x=a", false},
+		{"multipart/form-data; boundary=a", "multipart/form-data; boundary=b", false}, {"a/b; x=1; x=2", "a/b; x=1", false}, {"a/b; x=1; x=2", "a/b; x=1; x=2", true},
+		{"", "application/json", false}, {"", "", true}, {"a/b;;", "a/b;;", true}, {"?a/b", "a/b", false},
+	} {
+		a, b := whole(), whole()
+		a.MediaType, b.MediaType = c.a, c.b
+		if same(t, f, a, b) != c.same {
+			t.Errorf("%q and %q: %v", c.a, c.b, !c.same)
+		}
+	}
+}
+
+// H7: version, mode and key of a stored fingerprint decide how it is compared.
+func TestH7StoredFingerprints(t *testing.T) {
+	t.Parallel()
+	old := prints(t, 1, 1)
+	made, err := old.sum(whole())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if equal, err := prints(t, 2, 1, 2).matches(made, whole()); !equal || err != nil {
+		t.Errorf("after a rotation: %v, %v", equal, err)
+	}
+	if young, _ := prints(t, 2, 1, 2).sum(whole()); bytes.Equal(young[6:], made[6:]) {
+		t.Error("two keys make one fingerprint")
+	}
+	s := whole()
+	s.Mode = FingerprintJSON
+	if equal, err := old.matches(made, s); !equal || err != nil {
+		t.Errorf("a raw one, on a route that is JSON now: %v, %v", equal, err)
+	}
+	inJSON, err := old.sum(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Mode, s.Body = FingerprintRaw, []byte(` { "amount" : 1 } `)
+	if equal, err := old.matches(inJSON, s); !equal || err != nil {
+		t.Errorf("one of JSON, on a route that is raw now: %v, %v", equal, err)
+	}
+	s.Body = []byte("amount=1")
+	if equal, err := old.matches(inJSON, s); equal || !errors.Is(err, errJSON) {
+		t.Errorf("one of JSON, and a body that is none: %v, %v", equal, err)
+	}
+	for name, bad := range map[string][]byte{
+		"no key of it": append([]byte{1, 0, 0, 0, 0, 9}, made[6:]...), "version": append([]byte{2}, made[1:]...), "version 0": append([]byte{0}, made[1:]...),
+		"mode": append([]byte{1, 2}, made[2:]...), "short": made[:37], "long": append(slices.Clone(made), 0), "none": nil,
+	} {
+		if equal, err := old.matches(bad, whole()); equal || !errors.Is(err, errFingerprint) {
+			t.Errorf("%s: %v, %v", name, equal, err)
+		}
+	}
+	for i := fingerprintHead; i < len(made); i++ {
+		changed := slices.Clone(made)
+		changed[i] ^= 1
+		if equal, err := old.matches(changed, whole()); equal || err != nil {
+			t.Errorf("byte %d: %v, %v", i, equal, err)
+		}
+	}
+}
+
+func TestFingerprintKeysAreChecked(t *testing.T) {
+	t.Parallel()
+	for want, keys := range map[string]map[uint32]FingerprintKey{
+		"the current key, 1,": {2: {1}}, "key 1 is all zeros": {1: {}}, "key 3 is all zeros\nkey 4 is all zeros\nthe current key, 1,": {4: {}, 3: {}},
+	} {
+		if _, err := newFingerprinter(1, keys); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
+	}
+}
+
+func TestH7CanonicalJSON(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`{}`: `{}`, `[]`: `[]`, ` { } `: `{}`, "\t[\r\n] ": `[]`, `null`: `null`, ` true`: `true`, `false `: `false`, `""`: `""`, `0`: `0`,
+		`{"b":1,"a":2}`: `{"a":2,"b":1}`, `{"b":{"d":1,"c":[{"f":1,"e":2}]},"a":2}`: `{"a":2,"b":{"c":[{"e":2,"f":1}],"d":1}}`, `[3,1,2]`: `[3,1,2]`,
+		`{"aa":1,"a":2,"":3}`: `{"":3,"a":2,"aa":1}`, `{"\u0061":1,"B":2}`: `{"B":2,"a":1}`, `{"é":1,"z":2}`: `{"z":2,"é":1}`,
+		`[1,1.0,1e0,1E+0,-0,0.10,1e400,123456789012345678901234567890]`: `[1,1.0,1e0,1E+0,-0,0.10,1e400,123456789012345678901234567890]`,
+		`"\u00e9\/\b\f\n\r\t\"\\\u0000\u001F\u007f\u2028"`:              "\"é/\\u0008\\u000c\\u000a\\u000d\\u0009\\\"\\\\\\u0000\\u001f\x7f\u2028\"",
+		`"\ud83d\ude00"`: `"😀"`, `"\uD83D\uDE00"`: `"😀"`, `"😀"`: `"😀"`, `"\ufffd"`: "\"\ufffd\"", `"<>&"`: `"<>&"`,
+		strings.Repeat("[", 64) + strings.Repeat("]", 64): strings.Repeat("[", 64) + strings.Repeat("]", 64),
+	} {
+		if got, err := canonicalJSON([]byte(text)); err != nil || string(got) != want {
+			t.Errorf("%s: %s, %v; want %s", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]string{
+		``: "missing", ` `: "missing", `{`: "name", `{"a"}`: "':'", `{"a":}`: "missing", `{"a":1,}`: "name", `{,}`: "name", `{"a":1 "b":2}`: "','", `{a:1}`: "name", `{"a":1`: "','", `{1:2}`: "name",
+		`[`: "missing", `[1`: "','", `[1,]`: "missing", `[,]`: "missing", `[1 2]`: "','", `]`: "missing", `1 2`: "behind", `{}{}`: "behind", "\ufeff{}": "missing", `nul`: "missing", `True`: "missing", "null\x00": "behind",
+		`01`: "behind", `-`: "number", `+1`: "missing", `1.`: "number", `.1`: "missing", `1e`: "number", `1e+`: "number", `0x1`: "behind", `-01`: "behind", `NaN`: "missing", `-a`: "number",
+		`"`: "end", `"\"`: "end", `"\x"`: "escape", `"\u12"`: "escape", `"\u12g4"`: "escape", `"\u+123"`: "escape", `"\u1_23"`: "escape", `"\`: "escape", "\"\n\"": "control", "\"\x00\"": "control", `'a'`: "missing",
+		`"\ud800"`: "surrogate", `"\udc00"`: "surrogate", `"\ud800\ud800"`: "surrogate", `"\ud800x"`: "surrogate", `"\ud83d\n"`: "surrogate", `"\udc00\ud800"`: "surrogate",
+		"\"\xff\"": "UTF-8", "\"\xc3\"": "UTF-8", "\"\xed\xa0\x80\"": "UTF-8", "\"\xc0\x80\"": "UTF-8", "{\"\xff\":1}": "UTF-8",
+		`{"a":1,"a":1}`: "twice", `{"a":1,"b":2,"\u0061":1}`: "twice", `[{"x":{"":1,"":2}}]`: "twice", `{"é":1,"\u00e9":2}`: "twice",
+		strings.Repeat("[", 65) + strings.Repeat("]", 65): "nested", strings.Repeat(`{"a":`, 65) + "1" + strings.Repeat("}", 65): "nested", strings.Repeat("[", 1<<20): "nested",
+	} {
+		got, err := canonicalJSON([]byte(text))
+		if !errors.Is(err, errJSON) || !strings.Contains(err.Error(), want) || got != nil {
+			t.Errorf("%.100q: %.100q, %v; want an error with %s", text, got, err, want)
+		}
+	}
+	if _, err := canonicalJSON([]byte(`{"secret":1,"secret":2}`)); strings.Contains(err.Error(), "secret") {
+		t.Errorf("the body is quoted: %v", err)
+	}
+}
+
+// rewrite writes a value in one of the ways that say the same.
+func rewrite(r *rand.Rand, v any) string {
+	space := func() string { return []string{"", "", " ", "\n\t"}[r.IntN(4)] }
+	var out string
+	switch v := v.(type) {
+	case map[string]any:
+		names := slices.Sorted(maps.Keys(v))
+		r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		var members []string
+		for _, name := range names {
+			members = append(members, space()+rewrite(r, name)+":"+rewrite(r, v[name]))
+		}
+		out = "{" + strings.Join(members, ",") + space() + "}"
+	case []any:
+		var elements []string
+		for _, e := range v {
+			elements = append(elements, rewrite(r, e))
+		}
+		out = "[" + strings.Join(elements, ",") + "]"
+	case string:
+		var b strings.Builder
+		for _, c := range v {
+			switch {
+			case r.IntN(3) == 0 && c > 0xffff:
+				fmt.Fprintf(&b, `\u%04x\u%04X`, 0xd800+(c-0x10000)>>10, 0xdc00+(c-0x10000)&0x3ff)
+			case r.IntN(3) == 0 && c <= 0xffff || c < ' ' || c == '"' || c == '\\':
+				fmt.Fprintf(&b, `\u%04x`, c)
+			default:
+				b.WriteRune(c)
+			}
+		}
+		out = `"` + b.String() + `"`
+	case json.Number:
+		out = v.String()
+	default:
+		b, _ := json.Marshal(v)
+		out = string(b)
+	}
+	return space() + out + space()
+}
+
+func anyJSON(depth int) *rapid.Generator[any] {
+	leaf := rapid.OneOf(
+		rapid.Map(rapid.String(), func(s string) any { return s }),
+		rapid.Map(rapid.Int64(), func(n int64) any { return json.Number(strconv.FormatInt(n, 10)) }),
+		rapid.Map(rapid.StringMatching(`-?(0|[1-9][0-9]{0,20})\.[0-9]{1,5}([eE][+-]?[0-9]{1,3})?`), func(s string) any { return json.Number(s) }),
+		rapid.SampledFrom([]any{nil, true, false}),
+	)
+	if depth == 0 {
+		return leaf
+	}
+	return rapid.OneOf(leaf,
+		rapid.Map(rapid.SliceOfN(anyJSON(depth-1), 0, 4), func(v []any) any { return v }),
+		rapid.Map(rapid.MapOfN(rapid.String(), anyJSON(depth-1), 0, 4), func(v map[string]any) any { return v }))
+}
+
+// H7: however a value is written, its canonical form is one; and other values have other ones.
+func TestH7CanonicalJSONOfAnyValue(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		v := anyJSON(3).Draw(t, "value")
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		a, b := rewrite(r, v), rewrite(r, v)
+		one, err := canonicalJSON([]byte(a))
+		if err != nil {
+			t.Fatalf("%s: %v", a, err)
+		}
+		two, err := canonicalJSON([]byte(b))
+		if err != nil || !bytes.Equal(one, two) {
+			t.Fatalf("%s and %s: %s and %s, %v", a, b, one, two, err)
+		}
+		in := json.NewDecoder(bytes.NewReader(one))
+		in.UseNumber()
+		var back any
+		if err := in.Decode(&back); err != nil {
+			t.Fatal(err)
+		}
+		// Printed, because an empty array is not nil and an empty one that was drawn may be.
+		if got, want := fmt.Sprintf("%#v", back), fmt.Sprintf("%#v", v); got != strings.ReplaceAll(want, "[]interface {}(nil)", "[]interface {}{}") {
+			t.Fatalf("%s became %s: %s, was %s", a, one, got, want)
+		}
+	})
+}
+
+func FuzzCanonicalJSON(f *testing.F) {
+	for _, s := range []string{`{"b":1,"a":[1.0,-0e5,"\ud83d\ude00\u0000",{}]}`, `{"a":1,"\u0061":2}`, `"\ud800"`, "\"\xff\"", `[[[[1]]]] `, `{"a":{"c":1,"b":2},"":null}`, "1e400", "\ufefftrue"} {
+		f.Add([]byte(s), uint64(1))
+	}
+	f.Fuzz(func(t *testing.T, text []byte, seed uint64) {
+		once, err := canonicalJSON(text)
+		if err != nil {
+			if !errors.Is(err, errJSON) {
+				t.Fatal(err)
+			}
+			return
+		}
+		if !json.Valid(text) {
+			t.Fatalf("taken, and no JSON: %q", text)
+		}
+		again, err := canonicalJSON(once)
+		if err != nil || !bytes.Equal(once, again) {
+			t.Fatalf("%q is not a fixed point: %q, %v", once, again, err)
+		}
+		in := json.NewDecoder(bytes.NewReader(text))
+		in.UseNumber()
+		var v any
+		if err := in.Decode(&v); err != nil {
+			t.Fatal(err)
+		}
+		other := rewrite(rand.New(rand.NewPCG(seed, 0)), v)
+		if again, err = canonicalJSON([]byte(other)); err != nil || !bytes.Equal(once, again) {
+			t.Fatalf("%q and %q: %q and %q, %v", text, other, once, again, err)
+		}
+	})
+}
+
+func FuzzFingerprint(f *testing.F) {
+	f.Add([]byte(`{"amount":1}`), 3, byte(1), "POST", "/a", "q")
+	f.Add([]byte{}, 0, byte(0), "", "", "")
+	prints := prints(f, 1, 1, 2)
+	f.Fuzz(func(t *testing.T, body []byte, at int, by byte, method, path, query string) {
+		s := &subject{Method: method, Path: path, Query: query, Body: body}
+		made, err := prints.sum(s)
+		if err != nil || len(made) != fingerprintLen {
+			t.Fatalf("%x, %v", made, err)
+		}
+		twin := *s
+		twin.Body = bytes.Clone(body)
+		if equal, err := prints.matches(made, &twin); !equal || err != nil {
+			t.Fatalf("equal bodies: %v, %v", equal, err)
+		}
+		if len(body) > 0 && by != 0 {
+			twin.Body[int(uint(at)%uint(len(body)))] ^= by
+			if equal, err := prints.matches(made, &twin); equal || err != nil {
+				t.Fatalf("a byte was changed: %v, %v", equal, err)
+			}
+		}
+		twin.Body = append(bytes.Clone(body), by)
+		if equal, err := prints.matches(made, &twin); equal || err != nil {
+			t.Fatalf("a byte was added: %v, %v", equal, err)
+		}
+		moved := *s
+		moved.Method, moved.Path = method+path, ""
+		if equal, _ := prints.matches(made, &moved); equal != (path == "") {
+			t.Fatalf("method and path run into each other")
+		}
+		if _, err := prints.matches(body, s); err == nil && len(body) != fingerprintLen {
+			t.Fatal("a body was taken for a fingerprint")
+		}
+	})
+}
