@@ -50,7 +50,7 @@ begin
   for has in select * from (values
     -- role, table, rights, why each beyond the plain one
     ('onlyonce_app',      'schema_version', 'select'),
-    ('onlyonce_app',      'leases',         'select, insert, update'),         -- takes cursors over; FOR SHARE needs UPDATE
+    ('onlyonce_app',      'leases',         'select, insert, update, delete'), -- takes cursors over; FOR SHARE needs UPDATE; a request's lease ends with it
     ('onlyonce_app',      'cursors',        'select, insert, update'),
     ('onlyonce_app',      'positions',      'select'),
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
@@ -61,6 +61,8 @@ begin
     ('onlyonce_app',      'outbox_id',      'usage'),
     ('onlyonce_app',      'outbox_version', 'select'),
     ('onlyonce_app',      'rings',          'select'),
+    ('onlyonce_app',      'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
+    ('onlyonce_app',      'http_steps',     'select, insert, update'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 
@@ -102,6 +104,8 @@ begin
     ('onlyonce_operator', 'outbox_version', 'usage, select, update'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
+    ('onlyonce_operator', 'http_records',   'select, update'),                 -- erase, resolve
+    ('onlyonce_operator', 'http_steps',     'select, update, delete'),
     ('onlyonce_operator', 'audit',          'select, insert')
   ) as g (role, tab, rights)
   loop

@@ -1,6 +1,71 @@
-// Package idempotency makes an HTTP request that is sent twice take effect once. So far it is the client's side: a
-// [Transport] that asks until it has an answer, under one Idempotency-Key and with the same bytes. The server's side, which
-// answers the second request with the first one's answer, is built beside it; any server that keeps keys will do.
+// Package idempotency makes an HTTP request that is sent twice take effect once: a [Layer] around the server's handlers answers the
+// second one with the first one's answer, byte for byte, and a client's [Transport] asks until it has an answer, under one
+// Idempotency-Key and with the same bytes. Either works with anybody's other half.
+//
+//	layer, err := idempotency.New(pool, idempotency.Config{Scope: tenantOf, FingerprintKeys: keys, FingerprintKey: 1})
+//	...
+//	go layer.Run(ctx) // purges what has expired
+//	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges"}, http.HandlerFunc(charge)))
+//
+//	func charge(w http.ResponseWriter, r *http.Request) {
+//		tx, err := idempotency.Tx(r) // commits with the record of this request, before a byte of the answer leaves
+//		...
+//	}
+//
+// # The server: concept
+//
+// A key means something within a [Scope], a method and a route. The first request under it runs; its answer is stored as a record. A
+// later one with the same fingerprint gets that answer, one with another fingerprint 422, and one that comes while the first is under
+// way 409, or it waits. 5xx answers and what may be otherwise the next time (401, 403, 408, 409, 421, 423, 425, 429) are not stored: their
+// writes are undone and the key is free again. Other 4xx are final: stored, and their writes undone.
+//
+//	Idempotency-Status   created, replayed, in-progress, mismatch, bypassed, rejected, or released: the handler's own answer, not stored
+//
+// # Transactional mode
+//
+// One transaction holds all of it:
+//
+//	begin
+//	select onlyonce.http_begin(...)      -- tries the key's lock, and looks for a record behind it
+//	savepoint                            -- travels with the handler's first statement
+//	(the handler's statements, calls that it enqueues)
+//	select onlyonce.http_complete(...)   -- the record, or OO009
+//	select onlyonce.seal()               -- judges deferred constraints with the handler
+//	commit
+//	(only now the answer leaves)
+//
+// What it defends against:
+//
+//   - The process dies at any place: before COMMIT nothing stands, not even the claim, and the next request runs; after it the next
+//     one gets the answer that was never sent.
+//   - A duplicate while the first is open. It does not get the lock, and holds nothing while it is told to come back. The lock is given
+//     back after the first one's record is visible, and the record is looked for in a statement behind the one that took the lock.
+//   - A duplicate whose snapshot is older than the first one's COMMIT (REPEATABLE READ): it sees no record, and its own fails
+//     on the primary key, before COMMIT.
+//   - COMMIT without an answer: whoever gets the key's lock knows that the transaction has ended, and finds its record, told by a random
+//     token, or none. Until somebody gets it, the answer is 503 commit-unknown, and asking again under the key is safe.
+//   - A handler that ends the transaction, swallows a statement's error, or goes on after its time: see package guard's rules; the
+//     record needs the seal, and what was answered about writes that are not there is not sent.
+//
+// # Lease mode
+//
+// For handlers that call somebody else half-way. The claim is a committed row with a lease (epoch, nonce, until) on the database's clock; all
+// leases of a process are renewed in one statement. Each external call is a [Step]: noted before it is made, and kept with its result. Behind the
+// last step [Tx] opens a transaction for writes, which commits with the record.
+//
+//   - A process that died: its lease ends, the next request takes it over with the next epoch, runs the handler again, and gets remembered
+//     results where there are any. A step that was noted and has none may have had its effect: it is called again under the same provider's key,
+//     which is made of the record and the step's name and of nothing that changes with the owner.
+//   - A process that stood still and wakes: every statement of an owner compares (epoch, nonce), in its own transaction. Its provider's call and
+//     that of its successor carry one key.
+//   - A step that is older than the provider's memory: its request is set aside (reconcile), and no call is made. An operator finds out.
+//   - A renewal that would wait for a transaction of the same owner: the lease is locked last before COMMIT, and not while the handler works.
+//   - COMMIT without an answer: the lease is raised once more by its own owner, which waits for the old transaction if that has come as far as
+//     the lease; behind that it either stands, and there is no lease, or can never come.
+//
+// # The client
+//
+// [Transport] is the other half:
 //
 //	transport, err := idempotency.NewTransport(idempotency.TransportConfig{})
 //	...
@@ -11,8 +76,6 @@
 //	req, err := http.NewRequestWithContext(idempotency.WithKey(ctx, key), http.MethodPost, url, bytes.NewReader(body))
 //	...
 //	resp, err := client.Do(req)
-//
-// # Concept
 //
 // A client whose request got no answer cannot know whether it was applied: it may have been lost on the way there, or the answer on
 // the way back. It can only ask again, in a way in which the server recognizes the question. An operation is what the client
@@ -26,7 +89,7 @@
 //	WithKey with NewV4, NewV7   what the caller remembers
 //	none of them                this one call of the transport: it makes a UUIDv7
 //
-// # What it promises
+// # What the client's side promises
 //
 // All attempts at an operation carry one key and the same body, and each is counted: Go's own transport, which silently repeats
 // a keyed POST whose connection has died, is kept from it. Attempts follow one another, each after the one before it was given up;
@@ -40,7 +103,7 @@
 //
 // Applied once, then, is what client and server make together: at-least-once requests here, effects applied once there.
 //
-// # What it does not do
+// # What the client's side does not do
 //
 //   - It does not make a server keep keys. One that ignores them applies each attempt.
 //   - It does not outlast the server's memory. A server keeps keys for a time (24 hours is usual); a retry after that is a new

@@ -77,3 +77,20 @@ var RelayPoints = []string{
 	RelayLooking, RelayAcquired, RelayRenewing, RelayLoading, RelayTurning, RelayTurned, RelayCalling, RelayCalled, RelayPicking, RelayPicked,
 	RelayPromoting, RelayPromoted, RelayReleasing,
 }
+
+// The points of package idempotency, in the order in which a request meets them.
+const (
+	RequestLeased    = "idempotency/leased"    // lease mode: the claim is committed, nothing has run
+	RequestClaimed   = "idempotency/claimed"   // transactional mode: the key's lock is held
+	StepBegun        = "idempotency/step"      // lease mode: the step is noted, its call not made
+	StepCalled       = "idempotency/stepped"   // its call was answered, the result is not kept
+	StepKept         = "idempotency/step-kept" // it is kept
+	RequestHandled   = "idempotency/handled"   // the handler has returned
+	RequestSealing   = "idempotency/sealing"   // the record is queued, COMMIT not sent
+	RequestCommitted = "idempotency/committed" // COMMIT answered, nothing left for the client
+)
+
+// RequestPoints lists every point of package idempotency.
+var RequestPoints = []string{
+	RequestLeased, RequestClaimed, StepBegun, StepCalled, StepKept, RequestHandled, RequestSealing, RequestCommitted,
+}

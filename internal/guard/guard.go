@@ -17,11 +17,12 @@ const sealSQL = `select onlyonce.seal()`
 
 // Names of the engine's steps; a handler's statements have none.
 const (
-	stepUser   = ""
-	stepBegin  = "begin"
-	stepHook   = "hook"
-	stepSeal   = "seal"
-	stepCommit = "commit"
+	stepUser       = ""
+	stepBegin      = "begin"
+	stepHook       = "hook"
+	stepCheckpoint = "checkpoint"
+	stepSeal       = "seal"
+	stepCommit     = "commit"
 )
 
 // step is a statement of the engine's in a pipeline.

@@ -156,6 +156,23 @@ func (t *Tx) Savepoint(ctx context.Context, fn func() error) error {
 	return err
 }
 
+// Checkpoint marks the place that [Tx.Revert] goes back to: what the engine has said so far stays, what comes behind does not. It
+// costs no round trip of its own. Once in a transaction, before the handler's first statement.
+func (t *Tx) Checkpoint() {
+	t.savepoints++
+	t.Engine(stepCheckpoint, "savepoint "+checkpoint)
+}
+
+// Revert undoes what was done since [Tx.Checkpoint], failed statements included, so that the engine can commit without it. It
+// returns the transaction's failure where that is one that going back does not undo. The handler must have returned.
+func (t *Tx) Revert(ctx context.Context) error {
+	if len(t.steps) > 0 && t.steps[0].name == stepCheckpoint && t.failure == nil { // nothing was sent since
+		t.batch, t.steps, t.marks, t.late = &pgx.Batch{}, nil, nil, nil
+		return nil
+	}
+	return t.undo(ctx, checkpoint, nil, 0)
+}
+
 // undo goes back to a savepoint, unless the transaction has a failure that this does not undo.
 func (t *Tx) undo(ctx context.Context, name string, marks map[[16]byte]struct{}, late int) error {
 	if t.open != nil {
@@ -174,6 +191,9 @@ func (t *Tx) undo(ctx context.Context, name string, marks map[[16]byte]struct{},
 	t.check()
 	return t.err()
 }
+
+// checkpoint is the name of the engine's own savepoint.
+const checkpoint = "onlyonce_0"
 
 // maxSavepoints leaves a few of PostgreSQL's 64 cached subtransactions to triggers and functions of the user's, which open their own.
 const maxSavepoints = 60

@@ -36,6 +36,13 @@ var (
 		"rings":          {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only where Consumer.Pause is called
 	})
+	// HTTP is the layer of package idempotency with its handlers.
+	HTTP = role("onlyonce_app", map[string][]string{
+		"schema_version": {"SELECT"},
+		"leases":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"http_steps":     {"SELECT", "INSERT", "UPDATE"},
+	})
 	// Relay sends what is in the outbox.
 	Relay = role("onlyonce_relay", map[string][]string{
 		"schema_version": {"SELECT"},

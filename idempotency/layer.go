@@ -1,0 +1,246 @@
+package idempotency
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+)
+
+// Layer answers a request that is sent again with the first one's answer. Make one with [New], put it around handlers with
+// [Layer.Handle], and let [Layer.Run] purge what has expired. It is safe for concurrent use.
+type Layer struct {
+	pool    *pgxpool.Pool
+	cfg     Config
+	print   *fingerprinter
+	cache   *tier
+	flights flights
+	keeper  keeper
+}
+
+// New checks everything it can without a server, and returns every fault at once, each naming its field. The pool needs a
+// connection for each handler that is to have a transaction at the same time.
+func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
+	cfg, err := cfg.withDefaults()
+	if pool == nil {
+		err = errors.Join(err, fmt.Errorf("%w: pool: must not be nil", ErrConfig))
+	} else if pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
+		err = errors.Join(err, fmt.Errorf("%w: pool: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL; use exec behind PgBouncer", ErrConfig))
+	}
+	if err != nil {
+		return nil, err
+	}
+	l := &Layer{pool: pool, cfg: cfg}
+	if l.print, err = newFingerprinter(cfg.FingerprintKey, cfg.FingerprintKeys); err != nil {
+		return nil, err
+	}
+	if cfg.Cache != nil {
+		l.cache = newTier(cfg.Cache, cfg.Sealer, cfg.CacheTTL)
+	}
+	l.flights.running = make(map[[16]byte]*flight)
+	l.flights.tenants = make(map[string]*tenantLoad)
+	l.keeper.layer = l
+	return l, nil
+}
+
+// Handle puts the layer around a handler, or says every fault of the route at once.
+func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
+	r, err := r.withDefaults()
+	if next == nil {
+		err = errors.Join(err, fmt.Errorf("%w: Handle: the handler must not be nil", ErrConfig))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &endpoint{layer: l, route: r, next: next, keys: keyRule{
+		headers: append([]string{l.cfg.Header}, l.cfg.Aliases...), pointer: r.KeyPointer, strict: r.Strict, min: r.MinKey}}, nil
+}
+
+// MustHandle is Handle for routes that are written down in a program, where a fault is one of the program's: it panics.
+func (l *Layer) MustHandle(r Route, next http.Handler) http.Handler {
+	h, err := l.Handle(r, next)
+	if err != nil {
+		panic(err)
+	}
+	return h
+}
+
+// endpoint is one route's handler.
+type endpoint struct {
+	layer *Layer
+	route Route
+	next  http.Handler
+	keys  keyRule
+}
+
+// ServeHTTP takes the steps in the order that the protocol asks for: nothing of the store is touched before the request is
+// known to be whole, to name one key, and to be within its bounds.
+func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	begun := time.Now()
+	x := &exchange{endpoint: e, layer: e.layer, w: w, method: r.Method}
+	if !slices.Contains(e.route.Methods, r.Method) { // H1
+		w.Header().Set(e.layer.cfg.StatusHeader, string(Bypassed))
+		e.next.ServeHTTP(w, r)
+		return
+	}
+	rep := x.serve(r)
+	status := x.respond(rep)
+	if rep.failed != nil {
+		e.layer.failed(rep.failed)
+	}
+	if e.layer.cfg.Hooks.Served != nil {
+		e.layer.cfg.Hooks.Served(Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: x.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
+			Status: status, Runs: x.runs, Took: time.Since(begun)})
+	}
+}
+
+// failed tells what nobody is there to be told.
+func (l *Layer) failed(err error) {
+	l.cfg.Logger.Error("onlyonce: idempotency", "error", err)
+	if l.cfg.Hooks.Failed != nil {
+		l.cfg.Hooks.Failed(err)
+	}
+}
+
+// serve finds out whose request it is and what names it, and runs it.
+func (x *exchange) serve(r *http.Request) reply {
+	e := x.endpoint
+	scope, err := e.layer.cfg.Scope(r)
+	if err == nil {
+		err = scope.check()
+	}
+	if err != nil {
+		return refusal(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
+	}
+	x.scope = scope
+	body, code := e.read(x.w, r)
+	if code != "" {
+		return refusal(code, nil)
+	}
+	x.request, x.body = r, body
+	key, found, err := e.keys.find(r.Header, body)
+	if err != nil {
+		x.detail = err.Error()
+		return refusal(codeKeyInvalid, nil)
+	}
+	x.key, x.keyed, x.ttl = key, found, e.route.TTL
+	if !found && e.route.Key == KeyRequired {
+		return refusal(codeKeyMissing, nil)
+	}
+	x.subject = e.subject(scope, r, body)
+	if !found && e.route.Key == KeyDerived {
+		sum, err := e.layer.print.sum(&x.subject)
+		if err != nil {
+			x.detail = err.Error()
+			return refusal(codeBodyInvalid, nil)
+		}
+		x.key, x.derived, x.ttl = "derived:"+hex.EncodeToString(sum), true, e.route.DerivedTTL
+	}
+	x.ctx = context.WithoutCancel(r.Context()) // H11: the client may go, the request stays
+	if x.key == "" {
+		return x.unprotected()
+	}
+	x.identify()
+	if x.print, err = e.layer.print.sum(&x.subject); err != nil {
+		x.detail = err.Error()
+		return refusal(codeBodyInvalid, nil)
+	}
+	return x.once()
+}
+
+// read returns the body, whatever Content-Length says (H6).
+func (e *endpoint) read(w http.ResponseWriter, r *http.Request) ([]byte, code) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, ""
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.route.MaxBody)))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, codeRequestTooLarge
+	case err != nil:
+		return nil, codeBodyUnreadable
+	}
+	return body, ""
+}
+
+// subject is what the fingerprint is made of.
+func (e *endpoint) subject(scope Scope, r *http.Request, body []byte) subject {
+	s := subject{Tenant: scope.Tenant, Scope: e.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
+		Body: body, Mode: e.route.Fingerprint}
+	s.MediaType = r.Header.Get("Content-Type")
+	if media, _, err := mime.ParseMediaType(s.MediaType); err == nil {
+		s.MediaType = media
+	}
+	for _, name := range e.route.FingerprintHeaders {
+		for _, v := range r.Header.Values(name) {
+			s.Headers = append(s.Headers, [2]string{name, v})
+		}
+	}
+	return s
+}
+
+// scopeName is the scope of a request's key in the database (H8). The principal is escaped, so that it ends the name and nothing
+// in it can pass for another part.
+func (e *endpoint) scopeName(method string, s Scope) string {
+	name := "http " + method + " " + e.route.Pattern
+	if s.Principal != "" {
+		name += " " + url.PathEscape(s.Principal)
+	}
+	return name
+}
+
+const maxScopePart = 200
+
+func (s Scope) check() error {
+	for _, f := range [][2]string{{"Tenant", s.Tenant}, {"Principal", s.Principal}} {
+		switch {
+		case len(f[1]) > maxScopePart:
+			return fmt.Errorf("%s has %d bytes, at most %d", f[0], len(f[1]), maxScopePart)
+		case strings.ContainsRune(f[1], 0) || !strings.EqualFold(strings.ToValidUTF8(f[1], "?"), f[1]):
+			return fmt.Errorf("%s is not UTF-8 without NUL", f[0])
+		}
+	}
+	return nil
+}
+
+// identify names the record, and what calls derive their keys from.
+func (x *exchange) identify() {
+	x.origin = dedupe.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: traceOf(x.request.Header)}
+	x.id = dedupe.Key{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key}.Hash()
+	x.subject.Record, x.subject.Key = x.id, x.key
+	_, _ = rand.Read(x.token[:]) // never fails
+}
+
+// traceOf is the request's W3C trace context.
+func traceOf(h http.Header) string {
+	parent := h.Get("traceparent")
+	if state := h.Get("tracestate"); parent != "" && state != "" {
+		return parent + "\n" + state
+	}
+	return parent
+}
+
+// clone is the request as the handler gets it: with its body from the start, and the exchange in its context.
+func (x *exchange) clone(ctx context.Context) *http.Request {
+	r := x.request.Clone(context.WithValue(ctx, exchangeKey{}, x))
+	r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(x.body)), int64(len(x.body)), nil
+	if len(x.body) == 0 {
+		r.Body = http.NoBody
+	}
+	return r
+}

@@ -1,0 +1,210 @@
+package idempotency_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+)
+
+// rig is a server with the layer, over a database of its own.
+type rig struct {
+	t     *testing.T
+	pool  *pgxpool.Pool
+	layer *idempotency.Layer
+	mux   *http.ServeMux
+	srv   *httptest.Server
+	runs  atomic.Int64
+}
+
+// testConfig is a layer's with nothing but what is required; the tenant is what X-Tenant says.
+func testConfig() idempotency.Config {
+	return idempotency.Config{
+		Scope: func(r *http.Request) (idempotency.Scope, error) {
+			return idempotency.Scope{Tenant: r.Header.Get("X-Tenant"), Principal: r.Header.Get("X-Principal")}, nil
+		},
+		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
+	}
+}
+
+func newRig(t *testing.T, cfg idempotency.Config) *rig {
+	t.Helper()
+	r := &rig{t: t, pool: pgtest.DB(t), mux: http.NewServeMux()}
+	r.exec(`create table effects (v text not null)`)
+	var err error
+	if r.layer, err = idempotency.New(r.pool, cfg); err != nil {
+		t.Fatal(err)
+	}
+	r.srv = httptest.NewServer(r.mux)
+	t.Cleanup(r.srv.Close)
+	return r
+}
+
+// handle puts a handler behind the layer.
+func (r *rig) handle(route idempotency.Route, h http.HandlerFunc) {
+	r.t.Helper()
+	counted := func(w http.ResponseWriter, req *http.Request) {
+		r.runs.Add(1)
+		h(w, req)
+	}
+	wrapped, err := r.layer.Handle(route, http.HandlerFunc(counted))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.mux.Handle(route.Pattern, wrapped)
+}
+
+// effect is a handler that writes its body as an effect, and answers with the effect's number.
+func effect(w http.ResponseWriter, req *http.Request) {
+	tx, err := idempotency.Tx(req)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	body, _ := io.ReadAll(req.Body)
+	if _, err := tx.Exec(req.Context(), `insert into effects values ($1)`, string(body)); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Location", "/effects/1")
+	w.WriteHeader(http.StatusCreated)
+	_, _ = fmt.Fprintf(w, "effect of %s", body)
+}
+
+// got is an answer, read whole.
+type got struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (g got) mark() string { return g.header.Get("Idempotency-Status") }
+
+// post sends a request; headers come in pairs.
+func (r *rig) post(path, key, body string, headers ...string) got {
+	r.t.Helper()
+	return r.send(http.MethodPost, path, key, body, headers...)
+}
+
+func (r *rig) send(method, path, key, body string, headers ...string) got {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(context.Background(), method, r.srv.URL+path, strings.NewReader(body))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Add(headers[i], headers[i+1])
+	}
+	resp, err := r.srv.Client().Do(req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return got{resp.StatusCode, resp.Header, string(b)}
+}
+
+func (r *rig) exec(sql string, args ...any) {
+	r.t.Helper()
+	if _, err := r.pool.Exec(context.Background(), sql, args...); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func one[T any](r *rig, sql string, args ...any) (v T) {
+	r.t.Helper()
+	if err := r.pool.QueryRow(context.Background(), sql, args...).Scan(&v); err != nil {
+		r.t.Fatal(err)
+	}
+	return v
+}
+
+func (r *rig) effects() int { return one[int](r, `select count(*) from effects`) }
+
+func TestFirstAnswerIsGivenAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
+	first := r.post("/charges", "k1", "10 EUR")
+	again := r.post("/charges", "k1", "10 EUR")
+	if first.status != http.StatusCreated || first.mark() != "created" || again.mark() != "replayed" || again.body != first.body ||
+		again.status != first.status || again.header.Get("Location") != "/effects/1" {
+		t.Fatalf("first %+v\nagain %+v", first, again)
+	}
+	if n := r.effects(); n != 1 || r.runs.Load() != 1 {
+		t.Errorf("%d effects of %d runs", n, r.runs.Load())
+	}
+	if other := r.post("/charges", "k1", "20 EUR"); other.status != http.StatusUnprocessableEntity || other.mark() != "mismatch" {
+		t.Errorf("another request: %+v", other)
+	}
+	if declined := r.post("/charges", "", "10 EUR"); declined.status != http.StatusBadRequest {
+		t.Errorf("without a key: %+v", declined)
+	}
+}
+
+func TestFinalRefusalIsKeptWithoutItsWrites(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
+		tx, _ := idempotency.Tx(req)
+		_, _ = tx.Exec(req.Context(), `insert into effects values ($1)`, "undone")
+		tx.Queue(`insert into effects values ('undone too')`)
+		w.WriteHeader(http.StatusPaymentRequired)
+	})
+	first, again := r.post("/charges", "k1", "x"), r.post("/charges", "k1", "x")
+	if first.status != 402 || first.mark() != "created" || again.status != 402 || again.mark() != "replayed" || r.effects() != 0 || r.runs.Load() != 1 {
+		t.Errorf("%+v, %+v, %d effects, %d runs", first, again, r.effects(), r.runs.Load())
+	}
+}
+
+func TestLeaseModeRemembersSteps(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	var keys []string
+	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+		result, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
+			keys = append(keys, key)
+			return []byte("paid"), nil
+		})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		tx, err := idempotency.Tx(req)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		tx.Queue(`insert into effects values ($1)`, string(result))
+		if r.runs.Load() == 1 {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		_, _ = w.Write(result)
+	})
+	first, second, third := r.post("/charges", "k1", "x"), r.post("/charges", "k1", "x"), r.post("/charges", "k1", "x")
+	if first.status != 502 || first.mark() != "released" || second.status != 200 || second.mark() != "created" || third.mark() != "replayed" || third.body != "paid" {
+		t.Errorf("%+v\n%+v\n%+v", first, second, third)
+	}
+	if len(keys) != 1 || r.effects() != 1 || r.runs.Load() != 2 {
+		t.Errorf("%d calls, %d effects, %d runs", len(keys), r.effects(), r.runs.Load())
+	}
+	if n := one[int](r, `select count(*) from onlyonce.leases`); n != 0 {
+		t.Errorf("%d leases are left", n)
+	}
+}

@@ -1,0 +1,383 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/lease"
+)
+
+// leased is H18.
+func (x *exchange) leased() reply {
+	for range lookLimit {
+		if rep, known := x.cached(); known {
+			return rep
+		}
+		rec, err := x.layer.look(x.ctx, x.id)
+		if err != nil {
+			if x.endpoint.route.FailOpen {
+				x.layer.failed(err)
+				return x.bypass(newRecorder(maxStored))
+			}
+			return refusal(codeStoreUnavailable, err)
+		}
+		if rec != nil && !(rec.state == stateRunning && rec.free) {
+			return x.judge(rec)
+		}
+		if rec != nil {
+			if rep := x.judge(rec); rep.code != codeInProgress { // another request under the key of one that was left
+				return rep
+			}
+		}
+		l, err := x.take(rec)
+		if err != nil {
+			return refusal(codeStoreUnavailable, err)
+		}
+		if l == nil {
+			continue // somebody was faster
+		}
+		return x.work(l)
+	}
+	return inProgress(time.Second)
+}
+
+// take claims a key that nobody has, or takes it over from an owner whose lease has ended. Nil: somebody was faster.
+func (x *exchange) take(rec *record) (*lease.Lease, error) {
+	// Detached from the client, and cut off in the middle it may have succeeded: then the key waits for the lease's end.
+	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
+	defer cancel()
+	l := &lease.Lease{Nonce: x.token.String(), Sent: time.Now()}
+	if rec == nil {
+		err := x.layer.pool.QueryRow(ctx, claimSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.print, x.token, x.ttl, x.layer.cfg.LeaseTTL).Scan(&l.ID, &l.Epoch)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("idempotency: claiming a key: %w", err)
+		}
+	} else {
+		var epoch *int64
+		if err := x.layer.pool.QueryRow(ctx, stealSQL, rec.lease, rec.epoch, x.token, x.layer.cfg.LeaseTTL).Scan(&epoch); err != nil {
+			return nil, fmt.Errorf("idempotency: taking over a key: %w", err)
+		}
+		if epoch == nil {
+			return nil, nil
+		}
+		l.ID, l.Epoch = rec.lease, *epoch
+	}
+	return l, fault.Point(fault.RequestLeased)
+}
+
+// work runs the handler under a lease.
+func (x *exchange) work(l *lease.Lease) reply {
+	limit := x.endpoint.route.MaxResponse
+	if x.endpoint.route.TombstoneLarge || x.endpoint.route.NoStoreBody {
+		limit = maxStored
+	}
+	for reruns := 0; ; reruns++ {
+		rec := newRecorder(limit)
+		x.aside, x.renewed = false, nil
+		ctx, cancel := context.WithCancelCause(x.ctx)
+		x.held = x.layer.keeper.hold(l, cancel)
+		p := x.call(ctx, rec)
+		cancel(nil)
+		if p != nil {
+			x.letGo()
+			x.layer.keeper.drop(x.held)
+			x.release(l)
+			panic(p)
+		}
+		out := x.finish(l, rec)
+		x.letGo()
+		x.layer.keeper.drop(x.held)
+		if x.renewed != nil {
+			l = x.renewed
+		}
+		if !out.rerun {
+			return out.reply
+		}
+		if reruns == rerunLimit || x.held.alive() != nil {
+			x.release(l)
+			return out.reply
+		}
+	}
+}
+
+// finish keeps what the handler answered, or gives the key back.
+func (x *exchange) finish(l *lease.Lease, rec *recorder) outcome {
+	if x.tx != nil {
+		x.tx.CloseHandler()
+	}
+	if err := fault.Point(fault.RequestHandled); err != nil {
+		return ended(refusal(codeStoreUnavailable, err))
+	}
+	if x.held.alive() != nil {
+		return ended(inProgress(time.Second)) // whoever took it over goes on
+	}
+	if x.aside {
+		return ended(x.reconcile(l))
+	}
+	v := x.verdict(rec)
+	if v.keep == keepNothing {
+		x.letGo()
+		if !v.outcome.rerun {
+			x.release(l)
+		}
+		return v.outcome
+	}
+	resp := x.endpoint.stored(rec)
+	stored, sealed, err := x.envelope(resp)
+	if err != nil {
+		x.letGo()
+		x.release(l)
+		return ended(refusal(codeRolledBack, err))
+	}
+	if v.keep == keepAnswer && x.tx != nil {
+		if err := x.tx.Revert(x.ctx); err != nil {
+			out := x.failed(err)
+			x.letGo()
+			if !out.rerun {
+				x.release(l)
+			}
+			return out
+		}
+	}
+	return x.settle(l, answer(Created, rec), resp, stored, sealed)
+}
+
+// settle writes the record, in the handler's transaction where it has one. After an answer that was lost it writes it again: the first
+// statement to come through ends the lease, and the other one fails on that.
+func (x *exchange) settle(l *lease.Lease, rep reply, resp *response, stored []byte, sealed bool) outcome {
+	retry := pauses()
+	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
+	written := x.tx != nil // what the handler wrote is only in the first transaction
+	for {
+		err := x.settleOnce(l, stored, sealed)
+		switch {
+		case err == nil:
+			x.remember(resp)
+			return ended(rep)
+		case again(err):
+			if written {
+				return outcome{reply: refusal(codeRolledBack, err), rerun: true}
+			}
+		case sqlstate(err) == fenceLost:
+			return ended(x.mine(rep, resp, l))
+		case !x.unanswered(err) && written:
+			x.letGo()
+			x.release(l)
+			return ended(refusal(codeRolledBack, err))
+		}
+		lost := x.tx != nil && x.tx.Lost()
+		x.letGo()
+		if written && (lost || errors.Is(err, fault.ErrInjected)) {
+			return x.resolveLeased(l, rep, resp, err)
+		}
+		if time.Now().After(deadline) {
+			return ended(refusal(codeCommitUnknown, err))
+		}
+		time.Sleep(retry.NextBackOff())
+	}
+}
+
+// unanswered reports whether an error leaves open what became of a COMMIT, or says that the server could not be reached.
+func (x *exchange) unanswered(err error) bool {
+	return x.tx == nil || x.tx.Lost() || errors.Is(err, fault.ErrInjected)
+}
+
+func (x *exchange) settleOnce(l *lease.Lease, stored []byte, sealed bool) error {
+	if x.tx == nil {
+		if err := x.acquire(x.ctx); err != nil {
+			return err
+		}
+		x.tx.Engine(stepOpen, openSQL, x.bounds()...)
+	}
+	x.tx.Engine(stepRecord, finishSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce, stored, sealed)
+	if err := fault.Point(fault.RequestSealing); err != nil {
+		return err
+	}
+	if err := x.tx.Commit(x.layer.cfg.CommitTimeout); err != nil {
+		return err
+	}
+	return fault.Point(fault.RequestCommitted)
+}
+
+// resolveLeased finds out what became of the COMMIT of a handler's writes. The lease tells: raising its epoch waits for the
+// old transaction, which has locked it last; where that came through there is no lease any more.
+func (x *exchange) resolveLeased(l *lease.Lease, rep reply, resp *response, cause error) outcome {
+	retry := pauses()
+	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
+	for time.Now().Before(deadline) {
+		rec, err := x.layer.look(x.ctx, x.id)
+		switch {
+		case err != nil:
+		case rec != nil && rec.state == stateCompleted && rec.token == x.token:
+			x.remember(resp)
+			return ended(rep)
+		case rec == nil || rec.state != stateRunning || rec.nonce == nil || *rec.nonce != x.token:
+			return ended(inProgress(time.Second))
+		default:
+			sent := time.Now()
+			if epoch, err := x.refresh(l); err == nil && epoch != 0 { // the old transaction has not locked the lease, and cannot any more
+				x.renewed = &lease.Lease{ID: l.ID, Epoch: epoch, Nonce: l.Nonce, Sent: sent}
+				return outcome{reply: refusal(codeRolledBack, cause), rerun: true}
+			}
+		}
+		time.Sleep(retry.NextBackOff())
+	}
+	return ended(refusal(codeCommitUnknown, cause))
+}
+
+// refreshSQL makes an owner's lease a later one of its own, so that nothing that it has sent before can pass any more. In: lease, epoch, nonce,
+// ttl. Out: the new epoch, or no row. Waits for a transaction that holds the lease.
+const refreshSQL = `
+update onlyonce.leases set epoch = epoch + 1, until = clock_timestamp() + $4 where id = $1 and epoch = $2 and nonce = $3 returning epoch`
+
+func (x *exchange) refresh(l *lease.Lease) (epoch int64, err error) {
+	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
+	defer cancel()
+	err = x.layer.pool.QueryRow(ctx, refreshSQL, l.ID, l.Epoch, l.Nonce, x.layer.cfg.LeaseTTL).Scan(&epoch)
+	return epoch, err
+}
+
+// mine answers where the fence did not hold: an earlier COMMIT of this very request came through after all, or somebody has taken it over.
+func (x *exchange) mine(rep reply, resp *response, l *lease.Lease) reply {
+	x.letGo()
+	rec, err := x.layer.look(x.ctx, x.id)
+	if err == nil && rec != nil && rec.state == stateCompleted && rec.token.String() == l.Nonce {
+		x.remember(resp)
+		return rep
+	}
+	return inProgress(time.Second)
+}
+
+// release gives the key back, so that the next request runs at once. If that fails the lease ends by itself.
+func (x *exchange) release(l *lease.Lease) {
+	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
+	defer cancel()
+	if _, err := x.layer.pool.Exec(ctx, releaseSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce); err != nil && sqlstate(err) != fenceLost {
+		x.layer.failed(fmt.Errorf("idempotency: giving a key back: %w", err))
+	}
+}
+
+// reconcile sets the request aside for an operator.
+func (x *exchange) reconcile(l *lease.Lease) reply {
+	x.letGo()
+	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
+	defer cancel()
+	_, err := x.layer.pool.Exec(ctx, reconcileSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce)
+	return refusal(codeCommitUnknown, err)
+}
+
+// held is a lease that a request of this process works under.
+type held struct {
+	lease  *lease.Lease
+	cancel context.CancelCauseFunc
+
+	mu   sync.Mutex
+	lost error
+}
+
+// errTaken ends the context of a handler whose lease could not be renewed in time.
+var errTaken = errors.New("idempotency: the request's lease has ended: another process may have taken it over")
+
+func (h *held) alive() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.lost
+}
+
+func (h *held) lose() {
+	h.mu.Lock()
+	h.lost = errTaken
+	h.mu.Unlock()
+	h.cancel(errTaken)
+}
+
+// keeper renews the leases of a process, all in one statement, for as long as there are any.
+type keeper struct {
+	layer *Layer
+
+	mu   sync.Mutex
+	held map[*held]struct{}
+	none chan struct{} // closed when there is no lease any more
+}
+
+func (k *keeper) hold(l *lease.Lease, cancel context.CancelCauseFunc) *held {
+	h := &held{lease: l, cancel: cancel}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.held) == 0 {
+		k.held, k.none = make(map[*held]struct{}), make(chan struct{})
+		go k.beat(k.none)
+	}
+	k.held[h] = struct{}{}
+	return h
+}
+
+func (k *keeper) drop(h *held) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if delete(k.held, h); len(k.held) == 0 {
+		close(k.none)
+	}
+}
+
+// beat renews at a third of the leases' time, and tells a handler to stop whose lease may end: by this process's own clock, counted
+// from when the renewal was sent.
+func (k *keeper) beat(none <-chan struct{}) {
+	ttl := k.layer.cfg.LeaseTTL
+	tick := time.NewTicker(ttl / 6)
+	defer tick.Stop()
+	for {
+		select {
+		case <-none:
+			return
+		case <-tick.C:
+		}
+		k.mu.Lock()
+		due := make([]*held, 0, len(k.held))
+		for h := range k.held {
+			if time.Since(h.lease.Sent) >= ttl/3 {
+				due = append(due, h)
+			}
+		}
+		k.mu.Unlock()
+		k.renew(due, ttl)
+	}
+}
+
+func (k *keeper) renew(due []*held, ttl time.Duration) {
+	if len(due) == 0 {
+		return
+	}
+	leases := make([]*lease.Lease, len(due))
+	for i, h := range due {
+		leases[i] = h.lease
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), ttl/6)
+	lost, err := lease.RenewAll(ctx, k.layer.pool, leases, ttl)
+	cancel()
+	if err != nil {
+		k.layer.failed(err)
+	}
+	for _, h := range due {
+		for _, l := range lost {
+			if l == h.lease {
+				h.lose()
+			}
+		}
+		if time.Since(h.lease.Sent) >= ttl-ttl/6 {
+			h.lose()
+		}
+	}
+}
+
+var errNoSealer = errors.New("idempotency: a stored answer is sealed, and there is no Config.Sealer")

@@ -1,0 +1,166 @@
+package idempotency
+
+import (
+	"maps"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// reply is what is answered: a problem, or an answer of the handler's.
+type reply struct {
+	mark       Mark
+	code       code // of a problem
+	status     int
+	header     http.Header
+	body       []byte
+	expires    *time.Time
+	retryAfter time.Duration
+	failed     error // what the operator should know
+}
+
+// answer is the handler's, to the first client: with all its headers.
+func answer(m Mark, rec *recorder) reply {
+	return reply{mark: m, status: rec.status(), header: rec.header(), body: rec.body()}
+}
+
+// refusal is a problem.
+func refusal(c code, failed error) reply {
+	rep := reply{mark: Rejected, code: c, failed: failed}
+	switch c {
+	case codeStoreUnavailable, codeCommitUnknown, codeOverCapacity, codeRolledBack:
+		rep.retryAfter = time.Second
+	case codeKeyReused:
+		rep.mark = Mismatch
+	case codeInProgress:
+		rep.mark = InProgress
+	}
+	if c == codeCommitUnknown {
+		rep.mark = InProgress
+	}
+	return rep
+}
+
+// inProgress is the answer to a duplicate of a request that is under way.
+func inProgress(left time.Duration) reply {
+	rep := refusal(codeInProgress, nil)
+	rep.retryAfter = min(max(left, time.Second), 5*time.Second)
+	return rep
+}
+
+// respond writes the reply and returns its status.
+func (x *exchange) respond(rep reply) int {
+	h, cfg := x.w.Header(), &x.layer.cfg
+	if rep.code == "" {
+		restore(h, rep.header)
+	} else if location := rep.header.Get("Location"); location != "" {
+		h.Set("Location", location)
+	}
+	h.Set(cfg.StatusHeader, string(rep.mark))
+	if rep.mark == Replayed {
+		h.Set(cfg.ReplayedHeader, "true")
+	}
+	if x.keyed {
+		if value, err := FormString.write(x.key); err == nil {
+			h.Set(cfg.Header, value)
+		}
+	}
+	if x.derived {
+		h.Set(cfg.Header+"-Derived", "true")
+	}
+	if rep.expires != nil {
+		h.Set(cfg.ExpiresHeader, rep.expires.UTC().Format(http.TimeFormat))
+	}
+	if rep.retryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(int((rep.retryAfter+time.Second-1)/time.Second)))
+	}
+	if rep.code != "" {
+		status := rep.code.status()
+		if rep.code == codeKeyReused {
+			status = x.endpoint.route.MismatchStatus
+		}
+		writeProblem(x.w, status, rep.code, x.detail, x.instance(), rep.code.retryable())
+		return status
+	}
+	x.w.WriteHeader(rep.status)
+	if len(rep.body) > 0 {
+		_, _ = x.w.Write(rep.body) // a client that has gone comes again
+	}
+	return rep.status
+}
+
+// instance names the request in a problem: by its record, which says nothing to who does not know the key.
+func (x *exchange) instance() string {
+	if x.id == [16]byte{} {
+		return ""
+	}
+	return "urn:uuid:" + uuidText(x.id)
+}
+
+// stored is what of a handler's answer is answered again.
+func (e *endpoint) stored(rec *recorder) *response {
+	r := &response{Status: rec.status(), Header: storable(rec.header(), e.route.KeepHeaders), Body: rec.body()}
+	if e.route.NoStoreBody && len(r.Body) > 0 || len(r.Body) > e.route.MaxResponse {
+		r.Body, r.Tombstone = nil, true
+	}
+	return r
+}
+
+// envelope writes it as it is kept.
+func (x *exchange) envelope(r *response) (stored []byte, sealed bool, err error) {
+	stored = r.encode()
+	if s := x.layer.cfg.Sealer; s != nil {
+		stored, err = s.Seal(x.id, stored)
+		return stored, true, err
+	}
+	return stored, false, nil
+}
+
+// judge answers a request under whose key a record stands.
+func (x *exchange) judge(r *record) reply {
+	same, err := x.layer.print.matches(r.fingerprint, &x.subject)
+	if err != nil {
+		return refusal(codeRecordUnreadable, err)
+	}
+	if !same {
+		return refusal(codeKeyReused, nil)
+	}
+	switch r.state {
+	case stateRunning:
+		return inProgress(r.leaseLeft)
+	case stateReconcile:
+		return refusal(codeCommitUnknown, nil)
+	}
+	if r.erased {
+		return gone(nil)
+	}
+	stored := r.response
+	if r.sealed {
+		if x.layer.cfg.Sealer == nil {
+			return refusal(codeRecordUnreadable, errNoSealer)
+		}
+		if stored, err = x.layer.cfg.Sealer.Open(x.id, stored); err != nil {
+			return refusal(codeRecordUnreadable, err)
+		}
+	}
+	return replay(stored, r.expires)
+}
+
+// replay is the first one's answer.
+func replay(stored []byte, expires *time.Time) reply {
+	resp, err := decodeResponse(stored)
+	if err != nil {
+		return refusal(codeRecordUnreadable, err)
+	}
+	if resp.Tombstone {
+		return gone(resp.Header)
+	}
+	return reply{mark: Replayed, status: resp.Status, header: resp.Header, body: resp.Body, expires: expires}
+}
+
+// gone is the answer where the first one's was not stored, or was erased.
+func gone(h http.Header) reply {
+	rep := reply{mark: Replayed, code: codeNotReplayable, header: http.Header{}}
+	maps.Copy(rep.header, h)
+	return rep
+}

@@ -1,0 +1,121 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/preflight"
+)
+
+// purgeSQL deletes records that have expired, a batch at most; abandonSQL sees to requests in lease mode that nobody came back for. By the
+// indexes http_records_expired and http_records_open; locks only what it deletes, and leaves out what is locked.
+const (
+	purgeSQL   = `select onlyonce.http_purge($1)`
+	abandonSQL = `select deleted, aside from onlyonce.http_abandon($1)`
+)
+
+// Run checks the database, and then purges what has expired until ctx ends; then it returns nil. It may run in any number of processes. Without it
+// nothing goes wrong: what has expired counts as absent (H19). An error means that the schema or the role's rights do not fit.
+func (l *Layer) Run(ctx context.Context) error {
+	warnings, err := preflight.Check(ctx, l.pool, preflight.HTTP)
+	for _, w := range warnings {
+		l.cfg.Logger.Warn("onlyonce: " + w)
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // stopped before it began
+		}
+		return fmt.Errorf("idempotency: %w", err)
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		}
+		more, err := l.purge(ctx)
+		if err != nil && ctx.Err() == nil {
+			l.failed(err)
+		}
+		wait := l.cfg.PurgeInterval
+		if more {
+			wait = wait / 100 // beside traffic: not one batch right behind the other
+		}
+		timer.Reset(wait)
+	}
+}
+
+// purge deletes a batch, and reports whether there may be more.
+func (l *Layer) purge(ctx context.Context) (more bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.StatementTimeout)
+	defer cancel()
+	var purged, deleted, aside int
+	if err := l.pool.QueryRow(ctx, purgeSQL, l.cfg.PurgeBatch).Scan(&purged); err != nil {
+		return false, fmt.Errorf("idempotency: purging: %w", err)
+	}
+	if err := l.pool.QueryRow(ctx, abandonSQL, l.cfg.PurgeBatch).Scan(&deleted, &aside); err != nil {
+		return false, fmt.Errorf("idempotency: looking for requests that nobody came back for: %w", err)
+	}
+	if aside > 0 {
+		l.cfg.Logger.Error("onlyonce: requests with a step of unknown outcome wait for an operator: see `onlyonce requests list`", "requests", aside)
+	}
+	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
+		l.cfg.Hooks.Purged(purged + deleted)
+	}
+	return purged == l.cfg.PurgeBatch, nil
+}
+
+// eraseSQL forgets an answer and the results of its steps, and keeps that the key was used. In: id. Out: the tag's count.
+const eraseSQL = `
+with steps as (update onlyonce.http_steps set result = null where record_id = $1 and done_at is not null)
+update onlyonce.http_records set response = null, erased_at = clock_timestamp() where id = $1 and state = 'completed' and erased_at is null`
+
+// ErrNoRecord says that nothing that could be erased is kept under a key.
+var ErrNoRecord = errors.New("idempotency: no completed record under this key")
+
+// DB is what [Erase] needs: *pgxpool.Pool, *pgx.Conn and pgx.Tx have it.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Erase forgets the answer that is stored for a tenant's key, for whoever has the right to be forgotten: later copies of the request get
+// 410, and do not run again. scope is the record's: "http POST /v1/charges", and the principal, URL-escaped, behind another space.
+// A [Cache] may serve the answer until Config.CacheTTL has passed.
+func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
+	id := dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()
+	tag, err := db.Exec(ctx, eraseSQL, uuid.UUID(id))
+	if err != nil {
+		return fmt.Errorf("idempotency: erasing: %w", err)
+	}
+	if tag.RowsAffected() == 0 {
+		return ErrNoRecord
+	}
+	return nil
+}
+
+// Erase is [Erase], and forgets the answer in the layer's cache too.
+func (l *Layer) Erase(ctx context.Context, tenant, scope, key string) error {
+	if err := Erase(ctx, l.pool, tenant, scope, key); err != nil {
+		return err
+	}
+	if l.cfg.Cache != nil {
+		return l.cfg.Cache.Delete(ctx, dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash())
+	}
+	return nil
+}
+
+// pauses is the schedule of looks at something that is under way.
+func pauses() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(10*time.Millisecond), backoff.WithMaxInterval(500*time.Millisecond), backoff.WithMaxElapsedTime(0))
+}

@@ -1,0 +1,127 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// lookSQL finds a record that has not expired. In: id. Out: at most one row. By the primary keys of http_records and leases; takes no lock.
+const lookSQL = `
+select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null, r.expires_at, extract(epoch from r.expires_at - clock_timestamp())::float8,
+       coalesce(r.lease_id, 0), coalesce(l.epoch, 0), l.nonce, l.until is null or l.until <= clock_timestamp(),
+       coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
+  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id
+ where r.id = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`
+
+// beginSQL claims a key in transactional mode, openSQL opens a transaction without one. See the functions' comments in the migration.
+const (
+	beginSQL    = `select onlyonce.http_begin($1, $2, $3, $4)`
+	openSQL     = `select onlyonce.http_open($1, $2, $3)`
+	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)`
+)
+
+// claimSQL claims a key in lease mode. Out: one row of lease and epoch, or none where a record stands. stealSQL takes a lease over that has ended,
+// null where somebody was faster.
+const (
+	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)`
+	stealSQL     = `select onlyonce.raise_epoch($1, $2, $3, $4)`
+	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6)`
+	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`
+	reconcileSQL = `select onlyonce.http_reconcile($1, $2, $3, $4)`
+	stepSQL      = `select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6)`
+	stepDoneSQL  = `select onlyonce.http_step_done($1, $2, $3, $4, $5, $6, $7)`
+)
+
+// Isolation levels as statements: nothing of a statement is ever put together.
+var isolationSQL = map[pgx.TxIsoLevel]string{
+	pgx.ReadCommitted:  "set transaction isolation level read committed",
+	pgx.RepeatableRead: "set transaction isolation level repeatable read",
+	pgx.Serializable:   "set transaction isolation level serializable",
+}
+
+// States of a record.
+const (
+	stateRunning   = "running"
+	stateCompleted = "completed"
+	stateReconcile = "reconcile"
+)
+
+// record is a row of onlyonce.http_records, and the lease that goes with it.
+type record struct {
+	state       string
+	fingerprint []byte
+	token       uuid.UUID
+	response    []byte
+	sealed      bool
+	erased      bool
+	expires     *time.Time
+	left        time.Duration // until it expires
+
+	lease, epoch int64
+	nonce        *uuid.UUID
+	free         bool          // nobody holds the lease
+	leaseLeft    time.Duration // until the lease ends
+}
+
+// look returns the record of an id, nil where there is none.
+func (l *Layer) look(ctx context.Context, id [16]byte) (*record, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
+	defer cancel()
+	var r record
+	var left *float64
+	var leaseLeft float64
+	err := l.pool.QueryRow(ctx, lookSQL, uuid.UUID(id)).Scan(&r.state, &r.fingerprint, &r.token, &r.response, &r.sealed, &r.erased, &r.expires, &left,
+		&r.lease, &r.epoch, &r.nonce, &r.free, &leaseLeft)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
+	}
+	if left != nil {
+		r.left = seconds(*left)
+	}
+	r.leaseLeft = seconds(leaseLeft)
+	return &r, nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// millis writes a bound as PostgreSQL reads it.
+func millis(d time.Duration) string { return fmt.Sprintf("%dms", d.Milliseconds()) }
+
+// sqlstate returns the code of a server's error, "" for any other.
+func sqlstate(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// Codes that the layer acts on.
+const (
+	serializationFailure = "40001"
+	deadlockDetected     = "40P01"
+	uniqueViolation      = "23505"
+	fenceLost            = "OO001"
+	recordStands         = "OO009"
+)
+
+// again reports whether the database asks for the whole transaction to be run again.
+func again(err error) bool {
+	code := sqlstate(err)
+	return code == serializationFailure || code == deadlockDetected
+}
+
+// stands reports whether a record was written under the key by somebody else.
+func stands(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (pg.Code == recordStands || pg.Code == uniqueViolation && pg.SchemaName == "onlyonce" && pg.TableName == "http_records")
+}

@@ -1,0 +1,255 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+)
+
+// rerunLimit is how often a handler runs again after serialization failures and deadlocks; lookLimit how often a record is looked for that
+// somebody else has just written.
+const (
+	rerunLimit = 3
+	lookLimit  = 20
+)
+
+// outcome is what one run came to.
+type outcome struct {
+	reply  reply
+	rerun  bool // the database asks for the whole transaction again
+	stands bool // a record was written under the key meanwhile: look at it
+}
+
+func ended(r reply) outcome { return outcome{reply: r} }
+
+// transactional is H17.
+func (x *exchange) transactional() reply {
+	limit := x.endpoint.route.MaxResponse
+	if x.endpoint.route.NoStoreBody {
+		limit = maxStored
+	}
+	reruns := 0
+	for range lookLimit {
+		if rep, known := x.recall(); known {
+			return rep
+		}
+		out := x.run(newRecorder(limit), true)
+		switch {
+		case out.stands:
+		case out.rerun && reruns < rerunLimit:
+			reruns++
+		default:
+			return out.reply
+		}
+	}
+	return inProgress(time.Second)
+}
+
+// recall answers from a record, where there is one.
+func (x *exchange) recall() (rep reply, known bool) {
+	if rep, known := x.cached(); known {
+		return rep, true
+	}
+	rec, err := x.layer.look(x.ctx, x.id)
+	if err != nil {
+		return refusal(codeStoreUnavailable, err), true
+	}
+	if rec == nil {
+		return reply{}, false
+	}
+	return x.judge(rec), true
+}
+
+// run runs the handler once in a transaction of its own; claimed says that the request has a key.
+func (x *exchange) run(rec *recorder, claimed bool) outcome {
+	defer x.letGo()
+	if err := x.acquire(x.ctx); err != nil {
+		return ended(refusal(codeStoreUnavailable, err))
+	}
+	if !claimed {
+		x.tx.Engine(stepOpen, openSQL, x.bounds()...)
+	} else if n, err := x.claim(); err != nil {
+		return ended(refusal(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err)))
+	} else if n != claimMine {
+		return outcome{reply: inProgress(time.Second), stands: n == claimStands}
+	}
+	if claimed {
+		x.tx.SetOrigin(x.origin)
+	}
+	x.tx.Checkpoint()
+	if err := fault.Point(fault.RequestClaimed); err != nil {
+		return ended(refusal(codeStoreUnavailable, err))
+	}
+	if p := x.call(x.ctx, rec); p != nil {
+		x.letGo()
+		panic(p)
+	}
+	x.tx.CloseHandler()
+	if err := fault.Point(fault.RequestHandled); err != nil {
+		return ended(refusal(codeStoreUnavailable, err))
+	}
+	v := x.verdict(rec)
+	if v.keep == keepNothing {
+		return v.outcome
+	}
+	if v.keep == keepAnswer {
+		if err := x.tx.Revert(x.ctx); err != nil {
+			return x.failed(err)
+		}
+	}
+	if !claimed {
+		return x.commit(answer(Bypassed, rec), nil)
+	}
+	resp := x.endpoint.stored(rec)
+	stored, sealed, err := x.envelope(resp)
+	if err != nil {
+		return ended(refusal(codeRolledBack, err))
+	}
+	x.tx.Engine(stepRecord, completeSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.print, x.token, stored, sealed, x.ttl)
+	return x.commit(answer(Created, rec), resp)
+}
+
+// What onlyonce.http_begin returns.
+const (
+	claimBusy   = 0
+	claimMine   = 1
+	claimStands = 2
+)
+
+// claim takes the key's lock, and looks for a record behind it.
+func (x *exchange) claim() (n int, err error) {
+	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
+	defer cancel()
+	err = x.tx.EngineRow(ctx, stepClaim, beginSQL, append([]any{uuid.UUID(x.id)}, x.bounds()...)...).Scan(&n)
+	return n, err
+}
+
+// keeping is what of a run is kept (section 3 of the rules).
+type keeping int
+
+const (
+	keepNothing keeping = iota
+	keepAnswer          // the answer, and nothing that was written
+	keepAll
+)
+
+type verdict struct {
+	keep    keeping
+	outcome outcome // of keepNothing
+}
+
+// verdict says what of a run is kept: the transaction decides first, and then the status.
+func (x *exchange) verdict(rec *recorder) verdict {
+	status, route := rec.status(), &x.endpoint.route
+	keep := worth(status, route)
+	if tx := x.tx; tx != nil && tx.Failure() != nil {
+		switch f := tx.Failure(); {
+		case again(f) || tx.Lost() || status < http.StatusBadRequest:
+			return verdict{outcome: x.failed(f)} // what it answered is about writes that are not there
+		case keep == keepAll:
+			keep = keepAnswer
+		}
+	}
+	if rec.overflow() && keep != keepNothing {
+		return verdict{outcome: ended(refusal(codeResponseTooLarge, nil))}
+	}
+	if keep == keepNothing {
+		return verdict{outcome: ended(answer(Released, rec))}
+	}
+	return verdict{keep: keep}
+}
+
+// worth says what a status is worth keeping.
+func worth(status int, route *Route) keeping {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusConflict, http.StatusMisdirectedRequest, http.StatusLocked,
+		http.StatusTooEarly, http.StatusTooManyRequests: // may be another the next time
+		return keepNothing
+	}
+	switch {
+	case status >= 500 && !route.StoreServerErrors:
+		return keepNothing
+	case status >= 500:
+		return keepAnswer
+	case status >= 400 && !route.KeepWrites:
+		return keepAnswer
+	}
+	return keepAll
+}
+
+// failed answers for a transaction that the server has refused or lost before COMMIT was sent, so that nothing of it stands.
+func (x *exchange) failed(err error) outcome {
+	switch {
+	case again(err):
+		return outcome{reply: refusal(codeRolledBack, err), rerun: true}
+	case x.tx.Lost() && !x.late: // of one that is late pgx has cut the connection
+		return ended(refusal(codeStoreUnavailable, err))
+	}
+	return ended(refusal(codeRolledBack, err))
+}
+
+// commit ends the transaction. The answer leaves only behind it.
+func (x *exchange) commit(rep reply, resp *response) outcome {
+	if err := fault.Point(fault.RequestSealing); err != nil {
+		return ended(refusal(codeStoreUnavailable, err))
+	}
+	err := x.tx.Commit(x.layer.cfg.CommitTimeout)
+	if err == nil {
+		err = fault.Point(fault.RequestCommitted)
+	}
+	lost := err != nil && (x.tx.Lost() || errors.Is(err, fault.ErrInjected))
+	switch {
+	case err == nil:
+		x.remember(resp)
+		return ended(rep)
+	case lost && resp == nil:
+		return ended(refusal(codeCommitUnknown, err)) // it has no key to be found by
+	case lost:
+		return x.resolve(rep, err)
+	case stands(err):
+		return outcome{reply: inProgress(time.Second), stands: true}
+	case again(err):
+		return outcome{reply: refusal(codeRolledBack, err), rerun: true}
+	}
+	return ended(refusal(codeRolledBack, err)) // a deferred constraint: the handler's
+}
+
+// resolve finds out what became of a COMMIT that nobody answered (T4). The old transaction held the key's lock; whoever gets it
+// knows that the old one has ended, and sees in the next statement whether its record stands. While it does not get the lock, it is not known.
+func (x *exchange) resolve(rep reply, cause error) outcome {
+	x.letGo()
+	retry := pauses()
+	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
+	for time.Now().Before(deadline) {
+		n, err := x.ask()
+		switch {
+		case err == nil && n == claimMine:
+			return outcome{reply: refusal(codeRolledBack, cause), rerun: true}
+		case err == nil && n == claimStands:
+			rec, err := x.layer.look(x.ctx, x.id)
+			if err == nil && rec != nil && rec.token == x.token {
+				return ended(rep)
+			}
+			if err == nil {
+				return outcome{reply: inProgress(time.Second), stands: true}
+			}
+		}
+		time.Sleep(retry.NextBackOff())
+	}
+	return ended(refusal(codeCommitUnknown, cause))
+}
+
+// ask claims the key in a transaction that does nothing else.
+func (x *exchange) ask() (int, error) {
+	defer x.letGo()
+	if err := x.acquire(x.ctx); err != nil {
+		return 0, err
+	}
+	return x.claim()
+}
