@@ -1,0 +1,153 @@
+package idempotency
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+)
+
+// response is an answer as it is stored and replayed (H13): the bytes of its body, and not what they say.
+//
+//	1 byte    version, 1
+//	1 byte    1: a tombstone; 0: none
+//	2 bytes   status
+//	4 bytes   number of headers
+//	          for each, by name: name, number of values (4 bytes), values in their order
+//	          body
+//
+// Numbers are big-endian; names, values and body have their length, 4 bytes, before them. An answer has one encoding, so that
+// records can be compared.
+type response struct {
+	Status    int
+	Header    http.Header // what storable has left
+	Body      []byte      // nil is empty
+	Tombstone bool        // it was too long to be stored, or not to be: the body is not kept
+}
+
+const (
+	envelopeVersion = 1
+	// firstFinal and lastStatus bound what is stored: an answer has one status that is not informational.
+	firstFinal, lastStatus = 200, 999
+)
+
+// errEnvelope says that stored bytes are no answer.
+var errEnvelope = errors.New("idempotency: malformed stored answer")
+
+func (r *response) encode() []byte {
+	size := 12 + len(r.Body)
+	for name, values := range r.Header {
+		size += 8 + len(name)
+		for _, v := range values {
+			size += 4 + len(v)
+		}
+	}
+	out := make([]byte, 0, size)
+	var tombstone byte
+	if r.Tombstone {
+		tombstone = 1
+	}
+	out = append(out, envelopeVersion, tombstone)
+	out = binary.BigEndian.AppendUint16(out, uint16(r.Status))
+	number := func(n int) { out = binary.BigEndian.AppendUint32(out, uint32(n)) }
+	text := func(s string) { number(len(s)); out = append(out, s...) }
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(r.Header)), func(name string) bool { return len(r.Header[name]) == 0 })
+	number(len(names))
+	for _, name := range names {
+		text(name)
+		number(len(r.Header[name]))
+		for _, v := range r.Header[name] {
+			text(v)
+		}
+	}
+	number(len(r.Body))
+	return append(out, r.Body...)
+}
+
+// decodeResponse reads what encode wrote, and nothing else: it is what stands between a stored byte and a client. Names and
+// values are judged again, and what must not be stored is not replayed (H14), whoever wrote the row and whichever release did. The
+// body is part of b.
+func decodeResponse(b []byte) (*response, error) {
+	d := decoder{rest: b}
+	if v := d.bytes(1); v != nil && v[0] != envelopeVersion {
+		return nil, fmt.Errorf("%w: version %d", errEnvelope, v[0])
+	}
+	r := &response{Header: http.Header{}}
+	if v := d.bytes(1); v != nil {
+		r.Tombstone = v[0] == 1
+		d.fail(v[0] > 1, "flags")
+	}
+	if v := d.bytes(2); v != nil {
+		r.Status = int(binary.BigEndian.Uint16(v))
+		d.fail(r.Status < firstFinal || r.Status > lastStatus, "status")
+	}
+	before := ""
+	for range d.number(8) {
+		name := string(d.text())
+		d.fail(name <= before || !validName(name) || http.CanonicalHeaderKey(name) != name, "header")
+		before = name
+		n := d.number(4)
+		d.fail(n == 0, "header without values")
+		values := make([]string, 0, n)
+		for range n {
+			value := string(d.text())
+			d.fail(!validHeader("X", value), "header")
+			values = append(values, value)
+		}
+		if d.err != nil {
+			return nil, d.err
+		}
+		if unstorable(name) == "" {
+			r.Header[name] = values
+		}
+	}
+	if body := d.text(); len(body) > 0 {
+		r.Body = body
+	}
+	d.fail(len(d.rest) > 0, "something stands behind it")
+	if d.err != nil {
+		return nil, d.err
+	}
+	return r, nil
+}
+
+// decoder keeps its first fault, and reads nothing after it.
+type decoder struct {
+	rest []byte
+	err  error
+}
+
+func (d *decoder) fail(when bool, what string) {
+	if when && d.err == nil {
+		d.err = fmt.Errorf("%w: %s", errEnvelope, what)
+	}
+}
+
+func (d *decoder) bytes(n int) []byte {
+	d.fail(n > len(d.rest), "cut off")
+	if d.err != nil {
+		return nil
+	}
+	b := d.rest[:n:n]
+	d.rest = d.rest[n:]
+	return b
+}
+
+// number reads the number of things that follow, each of which takes that many bytes at least: a number that the rest cannot hold
+// makes nobody allocate.
+func (d *decoder) number(each int) int {
+	b := d.bytes(4)
+	if b == nil {
+		return 0
+	}
+	n := binary.BigEndian.Uint32(b)
+	d.fail(uint64(n)*uint64(each) > uint64(len(d.rest)), "cut off")
+	if d.err != nil {
+		return 0
+	}
+	return int(n)
+}
+
+func (d *decoder) text() []byte { return d.bytes(d.number(1)) }

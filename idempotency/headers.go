@@ -1,0 +1,95 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// storedHeaders are the headers that are kept with an answer and given to whoever asks again (H14). It is a list of what may be kept, and not
+// of what may not: a header that nobody thought of belongs to the first client alone.
+var storedHeaders = []string{
+	"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Location", "Content-Type", "Etag",
+	"Last-Modified", "Link", "Location", "Vary",
+}
+
+// unstorable says why a header is never kept (H14), or "". Names are canonical.
+func unstorable(name string) string {
+	switch name {
+	case "Set-Cookie", "Set-Cookie2", "Cookie", "Authorization", "Authentication-Info":
+		return "is about one client's session or credentials"
+	case "Connection", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Http2-Settings":
+		return "is about one connection or one message's framing"
+	case "Date", "Age":
+		return "says when an answer was sent"
+	}
+	switch {
+	case strings.HasPrefix(name, "Www-"), strings.HasPrefix(name, "Proxy-"):
+		return "is about one client's session or credentials"
+	case strings.HasPrefix(name, "Access-Control-"):
+		return "answers one request's origin"
+	}
+	return ""
+}
+
+// checkExtra judges the names of headers that are to be kept besides, and returns every fault at once.
+func checkExtra(names []string) error {
+	var faults []error
+	for _, name := range names {
+		if !validName(name) {
+			faults = append(faults, fmt.Errorf("%q is not a header name", name))
+		} else if why := unstorable(http.CanonicalHeaderKey(name)); why != "" {
+			faults = append(faults, fmt.Errorf("%q is never stored: it %s", name, why))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// storable returns what is kept of an answer's headers, by canonical names, values in their order. What Connection names is for one
+// connection (RFC 9110 section 7.6.1), whatever its name.
+func storable(h http.Header, extra []string) http.Header {
+	named := map[string]bool{}
+	keep := http.Header{}
+	for _, name := range slices.Sorted(maps.Keys(h)) { // sorted: where a map has a name in two cases, their order is no accident
+		canonical := http.CanonicalHeaderKey(name)
+		if canonical == "Connection" {
+			for _, value := range h[name] {
+				for option := range strings.SplitSeq(value, ",") {
+					named[http.CanonicalHeaderKey(strings.Trim(option, " \t"))] = true
+				}
+			}
+		}
+		if unstorable(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
+			continue
+		}
+		for _, value := range h[name] {
+			if validHeader(canonical, value) {
+				keep[canonical] = append(keep[canonical], value)
+			}
+		}
+	}
+	maps.DeleteFunc(keep, func(name string, _ []string) bool { return named[name] })
+	return keep
+}
+
+// restore puts stored headers into the header of an answer, in the place of what is there under their names. An answer that was
+// stored without a Content-Type gets none: net/http would guess one.
+func restore(to, from http.Header) {
+	to["Content-Type"] = nil
+	for name, values := range from {
+		to[name] = slices.Clone(values)
+	}
+}
+
+// validHeader says whether a field can be sent as it is: a name that is a token, and a value without control characters but
+// the tab (RFC 9110 sections 5.1 and 5.5). A line end in a value would begin a field, or a body, of its own.
+func validHeader(name, value string) bool {
+	return validName(name) && !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f })
+}
+
+func validName(name string) bool {
+	return name != "" && strings.Trim(name, upper+lower+digits+"!#$%&'*+-.^_`|~") == ""
+}

@@ -1,0 +1,91 @@
+package idempotency
+
+import (
+	"encoding/json"
+	"net/http"
+)
+
+// code says in one word why the layer, and not the application, has answered.
+type code string
+
+// Codes.
+const (
+	codeKeyMissing       code = "key-missing"
+	codeKeyInvalid       code = "key-invalid"
+	codeBodyInvalid      code = "body-invalid"
+	codeRequestTooLarge  code = "request-too-large"
+	codeKeyReused        code = "key-reused"
+	codeInProgress       code = "request-in-progress"
+	codeOverCapacity     code = "over-capacity"
+	codeStoreUnavailable code = "store-unavailable"
+	codeCommitUnknown    code = "commit-unknown"
+	codeResponseTooLarge code = "response-too-large"
+	codeNotReplayable    code = "response-not-replayable"
+	codeRecordUnreadable code = "record-unreadable"
+)
+
+// problems says what each code is answered with. Retryable is what the client's side goes by (see Transport): whether the same
+// request, sent again under the same key, can end differently without anybody's doing.
+var problems = map[code]struct {
+	status    int
+	title     string
+	retryable bool
+}{
+	codeKeyMissing:       {http.StatusBadRequest, "An idempotency key is required", false},
+	codeKeyInvalid:       {http.StatusBadRequest, "The idempotency key is invalid", false},
+	codeBodyInvalid:      {http.StatusBadRequest, "The request body cannot be compared", false},
+	codeRequestTooLarge:  {http.StatusRequestEntityTooLarge, "The request body is too large", false},
+	codeKeyReused:        {http.StatusUnprocessableEntity, "The idempotency key belongs to another request", false},
+	codeInProgress:       {http.StatusConflict, "A request with this idempotency key is in progress", true},
+	codeOverCapacity:     {http.StatusTooManyRequests, "Too many requests with idempotency keys", true},
+	codeStoreUnavailable: {http.StatusServiceUnavailable, "Idempotency keys cannot be kept at the moment", true},
+	codeCommitUnknown:    {http.StatusServiceUnavailable, "Whether the request took effect is not known yet", true},
+	codeResponseTooLarge: {http.StatusInternalServerError, "The response is too large", false},
+	codeNotReplayable:    {http.StatusGone, "The request took effect, and its response is not kept", false},
+	codeRecordUnreadable: {http.StatusInternalServerError, "The stored response cannot be read", false},
+}
+
+func (c code) status() int     { return problems[c].status }
+func (c code) retryable() bool { return problems[c].retryable }
+
+const (
+	// problemType is where the types of problems are. It is a name and no address: we own none.
+	problemType = "urn:onlyonce:problem:"
+	// maxProblemText bounds a problem's texts, so that a client which reads 64 KiB of an answer always reads a whole problem.
+	maxProblemText = 4 << 10
+)
+
+// writeRefusal answers with a code's own status.
+func writeRefusal(w http.ResponseWriter, c code, detail, instance string) {
+	writeProblem(w, c.status(), c, detail, instance, c.retryable())
+}
+
+// writeProblem answers with a problem (RFC 9457). Detail and instance are our words: they quote nothing that was stored or received,
+// which the client may not be the one to see. Texts that are too long are left out.
+func writeProblem(w http.ResponseWriter, status int, c code, detail, instance string, retryable bool) {
+	short := func(s string) string {
+		if len(s) > maxProblemText {
+			return ""
+		}
+		return s
+	}
+	body, err := json.Marshal(struct {
+		Type      string `json:"type"`
+		Title     string `json:"title"`
+		Status    int    `json:"status"`
+		Detail    string `json:"detail,omitempty"`
+		Instance  string `json:"instance,omitempty"`
+		Code      code   `json:"code"`
+		Retryable bool   `json:"retryable"`
+	}{problemType + string(c), problems[c].title, status, short(detail), short(instance), c, retryable})
+	if err != nil {
+		panic(err) // strings, a number and a bool
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
+	h.Del("Content-Length")
+	h.Del("Content-Encoding")
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // a client that is gone
+}

@@ -1,0 +1,135 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// ErrResponseTooLarge is wrapped by the error of a Write that would make an answer longer than may be stored (H15). Nothing of
+// that Write is kept.
+var ErrResponseTooLarge = errors.New("idempotency: the answer is longer than may be stored")
+
+// recorder is the http.ResponseWriter of a handler whose answer leaves after COMMIT (H12), and what is stored of it. It does what
+// net/http's does, so that the answer is the one that the handler would have given without it, and first client and later ones get
+// the same. Where it differs:
+//
+//   - Flush, Hijack and deadlines fail with http.ErrNotSupported. There are no such methods: that is what
+//     http.ResponseController makes of it, and a handler that asks for the interfaces sees that there are none. Nor is there an
+//     Unwrap, behind which they would be found.
+//   - Informational answers (1xx) are not sent. One may speak of work that is rolled back.
+//   - Content-Length, Transfer-Encoding and trailers that the handler has set are dropped: the framing of each answer is its own.
+//   - A header that cannot be sent as it is (see validHeader) is left out, as net/http's HTTP/2 does, while its HTTP/1 would
+//     replace line ends in a value.
+//
+// Like net/http's it is for one goroutine, and must not be used once the handler has returned.
+type recorder struct {
+	limit int
+	live  http.Header // the handler's
+	sent  http.Header // as it stood when the status was written
+	code  int         // 0: not written yet
+	buf   []byte
+	over  bool
+}
+
+func newRecorder(limit int) *recorder {
+	r := &recorder{limit: limit}
+	r.reset()
+	return r
+}
+
+// reset makes it a new one, for the handler's next run. Nothing that was handed out is used again.
+func (r *recorder) reset() { *r = recorder{limit: r.limit, live: http.Header{}} }
+
+// Header returns the headers that the status will be written with.
+func (r *recorder) Header() http.Header { return r.live }
+
+// WriteHeader keeps the status, the first time, and the headers as they stand now.
+func (r *recorder) WriteHeader(status int) {
+	if r.code != 0 {
+		return
+	}
+	if status < 100 || status > 999 {
+		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // net/http's words
+	}
+	if status < firstFinal {
+		return
+	}
+	r.code, r.sent = status, r.snapshot()
+}
+
+// snapshot copies the headers that can be sent.
+func (r *recorder) snapshot() http.Header {
+	h := http.Header{}
+	for _, name := range slices.Sorted(maps.Keys(r.live)) {
+		canonical := http.CanonicalHeaderKey(name)
+		switch canonical {
+		case "Content-Length", "Transfer-Encoding", "Trailer":
+			continue
+		}
+		if !validName(name) || strings.HasPrefix(name, http.TrailerPrefix) {
+			continue
+		}
+		values := slices.DeleteFunc(slices.Clone(r.live[name]), func(v string) bool { return !validHeader(name, v) })
+		if len(values) > 0 {
+			h[canonical] = append(h[canonical], values...)
+		} else if _, has := h[canonical]; !has && len(r.live[name]) == 0 {
+			h[canonical] = nil // says to net/http: not even a default
+		}
+	}
+	return h
+}
+
+// Write keeps a part of the body.
+func (r *recorder) Write(p []byte) (int, error) {
+	if r.code == 0 {
+		r.WriteHeader(http.StatusOK)
+	}
+	switch {
+	case len(p) == 0:
+		return 0, nil
+	case r.code == http.StatusNoContent || r.code == http.StatusNotModified:
+		return 0, http.ErrBodyNotAllowed
+	case r.over || len(p) > r.limit-len(r.buf):
+		r.over = true
+		return 0, fmt.Errorf("%w: more than %d bytes", ErrResponseTooLarge, r.limit)
+	}
+	r.buf = append(r.buf, p...)
+	return len(p), nil
+}
+
+// WriteString is Write for a string.
+func (r *recorder) WriteString(s string) (int, error) { return r.Write([]byte(s)) }
+
+// overflow says whether a Write failed because of the limit. The body is then not what the handler meant, even if
+// it has ignored the error.
+func (r *recorder) overflow() bool { return r.over }
+
+// status is the answer's: 200 where the handler has written none.
+func (r *recorder) status() int {
+	if r.code == 0 {
+		return http.StatusOK
+	}
+	return r.code
+}
+
+// header returns the answer's headers, the Content-Type that net/http would guess among them: guessed once, it is stored, and the
+// same for all who ask. A name with nil is one that net/http must set no default for.
+func (r *recorder) header() http.Header {
+	h := r.sent
+	if r.code == 0 {
+		h = r.snapshot()
+	}
+	h = h.Clone()
+	_, has := h["Content-Type"]
+	if !has && h.Get("Content-Encoding") == "" && len(r.buf) > 0 {
+		h.Set("Content-Type", http.DetectContentType(r.buf))
+	}
+	return h
+}
+
+// body is the answer's.
+func (r *recorder) body() []byte { return r.buf }
