@@ -78,9 +78,14 @@ func TestRecorderDoesAsNetHTTP(t *testing.T) {
 		"an empty type":                func(w http.ResponseWriter) { w.Header().Set("Content-Type", ""); fmt.Fprint(w, "<html>") },
 		"an encoded body":              func(w http.ResponseWriter) { w.Header().Set("Content-Encoding", "br"); w.Write(zipped.Bytes()) },
 		"an empty encoding":            func(w http.ResponseWriter) { w.Header().Set("Content-Encoding", ""); fmt.Fprint(w, "<html>") },
-		"an error":                     func(w http.ResponseWriter) { w.Header().Set("Content-Length", "9"); http.Error(w, "no", 402) },
-		"the right length":             func(w http.ResponseWriter) { w.Header().Set("Content-Length", "2"); fmt.Fprint(w, "ok") },
-		"a redirect":                   func(w http.ResponseWriter) { http.Redirect(w, httptest.NewRequest("POST", "/a/b", nil), "c", 303) },
+		"an error": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Length", "9")
+			http.Error(w, "no", http.StatusPaymentRequired)
+		},
+		"the right length": func(w http.ResponseWriter) { w.Header().Set("Content-Length", "2"); fmt.Fprint(w, "ok") },
+		"a redirect": func(w http.ResponseWriter) {
+			http.Redirect(w, httptest.NewRequest("POST", "/a/b", nil), "c", http.StatusSeeOther)
+		},
 		"a bad name": func(w http.ResponseWriter) {
 			w.Header()["a b"] = []string{"1"}
 			w.Header()["X-A"] = []string{"2"}
