@@ -111,7 +111,7 @@ const (
 	deadlockDetected     = "40P01"
 	uniqueViolation      = "23505"
 	fenceLost            = "OO001"
-	recordStands         = "OO009"
+	recordStands         = "OO010"
 )
 
 // again reports whether the database asks for the whole transaction to be run again.

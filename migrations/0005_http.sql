@@ -1,6 +1,6 @@
--- onlyonce schema, version 4: answers to HTTP requests, kept under their keys.
+-- onlyonce schema, version 5: answers to HTTP requests, kept under their keys.
 --
--- It only adds: code written for version 3 goes on working beside code for version 4.
+-- It only adds: code written for version 4 goes on working beside code for version 5.
 
 create table onlyonce.http_records (
   id           uuid        primary key,
@@ -86,7 +86,7 @@ begin
 end $$;
 comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 somebody is at it, 2 it is completed.';
 
--- Writes the record in the transaction of the effects, last before the seal. Raises OO009 where one stands: it shares a round trip with COMMIT.
+-- Writes the record in the transaction of the effects, last before the seal. Raises OO010 where one stands: it shares a round trip with COMMIT.
 -- One that has expired is absent, and is replaced with its steps.
 create function onlyonce.http_complete(
   id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval
@@ -102,13 +102,13 @@ begin
   end if;
   delete from onlyonce.http_records r where r.id = http_complete.id and r.expires_at <= clock_timestamp();
   if not found then
-    raise exception using errcode = 'OO009', message = 'onlyonce: the request was answered by somebody else meanwhile';
+    raise exception using errcode = 'OO010', message = 'onlyonce: the request was answered by somebody else meanwhile';
   end if;
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, completed_at, expires_at)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
             http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), clock_timestamp() + http_complete.keep);
 end $$;
-comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Keeps the answer in the transaction of its effects, or raises OO009.';
+comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Keeps the answer in the transaction of its effects, or raises OO010.';
 
 -- The claim in lease mode, a transaction of its own. One that has expired is absent.
 -- Somebody else's uncommitted claim is waited for, for as long as a statement takes to commit.
@@ -237,4 +237,4 @@ begin
 end $$;
 comment on function onlyonce.http_abandon(integer) is 'Deletes requests in lease mode that nobody came back for, or sets them aside where a step''s outcome is unknown.';
 
-insert into onlyonce.schema_version (version) values (4);
+insert into onlyonce.schema_version (version) values (5);
