@@ -73,7 +73,7 @@ comment on table onlyonce.stream_offsets is 'What a group has committed, as Kafk
 -- Which partition an event belongs to, by its ordering key or its id.
 create function onlyonce.stream_partition(key bytea, partitions smallint) returns smallint
 language sql immutable strict parallel safe as $$
-  select ((get_byte(h, 0) << 16 | get_byte(h, 1) << 8 | get_byte(h, 2)) % partitions)::smallint from (select sha256(key) as h) s
+  select (((get_byte(h, 0) << 16) | (get_byte(h, 1) << 8) | get_byte(h, 2)) % partitions)::smallint from (select sha256(key) as h) s
 $$;
 comment on function onlyonce.stream_partition(bytea, smallint) is 'Partition of an ordering key, or of an event that has none by its id.';
 
