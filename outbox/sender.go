@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -273,11 +272,9 @@ func (s *sender) renew(ctx context.Context) error {
 		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name); err != nil {
 			return fmt.Errorf("making the lanes of %s: %w", s.name, err)
 		}
-		for n := 0; s.me == nil; n++ { // the first that is free: as many rows as there ever were relays at once
-			var err error
-			if s.me, err = lease.Acquire(bounded, s.pool, memberLease(s.name)+strconv.Itoa(n), s.cfg.LeaseTTL); err != nil {
-				return err
-			}
+		var err error
+		if s.me, err = lease.Join(bounded, s.pool, memberLease(s.name), s.cfg.LeaseTTL); err != nil {
+			return err
 		}
 	}
 	held := []*lease.Lease{s.me}
@@ -325,7 +322,7 @@ func (s *sender) look(ctx context.Context) error {
 	if s.paused.Swap(paused) != paused {
 		s.tell.paused(paused)
 	}
-	share := (lanes + max(members, 1) - 1) / max(members, 1) // lanes that are this relay's due
+	share := lease.Share(lanes, members) // lanes that are this relay's due
 	surplus := -share
 	for _, t := range s.held {
 		if !t.halting.Load() {
