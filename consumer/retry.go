@@ -277,7 +277,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return false, fault.ErrInjected
 	case errors.As(f.err, &b):
 		return true, r.fail(row, b.verdict, 0)
-	case isPermanent(f.err) && !f.lost:
+	case IsPermanent(f.err) && !f.lost:
 		return true, r.fail(row, &verdict{reason: reasonPermanent, err: f.err}, 0)
 	case row.n >= limit:
 		return true, r.fail(row, &verdict{reason: reasonExhausted, err: f.err}, 0)

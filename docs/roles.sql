@@ -64,6 +64,8 @@ begin
     ('onlyonce_app',      'rings',          'select'),
     ('onlyonce_app',      'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
     ('onlyonce_app',      'http_steps',     'select, insert, update'),
+    ('onlyonce_app',      'operations',     'select, insert, update, delete'), -- purges
+    ('onlyonce_app',      'operation_signals', 'select, insert, update'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 

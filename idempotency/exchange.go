@@ -38,7 +38,8 @@ type exchange struct {
 	origin  dedupe.Origin
 	ctx     context.Context // the request's, without its end
 
-	runs int
+	runs  int
+	woken func() // called behind COMMIT
 
 	// While a handler runs.
 	tx      *guard.Tx

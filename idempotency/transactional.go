@@ -206,6 +206,9 @@ func (x *exchange) commit(rep reply, resp *response) outcome {
 	lost := err != nil && (x.tx.Lost() || errors.Is(err, fault.ErrInjected))
 	switch {
 	case err == nil:
+		if x.woken != nil {
+			x.woken()
+		}
 		x.remember(resp)
 		return ended(rep)
 	case lost && resp == nil:

@@ -237,4 +237,36 @@ begin
 end $$;
 comment on function onlyonce.http_abandon(integer) is 'Deletes requests in lease mode that nobody came back for, or sets them aside where a step''s outcome is unknown.';
 
+-- ---------------------------------------------------------------- operations
+
+create table onlyonce.operations (
+  id           uuid        primary key,
+  tenant       text        not null,
+  principal    text        not null,
+  name         text        not null,
+  state        text        not null default 'running',
+  result       bytea,
+  sealed       boolean     not null default false,
+  error_code   text,
+  error_text   text,
+  keep         interval    not null,
+  created_at   timestamptz not null default clock_timestamp(),
+  completed_at timestamptz,
+  expires_at   timestamptz
+);
+comment on table  onlyonce.operations is 'Work that was answered 202: what became of it. The work itself is an event of onlyonce.event_log.';
+comment on column onlyonce.operations.state is 'running, also while it waits to begin. succeeded, failed, cancelled: written in the transaction of the work.';
+comment on column onlyonce.operations.keep is 'How long it is kept from its end.';
+create index operations_expired on onlyonce.operations (expires_at);
+
+-- Apart from onlyonce.operations: whoever writes here must not wait for the work's transaction.
+create table onlyonce.operation_signals (
+  id         uuid        primary key references onlyonce.operations (id) on delete cascade,
+  percent    smallint,
+  text       text,
+  updated_at timestamptz,
+  cancel_at  timestamptz
+);
+comment on table  onlyonce.operation_signals is 'How far work has come, as it said last, and whether its client wants it no more.';
+
 insert into onlyonce.schema_version (version) values (5);

@@ -43,6 +43,11 @@ var (
 		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_steps":     {"SELECT", "INSERT", "UPDATE"},
 	})
+	// Operations works on what HTTP handlers have accepted, besides App and Events.
+	Operations = role("onlyonce_app", map[string][]string{
+		"operations":        {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"operation_signals": {"SELECT", "INSERT", "UPDATE"},
+	})
 	// Events reads streams of the event log: a consumer's source, besides App.
 	Events = role("onlyonce_app", map[string][]string{
 		"schema_version": {"SELECT"},
