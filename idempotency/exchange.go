@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -43,6 +45,7 @@ type exchange struct {
 
 	// While a handler runs.
 	tx      *guard.Tx
+	live    atomic.Pointer[guard.Tx] // the same, for who cuts it
 	conn    *pgxpool.Conn
 	held    *held        // lease mode
 	renewed *lease.Lease // the same lease under a later epoch
@@ -84,7 +87,7 @@ func (x *exchange) open(ctx context.Context) error {
 	if err := x.held.alive(); err != nil {
 		return err
 	}
-	if err := x.acquire(ctx); err != nil {
+	if err := x.acquire(ctx, x.endpoint.route.Isolation); err != nil {
 		return err
 	}
 	x.tx.Engine(stepOpen, openSQL, x.bounds()...)
@@ -102,7 +105,7 @@ const (
 )
 
 // acquire takes a connection and opens a transaction on it.
-func (x *exchange) acquire(ctx context.Context) error {
+func (x *exchange) acquire(ctx context.Context, level pgx.TxIsoLevel) error {
 	bounded, cancel := context.WithTimeout(ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
 	conn, err := x.layer.pool.Acquire(bounded)
@@ -110,7 +113,8 @@ func (x *exchange) acquire(ctx context.Context) error {
 		return fmt.Errorf("idempotency: connecting: %w", err)
 	}
 	x.conn, x.tx = conn, guard.Begin(conn.Conn())
-	if level := x.endpoint.route.Isolation; level != "" {
+	x.live.Store(x.tx)
+	if level != "" {
 		x.tx.Engine(stepIsolation, isolationSQL[level])
 	}
 	return nil
@@ -124,6 +128,7 @@ func (x *exchange) bounds() []any {
 // letGo ends what is left of the transaction, and gives the connection back.
 func (x *exchange) letGo() {
 	if x.tx != nil {
+		x.live.Store(nil)
 		x.tx.Rollback(x.layer.cfg.AcquireTimeout)
 		x.conn.Release()
 		x.tx, x.conn = nil, nil
@@ -169,13 +174,21 @@ func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
 	x.runs++
 	ctx, cancel := context.WithTimeout(ctx, x.endpoint.route.MaxHandlerTime)
 	defer cancel()
-	if tx := x.tx; tx != nil { // H11: one that does not heed its context keeps neither the key nor the connection
-		stop := time.AfterFunc(x.endpoint.route.MaxHandlerTime+hangGrace, tx.Abandon)
-		defer stop.Stop()
-	}
+	hangs := time.AfterFunc(x.endpoint.route.MaxHandlerTime+hangGrace, x.abandon)
+	defer hangs.Stop()
 	defer func() { panicked, x.late = recover(), ctx.Err() != nil }()
 	x.endpoint.next.ServeHTTP(rec, x.clone(ctx))
 	return nil
+}
+
+// abandon takes the connection and the key from a handler that does not heed the end of its context (H11).
+func (x *exchange) abandon() {
+	if x.held != nil {
+		x.held.lose()
+	}
+	if tx := x.live.Load(); tx != nil {
+		tx.Abandon()
+	}
 }
 
 // hangGrace is how long a handler may go on after its context has ended before its connection is cut.
@@ -183,11 +196,14 @@ const hangGrace = 5 * time.Second
 
 // unprotected runs a request without a key that needs none.
 func (x *exchange) unprotected() reply {
-	rec := newRecorder(maxStored)
-	if x.endpoint.route.Mode == Transactional {
-		return x.run(rec, false).reply
+	if x.endpoint.route.Mode == Leased {
+		return x.bypass(newRecorder(maxStored))
 	}
-	return x.bypass(rec)
+	for reruns := 0; ; reruns++ {
+		if out := x.run(newRecorder(maxStored), false); !out.rerun || reruns == rerunLimit {
+			return out.reply
+		}
+	}
 }
 
 // bypass runs the handler without the store (H5, H22).

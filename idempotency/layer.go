@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -33,7 +34,7 @@ type Layer struct {
 }
 
 // New checks everything it can without a server, and returns every fault at once, each naming its field. The pool needs a
-// connection for each handler that is to have a transaction at the same time.
+// connection for each handler that is to have a transaction at the same time, and two more, for looks and for the renewal of leases.
 func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	cfg, err := cfg.withDefaults()
 	if pool == nil {
@@ -211,7 +212,7 @@ func (s Scope) check() error {
 		switch {
 		case len(f[1]) > maxScopePart:
 			return fmt.Errorf("%s has %d bytes, at most %d", f[0], len(f[1]), maxScopePart)
-		case strings.ContainsRune(f[1], 0) || !strings.EqualFold(strings.ToValidUTF8(f[1], "?"), f[1]):
+		case strings.ContainsRune(f[1], 0) || !utf8.ValidString(f[1]):
 			return fmt.Errorf("%s is not UTF-8 without NUL", f[0])
 		}
 	}

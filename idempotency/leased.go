@@ -82,21 +82,7 @@ func (x *exchange) work(l *lease.Lease) reply {
 		limit = maxStored
 	}
 	for reruns := 0; ; reruns++ {
-		rec := newRecorder(limit)
-		x.aside, x.renewed = false, nil
-		ctx, cancel := context.WithCancelCause(x.ctx)
-		x.held = x.layer.keeper.hold(l, cancel)
-		p := x.call(ctx, rec)
-		cancel(nil)
-		if p != nil {
-			x.letGo()
-			x.layer.keeper.drop(x.held)
-			x.release(l)
-			panic(p)
-		}
-		out := x.finish(l, rec)
-		x.letGo()
-		x.layer.keeper.drop(x.held)
+		out := x.workOnce(l, newRecorder(limit))
 		if x.renewed != nil {
 			l = x.renewed
 		}
@@ -108,6 +94,27 @@ func (x *exchange) work(l *lease.Lease) reply {
 			return out.reply
 		}
 	}
+}
+
+// workOnce is one run. A handler that does not return in order (a panic, Goexit) leaves the key free.
+func (x *exchange) workOnce(l *lease.Lease, rec *recorder) outcome {
+	x.aside, x.renewed = false, nil
+	ctx, cancel := context.WithCancelCause(x.ctx)
+	x.held = x.layer.keeper.hold(l, cancel)
+	returned := false
+	defer func() {
+		cancel(nil)
+		x.letGo()
+		x.layer.keeper.drop(x.held)
+		if !returned {
+			x.release(l)
+		}
+	}()
+	if p := x.call(ctx, rec); p != nil {
+		panic(p)
+	}
+	returned = true
+	return x.finish(l, rec)
 }
 
 // finish keeps what the handler answered, or gives the key back.
@@ -194,7 +201,7 @@ func (x *exchange) unanswered(err error) bool {
 
 func (x *exchange) settleOnce(l *lease.Lease, stored []byte, sealed bool) error {
 	if x.tx == nil {
-		if err := x.acquire(x.ctx); err != nil {
+		if err := x.acquire(x.ctx, ""); err != nil {
 			return err
 		}
 		x.tx.Engine(stepOpen, openSQL, x.bounds()...)
@@ -345,7 +352,7 @@ func (k *keeper) beat(none <-chan struct{}) {
 		k.mu.Lock()
 		due := make([]*held, 0, len(k.held))
 		for h := range k.held {
-			if time.Since(h.lease.Sent) >= ttl/3 {
+			if time.Since(h.lease.Sent) >= ttl/3 && h.alive() == nil {
 				due = append(due, h)
 			}
 		}

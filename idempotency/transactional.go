@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
@@ -69,7 +70,7 @@ func (x *exchange) recall() (rep reply, known bool) {
 // run runs the handler once in a transaction of its own; claimed says that the request has a key.
 func (x *exchange) run(rec *recorder, claimed bool) outcome {
 	defer x.letGo()
-	if err := x.acquire(x.ctx); err != nil {
+	if err := x.acquire(x.ctx, x.endpoint.route.Isolation); err != nil {
 		return ended(refusal(codeStoreUnavailable, err))
 	}
 	if !claimed {
@@ -87,7 +88,6 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 		return ended(refusal(codeStoreUnavailable, err))
 	}
 	if p := x.call(x.ctx, rec); p != nil {
-		x.letGo()
 		panic(p)
 	}
 	x.tx.CloseHandler()
@@ -251,7 +251,7 @@ func (x *exchange) resolve(rep reply, cause error) outcome {
 // ask claims the key in a transaction that does nothing else.
 func (x *exchange) ask() (int, error) {
 	defer x.letGo()
-	if err := x.acquire(x.ctx); err != nil {
+	if err := x.acquire(x.ctx, pgx.ReadCommitted); err != nil { // a snapshot from before the lock would not show the record
 		return 0, err
 	}
 	return x.claim()
