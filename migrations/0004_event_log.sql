@@ -203,6 +203,24 @@ create constraint trigger sealed after update on onlyonce.parked
   deferrable initially deferred
   for each row when (old.state = 'retrying' and new.state = 'resolved' and new.kind <> 'call') execute function onlyonce.require_seal();
 
+-- Has events appended that a receiver set aside without ever appending them: rows without an offset. Returns how many.
+create function onlyonce.append_parked(ids bigint[]) returns bigint
+language plpgsql as $$
+declare
+  r onlyonce.parked;
+  n bigint := 0;
+begin
+  for r in select * from onlyonce.parked p where p.id = any (ids) and p.kind = 'event' and p.state = 'waiting' and p."offset" is null order by p.id for update loop
+    perform onlyonce.append_events(array[r.topic], array[null::smallint], array[r.tenant], array[r.event_id], array[r.record_key],
+      array[cardinality(r.header_names)], array(select convert_from(h, 'UTF8') from unnest(r.header_names) with ordinality u(h, i) order by i),
+      r.header_values, array[r.body]);
+    update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp() where p.id = r.id;
+    n := n + 1;
+  end loop;
+  return n;
+end $$;
+comment on function onlyonce.append_parked(bigint[]) is 'Appends to their streams events that a webhook receiver had set aside.';
+
 -- ---------------------------------------------------------------- webhooks
 
 create table onlyonce.webhook_ids (
