@@ -28,7 +28,8 @@ type Layer struct {
 	pool    *pgxpool.Pool
 	cfg     Config
 	print   *fingerprinter
-	cache   *tier
+	cache   *tier         // nil: none
+	puts    chan struct{} // records on their way to it
 	flights flights
 	keeper  keeper
 }
@@ -50,7 +51,10 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		return nil, err
 	}
 	if cfg.Cache != nil {
-		l.cache = newTier(cfg.Cache, cfg.Sealer, cfg.CacheTTL)
+		if l.cache, err = newTier(tierConfig{Cache: cfg.Cache, Sealer: cfg.Sealer, TTL: cfg.CacheTTL, Timeout: cfg.CacheTimeout}); err != nil {
+			return nil, fmt.Errorf("%w: Config.%w", ErrConfig, err)
+		}
+		l.puts = make(chan struct{}, puts)
 	}
 	l.flights.running = make(map[[16]byte]*flight)
 	l.flights.tenants = make(map[string]*tenantLoad)

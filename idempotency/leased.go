@@ -169,9 +169,8 @@ func (x *exchange) settle(l *lease.Lease, rep reply, resp *response, stored []by
 		err := x.settleOnce(l, stored, sealed)
 		switch {
 		case err == nil:
-			x.remember(resp)
 			return ended(rep)
-		case again(err):
+		case toRerun(err):
 			if written {
 				return outcome{reply: refusal(codeRolledBack, err), rerun: true}
 			}
@@ -226,7 +225,6 @@ func (x *exchange) resolveLeased(l *lease.Lease, rep reply, resp *response, caus
 		switch {
 		case err != nil:
 		case rec != nil && rec.state == stateCompleted && rec.token == x.token:
-			x.remember(resp)
 			return ended(rep)
 		case rec == nil || rec.state != stateRunning || rec.nonce == nil || *rec.nonce != x.token:
 			return ended(inProgress(time.Second))
@@ -259,7 +257,6 @@ func (x *exchange) mine(rep reply, resp *response, l *lease.Lease) reply {
 	x.letGo()
 	rec, err := x.layer.look(x.ctx, x.id)
 	if err == nil && rec != nil && rec.state == stateCompleted && rec.token.String() == l.Nonce {
-		x.remember(resp)
 		return rep
 	}
 	return inProgress(time.Second)

@@ -143,15 +143,16 @@ func (x *exchange) judge(r *record) reply {
 			return refusal(codeRecordUnreadable, err)
 		}
 	}
-	return replay(stored, r.expires)
-}
-
-// replay is the first one's answer.
-func replay(stored []byte, expires *time.Time) reply {
 	resp, err := decodeResponse(stored)
 	if err != nil {
 		return refusal(codeRecordUnreadable, err)
 	}
+	x.share(r, resp)
+	return again(resp, r.expires)
+}
+
+// again is the first one's answer.
+func again(resp *response, expires *time.Time) reply {
 	if resp.Tombstone {
 		return gone(resp.Header)
 	}

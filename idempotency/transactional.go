@@ -150,7 +150,7 @@ func (x *exchange) verdict(rec *recorder) verdict {
 	keep := worth(status, route)
 	if tx := x.tx; tx != nil && tx.Failure() != nil {
 		switch f := tx.Failure(); {
-		case again(f) || tx.Lost() || status < http.StatusBadRequest:
+		case toRerun(f) || tx.Lost() || status < http.StatusBadRequest:
 			return verdict{outcome: x.failed(f)} // what it answered is about writes that are not there
 		case keep == keepAll:
 			keep = keepAnswer
@@ -186,7 +186,7 @@ func worth(status int, route *Route) keeping {
 // failed answers for a transaction that the server has refused or lost before COMMIT was sent, so that nothing of it stands.
 func (x *exchange) failed(err error) outcome {
 	switch {
-	case again(err):
+	case toRerun(err):
 		return outcome{reply: refusal(codeRolledBack, err), rerun: true}
 	case x.tx.Lost() && !x.late: // of one that is late pgx has cut the connection
 		return ended(refusal(codeStoreUnavailable, err))
@@ -209,7 +209,6 @@ func (x *exchange) commit(rep reply, resp *response) outcome {
 		if x.woken != nil {
 			x.woken()
 		}
-		x.remember(resp)
 		return ended(rep)
 	case lost && resp == nil:
 		return ended(refusal(codeCommitUnknown, err)) // it has no key to be found by
@@ -217,7 +216,7 @@ func (x *exchange) commit(rep reply, resp *response) outcome {
 		return x.resolve(rep, err)
 	case stands(err):
 		return outcome{reply: inProgress(time.Second), stands: true}
-	case again(err):
+	case toRerun(err):
 		return outcome{reply: refusal(codeRolledBack, err), rerun: true}
 	}
 	return ended(refusal(codeRolledBack, err)) // a deferred constraint: the handler's
