@@ -48,7 +48,7 @@ comment on column onlyonce.http_steps.first_at is 'Before the first call under t
 
 -- A record in transactional mode is inserted completed, one in lease mode is completed by an update: neither may come through
 -- without the engine's seal.
-create constraint trigger sealed after insert or update on onlyonce.http_records
+create constraint trigger sealed after insert or update of state on onlyonce.http_records
   deferrable initially deferred
   for each row when (new.state = 'completed') execute function onlyonce.require_seal();
 
