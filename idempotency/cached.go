@@ -3,39 +3,31 @@ package idempotency
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
 )
 
-// sightSQL finds a record as lookSQL does, and says in which history of the database, and when: for a cache (H21). In: id. Out: one row; its
-// record is null where there is none. Functions of the control file cost some microseconds, so only who has a cache asks them.
-const sightSQL = `
-select c.system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8), clock_timestamp(), r.*
+// lookFromSQL finds a record as lookSQL does, and says besides what sightSQL says. In: id. Out: one row; its record is null where there is none.
+const lookFromSQL = `
+select c.system_identifier, ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint, clock_timestamp(), r.*
   from pg_control_system() c left join (` + lookSQL + `) r on true`
 
 // puts bounds how many records are on their way to the cache at once; those beyond are put another time.
 const puts = 64
 
-// sight is look for a layer with a cache.
-func (l *Layer) sight(ctx context.Context, id [16]byte) (*record, error) {
+// lookFrom is look for a layer with a cache.
+func (l *Layer) lookFrom(ctx context.Context, id [16]byte) (*record, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
 	asked := time.Now()
 	var o origin
-	var timeline string
 	var clock time.Time
 	row := recordRow{}
-	err := l.pool.QueryRow(ctx, sightSQL, uuid.UUID(id)).Scan(append([]any{&o.System, &timeline, &clock}, row.targets()...)...)
+	err := l.pool.QueryRow(ctx, lookFromSQL, uuid.UUID(id)).Scan(append([]any{&o.System, &o.Timeline, &clock}, row.targets()...)...)
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
 	}
-	n, err := strconv.ParseUint(timeline, 16, 32)
-	if err != nil {
-		return nil, fmt.Errorf("idempotency: timeline %q: %w", timeline, err)
-	}
-	o.Timeline = uint32(n)
 	l.cache.saw(o, clock, asked)
 	r := row.record()
 	if r != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,18 +41,20 @@ type exchange struct {
 	origin  dedupe.Origin
 	ctx     context.Context // the request's, without its end
 
-	runs  int
-	woken func() // called behind COMMIT
+	runs   int
+	woken  func() // called behind COMMIT
+	flight *flight
 
-	// While a handler runs.
+	// While a handler runs. Only tx is read by another goroutine, see abandon.
+	mu      sync.Mutex
 	tx      *guard.Tx
-	live    atomic.Pointer[guard.Tx] // the same, for who cuts it
 	conn    *pgxpool.Conn
 	held    *held        // lease mode
 	renewed *lease.Lease // the same lease under a later epoch
 	bare    bool         // nothing is kept: FailOpen
 	aside   bool         // a step's outcome is unknown for good
 	late    bool         // its context had ended when it returned
+	over    atomic.Bool  // it has returned: what it has left running gets nothing more
 }
 
 type exchangeKey struct{}
@@ -71,8 +74,11 @@ var ErrNoTx = errors.New("idempotency: the request has no transaction")
 // while a transaction is open.
 func Tx(r *http.Request) (consumer.Tx, error) {
 	x, ok := r.Context().Value(exchangeKey{}).(*exchange)
-	if !ok || x.bare {
+	switch {
+	case !ok || x.bare:
 		return nil, ErrNoTx
+	case x.over.Load():
+		return nil, guard.ErrClosed
 	}
 	if x.tx == nil {
 		if err := x.open(r.Context()); err != nil {
@@ -112,8 +118,9 @@ func (x *exchange) acquire(ctx context.Context, level pgx.TxIsoLevel) error {
 	if err != nil {
 		return fmt.Errorf("idempotency: connecting: %w", err)
 	}
+	x.mu.Lock()
 	x.conn, x.tx = conn, guard.Begin(conn.Conn())
-	x.live.Store(x.tx)
+	x.mu.Unlock()
 	if level != "" {
 		x.tx.Engine(stepIsolation, isolationSQL[level])
 	}
@@ -128,10 +135,11 @@ func (x *exchange) bounds() []any {
 // letGo ends what is left of the transaction, and gives the connection back.
 func (x *exchange) letGo() {
 	if x.tx != nil {
-		x.live.Store(nil)
 		x.tx.Rollback(x.layer.cfg.AcquireTimeout)
 		x.conn.Release()
+		x.mu.Lock()
 		x.tx, x.conn = nil, nil
+		x.mu.Unlock()
 	}
 }
 
@@ -156,38 +164,84 @@ func (x *exchange) once() reply {
 }
 
 // attempt is one look at the key and, if nobody has it, one run of the handler. Where somebody in this process has it, first ends
-// when that one does.
+// when that one does. Answers that are stored are read before the key is taken: those who ask for one at the same time do not exclude
+// one another.
 func (x *exchange) attempt() (rep reply, first <-chan struct{}) {
-	mine, first := x.layer.flights.begin(x.id)
-	if !mine {
+	flights, route := &x.layer.flights, &x.endpoint.route
+	if first := flights.look(x.id); first != nil {
 		return inProgress(time.Second), first
 	}
-	defer x.layer.flights.end(x.id)
-	if x.endpoint.route.Mode == Leased {
-		return x.leased(), nil
+	left, rep, known := x.recall()
+	down := known && rep.code == codeStoreUnavailable && route.FailOpen
+	if known && !down {
+		return rep, nil
+	}
+	x.flight, first = flights.begin(x.id)
+	if x.flight == nil {
+		return inProgress(time.Second), first
+	}
+	defer flights.end(x.flight)
+	switch {
+	case down:
+		x.layer.failed(rep.failed)
+		return x.bypass(newRecorder(maxStored)), nil
+	case route.Mode == Leased:
+		return x.leased(left), nil
 	}
 	return x.transactional(), nil
+}
+
+// recall answers from a record, where there is one. One that was left by its owner in lease mode is returned, to be taken over.
+func (x *exchange) recall() (left *record, rep reply, known bool) {
+	if rep, known := x.cached(); known {
+		return nil, rep, true
+	}
+	rec, err := x.layer.look(x.ctx, x.id)
+	if err != nil {
+		return nil, refusal(codeStoreUnavailable, err), true
+	}
+	if rec == nil {
+		return nil, reply{}, false
+	}
+	rep = x.judge(rec) // another request under the key of one that was left is refused like any other
+	if x.endpoint.route.Mode == Leased && rec.free && rep.code == codeInProgress {
+		return rec, reply{}, false
+	}
+	return nil, rep, true
 }
 
 // call runs the handler. A panic is the caller's to raise again.
 func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
 	x.runs++
+	x.over.Store(false)
 	ctx, cancel := context.WithTimeout(ctx, x.endpoint.route.MaxHandlerTime)
 	defer cancel()
-	hangs := time.AfterFunc(x.endpoint.route.MaxHandlerTime+hangGrace, x.abandon)
-	defer hangs.Stop()
-	defer func() { panicked, x.late = recover(), ctx.Err() != nil }()
+	abandoned := make(chan struct{})
+	hangs := time.AfterFunc(x.endpoint.route.MaxHandlerTime+hangGrace, func() { defer close(abandoned); x.abandon() })
+	defer func() {
+		panicked, x.late = recover(), ctx.Err() != nil
+		x.over.Store(true)
+		if !hangs.Stop() {
+			<-abandoned // or it would cut the connection of whoever has it next
+		}
+	}()
 	x.endpoint.next.ServeHTTP(rec, x.clone(ctx))
 	return nil
 }
 
-// abandon takes the connection and the key from a handler that does not heed the end of its context (H11).
+// abandon sees to it that a handler which does not heed the end of its context keeps neither the key nor the connection (H11).
 func (x *exchange) abandon() {
-	if x.held != nil {
-		x.held.lose()
-	}
-	if tx := x.live.Load(); tx != nil {
+	x.mu.Lock()
+	tx := x.tx
+	x.mu.Unlock()
+	if tx != nil {
 		tx.Abandon()
+	}
+	if x.held != nil {
+		x.held.lose() // its lease is not renewed any more, and ends
+	}
+	if x.flight != nil {
+		x.layer.flights.end(x.flight)
 	}
 }
 

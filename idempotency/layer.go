@@ -57,6 +57,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		l.puts = make(chan struct{}, puts)
 	}
 	l.flights.running = make(map[[16]byte]*flight)
+	l.flights.waiting = make(map[[16]byte]int)
 	l.flights.tenants = make(map[string]*tenantLoad)
 	l.keeper.layer = l
 	return l, nil
@@ -156,6 +157,7 @@ func (x *exchange) serve(r *http.Request) reply {
 		x.key, x.derived, x.ttl = "derived:"+hex.EncodeToString(sum), true, e.route.DerivedTTL
 	}
 	x.ctx = context.WithoutCancel(r.Context()) // H11: the client may go, the request stays
+	_, _ = rand.Read(x.token[:])               // never fails
 	if x.key == "" {
 		return x.unprotected()
 	}
@@ -228,7 +230,6 @@ func (x *exchange) identify() {
 	x.origin = dedupe.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: traceOf(x.request.Header)}
 	x.id = dedupe.Key{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key}.Hash()
 	x.subject.Record, x.subject.Key = x.id, x.key
-	_, _ = rand.Read(x.token[:]) // never fails
 }
 
 // traceOf is the request's W3C trace context.

@@ -329,6 +329,9 @@ func (r Route) withDefaults() (Route, error) {
 	if r.Mode == Leased {
 		l.span("TTL", &r.TTL, 2*day, time.Second, 400*day)
 		l.span("StepWindow", &r.StepWindow, day, time.Second, 400*day)
+		if r.Key == KeyDerived {
+			l.add("Key", "KeyDerived is not for lease mode: a derived key is forgotten long before a provider forgets its step's, and the same request after that is another one (H18)")
+		}
 		if r.TTL < r.StepWindow+stepMargin {
 			l.add("TTL", "%v is shorter than StepWindow, %v, and an hour: a key that is used again later would make a call that the provider takes for the old one (H18)", r.TTL, r.StepWindow)
 		}

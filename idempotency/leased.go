@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,36 +15,21 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
-// leased is H18.
-func (x *exchange) leased() reply {
+// leased is H18. left is the record of somebody who has left it.
+func (x *exchange) leased(left *record) reply {
 	for range lookLimit {
-		if rep, known := x.cached(); known {
+		l, err := x.take(left)
+		if err != nil {
+			return refusal(codeStoreUnavailable, err)
+		}
+		if l != nil {
+			return x.work(l)
+		}
+		var rep reply // somebody was faster
+		var known bool
+		if left, rep, known = x.recall(); known {
 			return rep
 		}
-		rec, err := x.layer.look(x.ctx, x.id)
-		if err != nil {
-			if x.endpoint.route.FailOpen {
-				x.layer.failed(err)
-				return x.bypass(newRecorder(maxStored))
-			}
-			return refusal(codeStoreUnavailable, err)
-		}
-		if rec != nil && !(rec.state == stateRunning && rec.free) {
-			return x.judge(rec)
-		}
-		if rec != nil {
-			if rep := x.judge(rec); rep.code != codeInProgress { // another request under the key of one that was left
-				return rep
-			}
-		}
-		l, err := x.take(rec)
-		if err != nil {
-			return refusal(codeStoreUnavailable, err)
-		}
-		if l == nil {
-			continue // somebody was faster
-		}
-		return x.work(l)
 	}
 	return inProgress(time.Second)
 }
@@ -82,7 +68,8 @@ func (x *exchange) work(l *lease.Lease) reply {
 		limit = maxStored
 	}
 	for reruns := 0; ; reruns++ {
-		out := x.workOnce(l, newRecorder(limit))
+		x.aside, x.renewed = false, nil
+		out := x.runLeased(l, newRecorder(limit))
 		if x.renewed != nil {
 			l = x.renewed
 		}
@@ -96,17 +83,21 @@ func (x *exchange) work(l *lease.Lease) reply {
 	}
 }
 
-// workOnce is one run. A handler that does not return in order (a panic, Goexit) leaves the key free.
-func (x *exchange) workOnce(l *lease.Lease, rec *recorder) outcome {
-	x.aside, x.renewed = false, nil
+// runLeased runs the handler once. What it leaves behind is seen to however it ends: by a panic, or with its goroutine (Goexit).
+func (x *exchange) runLeased(l *lease.Lease, rec *recorder) outcome {
 	ctx, cancel := context.WithCancelCause(x.ctx)
+	defer cancel(nil)
 	x.held = x.layer.keeper.hold(l, cancel)
+	defer x.layer.keeper.drop(x.held)
+	defer x.letGo()
 	returned := false
 	defer func() {
-		cancel(nil)
-		x.letGo()
-		x.layer.keeper.drop(x.held)
-		if !returned {
+		switch {
+		case returned:
+		case x.aside:
+			x.reconcile(l)
+		default:
+			x.letGo()
 			x.release(l)
 		}
 	}()
@@ -172,7 +163,7 @@ func (x *exchange) settle(l *lease.Lease, rep reply, resp *response, stored []by
 			return ended(rep)
 		case toRerun(err):
 			if written {
-				return outcome{reply: refusal(codeRolledBack, err), rerun: true}
+				return outcome{reply: conflicting(err), rerun: true}
 			}
 		case sqlstate(err) == fenceLost:
 			return ended(x.mine(rep, resp, l))
@@ -283,6 +274,7 @@ func (x *exchange) reconcile(l *lease.Lease) reply {
 // held is a lease that a request of this process works under.
 type held struct {
 	lease  *lease.Lease
+	sent   time.Time // when its latest renewal was; the keeper's
 	cancel context.CancelCauseFunc
 
 	mu   sync.Mutex
@@ -315,7 +307,7 @@ type keeper struct {
 }
 
 func (k *keeper) hold(l *lease.Lease, cancel context.CancelCauseFunc) *held {
-	h := &held{lease: l, cancel: cancel}
+	h := &held{lease: l, sent: l.Sent, cancel: cancel}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.held) == 0 {
@@ -349,7 +341,7 @@ func (k *keeper) beat(none <-chan struct{}) {
 		k.mu.Lock()
 		due := make([]*held, 0, len(k.held))
 		for h := range k.held {
-			if time.Since(h.lease.Sent) >= ttl/3 && h.alive() == nil {
+			if time.Since(h.sent) >= ttl/3 && h.alive() == nil {
 				due = append(due, h)
 			}
 		}
@@ -363,8 +355,8 @@ func (k *keeper) renew(due []*held, ttl time.Duration) {
 		return
 	}
 	leases := make([]*lease.Lease, len(due))
-	for i, h := range due {
-		leases[i] = h.lease
+	for i, h := range due { // copies: the request may be looking at its own
+		leases[i] = &lease.Lease{ID: h.lease.ID, Epoch: h.lease.Epoch, Nonce: h.lease.Nonce, Sent: h.sent}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), ttl/6)
 	lost, err := lease.RenewAll(ctx, k.layer.pool, leases, ttl)
@@ -372,13 +364,9 @@ func (k *keeper) renew(due []*held, ttl time.Duration) {
 	if err != nil {
 		k.layer.failed(err)
 	}
-	for _, h := range due {
-		for _, l := range lost {
-			if l == h.lease {
-				h.lose()
-			}
-		}
-		if time.Since(h.lease.Sent) >= ttl-ttl/6 {
+	for i, h := range due {
+		h.sent = leases[i].Sent
+		if slices.Contains(lost, leases[i]) || time.Since(h.sent) >= ttl-ttl/6 {
 			h.lose()
 		}
 	}

@@ -98,7 +98,7 @@ func (w *recordRow) record() *record {
 // look returns the record of an id, nil where there is none.
 func (l *Layer) look(ctx context.Context, id [16]byte) (*record, error) {
 	if l.cache != nil {
-		return l.sight(ctx, id)
+		return l.lookFrom(ctx, id)
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()

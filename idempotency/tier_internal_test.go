@@ -101,7 +101,7 @@ func testTier(t testing.TB, cfg tierConfig) (*tier, *shelf) {
 
 var (
 	here   = origin{System: -7_000_000_000_000_000_000, Timeline: 3}
-	record = [16]byte{1}
+	recID = [16]byte{1}
 )
 
 // see tells a tier that the database answered right now. Its clock is ahead of ours by hours: nothing may depend on ours.
@@ -122,7 +122,7 @@ func pass(d time.Duration) { <-time.After(d) }
 // wants checks what a tier has.
 func wants(t *testing.T, tier *tier, want *cached) {
 	t.Helper()
-	got, ok := tier.get(t.Context(), record)
+	got, ok := tier.get(t.Context(), recID)
 	switch {
 	case ok != (want != nil):
 		t.Errorf("found: %v", ok)
@@ -141,19 +141,19 @@ func TestH21RecordsComeBackAsTheyWere(t *testing.T) {
 		}
 		see(tier, here)
 		wants(t, tier, nil)
-		tier.put(t.Context(), record, entry(), yes)
+		tier.put(t.Context(), recID, entry(), yes)
 		wants(t, tier, entry())
-		if s.ttl != 5*time.Minute || bytes.Contains(s.entries[record], []byte("/a")) || bytes.Contains(s.entries[record], []byte("1.0")) {
-			t.Errorf("ttl %v, %q", s.ttl, s.entries[record])
+		if s.ttl != 5*time.Minute || bytes.Contains(s.entries[recID], []byte("/a")) || bytes.Contains(s.entries[recID], []byte("1.0")) {
+			t.Errorf("ttl %v, %q", s.ttl, s.entries[recID])
 		}
-		if err := tier.forget(t.Context(), record); err != nil {
+		if err := tier.forget(t.Context(), recID); err != nil {
 			t.Error(err)
 		}
 		wants(t, tier, nil)
 		tombstone := entry()
 		tombstone.Response = &response{Status: 201, Header: http.Header{}, Tombstone: true}
 		tombstone.Fingerprint = []byte{}
-		tier.put(t.Context(), record, tombstone, yes)
+		tier.put(t.Context(), recID, tombstone, yes)
 		wants(t, tier, tombstone)
 	})
 }
@@ -165,7 +165,7 @@ func TestH21OtherHistories(t *testing.T) {
 		next := origin{here.System, here.Timeline + 1}
 		tier, s := testTier(t, tierConfig{})
 		see(tier, here)
-		tier.put(t.Context(), record, entry(), yes)
+		tier.put(t.Context(), recID, entry(), yes)
 		see(tier, next)
 		wants(t, tier, nil)
 		see(tier, here) // an old primary that has not noticed
@@ -173,13 +173,13 @@ func TestH21OtherHistories(t *testing.T) {
 
 		// Committed on the old timeline, put after the new one was seen.
 		calls := s.calls
-		tier.put(t.Context(), record, entry(), yes)
+		tier.put(t.Context(), recID, entry(), yes)
 		if wants(t, tier, nil); s.calls != calls+1 { // the get
 			t.Error("an entry of another timeline was put")
 		}
 		young := entry()
 		young.Origin = next
-		tier.put(t.Context(), record, young, yes)
+		tier.put(t.Context(), recID, young, yes)
 		wants(t, tier, young)
 		pass(time.Millisecond)
 		see(tier, origin{here.System + 1, 1}) // another cluster, whatever its timeline
@@ -196,7 +196,7 @@ func TestH21FailoverDuringAGet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier, s := testTier(t, tierConfig{})
 		see(tier, here)
-		tier.put(t.Context(), record, entry(), yes)
+		tier.put(t.Context(), recID, entry(), yes)
 		s.before = func(context.Context) error { see(tier, origin{here.System, here.Timeline + 1}); return nil }
 		wants(t, tier, nil)
 	})
@@ -208,7 +208,7 @@ func TestH21OldSightings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier, s := testTier(t, tierConfig{})
 		see(tier, here)
-		tier.put(t.Context(), record, entry(), yes)
+		tier.put(t.Context(), recID, entry(), yes)
 		want := entry()
 		pass(sightingAge - time.Nanosecond)
 		wants(t, tier, want)
@@ -229,11 +229,11 @@ func TestH21OldSightings(t *testing.T) {
 	})
 }
 
-// The entry ends by the database's clock, whatever the cache keeps, and never after its record.
+// The entry ends by the database's clock, whatever the cache keeps, and never after its recID.
 func TestH21EntriesEnd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ expires, ttl, want time.Duration }{
-		"by its TTL": {24 * time.Hour, time.Minute, time.Minute}, "with its record": {10 * time.Second, time.Minute, 10 * time.Second}, "by the default": {24 * time.Hour, 0, 5 * time.Minute},
+		"by its TTL": {24 * time.Hour, time.Minute, time.Minute}, "with its recID": {10 * time.Second, time.Minute, 10 * time.Second}, "by the default": {24 * time.Hour, 0, 5 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -242,7 +242,7 @@ func TestH21EntriesEnd(t *testing.T) {
 				see(tier, here)
 				e := entry()
 				e.Expires = time.Now().Add(5*time.Hour + c.expires)
-				tier.put(t.Context(), record, e, yes)
+				tier.put(t.Context(), recID, e, yes)
 				if s.ttl != c.want {
 					t.Errorf("kept for %v", s.ttl)
 				}
@@ -260,12 +260,12 @@ func TestH21EntriesEnd(t *testing.T) {
 		see(tier, here)
 		e := entry()
 		e.Expires = time.Now().Add(5 * time.Hour)
-		if tier.put(t.Context(), record, e, yes); s.calls > 0 {
-			t.Error("a record that has expired was put")
+		if tier.put(t.Context(), recID, e, yes); s.calls > 0 {
+			t.Error("a recID that has expired was put")
 		}
 		e = entry()
 		e.Response.Body = make([]byte, maxEntry)
-		if tier.put(t.Context(), record, e, yes); s.calls > 0 {
+		if tier.put(t.Context(), recID, e, yes); s.calls > 0 {
 			t.Error("an endless one was put")
 		}
 	})
@@ -277,14 +277,14 @@ func TestH21Garbage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier, s := testTier(t, tierConfig{})
 		see(tier, here)
-		tier.put(t.Context(), record, entry(), yes)
-		good := s.entries[record]
+		tier.put(t.Context(), recID, entry(), yes)
+		good := s.entries[recID]
 		for i := range good {
 			bad := bytes.Clone(good)
 			bad[i] ^= 1
-			s.entries[record] = bad
+			s.entries[recID] = bad
 			wants(t, tier, nil)
-			s.entries[record] = good[:i]
+			s.entries[recID] = good[:i]
 			wants(t, tier, nil)
 		}
 		sealer := testSealer(t, 1, 1)
@@ -296,20 +296,20 @@ func TestH21Garbage(t *testing.T) {
 			}
 			return sealed
 		}
-		s.entries[record] = under(entryName(record), plain)
+		s.entries[recID] = under(entryName(recID), plain)
 		wants(t, tier, entry()) // so the following fail for their own reasons
 		for name, bad := range map[string][]byte{
-			"not sealed": plain, "of another record": under(entryName([16]byte{2}), plain), "sealed as a row is": under(record, plain), "a row's answer": under(entryName(record), entry().Response.encode()),
-			"version": under(entryName(record), append([]byte{2}, plain[1:]...)), "empty": under(entryName(record), nil), "cut off": under(entryName(record), plain[:len(plain)-1]), "longer": under(entryName(record), append(bytes.Clone(plain), 0)),
-			"a huge fingerprint": under(entryName(record), append(append(bytes.Clone(plain[:29]), 0xff, 0xff, 0xff, 0xff), plain[33:]...)), "text": []byte("OK"), "no bytes": {},
+			"not sealed": plain, "of another recID": under(entryName([16]byte{2}), plain), "sealed as a row is": under(recID, plain), "a row's answer": under(entryName(recID), entry().Response.encode()),
+			"version": under(entryName(recID), append([]byte{2}, plain[1:]...)), "empty": under(entryName(recID), nil), "cut off": under(entryName(recID), plain[:len(plain)-1]), "longer": under(entryName(recID), append(bytes.Clone(plain), 0)),
+			"a huge fingerprint": under(entryName(recID), append(append(bytes.Clone(plain[:29]), 0xff, 0xff, 0xff, 0xff), plain[33:]...)), "text": []byte("OK"), "no bytes": {},
 		} {
-			s.entries[record] = bad
-			if _, ok := tier.get(t.Context(), record); ok {
+			s.entries[recID] = bad
+			if _, ok := tier.get(t.Context(), recID); ok {
 				t.Errorf("%s: found", name)
 			}
 		}
 		// After all of that, the cache is not taken for broken.
-		s.entries[record] = good
+		s.entries[recID] = good
 		wants(t, tier, entry())
 		tier.sealer = testSealer(t, 2, 2)
 		wants(t, tier, nil) // a key that is gone
@@ -331,7 +331,7 @@ func TestH21CacheThatFails(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				tier, s := testTier(t, tierConfig{})
 				see(tier, here)
-				tier.put(t.Context(), record, entry(), yes)
+				tier.put(t.Context(), recID, entry(), yes)
 				s.calls, s.before = 0, before
 				start := time.Now()
 				for range 100 {
@@ -355,7 +355,7 @@ func TestH21CacheThatFails(t *testing.T) {
 				s.mu.Unlock()
 				pass(tierPause + time.Millisecond)
 				see(tier, here)
-				if _, ok := tier.get(t.Context(), record); !ok && name != "hangs, and then does" {
+				if _, ok := tier.get(t.Context(), recID); !ok && name != "hangs, and then does" {
 					t.Error("it is not used again")
 				}
 				pass(2 * time.Hour) // those that were left behind end
@@ -371,11 +371,11 @@ func TestH21CallersThatGoAway(t *testing.T) {
 		tier, s := testTier(t, tierConfig{})
 		see(tier, here)
 		want := entry()
-		tier.put(t.Context(), record, want, yes)
+		tier.put(t.Context(), recID, want, yes)
 		s.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 		for range 10 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			if _, ok := tier.get(ctx, record); ok {
+			if _, ok := tier.get(ctx, recID); ok {
 				t.Error("found")
 			}
 			cancel()
@@ -395,37 +395,37 @@ func TestH21ErasedStaysErased(t *testing.T) {
 		still := func(context.Context) (bool, error) { return row, nil }
 		erase := func() {
 			row = false
-			if err := tier.forget(t.Context(), record); err != nil {
+			if err := tier.forget(t.Context(), recID); err != nil {
 				t.Error(err)
 			}
 		}
 		for name, run := range map[string]func(){
-			"put, erase": func() { tier.put(t.Context(), record, entry(), still); erase() },
-			"erase, put": func() { erase(); tier.put(t.Context(), record, entry(), still) },
+			"put, erase": func() { tier.put(t.Context(), recID, entry(), still); erase() },
+			"erase, put": func() { erase(); tier.put(t.Context(), recID, entry(), still) },
 			"erase between commit and put": func() {
 				s.before = func(context.Context) error { s.before = nil; erase(); return nil }
-				tier.put(t.Context(), record, entry(), still)
+				tier.put(t.Context(), recID, entry(), still)
 			},
 			"erase between put and look": func() {
-				tier.put(t.Context(), record, entry(), func(ctx context.Context) (bool, error) { erase(); return still(ctx) })
+				tier.put(t.Context(), recID, entry(), func(ctx context.Context) (bool, error) { erase(); return still(ctx) })
 			},
 			"erase behind the look": func() {
-				tier.put(t.Context(), record, entry(), func(ctx context.Context) (bool, error) { there, err := still(ctx); erase(); return there, err })
+				tier.put(t.Context(), recID, entry(), func(ctx context.Context) (bool, error) { there, err := still(ctx); erase(); return there, err })
 			},
 			"the row deleted between, then forgotten": func() {
-				tier.put(t.Context(), record, entry(), func(context.Context) (bool, error) { return true, nil })
+				tier.put(t.Context(), recID, entry(), func(context.Context) (bool, error) { return true, nil })
 				erase()
 			},
 			"the look fails": func() {
-				tier.put(t.Context(), record, entry(), func(context.Context) (bool, error) { return true, io.ErrUnexpectedEOF })
+				tier.put(t.Context(), recID, entry(), func(context.Context) (bool, error) { return true, io.ErrUnexpectedEOF })
 			},
 			"the caller is gone by the look": func() {
 				ctx, cancel := context.WithCancel(t.Context())
-				tier.put(ctx, record, entry(), func(ctx context.Context) (bool, error) { cancel(); return false, ctx.Err() })
+				tier.put(ctx, recID, entry(), func(ctx context.Context) (bool, error) { cancel(); return false, ctx.Err() })
 			},
 			"a put that failed and was done": func() {
 				s.after = errors.New("the answer was lost")
-				tier.put(t.Context(), record, entry(), func(context.Context) (bool, error) { s.after = nil; return false, nil })
+				tier.put(t.Context(), recID, entry(), func(context.Context) (bool, error) { s.after = nil; return false, nil })
 			},
 		} {
 			row = true
@@ -437,7 +437,7 @@ func TestH21ErasedStaysErased(t *testing.T) {
 		}
 		row = true
 		see(tier, here)
-		if tier.put(t.Context(), record, entry(), still); s.size() != 1 {
+		if tier.put(t.Context(), recID, entry(), still); s.size() != 1 {
 			t.Error("this test shows nothing")
 		}
 	})
@@ -449,20 +449,20 @@ func TestH21ForgettingIsTriedAlways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tier, s := testTier(t, tierConfig{})
 		see(tier, here)
-		tier.put(t.Context(), record, entry(), yes)
+		tier.put(t.Context(), recID, entry(), yes)
 		s.before = func(context.Context) error { return io.ErrUnexpectedEOF }
 		for range 10 {
 			wants(t, tier, nil)
 		}
-		if err := tier.forget(t.Context(), record); !errors.Is(err, io.ErrUnexpectedEOF) {
+		if err := tier.forget(t.Context(), recID); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%v", err)
 		}
 		s.before = nil
-		if err := tier.forget(t.Context(), record); err != nil || s.size() > 0 {
+		if err := tier.forget(t.Context(), recID); err != nil || s.size() > 0 {
 			t.Errorf("%v, %d entries", err, s.size())
 		}
 		s.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-		if err := tier.forget(t.Context(), record); err == nil {
+		if err := tier.forget(t.Context(), recID); err == nil {
 			t.Error("no error from a cache that hangs")
 		}
 	})

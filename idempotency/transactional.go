@@ -36,9 +36,11 @@ func (x *exchange) transactional() reply {
 		limit = maxStored
 	}
 	reruns := 0
-	for range lookLimit {
-		if rep, known := x.recall(); known {
-			return rep
+	for n := range lookLimit {
+		if n > 0 {
+			if _, rep, known := x.recall(); known {
+				return rep
+			}
 		}
 		out := x.run(newRecorder(limit), true)
 		switch {
@@ -50,21 +52,6 @@ func (x *exchange) transactional() reply {
 		}
 	}
 	return inProgress(time.Second)
-}
-
-// recall answers from a record, where there is one.
-func (x *exchange) recall() (rep reply, known bool) {
-	if rep, known := x.cached(); known {
-		return rep, true
-	}
-	rec, err := x.layer.look(x.ctx, x.id)
-	if err != nil {
-		return refusal(codeStoreUnavailable, err), true
-	}
-	if rec == nil {
-		return reply{}, false
-	}
-	return x.judge(rec), true
 }
 
 // run runs the handler once in a transaction of its own; claimed says that the request has a key.
@@ -146,8 +133,14 @@ type verdict struct {
 
 // verdict says what of a run is kept: the transaction decides first, and then the status.
 func (x *exchange) verdict(rec *recorder) verdict {
-	status, route := rec.status(), &x.endpoint.route
-	keep := worth(status, route)
+	status := rec.status()
+	keep := worth(status, &x.endpoint.route)
+	if x.late { // H11: it was out of time, whatever it says now
+		keep = keepNothing
+		if status < http.StatusInternalServerError {
+			return verdict{outcome: ended(refusal(codeRolledBack, errLate))}
+		}
+	}
 	if tx := x.tx; tx != nil && tx.Failure() != nil {
 		switch f := tx.Failure(); {
 		case toRerun(f) || tx.Lost() || status < http.StatusBadRequest:
@@ -156,13 +149,23 @@ func (x *exchange) verdict(rec *recorder) verdict {
 			keep = keepAnswer
 		}
 	}
-	if rec.overflow() && keep != keepNothing {
+	if rec.overflow() { // what is there of it is not what the handler meant
 		return verdict{outcome: ended(refusal(codeResponseTooLarge, nil))}
 	}
 	if keep == keepNothing {
 		return verdict{outcome: ended(answer(Released, rec))}
 	}
 	return verdict{keep: keep}
+}
+
+// errLate says why an answer was not sent.
+var errLate = errors.New("idempotency: the handler answered after Route.MaxHandlerTime")
+
+// conflicting is the answer where the database goes on asking for the whole transaction to be run again (H17).
+func conflicting(err error) reply {
+	rep := refusal(codeRolledBack, err)
+	rep.status = http.StatusServiceUnavailable
+	return rep
 }
 
 // worth says what a status is worth keeping.
@@ -187,7 +190,7 @@ func worth(status int, route *Route) keeping {
 func (x *exchange) failed(err error) outcome {
 	switch {
 	case toRerun(err):
-		return outcome{reply: refusal(codeRolledBack, err), rerun: true}
+		return outcome{reply: conflicting(err), rerun: true}
 	case x.tx.Lost() && !x.late: // of one that is late pgx has cut the connection
 		return ended(refusal(codeStoreUnavailable, err))
 	}
@@ -217,7 +220,7 @@ func (x *exchange) commit(rep reply, resp *response) outcome {
 	case stands(err):
 		return outcome{reply: inProgress(time.Second), stands: true}
 	case toRerun(err):
-		return outcome{reply: refusal(codeRolledBack, err), rerun: true}
+		return outcome{reply: conflicting(err), rerun: true}
 	}
 	return ended(refusal(codeRolledBack, err)) // a deferred constraint: the handler's
 }
