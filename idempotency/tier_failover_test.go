@@ -17,7 +17,7 @@ func TestH21PromotionIsSeen(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	primary, err := devenv.StartPostgres(ctx, devenv.Options{Force: devenv.KindLocal})
+	primary, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, Force: devenv.KindLocal})
 	if err != nil {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(err)
