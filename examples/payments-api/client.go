@@ -57,7 +57,7 @@ func (s *seen) same(o *seen) bool {
 
 // counts are what came over the wire.
 type counts struct {
-	requests, timeouts, broken                              int
+	requests, timeouts, broken, resent                      int
 	created, replayed, inProgress, mismatch, rejected, open int // answers, by Idempotency-Status
 }
 
@@ -107,17 +107,23 @@ func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	var mu sync.Mutex
 	at := ""
-	leave := func() {
+	leave := func() (had bool) {
 		mu.Lock()
 		defer mu.Unlock()
-		if at != "" {
+		if had = at != ""; had {
 			w.cluster.leave(at)
 			at = ""
 		}
+		return had
 	}
 	defer leave()
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
-		leave() // net/http sends a request that carries a key again by itself where a kept connection has died
+		if leave() { // net/http sends a request that carries a key again by itself where a kept connection has died
+			w.mu.Lock()
+			w.requests++
+			w.resent++
+			w.mu.Unlock()
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		at = i.Conn.RemoteAddr().String()

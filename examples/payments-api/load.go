@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/internal/screen"
@@ -162,26 +164,31 @@ func (d *demo) attack(ctx context.Context, over <-chan struct{}) error {
 	return nil
 }
 
-// drain waits until the outbox has delivered all calls.
+// drain waits until the outbox has delivered all calls of the run.
 func (d *demo) drain(ctx context.Context) error {
+	return drain(ctx, d.servers.Postgres.Pool, d.sink(), d.opts.patience, d.cluster.failure)
+}
+
+// drain waits until a sink has no call left. failed ends it early.
+func drain(ctx context.Context, pool *pgxpool.Pool, sink string, patience time.Duration, failed func() error) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	last, since := -1, time.Now()
 	for {
 		var pending int
 		var lastError string
-		err := d.servers.Postgres.Pool.QueryRow(ctx, pendingSQL, d.sink()).Scan(&pending, &lastError)
+		err := pool.QueryRow(ctx, pendingSQL, sink).Scan(&pending, &lastError)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil && pending == 0:
 			return nil
-		case d.cluster.failure() != nil:
-			return d.cluster.failure()
+		case failed() != nil:
+			return failed()
 		case pending != last:
 			last, since = pending, time.Now()
-		case time.Since(since) > d.opts.patience:
-			return fmt.Errorf("stuck: %d calls of the outbox are not delivered, and nothing has moved for %v; last error: %s", pending, d.opts.patience, lastError)
+		case time.Since(since) > patience:
+			return fmt.Errorf("stuck: %d calls of the outbox are not delivered, and nothing has moved for %v; last error: %s", pending, patience, lastError)
 		}
 		select {
 		case <-tick.C:

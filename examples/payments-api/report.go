@@ -25,6 +25,7 @@ type report struct {
 	Open         int     `json:"open"`          // 5xx of the handler or of the layer, which are not stored
 	TimedOut     int     `json:"timed_out"`     // requests that their client gave up
 	Broken       int     `json:"broken"`        // requests whose connection broke, or found no server
+	Resent       int     `json:"resent"`        // requests whose connection broke, and that Go's net/http has sent again by itself
 	Kills        int     `json:"kills"`         // SIGKILLs of servers with requests under way
 	PaymentCalls int     `json:"payment_calls"` // calls at the provider
 	Faults       int     `json:"payment_faults"`
@@ -50,7 +51,7 @@ func (d *demo) makeReport(ctx context.Context, took time.Duration) (report, erro
 	}
 	c := d.wire.counts
 	r := report{Requests: c.requests, Unique: len(d.wants), Effects: check.Sum(rows), Replays: c.replayed, InProgress: c.inProgress, Mismatches: c.mismatch,
-		Open: c.open + c.rejected, TimedOut: c.timeouts, Broken: c.broken, Kills: int(d.kills.Load()), Seconds: took.Seconds(),
+		Open: c.open + c.rejected, TimedOut: c.timeouts, Broken: c.broken, Resent: c.resent, Kills: int(d.kills.Load()), Seconds: took.Seconds(),
 		Postgres: d.servers.Postgres.How, Run: d.run, kills: d.opts.kills}
 	r.PaymentCalls, r.Payments, r.Faults = d.provider.count()
 	charged, changed := d.provider.byReference()
@@ -118,7 +119,7 @@ func (r report) write(w io.Writer, paint func(color, s string) string) {
 	}
 	_, _ = fmt.Fprintln(w)
 	row("unique", r.Unique, "operations, each under a key of its own")
-	row("requests", r.Requests, "sent: %s given up by clients, %s broken off", screen.Count(int64(r.TimedOut)), screen.Count(int64(r.Broken)))
+	row("requests", r.Requests, "sent: %s given up by clients, %s broken off", screen.Count(int64(r.TimedOut)), screen.Count(int64(r.Broken+r.Resent)))
 	row("replays", r.Replays, "answers that were given again, byte for byte")
 	row("in_progress", r.InProgress, "409: the first request was still under way")
 	row("mismatches", r.Mismatches, "422: the key belonged to another request")
