@@ -140,18 +140,33 @@ type answer struct {
 	object   any
 }
 
-// problem is a refusal (RFC 9457).
+// problem is a refusal (RFC 9457), with what Stripe's libraries look for besides: they take an answer without "error" for a broken
+// one, and ask again.
 type problem struct {
-	Type   string `json:"type"`
-	Title  string `json:"title"`
-	Status int    `json:"status"`
-	Code   string `json:"code"`
+	Type        string      `json:"type"`
+	Title       string      `json:"title"`
+	Status      int         `json:"status"`
+	Code        string      `json:"code"`
+	StripeError stripeError `json:"error"`
+}
+
+type stripeError struct {
+	Type    string `json:"type"`
+	Code    string `json:"code"`
+	Message string `json:"message"`
 }
 
 func (p *problem) Error() string { return p.Title }
 
 func refused(status int, code, format string, args ...any) *problem {
-	return &problem{Type: "urn:payments-api:problem:" + code, Title: fmt.Sprintf(format, args...), Status: status, Code: code}
+	title, kind := fmt.Sprintf(format, args...), "invalid_request_error"
+	switch {
+	case status == http.StatusPaymentRequired:
+		kind = "card_error"
+	case status >= 500:
+		kind = "api_error"
+	}
+	return &problem{Type: "urn:payments-api:problem:" + code, Title: title, Status: status, Code: code, StripeError: stripeError{kind, code, title}}
 }
 
 // write answers. The layer decides by the status what is kept: see docs/http.md. What is not a refusal of ours is a 500: it is undone and
