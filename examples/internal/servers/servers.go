@@ -56,6 +56,21 @@ func Start(ctx context.Context, f Flags, log, verbose func(line string)) (*Serve
 	return s, nil
 }
 
+// StartPostgres finds or starts Postgres alone, for examples without Kafka.
+func StartPostgres(ctx context.Context, f Flags, log, verbose func(line string)) (*Servers, error) {
+	s := &Servers{}
+	p, stop, err := startPostgres(ctx, f, devenv.Options{Log: verbose})
+	if stop != nil {
+		s.stops = append(s.stops, stop)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Stop())
+	}
+	s.Postgres = p
+	log(p.How)
+	return s, nil
+}
+
 // Stop closes connections, and stops what was started.
 func (s *Servers) Stop() error {
 	if s.Postgres != nil {

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+)
+
+// apiConfig is what the service needs to know.
+type apiConfig struct {
+	Accounts map[string]string // API key -> account
+	Sink     string            // name of the payment provider in the outbox
+	Provider string            // its base URL
+	Secret   idempotency.FingerprintKey
+}
+
+// api is the service: this file and those of its routes are what a user of onlyonce writes.
+type api struct {
+	cfg      apiConfig
+	pool     *pgxpool.Pool
+	layer    *idempotency.Layer
+	relay    *outbox.Relay
+	sink     *httpsink.Sink
+	provider *http.Client
+}
+
+// newAPI builds the layer that makes requests take effect once, and the relay that sends what they have asked for.
+func newAPI(pool, relayPool *pgxpool.Pool, cfg apiConfig) (*api, error) {
+	a := &api{cfg: cfg, pool: pool, provider: &http.Client{Timeout: 5 * time.Second}}
+	var err error
+	a.sink, err = httpsink.New(httpsink.Config{
+		Name: cfg.Sink, BaseURL: cfg.Provider, KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second,
+		AllowPrivate: true, // the provider of this example runs on loopback
+		Breaker:      httpsink.Breaker{OpenFor: time.Second},
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.relay, err = outbox.NewRelay(relayPool, outbox.RelayConfig{
+		Sinks: []outbox.Sink{a.sink}, Concurrency: 32, PollInterval: 100 * time.Millisecond, LeaseTTL: 3 * time.Second,
+		RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second, DrainTimeout: 5 * time.Second,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.layer, err = idempotency.New(pool, idempotency.Config{
+		// Whose key it is comes from the API key, and not from what the client says: see authenticated.
+		Scope: func(r *http.Request) (idempotency.Scope, error) {
+			account, ok := accountOf(r.Context())
+			if !ok {
+				return idempotency.Scope{}, errors.New("the request is not authenticated")
+			}
+			return idempotency.Scope{Tenant: account}, nil
+		},
+		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: cfg.Secret}, FingerprintKey: 1,
+		LeaseTTL: 3 * time.Second, // payouts of a process that was killed go on elsewhere after so long
+		Hooks: idempotency.Hooks{Served: func(s idempotency.Served) {
+			if s.Mark == idempotency.Created {
+				a.relay.Wake() // what the request has enqueued goes out at once, and not at the next poll
+			}
+		}},
+	})
+	return a, err
+}
+
+// handler is the service's routes. Authentication runs outside of the layer: a replay needs the same account.
+func (a *api) handler() http.Handler {
+	mux := http.NewServeMux()
+	for _, r := range []struct {
+		route idempotency.Route
+		run   operation
+	}{
+		{idempotency.Route{Pattern: "/v1/charges"}, a.charge},
+		{idempotency.Route{Pattern: "/v1/charges/{id}/capture"}, a.capture},
+		{idempotency.Route{Pattern: "/v1/refunds"}, a.refund},
+		// Payouts answer what the provider has said, so it is asked while the request is under way: lease mode.
+		{idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased}, a.payout},
+	} {
+		mux.Handle("POST "+r.route.Pattern, a.layer.MustHandle(r.route, r.run))
+	}
+	mux.Handle("GET /v1/charges/{id}", operation(a.showCharge))
+	return a.authenticated(mux)
+}
+
+// run purges expired records and sends the outbox's calls, until ctx ends.
+func (a *api) run(ctx context.Context) error {
+	defer a.sink.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 2)
+	for _, run := range []func(context.Context) error{a.layer.Run, a.relay.Run} {
+		go func() { ended <- run(ctx); cancel() }()
+	}
+	return errors.Join(<-ended, <-ended)
+}
+
+type accountKey struct{}
+
+func accountOf(ctx context.Context) (string, bool) {
+	account, ok := ctx.Value(accountKey{}).(string)
+	return account, ok
+}
+
+// authenticated finds the account of an API key, given as a bearer token.
+func (a *api) authenticated(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		account, ok := a.cfg.Accounts[token]
+		if !ok {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="payments"`)
+			write(w, nil, refused(http.StatusUnauthorized, "unauthenticated", "no account has this API key"))
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), accountKey{}, account)))
+	})
+}
+
+// operation is a route's handler: it returns what is answered, or an error, which is a [*problem] where the client is to know why.
+type operation func(r *http.Request) (*answer, error)
+
+func (o operation) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a, err := o(r)
+	write(w, a, err)
+}
+
+// answer is a result of an operation.
+type answer struct {
+	status   int
+	location string
+	object   any
+}
+
+// problem is a refusal (RFC 9457), with what Stripe's libraries look for besides: they take an answer without "error" for a broken
+// one, and ask again.
+type problem struct {
+	Type        string      `json:"type"`
+	Title       string      `json:"title"`
+	Status      int         `json:"status"`
+	Code        string      `json:"code"`
+	StripeError stripeError `json:"error"`
+}
+
+type stripeError struct {
+	Type    string `json:"type"`
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+func (p *problem) Error() string { return p.Title }
+
+func refused(status int, code, format string, args ...any) *problem {
+	title, kind := fmt.Sprintf(format, args...), "invalid_request_error"
+	switch {
+	case status == http.StatusPaymentRequired:
+		kind = "card_error"
+	case status >= 500:
+		kind = "api_error"
+	}
+	return &problem{Type: "urn:payments-api:problem:" + code, Title: title, Status: status, Code: code, StripeError: stripeError{kind, code, title}}
+}
+
+// write answers. The layer decides by the status what is kept: see docs/http.md. What is not a refusal of ours is a 500: it is undone and
+// not stored, and may be asked for again.
+func write(w http.ResponseWriter, a *answer, err error) {
+	var p *problem
+	switch {
+	case errors.As(err, &p):
+	case err != nil:
+		p = refused(http.StatusInternalServerError, "internal", "something went wrong")
+	}
+	status, contentType, object := 0, "application/json", any(nil)
+	if p != nil {
+		status, contentType, object = p.Status, "application/problem+json", p
+	} else {
+		status, object = a.status, a.object
+		if a.location != "" {
+			w.Header().Set("Location", a.location)
+		}
+	}
+	body, err := json.Marshal(object)
+	if err != nil {
+		panic(err) // structs of strings and numbers
+	}
+	w.Header().Set("Content-Type", contentType)
+	w.WriteHeader(status)
+	_, _ = w.Write(append(body, '\n'))
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// charge is what the API shows of one: the fields of Stripe's charges that have a meaning here.
+type charge struct {
+	ID             string            `json:"id"`
+	Object         string            `json:"object"`
+	Amount         int64             `json:"amount"`
+	AmountCaptured int64             `json:"amount_captured"`
+	AmountRefunded int64             `json:"amount_refunded"`
+	Captured       bool              `json:"captured"`
+	Created        int64             `json:"created"`
+	Currency       string            `json:"currency"`
+	Metadata       map[string]string `json:"metadata"`
+	Paid           bool              `json:"paid"`
+	Status         string            `json:"status"`
+}
+
+// declinedSource is a card that is never charged.
+const declinedSource = "tok_chargeDeclined"
+
+// insertChargeSQL writes a charge and returns a row of chargeColumns.
+const insertChargeSQL = `
+insert into onlyonce_payments.charges (id, account, reference, amount, currency, at_once, captured) values ($1, $2, $3, $4, $5, $6, $7)
+returning ` + chargeColumns
+
+// chargeColumns is what scanCharge reads: id, amount, captured, refunded, created, currency, reference.
+const chargeColumns = `id, amount, captured, refunded, extract(epoch from created_at)::bigint, currency, reference`
+
+func scanCharge(row pgx.Row) (*charge, error) {
+	c := &charge{Object: "charge", Paid: true, Status: "succeeded"}
+	var reference string
+	if err := row.Scan(&c.ID, &c.Amount, &c.AmountCaptured, &c.AmountRefunded, &c.Created, &c.Currency, &reference); err != nil {
+		return nil, err
+	}
+	c.Captured, c.Metadata = c.AmountCaptured > 0, map[string]string{"reference": reference}
+	return c, nil
+}
+
+// charge authorises a payment, and captures it unless capture is false. The row, the call to the provider and the answer under the
+// request's key commit together.
+func (a *api) charge(r *http.Request) (*answer, error) {
+	in, err := readParams(r)
+	if err != nil {
+		return nil, err
+	}
+	account, _ := accountOf(r.Context())
+	amount, currency, source := in.amount("amount"), in.text("currency"), in.text("source")
+	atOnce, captured := in.given["capture"] != "false", amount
+	if !atOnce {
+		captured = 0
+	}
+	if err := in.fault(); err != nil {
+		return nil, err
+	}
+	tx, err := idempotency.Tx(r)
+	if err != nil {
+		return nil, err
+	}
+	c, err := scanCharge(tx.QueryRow(r.Context(), insertChargeSQL, newID("ch"), account, in.reference(), amount, strings.ToLower(currency), atOnce, captured))
+	if err != nil {
+		return nil, constraint(err)
+	}
+	if source == declinedSource {
+		return nil, refused(http.StatusPaymentRequired, "card-declined", "the card was declined") // final: stored, and the row is undone
+	}
+	if err := a.enqueue(r.Context(), tx, "charge", c.ID, in.reference(), amount); err != nil {
+		return nil, err
+	}
+	return &answer{status: http.StatusCreated, location: "/v1/charges/" + c.ID, object: c}, nil
+}
+
+// showChargeSQL returns the account's charge. $1 id, $2 account. By the primary key.
+const showChargeSQL = `select ` + chargeColumns + ` from onlyonce_payments.charges where id = $1 and account = $2`
+
+func (a *api) showCharge(r *http.Request) (*answer, error) {
+	account, _ := accountOf(r.Context())
+	c, err := scanCharge(a.pool.QueryRow(r.Context(), showChargeSQL, r.PathValue("id"), account))
+	if err != nil {
+		return nil, missing(err)
+	}
+	return &answer{status: http.StatusOK, object: c}, nil
+}
+
+// captureSQL captures an amount, or what is left. $1 id, $2 account, $3 amount or null. That no more is captured than was authorised is the
+// constraint's business (captured_within_amount), which holds for two captures at once as well: the update waits for the other one's row lock.
+const captureSQL = `
+update onlyonce_payments.charges set captured = captured + coalesce($3, amount - captured)
+ where id = $1 and account = $2
+returning ` + chargeColumns
+
+// insertCaptureSQL keeps each capture. The amount is what the charge has more than its captures so far: coalesce's result above.
+const insertCaptureSQL = `
+insert into onlyonce_payments.captures (id, charge, account, reference, amount) values ($1, $2, $3, $4, $5)`
+
+func (a *api) capture(r *http.Request) (*answer, error) {
+	in, err := readParams(r)
+	if err != nil {
+		return nil, err
+	}
+	account, _ := accountOf(r.Context())
+	amount := in.optionalAmount("amount")
+	if err := in.fault(); err != nil {
+		return nil, err
+	}
+	tx, err := idempotency.Tx(r)
+	if err != nil {
+		return nil, err
+	}
+	before, err := scanCharge(tx.QueryRow(r.Context(), showChargeSQL+" for update", r.PathValue("id"), account))
+	if err != nil {
+		return nil, missing(err)
+	}
+	c, err := scanCharge(tx.QueryRow(r.Context(), captureSQL, before.ID, account, amount))
+	if err != nil {
+		return nil, constraint(err)
+	}
+	taken := c.AmountCaptured - before.AmountCaptured
+	if _, err := tx.Exec(r.Context(), insertCaptureSQL, newID("ca"), c.ID, account, in.reference(), taken); err != nil {
+		return nil, constraint(err)
+	}
+	if err := a.enqueue(r.Context(), tx, "capture", c.ID, in.reference(), taken); err != nil {
+		return nil, err
+	}
+	return &answer{status: http.StatusOK, object: c}, nil
+}
+
+// instruction is what the provider is told.
+type instruction struct {
+	Charge    string `json:"charge"`
+	Reference string `json:"reference"`
+	Amount    int64  `json:"amount"`
+}
+
+// enqueue asks for a call to the provider that commits with the transaction: its key is derived from the request's, and calls about one charge
+// go out in the order of their commits.
+func (a *api) enqueue(ctx context.Context, tx consumer.Tx, name, charge, reference string, amount int64) error {
+	body, err := json.Marshal(instruction{Charge: charge, Reference: reference, Amount: amount})
+	if err != nil {
+		return err
+	}
+	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: a.cfg.Sink, Name: name, OrderingKey: charge, Target: "/" + name + "s",
+		Header: http.Header{"Content-Type": {"application/json"}}, Body: body})
+}
+
+func newID(kind string) string { return kind + "_" + strings.ToLower(rand.Text()) }
+
+// missing is for look-ups: another account's charge is none.
+func missing(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return refused(http.StatusNotFound, "charge-not-found", "there is no such charge")
+	}
+	return err
+}
+
+// checkViolation and foreignKeyViolation are the SQLSTATEs of a broken constraint.
+const (
+	checkViolation      = "23514"
+	foreignKeyViolation = "23503"
+)
+
+// constraint turns what the database refuses into what the client is told: a final answer, which is stored, and nothing else of the
+// transaction.
+func constraint(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != checkViolation && pg.Code != foreignKeyViolation {
+		return missing(err)
+	}
+	switch pg.ConstraintName {
+	case "captured_within_amount", "capture_positive":
+		return refused(http.StatusUnprocessableEntity, "capture-too-large", "no more can be captured than was authorised")
+	case "refunded_within_captured", "refund_positive":
+		return refused(http.StatusUnprocessableEntity, "refund-too-large", "no more can be refunded than was captured")
+	}
+	return refused(http.StatusUnprocessableEntity, "invalid", "the request breaks the rule %s", pg.ConstraintName)
+}

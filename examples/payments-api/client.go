@@ -1,0 +1,315 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+)
+
+// want is one thing that a client wants once: an operation with a key of its own.
+type want struct {
+	apiKey    string
+	path      string
+	body      []byte
+	key       string
+	reference string
+	status    int // that the first answer is to have
+	hasty     int // how many attempts are given up after a moment
+
+	mu       sync.Mutex
+	attempts int
+	created  int   // answers that say that the handler ran
+	first    *seen // the first final answer
+	differ   bool  // a later one had other bytes
+}
+
+// seen is an answer that came over the wire.
+type seen struct {
+	Request *http.Request
+	Sent    []byte
+	Status  int
+	Header  http.Header
+	Body    []byte
+	Mark    idempotency.Mark
+}
+
+// compared are the headers that are part of an answer's identity.
+var compared = []string{"Content-Type", "Location"}
+
+func (s *seen) same(o *seen) bool {
+	for _, name := range compared {
+		if s.Header.Get(name) != o.Header.Get(name) {
+			return false
+		}
+	}
+	return s.Status == o.Status && bytes.Equal(s.Body, o.Body)
+}
+
+// counts are what came over the wire.
+type counts struct {
+	requests, timeouts, broken, resent                      int
+	created, replayed, inProgress, mismatch, rejected, open int // answers, by Idempotency-Status
+}
+
+// wire is what every client's requests go through: it gives some up in the middle, and sees every answer.
+type wire struct {
+	cluster *cluster
+	base    *http.Transport
+	seen    func(seen)
+
+	mu sync.Mutex
+	counts
+}
+
+func newWire(c *cluster, look func(seen)) *wire {
+	return &wire{cluster: c, seen: look, base: &http.Transport{DialContext: c.dial, MaxIdleConns: 256, MaxIdleConnsPerHost: 256}}
+}
+
+type wantKey struct{}
+
+// hastyLongest bounds how long an attempt of somebody in a hurry may take: handlers take about as long.
+const hastyLongest = 12 * time.Millisecond
+
+// RoundTrip makes one attempt and reads its answer whole, so that one which breaks off in the middle is none.
+func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
+	op := req.Context().Value(wantKey{}).(*want)
+	op.mu.Lock()
+	op.attempts++
+	hasty := op.attempts <= op.hasty
+	op.mu.Unlock()
+	ctx := req.Context()
+	if hasty {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 1+rand.N(hastyLongest))
+		defer cancel()
+	}
+	var sent []byte
+	if req.GetBody != nil {
+		b, err := req.GetBody()
+		if err != nil {
+			return nil, err
+		}
+		if sent, err = io.ReadAll(b); err != nil {
+			return nil, err
+		}
+	} else {
+		sent = op.body
+	}
+	var mu sync.Mutex
+	at := ""
+	leave := func() (had bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if had = at != ""; had {
+			w.cluster.leave(at)
+			at = ""
+		}
+		return had
+	}
+	defer leave()
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+		if leave() { // net/http sends a request that carries a key again by itself where a kept connection has died
+			w.mu.Lock()
+			w.requests++
+			w.resent++
+			w.mu.Unlock()
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		at = i.Conn.RemoteAddr().String()
+		w.cluster.enter(at)
+	}})
+	resp, err := w.base.RoundTrip(req.WithContext(ctx))
+	var body []byte
+	if err == nil {
+		body, err = io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+	}
+	w.mu.Lock()
+	w.requests++
+	switch {
+	case err != nil && hasty && ctx.Err() != nil:
+		w.timeouts++
+	case err != nil:
+		w.broken++
+	}
+	w.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	w.answered(op, seen{Request: req, Sent: sent, Status: resp.StatusCode, Header: resp.Header, Body: body, Mark: idempotency.Mark(resp.Header.Get("Idempotency-Status"))})
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	return resp, nil
+}
+
+// answered counts an answer, and compares it with the first one of its key.
+func (w *wire) answered(op *want, s seen) {
+	w.mu.Lock()
+	switch s.Mark {
+	case idempotency.Created:
+		w.created++
+	case idempotency.Replayed:
+		w.replayed++
+	case idempotency.InProgress:
+		w.inProgress++
+	case idempotency.Mismatch:
+		w.mismatch++
+	case idempotency.Rejected:
+		w.rejected++
+	default:
+		w.open++
+	}
+	w.mu.Unlock()
+	if s.Mark == idempotency.Created || s.Mark == idempotency.Replayed {
+		op.mu.Lock()
+		if s.Mark == idempotency.Created {
+			op.created++
+		}
+		if op.first == nil {
+			op.first = &s
+		} else if !op.first.same(&s) {
+			op.differ = true
+		}
+		op.mu.Unlock()
+	}
+	if w.seen != nil {
+		w.seen(s)
+	}
+}
+
+// origin is the API's name: the wire's dialer knows where it is.
+const origin = "http://payments-api.test"
+
+func (d *demo) request(ctx context.Context, op *want) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(context.WithValue(ctx, wantKey{}, op), http.MethodPost, origin+op.path, bytes.NewReader(op.body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+op.apiKey)
+	req.Header.Set("Content-Type", "application/json")
+	if len(op.body) > 0 && op.body[0] != '{' {
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	return req, nil
+}
+
+// byTransport asks with idempotency.Transport: it makes attempts until there is an answer, under the key of the context.
+func (d *demo) byTransport(ctx context.Context, op *want) (*http.Response, error) {
+	for {
+		req, err := d.request(idempotency.WithKey(ctx, op.key), op)
+		if err != nil {
+			return nil, err
+		}
+		resp, err := d.patient.Do(req)
+		var open *idempotency.TransportError
+		switch {
+		case err == nil && (resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict):
+			return resp, nil
+		case err != nil && !errors.As(err, &open):
+			return nil, err
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil { // the outcome is open: the same key again
+			return nil, err
+		}
+	}
+}
+
+// naive asks as many clients do: again and again, whatever went wrong, with the key as a bare string.
+func (d *demo) naive(ctx context.Context, op *want) (*http.Response, error) {
+	client := http.Client{Transport: d.wire, Timeout: 10 * time.Second}
+	for {
+		req, err := d.request(ctx, op)
+		if err != nil {
+			return nil, err
+		}
+		req.Header.Set("Idempotency-Key", op.key)
+		resp, err := client.Do(req)
+		if err == nil && resp.StatusCode != http.StatusConflict && resp.StatusCode < 500 {
+			return resp, nil
+		}
+		if err := pause(ctx, 20*time.Millisecond+rand.N(60*time.Millisecond)); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// race sends the operation several times at once.
+func (d *demo) race(ctx context.Context, op *want) (*http.Response, error) {
+	runners := 2 + rand.IntN(3)
+	type result struct {
+		resp *http.Response
+		err  error
+	}
+	results := make(chan result, runners)
+	for range runners {
+		go func() {
+			resp, err := d.naive(ctx, op)
+			results <- result{resp, err}
+		}()
+	}
+	var last result
+	for range runners {
+		if r := <-results; last.resp == nil || r.err != nil {
+			last = r
+		}
+	}
+	return last.resp, last.err
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// errPatience is why an operation was given up.
+var errPatience = errors.New("no answer within -patience")
+
+// do asks for an operation until it is answered, in one of three ways.
+func (d *demo) do(ctx context.Context, op *want) (*seen, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
+	defer cancel()
+	ask := []func(context.Context, *want) (*http.Response, error){d.byTransport, d.byTransport, d.naive, d.race}[rand.IntN(4)]
+	resp, err := ask(ctx, op)
+	if err != nil {
+		return nil, fmt.Errorf("POST %s (%s): %w", op.path, op.reference, err)
+	}
+	_ = resp.Body.Close()
+	op.mu.Lock()
+	defer op.mu.Unlock()
+	if op.first == nil {
+		return nil, fmt.Errorf("POST %s (%s): %s is no answer: %s", op.path, op.reference, resp.Status, strings.TrimSpace(resp.Header.Get("Idempotency-Status")))
+	}
+	return op.first, nil
+}
+
+// mistake uses an operation's key for another body, which must be refused.
+func (d *demo) mistake(ctx context.Context, op *want) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
+	defer cancel()
+	wrong := &want{apiKey: op.apiKey, path: op.path, key: op.key, reference: op.reference + " mistaken", body: bytes.Replace(op.body, []byte(op.reference), []byte(op.reference+"x"), 1)}
+	resp, err := d.naive(ctx, wrong)
+	if err != nil {
+		return fmt.Errorf("POST %s (%s): %w", op.path, wrong.reference, err)
+	}
+	_ = resp.Body.Close()
+	if mark := resp.Header.Get("Idempotency-Status"); resp.StatusCode != http.StatusUnprocessableEntity || mark != string(idempotency.Mismatch) {
+		return fmt.Errorf("POST %s: a key that was used for something else was answered %s, %s", op.path, resp.Status, mark)
+	}
+	return nil
+}

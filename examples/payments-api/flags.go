@@ -1,0 +1,112 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/onlyonce/onlyonce/examples/internal/servers"
+)
+
+// options are the flags.
+type options struct {
+	servers    servers.Flags
+	requests   int
+	clients    int
+	retries    float64
+	kills      int
+	fixedKills bool // -kills was given
+	processes  int
+	json       bool
+	verbose    bool
+	keep       bool
+	patience   time.Duration
+}
+
+const usageHead = `Payments-api shows what onlyonce promises to the clients of an HTTP API.
+
+A payments API runs in several processes, over one Postgres, with a payment
+provider behind it. Clients charge, capture, refund and pay out. They time out
+and ask again, send a request several times at once, ask again long after their
+answer, and take a used key for something else; meanwhile the processes are
+killed with SIGKILL in mid-request and replaced. Then it counts.
+
+usage: go run ./examples/payments-api [flags]
+
+`
+
+const usageTail = `
+Without -postgres it finds or starts a server of its own, which ends with it;
+ONLYONCE_ENV (local, embedded, docker) chooses how.
+
+Exit status: 0 every effect is there once and each key had one answer; 1 not, or
+the run got stuck; 2 usage or environment; 130 interrupted.
+`
+
+// errHelp says that help was asked for and given.
+var errHelp = errors.New("help")
+
+// parseFlags returns every fault at once. help goes to out.
+func parseFlags(args []string, out io.Writer) (o options, err error) {
+	fs := flag.NewFlagSet("payments-api", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.IntVar(&o.requests, "requests", 5000, "unique operations that clients want, each under a key of its own")
+	fs.IntVar(&o.clients, "clients", 16, "clients at work at the same time, 1 to 256")
+	fs.Float64Var(&o.retries, "retries", 0.2, "`fraction` of the operations that are asked for again after their answer, 0 to 1")
+	fs.IntVar(&o.kills, "kills", 5, "server processes to kill with SIGKILL in mid-request\n(by default fewer for less than 500 requests)")
+	fs.IntVar(&o.processes, "servers", 2, "server processes, 1 to 16")
+	o.servers.RegisterPostgres(fs)
+	fs.DurationVar(&o.patience, "patience", time.Minute, "give up when an operation has no answer for so long")
+	fs.BoolVar(&o.keep, "keep", false, "leave the rows of this run in your own database")
+	fs.BoolVar(&o.json, "json", false, "print one JSON object to standard output, and the rest to standard error")
+	fs.BoolVar(&o.verbose, "v", false, "tell every event")
+
+	err = fs.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		fs.SetOutput(out)
+		_, _ = fmt.Fprint(out, usageHead)
+		fs.PrintDefaults()
+		_, _ = fmt.Fprint(out, usageTail)
+		return o, errHelp
+	}
+	if err != nil {
+		return o, fmt.Errorf("%w; -h lists the flags", err)
+	}
+	fs.Visit(func(f *flag.Flag) { o.fixedKills = o.fixedKills || f.Name == "kills" })
+	return o, o.check(fs.Args())
+}
+
+// perKill is how many operations there must be for each kill, so that it finds a request under way.
+const perKill = 30
+
+func (o *options) check(rest []string) error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if len(rest) > 0 {
+		fault("unexpected argument %q: values follow their flags", rest[0])
+	}
+	between := func(name string, n, least, most int) {
+		if n < least || n > most {
+			fault("-%s: %d is not from %d to %d", name, n, least, most)
+		}
+	}
+	between("requests", o.requests, 1, 1_000_000)
+	between("clients", o.clients, 1, 256)
+	between("kills", o.kills, 0, 1000)
+	between("servers", o.processes, 1, 16)
+	if !(o.retries >= 0 && o.retries <= 1) { // NaN too
+		fault("-retries: %v is not from 0 to 1: it is a fraction", o.retries)
+	}
+	if o.patience < time.Second {
+		fault("-patience: %v is less than 1s", o.patience)
+	}
+	switch {
+	case !o.fixedKills:
+		o.kills = min(o.kills, o.requests/100)
+	case o.requests < perKill*o.kills:
+		fault("-kills: %d requests are too few for %d kills, each of which needs some to hit: at least %d", o.requests, o.kills, perKill*o.kills)
+	}
+	return errors.Join(faults...)
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+	"github.com/getkin/kin-openapi/routers/legacy"
+)
+
+// contract is openapi.yaml, for comparing it with what the API does.
+type contract struct {
+	t      *testing.T
+	router routers.Router
+
+	mu       sync.Mutex
+	answered map[string]int // "POST /v1/charges 201 created" -> how often
+	wrong    int
+}
+
+func newContract(t *testing.T) *contract {
+	t.Helper()
+	doc, err := openapi3.NewLoader().LoadFromFile("openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := doc.Validate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	router, err := legacy.NewRouter(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &contract{t: t, router: router, answered: map[string]int{}}
+}
+
+// check compares one exchange with the description: the answer always, the request where it is to be a good one.
+func (c *contract) check(s seen, good bool) {
+	err := c.compare(s, good)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		if c.wrong++; c.wrong <= 5 {
+			c.t.Errorf("%s %s answered %d (%s): not as openapi.yaml says: %v\n%s\n%s", s.Request.Method, s.Request.URL, s.Status, s.Mark, err, s.Sent, s.Body)
+		}
+	}
+}
+
+func (c *contract) compare(s seen, good bool) error {
+	u := &url.URL{Path: s.Request.URL.Path}
+	req, err := http.NewRequestWithContext(context.Background(), s.Request.Method, u.String(), bytes.NewReader(s.Sent))
+	if err != nil {
+		return err
+	}
+	req.Header = s.Request.Header.Clone()
+	route, params, err := c.router.FindRoute(req)
+	if err != nil {
+		return err
+	}
+	in := &openapi3filter.RequestValidationInput{Request: req, PathParams: params, Route: route, Options: &openapi3filter.Options{
+		IncludeResponseStatus: true, AuthenticationFunc: openapi3filter.NoopAuthenticationFunc}}
+	if good {
+		if err := openapi3filter.ValidateRequest(context.Background(), in); err != nil {
+			return fmt.Errorf("the request: %w", err)
+		}
+	}
+	c.mu.Lock()
+	c.answered[fmt.Sprintf("%s %s %d %s", req.Method, route.Path, s.Status, s.Mark)]++
+	c.mu.Unlock()
+	return openapi3filter.ValidateResponse(context.Background(), &openapi3filter.ResponseValidationInput{RequestValidationInput: in, Status: s.Status,
+		Header: s.Header, Body: io.NopCloser(bytes.NewReader(s.Body)), Options: in.Options})
+}
+
+// The description has every status that the load and the table have met, and the table here meets nearly every line of it.
+func TestOpenAPI(t *testing.T) {
+	t.Parallel()
+	c := newContract(t)
+	s := newService(t, nil)
+	ask := func(method, path, key, body string, headers ...string) seen {
+		t.Helper()
+		got := s.ask(method, path, key, body, headers...)
+		c.check(got, got.Status < 300)
+		return got
+	}
+	made := ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`)
+	location := made.Header.Get("Location")
+	for _, e := range []struct {
+		method, path, key, body string
+		headers                 []string
+		status                  int
+		code                    string
+	}{
+		{"POST", "/v1/charges", "k1", `{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`, nil, 201, ""},
+		{"POST", "/v1/charges", "k1", `{"amount":501,"currency":"eur","source":"tok_visa"}`, nil, 422, "key-reused"},
+		{"POST", "/v1/charges", "", `{"amount":500,"currency":"eur","source":"tok_visa"}`, nil, 400, "key-missing"},
+		{"POST", "/v1/charges", `"open`, `{"amount":500,"currency":"eur","source":"tok_visa"}`, nil, 400, "key-invalid"},
+		{"POST", "/v1/charges", "k2", `{"amount":0}`, nil, 400, "invalid"},
+		{"POST", "/v1/charges", "k3", `nonsense`, nil, 400, "invalid"},
+		{"POST", "/v1/charges", "k4", `<xml/>`, []string{"Content-Type", "application/xml"}, 415, "unsupported-media-type"},
+		{"POST", "/v1/charges", "k5", `{"amount":500,"currency":"eur","source":"tok_chargeDeclined"}`, nil, 402, "card-declined"},
+		{"POST", "/v1/charges", "k6", `{"amount":500,"currency":"xau","source":"tok_visa"}`, nil, 422, "invalid"},
+		{"POST", "/v1/charges", "k7", `{"x":"` + strings.Repeat("x", 1<<20) + `"}`, nil, 413, "request-too-large"},
+		{"POST", "/v1/charges", "k8", `amount=700&currency=usd&source=tok_visa&metadata[reference]=b`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 201, ""},
+		{"POST", "/v1/charges", "k9", `{}`, []string{"Authorization", "Bearer nobody"}, 401, "unauthenticated"},
+		{"POST", location + "/capture", "k10", `{"amount":501}`, nil, 422, "capture-too-large"},
+		{"POST", location + "/capture", "k11", `{"amount":200,"metadata":{"reference":"c"}}`, nil, 200, ""},
+		{"POST", location + "/capture", "k12", ``, nil, 200, ""},
+		{"POST", location + "/capture", "k13", ``, nil, 422, "capture-too-large"},
+		{"POST", "/v1/charges/ch_none/capture", "k14", ``, nil, 404, "charge-not-found"},
+		{"POST", "/v1/refunds", "k15", `{"charge":"` + strings.TrimPrefix(location, "/v1/charges/") + `","amount":501}`, nil, 422, "refund-too-large"},
+		{"POST", "/v1/refunds", "k16", `{"charge":"` + strings.TrimPrefix(location, "/v1/charges/") + `"}`, nil, 201, ""},
+		{"POST", "/v1/refunds", "k17", `{"charge":"ch_none"}`, nil, 404, "charge-not-found"},
+		{"POST", "/v1/refunds", "k18", `{}`, nil, 400, "invalid"},
+		{"POST", "/v1/payouts", "k19", `{"amount":900,"destination":"ba_1"}`, nil, 201, ""},
+		{"POST", "/v1/payouts", "k19", `{"amount":900,"destination":"ba_1"}`, nil, 201, ""},
+		{"POST", "/v1/payouts", "k20", `{"amount":666,"destination":"ba_1"}`, nil, 402, "payout-refused"},
+		{"POST", "/v1/payouts", "k21", `{"amount":1}`, nil, 400, "invalid"},
+		{"GET", location, "", "", nil, 200, ""},
+		{"GET", location, "", "", []string{"Authorization", "Bearer sk_test_2"}, 404, "charge-not-found"}, // another account's
+		{"GET", "/v1/charges/ch_none", "", "", nil, 404, "charge-not-found"},
+	} {
+		got := ask(e.method, e.path, e.key, e.body, e.headers...)
+		for e.path == "/v1/payouts" && got.Status == http.StatusBadGateway { // the provider fails now and then
+			got = ask(e.method, e.path, e.key, e.body, e.headers...)
+		}
+		if got.Status != e.status || e.code != "" && !bytes.Contains(got.Body, []byte(`"code":"`+e.code+`"`)) {
+			t.Errorf("%s %s %q %.80s: answered %d, want %d %s\n%s", e.method, e.path, e.key, e.body, got.Status, e.status, e.code, got.Body)
+		}
+	}
+	if err := s.api.layer.Erase(t.Context(), "acct_1", "http POST /v1/charges", "k1"); err != nil {
+		t.Error(err)
+	}
+	if got := ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`); got.Status != http.StatusGone {
+		t.Errorf("erased: %d %s", got.Status, got.Body)
+	}
+	s.provider.close()
+	if got := ask("POST", "/v1/payouts", "k22", `{"amount":900,"destination":"ba_1"}`); got.Status != http.StatusBadGateway {
+		t.Errorf("without the provider: %d %s", got.Status, got.Body)
+	}
+	s.pool.Close()
+	if got := ask("POST", "/v1/charges", "k23", `{"amount":900,"currency":"eur","source":"tok_visa"}`); got.Status != http.StatusServiceUnavailable {
+		t.Errorf("without the database: %d %s", got.Status, got.Body)
+	}
+}
+
+// The description is no rubber stamp: an answer that is not as it says is found.
+func TestOpenAPIFindsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	c := newContract(t)
+	request := func(path string) *http.Request {
+		r, _ := http.NewRequest(http.MethodPost, path, nil)
+		r.Header.Set("Content-Type", "application/json")
+		return r
+	}
+	good, err := os.ReadFile("testdata/charge.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := http.Header{"Content-Type": {"application/json"}, "Location": {"/v1/charges/ch_aaaaaaaaaaaaaaaaaaaaaaaaaa"}, "Idempotency-Status": {"created"}}
+	for what, s := range map[string]seen{
+		"":                  {Request: request("/v1/charges"), Status: 201, Header: header, Body: good},
+		"status":            {Request: request("/v1/charges"), Status: 299, Header: header, Body: good},
+		"a field too many":  {Request: request("/v1/charges"), Status: 201, Header: header, Body: bytes.Replace(good, []byte("{"), []byte(`{"secret":1,`), 1)},
+		"a field of a kind": {Request: request("/v1/charges"), Status: 201, Header: header, Body: bytes.Replace(good, []byte(`"amount":500`), []byte(`"amount":"500"`), 1)},
+		"no mark":           {Request: request("/v1/charges"), Status: 201, Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"]}, Body: good},
+		"a wrong mark": {Request: request("/v1/charges"), Status: 201, Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"],
+			"Idempotency-Status": {"mismatch"}}, Body: good},
+	} {
+		if err := c.compare(s, false); (err == nil) != (what == "") {
+			t.Errorf("%q: %v", what, err)
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// schemaSQL makes the service's tables, which all runs share. What must hold of money is a constraint. What onlyonce promises is none:
+// reference is not unique, so that a double can happen, and would be counted.
+const schemaSQL = `
+create schema if not exists onlyonce_payments;
+create table if not exists onlyonce_payments.charges (
+  id         text primary key,
+  account    text not null,
+  reference  text not null,
+  amount     bigint not null,
+  currency   text not null,
+  at_once    boolean not null,
+  captured   bigint not null default 0,
+  refunded   bigint not null default 0,
+  created_at timestamptz not null default clock_timestamp(),
+  constraint amount_positive check (amount > 0),
+  constraint currency_known check (currency in ('eur', 'usd', 'gbp')),
+  constraint captured_within_amount check (captured between 0 and amount),
+  constraint refunded_within_captured check (refunded between 0 and captured)
+);
+create index if not exists charges_account on onlyonce_payments.charges (account);
+create table if not exists onlyonce_payments.captures (
+  id         text primary key,
+  charge     text not null references onlyonce_payments.charges (id) on delete cascade,
+  account    text not null,
+  reference  text not null,
+  amount     bigint not null,
+  created_at timestamptz not null default clock_timestamp(),
+  constraint capture_positive check (amount > 0)
+);
+create index if not exists captures_charge on onlyonce_payments.captures (charge);
+create table if not exists onlyonce_payments.refunds (
+  id         text primary key,
+  charge     text not null references onlyonce_payments.charges (id) on delete cascade,
+  account    text not null,
+  reference  text not null,
+  amount     bigint not null,
+  created_at timestamptz not null default clock_timestamp(),
+  constraint refund_positive check (amount > 0)
+);
+create index if not exists refunds_charge on onlyonce_payments.refunds (charge);
+create table if not exists onlyonce_payments.payouts (
+  id          text primary key,
+  account     text not null,
+  reference   text not null,
+  amount      bigint not null,
+  destination text not null,
+  created_at  timestamptz not null default clock_timestamp(),
+  constraint payout_positive check (amount > 0)
+);`
+
+// schemaLockSQL lets two examples on one database make the tables one after the other.
+const schemaLockSQL = `select pg_advisory_xact_lock(1869505381, 3)`
+
+func createSchema(ctx context.Context, pool *pgxpool.Pool) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, schemaLockSQL); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, schemaSQL, pgx.QueryExecModeSimpleProtocol) // several statements, without parameters
+		return err
+	})
+}
+
+// effectsSQL returns a row for each effect of some accounts: its reference. $1 text[].
+const effectsSQL = `
+select reference from onlyonce_payments.charges where account = any($1) union all
+select reference from onlyonce_payments.captures where account = any($1) union all
+select reference from onlyonce_payments.refunds where account = any($1) union all
+select reference from onlyonce_payments.payouts where account = any($1)`
+
+// unbalancedSQL returns the charges of some accounts whose sums do not agree with what was captured and refunded. $1 text[]. A charge that was
+// captured when it was made has no row of capture.
+const unbalancedSQL = `
+select c.reference from onlyonce_payments.charges c
+ where c.account = any($1)
+   and (c.refunded <> coalesce((select sum(amount) from onlyonce_payments.refunds r where r.charge = c.id), 0)
+        or c.captured <> case when c.at_once then c.amount else coalesce((select sum(amount) from onlyonce_payments.captures k where k.charge = c.id), 0) end)`
+
+// effects counts effects by reference, and finds charges that do not add up.
+func effects(ctx context.Context, pool *pgxpool.Pool, accounts []string) (found map[string]int, unbalanced []string, err error) {
+	found = map[string]int{}
+	rows, err := pool.Query(ctx, effectsSQL, accounts)
+	if err != nil {
+		return nil, nil, err
+	}
+	var reference string
+	if _, err := pgx.ForEachRow(rows, []any{&reference}, func() error { found[reference]++; return nil }); err != nil {
+		return nil, nil, err
+	}
+	if rows, err = pool.Query(ctx, unbalancedSQL, accounts); err != nil {
+		return nil, nil, err
+	}
+	unbalanced, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	return found, unbalanced, err
+}
+
+// pendingSQL returns one row: how many calls of a sink are not delivered, and an error that one of them had.
+const pendingSQL = `select count(*), coalesce(max(error), '') from onlyonce.calls where sink = $1 and state <> 'delivered'`
+
+// tidySQL removes a run's rows. $1 its accounts, $2 its sink.
+var tidySQL = []string{
+	`delete from onlyonce_payments.charges where account = any($1) and $2 <> ''`,
+	`delete from onlyonce_payments.payouts where account = any($1) and $2 <> ''`,
+	`delete from onlyonce.leases where id in (select lease_id from onlyonce.http_records where tenant = any($1)) and $2 <> ''`,
+	`delete from onlyonce.http_records where tenant = any($1) and $2 <> ''`,
+	`delete from onlyonce.outbox_log where sink = $2 and $1::text[] is not null`,
+	`delete from onlyonce.parked where sink = $2 and $1::text[] is not null`,
+	`delete from onlyonce.leases where (starts_with(name, 'relay/' || $2 || '/') or starts_with(name, 'member/' || $2 || '/')) and $1::text[] is not null`,
+	`delete from onlyonce.sinks where name = $2 and $1::text[] is not null`,
+}

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+
+	"github.com/stripe/stripe-go/v84"
+	stripecharge "github.com/stripe/stripe-go/v84/charge"
+	striperefund "github.com/stripe/stripe-go/v84/refund"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+)
+
+// Where a cutter cuts a connection.
+const (
+	beforeHandler = "before the handler"
+	afterCommit   = "after COMMIT, before a byte of the answer"
+	midAnswer     = "in the middle of the answer"
+)
+
+// cutter cuts the connection of the first requests under each key, and lets the next one through. It is around the layer, as a network is.
+type cutter struct {
+	next  http.Handler
+	where string
+	times int
+
+	mu   sync.Mutex
+	seen map[string]int // requests by key
+}
+
+func (c *cutter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	key := r.Header.Get("Idempotency-Key")
+	c.mu.Lock()
+	c.seen[key]++
+	cut := key != "" && c.seen[key] <= c.times
+	c.mu.Unlock()
+	if !cut {
+		c.next.ServeHTTP(w, r)
+		return
+	}
+	if c.where != beforeHandler {
+		rec := httptest.NewRecorder()
+		c.next.ServeHTTP(rec, r)
+		if c.where == midAnswer {
+			for name, values := range rec.Header() {
+				w.Header()[name] = values
+			}
+			w.WriteHeader(rec.Code)
+			_, _ = w.Write(rec.Body.Bytes()[:rec.Body.Len()/2])
+			_ = http.NewResponseController(w).Flush()
+		}
+	}
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		panic(err)
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // a reset
+	}
+	_ = conn.Close()
+}
+
+func (c *cutter) requests() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.seen {
+		n += k
+	}
+	return n
+}
+
+// Stripe's own library, as it is, against this API: it writes forms, makes keys, and asks again by itself when a connection breaks. Wherever
+// it breaks there is one charge, one capture, one refund, and one call to the provider for each.
+func TestStripesLibrary(t *testing.T) {
+	t.Parallel()
+	for _, where := range []string{"nowhere", beforeHandler, afterCommit, midAnswer} {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			var c *cutter
+			s := newService(t, func(h http.Handler) http.Handler {
+				c = &cutter{next: h, where: where, times: 2, seen: map[string]int{}}
+				if where == "nowhere" {
+					c.times = 0
+				}
+				return c
+			})
+			transport := http.DefaultTransport.(*http.Transport).Clone()
+			defer transport.CloseIdleConnections()
+			backend := stripe.GetBackendWithConfig(stripe.APIBackend, &stripe.BackendConfig{URL: stripe.String(s.url), MaxNetworkRetries: stripe.Int64(4),
+				HTTPClient: &http.Client{Transport: transport}, LeveledLogger: &stripe.LeveledLogger{Level: stripe.LevelNull}, EnableTelemetry: stripe.Bool(false)})
+			charges, refunds := stripecharge.Client{B: backend, Key: "sk_test_1"}, striperefund.Client{B: backend, Key: "sk_test_1"}
+
+			params := &stripe.ChargeParams{Amount: stripe.Int64(2000), Currency: stripe.String("usd"), Capture: stripe.Bool(false),
+				Source: &stripe.PaymentSourceSourceParams{Token: stripe.String("tok_visa")}}
+			params.AddMetadata("reference", "stripe-charge")
+			made, err := charges.New(params)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if made.Amount != 2000 || made.Captured || made.Metadata["reference"] != "stripe-charge" {
+				t.Errorf("%+v", made)
+			}
+			taken := &stripe.ChargeCaptureParams{Amount: stripe.Int64(1500)}
+			taken.AddExtra("metadata[reference]", "stripe-capture")
+			captured, err := charges.Capture(made.ID, taken)
+			if err != nil {
+				t.Fatal(err)
+			}
+			back := &stripe.RefundParams{Charge: stripe.String(made.ID), Amount: stripe.Int64(700)}
+			back.AddMetadata("reference", "stripe-refund")
+			returned, err := refunds.New(back)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if captured.AmountCaptured != 1500 || returned.Amount != 700 || returned.Charge.ID != made.ID {
+				t.Errorf("%+v, %+v", captured, returned)
+			}
+			shown, err := charges.Get(made.ID, nil)
+			if err != nil || shown.AmountCaptured != 1500 || shown.AmountRefunded != 700 {
+				t.Errorf("%+v, %v", shown, err)
+			}
+			for _, table := range []string{"charges", "captures", "refunds"} {
+				if n := s.rows(table); n != 1 {
+					t.Errorf("%d rows in %s", n, table)
+				}
+			}
+			if n := c.requests(); n < 3*(c.times+1) {
+				t.Errorf("%d requests: not a connection was cut", n)
+			}
+			s.delivered()
+			if keys, changed := s.provider.byReference(); len(keys) != 3 || keys["stripe-charge"] != 1 || keys["stripe-capture"] != 1 || keys["stripe-refund"] != 1 || changed != 0 {
+				t.Errorf("at the provider: %v, %d changed", keys, changed)
+			}
+		})
+	}
+}
+
+// What the application refuses is an error of Stripe's library at once: it does not ask again.
+func TestStripesLibraryTakesARefusal(t *testing.T) {
+	t.Parallel()
+	c := &cutter{seen: map[string]int{}}
+	s := newService(t, func(h http.Handler) http.Handler { c.next = h; return c })
+	backend := stripe.GetBackendWithConfig(stripe.APIBackend, &stripe.BackendConfig{URL: stripe.String(s.url), MaxNetworkRetries: stripe.Int64(4),
+		LeveledLogger: &stripe.LeveledLogger{Level: stripe.LevelNull}, EnableTelemetry: stripe.Bool(false)})
+	params := &stripe.ChargeParams{Amount: stripe.Int64(2000), Currency: stripe.String("usd"), Source: &stripe.PaymentSourceSourceParams{Token: stripe.String(declinedSource)}}
+	params.AddMetadata("reference", "declined")
+	params.SetIdempotencyKey("order-17")
+	for range 2 {
+		_, err := stripecharge.Client{B: backend, Key: "sk_test_1"}.New(params)
+		if err == nil {
+			t.Error("a declined card was charged")
+		}
+	}
+	if n := s.rows("charges"); n != 0 || c.requests() != 2 {
+		t.Errorf("%d charges after %d requests", n, c.requests())
+	}
+	other := s.ask("POST", "/v1/charges", "order-17", `amount=1`, "Content-Type", "application/x-www-form-urlencoded")
+	if other.Status != 422 || other.Mark != idempotency.Mismatch || bytes.Contains(other.Body, []byte("declined")) {
+		t.Errorf("%d %s %s", other.Status, other.Mark, other.Body)
+	}
+}
