@@ -38,7 +38,8 @@ type flight struct {
 	result   Result
 	decision Reconciliation
 	answer   *Response // the remote has accepted the call: what is left is to complete it
-	verdict  *verdict
+	verdict  verdict
+	judged   bool // verdict holds
 }
 
 // completing says whether no call is to be made any more.

@@ -24,7 +24,7 @@ func SendBatch(ctx context.Context, s *Sink, topic string, refused []error) []er
 	p.left.Store(int64(len(refused)))
 	var batch []*entry
 	for i, err := range refused {
-		r, bad := s.record(&outbox.Delivery{Key: fmt.Sprint(i), Method: "POST", Target: "/" + topic, Body: []byte(fmt.Sprint(i))})
+		r, bad := s.record(&outbox.Delivery{Key: fmt.Sprint(i), Method: "POST", Target: "/" + topic, Body: []byte(fmt.Sprint(i))}, new(route))
 		if bad != nil {
 			panic(bad)
 		}

@@ -93,8 +93,9 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended fu
 	entries := make([]*entry, 0, len(calls))
 	var topics []string
 	byTopic := map[string][]*entry{}
+	var last route
 	for i, d := range calls {
-		r, err := s.record(d)
+		r, err := s.record(d, &last)
 		if err != nil {
 			// The row cannot be sent as it is, now or later: no call was made.
 			ended(i, outbox.Reject(err.Error(), err))
