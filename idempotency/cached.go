@@ -8,7 +8,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// lookFromSQL finds a record as lookSQL does, and says besides what sightSQL says. In: id. Out: one row; its record is null where there is none.
+// lookFromSQL finds a record as lookSQL does, and says which history the server is in, and its clock. In: id. Out: one row; its record is null
+// where there is none. pg_control_checkpoint() has a timeline too, and lags behind a promotion. On a standby pg_current_wal_insert_lsn raises 55000:
+// nothing is committed there.
 const lookFromSQL = `
 select c.system_identifier, ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint, clock_timestamp(), r.*
   from pg_control_system() c left join (` + lookSQL + `) r on true`
@@ -45,12 +47,8 @@ func (x *exchange) cached() (reply, bool) {
 	if !ok {
 		return reply{}, false
 	}
-	same, err := x.layer.print.matches(c.Fingerprint, &x.subject)
-	if err != nil {
-		return reply{}, false
-	}
-	if !same {
-		return refusal(codeKeyReused, nil), true
+	if same, err := x.layer.print.matches(c.Fingerprint, &x.subject); err != nil || !same {
+		return reply{}, false // the database says what that means
 	}
 	return again(c.Response, &c.Expires), true
 }

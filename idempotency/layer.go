@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net/http"
 	"net/url"
 	"slices"
@@ -190,9 +189,6 @@ func (e *endpoint) subject(scope Scope, r *http.Request, body []byte) subject {
 	s := subject{Tenant: scope.Tenant, Scope: e.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
 		Body: body, Mode: e.route.Fingerprint}
 	s.MediaType = r.Header.Get("Content-Type")
-	if media, _, err := mime.ParseMediaType(s.MediaType); err == nil {
-		s.MediaType = media
-	}
 	for _, name := range e.route.FingerprintHeaders {
 		for _, v := range r.Header.Values(name) {
 			s.Headers = append(s.Headers, [2]string{name, v})

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/sony/gobreaker/v2"
 
 	"github.com/onlyonce/onlyonce/seal"
@@ -320,22 +319,4 @@ func decodeEntry(b []byte) (c *cached, until time.Time, ok bool) {
 		return nil, time.Time{}, false
 	}
 	return c, until, true
-}
-
-// sightSQL asks which history a connection's server is in, and for its clock. One row: system identifier, timeline, time. It locks
-// nothing and reads no table; both functions are open to everybody. pg_control_checkpoint() has a timeline too, and lags behind a
-// promotion. On a standby pg_current_wal_insert_lsn raises 55000: nothing is committed there.
-const sightSQL = `
-select s.system_identifier,
-       ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint,
-       clock_timestamp()
-  from pg_control_system() s`
-
-// sight asks. What it returns is for saw; the origin holds for as long as the connection does.
-func sight(ctx context.Context, q interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}) (o origin, clock, asked time.Time, err error) {
-	asked = time.Now()
-	err = q.QueryRow(ctx, sightSQL).Scan(&o.System, &o.Timeline, &clock)
-	return o, clock, asked, err
 }

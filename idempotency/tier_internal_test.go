@@ -100,7 +100,7 @@ func testTier(t testing.TB, cfg tierConfig) (*tier, *shelf) {
 }
 
 var (
-	here   = origin{System: -7_000_000_000_000_000_000, Timeline: 3}
+	here  = origin{System: -7_000_000_000_000_000_000, Timeline: 3}
 	recID = [16]byte{1}
 )
 

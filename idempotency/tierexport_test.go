@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -44,9 +42,3 @@ func (t Tier) Get(ctx context.Context, id [16]byte) ([]byte, bool) {
 
 // Forget removes it.
 func (t Tier) Forget(ctx context.Context, id [16]byte) error { return t.t.forget(ctx, id) }
-
-// Sight asks a server which history it is in.
-func Sight(ctx context.Context, conn *pgx.Conn) (system int64, timeline uint32, clock, asked time.Time, err error) {
-	o, clock, asked, err := sight(ctx, conn)
-	return o.System, o.Timeline, clock, asked, err
-}
