@@ -155,3 +155,48 @@ func TestFaultPoints(t *testing.T) {
 		}
 	}
 }
+
+// The rows of the fault matrix in docs/guarantees.md that this package answers for, and the test of each.
+func TestFaultMatrix(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../docs/guarantees.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tests strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests.Write(text)
+	}
+	rows := map[string]string{
+		"crash before COMMIT":                   "TestFaultPoints",
+		"crash after COMMIT, before the answer": "TestFaultPoints",
+		"cut before COMMIT leaves":              "TestT4LostCommitOfAReceiver",
+		"cut after COMMIT, before the reply":    "TestT4LostCommitOfAReceiver",
+		"copies at once":                        "TestW9DuplicatesInParallel",
+		"copy while the first is uncommitted":   "TestW9UncommittedFirstCopy",
+		"store down":                            "TestW11StoreDown",
+		"store locked":                          "TestW12Deadline",
+		"handler fails":                         "TestW8InlineFailureRollsTheIDBack",
+		"handler hangs":                         "TestW8InlineFailureRollsTheIDBack",
+		"sender hangs up":                       "TestT5ClientThatLeaves",
+	}
+	for row, test := range rows {
+		if !strings.Contains(string(doc), "| webhook | "+row+" |") {
+			t.Errorf("docs/guarantees.md does not list %q", row)
+		}
+		if !strings.Contains(tests.String(), "func "+test+"(") {
+			t.Errorf("%q: there is no %s", row, test)
+		}
+	}
+	if n := strings.Count(string(doc), "| webhook | "); n != len(rows) {
+		t.Errorf("docs/guarantees.md lists %d rows of webhooks, and there are tests for %d", n, len(rows))
+	}
+}

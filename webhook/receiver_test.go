@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"strings"
 	"sync"
@@ -697,4 +698,43 @@ func TestBytesArriveAsTheyWere(t *testing.T) {
 			t.Errorf("%s: %.40q", id, got[id])
 		}
 	}
+}
+
+// T5: a sender that hangs up undoes nothing: it may have been promised something.
+func TestT5ClientThatLeaves(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	receiver := r.receiver(samples(t)["Stripe"], inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		close(entered)
+		select {
+		case <-leave:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		return effect(ctx, tx, m)
+	}))
+	requests := make(chan context.Context, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		requests <- req.Context()
+		receiver.ServeHTTP(w, req)
+	}))
+	defer server.Close()
+	e := &endpoint{rig: r, sample: samples(t)["Stripe"], url: server.URL, client: server.Client()}
+	body := stripeBody("evt_1", "")
+	ctx, hangUp := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		if resp, err := e.client.Do(e.request(e.sign(e.secret, time.Now(), body), body).WithContext(ctx)); err == nil {
+			resp.Body.Close()
+			t.Error("it was answered")
+		}
+	}()
+	<-entered
+	hangUp()
+	<-gone
+	<-(<-requests).Done() // the server knows
+	close(leave)
+	r.until("the event is applied", func() bool { return r.count("effects") == 1 })
 }

@@ -308,3 +308,11 @@ func sqlState(err error) string {
 	}
 	return ""
 }
+
+// serveMux is serve for a handler that has the receiver somewhere.
+func (r *rig) serveMux(s sample, h http.Handler, path string) *endpoint {
+	r.t.Helper()
+	server := httptest.NewServer(h)
+	r.t.Cleanup(server.Close)
+	return &endpoint{rig: r, sample: s, url: server.URL + path, client: server.Client()}
+}
