@@ -15,8 +15,8 @@
 --   onlyonce_app       consumers and their handlers, and whoever enqueues calls or claims keys. Cannot change or delete what was claimed,
 --                      parked or enqueued, but settle what it parked itself.
 --   onlyonce_relay     relays. Cannot write cursors, progress or keys.
---   onlyonce_rotator   empties segments of the outbox and of the event log, and deletes settled calls, whose retention has passed: give it to a relay's login besides
---                      onlyonce_relay, to one at least, and to one at least of those that consume webhooks. Whoever lacks it warns, and leaves
+--   onlyonce_rotator   empties segments of the outbox and of the event log, and deletes settled calls and ids of webhooks, whose retention has passed: give it to a relay's login besides
+--                      onlyonce_relay, to one at least, and to one at least of those that receive or consume webhooks. Whoever lacks it warns, and leaves
 --                      rotation to others.
 --   onlyonce_operator  the command onlyonce, but `migrate`. Sees payloads.
 --
@@ -55,7 +55,7 @@ begin
     ('onlyonce_app',      'cursors',        'select, insert, update'),
     ('onlyonce_app',      'positions',      'select'),
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
-    ('onlyonce_app',      'inbox',          'select, insert, delete'),         -- webhook receivers, of ids whose retention has passed
+    ('onlyonce_app',      'inbox',          'select, insert'),
     ('onlyonce_app',      'parked',         'select, insert, update'),         -- tries parked messages again
     ('onlyonce_app',      'outbox',         'select, insert'),                 -- code of schema 2; a call that was enqueued there is recognised
     ('onlyonce_app',      'outbox_log',     'select, insert'),
@@ -74,8 +74,8 @@ begin
     ('onlyonce_app',      'events_version', 'select'),
     ('onlyonce_app',      'stream_floors',  'select'),
     ('onlyonce_app',      'stream_offsets', 'select, insert, update'),
-    ('onlyonce_app',      'webhook_ids',    'select, insert, update, delete'), -- deletes what is too old, under FOR UPDATE
-    ('onlyonce_app',      'webhook_bodies', 'select, insert, update, delete'),
+    ('onlyonce_app',      'webhook_ids',    'select, insert'),
+    ('onlyonce_app',      'webhook_bodies', 'select, insert, update'),
     ('onlyonce_app',      'webhook_objects', 'select, insert, update'),
     ('onlyonce_app',      'webhook_endpoints', 'select, insert, update'),
 
@@ -103,6 +103,9 @@ begin
     ('onlyonce_rotator',  'outbox_log_4',   'select, truncate'),
     ('onlyonce_rotator',  'outbox_log_5',   'select, truncate'),
 
+    ('onlyonce_rotator',  'inbox',          'select, delete'),                 -- ids of webhooks whose retention has passed
+    ('onlyonce_rotator',  'webhook_ids',    'select, update, delete'),
+    ('onlyonce_rotator',  'webhook_bodies', 'select, delete'),
     ('onlyonce_rotator',  'streams',        'select'),
     ('onlyonce_rotator',  'cursors',        'select'),
     ('onlyonce_rotator',  'positions',      'select'),

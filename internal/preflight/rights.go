@@ -61,14 +61,14 @@ var (
 	Receiver = role("onlyonce_app", map[string][]string{
 		"schema_version":    {"SELECT"},
 		"leases":            {"SELECT", "INSERT", "UPDATE"},
-		"inbox":             {"SELECT", "INSERT", "DELETE"}, // of its own ids, whose retention has passed
+		"inbox":             {"SELECT", "INSERT"},
 		"parked":            {"SELECT", "INSERT"},
 		"streams":           {"SELECT", "INSERT"},
 		"event_log":         {"SELECT", "INSERT"},
 		"stream_floors":     {"SELECT"},
 		"rings":             {"SELECT"},
-		"webhook_ids":       {"SELECT", "INSERT", "UPDATE", "DELETE"},
-		"webhook_bodies":    {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"webhook_ids":       {"SELECT", "INSERT"},
+		"webhook_bodies":    {"SELECT", "INSERT", "UPDATE"},
 		"webhook_objects":   {"SELECT", "INSERT", "UPDATE"},
 		"webhook_endpoints": {"SELECT", "INSERT", "UPDATE"},
 	})
