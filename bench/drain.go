@@ -237,6 +237,14 @@ func (remote) Name() string { return sinkName }
 func (remote) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: 30 * time.Second}
 }
+
+// SendBatch is what a sink has that makes many attempts at once.
+func (r remote) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+	for i, d := range calls {
+		ended(i, r.Send(ctx, d))
+	}
+}
+
 func (r remote) Send(context.Context, *outbox.Delivery) outbox.Result {
 	if r.arrived != nil {
 		r.arrived()

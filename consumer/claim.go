@@ -19,11 +19,11 @@ const (
 	claimFreshSQL = `select onlyonce.claim_fresh($1, $2)`
 )
 
-// parkedSQL tells which of these keys belong to a parked message that is not settled. One row: an array. By the unique index
+// parkedSQL tells which of these keys belong to a parked message that is not settled. In: keys, kind. One row: an array. By the unique index
 // parked_key_unresolved.
 const parkedSQL = `
 select coalesce(array_agg(key), '{}') from onlyonce.parked
- where kind = 'message' and key = any($1::uuid[]) and settled_at is null and reason <> 'conflict'`
+ where kind = $2 and key = any($1::uuid[]) and settled_at is null and reason <> 'conflict'`
 
 // passSQL raises OO006 if one of these ordering keys is blocked; blockedSQL tells which are, one row of an array in their order.
 // By the partial index parked_order. A key that is not blocked now stays so until this transaction ends: what
@@ -58,11 +58,13 @@ func (c *Consumer) identify(m *Message) (err error) {
 		m.identified, m.noKey = true, err
 	}()
 	m.scope = c.cfg.Scope
-	if c.cfg.Tenant != nil {
+	if c.events {
+		m.tenant = m.EventTenant
+	} else if c.cfg.Tenant != nil {
 		m.tenant = c.cfg.Tenant(m)
 	}
 	if c.cfg.OnFailure == ParkOrderingKey {
-		key := m.Key
+		key := m.Key // of the record
 		if c.cfg.OrderingKey != nil {
 			key = c.cfg.OrderingKey(m)
 		}
@@ -70,10 +72,14 @@ func (c *Consumer) identify(m *Message) (err error) {
 			m.order = pgtype.UUID{Bytes: orderingKey(m.tenant, c.cfg.Scope, m.Topic, key), Valid: true}
 		}
 	}
-	if c.cfg.Key == nil {
+	key := c.cfg.Key
+	if c.events {
+		key = eventKey
+	}
+	if key == nil {
 		return nil
 	}
-	id, err := c.cfg.Key(m)
+	id, err := key(m)
 	if err == nil && id == "" {
 		err = ErrNoKey
 	}
@@ -93,13 +99,16 @@ func orderingKey(tenant, scope, topic string, key []byte) (out [16]byte) {
 // claim claims the keys of all messages that have one, and notes a verdict on each that is not fresh. On the optimistic path it
 // only queues the claim, which raises at the server unless all are fresh.
 func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict, claimFirst bool) {
-	if e.c.cfg.Key == nil {
+	if e.c.cfg.Key == nil && !e.c.events {
 		return
 	}
 	if len(msgs) > 0 && msgs[0].replay > 0 {
 		if e.leaveParked(ctx, tx, msgs, verdicts); tx.Failure() != nil {
 			return
 		}
+	}
+	if e.c.events {
+		return // claimed when they were appended
 	}
 	hashes := make([][16]byte, 0, len(msgs))
 	fingerprints := make([]int64, 0, len(msgs))
@@ -147,7 +156,7 @@ func (e *engine) leaveParked(ctx context.Context, tx *guard.Tx, msgs []*Message,
 		originals[i], _ = first.hash()
 	}
 	var parked []pgtype.UUID
-	if err := tx.EngineRow(ctx, stepClaim, parkedSQL, codec.UUIDs(originals)).Scan(&parked); err != nil {
+	if err := tx.EngineRow(ctx, stepClaim, parkedSQL, codec.UUIDs(originals), e.c.kind()).Scan(&parked); err != nil {
 		tx.Fail(stepClaim, err)
 		return
 	}

@@ -19,7 +19,7 @@ type Config struct {
 	Scope string
 
 	// Key finds the id of a message, chosen by its producer and the same on each of its copies; see [HeaderKey],
-	// [CloudEventKey] and [JSONKey]. A message for which it fails or returns "" is parked with reason no-key.
+	// [CloudEventKey] and [JSONKey]. Neither it nor PositionsOnly nor Tenant is set where the source is an [EventSource]. A message for which it fails or returns "" is parked with reason no-key.
 	Key KeyFunc
 	// PositionsOnly runs without ids: redeliveries of a record do nothing, and a copy that a producer wrote to
 	// another offset is another message. Set exactly one of Key and PositionsOnly.
@@ -155,7 +155,7 @@ var ErrConfig = errors.New("consumer")
 // maxScope keeps the scope inside the names and metadata that carry it.
 const maxScope = 200
 
-func (c Config) faults() error {
+func (c Config) faults(events bool) error {
 	var faults []error
 	fault := func(field, rule string, args ...any) {
 		faults = append(faults, fmt.Errorf("%w: Config.%s: %s", ErrConfig, field, fmt.Sprintf(rule, args...)))
@@ -167,6 +167,9 @@ func (c Config) faults() error {
 		fault("Scope", "is %d bytes long: at most %d", len(c.Scope), maxScope)
 	}
 	switch {
+	case events && (c.Key != nil || c.PositionsOnly || c.Tenant != nil):
+		fault("Key", "must not be set, nor PositionsOnly and Tenant: the source is one of events, which have their ids and tenants from where they were appended")
+	case events:
 	case c.Key == nil && !c.PositionsOnly:
 		fault("Key", "is not set: choose where a message's id is (HeaderKey, CloudEventKey, JSONKey or a function of yours), or set PositionsOnly to run without ids")
 	case c.Key != nil && c.PositionsOnly:

@@ -39,6 +39,7 @@ type Consumer struct {
 	handler Handler      // or
 	batch   BatchHandler // the other one is nil
 	cfg     Config
+	events  bool // the source is an EventSource
 
 	parts  partitions
 	budget budget
@@ -60,7 +61,8 @@ func NewBatch(pool *pgxpool.Pool, source Source, handler BatchHandler, cfg Confi
 
 func build(c *Consumer, noHandler bool) (*Consumer, error) {
 	pool, source := c.pool, c.source
-	faults := []error{c.cfg.faults()}
+	_, c.events = source.(EventSource)
+	faults := []error{c.cfg.faults(c.events)}
 	if pool == nil {
 		faults = append(faults, fmt.Errorf("%w: pool: must not be nil", ErrConfig))
 	} else if pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
@@ -80,6 +82,14 @@ func build(c *Consumer, noHandler bool) (*Consumer, error) {
 	c.cfg = c.cfg.withDefaults()
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
 	return c, nil
+}
+
+// kind is what parked rows of this consumer are.
+func (c *Consumer) kind() string {
+	if c.events {
+		return "event"
+	}
+	return "message"
 }
 
 // Run consumes until ctx is done. Then it stops taking messages, lets the batch in hand of each partition finish (at most

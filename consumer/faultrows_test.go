@@ -18,6 +18,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/scenario"
 )
 
@@ -377,21 +378,21 @@ func (f *faults) ends(sql string) {
 
 // commit: nobody knows how COMMIT ended, or the server forgets that it did.
 var commitRows = slices.Concat(
-	cutRows("cut before the server gets COMMIT", unsent),
-	cutRows("cut after COMMIT, before the reply", unheard),
+	cutRows("cut before the server gets COMMIT", pgtest.Unsent),
+	cutRows("cut after COMMIT, before the reply", pgtest.Unheard),
 	[]row{
-		{"commit", "cut while the old backend still commits", func(f *faults) { f.late(held) }},
-		{"commit", "cut while the old backend still commits: and then does not", func(f *faults) { f.late(dropped) }},
+		{"commit", "cut while the old backend still commits", func(f *faults) { f.late(pgtest.Held) }},
+		{"commit", "cut while the old backend still commits: and then does not", func(f *faults) { f.late(pgtest.Dropped) }},
 		{"commit", "context cancelled", func(f *faults) {
 			hold := make(chan struct{})
-			w := &wire{statement: "commit", at: func(n int32) cut {
+			w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
 				if n == 1 {
-					return stalled
+					return pgtest.Stalled
 				}
-				return pass
+				return pgtest.Pass
 			}}
 			f.begin(1, positionsOnly, func(f *faults) { f.cfg.DrainTimeout = 20 * time.Millisecond })
-			cancelled := wired(f.t, f.pool, pgx.QueryExecModeCacheStatement, w, hold)
+			cancelled := pgtest.Wired(f.t, f.pool, pgx.QueryExecModeCacheStatement, w, hold)
 			ctx, cancel := context.WithCancel(f.t.Context())
 			c, err := consumer.New(cancelled, f.src, f.handle, f.cfg)
 			if err != nil {
@@ -399,7 +400,7 @@ var commitRows = slices.Concat(
 			}
 			ended := make(chan error, 1)
 			go func() { ended <- c.Run(ctx) }()
-			until(f.t, "COMMIT to be on its way", func() bool { return w.cuts.Load() == 1 })
+			until(f.t, "COMMIT to be on its way", func() bool { return w.Cuts.Load() == 1 })
 			cancel()
 			f.drainPasses()
 			close(hold)
@@ -421,7 +422,7 @@ var commitRows = slices.Concat(
 	})
 
 // cutRows lose every third connection at COMMIT.
-func cutRows(fault string, what cut) (rows []row) {
+func cutRows(fault string, what pgtest.Cut) (rows []row) {
 	for _, v := range []struct {
 		name   string
 		mode   pgx.QueryExecMode
@@ -433,16 +434,16 @@ func cutRows(fault string, what cut) (rows []row) {
 		{": ordering keys", pgx.QueryExecModeCacheStatement, ordered},
 	} {
 		rows = append(rows, row{"commit", fault + v.name, func(f *faults) {
-			w := &wire{statement: "commit", at: func(n int32) cut {
+			w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
 				if n%3 == 0 {
 					return what
 				}
-				return pass
+				return pgtest.Pass
 			}}
 			f.begin(1, v.adjust, patient)
-			f.finish(f.startOn(f.src, wired(f.t, f.pool, v.mode, w, nil), f.handle))
-			if w.cuts.Load() < 3 {
-				f.t.Errorf("only %d connections were cut", w.cuts.Load())
+			f.finish(f.startOn(f.src, pgtest.Wired(f.t, f.pool, v.mode, w, nil), f.handle))
+			if w.Cuts.Load() < 3 {
+				f.t.Errorf("only %d connections were cut", w.Cuts.Load())
 			}
 			if !f.mix.Ordered {
 				f.parkedAs(nil)
@@ -454,17 +455,17 @@ func cutRows(fault string, what cut) (rows []row) {
 
 // late lets the client believe that its second COMMIT is lost, while the old backend still has the transaction open: the next run waits
 // for it. Then the old one commits after all, or does not.
-func (f *faults) late(what cut) {
+func (f *faults) late(what pgtest.Cut) {
 	hold := make(chan struct{})
 	release := sync.OnceFunc(func() { close(hold) })
-	w := &wire{statement: "commit", at: func(n int32) cut {
+	w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
 		if n == 2 {
 			return what
 		}
-		return pass
+		return pgtest.Pass
 	}}
 	f.begin(1, positionsOnly, patient)
-	stop := f.startOn(f.src, wired(f.t, f.pool, pgx.QueryExecModeCacheStatement, w, hold), f.handle)
+	stop := f.startOn(f.src, pgtest.Wired(f.t, f.pool, pgx.QueryExecModeCacheStatement, w, hold), f.handle)
 	f.t.Cleanup(release)
 	until(f.t, "the next run to wait for the old one", func() bool { return f.waiters() == 1 })
 	release()

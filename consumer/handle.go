@@ -152,11 +152,11 @@ func (w *worker) applyOrPark(work context.Context, m *Message, next int64, count
 	switch {
 	case !errors.As(err, &f) || errors.As(f.err, &b):
 		return err
-	case isPermanent(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
+	case IsPermanent(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
 		return &failure{err: &blockedError{&verdict{reason: reasonPermanent, err: f.err}}}
 	case w.c.cfg.OnFailure == BlockPartition:
 		return err
-	case isPermanent(f.err) && !f.lost:
+	case IsPermanent(f.err) && !f.lost:
 		return park(&verdict{reason: reasonPermanent, err: f.err, attempts: n})
 	case n >= limit:
 		return park(&verdict{reason: reasonExhausted, err: f.err, attempts: n})

@@ -65,6 +65,9 @@ func JSONKey(pointer string) KeyFunc {
 	}
 }
 
+// eventKey is the KeyFunc of an EventSource.
+func eventKey(m *Message) (string, error) { return m.EventID, nil }
+
 func headerOnce(m *Message, name string) (string, error) {
 	id, found := "", false
 	for _, h := range m.Headers {

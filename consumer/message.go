@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -23,6 +24,8 @@ type Message struct {
 	LogAppendTime bool
 	// LeaderEpoch is the leader epoch of the record's batch, -1 where the source has none.
 	LeaderEpoch int32
+	// EventTenant and EventID are what the event was appended under, where the source is an [EventSource]. Empty elsewhere.
+	EventTenant, EventID string
 	// Attempt counts the runs of the handler with this message standing alone: 0 in a batch, 1 in the first run alone.
 	Attempt int
 
@@ -56,10 +59,10 @@ func (m *Message) Header(name string) (value []byte, ok bool) {
 }
 
 // ID is the message's dedupe id, empty where the consumer runs on positions only.
-func (m *Message) ID() string { return m.id }
+func (m *Message) ID() string { return cmp.Or(m.id, m.EventID) }
 
-// Tenant is the tenant that Config.Tenant named for the message.
-func (m *Message) Tenant() string { return m.tenant }
+// Tenant is the tenant that Config.Tenant named for the message, or that an event was appended under.
+func (m *Message) Tenant() string { return cmp.Or(m.tenant, m.EventTenant) }
 
 // hash is the stored form of the message's key and of its payload's fingerprint.
 func (m *Message) hash() ([16]byte, int64) {

@@ -14,9 +14,9 @@ import (
 const parkSQL = `
 insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time,
                              record_key, header_names, header_values, body, order_key, next_attempt_at, cluster_id, topic_id,
-                             log_append_time, replay_no, replay_resend)
-values ('message', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
-        case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22)`
+                             log_append_time, replay_no, replay_resend, event_id)
+values ($23, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
+        case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22, $24)`
 
 // Reasons for parking; a duplicate is skipped and not parked.
 const (
@@ -71,7 +71,7 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
 	}
 	tx.Engine(stepPark, parkSQL, v.state(), v.reason, plain(v.err.Error()), v.attempts, plain(m.tenant), m.scope, key,
 		m.Topic, m.Partition, m.Offset, storable(m.Time), m.Key, names, values, m.Value, m.order, v.wait.Seconds(),
-		m.cluster, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend)
+		m.cluster, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.kind(), pgtype.Text{String: m.EventID, Valid: e.c.events})
 }
 
 // Bounds of what is stored of a producer's clock, which may say anything: PostgreSQL refuses years behind 294276, and JSON those behind 9999.

@@ -44,7 +44,8 @@ due as (
 update onlyonce.parked p set attempts = p.attempts + 1, next_attempt_at = clock_timestamp() + make_interval(secs => $7)
   from due, held where p.id = due.id and p.state = 'retrying'
 returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time, p.record_key, p.header_names, p.header_values,
-          p.body, p.order_key, coalesce(p.cluster_id, ''), p.topic_id, p.log_append_time, p.replay_no, p.replay_resend`
+          p.body, p.order_key, coalesce(p.cluster_id, ''), p.topic_id, p.log_append_time, p.replay_no, p.replay_resend,
+          coalesce(p.event_id, '')`
 
 // settleSQL is the fence of an attempt at a parked row; see the function's comment in the migration.
 const settleSQL = `select onlyonce.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
@@ -276,7 +277,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return false, fault.ErrInjected
 	case errors.As(f.err, &b):
 		return true, r.fail(row, b.verdict, 0)
-	case isPermanent(f.err) && !f.lost:
+	case IsPermanent(f.err) && !f.lost:
 		return true, r.fail(row, &verdict{reason: reasonPermanent, err: f.err}, 0)
 	case row.n >= limit:
 		return true, r.fail(row, &verdict{reason: reasonExhausted, err: f.err}, 0)
@@ -298,7 +299,7 @@ func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 	m := row.m
 	err := r.c.pool.QueryRow(ctx, takeSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
 		r.c.cfg.RetryMax.Seconds()).Scan(&row.id, &row.n, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
-		&m.Value, &m.order, &m.cluster, &topicID, &m.LogAppendTime, &m.replay, &m.resend)
+		&m.Value, &m.order, &m.cluster, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.EventID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -309,7 +310,10 @@ func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 	for i := range names {
 		m.Headers = append(m.Headers, Header{Name: string(names[i]), Value: values[i]})
 	}
-	row.claimed = row.reason != reasonConflict && row.reason != reasonNoKey
+	if r.c.events {
+		m.EventTenant = row.tenant
+	}
+	row.claimed = !r.c.events && row.reason != reasonConflict && row.reason != reasonNoKey
 	return row, nil
 }
 

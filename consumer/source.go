@@ -29,6 +29,15 @@ type Source interface {
 	Run(ctx context.Context, own func(ctx context.Context, p Partition) error) error
 }
 
+// EventSource is a Source of events that were claimed when they were appended, in the transaction that appended them: no two of its messages
+// have one (EventTenant, EventID). The consumer takes that for the message's tenant and id, and claims it no second time: redeliveries
+// are the position's affair.
+type EventSource interface {
+	Source
+	// Events does nothing.
+	Events()
+}
+
 // Partition is one partition while this process owns it, or believes so. Methods are called by one goroutine at a
 // time, but for Commit, which may run beside Fetch.
 type Partition interface {

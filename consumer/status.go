@@ -14,7 +14,7 @@ import (
 const parkedCountSQL = `
 select topic, partition, count(*) filter (where state = 'waiting'), count(*) filter (where state = 'retrying'),
        count(*) filter (where state = 'blocked')
-  from onlyonce.parked where scope = $1 and settled_at is null and kind = 'message' group by topic, partition`
+  from onlyonce.parked where scope = $1 and settled_at is null and kind <> 'call' group by topic, partition`
 
 // PartitionStatus is how a partition stands that this process owns.
 type PartitionStatus struct {

@@ -15,8 +15,9 @@
 --   onlyonce_app       consumers and their handlers, and whoever enqueues calls or claims keys. Cannot change or delete what was claimed,
 --                      parked or enqueued, but settle what it parked itself.
 --   onlyonce_relay     relays. Cannot write cursors, progress or keys.
---   onlyonce_rotator   empties segments of the outbox, and deletes settled calls, whose retention has passed: give it to a relay's login besides onlyonce_relay, to one
---                      at least. A relay without it warns, and leaves rotation to others.
+--   onlyonce_rotator   empties segments of the outbox and of the event log, and deletes settled calls, whose retention has passed: give it to a relay's login besides
+--                      onlyonce_relay, to one at least, and to one at least of those that consume webhooks. Whoever lacks it warns, and leaves
+--                      rotation to others.
 --   onlyonce_operator  the command onlyonce, but `migrate`. Sees payloads.
 --
 -- Functions of the schema run with the rights of their caller (SECURITY INVOKER), so the right to execute them, which everybody
@@ -54,7 +55,7 @@ begin
     ('onlyonce_app',      'cursors',        'select, insert, update'),
     ('onlyonce_app',      'positions',      'select'),
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
-    ('onlyonce_app',      'inbox',          'select, insert'),
+    ('onlyonce_app',      'inbox',          'select, insert, delete'),         -- webhook receivers, of ids whose retention has passed
     ('onlyonce_app',      'parked',         'select, insert, update'),         -- tries parked messages again
     ('onlyonce_app',      'outbox',         'select, insert'),                 -- code of schema 2; a call that was enqueued there is recognised
     ('onlyonce_app',      'outbox_log',     'select, insert'),
@@ -63,8 +64,20 @@ begin
     ('onlyonce_app',      'rings',          'select'),
     ('onlyonce_app',      'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
     ('onlyonce_app',      'http_steps',     'select, insert, update'),
+    ('onlyonce_app',      'operations',     'select, insert, update, delete'), -- purges
+    ('onlyonce_app',      'operation_signals', 'select, insert, update'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
+
+    ('onlyonce_app',      'streams',        'select, insert'),
+    ('onlyonce_app',      'event_log',      'select, insert'),
+    ('onlyonce_app',      'events_version', 'select'),
+    ('onlyonce_app',      'stream_floors',  'select'),
+    ('onlyonce_app',      'stream_offsets', 'select, insert, update'),
+    ('onlyonce_app',      'webhook_ids',    'select, insert, update, delete'), -- deletes what is too old, under FOR UPDATE
+    ('onlyonce_app',      'webhook_bodies', 'select, insert, update, delete'),
+    ('onlyonce_app',      'webhook_objects', 'select, insert, update'),
+    ('onlyonce_app',      'webhook_endpoints', 'select, insert, update'),
 
     ('onlyonce_relay',    'schema_version', 'select'),
     ('onlyonce_relay',    'leases',         'select, insert, update'),
@@ -90,6 +103,19 @@ begin
     ('onlyonce_rotator',  'outbox_log_4',   'select, truncate'),
     ('onlyonce_rotator',  'outbox_log_5',   'select, truncate'),
 
+    ('onlyonce_rotator',  'streams',        'select'),
+    ('onlyonce_rotator',  'cursors',        'select'),
+    ('onlyonce_rotator',  'positions',      'select'),
+    ('onlyonce_rotator',  'stream_floors',  'select, insert, update'),
+    ('onlyonce_rotator',  'events_version', 'usage, select, update'),
+    ('onlyonce_rotator',  'event_log',      'select'),
+    ('onlyonce_rotator',  'event_log_0',    'select, truncate'),
+    ('onlyonce_rotator',  'event_log_1',    'select, truncate'),
+    ('onlyonce_rotator',  'event_log_2',    'select, truncate'),
+    ('onlyonce_rotator',  'event_log_3',    'select, truncate'),
+    ('onlyonce_rotator',  'event_log_4',    'select, truncate'),
+    ('onlyonce_rotator',  'event_log_5',    'select, truncate'),
+
     ('onlyonce_operator', 'leases',         'select, insert, update'),         -- fences out the owner of a cursor that is moved
     ('onlyonce_operator', 'cursors',        'select, insert, update'),
     ('onlyonce_operator', 'inbox',          'select, insert'),
@@ -106,6 +132,8 @@ begin
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
     ('onlyonce_operator', 'http_records',   'select, update'),                 -- erase, resolve
     ('onlyonce_operator', 'http_steps',     'select, update, delete'),
+    ('onlyonce_operator', 'event_log',      'select, insert, update'),         -- erase; redrive of what a receiver has set aside
+    ('onlyonce_operator', 'events_version', 'select'),
     ('onlyonce_operator', 'audit',          'select, insert')
   ) as g (role, tab, rights)
   loop

@@ -29,7 +29,7 @@
 //	select onlyonce.http_begin(...)      -- tries the key's lock, and looks for a record behind it
 //	savepoint                            -- travels with the handler's first statement
 //	(the handler's statements, calls that it enqueues)
-//	select onlyonce.http_complete(...)   -- the record, or OO009
+//	select onlyonce.http_complete(...)   -- the record, or OO010
 //	select onlyonce.seal()               -- judges deferred constraints with the handler
 //	commit
 //	(only now the answer leaves)

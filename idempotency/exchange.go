@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -38,9 +41,12 @@ type exchange struct {
 	origin  dedupe.Origin
 	ctx     context.Context // the request's, without its end
 
-	runs int
+	runs   int
+	woken  func() // called behind COMMIT
+	flight *flight
 
-	// While a handler runs.
+	// While a handler runs. Only tx is read by another goroutine, see abandon.
+	mu      sync.Mutex
 	tx      *guard.Tx
 	conn    *pgxpool.Conn
 	held    *held        // lease mode
@@ -48,6 +54,7 @@ type exchange struct {
 	bare    bool         // nothing is kept: FailOpen
 	aside   bool         // a step's outcome is unknown for good
 	late    bool         // its context had ended when it returned
+	over    atomic.Bool  // it has returned: what it has left running gets nothing more
 }
 
 type exchangeKey struct{}
@@ -67,8 +74,11 @@ var ErrNoTx = errors.New("idempotency: the request has no transaction")
 // while a transaction is open.
 func Tx(r *http.Request) (consumer.Tx, error) {
 	x, ok := r.Context().Value(exchangeKey{}).(*exchange)
-	if !ok || x.bare {
+	switch {
+	case !ok || x.bare:
 		return nil, ErrNoTx
+	case x.over.Load():
+		return nil, guard.ErrClosed
 	}
 	if x.tx == nil {
 		if err := x.open(r.Context()); err != nil {
@@ -83,7 +93,7 @@ func (x *exchange) open(ctx context.Context) error {
 	if err := x.held.alive(); err != nil {
 		return err
 	}
-	if err := x.acquire(ctx); err != nil {
+	if err := x.acquire(ctx, x.endpoint.route.Isolation); err != nil {
 		return err
 	}
 	x.tx.Engine(stepOpen, openSQL, x.bounds()...)
@@ -101,15 +111,17 @@ const (
 )
 
 // acquire takes a connection and opens a transaction on it.
-func (x *exchange) acquire(ctx context.Context) error {
+func (x *exchange) acquire(ctx context.Context, level pgx.TxIsoLevel) error {
 	bounded, cancel := context.WithTimeout(ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
 	conn, err := x.layer.pool.Acquire(bounded)
 	if err != nil {
 		return fmt.Errorf("idempotency: connecting: %w", err)
 	}
+	x.mu.Lock()
 	x.conn, x.tx = conn, guard.Begin(conn.Conn())
-	if level := x.endpoint.route.Isolation; level != "" {
+	x.mu.Unlock()
+	if level != "" {
 		x.tx.Engine(stepIsolation, isolationSQL[level])
 	}
 	return nil
@@ -125,7 +137,9 @@ func (x *exchange) letGo() {
 	if x.tx != nil {
 		x.tx.Rollback(x.layer.cfg.AcquireTimeout)
 		x.conn.Release()
+		x.mu.Lock()
 		x.tx, x.conn = nil, nil
+		x.mu.Unlock()
 	}
 }
 
@@ -150,31 +164,85 @@ func (x *exchange) once() reply {
 }
 
 // attempt is one look at the key and, if nobody has it, one run of the handler. Where somebody in this process has it, first ends
-// when that one does.
+// when that one does. Answers that are stored are read before the key is taken: those who ask for one at the same time do not exclude
+// one another.
 func (x *exchange) attempt() (rep reply, first <-chan struct{}) {
-	mine, first := x.layer.flights.begin(x.id)
-	if !mine {
+	flights, route := &x.layer.flights, &x.endpoint.route
+	if first := flights.look(x.id); first != nil {
 		return inProgress(time.Second), first
 	}
-	defer x.layer.flights.end(x.id)
-	if x.endpoint.route.Mode == Leased {
-		return x.leased(), nil
+	left, rep, known := x.recall()
+	down := known && rep.code == codeStoreUnavailable && route.FailOpen
+	if known && !down {
+		return rep, nil
+	}
+	x.flight, first = flights.begin(x.id)
+	if x.flight == nil {
+		return inProgress(time.Second), first
+	}
+	defer flights.end(x.flight)
+	switch {
+	case down:
+		x.layer.failed(rep.failed)
+		return x.bypass(newRecorder(maxStored)), nil
+	case route.Mode == Leased:
+		return x.leased(left), nil
 	}
 	return x.transactional(), nil
+}
+
+// recall answers from a record, where there is one. One that was left by its owner in lease mode is returned, to be taken over.
+func (x *exchange) recall() (left *record, rep reply, known bool) {
+	if rep, known := x.cached(); known {
+		return nil, rep, true
+	}
+	rec, err := x.layer.look(x.ctx, x.id)
+	if err != nil {
+		return nil, refusal(codeStoreUnavailable, err), true
+	}
+	if rec == nil {
+		return nil, reply{}, false
+	}
+	rep = x.judge(rec) // another request under the key of one that was left is refused like any other
+	if x.endpoint.route.Mode == Leased && rec.free && rep.code == codeInProgress {
+		return rec, reply{}, false
+	}
+	return nil, rep, true
 }
 
 // call runs the handler. A panic is the caller's to raise again.
 func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
 	x.runs++
+	x.over.Store(false)
 	ctx, cancel := context.WithTimeout(ctx, x.endpoint.route.MaxHandlerTime)
 	defer cancel()
-	if tx := x.tx; tx != nil { // H11: one that does not heed its context keeps neither the key nor the connection
-		stop := time.AfterFunc(x.endpoint.route.MaxHandlerTime+hangGrace, tx.Abandon)
-		defer stop.Stop()
-	}
-	defer func() { panicked, x.late = recover(), ctx.Err() != nil }()
+	abandoned := make(chan struct{})
+	hangs := time.AfterFunc(x.endpoint.route.MaxHandlerTime+hangGrace, func() { defer close(abandoned); x.abandon() })
+	defer func() {
+		panicked, x.late = recover(), ctx.Err() != nil
+		x.over.Store(true)
+		if !hangs.Stop() {
+			<-abandoned // or it would cut the connection of whoever has it next
+		}
+	}()
 	x.endpoint.next.ServeHTTP(rec, x.clone(ctx))
 	return nil
+}
+
+// abandon sees to it that a handler which does not heed the end of its context keeps neither the key nor the connection (H11).
+func (x *exchange) abandon() {
+	x.mu.Lock()
+	tx := x.tx
+	x.mu.Unlock()
+	if tx != nil {
+		tx.Abandon()
+	}
+	if x.held != nil {
+		x.held.lose() // its lease is not renewed any more, and ends
+	}
+	if x.flight != nil {
+		x.layer.flights.end(x.flight)
+	}
 }
 
 // hangGrace is how long a handler may go on after its context has ended before its connection is cut.
@@ -182,11 +250,14 @@ const hangGrace = 5 * time.Second
 
 // unprotected runs a request without a key that needs none.
 func (x *exchange) unprotected() reply {
-	rec := newRecorder(maxStored)
-	if x.endpoint.route.Mode == Transactional {
-		return x.run(rec, false).reply
+	if x.endpoint.route.Mode == Leased {
+		return x.bypass(newRecorder(maxStored))
 	}
-	return x.bypass(rec)
+	for reruns := 0; ; reruns++ {
+		if out := x.run(newRecorder(maxStored), false); !out.rerun || reruns == rerunLimit {
+			return out.reply
+		}
+	}
 }
 
 // bypass runs the handler without the store (H5, H22).

@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func prints(t testing.TB, current uint32, ids ...byte) *fingerprinter {
+func testPrinter(t testing.TB, current uint32, ids ...byte) *fingerprinter {
 	t.Helper()
 	keys := map[uint32]FingerprintKey{}
 	for _, id := range ids {
@@ -28,14 +28,14 @@ func prints(t testing.TB, current uint32, ids ...byte) *fingerprinter {
 	return f
 }
 
-func whole() *subject {
+func wholeSubject() *subject {
 	return &subject{
 		Record: [16]byte{1, 2, 3}, Tenant: "tenant", Scope: "scope", Key: "key", Method: "POST", Path: "/a%2Fb", Query: "q=1&r=2", MediaType: "application/json",
 		Headers: [][2]string{{"X-A", "1"}, {"X-B", "2"}}, Body: []byte(`{"amount":1}`),
 	}
 }
 
-func same(t *testing.T, f *fingerprinter, a, b *subject) bool {
+func sameFingerprint(t *testing.T, f *fingerprinter, a, b *subject) bool {
 	t.Helper()
 	made, err := f.sum(a)
 	if err != nil {
@@ -61,8 +61,8 @@ func same(t *testing.T, f *fingerprinter, a, b *subject) bool {
 // H7: each field counts, and so does the place where one ends and the next begins.
 func TestH7EachFieldCounts(t *testing.T) {
 	t.Parallel()
-	f := prints(t, 1, 1)
-	if !same(t, f, whole(), whole()) {
+	f := testPrinter(t, 1, 1)
+	if !sameFingerprint(t, f, wholeSubject(), wholeSubject()) {
 		t.Error("the same request has two fingerprints")
 	}
 	for name, change := range map[string]func(*subject){
@@ -89,9 +89,9 @@ func TestH7EachFieldCounts(t *testing.T) {
 		"header into body":         func(s *subject) { s.Headers, s.Body = nil, append([]byte("x-a1x-b2"), s.Body...) },
 		"header's name into value": func(s *subject) { s.Headers[0] = [2]string{"X-", "A1"} },
 	} {
-		s := whole()
+		s := wholeSubject()
 		change(s)
-		made, err := f.sum(whole())
+		made, err := f.sum(wholeSubject())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,12 +111,12 @@ func TestH7EachFieldCounts(t *testing.T) {
 		"names' order":  func(s *subject) { slices.Reverse(s.Headers) },
 		"an empty body": func(s *subject) { s.Body = []byte{} },
 	} {
-		s, base := whole(), whole()
+		s, base := wholeSubject(), wholeSubject()
 		if name == "an empty body" {
 			base.Body = nil
 		}
 		change(s)
-		if !same(t, f, base, s) {
+		if !sameFingerprint(t, f, base, s) {
 			t.Errorf("%s counts", name)
 		}
 	}
@@ -129,9 +129,9 @@ func TestH7KnownFingerprint(t *testing.T) {
 		FingerprintRaw:  "010000000007286f456830dfebd2882e22f98841b304abdaf3e9451e14d00ed683b30d9e0dd5",
 		FingerprintJSON: "01010000000725d108a82c0596b93d89b7fa305b270920308b90c6e06510fdc64b5c21c766ab",
 	} {
-		s := whole()
+		s := wholeSubject()
 		s.Mode = mode
-		made, err := prints(t, 7, 7).sum(s)
+		made, err := testPrinter(t, 7, 7).sum(s)
 		if got := fmt.Sprintf("%x", made); err != nil || got != want {
 			t.Errorf("mode %d: %s, %v", mode, got, err)
 		}
@@ -140,7 +140,7 @@ func TestH7KnownFingerprint(t *testing.T) {
 
 func TestH7MediaType(t *testing.T) {
 	t.Parallel()
-	f := prints(t, 1, 1)
+	f := testPrinter(t, 1, 1)
 	for _, c := range []struct {
 		a, b string
 		same bool
@@ -150,9 +150,9 @@ func TestH7MediaType(t *testing.T) {
 		{"multipart/form-data; boundary=a", "multipart/form-data; boundary=b", false}, {"a/b; x=1; x=2", "a/b; x=1", false}, {"a/b; x=1; x=2", "a/b; x=1; x=2", true},
 		{"", "application/json", false}, {"", "", true}, {"a/b;;", "a/b;;", true}, {"?a/b", "a/b", false},
 	} {
-		a, b := whole(), whole()
+		a, b := wholeSubject(), wholeSubject()
 		a.MediaType, b.MediaType = c.a, c.b
-		if same(t, f, a, b) != c.same {
+		if sameFingerprint(t, f, a, b) != c.same {
 			t.Errorf("%q and %q: %v", c.a, c.b, !c.same)
 		}
 	}
@@ -161,18 +161,18 @@ func TestH7MediaType(t *testing.T) {
 // H7: version, mode and key of a stored fingerprint decide how it is compared.
 func TestH7StoredFingerprints(t *testing.T) {
 	t.Parallel()
-	old := prints(t, 1, 1)
-	made, err := old.sum(whole())
+	old := testPrinter(t, 1, 1)
+	made, err := old.sum(wholeSubject())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if equal, err := prints(t, 2, 1, 2).matches(made, whole()); !equal || err != nil {
+	if equal, err := testPrinter(t, 2, 1, 2).matches(made, wholeSubject()); !equal || err != nil {
 		t.Errorf("after a rotation: %v, %v", equal, err)
 	}
-	if young, _ := prints(t, 2, 1, 2).sum(whole()); bytes.Equal(young[6:], made[6:]) {
+	if young, _ := testPrinter(t, 2, 1, 2).sum(wholeSubject()); bytes.Equal(young[6:], made[6:]) {
 		t.Error("two keys make one fingerprint")
 	}
-	s := whole()
+	s := wholeSubject()
 	s.Mode = FingerprintJSON
 	if equal, err := old.matches(made, s); !equal || err != nil {
 		t.Errorf("a raw one, on a route that is JSON now: %v, %v", equal, err)
@@ -193,14 +193,14 @@ func TestH7StoredFingerprints(t *testing.T) {
 		"no key of it": append([]byte{1, 0, 0, 0, 0, 9}, made[6:]...), "version": append([]byte{2}, made[1:]...), "version 0": append([]byte{0}, made[1:]...),
 		"mode": append([]byte{1, 2}, made[2:]...), "short": made[:37], "long": append(slices.Clone(made), 0), "none": nil,
 	} {
-		if equal, err := old.matches(bad, whole()); equal || !errors.Is(err, errFingerprint) {
+		if equal, err := old.matches(bad, wholeSubject()); equal || !errors.Is(err, errFingerprint) {
 			t.Errorf("%s: %v, %v", name, equal, err)
 		}
 	}
 	for i := fingerprintHead; i < len(made); i++ {
 		changed := slices.Clone(made)
 		changed[i] ^= 1
-		if equal, err := old.matches(changed, whole()); equal || err != nil {
+		if equal, err := old.matches(changed, wholeSubject()); equal || err != nil {
 			t.Errorf("byte %d: %v, %v", i, equal, err)
 		}
 	}
@@ -252,8 +252,8 @@ func TestH7CanonicalJSON(t *testing.T) {
 	}
 }
 
-// rewrite writes a value in one of the ways that say the same.
-func rewrite(r *rand.Rand, v any) string {
+// rewriteJSON writes a value in one of the ways that say the same.
+func rewriteJSON(r *rand.Rand, v any) string {
 	space := func() string { return []string{"", "", " ", "\n\t"}[r.IntN(4)] }
 	var out string
 	switch v := v.(type) {
@@ -262,13 +262,13 @@ func rewrite(r *rand.Rand, v any) string {
 		r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		var members []string
 		for _, name := range names {
-			members = append(members, space()+rewrite(r, name)+":"+rewrite(r, v[name]))
+			members = append(members, space()+rewriteJSON(r, name)+":"+rewriteJSON(r, v[name]))
 		}
 		out = "{" + strings.Join(members, ",") + space() + "}"
 	case []any:
 		var elements []string
 		for _, e := range v {
-			elements = append(elements, rewrite(r, e))
+			elements = append(elements, rewriteJSON(r, e))
 		}
 		out = "[" + strings.Join(elements, ",") + "]"
 	case string:
@@ -314,7 +314,7 @@ func TestH7CanonicalJSONOfAnyValue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := anyJSON(3).Draw(t, "value")
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-		a, b := rewrite(r, v), rewrite(r, v)
+		a, b := rewriteJSON(r, v), rewriteJSON(r, v)
 		one, err := canonicalJSON([]byte(a))
 		if err != nil {
 			t.Fatalf("%s: %v", a, err)
@@ -361,7 +361,7 @@ func FuzzCanonicalJSON(f *testing.F) {
 		if err := in.Decode(&v); err != nil {
 			t.Fatal(err)
 		}
-		other := rewrite(rand.New(rand.NewPCG(seed, 0)), v)
+		other := rewriteJSON(rand.New(rand.NewPCG(seed, 0)), v)
 		if again, err = canonicalJSON([]byte(other)); err != nil || !bytes.Equal(once, again) {
 			t.Fatalf("%q and %q: %q and %q, %v", text, other, once, again, err)
 		}
@@ -371,7 +371,7 @@ func FuzzCanonicalJSON(f *testing.F) {
 func FuzzFingerprint(f *testing.F) {
 	f.Add([]byte(`{"amount":1}`), 3, byte(1), "POST", "/a", "q")
 	f.Add([]byte{}, 0, byte(0), "", "", "")
-	prints := prints(f, 1, 1, 2)
+	prints := testPrinter(f, 1, 1, 2)
 	f.Fuzz(func(t *testing.T, body []byte, at int, by byte, method, path, query string) {
 		s := &subject{Method: method, Path: path, Query: query, Body: body}
 		made, err := prints.sum(s)

@@ -17,12 +17,14 @@ const (
 type flights struct {
 	mu      sync.Mutex
 	running map[[16]byte]*flight
+	waiting map[[16]byte]int // by key, wherever it is worked on
 	tenants map[string]*tenantLoad
 }
 
 type flight struct {
-	done    chan struct{}
-	waiters int
+	id    [16]byte
+	done  chan struct{}
+	ended bool
 }
 
 type tenantLoad struct{ running, waiting int }
@@ -53,44 +55,57 @@ func (f *flights) leave(tenant string) {
 	}
 }
 
-// begin takes a key for a request of this process, or returns what is closed when the one that has it is done.
-func (f *flights) begin(id [16]byte) (mine bool, first <-chan struct{}) {
+// look returns what is closed when the request of this process that has a key is done, nil where none has it.
+func (f *flights) look(id [16]byte) (first <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if one := f.running[id]; one != nil {
-		return false, one.done
+		return one.done
 	}
-	f.running[id] = &flight{done: make(chan struct{})}
-	return true, nil
+	return nil
 }
 
-func (f *flights) end(id [16]byte) {
+// begin takes a key for a request of this process, or returns what is closed when the one that has it is done.
+func (f *flights) begin(id [16]byte) (mine *flight, first <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	close(f.running[id].done)
-	delete(f.running, id)
+	if one := f.running[id]; one != nil {
+		return nil, one.done
+	}
+	mine = &flight{id: id, done: make(chan struct{})}
+	f.running[id] = mine
+	return mine, nil
+}
+
+// end gives a key back. One that was abandoned has been given back before.
+func (f *flights) end(one *flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !one.ended {
+		one.ended = true
+		close(one.done)
+		delete(f.running, one.id)
+	}
 }
 
 // wait waits for the one who has the key, or for the time to look again where that is another process; false: no longer. It holds
 // no connection.
 func (f *flights) wait(client context.Context, id [16]byte, tenant string, first <-chan struct{}, n int, deadline time.Time) bool {
 	f.mu.Lock()
-	load, one := f.tenants[tenant], f.running[id]
-	if load.waiting >= tenantWaiters || one != nil && one.waiters >= keyWaiters {
+	load := f.tenants[tenant]
+	if load.waiting >= tenantWaiters || f.waiting[id] >= keyWaiters {
 		f.mu.Unlock()
 		return false
 	}
 	load.waiting++
-	if one != nil {
-		one.waiters++
-	}
+	f.waiting[id]++
 	f.mu.Unlock()
 	defer func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		load.waiting--
-		if one != nil {
-			one.waiters--
+		if f.waiting[id]--; f.waiting[id] == 0 {
+			delete(f.waiting, id)
 		}
 	}()
 	pause := time.Until(deadline)

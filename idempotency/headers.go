@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// stored are the headers that are kept with an answer and given to whoever asks again (H14). It is a list of what may be kept, and not
+// storedHeaders are the headers that are kept with an answer and given to whoever asks again (H14). It is a list of what may be kept, and not
 // of what may not: a header that nobody thought of belongs to the first client alone.
-var stored = []string{
+var storedHeaders = []string{
 	"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Location", "Content-Type", "Etag",
 	"Last-Modified", "Link", "Location", "Vary",
 }
@@ -62,7 +62,7 @@ func storable(h http.Header, extra []string) http.Header {
 				}
 			}
 		}
-		if unstorable(canonical) != "" || !slices.Contains(stored, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
+		if unstorable(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
 			continue
 		}
 		for _, value := range h[name] {

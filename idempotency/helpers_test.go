@@ -14,7 +14,12 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
+		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/devenv/supervise.(*Supervisor).read"),
+		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2")) // the test server's supervisor ends with this process
+}
 
 // transport builds one whose waits are short, for servers on a real network.
 func transport(t testing.TB, cfg idempotency.TransportConfig) *idempotency.Transport {

@@ -8,12 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -27,13 +27,14 @@ type Layer struct {
 	pool    *pgxpool.Pool
 	cfg     Config
 	print   *fingerprinter
-	cache   *tier
+	cache   *tier         // nil: none
+	puts    chan struct{} // records on their way to it
 	flights flights
 	keeper  keeper
 }
 
 // New checks everything it can without a server, and returns every fault at once, each naming its field. The pool needs a
-// connection for each handler that is to have a transaction at the same time.
+// connection for each handler that is to have a transaction at the same time, and two more, for looks and for the renewal of leases.
 func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	cfg, err := cfg.withDefaults()
 	if pool == nil {
@@ -49,9 +50,13 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		return nil, err
 	}
 	if cfg.Cache != nil {
-		l.cache = newTier(cfg.Cache, cfg.Sealer, cfg.CacheTTL)
+		if l.cache, err = newTier(tierConfig{Cache: cfg.Cache, Sealer: cfg.Sealer, TTL: cfg.CacheTTL, Timeout: cfg.CacheTimeout}); err != nil {
+			return nil, fmt.Errorf("%w: Config.%w", ErrConfig, err)
+		}
+		l.puts = make(chan struct{}, puts)
 	}
 	l.flights.running = make(map[[16]byte]*flight)
+	l.flights.waiting = make(map[[16]byte]int)
 	l.flights.tenants = make(map[string]*tenantLoad)
 	l.keeper.layer = l
 	return l, nil
@@ -151,6 +156,7 @@ func (x *exchange) serve(r *http.Request) reply {
 		x.key, x.derived, x.ttl = "derived:"+hex.EncodeToString(sum), true, e.route.DerivedTTL
 	}
 	x.ctx = context.WithoutCancel(r.Context()) // H11: the client may go, the request stays
+	_, _ = rand.Read(x.token[:])               // never fails
 	if x.key == "" {
 		return x.unprotected()
 	}
@@ -183,9 +189,6 @@ func (e *endpoint) subject(scope Scope, r *http.Request, body []byte) subject {
 	s := subject{Tenant: scope.Tenant, Scope: e.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
 		Body: body, Mode: e.route.Fingerprint}
 	s.MediaType = r.Header.Get("Content-Type")
-	if media, _, err := mime.ParseMediaType(s.MediaType); err == nil {
-		s.MediaType = media
-	}
 	for _, name := range e.route.FingerprintHeaders {
 		for _, v := range r.Header.Values(name) {
 			s.Headers = append(s.Headers, [2]string{name, v})
@@ -211,7 +214,7 @@ func (s Scope) check() error {
 		switch {
 		case len(f[1]) > maxScopePart:
 			return fmt.Errorf("%s has %d bytes, at most %d", f[0], len(f[1]), maxScopePart)
-		case strings.ContainsRune(f[1], 0) || !strings.EqualFold(strings.ToValidUTF8(f[1], "?"), f[1]):
+		case strings.ContainsRune(f[1], 0) || !utf8.ValidString(f[1]):
 			return fmt.Errorf("%s is not UTF-8 without NUL", f[0])
 		}
 	}
@@ -223,7 +226,6 @@ func (x *exchange) identify() {
 	x.origin = dedupe.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: traceOf(x.request.Header)}
 	x.id = dedupe.Key{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key}.Hash()
 	x.subject.Record, x.subject.Key = x.id, x.key
-	_, _ = rand.Read(x.token[:]) // never fails
 }
 
 // traceOf is the request's W3C trace context.

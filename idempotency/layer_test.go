@@ -2,14 +2,20 @@ package idempotency_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
@@ -38,14 +44,40 @@ func testConfig() idempotency.Config {
 
 func newRig(t *testing.T, cfg idempotency.Config) *rig {
 	t.Helper()
-	r := &rig{t: t, pool: pgtest.DB(t), mux: http.NewServeMux()}
+	pool := pgtest.DB(t)
+	r := newRigOn(t, pool, pool, cfg)
 	r.exec(`create table effects (v text not null)`)
+	return r
+}
+
+// newRigOn is another process's worth of the same: the layer works on one pool, and the test looks through the other.
+func newRigOn(t *testing.T, layers, pool *pgxpool.Pool, cfg idempotency.Config) *rig {
+	t.Helper()
+	r := &rig{t: t, pool: pool, mux: http.NewServeMux()}
+	told := cfg.Hooks.Failed
+	cfg.Hooks.Failed = func(err error) {
+		t.Logf("failed: %v", err)
+		if told != nil {
+			told(err)
+		}
+	}
 	var err error
-	if r.layer, err = idempotency.New(r.pool, cfg); err != nil {
+	if r.layer, err = idempotency.New(layers, cfg); err != nil {
 		t.Fatal(err)
 	}
-	r.srv = httptest.NewServer(r.mux)
+	r.srv = httptest.NewUnstartedServer(r.mux)
+	r.srv.Config.ErrorLog = log.New(io.Discard, "", 0) // panics of handlers are meant
+	r.srv.Start()
 	t.Cleanup(r.srv.Close)
+	return r
+}
+
+// wiredRig is a rig whose layer's connections go through a wire.
+func wiredRig(t *testing.T, cfg idempotency.Config, w *pgtest.Wire, hold <-chan struct{}) *rig {
+	t.Helper()
+	pool := pgtest.DB(t)
+	r := newRigOn(t, pgtest.Wired(t, pool, pgx.QueryExecModeCacheStatement, w, hold), pool, cfg)
+	r.exec(`create table effects (v text not null)`)
 	return r
 }
 
@@ -97,9 +129,18 @@ func (r *rig) post(path, key, body string, headers ...string) got {
 
 func (r *rig) send(method, path, key, body string, headers ...string) got {
 	r.t.Helper()
-	req, err := http.NewRequestWithContext(context.Background(), method, r.srv.URL+path, strings.NewReader(body))
+	g, err := r.try(context.Background(), method, path, key, body, headers...)
 	if err != nil {
 		r.t.Fatal(err)
+	}
+	return g
+}
+
+// try is send for requests that may get no answer, and for other goroutines than the test's.
+func (r *rig) try(ctx context.Context, method, path, key, body string, headers ...string) (g got, err error) {
+	req, err := http.NewRequestWithContext(ctx, method, r.srv.URL+path, strings.NewReader(body))
+	if err != nil {
+		return g, err
 	}
 	if key != "" {
 		req.Header.Set("Idempotency-Key", key)
@@ -107,16 +148,87 @@ func (r *rig) send(method, path, key, body string, headers ...string) got {
 	for i := 0; i+1 < len(headers); i += 2 {
 		req.Header.Add(headers[i], headers[i+1])
 	}
+	req.GetBody = nil // nothing sends it again but the test
 	resp, err := r.srv.Client().Do(req)
 	if err != nil {
-		r.t.Fatal(err)
+		return g, err
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		r.t.Fatal(err)
+	return got{resp.StatusCode, resp.Header, string(b)}, err
+}
+
+// all sends n requests at once and returns their answers.
+func (r *rig) all(n int, send func(i int) (got, error)) []got {
+	r.t.Helper()
+	answers := make([]got, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			g, err := send(i)
+			if err != nil {
+				r.t.Error(err)
+			}
+			answers[i] = g
+		})
 	}
-	return got{resp.StatusCode, resp.Header, string(b)}
+	wg.Wait()
+	return answers
+}
+
+// code is the problem's.
+func (g got) code() string {
+	var p struct{ Code string }
+	_ = json.Unmarshal([]byte(g.body), &p)
+	return p.Code
+}
+
+// String is what tests print.
+func (g got) String() string { return fmt.Sprintf("%d %s %q", g.status, g.mark(), g.body) }
+
+// settled sends a request until it has an answer that is neither "in progress" nor one of the layer's own refusals.
+func (r *rig) settled(path, key, body string, headers ...string) (g got) {
+	r.t.Helper()
+	until(r.t, "an answer under "+key, func() bool {
+		g = r.post(path, key, body, headers...)
+		return g.mark() != "in-progress" && g.mark() != "rejected" && g.mark() != "released"
+	})
+	return g
+}
+
+// patience bounds what tests wait for; nothing is judged by how long it took. Mutants that make a test wait for what never comes shorten it.
+var patience = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
+		return d
+	}
+	return 30 * time.Second
+}()
+
+// until polls a condition.
+func until(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatalf("never happened: %s", what)
+		}
+	}
+}
+
+// wait returns what comes out of a channel.
+func wait[T any](t testing.TB, what string, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(patience):
+		t.Fatalf("never happened: %s", what)
+	}
+	return v
 }
 
 func (r *rig) exec(sql string, args ...any) {

@@ -49,6 +49,8 @@ type Config struct {
 	// CacheTTL is the longest that it keeps one, and how long an erased answer may be served after its erasure elsewhere than in this process.
 	// Default 5 minutes, from 1 s to 24 hours.
 	CacheTTL time.Duration
+	// CacheTimeout is how long it may take. Default 50 ms, from 1 ms to 10 s.
+	CacheTimeout time.Duration
 
 	// Header carries the key, and Aliases do so too, for clients of other conventions ("X-Idempotency-Key", "PayPal-Request-Id").
 	// Default "Idempotency-Key". A request in which two of them disagree is refused.
@@ -232,10 +234,11 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Cache != nil && c.Sealer == nil {
 		l.add("Cache", "needs a Sealer: answers leave the database only sealed (H21)")
 	}
-	if c.Cache == nil && c.CacheTTL != 0 {
-		l.add("CacheTTL", "is set, and Cache is not: nothing would use it")
+	if c.Cache == nil && (c.CacheTTL != 0 || c.CacheTimeout != 0) {
+		l.add("CacheTTL", "or CacheTimeout is set, and Cache is not: nothing would use it")
 	}
 	l.span("CacheTTL", &c.CacheTTL, 5*time.Minute, time.Second, 24*time.Hour)
+	l.span("CacheTimeout", &c.CacheTimeout, 50*time.Millisecond, time.Millisecond, 10*time.Second)
 	l.header("Header", &c.Header, "Idempotency-Key")
 	c.Aliases = slices.Clone(c.Aliases)
 	for i := range c.Aliases {
@@ -326,6 +329,9 @@ func (r Route) withDefaults() (Route, error) {
 	if r.Mode == Leased {
 		l.span("TTL", &r.TTL, 2*day, time.Second, 400*day)
 		l.span("StepWindow", &r.StepWindow, day, time.Second, 400*day)
+		if r.Key == KeyDerived {
+			l.add("Key", "KeyDerived is not for lease mode: a derived key is forgotten long before a provider forgets its step's, and the same request after that is another one (H18)")
+		}
 		if r.TTL < r.StepWindow+stepMargin {
 			l.add("TTL", "%v is shorter than StepWindow, %v, and an hour: a key that is used again later would make a call that the provider takes for the old one (H18)", r.TTL, r.StepWindow)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,36 +15,21 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
-// leased is H18.
-func (x *exchange) leased() reply {
+// leased is H18. left is the record of somebody who has left it.
+func (x *exchange) leased(left *record) reply {
 	for range lookLimit {
-		if rep, known := x.cached(); known {
+		l, err := x.take(left)
+		if err != nil {
+			return refusal(codeStoreUnavailable, err)
+		}
+		if l != nil {
+			return x.work(l)
+		}
+		var rep reply // somebody was faster
+		var known bool
+		if left, rep, known = x.recall(); known {
 			return rep
 		}
-		rec, err := x.layer.look(x.ctx, x.id)
-		if err != nil {
-			if x.endpoint.route.FailOpen {
-				x.layer.failed(err)
-				return x.bypass(newRecorder(maxStored))
-			}
-			return refusal(codeStoreUnavailable, err)
-		}
-		if rec != nil && !(rec.state == stateRunning && rec.free) {
-			return x.judge(rec)
-		}
-		if rec != nil {
-			if rep := x.judge(rec); rep.code != codeInProgress { // another request under the key of one that was left
-				return rep
-			}
-		}
-		l, err := x.take(rec)
-		if err != nil {
-			return refusal(codeStoreUnavailable, err)
-		}
-		if l == nil {
-			continue // somebody was faster
-		}
-		return x.work(l)
 	}
 	return inProgress(time.Second)
 }
@@ -82,21 +68,8 @@ func (x *exchange) work(l *lease.Lease) reply {
 		limit = maxStored
 	}
 	for reruns := 0; ; reruns++ {
-		rec := newRecorder(limit)
 		x.aside, x.renewed = false, nil
-		ctx, cancel := context.WithCancelCause(x.ctx)
-		x.held = x.layer.keeper.hold(l, cancel)
-		p := x.call(ctx, rec)
-		cancel(nil)
-		if p != nil {
-			x.letGo()
-			x.layer.keeper.drop(x.held)
-			x.release(l)
-			panic(p)
-		}
-		out := x.finish(l, rec)
-		x.letGo()
-		x.layer.keeper.drop(x.held)
+		out := x.runLeased(l, newRecorder(limit))
 		if x.renewed != nil {
 			l = x.renewed
 		}
@@ -108,6 +81,31 @@ func (x *exchange) work(l *lease.Lease) reply {
 			return out.reply
 		}
 	}
+}
+
+// runLeased runs the handler once. What it leaves behind is seen to however it ends: by a panic, or with its goroutine (Goexit).
+func (x *exchange) runLeased(l *lease.Lease, rec *recorder) outcome {
+	ctx, cancel := context.WithCancelCause(x.ctx)
+	defer cancel(nil)
+	x.held = x.layer.keeper.hold(l, cancel)
+	defer x.layer.keeper.drop(x.held)
+	defer x.letGo()
+	returned := false
+	defer func() {
+		switch {
+		case returned:
+		case x.aside:
+			x.reconcile(l)
+		default:
+			x.letGo()
+			x.release(l)
+		}
+	}()
+	if p := x.call(ctx, rec); p != nil {
+		panic(p)
+	}
+	returned = true
+	return x.finish(l, rec)
 }
 
 // finish keeps what the handler answered, or gives the key back.
@@ -162,11 +160,10 @@ func (x *exchange) settle(l *lease.Lease, rep reply, resp *response, stored []by
 		err := x.settleOnce(l, stored, sealed)
 		switch {
 		case err == nil:
-			x.remember(resp)
 			return ended(rep)
-		case again(err):
+		case toRerun(err):
 			if written {
-				return outcome{reply: refusal(codeRolledBack, err), rerun: true}
+				return outcome{reply: conflicting(err), rerun: true}
 			}
 		case sqlstate(err) == fenceLost:
 			return ended(x.mine(rep, resp, l))
@@ -194,7 +191,7 @@ func (x *exchange) unanswered(err error) bool {
 
 func (x *exchange) settleOnce(l *lease.Lease, stored []byte, sealed bool) error {
 	if x.tx == nil {
-		if err := x.acquire(x.ctx); err != nil {
+		if err := x.acquire(x.ctx, ""); err != nil {
 			return err
 		}
 		x.tx.Engine(stepOpen, openSQL, x.bounds()...)
@@ -219,7 +216,6 @@ func (x *exchange) resolveLeased(l *lease.Lease, rep reply, resp *response, caus
 		switch {
 		case err != nil:
 		case rec != nil && rec.state == stateCompleted && rec.token == x.token:
-			x.remember(resp)
 			return ended(rep)
 		case rec == nil || rec.state != stateRunning || rec.nonce == nil || *rec.nonce != x.token:
 			return ended(inProgress(time.Second))
@@ -252,7 +248,6 @@ func (x *exchange) mine(rep reply, resp *response, l *lease.Lease) reply {
 	x.letGo()
 	rec, err := x.layer.look(x.ctx, x.id)
 	if err == nil && rec != nil && rec.state == stateCompleted && rec.token.String() == l.Nonce {
-		x.remember(resp)
 		return rep
 	}
 	return inProgress(time.Second)
@@ -279,6 +274,7 @@ func (x *exchange) reconcile(l *lease.Lease) reply {
 // held is a lease that a request of this process works under.
 type held struct {
 	lease  *lease.Lease
+	sent   time.Time // when its latest renewal was; the keeper's
 	cancel context.CancelCauseFunc
 
 	mu   sync.Mutex
@@ -311,7 +307,7 @@ type keeper struct {
 }
 
 func (k *keeper) hold(l *lease.Lease, cancel context.CancelCauseFunc) *held {
-	h := &held{lease: l, cancel: cancel}
+	h := &held{lease: l, sent: l.Sent, cancel: cancel}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.held) == 0 {
@@ -345,7 +341,7 @@ func (k *keeper) beat(none <-chan struct{}) {
 		k.mu.Lock()
 		due := make([]*held, 0, len(k.held))
 		for h := range k.held {
-			if time.Since(h.lease.Sent) >= ttl/3 {
+			if time.Since(h.sent) >= ttl/3 && h.alive() == nil {
 				due = append(due, h)
 			}
 		}
@@ -359,8 +355,8 @@ func (k *keeper) renew(due []*held, ttl time.Duration) {
 		return
 	}
 	leases := make([]*lease.Lease, len(due))
-	for i, h := range due {
-		leases[i] = h.lease
+	for i, h := range due { // copies: the request may be looking at its own
+		leases[i] = &lease.Lease{ID: h.lease.ID, Epoch: h.lease.Epoch, Nonce: h.lease.Nonce, Sent: h.sent}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), ttl/6)
 	lost, err := lease.RenewAll(ctx, k.layer.pool, leases, ttl)
@@ -368,13 +364,9 @@ func (k *keeper) renew(due []*held, ttl time.Duration) {
 	if err != nil {
 		k.layer.failed(err)
 	}
-	for _, h := range due {
-		for _, l := range lost {
-			if l == h.lease {
-				h.lose()
-			}
-		}
-		if time.Since(h.lease.Sent) >= ttl-ttl/6 {
+	for i, h := range due {
+		h.sent = leases[i].Sent
+		if slices.Contains(lost, leases[i]) || time.Since(h.sent) >= ttl-ttl/6 {
 			h.lose()
 		}
 	}

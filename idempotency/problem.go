@@ -61,8 +61,8 @@ const (
 	maxProblemText = 4 << 10
 )
 
-// refuse answers with a code's own status.
-func refuse(w http.ResponseWriter, c code, detail, instance string) {
+// writeRefusal answers with a code's own status.
+func writeRefusal(w http.ResponseWriter, c code, detail, instance string) {
 	writeProblem(w, c.status(), c, detail, instance, c.retryable())
 }
 

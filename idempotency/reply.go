@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"errors"
 	"maps"
 	"net/http"
 	"strconv"
@@ -11,7 +12,7 @@ import (
 type reply struct {
 	mark       Mark
 	code       code // of a problem
-	status     int
+	status     int  // of a problem: 0 is its code's
 	header     http.Header
 	body       []byte
 	expires    *time.Time
@@ -76,8 +77,11 @@ func (x *exchange) respond(rep reply) int {
 	}
 	if rep.code != "" {
 		status := rep.code.status()
-		if rep.code == codeKeyReused {
+		switch {
+		case rep.code == codeKeyReused:
 			status = x.endpoint.route.MismatchStatus
+		case rep.status != 0:
+			status = rep.status
 		}
 		writeProblem(x.w, status, rep.code, x.detail, x.instance(), rep.code.retryable())
 		return status
@@ -119,6 +123,9 @@ func (x *exchange) envelope(r *response) (stored []byte, sealed bool, err error)
 // judge answers a request under whose key a record stands.
 func (x *exchange) judge(r *record) reply {
 	same, err := x.layer.print.matches(r.fingerprint, &x.subject)
+	if errors.Is(err, errJSON) { // the record is from when the route compared JSON: its body could be read
+		same, err = false, nil
+	}
 	if err != nil {
 		return refusal(codeRecordUnreadable, err)
 	}
@@ -143,15 +150,16 @@ func (x *exchange) judge(r *record) reply {
 			return refusal(codeRecordUnreadable, err)
 		}
 	}
-	return replay(stored, r.expires)
-}
-
-// replay is the first one's answer.
-func replay(stored []byte, expires *time.Time) reply {
 	resp, err := decodeResponse(stored)
 	if err != nil {
 		return refusal(codeRecordUnreadable, err)
 	}
+	x.share(r, resp)
+	return again(resp, r.expires)
+}
+
+// again is the first one's answer.
+func again(resp *response, expires *time.Time) reply {
 	if resp.Tombstone {
 		return gone(resp.Header)
 	}

@@ -109,8 +109,11 @@ func (l *Layer) Erase(ctx context.Context, tenant, scope, key string) error {
 	if err := Erase(ctx, l.pool, tenant, scope, key); err != nil {
 		return err
 	}
-	if l.cfg.Cache != nil {
-		return l.cfg.Cache.Delete(ctx, dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash())
+	if l.cache == nil {
+		return nil
+	}
+	if err := l.cache.forget(ctx, dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()); err != nil {
+		return fmt.Errorf("idempotency: erased, but the cache may still answer for Config.CacheTTL: %w", err)
 	}
 	return nil
 }

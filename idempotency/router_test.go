@@ -68,7 +68,9 @@ func TestRouters(t *testing.T) {
 				t.Fatal(err)
 			}
 			var runs atomic.Int64
-			handler := build(func(h http.Handler) http.Handler { return layer.MustHandle(idempotency.Route{Pattern: "/v1/charges/{id}/capture"}, h) },
+			handler := build(func(h http.Handler) http.Handler {
+				return layer.MustHandle(idempotency.Route{Pattern: "/v1/charges/{id}/capture"}, h)
+			},
 				func(id func(*http.Request) string) http.Handler {
 					return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 						tx, err := idempotency.Tx(r)

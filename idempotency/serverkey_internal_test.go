@@ -70,12 +70,12 @@ func TestH3SourcesOfAKey(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			check(t, rule, c.h, c.body, c.want, c.fails)
+			checkFind(t, rule, c.h, c.body, c.want, c.fails)
 		})
 	}
 }
 
-func check(t *testing.T, rule keyRule, h http.Header, body, want, fails string) {
+func checkFind(t *testing.T, rule keyRule, h http.Header, body, want, fails string) {
 	t.Helper()
 	key, found, err := rule.find(h, []byte(body))
 	switch {
@@ -93,7 +93,7 @@ func check(t *testing.T, rule keyRule, h http.Header, body, want, fails string) 
 func TestH3PointerIntoArrays(t *testing.T) {
 	t.Parallel()
 	for pointer, want := range map[string]string{"/0/key": "a", "/1/key": "b", "/01/key": "", "/2/key": "", "/-/key": "", "/key": "", "/1/": "c", "/1/a~1b~0": "d"} {
-		check(t, keyRule{pointer: pointer}, nil, `[{"key":"a"},{"key":"b","":"c","a/b~":"d"}]`, want, "")
+		checkFind(t, keyRule{pointer: pointer}, nil, `[{"key":"a"},{"key":"b","":"c","a/b~":"d"}]`, want, "")
 	}
 }
 
@@ -145,10 +145,10 @@ func TestH4ServerSyntax(t *testing.T) {
 func TestH4ShortestKey(t *testing.T) {
 	t.Parallel()
 	rule := keyRule{headers: []string{"Idempotency-Key"}, pointer: "/key", min: 8}
-	check(t, rule, http.Header{"Idempotency-Key": {`"12345678"`}}, "", "12345678", "")
-	check(t, rule, http.Header{"Idempotency-Key": {`"secret-"`}}, "", "", "has 7 bytes, must have 8 to 255")
-	check(t, rule, nil, `{"key":"12345678"}`, "12345678", "")
-	check(t, rule, nil, `{"key":"secret-"}`, "", "has 7 bytes, must have 8 to 255")
+	checkFind(t, rule, http.Header{"Idempotency-Key": {`"12345678"`}}, "", "12345678", "")
+	checkFind(t, rule, http.Header{"Idempotency-Key": {`"secret-"`}}, "", "", "has 7 bytes, must have 8 to 255")
+	checkFind(t, rule, nil, `{"key":"12345678"}`, "12345678", "")
+	checkFind(t, rule, nil, `{"key":"secret-"}`, "", "has 7 bytes, must have 8 to 255")
 }
 
 // H4 against another implementation of RFC 9651 (the one of Mercure), which runs the working group's vectors in its own tests. All
@@ -157,7 +157,7 @@ func TestH4StringsAgainstAnotherImplementation(t *testing.T) {
 	t.Parallel()
 	for c := range 256 {
 		for _, format := range []string{`"%s"`, `"\%s"`, `"a%sb"`, `%s"a"`, `"a"%s`, `"a";%s`, `"a";b%s`, `"a";b=%s`, `"a";b=%s1`, `"a";b="%s"`, `"a";b=:%s:`, `"a";b=a%s`, `"a";b=1%s`, `"a";b=1.0%s`, `"a";b=@1%s`, `"a";b=%%"%s"`, `"a";b=%%"%%%s0"`} {
-			agree(t, fmt.Sprintf(format, string([]byte{byte(c)})))
+			agreeOnItem(t, fmt.Sprintf(format, string([]byte{byte(c)})))
 		}
 	}
 	for _, s := range []string{
@@ -165,15 +165,15 @@ func TestH4StringsAgainstAnotherImplementation(t *testing.T) {
 		`"a";b;c=?0;d=?1`, `"a"; b=1`, `"a" ;b=1`, `"a";b =1`, `"a";b= 1`, `"a";;`, `"a";b=1;b=2`, `"a";b=-0`, `"a";b=123456789012345`, `"a";b=1234567890123456`, `"a";b=123456789012.123`,
 		`"a";b=1234567890123.1`, `"a";b=1.1234`, `"a";b=:aGVsbG8=:`, `"a";b=::`, `"a";b=@1659578233`, `"a";b=@-1`, `"a";b=@1.0`, `"a";b=%"f%c3%bc"`, `"a";b=%"f%C3%BC"`, `"a";b=(1 2)`, "", " ",
 	} {
-		agree(t, s)
+		agreeOnItem(t, s)
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		agree(t, rapid.StringMatching(`[ "]"[ -~]{0,8}[\\"]{0,3}"( ?;? ?[a-z*]{1,2}=?([?:@%]?[0-9a-f."]{0,6}:?))?`).Draw(t, "field"))
+		agreeOnItem(t, rapid.StringMatching(`[ "]"[ -~]{0,8}[\\"]{0,3}"( ?;? ?[a-z*]{1,2}=?([?:@%]?[0-9a-f."]{0,6}:?))?`).Draw(t, "field"))
 	})
 }
 
-// agree compares what a field line is in the strict syntax.
-func agree(t interface{ Errorf(string, ...any) }, line string) {
+// agreeOnItem compares what a field line is in the strict syntax.
+func agreeOnItem(t interface{ Errorf(string, ...any) }, line string) {
 	item, err := httpsfv.UnmarshalItem([]string{line})
 	want, isString := item.Value.(string)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	// ErrStep says that a [Step] is none: outside of lease mode, without a name, behind [Tx], or inside another one.
+	// ErrStep says that a [Step] is none: outside of lease mode, without a name, behind [Tx], or behind the handler's return.
 	ErrStep = errors.New("idempotency: no step is possible here")
 	// ErrOutcomeUnknown says that an earlier attempt at a step may have had its effect, longer ago than the provider remembers its
 	// key: asking again could do it twice. The request is set aside for an operator, whatever the handler answers.
@@ -46,6 +46,8 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
 	case name == "" || len(name) > maxStepName:
 		return nil, fmt.Errorf("%w: a step's name has 1 to %d bytes", ErrStep, maxStepName)
+	case x.over.Load():
+		return nil, fmt.Errorf("%w: step %q behind the handler's return", ErrStep, name)
 	case x.tx != nil:
 		return nil, fmt.Errorf("%w: step %q behind Tx: no external call while a transaction is open", ErrStep, name)
 	}
@@ -75,7 +77,11 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 
 // stepKey does not depend on who works on the request.
 func (x *exchange) stepKey(name string) string {
-	sum := codec.Hash("onlyonce/http-step/1", x.scope.Tenant, x.subject.Scope, x.key, name)
+	key := x.key
+	if key == "" { // nothing joins two requests without one
+		key = x.token.String()
+	}
+	sum := codec.Hash("onlyonce/http-step/1", x.scope.Tenant, x.subject.Scope, key, name)
 	return uuidText([16]byte(sum[:16]))
 }
 

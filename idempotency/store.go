@@ -13,9 +13,9 @@ import (
 
 // lookSQL finds a record that has not expired. In: id. Out: at most one row. By the primary keys of http_records and leases; takes no lock.
 const lookSQL = `
-select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null, r.expires_at, extract(epoch from r.expires_at - clock_timestamp())::float8,
-       coalesce(r.lease_id, 0), coalesce(l.epoch, 0), l.nonce, l.until is null or l.until <= clock_timestamp(),
-       coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
+select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at,
+       coalesce(r.lease_id, 0) as lease, coalesce(l.epoch, 0) as epoch, l.nonce, l.until is null or l.until <= clock_timestamp() as free,
+       coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8 as lease_left
   from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id
  where r.id = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`
 
@@ -61,34 +61,56 @@ type record struct {
 	sealed      bool
 	erased      bool
 	expires     *time.Time
-	left        time.Duration // until it expires
 
 	lease, epoch int64
 	nonce        *uuid.UUID
 	free         bool          // nobody holds the lease
 	leaseLeft    time.Duration // until the lease ends
+
+	origin origin // where it was read, if a cache wants to know
+}
+
+// recordRow is what the queries return; everything is null where there is no record.
+type recordRow struct {
+	state        *string
+	token, nonce *uuid.UUID
+	lease, epoch *int64
+	free         *bool
+	sealed       *bool
+	erased       *bool
+	left         *float64
+	r            record
+}
+
+func (w *recordRow) targets() []any {
+	return []any{&w.state, &w.r.fingerprint, &w.token, &w.r.response, &w.sealed, &w.erased, &w.r.expires, &w.lease, &w.epoch, &w.nonce, &w.free, &w.left}
+}
+
+func (w *recordRow) record() *record {
+	if w.state == nil {
+		return nil
+	}
+	w.r.state, w.r.token, w.r.sealed, w.r.erased = *w.state, *w.token, *w.sealed, *w.erased
+	w.r.lease, w.r.epoch, w.r.nonce, w.r.free, w.r.leaseLeft = *w.lease, *w.epoch, w.nonce, *w.free, seconds(*w.left)
+	return &w.r
 }
 
 // look returns the record of an id, nil where there is none.
 func (l *Layer) look(ctx context.Context, id [16]byte) (*record, error) {
+	if l.cache != nil {
+		return l.lookFrom(ctx, id)
+	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
-	var r record
-	var left *float64
-	var leaseLeft float64
-	err := l.pool.QueryRow(ctx, lookSQL, uuid.UUID(id)).Scan(&r.state, &r.fingerprint, &r.token, &r.response, &r.sealed, &r.erased, &r.expires, &left,
-		&r.lease, &r.epoch, &r.nonce, &r.free, &leaseLeft)
+	var row recordRow
+	err := l.pool.QueryRow(ctx, lookSQL, uuid.UUID(id)).Scan(row.targets()...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
 	}
-	if left != nil {
-		r.left = seconds(*left)
-	}
-	r.leaseLeft = seconds(leaseLeft)
-	return &r, nil
+	return row.record(), nil
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
@@ -111,11 +133,11 @@ const (
 	deadlockDetected     = "40P01"
 	uniqueViolation      = "23505"
 	fenceLost            = "OO001"
-	recordStands         = "OO009"
+	recordStands         = "OO010"
 )
 
-// again reports whether the database asks for the whole transaction to be run again.
-func again(err error) bool {
+// toRerun reports whether the database asks for the whole transaction to be run again.
+func toRerun(err error) bool {
 	code := sqlstate(err)
 	return code == serializationFailure || code == deadlockDetected
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
@@ -35,9 +36,11 @@ func (x *exchange) transactional() reply {
 		limit = maxStored
 	}
 	reruns := 0
-	for range lookLimit {
-		if rep, known := x.recall(); known {
-			return rep
+	for n := range lookLimit {
+		if n > 0 {
+			if _, rep, known := x.recall(); known {
+				return rep
+			}
 		}
 		out := x.run(newRecorder(limit), true)
 		switch {
@@ -51,25 +54,10 @@ func (x *exchange) transactional() reply {
 	return inProgress(time.Second)
 }
 
-// recall answers from a record, where there is one.
-func (x *exchange) recall() (rep reply, known bool) {
-	if rep, known := x.cached(); known {
-		return rep, true
-	}
-	rec, err := x.layer.look(x.ctx, x.id)
-	if err != nil {
-		return refusal(codeStoreUnavailable, err), true
-	}
-	if rec == nil {
-		return reply{}, false
-	}
-	return x.judge(rec), true
-}
-
 // run runs the handler once in a transaction of its own; claimed says that the request has a key.
 func (x *exchange) run(rec *recorder, claimed bool) outcome {
 	defer x.letGo()
-	if err := x.acquire(x.ctx); err != nil {
+	if err := x.acquire(x.ctx, x.endpoint.route.Isolation); err != nil {
 		return ended(refusal(codeStoreUnavailable, err))
 	}
 	if !claimed {
@@ -87,7 +75,6 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 		return ended(refusal(codeStoreUnavailable, err))
 	}
 	if p := x.call(x.ctx, rec); p != nil {
-		x.letGo()
 		panic(p)
 	}
 	x.tx.CloseHandler()
@@ -146,23 +133,39 @@ type verdict struct {
 
 // verdict says what of a run is kept: the transaction decides first, and then the status.
 func (x *exchange) verdict(rec *recorder) verdict {
-	status, route := rec.status(), &x.endpoint.route
-	keep := worth(status, route)
+	status := rec.status()
+	keep := worth(status, &x.endpoint.route)
+	if x.late { // H11: it was out of time, whatever it says now
+		keep = keepNothing
+		if status < http.StatusInternalServerError {
+			return verdict{outcome: ended(refusal(codeRolledBack, errLate))}
+		}
+	}
 	if tx := x.tx; tx != nil && tx.Failure() != nil {
 		switch f := tx.Failure(); {
-		case again(f) || tx.Lost() || status < http.StatusBadRequest:
+		case toRerun(f) || tx.Lost() || status < http.StatusBadRequest:
 			return verdict{outcome: x.failed(f)} // what it answered is about writes that are not there
 		case keep == keepAll:
 			keep = keepAnswer
 		}
 	}
-	if rec.overflow() && keep != keepNothing {
+	if rec.overflow() { // what is there of it is not what the handler meant
 		return verdict{outcome: ended(refusal(codeResponseTooLarge, nil))}
 	}
 	if keep == keepNothing {
 		return verdict{outcome: ended(answer(Released, rec))}
 	}
 	return verdict{keep: keep}
+}
+
+// errLate says why an answer was not sent.
+var errLate = errors.New("idempotency: the handler answered after Route.MaxHandlerTime")
+
+// conflicting is the answer where the database goes on asking for the whole transaction to be run again (H17).
+func conflicting(err error) reply {
+	rep := refusal(codeRolledBack, err)
+	rep.status = http.StatusServiceUnavailable
+	return rep
 }
 
 // worth says what a status is worth keeping.
@@ -186,8 +189,8 @@ func worth(status int, route *Route) keeping {
 // failed answers for a transaction that the server has refused or lost before COMMIT was sent, so that nothing of it stands.
 func (x *exchange) failed(err error) outcome {
 	switch {
-	case again(err):
-		return outcome{reply: refusal(codeRolledBack, err), rerun: true}
+	case toRerun(err):
+		return outcome{reply: conflicting(err), rerun: true}
 	case x.tx.Lost() && !x.late: // of one that is late pgx has cut the connection
 		return ended(refusal(codeStoreUnavailable, err))
 	}
@@ -206,7 +209,9 @@ func (x *exchange) commit(rep reply, resp *response) outcome {
 	lost := err != nil && (x.tx.Lost() || errors.Is(err, fault.ErrInjected))
 	switch {
 	case err == nil:
-		x.remember(resp)
+		if x.woken != nil {
+			x.woken()
+		}
 		return ended(rep)
 	case lost && resp == nil:
 		return ended(refusal(codeCommitUnknown, err)) // it has no key to be found by
@@ -214,8 +219,8 @@ func (x *exchange) commit(rep reply, resp *response) outcome {
 		return x.resolve(rep, err)
 	case stands(err):
 		return outcome{reply: inProgress(time.Second), stands: true}
-	case again(err):
-		return outcome{reply: refusal(codeRolledBack, err), rerun: true}
+	case toRerun(err):
+		return outcome{reply: conflicting(err), rerun: true}
 	}
 	return ended(refusal(codeRolledBack, err)) // a deferred constraint: the handler's
 }
@@ -248,7 +253,7 @@ func (x *exchange) resolve(rep reply, cause error) outcome {
 // ask claims the key in a transaction that does nothing else.
 func (x *exchange) ask() (int, error) {
 	defer x.letGo()
-	if err := x.acquire(x.ctx); err != nil {
+	if err := x.acquire(x.ctx, pgx.ReadCommitted); err != nil { // a snapshot from before the lock would not show the record
 		return 0, err
 	}
 	return x.claim()

@@ -2,17 +2,12 @@ package outbox
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"runtime/debug"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-
-	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
 // patience is how long a chunk waits for its last calls once none has returned. Those that are still out then are written to the parked table
@@ -33,6 +28,7 @@ type flight struct {
 	blocked  bool          // another call of its ordering key is parked
 	notAfter time.Time     // when the call may no longer start; zero: no bound
 
+	t        *tenure // whose call it is, once it is made
 	chunk    *chunk
 	state    flightState
 	parked   int64 // id of the row that it was picked from; 0: it comes from the log
@@ -42,7 +38,8 @@ type flight struct {
 	result   Result
 	decision Reconciliation
 	answer   *Response // the remote has accepted the call: what is left is to complete it
-	verdict  *verdict
+	verdict  verdict
+	judged   bool // verdict holds
 }
 
 // completing says whether no call is to be made any more.
@@ -161,105 +158,28 @@ func (c *chunk) block(key uuid.UUID) {
 	c.skim()
 }
 
-// startNext begins the next calls of the chunk, the first in a slot that was taken for it.
+// startNext begins the next calls of the chunk, the first in a slot that was taken for it, and as many others as there are slots for.
 func (t *tenure) startNext() {
 	c := t.chunk
 	c.last = time.Now()
-	for {
-		f := c.rows[c.next]
-		c.next++
-		if f.order != nil {
-			c.queues[*f.order] = nil // busy
-		}
-		t.launch(f)
-		c.skim()
-		if c.next == len(c.rows) || !t.starting() {
-			return
-		}
-		select {
-		case t.s.slots <- struct{}{}: // and whatever else there is a slot for
-			if !t.s.enter() {
-				<-t.s.slots
-				return
+	var calls []*flight
+	slots := 1
+	for c.next < len(c.rows) && slots > 0 {
+		for ; c.next < len(c.rows) && slots > 0; slots-- {
+			f := c.rows[c.next]
+			c.next++
+			if f.order != nil {
+				c.queues[*f.order] = nil // busy
 			}
-		default:
-			return
+			calls = append(calls, f)
+			c.skim()
+		}
+		if t.stopAt.IsZero() {
+			slots += t.s.take(len(c.rows) - c.next)
 		}
 	}
-}
-
-// launch makes a call in a goroutine of its own. The caller has taken a slot, and entered.
-func (t *tenure) launch(f *flight) {
-	f.mayStart = func() error {
-		now := time.Now()
-		if !now.Before(*t.deadline.Load()) || t.ctx.Err() != nil {
-			return ErrLease
-		}
-		if !f.notAfter.IsZero() && !now.Before(f.notAfter) {
-			return ErrWindow
-		}
-		return nil
-	}
-	if f.chunk != nil {
-		f.state = flightFlying
-		f.chunk.flying++
-	}
-	if f.work == nil {
-		f.work = t.send
-	}
-	t.calling++
-	go func() {
-		defer func() { t.results <- f }() // deferred: a sink may end its goroutine
-		f.result = RetryLater("the sink ended its goroutine", nil)
-		t.attempt(f)
-	}()
-}
-
-// attempt does the work of a flight. No transaction is open (T10), but a completion's own.
-func (t *tenure) attempt(f *flight) {
-	defer func() {
-		if v := recover(); v != nil {
-			// A call that panics must not take every other call with it; its row keeps the type only, the
-			// value may be a payload.
-			f.result = RetryLater(fmt.Sprintf("it panicked (%T)", v), fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
-		}
-	}()
-	ctx, cancel := context.WithTimeout(t.callCtx, t.s.limits.Timeout)
-	defer cancel()
-	f.work(ctx, f)
-}
-
-// send makes one attempt at a call.
-func (t *tenure) send(ctx context.Context, f *flight) {
-	if err := f.MayStart(); err != nil {
-		f.result = RetryLater(err.Error(), err)
-		return
-	}
-	if f.sealed {
-		if err := t.open(f); err != nil {
-			f.result = RetryLater("the body cannot be opened: "+err.Error(), err)
-			return
-		}
-	}
-	f.made = true
-	if err := fault.Point(fault.RelayCalling); err != nil {
-		f.result = RetryLater(err.Error(), err)
-		return
-	}
-	f.result = t.s.sink.Send(ctx, &f.Delivery)
-	if err := fault.Point(fault.RelayCalled); err != nil {
-		f.result = RetryLater(err.Error(), err)
-	}
-}
-
-// open decrypts a body.
-func (t *tenure) open(f *flight) error {
-	if t.s.cfg.Sealer == nil {
-		return errors.New("RelayConfig.Sealer is not set")
-	}
-	body, err := t.s.cfg.Sealer.Open(f.key, f.Body)
-	f.Body, f.sealed = body, err != nil
-	return err
+	t.s.slots.give(slots)
+	t.launch(calls...)
 }
 
 // diverted are the rows that the chunk leaves to the parked table: what was looked at and not delivered.

@@ -108,6 +108,9 @@ func (o observer) settled(s Settled) {
 	if s.As == SettledRejected || s.As == SettledReconcile {
 		level = slog.LevelWarn // an operator has to look at it
 	}
+	if !o.log.Enabled(context.Background(), level) {
+		return // before a dozen arguments are made for each call
+	}
 	o.log.Log(context.Background(), level, "outbox: call settled", "sink", o.sink, "as", string(s.As), "row", s.Row, "key", s.Key, "name", s.Name,
 		"attempt", s.Attempt, "wait", s.Wait, "reason", s.Reason)
 }

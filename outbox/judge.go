@@ -43,13 +43,11 @@ type verdict struct {
 
 // judge decides about a flight. It gives the same answer each time, but for one that is still under way.
 func (t *tenure) judge(f *flight) verdict {
-	if f.verdict != nil {
-		return *f.verdict
+	if f.judged {
+		return f.verdict
 	}
 	v := t.decide(f)
-	if f.state != flightFlying {
-		f.verdict = &v
-	}
+	f.verdict, f.judged = v, f.state != flightFlying
 	return v
 }
 
@@ -142,6 +140,9 @@ const maxReason = 300
 // stored makes a text fit for a column of text: valid UTF-8 without NUL, on one line, and short. Postgres refuses other
 // text, and a row that cannot be settled would hold up every row that is settled with it.
 func stored(s string) string {
+	if s == "" {
+		return s
+	}
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return ' '

@@ -90,17 +90,8 @@ const pickAtOnce = 16
 // transaction; then it makes them. If the transaction fails, or nobody knows how it ended, nothing of it counts: what was to be settled is
 // settled in the next one (the statement may run twice), and what was picked is due again by itself. The caller has taken a number of slots.
 func (t *tenure) retryTurn(pick bool, slots int) error {
-	for pick && slots < pickAtOnce {
-		select {
-		case t.s.slots <- struct{}{}:
-			if t.s.enter() {
-				slots++
-				continue
-			}
-			<-t.s.slots
-		default:
-		}
-		break
+	if pick {
+		slots += t.s.take(pickAtOnce - slots)
 	}
 	if pick && slots == 0 && len(t.done) == 0 {
 		t.starved = true // until serve has a slot
@@ -146,13 +137,8 @@ func (t *tenure) retryTurn(pick bool, slots int) error {
 	if err == nil {
 		err = fault.Point(fault.RelayPicked)
 	}
-	give := func() {
-		for range slots {
-			t.s.leave()
-		}
-	}
 	if err != nil {
-		give()
+		t.s.slots.give(slots)
 		return err
 	}
 	t.done = nil
@@ -192,9 +178,9 @@ func (t *tenure) retryTurn(pick bool, slots int) error {
 		if window != Forever && f.work == nil {
 			f.notAfter = asked.Add(window - f.age)
 		}
-		t.launch(f)
 	}
-	give()
+	t.launch(picked...)
+	t.s.slots.give(slots)
 	return nil
 }
 

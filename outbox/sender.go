@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -56,11 +55,12 @@ select * from (
  where fresh or due or lost`
 
 // sender sends one sink's calls, from the lanes that it holds. One goroutine renews leases, takes and gives back lanes, and looks for work;
-// each lane has a goroutine of its own (tenure), each call another one.
+// each lane has a goroutine of its own (tenure), each call another one, or each batch of calls.
 type sender struct {
 	cfg       RelayConfig
 	pool      *pgxpool.Pool
 	sink      Sink
+	batcher   Batcher // the sink, if it is one; nil otherwise
 	name      string
 	limits    Limits
 	dbTimeout time.Duration // bounds each statement and each COMMIT
@@ -68,9 +68,8 @@ type sender struct {
 	joinGrace time.Duration
 	tell      observer
 
-	slots      chan struct{}
+	slots      *slots
 	completing chan struct{} // completions under way, of all sinks
-	calling    atomic.Int64  // calls under way or about to begin
 	paused     atomic.Bool
 
 	held  map[int16]*tenure
@@ -93,13 +92,14 @@ const (
 )
 
 func newSender(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *sender {
+	b, _ := s.(Batcher)
 	return &sender{
-		cfg: cfg, pool: pool, sink: s, name: s.Name(), limits: s.Limits(),
+		cfg: cfg, pool: pool, sink: s, batcher: b, name: s.Name(), limits: s.Limits(),
 		dbTimeout: cfg.LeaseTTL / 3,
 		tell:      observer{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
 		wake:      make(chan struct{}, 1),
 		joinGrace: joinGrace,
-		slots:     make(chan struct{}, cfg.Concurrency),
+		slots:     newSlots(cfg.Concurrency),
 	}
 }
 
@@ -122,39 +122,30 @@ func (s *sender) open() bool {
 		return false
 	}
 	if r, ok := s.sink.(Readier); ok {
-		return int(s.calling.Load()) < r.Ready()
+		return s.slots.busy() < r.Ready()
 	}
 	return true
 }
 
-// enter counts a call that is to be begun, if it may be: its caller has taken a slot.
-func (s *sender) enter() bool {
-	r, limited := s.sink.(Readier)
-	for !s.paused.Load() {
-		n := s.calling.Load()
-		if limited && int(n) >= r.Ready() {
-			return false
-		}
-		if s.calling.CompareAndSwap(n, n+1) {
-			return true
-		}
+// take takes up to n slots for calls that are to be begun, and returns how many it has got.
+func (s *sender) take(n int) int {
+	if s.paused.Load() {
+		return 0
 	}
-	return false
+	limit := s.cfg.Concurrency
+	if r, ok := s.sink.(Readier); ok {
+		limit = r.Ready()
+	}
+	return s.slots.take(n, limit)
 }
 
-// keeps says whether a call may follow another one in the slot of that.
-func (s *sender) keeps() bool {
+// keeps says whether a call may follow another one in the slot of that, where some slots that are taken are about to be given back.
+func (s *sender) keeps(free int) bool {
 	if s.paused.Load() {
 		return false
 	}
 	r, limited := s.sink.(Readier)
-	return !limited || int(s.calling.Load()) <= r.Ready()
-}
-
-// leave gives back a call's slot.
-func (s *sender) leave() {
-	s.calling.Add(-1)
-	<-s.slots
+	return !limited || s.slots.busy()-free <= r.Ready()
 }
 
 // run returns nil once ctx has ended and every lane is given back, or a fault that waiting does not heal.
@@ -273,11 +264,9 @@ func (s *sender) renew(ctx context.Context) error {
 		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name); err != nil {
 			return fmt.Errorf("making the lanes of %s: %w", s.name, err)
 		}
-		for n := 0; s.me == nil; n++ { // the first that is free: as many rows as there ever were relays at once
-			var err error
-			if s.me, err = lease.Acquire(bounded, s.pool, memberLease(s.name)+strconv.Itoa(n), s.cfg.LeaseTTL); err != nil {
-				return err
-			}
+		var err error
+		if s.me, err = lease.Join(bounded, s.pool, memberLease(s.name), s.cfg.LeaseTTL); err != nil {
+			return err
 		}
 	}
 	held := []*lease.Lease{s.me}
@@ -325,7 +314,7 @@ func (s *sender) look(ctx context.Context) error {
 	if s.paused.Swap(paused) != paused {
 		s.tell.paused(paused)
 	}
-	share := (lanes + max(members, 1) - 1) / max(members, 1) // lanes that are this relay's due
+	share := lease.Share(lanes, members) // lanes that are this relay's due
 	surplus := -share
 	for _, t := range s.held {
 		if !t.halting.Load() {

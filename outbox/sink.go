@@ -37,6 +37,16 @@ type Readier interface {
 	Ready() int
 }
 
+// Batcher is a Sink that makes attempts at many calls for less than one by one. The relay hands it whatever it has slots for
+// (RelayConfig.Concurrency); parked calls it sends one by one, by Send.
+type Batcher interface {
+	Sink
+	// SendBatch makes one attempt at each of several calls, and says of each how it ended, by its index: as soon as it is known, because the
+	// slot is free then, once, from any goroutine, and before SendBatch returns. No two calls have one ordering key. What is said of
+	// Send holds for each call: above all, one that cannot be sent is no reason to say anything but Delivered of those that were.
+	SendBatch(ctx context.Context, calls []*Delivery, ended func(i int, r Result))
+}
+
 // Limits are what a relay must know about a sink's remote.
 type Limits struct {
 	// KeyWindow is for how long after it has first seen a key the remote still recognises it, by its documentation. No
@@ -84,17 +94,17 @@ type Delivery struct {
 	// Attempt counts from 1.
 	Attempt int
 
-	mayStart func() error // nil: no bounds (a sink's own tests)
+	bound interface{ mayStart() error } // nil: no bounds (a sink's own tests)
 }
 
 // MayStart returns an error if the call must not be started any more: [ErrWindow] or [ErrLease]. The relay asks before
 // it calls Send; a sink asks again right before the first byte leaves, because connecting may take its time and a
 // process may be stopped at any instruction. A sink that is told no returns RetryLater with that error.
 func (d *Delivery) MayStart() error {
-	if d.mayStart == nil {
+	if d.bound == nil {
 		return nil
 	}
-	return d.mayStart()
+	return d.bound.mayStart()
 }
 
 // Errors of [Delivery.MayStart].

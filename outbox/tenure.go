@@ -24,7 +24,7 @@ var (
 )
 
 // tenure is the time for which a relay holds a lane. One goroutine reads the lane's passes, journals, settles and tries parked calls
-// again, one transaction after the other; each call has a goroutine of its own, which touches nothing but its flight.
+// again, one transaction after the other; calls are made in goroutines of their own, which touch nothing but their flights.
 type tenure struct {
 	s     *sender
 	lane  int16
@@ -45,20 +45,20 @@ type tenure struct {
 	halted  chan struct{}
 	kick    chan news
 
-	cursor  cursor
-	seen    atomic.Int64 // cursor.version, for the sender
-	known   bool         // cursor is what the database has
-	refs    []ref        // rows of the pass that are not fetched yet
-	more    bool         // the pass may hold rows behind refs
-	wide    bool         // the next pass may hold many rows
-	chunk   *chunk
-	fresh   bool // there are rows behind the pass, or may be
-	due     bool // parked calls are due, or may be
-	dueAt   time.Time
-	starved bool // parked calls are due, and there was no slot for them
-	fed     bool // the last slot was theirs: the next one is for a new call
-	results chan *flight
-	calling int // calls under way: those of the chunk and those of parked rows
+	cursor   cursor
+	seen     atomic.Int64 // cursor.version, for the sender
+	known    bool         // cursor is what the database has
+	refs     []ref        // rows of the pass that are not fetched yet
+	more     bool         // the pass may hold rows behind refs
+	wide     bool         // the next pass may hold many rows
+	chunk    *chunk
+	fresh    bool // there are rows behind the pass, or may be
+	due      bool // parked calls are due, or may be
+	dueAt    time.Time
+	starved  bool // parked calls are due, and there was no slot for them
+	fed      bool // the last slot was theirs: the next one is for a new call
+	returned returns
+	calling  int // calls under way: those of the chunk and those of parked rows
 
 	retries map[int64]*flight // parked rows under way, by their ids: none of them is picked again
 	late    map[int64]*flight // rows of the log under way whose chunk went on without them, by their ids: likewise
@@ -77,8 +77,8 @@ func newTenure(ctx context.Context, s *sender, l *lease.Lease, lane int16) *tenu
 	t := &tenure{
 		s: s, lane: lane, lease: l,
 		halted: make(chan struct{}), kick: make(chan news, 1),
-		results: make(chan *flight, 2*s.cfg.Concurrency), // a call that returns late never blocks
-		retries: map[int64]*flight{}, late: map[int64]*flight{},
+		returned: returns{there: make(chan struct{}, 1)},
+		retries:  map[int64]*flight{}, late: map[int64]*flight{},
 		due: true, fresh: true, wide: true,
 		pause: s.pauses(),
 	}
@@ -171,18 +171,17 @@ func (t *tenure) serve() error {
 				t.pause.Reset()
 			}
 		}
-		var slot chan<- struct{}
+		var slot <-chan struct{}
 		starved := t.starved && t.known && !now.Before(t.notBefore)
 		begins := t.chunk != nil && !t.chunk.ending && t.chunk.next < len(t.chunk.rows)
 		if (starved || begins) && t.starting() {
-			slot = t.s.slots
+			slot = t.s.slots.freed
 		}
 		timer.Reset(time.Until(t.next()))
 		select {
-		case slot <- struct{}{}:
+		case <-slot:
 			switch {
-			case !t.s.enter(): // another lane was first
-				<-t.s.slots
+			case t.s.take(1) == 0: // another lane was first
 			case starved && !(begins && t.fed):
 				t.fed = true
 				if err := t.retryTurn(true, 1); err != nil {
@@ -194,9 +193,8 @@ func (t *tenure) serve() error {
 				t.fed = false
 				t.startNext()
 			}
-		case f := <-t.results:
-			t.landed(f)
-			t.landMore()
+		case <-t.returned.there:
+			t.land()
 		case <-timer.C:
 		case n := <-t.kick:
 			t.fresh = t.fresh || n.Fresh
@@ -301,42 +299,42 @@ func (t *tenure) step(now time.Time) error {
 	return nil
 }
 
-// landed takes in a call that has returned.
-func (t *tenure) landed(f *flight) {
+// land takes in the calls that have returned, and begins those that waited behind them, in the same slots.
+func (t *tenure) land() {
+	now, free := time.Now(), 0
+	var next []*flight
+	for _, f := range t.returned.take() {
+		if behind := t.landed(f, now, free); behind != nil {
+			next = append(next, behind)
+		} else {
+			free++
+		}
+	}
+	t.launch(next...)
+	t.s.slots.give(free)
+}
+
+// landed takes in a call that has returned, behind some that have given their slots free. It returns the one that may be made in its place, nil if
+// there is none.
+func (t *tenure) landed(f *flight, now time.Time, free int) *flight {
 	t.calling--
 	if f.parked != 0 {
-		t.s.leave()
 		t.done = append(t.done, f)
-		return
+		return nil
 	}
+	f.state = flightDone
 	c := t.chunk
 	if c == nil || f.chunk != c {
 		// The chunk went on without it: it is in the parked table by now, where its settlement finds it by its row.
-		f.state = flightDone
-		t.s.leave()
 		t.done = append(t.done, f)
-		return
+		return nil
 	}
 	c.flying--
-	c.last = time.Now()
-	f.state = flightDone
-	if next := c.followers(f); next != nil && t.stopAt.IsZero() && t.s.keeps() {
-		t.launch(next) // in the same slot
-		return
+	c.last = now
+	if next := c.followers(f); next != nil && t.stopAt.IsZero() && t.s.keeps(free) {
+		return next
 	}
-	t.s.leave()
-}
-
-// landMore takes in whatever else has returned.
-func (t *tenure) landMore() {
-	for {
-		select {
-		case f := <-t.results:
-			t.landed(f)
-		default:
-			return
-		}
-	}
+	return nil
 }
 
 // failed judges the error of a transaction: fenced off, a fault that waiting does not heal (returned), or one that is
@@ -365,9 +363,10 @@ func (t *tenure) join() error {
 	var grace <-chan time.Time
 	for t.calling > 0 {
 		select {
-		case <-t.results:
-			t.calling--
-			t.s.leave()
+		case <-t.returned.there:
+			n := len(t.returned.take())
+			t.calling -= n
+			t.s.slots.give(n)
 		case <-halted:
 			halted = nil
 			timer := time.NewTimer(t.s.joinGrace)

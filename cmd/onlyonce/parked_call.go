@@ -59,14 +59,14 @@ type changedKey struct {
 // faultsOfCalls refuses flags that do not go together, and those that are for calls only.
 func (q *selection) faultsOfCalls() error {
 	calls := q.kind != nil && *q.kind == kindCall
-	messages := q.kind != nil && *q.kind == kindMessage
+	messages := q.kind != nil && *q.kind != kindCall
 	switch {
 	case !calls && (q.sink != nil || q.name != nil || q.state != nil):
 		return usagef("-sink, -name and -state pick calls: add -kind call")
 	case messages && q.asserts(), q.id == nil && !calls && q.asserts():
 		return usagef("-verified-applied, -verified-not-applied and -new-key are for calls: add -kind call")
 	case calls && (q.topic != nil || q.partition != nil):
-		return usagef("-topic and -partition pick messages, and do not go with -kind call")
+		return usagef("-topic and -partition pick messages and events, and do not go with -kind call")
 	case q.applied && (q.notApplied || q.newKey):
 		return usagef("-verified-applied goes with neither -verified-not-applied nor -new-key: what was applied is not sent again")
 	}
@@ -79,7 +79,7 @@ func (q *selection) asserts() bool { return q.applied || q.notApplied || q.newKe
 // states are those of the rows that can be picked.
 func (q *selection) states() []string {
 	all := []string{"waiting"}
-	switch calls := q.kindOf() != kindMessage; {
+	switch calls := q.kindOf() == kindCall; {
 	case q.discard && calls:
 		all = []string{"waiting", "blocked", "retrying", "reconcile"}
 	case q.discard:

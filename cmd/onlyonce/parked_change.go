@@ -16,15 +16,18 @@ import (
 // statement on: what became of it shows only to a statement after this one. In the order of ids, as every command does.
 const lockPickedSQL = `select id from onlyonce.parked where id = any ($1::bigint[]) order by id for update`
 
-// redriveSQL makes parked messages due, with all attempts before them. In: ids. Under the lock on the rows.
+// redriveSQL makes parked messages and events due, with all attempts before them. In: ids. Under the lock on the rows.
 const redriveSQL = `
 update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0
- where id = any ($1::bigint[]) and kind = 'message' and state = 'waiting'`
+ where id = any ($1::bigint[]) and kind in ('message', 'event') and state = 'waiting' and (kind = 'message' or "offset" is not null)`
 
-// discardSQL settles parked messages without applying them, and calls without sending them. In: ids. Under the lock on the rows.
+// appendParkedSQL appends events to their streams that a receiver has set aside before they were; see the function's comment in the migration.
+const appendParkedSQL = `select onlyonce.append_parked($1)`
+
+// discardSQL settles parked messages and events without applying them, and calls without sending them. In: ids. Under the lock on the rows.
 const discardSQL = `
 update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null
- where id = any ($1::bigint[]) and kind in ('message', 'call') and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
+ where id = any ($1::bigint[]) and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
 
 // promoteSQL makes the first row of an ordering key due; see the function's comment in the migration. In: ordering key.
 const promoteSQL = `select onlyonce.promote($1::uuid)`
@@ -46,7 +49,8 @@ settled, and those that are blocked behind it follow by themselves. So what is b
 the first of its key.
 
 Messages of reason conflict (an id that was used before for another payload) are left out unless -id or -parked-reason conflict
-picks them. Events cannot be redriven yet.
+picks them. Events are redriven as messages are, with -kind event or by their id. What a webhook receiver has set aside (same-body, stale)
+is appended to the endpoint's stream, and handled as if it had come now.
 
 Calls are picked by their id, or with -kind call by sink, name, scope, state or reason. Their relay sends them, under the keys that
 they have, so a remote that honours keys applies each once:
@@ -80,7 +84,7 @@ An attempt that is under way is waited for: what it applies is not discarded. A 
 come later are duplicates and are not applied either (messages of reason conflict and no-key have claimed none). Messages that are blocked behind
 it in their ordering key are tried next.
 
-Messages of reason conflict are left out unless -id or -parked-reason conflict picks them. Events cannot be discarded yet.
+Messages of reason conflict are left out unless -id or -parked-reason conflict picks them. Events are discarded as messages are, with -kind event or by their id.
 
 Calls are picked by their id, or with -kind call by sink, name, scope, state or reason. They are not sent any more. One that
 was called already may have been applied all the same, and one that is under way is not stopped.
@@ -98,7 +102,7 @@ func selectionFlags(fs *flag.FlagSet, ask *selection) func(context.Context, *app
 	address := postgresVar(fs)
 	numberVar(fs, &ask.id, "id", "the row's id `N`, as `onlyonce parked list` shows it", 1, math.MaxInt64)
 	ask.cursorFilter.flags(fs)
-	choiceVar(fs, &ask.kind, "kind", "rows of one `KIND`: message or call (default: message; with -id whatever it is)", kindMessage, kindCall)
+	choiceVar(fs, &ask.kind, "kind", "rows of one `KIND`: message, call or event (default: message; with -id whatever it is)", kindMessage, kindCall, kindEvent)
 	textVar(fs, &ask.sink, "sink", "only calls to the sink `S`")
 	textVar(fs, &ask.name, "name", "only calls of the name `N`")
 	choiceVar(fs, &ask.state, "state", "only calls in one `STATE`: waiting, retrying, blocked or reconcile", "waiting", "retrying", "blocked", "reconcile")
@@ -196,6 +200,11 @@ func (q *selection) do(ctx context.Context, tx pgx.Tx, now *selected) (*selected
 		var tag pgconn.CommandTag
 		tag, err = tx.Exec(ctx, sql, now.IDs)
 		changed = tag.RowsAffected()
+		if err == nil && !q.discard && q.kindOf() == kindEvent {
+			var appended int64
+			err = tx.QueryRow(ctx, appendParkedSQL, now.IDs).Scan(&appended)
+			changed += appended
+		}
 	}
 	if err == nil && changed != int64(now.Count) {
 		err = fmt.Errorf("%d of %d locked rows were changed", changed, now.Count)

@@ -264,12 +264,6 @@ func TestRedriveAsks(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.parked where "offset" = 14 and state = 'waiting'`); n != 1 {
 		t.Error("a message was redriven that nobody was shown")
 	}
-	for _, c := range []struct{ kind, want string }{{"event", "is a parked event"}} {
-		id := one[string](f, `select id::text from onlyonce.parked where kind = $1`, c.kind)
-		for _, verb := range []string{"redrive", "discard"} {
-			f.run("parked", verb, "-id", id, "-reason", "x", "-yes").want(t, statusFailed, c.want, "nothing was done").lines(t, 1)
-		}
-	}
 	f.run("parked", "redrive", "-id", "4711", "-reason", "x", "-yes").want(t, statusEnvironment, "there is no parked row 4711")
 }
 
@@ -289,7 +283,7 @@ func TestParkedShow(t *testing.T) {
 		t.Error("an escape sequence reaches the terminal")
 	}
 	whole := s.run("parked", "show", "-id", row, "-body", "-json").want(t, statusGood)
-	if got := fields(t, []byte(whole.out)); got != "id kind state reason error attempts next_attempt_at tenant scope key topic partition offset cluster_id topic_id "+
+	if got := fields(t, []byte(whole.out)); got != "id kind state reason error attempts next_attempt_at tenant scope key event_id topic partition offset cluster_id topic_id "+
 		"record_time log_append_time record_key headers sink name method target replay replay_resend parked_at settled_at order_key ahead behind head row_id lane first_attempt_at erased_at capture sealed trace response body_bytes body" {
 		t.Errorf("fields: %s", got)
 	}

@@ -10,9 +10,10 @@ import (
 const (
 	kindMessage = "message"
 	kindCall    = "call"
+	kindEvent   = "event"
 )
 
-// pickSQL picks parked messages or calls, oldest first. In: ids (null: any), scope, topic, partition, reason (each may be null: any), states,
+// pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic, partition, reason (each may be null: any), states,
 // how many rows, kinds, sink and name (null: any), whether a call that was erased or has no key will do, and whether only a rejected one will.
 // Rows of reason conflict only where the reason says so or the ids are given. By the primary key, or by the index
 // parked_position where a scope is given. No bodies.
@@ -41,7 +42,7 @@ type oneRow struct {
 	Erased              bool
 }
 
-// pickedRow is a parked message or call that a command is about.
+// pickedRow is a parked row that a command is about.
 type pickedRow struct {
 	ID        int64   `json:"id"`
 	Kind      string  `json:"kind"`
@@ -86,7 +87,7 @@ type selected struct {
 	rows   []pickedRow
 }
 
-var parkedReasons = []string{"permanent", "exhausted", "crashed", "conflict", "no-key", "failed", "behind", "scheduled", "cut", "completion", "rejected", "window"}
+var parkedReasons = []string{"permanent", "exhausted", "crashed", "conflict", "no-key", "failed", "behind", "same-body", "stale", "scheduled", "cut", "completion", "rejected", "window"}
 
 const selectors = "(-id N | [-kind KIND] [-scope S [-topic T [-partition P]]] [-sink S] [-name N] [-state STATE] [-parked-reason R] [-limit N])"
 
@@ -162,10 +163,10 @@ func (q *selection) kindOf() string {
 // learnKind finds out what the one row is that was asked for by its id alone.
 func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
 	rows, err := collect[oneRow](ctx, tx, oneSQL, *q.id)
-	if err == nil && len(rows) == 1 && (rows[0].Kind == kindCall || rows[0].Kind == kindMessage) {
+	if err == nil && len(rows) == 1 {
 		q.kind = &rows[0].Kind
-		if rows[0].Kind == kindMessage && q.asserts() {
-			return &refusal{fmt.Sprintf("row %d is a parked message, and nothing was done: -verified-applied, -verified-not-applied and -new-key are for calls", *q.id)}
+		if rows[0].Kind != kindCall && q.asserts() {
+			return &refusal{fmt.Sprintf("row %d is a parked %s, and nothing was done: -verified-applied, -verified-not-applied and -new-key are for calls", *q.id, rows[0].Kind)}
 		}
 	}
 	return err
@@ -206,13 +207,11 @@ func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 	}
 	r := rows[0]
 	switch {
-	case r.Kind != kindMessage && r.Kind != kindCall:
-		return &refusal{fmt.Sprintf("row %d is a parked %s, and nothing was done: this version redrives and discards messages and calls only", *q.id, r.Kind)}
 	case r.Kind != q.kindOf():
 		return usagef("-kind: row %d is a parked %s", *q.id, r.Kind)
 	case r.State == "resolved" || r.State == "discarded":
 		return &refusal{fmt.Sprintf("row %d is settled (%s), and nothing was done", *q.id, r.State)}
-	case r.State == "retrying" && r.Kind == kindMessage:
+	case r.State == "retrying" && r.Kind != kindCall:
 		return &refusal{fmt.Sprintf("row %d is being tried again already, and nothing was done", *q.id)}
 	case r.State == "blocked":
 		head, err := q.head(ctx, tx)

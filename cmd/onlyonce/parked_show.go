@@ -17,7 +17,7 @@ import (
 // parkedShowSQL reads one row whole. In: id, whether with its body. One row, or none. By the primary key; its place among the
 // unsettled rows of its ordering key by the partial index parked_order.
 const parkedShowSQL = `
-select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, p.tenant, p.scope, p.key::text as key,
+select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, p.tenant, p.scope, p.key::text as key, p.event_id,
        p.topic, p.partition, p."offset", p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
        p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
        p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
@@ -47,6 +47,7 @@ type parkedWhole struct {
 	Tenant        string
 	Scope         string
 	Key           *string
+	EventID       *string
 	Topic         *string
 	Partition     *int32
 	Offset        *int64
@@ -131,6 +132,7 @@ type parkedDetail struct {
 	Tenant        string         `json:"tenant"`
 	Scope         string         `json:"scope"`
 	Key           *string        `json:"key"`
+	EventID       *string        `json:"event_id"`
 	Topic         *string        `json:"topic"`
 	Partition     *int32         `json:"partition"`
 	Offset        *int64         `json:"offset"`
@@ -180,7 +182,7 @@ func (p *parkedWhole) detail() *parkedDetail {
 	utc(&p.ParkedAt)
 	utc(p.SettledAt)
 	d := &parkedDetail{ID: p.ID, Kind: p.Kind, State: p.State, Reason: p.Reason, Error: p.Error, Attempts: p.Attempts,
-		NextAttemptAt: p.NextAttemptAt, Tenant: p.Tenant, Scope: p.Scope, Key: p.Key, Topic: p.Topic, Partition: p.Partition,
+		NextAttemptAt: p.NextAttemptAt, Tenant: p.Tenant, Scope: p.Scope, Key: p.Key, EventID: p.EventID, Topic: p.Topic, Partition: p.Partition,
 		Offset: p.Offset, ClusterID: p.ClusterID, TopicID: p.TopicID, RecordTime: p.RecordTime, LogAppendTime: p.LogAppendTime,
 		RecordKey: octetsOf(p.RecordKey), Headers: []parkedHeader{}, Sink: p.Sink, Name: p.Name, Method: p.Method, Target: p.Target,
 		Replay: p.Replay, ReplayResend: p.ReplayResend, ParkedAt: p.ParkedAt, SettledAt: p.SettledAt, OrderKey: p.OrderKey,
@@ -209,7 +211,7 @@ Shows everything of one parked row but its body, which may be private: -body add
 UTF-8 and as hexadecimal digits where not. It changes nothing.
 
 With -json, one object:
-  id, kind, state, reason, error (whole), attempts, tenant, scope, key (as stored)
+  id, kind, state, reason, error (whole), attempts, tenant, scope, key (as stored), event_id
   topic, partition, offset, cluster_id, topic_id, record_time, log_append_time, record_key   of a message, else null
   headers                    list of {name, value}
   sink, name, method, target of a call, else null
@@ -293,6 +295,7 @@ func (a *app) writeParkedRow(d *parkedDetail, body bool) {
 	text("method", d.Method)
 	text("target", d.Target)
 	text("key", d.Key)
+	text("event id", d.EventID)
 	if d.Lane != nil {
 		row("lane", strconv.Itoa(int(*d.Lane)))
 	}

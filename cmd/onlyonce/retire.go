@@ -16,7 +16,7 @@ const retireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() wh
 // row: how many, and how many of them wait for an operator. By the index parked_position.
 const leftSQL = `
 select count(*), count(*) filter (where state = 'waiting') from onlyonce.parked
- where kind = 'message' and settled_at is null and scope = $1 and topic = $2 and partition = $3
+ where kind <> 'call' and settled_at is null and scope = $1 and topic = $2 and partition = $3
    and ($4::bigint is null or "offset" >= $4) and ($5::bigint is null or "offset" < $5)`
 
 // retirement is what the operator asks for.

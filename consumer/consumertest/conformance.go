@@ -36,6 +36,8 @@ type Harness struct {
 	Source func(t testing.TB, group string, rebalance time.Duration, topics ...string) consumer.Source
 	// Shares says that members share the partitions among them. Otherwise the one that joined last has them all.
 	Shares bool
+	// KeepsNeeded says that retention deletes nothing which a consumer has not passed, so that Retained knows no bound.
+	KeepsNeeded bool
 	// Missing makes a source for a topic that does not exist. May be nil.
 	Missing func(t testing.TB) (s consumer.Source, topic string)
 	// Unreachable makes a source for an address where nobody listens. May be nil.
@@ -361,6 +363,9 @@ func incarnation(t *testing.T, h Harness) {
 func retained(t *testing.T, h Harness) {
 	at := time.UnixMilli(time.Now().Add(-time.Hour).UnixMilli()).UTC()
 	for retention, want := range map[time.Duration]time.Time{24 * time.Hour: at.Add(24 * time.Hour), 0: {}} {
+		if h.KeepsNeeded {
+			want = time.Time{}
+		}
 		topic := h.Topic(t, 1, retention)
 		h.Produce(t, topic, 0, &consumer.Message{Value: []byte("v"), Time: at})
 		x := Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)

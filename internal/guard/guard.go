@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -74,8 +77,7 @@ type Tx struct {
 	origin    dedupe.Origin
 	hasOrigin bool
 	marks     map[[16]byte]struct{}
-	late      []any // what is written right before the seal, by writeLate
-	writeLate func(items []any) (sql string, args []any)
+	late      []lateItem // what is written right before the seal
 }
 
 // Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement that is sent.
@@ -141,14 +143,35 @@ func (t *Tx) Mark(id [16]byte) bool {
 	return true
 }
 
-// Late keeps an item that is written right before the seal, together with the items of all messages, by the one statement that write
-// makes of them. What a savepoint undoes is forgotten. An error of that statement counts as the handler's.
+// lateItem is what one statement writes together with all others of its type.
+type lateItem struct {
+	item  any
+	write func(items []any) (sql string, args []any)
+}
+
+// Late keeps an item that is written right before the seal, together with the items of its type of all messages, by the one statement that
+// write makes of them. What a savepoint undoes is forgotten. An error of that statement counts as the handler's.
 func (t *Tx) Late(item any, write func(items []any) (sql string, args []any)) error {
 	if err := t.ready(""); err != nil {
 		return err
 	}
-	t.late, t.writeLate = append(t.late, item), write
+	t.late = append(t.late, lateItem{item, write})
 	return nil
+}
+
+// queueLate queues a statement for each type of item. They come in the order of the types' names, whatever came first here, because they take
+// locks: two transactions that write both kinds must not wait for each other.
+func (t *Tx) queueLate() {
+	of := map[string][]any{}
+	write := map[string]func([]any) (string, []any){}
+	for _, l := range t.late {
+		name := reflect.TypeOf(l.item).String()
+		of[name], write[name] = append(of[name], l.item), l.write
+	}
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		sql, args := write[name](of[name])
+		t.batch.Queue(sql, args...)
+	}
 }
 
 // CloseHandler ends the handler's use of the transaction; the engine may still commit or roll back.
@@ -177,8 +200,7 @@ func (t *Tx) Commit(timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if len(t.late) > 0 {
-		sql, args := t.writeLate(t.late)
-		t.batch.Queue(sql, args...)
+		t.queueLate()
 	}
 	t.Engine(stepSeal, sealSQL)
 	t.Engine(stepCommit, "commit")

@@ -37,14 +37,14 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/rediscache", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range public {
 		forbid(t, pkg, "testing", module+"internal/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
 			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr",
-			"github.com/standard-webhooks", "github.com/svix", "github.com/stripe", "github.com/getkin", "github.com/go-chi")
+			"github.com/standard-webhooks", "github.com/svix", "github.com/stripe", "github.com/dunglas", "github.com/getkin", "github.com/go-chi", "github.com/anishathalye")
 	}
 }
 
@@ -66,6 +66,24 @@ func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	}
 }
 
+// A client of Redis is for those who want one (H21).
+func TestGoRedisStaysInItsCache(t *testing.T) {
+	t.Parallel()
+	linked := false
+	for _, pkg := range public {
+		if pkg != "./idempotency/rediscache" {
+			forbid(t, pkg, "github.com/redis")
+			continue
+		}
+		for _, d := range deps(t, pkg) {
+			linked = linked || strings.HasPrefix(d, "github.com/redis/go-redis/")
+		}
+	}
+	if !linked {
+		t.Error("rediscache does not link go-redis: this test looks for the wrong name")
+	}
+}
+
 func TestImportsPointOneWay(t *testing.T) {
 	t.Parallel()
 	for pkg, not := range map[string][]string{
@@ -75,6 +93,7 @@ func TestImportsPointOneWay(t *testing.T) {
 		"./outbox":     {module + "consumer"},
 		// A sink for Kafka and a source from it share a library, and nothing of ours.
 		"./outbox/kafkasink": {module + "consumer"},
+		"./idempotency":      {module + "idempotency/rediscache"},
 	} {
 		forbid(t, pkg, not...)
 	}

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -149,4 +150,20 @@ func (l *Lease) Release(ctx context.Context, db DB) error {
 		return fmt.Errorf("releasing a lease: %w", err)
 	}
 	return nil
+}
+
+// Join takes the first free lease of those named prefix0, prefix1 and so on: there are as many rows as there ever were members at
+// once. A member is counted for as long as it renews its lease.
+func Join(ctx context.Context, db DB, prefix string, ttl time.Duration) (*Lease, error) {
+	for n := 0; ; n++ {
+		if l, err := Acquire(ctx, db, prefix+strconv.Itoa(n), ttl); l != nil || err != nil {
+			return l, err
+		}
+	}
+}
+
+// Share is how many of all things one of so many members may hold: rounded up, so that everything is somebody's.
+func Share(all, members int) int {
+	members = max(members, 1)
+	return (all + members - 1) / members
 }

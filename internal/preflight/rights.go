@@ -43,6 +43,35 @@ var (
 		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_steps":     {"SELECT", "INSERT", "UPDATE"},
 	})
+	// Operations works on what HTTP handlers have accepted, besides App and Events.
+	Operations = role("onlyonce_app", map[string][]string{
+		"operations":        {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"operation_signals": {"SELECT", "INSERT", "UPDATE"},
+	})
+	// Events reads streams of the event log: a consumer's source, besides App.
+	Events = role("onlyonce_app", map[string][]string{
+		"schema_version": {"SELECT"},
+		"leases":         {"SELECT", "INSERT", "UPDATE"},
+		"streams":        {"SELECT", "INSERT"},
+		"event_log":      {"SELECT"},
+		"stream_floors":  {"SELECT"},
+		"stream_offsets": {"SELECT", "INSERT", "UPDATE"},
+	})
+	// Receiver receives webhooks.
+	Receiver = role("onlyonce_app", map[string][]string{
+		"schema_version":    {"SELECT"},
+		"leases":            {"SELECT", "INSERT", "UPDATE"},
+		"inbox":             {"SELECT", "INSERT", "DELETE"}, // of its own ids, whose retention has passed
+		"parked":            {"SELECT", "INSERT"},
+		"streams":           {"SELECT", "INSERT"},
+		"event_log":         {"SELECT", "INSERT"},
+		"stream_floors":     {"SELECT"},
+		"rings":             {"SELECT"},
+		"webhook_ids":       {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"webhook_bodies":    {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"webhook_objects":   {"SELECT", "INSERT", "UPDATE"},
+		"webhook_endpoints": {"SELECT", "INSERT", "UPDATE"},
+	})
 	// Relay sends what is in the outbox.
 	Relay = role("onlyonce_relay", map[string][]string{
 		"schema_version": {"SELECT"},

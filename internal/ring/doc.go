@@ -1,4 +1,4 @@
-// Package ring rotates rings of tables: the outbox log, and later the inbox of keys.
+// Package ring rotates rings of tables: the outbox log, the event log, and later the inbox of keys.
 //
 // # Concept
 //
@@ -18,7 +18,7 @@
 //
 // # Protocol
 //
-// A writer assigns itself a transaction id, reads the row in a later statement, and inserts into cur (onlyonce.enqueue_calls). It takes no
+// A writer assigns itself a transaction id, reads the row in a later statement, and inserts into cur (onlyonce.enqueue_calls, onlyonce.append_events). It takes no
 // lock that a rotator takes before the TRUNCATE, and never waits for one.
 //
 // A step is a transaction of its own, READ COMMITTED whatever the server's default: it holds the lease (onlyonce.hold, which

@@ -25,6 +25,11 @@ type Ring struct {
 	Needed string
 	// Reads are the qualified names of the other tables that Needed reads.
 	Reads []string
+	// Keep is a statement that notes of a segment what must outlast it, run in the transaction that empties it, when it is locked and
+	// known not to be needed. SEGMENT as in Needed. Empty: nothing is noted.
+	Keep string
+	// Notes are the qualified names of the tables that Keep inserts into and updates.
+	Notes []string
 }
 
 // Errors.
@@ -158,7 +163,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
 	if ring.Name == "" {
 		fault("Ring.Name", "must not be empty")
 	}
-	for _, name := range slices.Concat([]string{ring.Sequence}, ring.Tables, ring.Reads) {
+	for _, name := range slices.Concat([]string{ring.Sequence}, ring.Tables, ring.Reads, ring.Notes) {
 		if !qualified.MatchString(name) {
 			fault("Ring", "%q is not the name of a relation in schema onlyonce", name)
 		}

@@ -241,7 +241,7 @@ func (r *Rotator) own(ctx context.Context) (bool, error) {
 		}
 		return ours, err
 	}
-	rows, err := r.pool.Query(bounded, rightsSQL, r.ring.Tables, r.ring.Sequence, r.ring.Reads)
+	rows, err := r.pool.Query(bounded, rightsSQL, r.ring.Tables, r.ring.Sequence, append([]string{}, r.ring.Reads...), append([]string{}, r.ring.Notes...))
 	if err != nil {
 		return false, err
 	}
@@ -393,6 +393,11 @@ func (r *Rotator) empty(ctx context.Context, st *state, passed bool) (Outcome, e
 		if why != nil {
 			out = Outcome{Action: Needed, Slot: slot, Why: *why}
 			return errNeeded
+		}
+		if r.ring.Keep != "" {
+			if _, err := tx.Exec(ctx, r.sql(r.ring.Keep, slot)); err != nil {
+				return fmt.Errorf("noting what outlasts segment %s: %w", r.ring.Tables[slot], err)
+			}
 		}
 		if _, err := tx.Exec(ctx, r.sql(truncateSQL, slot)); err != nil {
 			return fmt.Errorf("emptying segment %s: %w", r.ring.Tables[slot], err)

@@ -20,14 +20,15 @@ select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
   left join onlyonce.segments o on o.ring = r.name and o.slot = r.closed[cardinality(r.closed)]
  where r.name = $1`
 
-// rightsSQL lists what the role lacks. In: tables by slot, sequence, tables that are read. From the catalogs; takes no lock.
+// rightsSQL lists what the role lacks. In: tables by slot, sequence, tables that are read, tables that are written. From the catalogs; takes no lock.
 const rightsSQL = `
 select needed.privilege || ' on ' || needed.name
   from (select p as privilege, 'onlyonce.rings' as name from unnest(array['SELECT', 'UPDATE']) p
         union all select p, 'onlyonce.segments' from unnest(array['SELECT', 'UPDATE']) p
         union all select p, 'onlyonce.leases' from unnest(array['SELECT', 'INSERT', 'UPDATE']) p
         union all select p, t from unnest($1::text[]) t, unnest(array['SELECT', 'TRUNCATE']) p
-        union all select 'SELECT', t from unnest($3::text[]) t) needed
+        union all select 'SELECT', t from unnest($3::text[]) t
+        union all select p, t from unnest($4::text[]) t, unnest(array['SELECT', 'INSERT', 'UPDATE']) p) needed
  where not has_table_privilege(needed.name, needed.privilege)
 union all
 select p || ' on ' || $2::text from unnest(array['SELECT', 'UPDATE']) p where not has_sequence_privilege($2::text, p)

@@ -3,7 +3,7 @@
 #
 #	internal/rolling/archive.sh COMMIT SCHEMA_VERSION
 #
-# v2.tar.gz was made from 6c2ba18. Made again from the same commit and worker it has the same bytes.
+# v3.tar.gz was made from 3c20a3d. Made again from the same commit and worker it has the same bytes.
 # Run it when a schema version is released; the test names the archive that it wants.
 set -euo pipefail
 cd "$(git rev-parse --show-toplevel)"

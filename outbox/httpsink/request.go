@@ -39,10 +39,9 @@ func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error
 	for i := range names {
 		header[names[i]] = append(header[names[i]], values[i])
 	}
-	if _, frozen := header["Traceparent"]; d.Trace != "" && !frozen {
-		parent, state, more := strings.Cut(d.Trace, "\n")
+	if parent, state := frozen.Trace(header, d.Trace); parent != "" {
 		header["Traceparent"] = []string{parent}
-		if more {
+		if state != "" {
 			header["Tracestate"] = []string{state}
 		}
 	}

@@ -19,19 +19,19 @@ func Waiting(s *Sink) (n int) {
 
 // SendBatch sends one batch to partition 0, of calls that may be made unless there is an error in their place, and returns how each ended.
 func SendBatch(ctx context.Context, s *Sink, topic string, refused []error) []error {
+	all := make([]error, len(refused))
+	p := &party{ctx: ctx, all: make(chan struct{}), tell: func(i int, err error) { all[i] = err }}
+	p.left.Store(int64(len(refused)))
 	var batch []*entry
 	for i, err := range refused {
-		r, bad := s.record(&outbox.Delivery{Key: fmt.Sprint(i), Method: "POST", Target: "/" + topic, Body: []byte(fmt.Sprint(i))})
+		r, bad := s.record(&outbox.Delivery{Key: fmt.Sprint(i), Method: "POST", Target: "/" + topic, Body: []byte(fmt.Sprint(i))}, new(route))
 		if bad != nil {
 			panic(bad)
 		}
-		batch = append(batch, &entry{record: r, ctx: ctx, mayStart: func() error { return err }, ended: make(chan error, 1)})
+		batch = append(batch, &entry{record: r, party: p, index: i, mayStart: func() error { return err }})
 	}
 	l := &lane{waiting: batch, busy: true}
 	s.send(place{topic, 0}, l)
-	var all []error
-	for _, e := range batch {
-		all = append(all, <-e.ended)
-	}
+	<-p.all
 	return all
 }

@@ -23,11 +23,12 @@ type lane struct {
 // entry is a call that waits for its turn.
 type entry struct {
 	*record
-	ctx      context.Context
+	party    *party
+	index    int // in the party
 	mayStart func() error
 	// skip is why it was left out of the last request. It is written before that request is, and read after its answer.
-	skip  error
-	ended chan error // buffered: whoever sends does not wait for whoever has given up
+	skip error
+	over atomic.Bool // its end is told
 }
 
 // end tells how the last request ended, to one that was part of it.
@@ -35,22 +36,44 @@ func (e *entry) end(err error) {
 	if err == nil && e.skip != nil {
 		err = e.skip
 	}
-	e.ended <- err
+	e.party.end(e, err)
 }
 
-// enqueue hands an entry to whoever sends for its partition, and sees to it that somebody does.
-func (s *Sink) enqueue(p place, e *entry) {
+// party is the calls of one Send or SendBatch: one context bounds them.
+type party struct {
+	ctx  context.Context
+	tell func(index int, err error)
+	left atomic.Int64
+	all  chan struct{} // closed once the end of each is told
+}
+
+// end tells how a call ended, unless that is told already.
+func (p *party) end(e *entry, err error) {
+	if e.over.Swap(true) {
+		return
+	}
+	p.tell(e.index, err)
+	if p.left.Add(-1) == 0 {
+		close(p.all)
+	}
+}
+
+// enqueue hands entries to whoever sends for their partitions, and sees to it that somebody does.
+func (s *Sink) enqueue(topic string, partitions []int, entries []*entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.lanes[p]
-	if l == nil {
-		l = &lane{}
-		s.lanes[p] = l
-	}
-	l.waiting = append(l.waiting, e)
-	if !l.busy {
-		l.busy = true
-		go s.send(p, l)
+	for _, e := range entries {
+		p := place{topic, e.partition(partitions)}
+		l := s.lanes[p]
+		if l == nil {
+			l = &lane{}
+			s.lanes[p] = l
+		}
+		l.waiting = append(l.waiting, e)
+		if !l.busy {
+			l.busy = true
+			go s.send(p, l)
+		}
 	}
 }
 
@@ -99,16 +122,20 @@ var errVersion = errors.New("the broker is older than 0.11: its records carry no
 func (s *Sink) attempt(p place, batch []*entry) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
 	defer cancel()
-	var left atomic.Int64
-	left.Store(int64(len(batch)))
-	for _, e := range batch {
-		stop := context.AfterFunc(e.ctx, func() {
-			if left.Add(-1) == 0 {
-				cancel()
-			}
-		})
-		defer stop()
+	var waiting atomic.Int64 // one more than parties whose contexts have not ended
+	waiting.Store(1)
+	gone := func() {
+		if waiting.Add(-1) == 0 {
+			cancel()
+		}
 	}
+	for i, e := range batch {
+		if i == 0 || e.party != batch[i-1].party {
+			waiting.Add(1)
+			defer context.AfterFunc(e.party.ctx, gone)()
+		}
+	}
+	gone()
 	resp, err := s.transport.RoundTrip(ctx, s.addr, &exchange{Request: produce.Request{
 		Acks: int16(kafka.RequireAll), // O10: the library's own default is none
 		// The brokers give up before we do, so that there is an answer.
@@ -163,7 +190,7 @@ func (x *exchange) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
 	now := time.Now()
 	var records []protocol.Record
 	for _, e := range x.batch {
-		if e.skip = e.ctx.Err(); e.skip == nil {
+		if e.skip = e.party.ctx.Err(); e.skip == nil {
 			e.skip = e.mayStart()
 		}
 		if e.skip == nil {

@@ -26,23 +26,42 @@ type record struct {
 	value   []byte
 }
 
-// record builds the record from what is frozen. It applies the rules of Enqueue again, because a row may have been
-// written in SQL.
-func (s *Sink) record(d *outbox.Delivery) (*record, error) {
+// route is what a target says, once it is found to be one that the sink takes.
+type route struct {
+	target string
+	topic  string
+	key    []byte // nil: none
+}
+
+// route applies the rules of Enqueue again, because a row may have been written in SQL.
+func (s *Sink) route(target string) (route, error) {
+	err := frozen.Target(target)
+	r := route{target: target}
+	if err == nil {
+		r.topic, r.key, err = parseTarget(target)
+	}
+	switch {
+	case err != nil:
+		return route{}, fmt.Errorf("target: %w", err)
+	case !slices.Contains(s.cfg.Topics, r.topic):
+		return route{}, fmt.Errorf("target: topic %.60s is not among the sink's topics", r.topic)
+	}
+	return r, nil
+}
+
+// record builds the record from what is frozen, by the rules of Enqueue. last is the route of the call before, which is most often the same, and becomes
+// this one's.
+func (s *Sink) record(d *outbox.Delivery, last *route) (*record, error) {
 	if d.Method != http.MethodPost {
 		return nil, errors.New("method: must be POST, which is the default: a record has none")
 	}
-	if err := frozen.Target(d.Target); err != nil {
-		return nil, fmt.Errorf("target: %w", err)
+	if last.topic == "" || d.Target != last.target {
+		var err error
+		if *last, err = s.route(d.Target); err != nil {
+			return nil, err
+		}
 	}
-	r := &record{id: d.Key, order: d.Order, value: d.Body}
-	var err error
-	if r.topic, r.key, err = parseTarget(d.Target); err != nil {
-		return nil, fmt.Errorf("target: %w", err)
-	}
-	if !slices.Contains(s.cfg.Topics, r.topic) {
-		return nil, fmt.Errorf("target: topic %.60s is not among the sink's topics", r.topic)
-	}
+	r := &record{id: d.Key, order: d.Order, value: d.Body, topic: last.topic, key: last.key}
 	names, values, faults := frozen.Headers(d.Header)
 	if len(faults) > 0 {
 		return nil, fmt.Errorf("header: %w", faults[0])
@@ -60,10 +79,9 @@ func (s *Sink) record(d *outbox.Delivery) (*record, error) {
 		}
 		r.headers = append(r.headers, protocol.Header{Key: n, Value: []byte(values[i])})
 	}
-	if _, frozen := d.Header["Traceparent"]; d.Trace != "" && !frozen {
-		parent, state, more := strings.Cut(d.Trace, "\n")
+	if parent, state := frozen.Trace(d.Header, d.Trace); parent != "" {
 		r.headers = append(r.headers, protocol.Header{Key: "traceparent", Value: []byte(parent)})
-		if more {
+		if state != "" {
 			r.headers = append(r.headers, protocol.Header{Key: "tracestate", Value: []byte(state)})
 		}
 	}

@@ -43,7 +43,7 @@ type layout struct {
 	at         time.Time
 }
 
-var _ outbox.Sink = (*Sink)(nil)
+var _ outbox.Batcher = (*Sink)(nil)
 
 // place is a partition.
 type place struct {
@@ -80,27 +80,66 @@ func (s *Sink) Limits() outbox.Limits {
 func (s *Sink) Close() { s.transport.CloseIdleConnections() }
 
 // Send makes one attempt.
-func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) (r outbox.Result) {
+	s.SendBatch(ctx, []*outbox.Delivery{d}, func(_ int, got outbox.Result) { r = got })
+	return r
+}
+
+// SendBatch makes an attempt at each of several calls. Those of one partition travel together.
+func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	r, err := s.record(d)
-	if err != nil {
-		// The row cannot be sent as it is, now or later: no call was made.
-		return outbox.Reject(err.Error(), err)
+	p := &party{ctx: ctx, all: make(chan struct{}), tell: func(i int, err error) { ended(i, s.judge(ctx, err)) }}
+	entries := make([]*entry, 0, len(calls))
+	var topics []string
+	byTopic := map[string][]*entry{}
+	var last route
+	for i, d := range calls {
+		r, err := s.record(d, &last)
+		if err != nil {
+			// The row cannot be sent as it is, now or later: no call was made.
+			ended(i, outbox.Reject(err.Error(), err))
+			continue
+		}
+		e := &entry{record: r, party: p, index: i, mayStart: d.MayStart}
+		entries = append(entries, e)
+		if byTopic[r.topic] == nil {
+			topics = append(topics, r.topic)
+		}
+		byTopic[r.topic] = append(byTopic[r.topic], e)
 	}
-	all, err := s.partitions(ctx, r.topic)
-	if err != nil {
-		return s.judge(ctx, err)
+	if len(entries) == 0 {
+		return
 	}
-	e := &entry{record: r, ctx: ctx, mayStart: d.MayStart, ended: make(chan error, 1)}
-	s.enqueue(place{r.topic, r.partition(all)}, e)
+	p.left.Store(int64(len(entries)))
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	for _, topic := range topics[1:] { // one that nobody knows holds up no other
+		asking.Go(func() { s.sendTo(topic, byTopic[topic]) })
+	}
+	s.sendTo(topics[0], byTopic[topics[0]])
 	select {
-	case err = <-e.ended:
+	case <-p.all:
 	case <-ctx.Done():
 		// Whoever is sending sees that this context has ended. If the request is out, nobody knows what becomes of it.
-		err = ctx.Err()
+		for _, e := range entries {
+			p.end(e, ctx.Err())
+		}
+		<-p.all
 	}
-	return s.judge(ctx, err)
+}
+
+// sendTo enqueues calls of one party to a topic.
+func (s *Sink) sendTo(topic string, entries []*entry) {
+	p := entries[0].party
+	all, err := s.partitions(p.ctx, topic)
+	if err == nil {
+		s.enqueue(topic, all, entries)
+		return
+	}
+	for _, e := range entries {
+		p.end(e, err)
+	}
 }
 
 // partitions returns a topic's partitions, as they were at most layoutAge ago: asking the Transport costs more than all else about a record.

@@ -93,6 +93,9 @@ var refused = map[string]string{
 // faults names every header that must not be frozen.
 func Headers(h http.Header) (names, values []string, faults []error) {
 	names, values = []string{}, []string{}
+	if len(h) == 0 {
+		return names, values, nil
+	}
 	seen := map[string]string{}
 	size := 0
 	for _, given := range sortedNames(h) {
@@ -145,6 +148,16 @@ func Parse(lines string) http.Header {
 		h[name] = append(h[name], value)
 	}
 	return h
+}
+
+// Trace takes apart the trace context that a row holds, for a sink to send: traceparent, and tracestate in a second line if there is one. Both are
+// empty where there is none, or where the call's own headers, which are frozen, have one.
+func Trace(h http.Header, trace string) (parent, state string) {
+	if _, own := h["Traceparent"]; own {
+		return "", ""
+	}
+	parent, state, _ = strings.Cut(trace, "\n")
+	return parent, state
 }
 
 // sortedNames sorts by canonical form, then as given.

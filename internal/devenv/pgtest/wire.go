@@ -1,4 +1,4 @@
-package consumer_test
+package pgtest
 
 import (
 	"bytes"
@@ -15,33 +15,36 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// wire stands between a pool and its server. It reads the messages that the client sends, and does what a test asks for at the message
+// Wire stands between a pool and its server. It reads the messages that the client sends, and does what a test asks for at the message
 // that runs a statement: however statements are sent (prepared, unnamed or simple), and whatever travels with them.
-type wire struct {
-	statement string
-	// at says what happens at the n-th time, counted over all connections from 1 on.
-	at func(n int32) cut
+type Wire struct {
+	// Statement is the one that it waits for.
+	Statement string
+	// At says what happens at the n-th time, counted over all connections from 1 on.
+	At func(n int32) Cut
 
-	seen, cuts atomic.Int32
+	// Seen counts the times that the statement was sent, and Cuts those at which something happened.
+	Seen, Cuts atomic.Int32
 	open       sync.WaitGroup // connections that are held
 }
 
-// cut is what happens at a message.
-type cut int
+// Cut is what happens at a message.
+type Cut int
 
+// Cuts.
 const (
-	pass    cut = iota
-	unsent      // what came before reaches the server, the statement does not, and the connection breaks
-	unheard     // the server carries the statement out, and the connection breaks before the client hears of it
-	held        // the client sees the connection break; the server gets the statement when the channel of hold is closed
-	dropped     // like held, but it never gets it
-	stalled     // the statement reaches the server when the channel of hold is closed; nothing breaks
+	Pass    Cut = iota
+	Unsent      // what came before reaches the server, the statement does not, and the connection breaks
+	Unheard     // the server carries the statement out, and the connection breaks before the client hears of it
+	Held        // the client sees the connection break; the server gets the statement when the channel of hold is closed
+	Dropped     // like Held, but it never gets it
+	Stalled     // the statement reaches the server when the channel of hold is closed; nothing breaks
 )
 
 var errCut = errors.New("connection cut by the test")
 
-// wired is a pool whose connections go through a wire. hold is for held, dropped and stalled.
-func wired(t *testing.T, base *pgxpool.Pool, mode pgx.QueryExecMode, w *wire, hold <-chan struct{}) *pgxpool.Pool {
+// Wired is a pool whose connections go through a wire. hold is for Held, Dropped and Stalled.
+func Wired(t testing.TB, base *pgxpool.Pool, mode pgx.QueryExecMode, w *Wire, hold <-chan struct{}) *pgxpool.Pool {
 	t.Helper()
 	cfg := base.Config().Copy()
 	cfg.ConnConfig.DefaultQueryExecMode = mode
@@ -53,7 +56,7 @@ func wired(t *testing.T, base *pgxpool.Pool, mode pgx.QueryExecMode, w *wire, ho
 		}
 		return &wireConn{Conn: conn, w: w, hold: hold, statements: map[string]string{}}, nil
 	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +69,7 @@ func wired(t *testing.T, base *pgxpool.Pool, mode pgx.QueryExecMode, w *wire, ho
 
 type wireConn struct {
 	net.Conn
-	w    *wire
+	w    *Wire
 	hold <-chan struct{}
 
 	started    bool              // the start-up message, which has no type, is through
@@ -89,12 +92,12 @@ func (c *wireConn) Write(b []byte) (int, error) {
 			break
 		}
 		sql, runs := c.read(data[at : at+n])
-		what := pass
-		if runs && strings.EqualFold(sql, c.w.statement) {
-			what = c.w.at(c.w.seen.Add(1))
+		what := Pass
+		if runs && strings.EqualFold(sql, c.w.Statement) {
+			what = c.w.At(c.w.Seen.Add(1))
 		}
-		if what != pass {
-			c.w.cuts.Add(1)
+		if what != Pass {
+			c.w.Cuts.Add(1)
 			if done, err := c.cut(what, data[:at], data[at:]); done {
 				return 0, err
 			}
@@ -109,19 +112,19 @@ func (c *wireConn) Write(b []byte) (int, error) {
 }
 
 // cut does what it says, and reports whether the write ends here.
-func (c *wireConn) cut(what cut, before, from []byte) (bool, error) {
+func (c *wireConn) cut(what Cut, before, from []byte) (bool, error) {
 	switch what {
-	case unheard:
+	case Unheard:
 		c.deaf = true
 		return false, nil
-	case stalled:
+	case Stalled:
 		<-c.hold
 		return false, nil
 	}
 	if _, err := c.Conn.Write(before); err != nil {
 		return true, err
 	}
-	if what == unsent {
+	if what == Unsent {
 		_ = c.Conn.Close()
 		return true, errCut
 	}
@@ -129,7 +132,7 @@ func (c *wireConn) cut(what cut, before, from []byte) (bool, error) {
 	rest := append([]byte(nil), from...)
 	c.w.open.Go(func() {
 		<-c.hold
-		if what == held {
+		if what == Held {
 			_, _ = c.Conn.Write(rest)
 			_ = c.answered()
 		}

@@ -1,6 +1,6 @@
--- onlyonce schema, version 4: answers to HTTP requests, kept under their keys.
+-- onlyonce schema, version 5: answers to HTTP requests, kept under their keys.
 --
--- It only adds: code written for version 3 goes on working beside code for version 4.
+-- It only adds: code written for version 4 goes on working beside code for version 5.
 
 create table onlyonce.http_records (
   id           uuid        primary key,
@@ -48,9 +48,12 @@ comment on column onlyonce.http_steps.first_at is 'Before the first call under t
 
 -- A record in transactional mode is inserted completed, one in lease mode is completed by an update: neither may come through
 -- without the engine's seal.
-create constraint trigger sealed after insert or update on onlyonce.http_records
+create constraint trigger sealed_whole after insert on onlyonce.http_records
   deferrable initially deferred
   for each row when (new.state = 'completed') execute function onlyonce.require_seal();
+create constraint trigger sealed after update on onlyonce.http_records
+  deferrable initially deferred
+  for each row when (old.state = 'running' and new.state = 'completed') execute function onlyonce.require_seal();
 
 -- First statement of a handler's transaction: its bounds, an id, and leave to seal it.
 create function onlyonce.http_open(lock_timeout text, statement_timeout text, idle_timeout text) returns void
@@ -83,7 +86,7 @@ begin
 end $$;
 comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 somebody is at it, 2 it is completed.';
 
--- Writes the record in the transaction of the effects, last before the seal. Raises OO009 where one stands: it shares a round trip with COMMIT.
+-- Writes the record in the transaction of the effects, last before the seal. Raises OO010 where one stands: it shares a round trip with COMMIT.
 -- One that has expired is absent, and is replaced with its steps.
 create function onlyonce.http_complete(
   id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval
@@ -99,13 +102,13 @@ begin
   end if;
   delete from onlyonce.http_records r where r.id = http_complete.id and r.expires_at <= clock_timestamp();
   if not found then
-    raise exception using errcode = 'OO009', message = 'onlyonce: the request was answered by somebody else meanwhile';
+    raise exception using errcode = 'OO010', message = 'onlyonce: the request was answered by somebody else meanwhile';
   end if;
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, completed_at, expires_at)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
             http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), clock_timestamp() + http_complete.keep);
 end $$;
-comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Keeps the answer in the transaction of its effects, or raises OO009.';
+comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Keeps the answer in the transaction of its effects, or raises OO010.';
 
 -- The claim in lease mode, a transaction of its own. One that has expired is absent.
 -- Somebody else's uncommitted claim is waited for, for as long as a statement takes to commit.
@@ -234,4 +237,36 @@ begin
 end $$;
 comment on function onlyonce.http_abandon(integer) is 'Deletes requests in lease mode that nobody came back for, or sets them aside where a step''s outcome is unknown.';
 
-insert into onlyonce.schema_version (version) values (4);
+-- ---------------------------------------------------------------- operations
+
+create table onlyonce.operations (
+  id           uuid        primary key,
+  tenant       text        not null,
+  principal    text        not null,
+  name         text        not null,
+  state        text        not null default 'running',
+  result       bytea,
+  sealed       boolean     not null default false,
+  error_code   text,
+  error_text   text,
+  keep         interval    not null,
+  created_at   timestamptz not null default clock_timestamp(),
+  completed_at timestamptz,
+  expires_at   timestamptz
+);
+comment on table  onlyonce.operations is 'Work that was answered 202: what became of it. The work itself is an event of onlyonce.event_log.';
+comment on column onlyonce.operations.state is 'running, also while it waits to begin. succeeded, failed, cancelled: written in the transaction of the work.';
+comment on column onlyonce.operations.keep is 'How long it is kept from its end.';
+create index operations_expired on onlyonce.operations (expires_at);
+
+-- Apart from onlyonce.operations: whoever writes here must not wait for the work's transaction.
+create table onlyonce.operation_signals (
+  id         uuid        primary key references onlyonce.operations (id) on delete cascade,
+  percent    smallint,
+  text       text,
+  updated_at timestamptz,
+  cancel_at  timestamptz
+);
+comment on table  onlyonce.operation_signals is 'How far work has come, as it said last, and whether its client wants it no more.';
+
+insert into onlyonce.schema_version (version) values (5);

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/eventlog"
+)
+
+// eventShop is a consumer of a stream of the event log.
+type eventShop struct {
+	*shop
+	broken atomic.Bool
+	n      int
+}
+
+func newEventShop(t *testing.T, policy consumer.FailurePolicy) *eventShop {
+	t.Helper()
+	s := &eventShop{shop: newShop(t)}
+	s.broken.Store(true)
+	if _, err := eventlog.MakeStream(t.Context(), s.pool, "hooks", 1); err != nil {
+		t.Fatal(err)
+	}
+	source, err := eventlog.NewSource(s.pool, eventlog.Config{Group: "g", Topics: []string{"hooks"}, PollInterval: 10 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := consumer.New(s.pool, source, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.ID() != string(m.Value) || m.Tenant() != "t" {
+			return consumer.Permanent(fmt.Errorf("id %q, tenant %q", m.ID(), m.Tenant()))
+		}
+		if s.broken.Load() && string(m.Key) == "bad" {
+			return errors.New("not now")
+		}
+		return effect(ctx, tx, m)
+	}, consumer.Config{Scope: "stock", OnFailure: policy, RetryMin: time.Millisecond, RetryMax: time.Millisecond, MaxAttempts: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func (s *eventShop) append(keys ...string) {
+	s.t.Helper()
+	err := pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
+		for _, key := range keys {
+			s.n++
+			id := fmt.Sprintf("%s-%d", key, s.n)
+			if err := eventlog.Append(s.t.Context(), tx, eventlog.Event{Topic: "hooks", Tenant: "t", ID: id, Key: []byte(key), Body: []byte(id),
+				Headers: []consumer.Header{{Name: "h", Value: []byte("v")}}}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// An event that fails is parked as an event, blocks its ordering key, is redriven, discarded and replayed as a message is.
+func TestParkedEvents(t *testing.T) {
+	t.Parallel()
+	s := newEventShop(t, consumer.ParkOrderingKey)
+	s.append("a", "bad", "bad", "b", "bad")
+	s.until(`select count(*) = 2 from effects`)
+	s.until(`select string_agg(kind || ':' || state || ':' || reason || ':' || event_id, ' ' order by "offset")
+		= 'event:waiting:exhausted:bad-2 event:blocked:behind:bad-3 event:blocked:behind:bad-5' from onlyonce.parked`)
+	s.run("parked", "list", "-kind", "event").want(t, statusGood, "hooks/0@1")
+	head := one[string](s.fixture, `select id::text from onlyonce.parked where event_id = 'bad-2'`)
+	last := one[string](s.fixture, `select id::text from onlyonce.parked where event_id = 'bad-5'`)
+	s.run("parked", "show", "-id", head).want(t, statusGood, "bad-2", "event")
+	s.run("parked", "redrive", "-id", last, "-reason", "x", "-yes").want(t, statusFailed, "is blocked behind another")
+	s.run("parked", "redrive", "-scope", "stock", "-reason", "x", "-yes").want(t, statusFailed, "nothing is parked")
+	s.run("parked", "redrive", "-id", head, "-new-key", "-reason", "x", "-yes").want(t, statusFailed, "is a parked event", "are for calls")
+	s.broken.Store(false)
+	s.run("parked", "discard", "-id", last, "-reason", "x", "-yes").want(t, statusGood, "Done: 1 discarded")
+	s.run("parked", "redrive", "-kind", "event", "-scope", "stock", "-reason", "x", "-yes").want(t, statusGood, "Done: 1 are due now")
+	s.until(`select count(*) = 4 from effects`)
+	s.times(map[int64]int{0: 1, 1: 1, 2: 1, 3: 1})
+	s.until(`select bool_and(settled_at is not null) from onlyonce.parked`)
+
+	s.run("replay", "-scope", "stock", "-topic", "hooks", "-partition", "0", "-from", "2", "-to", "4", "-reason", "x", "-yes").want(t, statusGood, "Done: replay 1")
+	s.until(`select count(*) = 6 from effects`)
+	s.times(map[int64]int{0: 1, 1: 1, 2: 2, 3: 2})
+	s.append("a")
+	s.until(`select count(*) = 7 from effects`)
+	s.run("cursor", "show").want(t, statusGood, "hooks", "postgres")
+	s.run("status").want(t, statusGood, "hooks")
+	if n := one[int](s.fixture, `select count(*) from onlyonce.inbox`); n != 0 {
+		t.Errorf("%d keys were claimed: events are when they are appended", n)
+	}
+}
+
+// What a receiver has set aside before it was appended is appended when it is redriven.
+func TestRedriveOfWhatWasNeverAppended(t *testing.T) {
+	t.Parallel()
+	s := newEventShop(t, consumer.ParkMessage)
+	s.exec(`insert into onlyonce.parked (kind, reason, scope, tenant, topic, event_id, record_key, header_names, header_values, body)
+		values ('event', 'same-body', 'webhook/x', 't', 'hooks', 'e1', 'a', '{h}', '{v}', 'e1'), ('event', 'same-body', 'webhook/x', 't', 'nowhere', 'e2', 'a', '{}', '{}', 'e2')`)
+	id := func(event string) string {
+		return one[string](s.fixture, `select id::text from onlyonce.parked where event_id = $1`, event)
+	}
+	s.run("parked", "redrive", "-id", id("e2"), "-reason", "x", "-yes").want(t, statusEnvironment, "there is no stream 'nowhere'")
+	s.run("parked", "redrive", "-id", id("e1"), "-reason", "x", "-yes").want(t, statusGood, "Done: 1 are due now")
+	s.until(`select count(*) = 1 from effects`)
+	if got := one[string](s.fixture, `select state from onlyonce.parked where event_id = 'e1'`); got != "resolved" {
+		t.Errorf("the row is %s", got)
+	}
+}

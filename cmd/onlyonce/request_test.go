@@ -1,0 +1,80 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// claims does what the HTTP layer does with a request in lease mode whose process has died: a step was begun, and has no result.
+func (f *fixture) claims(tenant, key, step string) (id string) {
+	f.t.Helper()
+	const scope = "http POST /v1/charges"
+	id = one[string](f, `select onlyonce.key($1, $2, $3)::text`, tenant, scope, key)
+	f.exec(`select onlyonce.http_claim($1, $2, $3, '', gen_random_uuid(), '2 days', '-1 second')`, id, tenant, scope)
+	f.exec(`insert into onlyonce.http_steps (record_id, name) values ($1, $2)`, id, step)
+	return id
+}
+
+// answers does what the layer does in a transaction of its own.
+func (f *fixture) answers(tenant, key string) (id string) {
+	f.t.Helper()
+	const scope = "http POST /v1/charges"
+	id = one[string](f, `select onlyonce.key($1, $2, $3)::text`, tenant, scope, key)
+	f.exec(`begin; select onlyonce.http_open('1s', '1s', '1s'); select onlyonce.http_complete('` + id + `', '` + tenant + `', '` + scope + `', '', gen_random_uuid(), 'private', false, '1 day'); select onlyonce.seal(); commit`)
+	return id
+}
+
+func TestRequestResolve(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.run("request", "list").want(t, statusGood, "No requests.").lines(t, 0)
+	applied, absent, running := f.claims("acct_1", "k1", "charge"), f.claims("acct_1", "k2", "charge"), f.claims("acct_2", "k3", "charge")
+	f.exec(`update onlyonce.http_records set state = 'reconcile' where id <> $1`, running)
+	f.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour' where name = $1`, "http/"+running)
+	f.run("request", "list").want(t, statusGood, applied, absent, "reconcile", "running", "charge", "http POST /v1/charges")
+	var row requestRow
+	out := f.run("request", "list", "-tenant", "acct_2", "-json").want(t, statusGood).lines(t, 0).out
+	if err := json.Unmarshal([]byte(out), &row); err != nil || row.ID != running || row.State != "running" || len(row.Unknown) != 1 || row.UnknownSince == nil {
+		t.Errorf("%v: %+v", err, row)
+	}
+
+	f.run("request", "resolve", "-id", applied, "-step", "charge", "-reason", "r", "-yes").want(t, statusEnvironment, "-applied or -not-applied")
+	f.run("request", "resolve", "-id", applied, "-step", "refund", "-applied", "-reason", "r", "-yes").want(t, statusEnvironment, `no step "refund"`, "charge")
+	f.run("request", "resolve", "-id", running, "-step", "charge", "-applied", "-reason", "r", "-yes").want(t, statusFailed, "the request is running")
+	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-result", "ch_1", "-reason", "found it", "-yes").want(t, statusGood, "had its effect", "audit row")
+	f.run("request", "resolve", "-id", absent, "-step", "charge", "-not-applied", "-reason", "not there", "-yes").want(t, statusGood, "had no effect")
+	if got := one[string](f, `select convert_from(result, 'UTF8') from onlyonce.http_steps where record_id = $1 and done_at is not null`, applied); got != "ch_1" {
+		t.Errorf("the step's result is %q", got)
+	}
+	if n := one[int](f, `select count(*) from onlyonce.http_steps where record_id = $1`, absent); n != 0 {
+		t.Errorf("%d steps", n)
+	}
+	if n := one[int](f, `select count(*) from onlyonce.http_records r join onlyonce.leases l on l.id = r.lease_id where r.state = 'running' and l.until is null and l.nonce is null`); n != 2 {
+		t.Errorf("%d requests can be taken over, want 2", n)
+	}
+	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-reason", "again", "-yes").want(t, statusEnvironment, `no step "charge"`)
+}
+
+func TestRequestErase(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	id, other := f.answers("acct_1", "k1"), f.answers("acct_2", "k1")
+	open := f.claims("acct_1", "k2", "charge")
+	f.run("request", "erase", "-id", open, "-reason", "r", "-yes").want(t, statusFailed, "not completed")
+	f.run("request", "erase", "-scope", "http POST /v1/charges", "-key", "k9", "-reason", "r", "-yes").want(t, statusEnvironment, "there is no request")
+	f.run("request", "erase", "-id", id, "-key", "k1", "-scope", "s", "-reason", "r", "-yes").want(t, statusEnvironment, "-id: names the request by itself")
+	f.run("request", "erase", "-tenant", "acct_1", "-scope", "http POST /v1/charges", "-key", "k1", "-reason", "GDPR", "-yes").want(t, statusGood, id, "Erase the answer")
+	f.run("request", "erase", "-id", id, "-reason", "GDPR", "-yes").want(t, statusGood, "erased already")
+	left := one[string](f, `select string_agg(id::text, ',') from onlyonce.http_records where response is not null`)
+	if left != other {
+		t.Errorf("answers are left of %s, want %s", left, other)
+	}
+	f.run("request", "list", "-all", "-tenant", "acct_2").want(t, statusGood, other, "completed")
+	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'request erase' and detail->>'id' = $1`, id); n != 1 {
+		t.Errorf("%d audit rows", n)
+	}
+	if strings.Contains(f.run("request", "list", "-all", "-json").out, "private") {
+		t.Error("the list shows an answer")
+	}
+}

@@ -1,0 +1,180 @@
+package idempotency_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
+)
+
+// operations puts a worker behind the rig's layer, and a route that accepts what its body says.
+func (r *rig) operations(work map[string]idempotency.Work) *idempotency.Operations {
+	r.t.Helper()
+	ops, err := idempotency.NewOperations(r.layer, idempotency.OperationsConfig{PollInterval: 20 * time.Millisecond, RetryMin: time.Millisecond,
+		RetryMax: 10 * time.Millisecond, MaxAttempts: 3, Partitions: 2}, work)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.handle(idempotency.Route{Pattern: "/exports"}, func(w http.ResponseWriter, req *http.Request) {
+		if err := ops.Accept(w, req, idempotency.Request{Name: "export", Input: []byte("input"), OrderingKey: req.Header.Get("X-Order")}); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	})
+	r.mux.Handle("/operations/", ops)
+	return ops
+}
+
+// runs works until the test ends.
+func (r *rig) works(ops *idempotency.Operations) {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- ops.Run(ctx) }()
+	r.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+type state struct {
+	State    string
+	Result   json.RawMessage
+	Error    struct{ Code, Text string }
+	Progress struct {
+		Percent int
+		Text    string
+	}
+	Cancelling bool
+}
+
+func (r *rig) state(location string, headers ...string) (s state) {
+	r.t.Helper()
+	g := r.send(http.MethodGet, location, "", "", headers...)
+	if g.status != http.StatusOK {
+		r.t.Fatalf("%s: %+v", location, g)
+	}
+	if err := json.Unmarshal([]byte(g.body), &s); err != nil {
+		r.t.Fatal(err)
+	}
+	return s
+}
+
+func (r *rig) untilState(location, want string) state {
+	r.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		s := r.state(location)
+		if s.State == want {
+			return s
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("%s is %+v and not %s", location, s, want)
+		}
+	}
+}
+
+func TestH23OperationIsAcceptedOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	ops := r.operations(map[string]idempotency.Work{"export": func(ctx context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+		if err := op.Progress(ctx, 50, "half"); err != nil {
+			return nil, err
+		}
+		tx.Queue(`insert into effects values ($1)`, op.Scope.Tenant+string(op.Input))
+		return json.RawMessage(`{"rows": 3}`), nil
+	}})
+	first := r.post("/exports", "k1", "x", "X-Tenant", "acct_1")
+	again := r.post("/exports", "k1", "x", "X-Tenant", "acct_1")
+	location := first.header.Get("Location")
+	if first.status != http.StatusAccepted || again.status != http.StatusAccepted || location == "" || again.header.Get("Location") != location || again.body != first.body || again.mark() != "replayed" {
+		t.Fatalf("%+v\n%+v", first, again)
+	}
+	if s := r.state(location, "X-Tenant", "acct_1"); s.State != "running" {
+		t.Errorf("%+v", s)
+	}
+	for _, other := range []string{"acct_2", ""} {
+		if g := r.send(http.MethodGet, location, "", "", "X-Tenant", other); g.status != http.StatusNotFound {
+			t.Errorf("%q sees it: %+v", other, g)
+		}
+		if g := r.send(http.MethodPost, location+"/cancel", "", "", "X-Tenant", other); g.status != http.StatusNotFound {
+			t.Errorf("%q cancels it: %+v", other, g)
+		}
+	}
+	r.works(ops)
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		s := r.state(location, "X-Tenant", "acct_1")
+		if s.State == "succeeded" {
+			if string(s.Result) != `{"rows":3}` && string(s.Result) != `{"rows": 3}` {
+				t.Errorf("%s", s.Result)
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v", s)
+		}
+	}
+	if n := one[int](r, `select count(*) from effects where v = 'acct_1input'`); n != 1 {
+		t.Errorf("%d effects", n)
+	}
+}
+
+func TestH23OperationsEnd(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	begun := make(chan struct{}, 10)
+	ops := r.operations(map[string]idempotency.Work{"export": func(ctx context.Context, tx consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+		tx.Queue(`insert into effects values ('undone')`)
+		switch op.Scope.Principal {
+		case "refused":
+			return nil, idempotency.Failed("too-large", "more than can be exported")
+		case "permanent":
+			return nil, consumer.Permanent(errors.New("private words"))
+		case "fails":
+			return nil, errors.New("private words")
+		case "not-json":
+			return json.RawMessage(`{`), nil
+		}
+		begun <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}})
+	r.works(ops)
+	end := func(principal string) state {
+		g := r.post("/exports", "k", "x", "X-Principal", principal)
+		for deadline := time.Now().Add(20 * time.Second); ; {
+			s := r.state(g.header.Get("Location"), "X-Principal", principal)
+			if s.State != "running" {
+				return s
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %+v", principal, s)
+			}
+		}
+	}
+	if s := end("refused"); s.State != "failed" || s.Error.Code != "too-large" || s.Error.Text != "more than can be exported" {
+		t.Errorf("%+v", s)
+	}
+	for _, p := range []string{"permanent", "fails"} {
+		if s := end(p); s.State != "failed" || s.Error.Code != "failed" || s.Error.Text != "" {
+			t.Errorf("%s: %+v", p, s)
+		}
+	}
+	if s := end("not-json"); s.State != "failed" || s.Error.Code != "bad-result" {
+		t.Errorf("%+v", s)
+	}
+	location := r.post("/exports", "k", "x").header.Get("Location")
+	<-begun
+	if g := r.send(http.MethodPost, location+"/cancel", "", ""); g.status != http.StatusOK {
+		t.Errorf("%+v", g)
+	}
+	r.untilState(location, "cancelled")
+	if n := r.effects(); n != 0 {
+		t.Errorf("%d effects of work that did not succeed", n)
+	}
+}

@@ -1,0 +1,380 @@
+package idempotency_test
+
+import (
+	"bytes"
+
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+)
+
+func TestH1MethodsThatKeysCountFor(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	answers := func(w http.ResponseWriter, req *http.Request) {
+		if _, err := idempotency.Tx(req); err != nil {
+			w.WriteHeader(http.StatusNotImplemented) // no layer in between
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+	}
+	r.handle(idempotency.Route{Pattern: "/default"}, answers)
+	r.handle(idempotency.Route{Pattern: "/all", Methods: []string{"POST", "PATCH", "PUT", "DELETE"}}, answers)
+	for _, c := range []struct {
+		path, method string
+		counts       bool
+	}{
+		{"/default", "POST", true}, {"/default", "PATCH", true}, {"/default", "PUT", false}, {"/default", "DELETE", false}, {"/default", "GET", false}, {"/default", "OPTIONS", false},
+		{"/all", "PUT", true}, {"/all", "DELETE", true}, {"/all", "GET", false},
+	} {
+		for n, want := range []string{"created", "replayed"} {
+			if !c.counts {
+				want = "bypassed"
+			}
+			g := r.send(c.method, c.path, "k", "")
+			if g.mark() != want || g.status == http.StatusNotImplemented == c.counts {
+				t.Errorf("%s %s, %d: %v, want %s", c.method, c.path, n, g, want)
+			}
+		}
+	}
+	for _, key := range []string{"", "\"", "a,b"} { // the header is not even read
+		if g := r.send("GET", "/default", key, ""); g.mark() != "bypassed" {
+			t.Errorf("GET with key %q: %v", key, g)
+		}
+	}
+	if n := one[int](r, `select count(*) from onlyonce.http_records`); n != 4 {
+		t.Errorf("%d records: one for each method and route", n)
+	}
+}
+
+func TestH2ReplayNeedsTheScope(t *testing.T) {
+	t.Parallel()
+	if _, err := idempotency.New(nil, idempotency.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Scope") {
+		t.Errorf("without a scope: %v", err)
+	}
+	cfg := testConfig()
+	of := cfg.Scope
+	cfg.Scope = func(r *http.Request) (idempotency.Scope, error) {
+		if r.Header.Get("X-Anonymous") != "" {
+			return idempotency.Scope{}, errors.New("nobody is logged in")
+		}
+		return of(r)
+	}
+	r := newRig(t, cfg)
+	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
+	scopes := [][]string{
+		{}, {"X-Tenant", "a"}, {"X-Tenant", "b"}, {"X-Tenant", "a", "X-Principal", "p"}, {"X-Tenant", "a", "X-Principal", "q"}, {"X-Principal", "p"}, {"X-Tenant", "ap"},
+		{"X-Tenant", "a", "X-Principal", "p q"}, {"X-Tenant", "a", "X-Principal", "p%20q"},
+	}
+	for _, s := range scopes {
+		if g := r.post("/charges", "k", "of "+strings.Join(s, " "), s...); g.mark() != "created" {
+			t.Errorf("%v: %v", s, g)
+		}
+	}
+	for _, s := range scopes {
+		if g := r.post("/charges", "k", "of "+strings.Join(s, " "), s...); g.mark() != "replayed" || g.body != "effect of of "+strings.Join(s, " ") {
+			t.Errorf("%v: %v", s, g)
+		}
+	}
+	// Another tenant learns nothing about a key: its own refusal is the one that it would get for any key.
+	known, unknown := r.post("/charges", "k", "", "X-Anonymous", "1"), r.post("/charges", "no such key", "", "X-Anonymous", "1")
+	if known.status != http.StatusForbidden || known.code() != "scope-missing" || known.body != unknown.body {
+		t.Errorf("%v, %v", known, unknown)
+	}
+	for _, s := range [][]string{{"X-Tenant", strings.Repeat("x", 201)}, {"X-Principal", "\xff"}} {
+		if g := r.post("/charges", "k2", "x", s...); g.code() != "scope-missing" || strings.Contains(g.body, "xx") {
+			t.Errorf("%v: %v", s, g)
+		}
+	}
+	if r.effects() != len(scopes) {
+		t.Errorf("%d effects", r.effects())
+	}
+}
+
+func TestH3SourcesOfAKey(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	cfg.Aliases = []string{"X-Idempotency-Key", "PayPal-Request-Id"}
+	r := newRig(t, cfg)
+	r.handle(idempotency.Route{Pattern: "/charges", KeyPointer: "/idempotency_key"}, effect)
+	const body = `{"idempotency_key":"k"}`
+	if g := r.post("/charges", "k", body); g.mark() != "created" || g.header.Get("Idempotency-Key") != `"k"` {
+		t.Errorf("%v, %v", g, g.header)
+	}
+	for _, h := range [][]string{{}, {"X-Idempotency-Key", "k"}, {"Paypal-Request-Id", `"k"`}, {"X-Idempotency-Key", "k", "Paypal-Request-Id", "k"}} {
+		if g := r.post("/charges", "", body, h...); g.mark() != "replayed" {
+			t.Errorf("%v: %v", h, g)
+		}
+	}
+	for _, h := range [][]string{
+		{"X-Idempotency-Key", "other"}, {"Idempotency-Key", "other"}, {"X-Idempotency-Key", "k", "Paypal-Request-Id", "other"},
+		{"Idempotency-Key", "k", "Idempotency-Key", "k"}, // two lines, although they agree
+	} {
+		if g := r.post("/charges", "", body, h...); g.status != http.StatusBadRequest || g.code() != "key-invalid" {
+			t.Errorf("%v: %v", h, g)
+		}
+	}
+	for _, b := range []string{`{"idempotency_key":7}`, `{"idempotency_key":""}`, `{"idempotency_key":"a","idempotency_key":"b"}`} {
+		if g := r.post("/charges", "", b); g.code() != "key-invalid" {
+			t.Errorf("%s: %v", b, g)
+		}
+	}
+	if r.effects() != 1 || r.runs.Load() != 1 {
+		t.Errorf("%d effects of %d runs", r.effects(), r.runs.Load())
+	}
+}
+
+func TestH4KeysAsTheyAreWritten(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/lenient"}, effect)
+	r.handle(idempotency.Route{Pattern: "/strict", Strict: true, MinKey: 3}, effect)
+	if g := r.post("/lenient", `k`, "x"); g.mark() != "created" {
+		t.Errorf("%v", g)
+	}
+	for _, same := range []string{`"k"`, `"k";v=1`, ` k `} {
+		if g := r.post("/lenient", same, "x"); g.mark() != "replayed" {
+			t.Errorf("%q: %v", same, g)
+		}
+	}
+	if g := r.post("/lenient", `"a,b"`, "x"); g.mark() != "created" {
+		t.Errorf("a comma in quotes: %v", g)
+	}
+	for _, bad := range []string{`a,b`, `"a`, `""`, strings.Repeat("x", 256)} {
+		if g := r.post("/lenient", bad, "x"); g.status != http.StatusBadRequest || g.code() != "key-invalid" || g.header.Get("Idempotency-Key") != "" {
+			t.Errorf("%.20q: %v", bad, g)
+		}
+	}
+	if g := r.post("/lenient", strings.Repeat("x", 255), "x"); g.mark() != "created" {
+		t.Errorf("255 bytes: %v", g)
+	}
+	if g := r.post("/strict", `"key"`, "x"); g.mark() != "created" {
+		t.Errorf("strict: %v", g)
+	}
+	for _, bad := range []string{`key`, `"ke"`} {
+		if g := r.post("/strict", bad, "x"); g.code() != "key-invalid" {
+			t.Errorf("strict %q: %v", bad, g)
+		}
+	}
+}
+
+func TestH5RequestsWithoutAKey(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/required"}, effect)
+	r.handle(idempotency.Route{Pattern: "/optional", Key: idempotency.KeyOptional}, effect)
+	r.handle(idempotency.Route{Pattern: "/derived", Key: idempotency.KeyDerived}, effect)
+	if g := r.post("/required", "", "x"); g.status != http.StatusBadRequest || g.code() != "key-missing" || r.runs.Load() != 0 {
+		t.Errorf("required: %v", g)
+	}
+	for range 2 {
+		if g := r.post("/optional", "", "x"); g.mark() != "bypassed" || g.status != http.StatusCreated {
+			t.Errorf("optional: %v", g)
+		}
+	}
+	if r.effects() != 2 {
+		t.Errorf("optional: %d effects", r.effects())
+	}
+	if g := r.post("/optional", "k", "x"); g.mark() != "created" {
+		t.Errorf("optional with a key: %v", g)
+	}
+	for n, mark := range []string{"created", "replayed"} {
+		if g := r.post("/derived", "", "x"); g.mark() != mark || g.header.Get("Idempotency-Key-Derived") != "true" || g.header.Get("Idempotency-Key") != "" {
+			t.Errorf("derived, %d: %v %v", n, g, g.header)
+		}
+	}
+	if g := r.post("/derived", "", "y"); g.mark() != "created" {
+		t.Errorf("derived, another body: %v", g)
+	}
+	if s := one[float64](r, `select extract(epoch from max(expires_at - completed_at)) from onlyonce.http_records where scope like '% /derived'`); s < 59 || s > 61 {
+		t.Errorf("a derived key counts for %v s", s)
+	}
+	r.exec(`update onlyonce.http_records set expires_at = clock_timestamp() where scope like '% /derived'`)
+	if g := r.post("/derived", "", "x"); g.mark() != "created" {
+		t.Errorf("derived, afterwards: %v", g)
+	}
+	if g := r.post("/derived", "chosen", "x"); g.mark() != "created" || g.header.Get("Idempotency-Key-Derived") != "" {
+		t.Errorf("derived, with a key: %v", g)
+	}
+}
+
+func TestH6LongBodies(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	var looks int
+	r.handle(idempotency.Route{Pattern: "/charges", MaxBody: 10}, effect)
+	r.handle(idempotency.Route{Pattern: "/default"}, func(w http.ResponseWriter, req *http.Request) {
+		n, _ := io.Copy(io.Discard, req.Body)
+		looks = int(n)
+		w.WriteHeader(http.StatusCreated)
+	})
+	before := r.pool.Stat().AcquireCount()
+	for _, chunked := range []bool{false, true} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.srv.URL+"/charges", bytes.NewReader(make([]byte, 11)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Idempotency-Key", "k")
+		if chunked {
+			req.ContentLength = -1
+		}
+		resp, err := r.srv.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body := read(t, resp); resp.StatusCode != http.StatusRequestEntityTooLarge || !strings.Contains(body, "request-too-large") {
+			t.Errorf("chunked %v: %d %s", chunked, resp.StatusCode, body)
+		}
+	}
+	if n := r.pool.Stat().AcquireCount(); n != before {
+		t.Errorf("the store was asked %d times", n-before)
+	}
+	if g := r.post("/charges", "k", "0123456789"); g.mark() != "created" {
+		t.Errorf("as long as may be: %v", g)
+	}
+	if g := r.post("/default", "k", strings.Repeat("x", 1<<20)); g.mark() != "created" || looks != 1<<20 {
+		t.Errorf("1 MiB: %v, the handler read %d bytes", g.status, looks)
+	}
+	if g := r.post("/default", "k2", strings.Repeat("x", 1<<20+1)); g.code() != "request-too-large" {
+		t.Errorf("more than 1 MiB: %v", g.status)
+	}
+}
+
+func TestH7AnotherRequestUnderTheKey(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	r := newRig(t, cfg)
+	r.handle(idempotency.Route{Pattern: "/raw/", FingerprintHeaders: []string{"x-account"}}, effect)
+	r.handle(idempotency.Route{Pattern: "/json", Fingerprint: idempotency.FingerprintJSON}, effect)
+	first := r.post("/raw/a?q=1", "k", `{"a":1}`, "Content-Type", "application/json", "X-Account", "7")
+	if first.mark() != "created" {
+		t.Fatalf("%v", first)
+	}
+	for name, other := range map[string]func() got{
+		"body": func() got {
+			return r.post("/raw/a?q=1", "k", `{"a": 1}`, "Content-Type", "application/json", "X-Account", "7")
+		},
+		"path": func() got {
+			return r.post("/raw/b?q=1", "k", `{"a":1}`, "Content-Type", "application/json", "X-Account", "7")
+		},
+		"escape": func() got {
+			return r.post("/raw/%61?q=1", "k", `{"a":1}`, "Content-Type", "application/json", "X-Account", "7")
+		},
+		"query": func() got {
+			return r.post("/raw/a?q=2", "k", `{"a":1}`, "Content-Type", "application/json", "X-Account", "7")
+		},
+		"type": func() got {
+			return r.post("/raw/a?q=1", "k", `{"a":1}`, "Content-Type", "text/plain", "X-Account", "7")
+		},
+		"header": func() got {
+			return r.post("/raw/a?q=1", "k", `{"a":1}`, "Content-Type", "application/json", "X-Account", "8")
+		},
+	} {
+		if g := other(); g.status != http.StatusUnprocessableEntity || g.code() != "key-reused" || g.mark() != "mismatch" || strings.Contains(g.body, "effect") {
+			t.Errorf("another %s: %v", name, g)
+		}
+	}
+	if g := r.post("/raw/a?q=1", "k", `{"a":1}`, "Content-Type", "Application/JSON; charset=utf-8", "X-Account", "7", "X-Trace", "other"); g.mark() != "replayed" {
+		t.Errorf("the same: %v", g)
+	}
+	r.post("/json", "k", `{"a":1,"b":[1.0]}`)
+	if g := r.post("/json", "k", `{ "b": [1.0], "a": 1 }`); g.mark() != "replayed" {
+		t.Errorf("JSON written in another way: %v", g)
+	}
+	for _, other := range []string{`{"a":1,"b":[1]}`, `{"a":1.0,"b":[1.0]}`} {
+		if g := r.post("/json", "k", other); g.mark() != "mismatch" {
+			t.Errorf("JSON that says something else: %v", g)
+		}
+	}
+	for _, bad := range []string{`{"a":1,"a":1}`, `{`, strings.Repeat("[", 100) + strings.Repeat("]", 100)} {
+		if g := r.post("/json", "k3", bad); g.status != http.StatusBadRequest || g.code() != "body-invalid" {
+			t.Errorf("%.20s: %v", bad, g)
+		}
+	}
+	// A record of a key that was current before is compared by that key; without it nothing runs.
+	cfg.FingerprintKeys, cfg.FingerprintKey = map[uint32]idempotency.FingerprintKey{1: {1}, 2: {2}}, 2
+	rotated := newRigOn(t, r.pool, r.pool, cfg)
+	rotated.handle(idempotency.Route{Pattern: "/json", Fingerprint: idempotency.FingerprintJSON}, effect)
+	if g := rotated.post("/json", "k", `{"a":1,"b":[1.0]}`); g.mark() != "replayed" {
+		t.Errorf("after a rotation: %v", g)
+	}
+	cfg.FingerprintKeys = map[uint32]idempotency.FingerprintKey{2: {2}}
+	without := newRigOn(t, r.pool, r.pool, cfg)
+	without.handle(idempotency.Route{Pattern: "/json", Fingerprint: idempotency.FingerprintJSON}, effect)
+	if g := without.post("/json", "k", `{"a":1,"b":[1.0]}`); g.code() != "record-unreadable" || without.runs.Load() != 0 {
+		t.Errorf("without the old key: %v", g)
+	}
+}
+
+// The body that is compared is the one that the handler gets.
+func TestH7HandlerGetsTheWholeBody(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
+		b, err := io.ReadAll(req.Body)
+		_ = json.NewEncoder(w).Encode(map[string]any{"body": string(b), "length": req.ContentLength, "err": err, "path": req.URL.Path})
+	})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.srv.URL+"/charges", io.MultiReader(strings.NewReader("ab"), strings.NewReader("cd")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Idempotency-Key", "k")
+	resp, err := r.srv.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body := read(t, resp); strings.TrimSpace(body) != `{"body":"abcd","err":null,"length":4,"path":"/charges"}` {
+		t.Error(body)
+	}
+}
+
+func TestH8RecordsAreApart(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/a"}, effect)
+	r.handle(idempotency.Route{Pattern: "/b"}, effect)
+	for _, send := range []func() got{
+		func() got { return r.post("/a", "k", "x") },
+		func() got { return r.send("PATCH", "/a", "k", "x") },
+		func() got { return r.post("/b", "k", "x") },
+		func() got { return r.post("/b", "K", "x") },
+		func() got { return r.post("/b", "k", "x", "X-Tenant", "t") },
+		func() got { return r.post("/b", "k", "x", "X-Principal", "t") },
+	} {
+		if g := send(); g.mark() != "created" {
+			t.Errorf("%v", g)
+		}
+	}
+	// The id is a hash over parts that end where they end; no part of the key is kept.
+	if n := one[int](r, `select count(*) from onlyonce.http_records where id = onlyonce.key(tenant, scope, 'k')`); n != 5 {
+		t.Errorf("%d records under key k, want 5", n)
+	}
+	scopes := one[[]string](r, `select array_agg(scope || '|' || tenant order by scope, tenant) from onlyonce.http_records where id = onlyonce.key(tenant, scope, 'k')`)
+	if got := strings.Join(scopes, ", "); got != "http PATCH /a|, http POST /a|, http POST /b|, http POST /b|t, http POST /b t|" {
+		t.Error(got)
+	}
+}
+
+// The order of a request's way is fixed: whose it is, what it is, and only then the store.
+func TestNothingIsAskedOfTheStoreForARequestThatIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/charges", Fingerprint: idempotency.FingerprintJSON}, effect)
+	r.pool.Close()
+	for want, g := range map[string]got{
+		"key-missing":       r.post("/charges", "", "{}"),
+		"key-invalid":       r.post("/charges", "a,b", "{}"),
+		"body-invalid":      r.post("/charges", "k", "{"),
+		"scope-missing":     r.post("/charges", "k", "{}", "X-Tenant", strings.Repeat("x", 300)),
+		"store-unavailable": r.post("/charges", "k", "{}"),
+	} {
+		if g.code() != want {
+			t.Errorf("%v, want %s", g, want)
+		}
+	}
+}

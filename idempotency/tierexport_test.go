@@ -1,0 +1,44 @@
+package idempotency
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/onlyonce/onlyonce/seal"
+)
+
+// Tier is a tier for tests that use a real Redis, whose package imports this one.
+type Tier struct{ t *tier }
+
+// TestHistory is the database's in those tests.
+var TestHistory = origin{System: 7, Timeline: 1}
+
+// NewTestTier makes one.
+func NewTestTier(c Cache, s *seal.Sealer, timeout time.Duration) (Tier, error) {
+	t, err := newTier(tierConfig{Cache: c, Sealer: s, Timeout: timeout})
+	return Tier{t}, err
+}
+
+// Saw tells it of an answer of the database.
+func (t Tier) Saw(timeline uint32) {
+	now := time.Now()
+	t.t.saw(origin{TestHistory.System, timeline}, now, now)
+}
+
+// Put keeps an answer of timeline 1.
+func (t Tier) Put(ctx context.Context, id [16]byte, body []byte, still func(context.Context) (bool, error)) {
+	t.t.put(ctx, id, &cached{Origin: TestHistory, Expires: time.Now().Add(time.Hour), Fingerprint: []byte{1}, Response: &response{Status: 200, Header: http.Header{}, Body: body}}, still)
+}
+
+// Get returns an answer's body.
+func (t Tier) Get(ctx context.Context, id [16]byte) ([]byte, bool) {
+	c, ok := t.t.get(ctx, id)
+	if !ok {
+		return nil, false
+	}
+	return c.Response.Body, true
+}
+
+// Forget removes it.
+func (t Tier) Forget(ctx context.Context, id [16]byte) error { return t.t.forget(ctx, id) }

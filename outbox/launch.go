@@ -1,0 +1,190 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+)
+
+// returns are calls of a tenure that have returned, until its own goroutine takes them in. Whoever returns never waits.
+type returns struct {
+	mu    sync.Mutex
+	calls []*flight
+	there chan struct{} // holds a token while there are any
+}
+
+func (r *returns) put(f *flight) {
+	r.mu.Lock()
+	r.calls = append(r.calls, f)
+	first := len(r.calls) == 1
+	r.mu.Unlock()
+	if first {
+		select {
+		case r.there <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (r *returns) take() []*flight {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	calls := r.calls
+	r.calls = nil
+	return calls
+}
+
+// launch makes calls, for each of which the caller has taken a slot: all at once where the sink can and they are new, and each in a goroutine of
+// its own otherwise. A parked call goes alone, so that one that brings the sink down is alone when it does so again.
+func (t *tenure) launch(calls ...*flight) {
+	var together []*flight
+	for _, f := range calls {
+		f.t = t
+		f.bound = f
+		if f.chunk != nil {
+			f.state = flightFlying
+			f.chunk.flying++
+		}
+		t.calling++
+		switch {
+		case t.s.batcher != nil && f.work == nil && f.parked == 0:
+			together = append(together, f)
+		default:
+			go t.attempt(f)
+		}
+	}
+	if len(together) > 0 {
+		go t.attemptAll(together)
+	}
+}
+
+// mayStart is Delivery.MayStart.
+func (f *flight) mayStart() error {
+	now := time.Now()
+	if !now.Before(*f.t.deadline.Load()) || f.t.ctx.Err() != nil {
+		return ErrLease
+	}
+	if !f.notAfter.IsZero() && !now.Before(f.notAfter) {
+		return ErrWindow
+	}
+	return nil
+}
+
+// Why there is no result, where a sink does not return in order.
+const goroutineEnded = "the sink ended its goroutine"
+
+func panicked(v any) Result {
+	// A call that panics must not take every other call with it; its row keeps the type only, the value may be a payload.
+	return RetryLater(fmt.Sprintf("it panicked (%T)", v), fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
+}
+
+// attempt does the work of a flight. No transaction is open (T10), but a completion's own.
+func (t *tenure) attempt(f *flight) {
+	defer t.returned.put(f) // deferred: a sink may end its goroutine
+	f.result = RetryLater(goroutineEnded, nil)
+	defer func() {
+		if v := recover(); v != nil {
+			f.result = panicked(v)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.callCtx, t.s.limits.Timeout)
+	defer cancel()
+	if f.work == nil {
+		f.work = t.send
+	}
+	f.work(ctx, f)
+}
+
+// ready does what comes before an attempt, and says whether the sink is to make it; f.result says why not.
+func (t *tenure) ready(f *flight) bool {
+	if err := f.mayStart(); err != nil {
+		f.result = RetryLater(err.Error(), err)
+		return false
+	}
+	if f.sealed {
+		if err := t.open(f); err != nil {
+			f.result = RetryLater("the body cannot be opened: "+err.Error(), err)
+			return false
+		}
+	}
+	f.made = true
+	if err := fault.Point(fault.RelayCalling); err != nil {
+		f.result = RetryLater(err.Error(), err)
+		return false
+	}
+	return true
+}
+
+// ended takes down how the sink says that an attempt ended.
+func (f *flight) ended(r Result) {
+	f.result = r
+	if err := fault.Point(fault.RelayCalled); err != nil {
+		f.result = RetryLater(err.Error(), err)
+	}
+}
+
+// send makes one attempt at a call.
+func (t *tenure) send(ctx context.Context, f *flight) {
+	if t.ready(f) {
+		f.ended(t.s.sink.Send(ctx, &f.Delivery))
+	}
+}
+
+// attemptAll makes an attempt at each of several calls by one of the sink. Each returns once: what the sink says of it a second time, or after
+// SendBatch has returned, is not heard.
+func (t *tenure) attemptAll(calls []*flight) {
+	var mu sync.Mutex
+	under := slices.Clone(calls) // nil: returned
+	ended := func(i int, r Result) {
+		mu.Lock()
+		f := under[i]
+		under[i] = nil
+		mu.Unlock()
+		if f != nil {
+			f.ended(r)
+			t.returned.put(f)
+		}
+	}
+	rest := RetryLater(goroutineEnded, nil)
+	defer func() {
+		if v := recover(); v != nil {
+			rest = panicked(v)
+		}
+		for i := range under {
+			ended(i, rest)
+		}
+	}()
+	for i, f := range calls {
+		if !t.ready(f) {
+			under[i] = nil
+			t.returned.put(f)
+		}
+	}
+	under = slices.DeleteFunc(under, func(f *flight) bool { return f == nil })
+	all := make([]*Delivery, len(under))
+	for i, f := range under {
+		all[i] = &f.Delivery
+	}
+	ctx, cancel := context.WithTimeout(t.callCtx, t.s.limits.Timeout)
+	defer cancel()
+	if len(all) > 0 {
+		t.s.batcher.SendBatch(ctx, all, ended)
+	}
+	rest = RetryLater("the sink did not say how the call ended", nil)
+}
+
+// open decrypts a body.
+func (t *tenure) open(f *flight) error {
+	if t.s.cfg.Sealer == nil {
+		return errors.New("RelayConfig.Sealer is not set")
+	}
+	body, err := t.s.cfg.Sealer.Open(f.key, f.Body)
+	f.Body, f.sealed = body, err != nil
+	return err
+}
