@@ -150,11 +150,14 @@ func (r *rig) settledOr(path string, status int) (g got) {
 
 func TestH17SerializationFailuresRunAgain(t *testing.T) {
 	t.Parallel()
+	r := newRig(t, leasedConfig())
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 		for _, state := range []string{"40001", "40P01"} {
 			for fails, status := range map[int64]int{3: 201, 4: 503} {
-				r := newRig(t, leasedConfig())
-				r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
+				path := fmt.Sprintf("/%d/%s/%d", mode, state, fails)
+				r.runs.Store(0)
+				r.exec(`truncate effects`)
+				r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
 					w.Header().Add("X-Run", "fresh")
 					req.Header.Add("X-Seen", "once")
 					if r.runs.Load() <= fails {
@@ -169,7 +172,7 @@ func TestH17SerializationFailuresRunAgain(t *testing.T) {
 					w.Header().Set("X-Seen", fmt.Sprint(len(req.Header.Values("X-Seen"))))
 					effect(w, req)
 				})
-				g := r.post("/charges", "k", "x")
+				g := r.post(path, "k", "x")
 				if g.status != status || r.runs.Load() != 4 {
 					t.Errorf("%s, %d failures: %v, %d runs", state, fails, g, r.runs.Load())
 				}
@@ -187,11 +190,14 @@ func TestH17SerializationFailuresRunAgain(t *testing.T) {
 // Duplicates at each level of isolation, with handlers that conflict with each other besides.
 func TestH17IsolationLevels(t *testing.T) {
 	t.Parallel()
+	r := newRig(t, testConfig())
+	r.exec(`create table balance (n int not null); insert into balance values (0)`)
+	other := newRigOn(t, r.pool, r.pool, testConfig())
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
-			r := newRig(t, testConfig())
-			r.exec(`create table balance (n int not null); insert into balance values (0)`)
-			other := newRigOn(t, r.pool, r.pool, testConfig())
+			path := fmt.Sprintf("/%d/%s", mode, strings.ReplaceAll(string(level), " ", "-"))
+			r.exec(`truncate effects`)
+			r.exec(`update balance set n = 0`)
 			transfer := func(w http.ResponseWriter, req *http.Request) {
 				tx, err := idempotency.Tx(req)
 				if err != nil {
@@ -209,16 +215,16 @@ func TestH17IsolationLevels(t *testing.T) {
 				}
 				effect(w, req)
 			}
-			route := idempotency.Route{Pattern: "/charges", Isolation: level, Mode: mode}
+			route := idempotency.Route{Pattern: path, Isolation: level, Mode: mode}
 			r.handle(route, transfer)
 			other.handle(route, transfer)
 			const keys, copies = 5, 4
 			r.all(keys*copies, func(i int) (got, error) {
 				on := []*rig{r, other}[i%2]
-				return on.try(context.Background(), http.MethodPost, "/charges", fmt.Sprint(i%keys), fmt.Sprint(i%keys))
+				return on.try(context.Background(), http.MethodPost, path, fmt.Sprint(i%keys), fmt.Sprint(i%keys))
 			})
 			for k := range keys {
-				if g := r.settled("/charges", fmt.Sprint(k), fmt.Sprint(k)); g.status != http.StatusCreated || g.body != fmt.Sprint("effect of ", k) {
+				if g := r.settled(path, fmt.Sprint(k), fmt.Sprint(k)); g.status != http.StatusCreated || g.body != fmt.Sprint("effect of ", k) {
 					t.Errorf("%s: %v", level, g)
 				}
 			}
