@@ -56,6 +56,21 @@ func Start(ctx context.Context, f Flags, log, verbose func(line string)) (*Serve
 	return s, nil
 }
 
+// StartPostgres is Start for an example that needs no Kafka.
+func StartPostgres(ctx context.Context, f Flags, log, verbose func(line string)) (*Servers, error) {
+	s := &Servers{}
+	var stop func() error
+	var err error
+	if s.Postgres, stop, err = startPostgres(ctx, f, devenv.Options{Log: verbose}); stop != nil {
+		s.stops = append(s.stops, stop)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Stop())
+	}
+	log(s.Postgres.How)
+	return s, nil
+}
+
 // Stop closes connections, and stops what was started.
 func (s *Servers) Stop() error {
 	if s.Postgres != nil {
