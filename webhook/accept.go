@@ -198,7 +198,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 		return SameBody, true, nil
 	case a.aside != nil:
 		a.keep(tx, "waiting", "stale", a.aside)
-		return Stale, true, nil
+		return Stale, true, nil //nolint:nilerr // that the handler found it stale is what this is about
 	}
 	tx.SetOrigin(dedupe.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Endpoint), ID: a.id, Time: time.Now()})
 	if a.cfg.Forward != nil {

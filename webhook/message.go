@@ -1,7 +1,9 @@
 package webhook
 
 import (
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -102,12 +104,18 @@ func (r *Receiver) item(e *Event) *item {
 		i.tenant = storable(call(r.cfg.Tenant, e))
 	}
 	if r.cfg.OrderingKey != nil {
-		if key := call(r.cfg.OrderingKey, e); key != "" {
+		switch key := call(r.cfg.OrderingKey, e); {
+		case len(key) > maxKey: // of a body that somebody else has written: it must not keep the event from being stored
+			i.key = fmt.Appendf(nil, "sha256:%x", sha256.Sum256([]byte(key)))
+		case key != "":
 			i.key = []byte(key)
 		}
 	}
 	return i
 }
+
+// maxKey is the longest ordering key that a call may have.
+const maxKey = 1024
 
 // call calls a function of the user's, which must not keep an event from being stored.
 func call(f func(*Event) string, e *Event) (s string) {

@@ -236,7 +236,7 @@ func TestW8Inbox(t *testing.T) {
 	source := r.work(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		if e, err := webhook.EventOf(m); err != nil || e.Provider != "stripe" || e.Type != "invoice.paid" || !e.IDSigned || e.Time.IsZero() ||
 			string(e.Body) != stripeBody(e.ID, " ") || m.Tenant() != "t1" || string(m.Key) != "in_1" {
-			return consumer.Permanent(fmt.Errorf("%+v, %v", e, err))
+			return consumer.Permanent(fmt.Errorf("%+v, %w", e, err))
 		}
 		if !failed {
 			failed = true
@@ -737,4 +737,24 @@ func TestT5ClientThatLeaves(t *testing.T) {
 	<-(<-requests).Done() // the server knows
 	close(leave)
 	r.until("the event is applied", func() bool { return r.count("effects") == 1 })
+}
+
+// W7: one body under many ids at once is accepted once, and each of the others is kept.
+func TestW7SameBodyInParallel(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	const n = 10
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			if a := e.sendAs(fmt.Sprint("d-", i), "push"); a.status != 200 {
+				t.Errorf("status %d", a.status)
+			}
+		})
+	}
+	wg.Wait()
+	if stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 1 || parked != n-1 {
+		t.Errorf("%d are stored, %d set aside", stored, parked)
+	}
 }

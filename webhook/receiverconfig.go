@@ -55,7 +55,8 @@ type ReceiverConfig struct {
 	// Tenant names the customer that an event belongs to, where customers choose ids themselves. Nil: one tenant.
 	Tenant func(*Event) string
 
-	// Partitions is how many partitions the endpoint's stream gets: how many events are handled at once, at most. Default 16, up to
+	// Partitions is how many partitions the endpoint's stream gets: how many events are handled at once, at most; and events of one partition
+	// commit one after another. Default 16, up to
 	// 1,024. For good, from the first event on.
 	Partitions int
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -103,6 +104,21 @@ func TestParkedEvents(t *testing.T) {
 	s.until(`select count(*) = 7 from effects`)
 	s.run("cursor", "show").want(t, statusGood, "hooks", "postgres")
 	s.run("status").want(t, statusGood, "hooks")
+	s.exec(`insert into onlyonce.streams (topic, partitions) values ('unread', 2); select onlyonce.append_events('{unread}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`)
+	s.until(`select count(*) = 7 from effects`)
+	r := s.run("events", "status").want(t, statusGood, "hooks", "stock", "unread", "0 current")
+	t.Log("\n" + r.out)
+	var all struct {
+		Streams []streamRow `json:"streams"`
+	}
+	if err := json.Unmarshal([]byte(s.run("events", "status", "-json").want(t, statusGood).out), &all); err != nil {
+		t.Fatal(err)
+	}
+	if len(all.Streams) != 2 || all.Streams[0].Kept != 6 || *all.Streams[0].Behind != 0 || *all.Streams[0].Scope != "stock" || all.Streams[0].Partitions != 1 ||
+		all.Streams[1].Scope != nil || all.Streams[1].Kept != 1 || all.Streams[1].Behind != nil {
+		t.Errorf("%+v", all)
+	}
+	s.run("events", "status", "-topic", "nowhere").want(t, statusGood)
 	if n := one[int](s.fixture, `select count(*) from onlyonce.inbox`); n != 0 {
 		t.Errorf("%d keys were claimed: events are when they are appended", n)
 	}

@@ -37,7 +37,7 @@ select "offset", tenant, id, order_key, header_names, header_values, body, appen
 const committedSQL = `select "offset", metadata from onlyonce.stream_offsets where group_id = $1 and stream = $2 and partition = $3`
 
 // commitSQL commits an offset under the partition's lease; see the function's comment in the migration.
-const commitSQL = `select onlyonce.commit_stream_offset($1, $2, $3, $4, $5, $6, $7, $8)`
+const commitSQL = `select onlyonce.commit_stream_offset($1, $2, $3::uuid, $4, $5, $6, $7, $8)`
 
 const codeFenceLost = "OO001"
 

@@ -131,6 +131,11 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.exec(`create table effects (value text); grant insert on effects to stock`)
+	for _, as := range []preflight.Role{preflight.Events, preflight.Receiver} {
+		if _, err := preflight.Check(t.Context(), c.as("stock"), as); err != nil {
+			t.Error(err)
+		}
+	}
 	for login, as := range map[string]preflight.Role{"stock": preflight.App, "payments": preflight.Relay} {
 		if warnings, err := preflight.Check(t.Context(), c.as(login), as); err != nil || len(warnings) > 0 {
 			t.Errorf("%s: %v, %v", login, warnings, err)

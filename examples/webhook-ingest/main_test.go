@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+)
+
+func perform(t *testing.T, args ...string) *result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	status := run(t.Context(), append([]string{"-json", "-postgres", pgtest.URL(t)}, args...), &stdout, &stderr)
+	if status != 0 {
+		t.Fatalf("exit status %d\n%s", status, &stderr)
+	}
+	var r result
+	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
+		t.Fatalf("%v: %s", err, &stdout)
+	}
+	if !strings.Contains(stderr.String(), "took effect once") {
+		t.Errorf("no sentence for people:\n%s", &stderr)
+	}
+	t.Logf("\n%s", &stderr)
+	return &r
+}
+
+func TestWebhookIngest(t *testing.T) {
+	r := perform(t, "-events", "24")
+	if !r.OK || len(r.Providers) != 7 {
+		t.Errorf("%+v", r)
+	}
+	for _, c := range r.Providers {
+		if c.Unique != 24 || c.Effects+c.Overtaken != 24 || c.Duplicates == 0 || c.Tampered != 8 || c.Refused != 8 {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+// GitHub's own payloads, fetched by npm: they are its, and not copied into this repository.
+func TestGitHubPayloads(t *testing.T) {
+	npm, err := exec.LookPath("npm")
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("npm is not on this machine")
+		}
+		t.Skip("npm is not on this machine: GitHub's payloads cannot be fetched")
+	}
+	dir := t.TempDir()
+	for _, argv := range [][]string{{npm, "pack", "--silent", "@octokit/webhooks-examples@7.6.1"}, {"tar", "-xzf", "octokit-webhooks-examples-7.6.1.tgz"}} {
+		cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", argv, err, out)
+		}
+	}
+	r := perform(t, "-events", "6", "-github-payloads", filepath.Join(dir, "package/api.github.com/index.json"))
+	for _, c := range r.Providers {
+		if c.Provider == "github" && (c.Unique < 200 || c.Effects+c.Overtaken != c.Unique) {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+func TestUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"-bogus": "-bogus", "-events 1": "-events", "-duplicates 2": "-duplicates", "more": "more", "-patience 1ms": "-patience",
+		"-github-payloads nowhere.json": "-github-payloads", "-postgres postgres://127.0.0.1:1/x": "postgres at postgres://127.0.0.1:1/x",
+	} {
+		var stdout, stderr bytes.Buffer
+		if status := run(context.Background(), strings.Fields(args), &stdout, &stderr); status != 2 || !strings.Contains(stderr.String(), want) {
+			t.Errorf("%q: status %d, %s", args, status, &stderr)
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package webhook_test
+
+import (
+	"context"
+	"net/url"
+	"os"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// S2: a receiver and a worker do with the rights of onlyonce_app, whoever rotates and forgets; and they do with statements that nobody
+// has prepared, as behind PgBouncer.
+func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Server(t, nil) // of its own, because roles are the whole server's
+	r := &rig{t: t, pool: pgtest.Pool(t, server)}
+	roles, err := os.ReadFile("../docs/roles.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.exec(string(roles))
+	r.exec(`create role hooks login in role onlyonce_app`)
+	r.exec(`create role sweeper login in role onlyonce_app, onlyonce_rotator`)
+	r.exec(`create table effects (id text not null, at bigserial); grant insert, select on effects to hooks; grant usage on sequence effects_at_seq to hooks`)
+	as := func(login string) *pgxpool.Pool {
+		u, err := url.Parse(server)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.User = url.User(login)
+		return r.open(u.String() + "&default_query_exec_mode=exec")
+	}
+	r.recv = as("hooks")
+	owner := r.pool
+	r.pool = r.recv
+	var ordered webhook.Ordered
+	ordered.Rule = webhook.ParkStale
+	ordered.Version = func(e *webhook.Event) (string, int64, error) { return "o", int64(len(e.Body)), nil }
+	h, err := webhook.InOrder(ordered, effect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := r.work(h)
+	r.pool = owner
+	e := r.serve(samples(t)["GitHub"], func(c *webhook.ReceiverConfig) {
+		c.KeepDivergent, c.Sources = true, []*webhook.Source{source}
+		c.OrderingKey = func(*webhook.Event) string { return "o" }
+		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks"}
+	})
+	inlineToo := r.serve(samples(t)["GitHub"], inline(h), func(c *webhook.ReceiverConfig) { c.Endpoint = "i" })
+	for _, to := range []*endpoint{e, inlineToo} {
+		to.sendAs("d-1", "push").want(t, 200, false)
+		to.sendAs("d-1", "push").want(t, 200, true)
+		to.sendAs("d-1", "other").want(t, 200, true)
+		to.sendAs("d-2", "push").want(t, 200, true)
+		to.sendAs("d-3", "pus").want(t, 200, false) // stale
+	}
+	r.until("all are handled", func() bool { return r.count("effects") == 2 && r.count("onlyonce.parked") == 5 })
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 hours'`)
+	r.recv = as("sweeper")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	purged, done := make(chan int64, 1), make(chan error, 1)
+	x := r.receiver(e.sample, func(c *webhook.ReceiverConfig) { c.Hooks.Purged = func(_, bodies int64) { purged <- bodies } })
+	go func() { done <- x.Run(ctx) }()
+	if n := <-purged; n != 2 {
+		t.Errorf("%d bodies were forgotten, want 2", n)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if _, err := as("hooks").Exec(t.Context(), `delete from onlyonce.inbox`); sqlState(err) != "42501" {
+		t.Errorf("a receiver may delete what was claimed: %v", err)
+	}
+}
