@@ -24,7 +24,7 @@ import (
 )
 
 // packages hold all that depends on the server and needs no broker.
-var packages = []string{"./consumer", "./dedupe", "./migrations", "./outbox/...", "./internal/guard", "./internal/preflight"}
+var packages = []string{"./consumer", "./dedupe", "./migrations", "./outbox/...", "./idempotency", "./internal/guard", "./internal/preflight"}
 
 func main() {
 	only := flag.String("only", "", "comma-separated major versions; empty: all")
