@@ -5,10 +5,13 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
@@ -464,5 +467,119 @@ func TestH18AbandonedRequests(t *testing.T) {
 	}
 	if a := r.post("/unknown", "k", "x"); a.code() != "commit-unknown" {
 		t.Errorf("%v", a)
+	}
+}
+
+// The same while the second one is still at it: what the zombie does is refused because it is the zombie's, and not because
+// everything is over.
+func TestH18ZombieBesideItsSuccessor(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"before the step", "in the call", "in Tx"} {
+		cfg := leasedConfig()
+		cfg.LeaseTTL = time.Hour
+		r := newRig(t, cfg)
+		other := newRigOn(t, r.pool, r.pool, cfg)
+		var p provider
+		first, second := newGate(t), newGate(t)
+		handler := func(g *gate, zombie bool) http.HandlerFunc {
+			return func(w http.ResponseWriter, req *http.Request) {
+				stand := func(here string) {
+					if zombie && here == at || !zombie && here == "in the call" {
+						g.begun <- struct{}{}
+						<-g.open
+					}
+				}
+				stand("before the step")
+				result, err := idempotency.Step(req.Context(), "charge", func(ctx context.Context, key string) ([]byte, error) {
+					stand("in the call")
+					return p.pay(ctx, key)
+				})
+				if zombie && at != "in Tx" && err == nil {
+					t.Errorf("%s: the zombie's step was kept", at)
+				}
+				tx, err := idempotency.Tx(req)
+				if err == nil {
+					_, err = tx.Exec(req.Context(), `insert into effects values ('x')`)
+				}
+				if err != nil && !zombie {
+					t.Error(err)
+				}
+				stand("in Tx")
+				w.WriteHeader(http.StatusCreated)
+				_, _ = w.Write(result)
+			}
+		}
+		route := idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}
+		r.handle(route, handler(first, true))
+		other.handle(route, handler(second, false))
+		zombie := r.background("/charges", "k", "x")
+		wait(t, "the first one stands still", first.begun)
+		r.dies()
+		successor := other.background("/charges", "k", "x")
+		if at != "in Tx" { // there the step is done, and the second one has nothing to stand at
+			wait(t, "the second one works", second.begun)
+			first.release()
+			if z := wait(t, "the zombie is answered", zombie); z.mark() == "created" || z.mark() == "replayed" || z.status < 400 {
+				t.Errorf("%s: the zombie: %v", at, z)
+			}
+			second.release()
+		}
+		if g := wait(t, "the second one is answered", successor); g.mark() != "created" {
+			t.Errorf("%s: the second one: %v", at, g)
+		}
+		first.release()
+		if keys, _ := p.keys(); keys != 1 || r.effects() != 1 {
+			t.Errorf("%s: %d payments, %d effects", at, keys, r.effects())
+		}
+	}
+}
+
+// An owner that was replaced keeps no answer, whatever its process believes: the database compares.
+func TestH18FenceOfTheLastStatement(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	ctx := t.Context()
+	var lease, epoch int64
+	nonce, next, id := "00000000-0000-8000-8000-000000000001", "00000000-0000-8000-8000-000000000002", "00000000-0000-8000-8000-000000000003"
+	if err := r.pool.QueryRow(ctx, `select lease, epoch from onlyonce.http_claim($1, '', 's', '\x00', $2, '1 day', '0')`, id, nonce).Scan(&lease, &epoch); err != nil {
+		t.Fatal(err)
+	}
+	if n := one[int64](r, `select onlyonce.raise_epoch($1, $2, $3::uuid, '1 hour'::interval)`, lease, epoch, next); n != epoch+1 {
+		t.Fatalf("epoch %d", n)
+	}
+	for name, sql := range map[string]string{
+		"finish": `select onlyonce.http_finish($1, $2, $3, $4, '\x00', false)`, "release": `select onlyonce.http_release($1, $2, $3, $4)`, "reconcile": `select onlyonce.http_reconcile($1, $2, $3, $4)`,
+		"step": `select onlyonce.http_step($2, $3, $4, $1, 's', '1 hour')`, "step done": `select onlyonce.http_step_done($2, $3, $4, $1, 's', '\x00', false)`,
+	} {
+		if _, err := r.pool.Exec(ctx, sql, id, lease, epoch, nonce); err == nil || !strings.Contains(err.Error(), "OO001") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := one[int](r, `select count(*) from onlyonce.http_records where state = 'running' and lease_id = $1`, lease); n != 1 {
+		t.Error("the record was changed")
+	}
+}
+
+// A record that the engine has not sealed does not commit, in either mode.
+func TestH17RecordNeedsTheSeal(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	complete := func(sealed bool) error {
+		return pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), `select onlyonce.http_open('1s', '1s', '1s')`); err != nil {
+				return err
+			}
+			_, err := tx.Exec(t.Context(), `select onlyonce.http_complete(gen_random_uuid(), '', 's', '\x00', gen_random_uuid(), '\x00', false, '1 day')`)
+			if err == nil && sealed {
+				_, err = tx.Exec(t.Context(), `select onlyonce.seal()`)
+			}
+			return err
+		})
+	}
+	if err := complete(true); err != nil {
+		t.Error(err)
+	}
+	if err := complete(false); err == nil || !strings.Contains(err.Error(), "OO002") {
+		t.Errorf("without the seal: %v", err)
 	}
 }
