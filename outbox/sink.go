@@ -43,7 +43,7 @@ type Batcher interface {
 	Sink
 	// SendBatch makes one attempt at each of several calls, and says of each how it ended, by its index: as soon as it is known, because the
 	// slot is free then, once, from any goroutine, and before SendBatch returns. No two calls have one ordering key. What is said of
-	// Send holds for each call.
+	// Send holds for each call; ctx ends after Limits.Timeout for all of them.
 	SendBatch(ctx context.Context, calls []*Delivery, ended func(i int, r Result))
 }
 
