@@ -45,17 +45,15 @@ func (r *returns) take() []*flight {
 func (t *tenure) launch(calls ...*flight) {
 	var together []*flight
 	for _, f := range calls {
-		f.t = t
-		f.bound = f
+		f.t, f.bound = t, f
 		if f.chunk != nil {
 			f.state = flightFlying
 			f.chunk.flying++
 		}
 		t.calling++
-		switch {
-		case t.s.batcher != nil && f.work == nil && f.parked == 0:
+		if t.s.batcher != nil && f.parked == 0 {
 			together = append(together, f)
-		default:
+		} else {
 			go t.attempt(f)
 		}
 	}
@@ -76,11 +74,11 @@ func (f *flight) mayStart() error {
 	return nil
 }
 
-// Why there is no result, where a sink does not return in order.
+// goroutineEnded is why there is no result where a sink ends the goroutine that it is called in.
 const goroutineEnded = "the sink ended its goroutine"
 
+// panicked is the result of a call that panics, which must not take every other call with it. Its row keeps the type only: the value may be a payload.
 func panicked(v any) Result {
-	// A call that panics must not take every other call with it; its row keeps the type only, the value may be a payload.
 	return RetryLater(fmt.Sprintf("it panicked (%T)", v), fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
 }
 

@@ -38,12 +38,12 @@ type Readier interface {
 }
 
 // Batcher is a Sink that makes attempts at many calls for less than one by one. The relay hands it whatever it has slots for
-// (RelayConfig.Concurrency); parked calls it sends one by one, by Send.
+// (RelayConfig.Concurrency); parked calls it sends one by one, by Send. A type that embeds a Batcher to change Send must change SendBatch too.
 type Batcher interface {
 	Sink
 	// SendBatch makes one attempt at each of several calls, and says of each how it ended, by its index: as soon as it is known, because the
 	// slot is free then, once, from any goroutine, and before SendBatch returns. No two calls have one ordering key. What is said of
-	// Send holds for each call: above all, one that cannot be sent is no reason to say anything but Delivered of those that were.
+	// Send holds for each call; ctx ends after Limits.Timeout for all of them.
 	SendBatch(ctx context.Context, calls []*Delivery, ended func(i int, r Result))
 }
 

@@ -125,7 +125,7 @@ func TestFenceForbidsSequentialScans(t *testing.T) {
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce) values ('relay/x', 1, '00000000-0000-4000-8000-000000000001')`)
 	err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), outbox.Statements["fence"], one[int64](r, `select id from onlyonce.leases`), 1, "00000000-0000-4000-8000-000000000001", "100", "100", "100")
+		_, err := tx.Exec(t.Context(), outbox.Statements["fence"], one[int64](r, `select id from onlyonce.leases`), 1, "00000000-0000-4000-8000-000000000001", "60000", "60000", "60000")
 		if err != nil {
 			return err
 		}

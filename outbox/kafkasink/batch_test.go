@@ -90,7 +90,7 @@ func TestSendBatch(t *testing.T) {
 	})
 }
 
-// A batch whose context ends while the broker is silent is not waited for, and nothing of it is taken for delivered.
+// A batch whose context ends while it waits behind another one's request is not waited for, and nothing of it is taken for delivered, or written.
 func TestSendBatchCutOff(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
@@ -104,18 +104,30 @@ func TestSendBatchCutOff(t *testing.T) {
 		return nil, nil, false
 	})
 	s := newSink(t, c.ListenAddrs(), nil, topic)
+	first := make(chan outbox.Result, 1)
+	go func() { first <- send(t, s, delivery("first", "/"+topic, "first")) }()
+	<-arrived
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { <-arrived; cancel() }()
 	var all []*outbox.Delivery
 	for _, id := range ids(10) {
-		all = append(all, delivery(id, "/"+topic, "v"))
+		all = append(all, delivery(id, "/"+topic, "waiting"))
 	}
-	for _, got := range sendBatch(ctx, t, s, all).got {
+	cut := make(chan *results, 1)
+	go func() { cut <- sendBatch(ctx, t, s, all) }()
+	until(t, "all of it waits", func() bool { return kafkasink.Waiting(s) == len(all) })
+	cancel()
+	for _, got := range (<-cut).got {
 		wantOutcome(t, got, outbox.Retry)
 		if !errors.Is(got.Err, context.Canceled) {
 			t.Errorf("%v", got.Err)
 		}
 	}
 	close(release)
-	wantOutcome(t, send(t, s, delivery("c", "/"+topic, "later")), outbox.Delivered)
+	wantOutcome(t, <-first, outbox.Delivered)
+	wantOutcome(t, send(t, s, delivery("last", "/"+topic, "last")), outbox.Delivered)
+	for _, r := range read(t, c.ListenAddrs(), topic, 2) {
+		if string(r.Value) == "waiting" {
+			t.Error("a call was made although its context had ended")
+		}
+	}
 }

@@ -133,14 +133,21 @@ func (s service) consumer(pool *pgxpool.Pool, scope, topic string, handle consum
 
 // forgetful loses every fifth acknowledgement, so that the relay sends again what was written.
 type forgetful struct {
-	outbox.Sink
+	*kafkasink.Sink
 	n atomic.Int64
 }
 
-func (f *forgetful) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
-	r := f.Sink.Send(ctx, d)
+func (f *forgetful) lose(r outbox.Result) outbox.Result {
 	if r.Outcome == outbox.Delivered && f.n.Add(1)%5 == 0 {
 		return outbox.RetryLater("the acknowledgement was lost", nil)
 	}
 	return r
+}
+
+func (f *forgetful) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	return f.lose(f.Sink.Send(ctx, d))
+}
+
+func (f *forgetful) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+	f.Sink.SendBatch(ctx, calls, func(i int, r outbox.Result) { ended(i, f.lose(r)) })
 }

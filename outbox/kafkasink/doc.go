@@ -48,6 +48,9 @@
 // divided, and only a record that stands alone is judged: no neighbour is parked for it. Whether a call may still be made
 // is asked when the connection is there and the request is about to be written.
 //
+// The relay hands the sink as many calls at once as RelayConfig.Concurrency allows. Its default, 8, is meant for remotes that are called one by one: for
+// Kafka take hundreds, up to 1,000, or requests hold a few records each.
+//
 // Not used is kafka-go's Writer: it asks for no acknowledgement by default, tries again by itself (attempts that nobody has
 // journaled), and goes on sending after its caller has given up. With brokers before 0.11, whose records have no headers,
 // it would drop message-id without an error; this package refuses them.
