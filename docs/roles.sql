@@ -7,16 +7,17 @@
 -- It is no migration: roles belong to the whole cluster, their names and who may be what are yours to choose, and
 -- `onlyonce migrate` must not need the right to make them. Replace the names if you have your own.
 --
--- The five roles cannot log in. Grant them to those that do (`grant onlyonce_app to stock_service`), and give app what your handlers
+-- The six roles cannot log in. Grant them to those that do (`grant onlyonce_app to stock_service`), and give app what your handlers
 -- need on your own tables besides. Migrate as a member of onlyonce_migrator after `set role onlyonce_migrator`, or as a
 -- login whose `role` setting is that (`alter role deploy set role onlyonce_migrator`), so that it owns what it makes.
 --
 --   onlyonce_migrator  makes and changes the schema. Nothing at run time has this role.
 --   onlyonce_app       consumers and their handlers, and whoever enqueues calls or claims keys. Cannot change or delete what was claimed,
 --                      parked or enqueued, but settle what it parked itself.
+--   onlyonce_http      the HTTP layer (package idempotency) and its operations, besides onlyonce_app.
 --   onlyonce_relay     relays. Cannot write cursors, progress or keys.
---   onlyonce_rotator   empties segments of the outbox and of the event log, and deletes settled calls, whose retention has passed: give it to a relay's login besides
---                      onlyonce_relay, to one at least, and to one at least of those that consume webhooks. Whoever lacks it warns, and leaves
+--   onlyonce_rotator   empties segments of the outbox and of the event log, and deletes settled calls and ids of webhooks, whose retention has passed: give it to a relay's login besides
+--                      onlyonce_relay, to one at least, and to one at least of those that receive or consume webhooks. Whoever lacks it warns, and leaves
 --                      rotation to others.
 --   onlyonce_operator  the command onlyonce, but `migrate`. Sees payloads.
 --
@@ -29,7 +30,7 @@ declare
   name text;
   has  record;
 begin
-  foreach name in array array['onlyonce_migrator', 'onlyonce_app', 'onlyonce_relay', 'onlyonce_rotator', 'onlyonce_operator'] loop
+  foreach name in array array['onlyonce_migrator', 'onlyonce_app', 'onlyonce_http', 'onlyonce_relay', 'onlyonce_rotator', 'onlyonce_operator'] loop
     if not exists (select from pg_roles where rolname = name) then
       execute format('create role %I nologin', name);
     end if;
@@ -42,30 +43,26 @@ begin
   end if;
 
   -- From nothing, so that a right which a later version takes away here is gone.
-  revoke all on schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
-  revoke all on all tables in schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
-  grant usage on schema onlyonce to onlyonce_app, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
-  revoke all on all sequences in schema onlyonce from onlyonce_app, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
+  revoke all on schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
+  revoke all on all tables in schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
+  grant usage on schema onlyonce to onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
+  revoke all on all sequences in schema onlyonce from onlyonce_app, onlyonce_http, onlyonce_relay, onlyonce_rotator, onlyonce_operator;
   grant select on all tables in schema onlyonce to onlyonce_operator;
 
   for has in select * from (values
     -- role, table, rights, why each beyond the plain one
     ('onlyonce_app',      'schema_version', 'select'),
-    ('onlyonce_app',      'leases',         'select, insert, update, delete'), -- takes cursors over; FOR SHARE needs UPDATE; a request's lease ends with it
+    ('onlyonce_app',      'leases',         'select, insert, update'),         -- takes cursors over; FOR SHARE needs UPDATE
     ('onlyonce_app',      'cursors',        'select, insert, update'),
     ('onlyonce_app',      'positions',      'select'),
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
-    ('onlyonce_app',      'inbox',          'select, insert, delete'),         -- webhook receivers, of ids whose retention has passed
+    ('onlyonce_app',      'inbox',          'select, insert'),
     ('onlyonce_app',      'parked',         'select, insert, update'),         -- tries parked messages again
     ('onlyonce_app',      'outbox',         'select, insert'),                 -- code of schema 2; a call that was enqueued there is recognised
     ('onlyonce_app',      'outbox_log',     'select, insert'),
     ('onlyonce_app',      'outbox_id',      'usage'),
     ('onlyonce_app',      'outbox_version', 'select'),
     ('onlyonce_app',      'rings',          'select'),
-    ('onlyonce_app',      'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
-    ('onlyonce_app',      'http_steps',     'select, insert, update'),
-    ('onlyonce_app',      'operations',     'select, insert, update, delete'), -- purges
-    ('onlyonce_app',      'operation_signals', 'select, insert, update'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 
@@ -74,10 +71,17 @@ begin
     ('onlyonce_app',      'events_version', 'select'),
     ('onlyonce_app',      'stream_floors',  'select'),
     ('onlyonce_app',      'stream_offsets', 'select, insert, update'),
-    ('onlyonce_app',      'webhook_ids',    'select, insert, update, delete'), -- deletes what is too old, under FOR UPDATE
-    ('onlyonce_app',      'webhook_bodies', 'select, insert, update, delete'),
+    ('onlyonce_app',      'webhook_ids',    'select, insert'),
+    ('onlyonce_app',      'webhook_bodies', 'select, insert, update'),
     ('onlyonce_app',      'webhook_objects', 'select, insert, update'),
     ('onlyonce_app',      'webhook_endpoints', 'select, insert, update'),
+
+    ('onlyonce_http',     'schema_version', 'select'),
+    ('onlyonce_http',     'leases',         'select, insert, update, delete'), -- a request's lease ends with it
+    ('onlyonce_http',     'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
+    ('onlyonce_http',     'http_steps',     'select, insert, update'),
+    ('onlyonce_http',     'operations',     'select, insert, update, delete'), -- purges
+    ('onlyonce_http',     'operation_signals', 'select, insert, update'),
 
     ('onlyonce_relay',    'schema_version', 'select'),
     ('onlyonce_relay',    'leases',         'select, insert, update'),
@@ -103,6 +107,9 @@ begin
     ('onlyonce_rotator',  'outbox_log_4',   'select, truncate'),
     ('onlyonce_rotator',  'outbox_log_5',   'select, truncate'),
 
+    ('onlyonce_rotator',  'inbox',          'select, delete'),                 -- ids of webhooks whose retention has passed
+    ('onlyonce_rotator',  'webhook_ids',    'select, update, delete'),
+    ('onlyonce_rotator',  'webhook_bodies', 'select, delete'),
     ('onlyonce_rotator',  'streams',        'select'),
     ('onlyonce_rotator',  'cursors',        'select'),
     ('onlyonce_rotator',  'positions',      'select'),

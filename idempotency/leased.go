@@ -156,6 +156,8 @@ func (x *exchange) settle(l *lease.Lease, rep reply, resp *response, stored []by
 	retry := pauses()
 	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
 	written := x.tx != nil // what the handler wrote is only in the first transaction
+	// From here on the lease is locked by its own transaction: should COMMIT stand still, a renewal would wait, and all others with it.
+	x.layer.keeper.drop(x.held)
 	for {
 		err := x.settleOnce(l, stored, sealed)
 		switch {
@@ -321,6 +323,9 @@ func (k *keeper) hold(l *lease.Lease, cancel context.CancelCauseFunc) *held {
 func (k *keeper) drop(h *held) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if _, there := k.held[h]; !there {
+		return
+	}
 	if delete(k.held, h); len(k.held) == 0 {
 		close(k.none)
 	}

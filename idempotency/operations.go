@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/eventlog"
+	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
 // Operations answers requests 202 whose work takes longer than a client waits (H23): the work is committed with the request's
@@ -212,6 +213,12 @@ const headerSealed = "onlyonce-sealed"
 // Run makes the stream if there is none, works, and deletes what has expired, until ctx ends: then it lets what is under way finish for as long as
 // a consumer does, and returns nil.
 func (o *Operations) Run(ctx context.Context) error {
+	if _, err := preflight.Check(ctx, o.layer.pool, preflight.Operations); err != nil {
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // stopped before it began
+		}
+		return fmt.Errorf("idempotency: %w", err)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	purged := make(chan struct{})

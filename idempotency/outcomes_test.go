@@ -407,3 +407,21 @@ func TestH11PanicAndDeadline(t *testing.T) {
 		}
 	}
 }
+
+// A refusal by a handler that has asked nothing of its transaction yet, in every way in which there may be one.
+func TestH11RefusalBeforeTheFirstStatement(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	r.handle(idempotency.Route{Pattern: "/optional", Key: idempotency.KeyOptional}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
+	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+		if _, err := idempotency.Tx(req); err != nil {
+			t.Error(err)
+		}
+		w.WriteHeader(http.StatusNotFound)
+	})
+	for _, c := range []struct{ path, key, mark string }{{"/optional", "", "bypassed"}, {"/optional", "k", "created"}, {"/leased", "k", "created"}} {
+		if g := r.post(c.path, c.key, "x"); g.status != http.StatusNotFound || g.mark() != c.mark {
+			t.Errorf("%v: %v", c, g)
+		}
+	}
+}

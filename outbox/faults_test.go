@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -657,106 +656,28 @@ var otherRows = []relayRow{
 // cuts cuts connections of a relay in the middle of what it sends, or when all of it has arrived, before the answer.
 func (f *relayFaults) cuts(arrives bool) {
 	f.begin()
-	cfg := f.pool.Config().Copy()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		f.t.Fatal(err)
+	how := cutWithin
+	if arrives {
+		how = cutBehind
 	}
-	p := &severer{listener: l, server: fmt.Sprintf("%s:%d", cfg.ConnConfig.Host, cfg.ConnConfig.Port), arrives: arrives}
-	p.every.Store(7)
-	p.open.Go(p.serve)
-	cfg.ConnConfig.Host, cfg.ConnConfig.Port = "127.0.0.1", uint16(l.Addr().(*net.TCPAddr).Port)
-	cfg.ConnConfig.TLSConfig, cfg.ConnConfig.Fallbacks = nil, nil
-	cut, err := pgxpool.NewWithConfig(context.Background(), cfg)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	var every, sent, cuts atomic.Int64 // every 0: never
+	pool := f.cutPool(pgx.QueryExecModeCacheStatement, func([]byte) cut {
+		if n := every.Load(); n == 0 || sent.Add(1)%n != 0 {
+			return notCut
+		}
+		cuts.Add(1)
+		return how
+	})
 	f.decides(once("500"))
-	direct := f.pool
-	until(f.t, "the relay has begun", func() bool { // Run ends if it cannot check the schema
-		f.pool = cut
-		defer func() { f.pool = direct }()
-		p.every.Store(0)
-		f.relayTo(func(c *outbox.RelayConfig) { c.LeaseTTL = 3 * time.Second })
-		return true
-	})
+	// Nothing is cut at first: Run ends if it cannot check the schema.
+	f.through(pool, func() { f.relayTo(func(c *outbox.RelayConfig) { c.LeaseTTL = 3 * time.Second }) })
 	until(f.t, "it holds a lane", func() bool { f.rig.mu.Lock(); defer f.rig.mu.Unlock(); return len(f.leases) > 0 })
-	p.every.Store(7)
+	every.Store(7)
 	f.mix()
 	f.mix()
-	until(f.t, "some cuts", func() bool { return p.cuts.Load() >= 20 })
-	p.every.Store(0)
+	until(f.t, "some cuts", func() bool { return cuts.Load() >= 20 })
+	every.Store(0)
 	f.want(f.finish(), map[string]int{"delivered": 80})
-	cut.Close()
-	_ = l.Close()
-	p.open.Wait()
-}
-
-// severer stands between a pool and its server and cuts connections.
-type severer struct {
-	listener net.Listener
-	server   string
-	arrives  bool
-	every    atomic.Int64 // 0: never
-	sent     atomic.Int64
-	cuts     atomic.Int64
-	open     sync.WaitGroup
-}
-
-func (s *severer) serve() {
-	for {
-		client, err := s.listener.Accept()
-		if err != nil {
-			return
-		}
-		s.open.Go(func() { s.relay(client) })
-	}
-}
-
-func (s *severer) relay(client net.Conn) {
-	defer client.Close()
-	server, err := net.Dial("tcp", s.server)
-	if err != nil {
-		return
-	}
-	defer server.Close()
-	var muted atomic.Bool
-	s.open.Go(func() {
-		defer client.Close()
-		buf := make([]byte, 64<<10)
-		for {
-			n, err := server.Read(buf)
-			if n > 0 && !muted.Load() {
-				_, _ = client.Write(buf[:n])
-			}
-			if err != nil {
-				return
-			}
-		}
-	})
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := client.Read(buf)
-		if err != nil {
-			return
-		}
-		if every := s.every.Load(); every > 0 && s.sent.Add(1)%every == 0 {
-			s.cuts.Add(1)
-			muted.Store(true)
-			if !s.arrives {
-				_, _ = server.Write(buf[:n/2])
-				return
-			}
-			_, _ = server.Write(buf[:n])
-			_, _ = server.Write([]byte("X\x00\x00\x00\x04")) // Terminate: the server does what it got, and closes
-			_ = client.Close()
-			_, _ = io.Copy(io.Discard, client)
-			return
-		}
-		if _, err := server.Write(buf[:n]); err != nil {
-			return
-		}
-	}
 }
 
 var serverRows = []relayRow{

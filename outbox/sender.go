@@ -65,6 +65,7 @@ type sender struct {
 	limits    Limits
 	dbTimeout time.Duration // bounds each statement and each COMMIT
 	wake      chan struct{}
+	hints     *atomic.Uint32
 	joinGrace time.Duration
 	tell      observer
 
@@ -150,6 +151,7 @@ func (s *sender) keeps(free int) bool {
 
 // run returns nil once ctx has ended and every lane is given back, or a fault that waiting does not heal.
 func (s *sender) run(ctx context.Context) error {
+	s.hints = hintsFor(s.name)
 	s.held, s.ended = map[int16]*tenure{}, make(chan *tenure, lanes)
 	s.pause = s.pauses()
 	stop, cancel := context.WithCancel(ctx)
@@ -171,7 +173,7 @@ func (s *sender) run(ctx context.Context) error {
 		select {
 		case <-timer.C:
 		case <-s.wake:
-			s.scoutAt = time.Time{}
+			s.woken()
 		case t := <-s.ended:
 			if err := s.left(t); err != nil && fault == nil {
 				fault = err

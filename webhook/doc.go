@@ -1,20 +1,33 @@
-// Package webhook receives webhooks. So far it verifies them: that a request was signed by its sender, lately, and what
-// the event is called by which its copies are told. The handler that stores and applies each event once is built on this.
+// Package webhook receives webhooks: it verifies that a request was signed by its sender, lately, and applies each event once,
+// however often it is delivered.
 //
 //	v, err := webhook.New(webhook.Config{
 //		Provider: webhook.Stripe{},
 //		Secrets:  []string{current, previous}, // previous while it is being replaced
 //	})
 //	...
-//	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
+//	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe"}})
 //	...
-//	event, err := v.Verify(r.Header, body)
-//	var refused *webhook.Error
-//	if errors.As(err, &refused) {
-//		http.Error(w, http.StatusText(refused.Status()), refused.Status())
-//		return
-//	}
-//	... // event.ID names the event, event.Body is what was signed
+//	receiver, err := webhook.NewReceiver(pool, webhook.ReceiverConfig{Endpoint: "stripe", Verifier: v, Sources: []*webhook.Source{source}})
+//	...
+//	mux.Handle("/hooks/stripe", receiver)
+//	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: webhook.Scope("stripe")})
+//
+// A [Verifier] is of use alone, too: Verify takes a header and the bytes of a body.
+//
+// # One request
+//
+//	the method, a bounded read, the signature, its time   nothing of the database is asked for before these hold
+//	BEGIN
+//	onlyonce.receive_webhook   claims the id; waits for an uncommitted copy; notes the body where the id is not signed
+//	the event into the log, the handler's statements, the call that forwards it
+//	onlyonce.seal              allows the COMMIT
+//	COMMIT
+//	200
+//
+// In mode Inbox the event is in the endpoint's stream then (package internal/eventlog), raw, and a [Source] gives it to a consumer. In mode Inline
+// the handler, of the same type, has run in this transaction. The transaction is package internal/guard's: no COMMIT of a handler's own, no
+// swallowed error.
 //
 // # Providers
 //
@@ -46,6 +59,20 @@
 //
 // Signatures without end: headers that count have at most 4096 bytes and 16 signatures, and there are at most 8 secrets.
 //
+// Copies at once: the claim waits at the primary key of the inbox for whoever has claimed the id and not ended, because that one may roll back.
+// It waits for two seconds at most: the sender's patience is short, and it comes again.
+//
+// A handler that fails after the id was noted: there is no such order of things. Both commit, or neither.
+//
+// An answer to COMMIT that never comes: nobody knows. The same is done again on another connection. Its claim waits for the old transaction, should
+// the server still be at it, and then finds the event there or not. A table that is only looked at would prove nothing.
+//
+// A sender that hangs up: the work is not its request's any more once it has been verified, and goes on for as long as its sender would have
+// waited.
+//
+// A sender that signs no ids: somebody who has recorded a request may send it under another id. So bodies are remembered for a while; what is
+// dropped for its body alone is kept for an operator, because two events may say the same.
+//
 // # What it says
 //
 // An [*Error] tells the check and the header, for logs. It quotes nothing that was received and nothing of a secret. The sender
@@ -53,6 +80,7 @@
 //
 // # What it does not do
 //
-// It does not tell who else knows the secret: whoever does, may send. It does not order events, and it does not tell copies:
-// the same request is verified as often as it comes.
+// It does not tell who else knows the secret: whoever does, may send. A Verifier tells no copies: the same request is verified as often as
+// it comes. A Receiver does not order events that were sent out of order: see [InOrder]. It remembers ids for ReceiverConfig.Retention; a
+// copy that comes later is a new event.
 package webhook

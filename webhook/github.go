@@ -1,5 +1,7 @@
 package webhook
 
+import "time"
+
 // GitHub is https://docs.github.com/webhooks/using-webhooks/validating-webhook-deliveries: X-Hub-Signature-256, over the body alone.
 // X-Hub-Signature, with SHA-1, does not count. ID is X-GitHub-Delivery, which a redelivery keeps, and Type is X-GitHub-Event;
 // neither is signed, nor is a time. Choose application/json as the webhook's content type: the body is kept as it came.
@@ -9,7 +11,8 @@ type GitHub struct{}
 func (GitHub) Scheme() (*Scheme, error) {
 	const header = "X-Hub-Signature-256"
 	return &Scheme{
-		Name:             "github",
+		Name:   "github",
+		Answer: 10 * time.Second, Redeliveries: 3 * 24 * time.Hour, // by hand only
 		SignatureHeaders: []string{header, "X-Hub-Signature"},
 		KeepHeaders: []string{"X-GitHub-Delivery", "X-GitHub-Event", "X-GitHub-Hook-ID",
 			"X-GitHub-Hook-Installation-Target-ID", "X-GitHub-Hook-Installation-Target-Type"},

@@ -50,6 +50,10 @@ type HMAC struct {
 
 	// TypeHeader or TypeMember hold its type. Both empty: events have none.
 	TypeHeader, TypeMember string
+
+	// Answer is how long the sender waits for an answer, and Redeliveries for how long it may deliver an event again. 0: not known; see
+	// Scheme.
+	Answer, Redeliveries time.Duration
 }
 
 // layout is a Layout that was read: what stands around the body.
@@ -117,6 +121,7 @@ func (h HMAC) Scheme() (*Scheme, error) {
 		return nil, errors.Join(faults...)
 	}
 	s := &Scheme{
+		Answer: h.Answer, Redeliveries: h.Redeliveries,
 		Name: h.Name, IDSigned: l.id || h.IDMember != "", SignatureHeaders: []string{h.SignatureHeader}, Key: rawKey(h.Algorithm),
 		Read:  func(f Fields) (Signed, error) { return h.read(f, l) },
 		Event: h.event,

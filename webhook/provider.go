@@ -27,6 +27,12 @@ type Scheme struct {
 	// Past and Future are how far the signed time may be from now. 0: not checked; both are 0 where no time is signed.
 	Past, Future time.Duration
 
+	// Answer is how long the sender waits for an answer (W12). 0: not known, and taken for 5 seconds.
+	Answer time.Duration
+
+	// Redeliveries is for how long the sender may deliver an event again, after failures or when somebody asks it to (W10). 0: not known.
+	Redeliveries time.Duration
+
 	// IDSigned says that the signature covers Event.ID.
 	IDSigned bool
 

@@ -1,5 +1,7 @@
 package webhook
 
+import "time"
+
 // Shopify is https://shopify.dev/docs/apps/build/webhooks: X-Shopify-Hmac-Sha256, over the body alone. The secret is the app's
 // client secret. ID is X-Shopify-Webhook-Id, which Shopify keeps when it tries again, and Type is X-Shopify-Topic; neither is
 // signed, nor is a time.
@@ -14,7 +16,8 @@ type Shopify struct {
 func (s Shopify) Scheme() (*Scheme, error) {
 	const header = "X-Shopify-Hmac-Sha256"
 	return &Scheme{
-		Name:             "shopify",
+		Name:   "shopify",
+		Answer: 5 * time.Second, Redeliveries: 2 * 24 * time.Hour,
 		SignatureHeaders: []string{header},
 		KeepHeaders: []string{"X-Shopify-Topic", "X-Shopify-Shop-Domain", "X-Shopify-API-Version", "X-Shopify-Webhook-Id",
 			"X-Shopify-Event-Id", "X-Shopify-Triggered-At"},

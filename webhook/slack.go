@@ -12,6 +12,7 @@ func (Slack) Scheme() (*Scheme, error) {
 	const header, timeHeader = "X-Slack-Signature", "X-Slack-Request-Timestamp"
 	return &Scheme{
 		Name: "slack", Past: 5 * time.Minute, Future: 5 * time.Minute, IDSigned: true,
+		Answer: 3 * time.Second, Redeliveries: 24 * time.Hour,
 		SignatureHeaders: []string{header},
 		KeepHeaders:      []string{"X-Slack-Retry-Num", "X-Slack-Retry-Reason"},
 		Key:              rawKey(HMACSHA256),

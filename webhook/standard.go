@@ -18,6 +18,7 @@ const standardID, standardTime, standardSignature = "Id", "Timestamp", "Signatur
 func (Standard) Scheme() (*Scheme, error) {
 	return &Scheme{
 		Name: "standard", Past: 5 * time.Minute, Future: 5 * time.Minute, IDSigned: true,
+		Answer: 15 * time.Second, Redeliveries: 75*time.Hour + 35*time.Minute, // the specification's example of a schedule
 		SignatureHeaders: []string{"Webhook-" + standardSignature, "Svix-" + standardSignature},
 		Key:              standardKey,
 		Read:             readStandard,

@@ -12,6 +12,7 @@ func (Stripe) Scheme() (*Scheme, error) {
 	const header = "Stripe-Signature"
 	return &Scheme{
 		Name: "stripe", Past: 300 * time.Second, IDSigned: true,
+		Answer: 10 * time.Second, Redeliveries: 3 * 24 * time.Hour,
 		SignatureHeaders: []string{header},
 		Key:              rawKey(HMACSHA256),
 		Read: func(f Fields) (Signed, error) {

@@ -124,3 +124,39 @@ func TestRedriveOfWhatWasNeverAppended(t *testing.T) {
 		t.Errorf("the row is %s", got)
 	}
 }
+
+// Events that were handled can be erased, and a replay passes over them; those that may still be handled cannot.
+func TestEventsErase(t *testing.T) {
+	t.Parallel()
+	s := newEventShop(t, consumer.ParkMessage)
+	erase := func(args ...string) result {
+		return s.run(append([]string{"events", "erase", "-topic", "hooks", "-reason", "GDPR", "-yes"}, args...)...)
+	}
+	s.append("a", "bad", "a", "b")
+	s.until(`select count(*) = 3 from effects`)
+	s.until(`select count(*) = 1 from onlyonce.parked where state = 'waiting'`)
+	erase("-key", "bad").want(t, statusFailed, "is parked (waiting)", "parked discard")
+	erase("-key", "a").want(t, statusGood, "a-1", "a-3", "Done: erased")
+	erase("-key", "a").want(t, statusGood, "erased already")
+	erase("-id", "nobody").want(t, statusEnvironment, "has no such event")
+	erase("-id", "b-4", "-key", "b").want(t, statusEnvironment, "goes with no -key")
+	s.run("parked", "discard", "-kind", "event", "-scope", "stock", "-reason", "x", "-yes").want(t, statusGood, "Done: 1 discarded")
+	erase("-id", "bad-2").want(t, statusGood, "parked", "log", "Done: erased")
+	if n := one[int](s.fixture, `select count(*) from onlyonce.event_log where erased_at is not null and body is null and header_names = '{}'`); n != 3 {
+		t.Errorf("%d events are erased, want 3", n)
+	}
+	if n := one[int](s.fixture, `select count(*) from onlyonce.parked where erased_at is not null and body is null`); n != 1 {
+		t.Errorf("%d parked rows are erased, want 1", n)
+	}
+	if n := one[int](s.fixture, `select count(*) from onlyonce.audit where action = 'events erase'`); n != 2 {
+		t.Errorf("%d audit rows", n)
+	}
+	s.run("replay", "-scope", "stock", "-topic", "hooks", "-partition", "0", "-from", "0", "-to", "4", "-reason", "x", "-yes").want(t, statusGood)
+	s.until(`select count(*) = 4 from effects`)
+	s.append("c")
+	s.until(`select count(*) = 5 from effects`)
+	s.times(map[int64]int{0: 1, 2: 1, 3: 2, 4: 1})
+
+	s.exec(`insert into onlyonce.streams (topic, partitions) values ('unread', 1); select onlyonce.append_events('{unread}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`)
+	s.run("events", "erase", "-topic", "unread", "-id", "e1", "-reason", "x", "-yes").want(t, statusFailed, "no consumer has begun")
+}

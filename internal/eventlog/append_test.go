@@ -58,7 +58,7 @@ func (r *rig) wantLog(want ...string) {
 }
 
 // Offsets rise in the order of commits: whoever comes second waits, and stands behind the first.
-func TestOffsetsFollowCommits(t *testing.T) {
+func TestE1OffsetsFollowCommits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	p, q := r.begin(pgx.ReadCommitted), r.begin(pgx.ReadCommitted)
@@ -75,7 +75,7 @@ func TestOffsetsFollowCommits(t *testing.T) {
 }
 
 // A writer that rolls back leaves no hole.
-func TestOffsetsAreDense(t *testing.T) {
+func TestE1OffsetsAreDense(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.append("a")
@@ -98,7 +98,7 @@ func TestOffsetsAreDense(t *testing.T) {
 }
 
 // Above READ COMMITTED a snapshot that is older than somebody's append is told, wherever that append went.
-func TestStaleSnapshotsAreRefused(t *testing.T) {
+func TestE1StaleSnapshotsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, iso := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		r := newRig(t, 2)
@@ -171,7 +171,7 @@ func (r *rig) steps(x *ring.Rotator, want ring.Action) {
 }
 
 // A partition whose every row was in a segment that was emptied goes on behind them, and so does a reader.
-func TestEmptiedSegmentsLeaveAFloor(t *testing.T) {
+func TestE2EmptiedSegmentsLeaveAFloor(t *testing.T) {
 	r := newRig(t, 1)
 	r.append("a", "b", "c")
 	x := r.rotator()
@@ -197,7 +197,7 @@ func TestEmptiedSegmentsLeaveAFloor(t *testing.T) {
 }
 
 // What belongs to no stream of ours is no reason to keep a segment, and none to drop one.
-func TestWhoNeedsASegment(t *testing.T) {
+func TestE2WhoNeedsASegment(t *testing.T) {
 	r := newRig(t, 1)
 	r.append("a")
 	x := r.rotator()
@@ -213,7 +213,7 @@ func TestWhoNeedsASegment(t *testing.T) {
 }
 
 // Writers, rotation and readers all at once: every partition's offsets are dense, whatever is emptied meanwhile.
-func TestManyWriters(t *testing.T) {
+func TestE1ManyWriters(t *testing.T) {
 	r := newRig(t, 3)
 	r.exec(`with l as (insert into onlyonce.leases (name) select 'cursor/x/s/' || n from generate_series(0, 2) n returning id, name)
 		insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, topic_id, start_offset, start_policy, run_start)
@@ -283,7 +283,7 @@ func TestManyWriters(t *testing.T) {
 }
 
 // One key, one partition; without one the id decides.
-func TestPartitionByKey(t *testing.T) {
+func TestE1PartitionByKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 16)
 	tx := r.begin(pgx.ReadCommitted)

@@ -94,3 +94,14 @@ const (
 var RequestPoints = []string{
 	RequestLeased, RequestClaimed, StepBegun, StepCalled, StepKept, RequestHandled, RequestSealing, RequestCommitted,
 }
+
+// The points of package webhook, in the order in which an event meets them.
+const (
+	WebhookVerified = "webhook/verified" // nothing is asked of the database
+	WebhookClaimed  = "webhook/claimed"  // its id is claimed, nothing is committed
+	WebhookStoring  = "webhook/storing"  // all is done, COMMIT not sent
+	WebhookStored   = "webhook/stored"   // COMMIT answered, the sender not
+)
+
+// WebhookPoints lists every point of package webhook.
+var WebhookPoints = []string{WebhookVerified, WebhookClaimed, WebhookStoring, WebhookStored}

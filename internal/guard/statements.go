@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
@@ -166,8 +167,9 @@ func (t *Tx) Checkpoint() {
 // Revert undoes what was done since [Tx.Checkpoint], failed statements included, so that the engine can commit without it. It
 // returns the transaction's failure where that is one that going back does not undo. The handler must have returned.
 func (t *Tx) Revert(ctx context.Context) error {
-	if len(t.steps) > 0 && t.steps[0].name == stepCheckpoint && t.failure == nil { // nothing was sent since
-		t.batch, t.steps, t.marks, t.late = &pgx.Batch{}, nil, nil, nil
+	if i := slices.IndexFunc(t.steps, func(s step) bool { return s.name == stepCheckpoint }); i >= 0 && t.failure == nil { // nothing was sent since
+		t.batch.QueuedQueries = t.batch.QueuedQueries[:t.steps[i].at]
+		t.steps, t.marks, t.late = t.steps[:i], nil, nil
 		return nil
 	}
 	return t.undo(ctx, checkpoint, nil, 0)

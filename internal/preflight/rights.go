@@ -36,15 +36,15 @@ var (
 		"rings":          {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only where Consumer.Pause is called
 	})
-	// HTTP is the layer of package idempotency with its handlers.
-	HTTP = role("onlyonce_app", map[string][]string{
+	// HTTP is the layer of package idempotency, besides App for its handlers.
+	HTTP = role("onlyonce_http", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_steps":     {"SELECT", "INSERT", "UPDATE"},
 	})
 	// Operations works on what HTTP handlers have accepted, besides App and Events.
-	Operations = role("onlyonce_app", map[string][]string{
+	Operations = role("onlyonce_http", map[string][]string{
 		"operations":        {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"operation_signals": {"SELECT", "INSERT", "UPDATE"},
 	})
@@ -61,14 +61,14 @@ var (
 	Receiver = role("onlyonce_app", map[string][]string{
 		"schema_version":    {"SELECT"},
 		"leases":            {"SELECT", "INSERT", "UPDATE"},
-		"inbox":             {"SELECT", "INSERT", "DELETE"}, // of its own ids, whose retention has passed
+		"inbox":             {"SELECT", "INSERT"},
 		"parked":            {"SELECT", "INSERT"},
 		"streams":           {"SELECT", "INSERT"},
 		"event_log":         {"SELECT", "INSERT"},
 		"stream_floors":     {"SELECT"},
 		"rings":             {"SELECT"},
-		"webhook_ids":       {"SELECT", "INSERT", "UPDATE", "DELETE"},
-		"webhook_bodies":    {"SELECT", "INSERT", "UPDATE", "DELETE"},
+		"webhook_ids":       {"SELECT", "INSERT"},
+		"webhook_bodies":    {"SELECT", "INSERT", "UPDATE"},
 		"webhook_objects":   {"SELECT", "INSERT", "UPDATE"},
 		"webhook_endpoints": {"SELECT", "INSERT", "UPDATE"},
 	})

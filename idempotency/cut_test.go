@@ -1,0 +1,172 @@
+package idempotency_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+)
+
+// The connection breaks at COMMIT: before the server gets it, or after it and before the client hears of it. What is answered is true
+// either way, and there is one effect.
+func TestH17CommitWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, what := range []pgtest.Cut{pgtest.Unsent, pgtest.Unheard} {
+			w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
+				if n%3 != 2 {
+					return what // most of them
+				}
+				return pgtest.Pass
+			}}
+			cfg := leasedConfig()
+			cfg.CommitTimeout = 10 * time.Second
+			r := wiredRig(t, cfg, w, nil)
+			var p provider
+			work := http.HandlerFunc(effect)
+			if mode == idempotency.Leased {
+				work = charge(p.pay)
+			}
+			r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, work)
+			r.handle(idempotency.Route{Pattern: "/bare", Mode: mode}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
+			const n = 8
+			for i := range n {
+				first := r.post("/charges", fmt.Sprint(i), fmt.Sprint(i))
+				if first.mark() != "created" { // found out, or run again: the client need not know
+					t.Errorf("mode %d, cut %d: %v", mode, what, first)
+				}
+				if again := r.post("/charges", fmt.Sprint(i), fmt.Sprint(i)); again.mark() != "replayed" || again.body != first.body {
+					t.Errorf("mode %d, cut %d, again: %v", mode, what, again)
+				}
+				if g := r.post("/bare", fmt.Sprint(i), "x"); g.mark() != "created" {
+					t.Errorf("mode %d, cut %d, without writes: %v", mode, what, g)
+				}
+			}
+			if r.effects() != n || w.Cuts.Load() < n || r.leases() != 0 {
+				t.Errorf("mode %d, cut %d: %d effects, %d cuts, %d leases", mode, what, r.effects(), w.Cuts.Load(), r.leases())
+			}
+			if runs := r.runs.Load(); what == pgtest.Unheard && runs != 2*n {
+				t.Errorf("mode %d: %d runs: what had committed ran again", mode, runs)
+			}
+			if keys, calls := p.keys(); mode == idempotency.Leased && (keys != n || calls != n) {
+				t.Errorf("%d payments in %d calls", keys, calls)
+			}
+		}
+	}
+}
+
+// The old backend commits still, or never does, while nobody knows. What is answered meanwhile is that nobody knows, and nobody else gets
+// in between. Then it is found out.
+func TestH17CommitThatIsStillUnderWay(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, what := range []pgtest.Cut{pgtest.Held, pgtest.Dropped} {
+			hold := make(chan struct{})
+			release := sync.OnceFunc(func() { close(hold) })
+			w := &pgtest.Wire{Statement: "commit", At: func(n int32) pgtest.Cut {
+				if n == 1 {
+					return what
+				}
+				return pgtest.Pass
+			}}
+			cfg := leasedConfig()
+			cfg.CommitTimeout = time.Second
+			r := wiredRig(t, cfg, w, hold)
+			t.Cleanup(release)
+			other := newRigOn(t, r.pool, r.pool, cfg)
+			// In lease mode the writes are sent before COMMIT, and so is what locks the lease: but not until the server has read it.
+			for _, one := range []*rig{r, other} {
+				one.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, effect)
+			}
+			first := r.post("/charges", "k", "x")
+			if first.code() != "commit-unknown" && !(mode == idempotency.Leased && first.mark() == "created") {
+				t.Errorf("mode %d, cut %d: %v", mode, what, first)
+			}
+			for _, one := range []*rig{r, other} {
+				if g := one.post("/charges", "k", "x"); first.code() == "commit-unknown" && mode == idempotency.Transactional && g.code() != "request-in-progress" {
+					t.Errorf("mode %d, cut %d, meanwhile: %v", mode, what, g)
+				}
+			}
+			release()
+			if g := other.settled("/charges", "k", "x"); g.status != http.StatusCreated || g.body != "effect of x" {
+				t.Errorf("%v", g)
+			}
+			if r.effects() != 1 {
+				t.Errorf("mode %d, cut %d: %d effects", mode, what, r.effects())
+			}
+			if what == pgtest.Held && mode == idempotency.Transactional && other.runs.Load() != 0 {
+				t.Error("what had committed ran again")
+			}
+		}
+	}
+}
+
+// The connection breaks at every other statement of the layer, before the server gets it or after it.
+func TestStoreThatBreaksAnywhere(t *testing.T) {
+	t.Parallel()
+	statements := map[idempotency.Mode][]string{
+		idempotency.Transactional: {
+			"select onlyonce.http_begin($1, $2, $3, $4)", "savepoint onlyonce_0", "insert into effects values ($1)", "select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)",
+			"select onlyonce.seal()", "rollback",
+		},
+		idempotency.Leased: {
+			"select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)", "select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6)",
+			"select onlyonce.http_step_done($1, $2, $3, $4, $5, $6, $7)", "select onlyonce.http_open($1, $2, $3)", "select onlyonce.http_finish($1, $2, $3, $4, $5, $6)",
+			"select onlyonce.http_release($1, $2, $3, $4)", "select onlyonce.raise_epoch($1, $2, $3, $4)",
+		},
+	}
+	for mode, all := range statements {
+		for _, what := range []pgtest.Cut{pgtest.Unsent, pgtest.Unheard} {
+			for _, s := range all {
+				t.Run(fmt.Sprint(mode, what, s[:min(len(s), 40)]), func(t *testing.T) {
+					t.Parallel()
+					breaksAt(t, mode, what, s)
+				})
+			}
+		}
+	}
+}
+
+func breaksAt(t *testing.T, mode idempotency.Mode, what pgtest.Cut, statement string) {
+	var armed atomic.Bool
+	w := &pgtest.Wire{Statement: statement, At: func(int32) pgtest.Cut {
+		if armed.Swap(false) {
+			return what
+		}
+		return pgtest.Pass
+	}}
+	r := wiredRig(t, leasedConfig(), w, nil)
+	var p provider
+	handler := charge(p.pay)
+	if mode == idempotency.Transactional {
+		handler = effect
+	}
+	r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
+		if r.runs.Load() == 1 {
+			w = refusing{w}
+		}
+		handler(w, req)
+	})
+	armed.Store(true)
+	_, _ = r.try(context.Background(), http.MethodPost, "/charges", "k", "x") // is refused, so that the release is met
+	if g := r.settled("/charges", "k", "x"); g.status != http.StatusCreated {
+		t.Errorf("%v", g)
+	}
+	if armed.Load() {
+		t.Error("it was never sent")
+	}
+	if keys, _ := p.keys(); r.effects() != 1 || mode == idempotency.Leased && keys != 1 {
+		t.Errorf("%d effects, %d payments", r.effects(), keys)
+	}
+}
+
+// refusing answers 502, whatever the handler says.
+type refusing struct{ http.ResponseWriter }
+
+func (r refusing) WriteHeader(int) { r.ResponseWriter.WriteHeader(http.StatusBadGateway) }

@@ -1,0 +1,427 @@
+package idempotency_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+func TestH17OneTransaction(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	g := newGate(t)
+	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
+		tx, err := idempotency.Tx(req)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if err := outbox.Enqueue(req.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: []byte("{}")}); err != nil {
+			t.Error(err)
+		}
+		if r.runs.Load() == 1 {
+			g.before(effect)(w, req)
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		effect(w, req)
+	})
+	counts := func() string {
+		return one[string](r, `select (select count(*) from effects) || ' ' || (select count(*) from onlyonce.calls) || ' ' || (select count(*) from onlyonce.http_records)`)
+	}
+	first := r.background("/charges", "k", "x")
+	wait(t, "it runs", g.begun)
+	if dup := r.post("/charges", "k", "x"); dup.code() != "request-in-progress" {
+		t.Errorf("%v", dup)
+	}
+	other := newRigOn(t, r.pool, r.pool, testConfig())
+	other.handle(idempotency.Route{Pattern: "/charges"}, effect)
+	if dup := other.post("/charges", "k", "x"); dup.code() != "request-in-progress" || other.runs.Load() != 0 { // by the key's lock
+		t.Errorf("%v", dup)
+	}
+	if n := counts(); n != "0 0 0" {
+		t.Errorf("%s while it runs: effects, calls, records", n)
+	}
+	g.release()
+	if got := wait(t, "it is answered", first); got.mark() != "created" { // effect has written 201; the 502 came too late
+		t.Errorf("%v", got)
+	}
+	if n := counts(); n != "1 1 1" {
+		t.Errorf("%s: effects, calls, records", n)
+	}
+	call := one[string](r, `select min(key::text) from onlyonce.calls`)
+	r.exec(`delete from onlyonce.http_records`)
+	r.post("/charges", "k", "x")
+	if n := one[int](r, `select count(distinct key) from onlyonce.calls where key::text = $1`, call); n != 1 {
+		t.Error("the call's key is not derived from the request's")
+	}
+}
+
+// What a handler does to its transaction decides before what it answers.
+func TestH17HandlersThatMisbehave(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	r.exec(`create table parents (id int primary key); create table children (id int references parents deferrable initially deferred)`)
+	for name, misbehave := range map[string]func(tx consumer.Tx, exec func(sql string) error){
+		"swallowed error": func(_ consumer.Tx, exec func(string) error) {
+			_ = exec(`insert into effects values (null)`)
+		},
+		"unpreparable": func(_ consumer.Tx, exec func(string) error) { // fails before the savepoint in front of it is sent
+			_ = exec(`insert into no_such_table values (1)`)
+		},
+		"queued error": func(tx consumer.Tx, _ func(string) error) {
+			tx.Queue(`select 1 / 0`)
+		},
+		"deferred constraint": func(_ consumer.Tx, exec func(string) error) {
+			if err := exec(`insert into children values (1)`); err != nil {
+				t.Error(err)
+			}
+		},
+		"commit": func(_ consumer.Tx, exec func(string) error) {
+			if exec(`commit`) == nil {
+				t.Error("a handler may commit")
+			}
+		},
+		"commit by name": func(_ consumer.Tx, exec func(string) error) {
+			_ = exec(`/* */ rollback`)
+		},
+		"backend terminated": func(_ consumer.Tx, exec func(string) error) {
+			_ = exec(`select pg_terminate_backend(pg_backend_pid())`)
+		},
+	} {
+		for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+			for _, status := range []int{201, 402, 500} {
+				path := fmt.Sprintf("/%s/%d/%d", strings.ReplaceAll(name, " ", "-"), mode, status)
+				bad := true
+				r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
+					tx, err := idempotency.Tx(req)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					tx.Queue(`insert into effects values ($1)`, path)
+					if bad {
+						misbehave(tx, func(sql string) error {
+							_, err := tx.Exec(req.Context(), sql)
+							return err
+						})
+					}
+					w.WriteHeader(status)
+				})
+				g := r.post(path, "k", "x")
+				// A final refusal stands where going back to the savepoint undoes what it was about; all else is no answer.
+				final := status == 402 && !slices.Contains([]string{"commit", "commit by name", "backend terminated", "unpreparable"}, name)
+				if final != (g.mark() == "created") || status == 201 && (g.status < 500 || g.mark() != "rejected") {
+					t.Errorf("%s: %v", path, g)
+				}
+				if n := one[int](r, `select count(*) from effects where v = $1`, path); n != 0 {
+					t.Errorf("%s: %d effects", path, n)
+				}
+				bad = false
+				if g := r.settledOr(path, status); final && g.mark() != "replayed" || !final && status == 201 && g.mark() != "created" {
+					t.Errorf("%s, the next time: %v", path, g)
+				}
+			}
+		}
+	}
+}
+
+// settledOr sends until the answer is of that status.
+func (r *rig) settledOr(path string, status int) (g got) {
+	r.t.Helper()
+	until(r.t, fmt.Sprint(status, " at ", path), func() bool {
+		g = r.post(path, "k", "x")
+		return g.status == status
+	})
+	return g
+}
+
+func TestH17SerializationFailuresRunAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, state := range []string{"40001", "40P01"} {
+			for fails, status := range map[int64]int{3: 201, 4: 503} {
+				path := fmt.Sprintf("/%d/%s/%d", mode, state, fails)
+				r.runs.Store(0)
+				r.exec(`truncate effects`)
+				r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
+					w.Header().Add("X-Run", "fresh")
+					req.Header.Add("X-Seen", "once")
+					if r.runs.Load() <= fails {
+						if tx, err := idempotency.Tx(req); err == nil {
+							tx.Queue(`insert into effects values ('undone')`)
+							_, _ = tx.Exec(req.Context(), fmt.Sprintf(`do $$ begin raise exception using errcode = '%s'; end $$`, state))
+						}
+						_, _ = w.Write([]byte("spoiled"))
+						w.WriteHeader(http.StatusInternalServerError)
+						return
+					}
+					w.Header().Set("X-Seen", fmt.Sprint(len(req.Header.Values("X-Seen"))))
+					effect(w, req)
+				})
+				g := r.post(path, "k", "x")
+				if g.status != status || r.runs.Load() != 4 {
+					t.Errorf("%s, %d failures: %v, %d runs", state, fails, g, r.runs.Load())
+				}
+				if status == 201 && (g.body != "effect of x" || g.header.Get("X-Seen") != "1" || len(g.header.Values("X-Run")) != 1 || r.effects() != 1) {
+					t.Errorf("a run is not a new one: %v %v", g, g.header)
+				}
+				if status == 503 && (r.effects() != 0 || g.header.Get("Retry-After") == "" || g.code() != "rolled-back") {
+					t.Errorf("%v, %d effects", g, r.effects())
+				}
+			}
+		}
+	}
+}
+
+// Duplicates at each level of isolation, with handlers that conflict with each other besides.
+func TestH17IsolationLevels(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.exec(`create table balance (n int not null); insert into balance values (0)`)
+	other := newRigOn(t, r.pool, r.pool, testConfig())
+	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+			path := fmt.Sprintf("/%d/%s", mode, strings.ReplaceAll(string(level), " ", "-"))
+			r.exec(`truncate effects`)
+			r.exec(`update balance set n = 0`)
+			transfer := func(w http.ResponseWriter, req *http.Request) {
+				tx, err := idempotency.Tx(req)
+				if err != nil {
+					http.Error(w, err.Error(), http.StatusServiceUnavailable)
+					return
+				}
+				var n int
+				err = tx.QueryRow(req.Context(), `select n from balance`).Scan(&n)
+				if err == nil {
+					_, err = tx.Exec(req.Context(), `update balance set n = n + 1`)
+				}
+				if err != nil {
+					http.Error(w, err.Error(), http.StatusInternalServerError)
+					return
+				}
+				effect(w, req)
+			}
+			route := idempotency.Route{Pattern: path, Isolation: level, Mode: mode}
+			r.handle(route, transfer)
+			other.handle(route, transfer)
+			const keys, copies = 5, 4
+			r.all(keys*copies, func(i int) (got, error) {
+				on := []*rig{r, other}[i%2]
+				return on.try(context.Background(), http.MethodPost, path, fmt.Sprint(i%keys), fmt.Sprint(i%keys))
+			})
+			for k := range keys {
+				if g := r.settled(path, fmt.Sprint(k), fmt.Sprint(k)); g.status != http.StatusCreated || g.body != fmt.Sprint("effect of ", k) {
+					t.Errorf("%s: %v", level, g)
+				}
+			}
+			if n := one[int](r, `select n from balance`); n != keys || r.effects() != keys {
+				t.Errorf("mode %d, %s: balance %d, %d effects, want %d", mode, level, n, r.effects(), keys)
+			}
+		}
+	}
+}
+
+func TestH19ExpiredIsAbsent(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	r.handle(idempotency.Route{Pattern: "/tx", TTL: time.Hour}, effect)
+	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased, TTL: 3 * time.Hour, StepWindow: time.Hour}, charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }))
+	for path, hours := range map[string]float64{"/tx": 1, "/leased": 3} {
+		r.post(path, "k", "x")
+		if h := one[float64](r, `select extract(epoch from expires_at - completed_at) / 3600 from onlyonce.http_records where scope = $1`, "http POST "+path); h < hours-0.01 || h > hours+0.01 {
+			t.Errorf("%s is kept for %v h", path, h)
+		}
+		r.exec(`update onlyonce.http_records set expires_at = clock_timestamp() where scope = $1`, "http POST "+path)
+		before := r.effects()
+		other := newRigOn(t, r.pool, r.pool, leasedConfig())
+		other.handle(idempotency.Route{Pattern: "/tx"}, effect)
+		other.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }))
+		answers := r.all(30, func(i int) (got, error) { // another request: nothing of the old one counts
+			return []*rig{r, other}[i%2].try(context.Background(), http.MethodPost, path, "k", "another")
+		})
+		created := 0
+		for _, g := range answers {
+			switch {
+			case g.mark() == "created":
+				created++
+			case g.mark() != "replayed" && g.mark() != "in-progress":
+				t.Errorf("%v", g)
+			}
+		}
+		if created != 1 || r.effects() != before+1 {
+			t.Errorf("%s: %d winners, %d effects", path, created, r.effects()-before)
+		}
+		if n := one[int](r, `select count(*) from onlyonce.http_steps s join onlyonce.http_records r on r.id = s.record_id where s.first_at < r.created_at`); n != 0 {
+			t.Error("steps of the record that has expired are still there")
+		}
+	}
+}
+
+func TestH20Purge(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	cfg.PurgeInterval, cfg.PurgeBatch = 100*time.Millisecond, 7
+	var mu sync.Mutex
+	var batches []int
+	cfg.Hooks.Purged = func(n int) { mu.Lock(); defer mu.Unlock(); batches = append(batches, n) }
+	r := newRig(t, cfg)
+	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
+	for i := range 40 {
+		r.post("/charges", fmt.Sprint(i%20), "x", "X-Tenant", fmt.Sprint(i/20)) // two tenants with the same keys
+	}
+	r.exec(`update onlyonce.http_records set expires_at = clock_timestamp() where tenant = '0'`)
+	// One of them is held by somebody, and is not waited for.
+	tx, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `select from onlyonce.http_records where id = onlyonce.key('0', 'http POST /charges', '3') for update`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.layer.Run(ctx) }()
+	left := func() int { return one[int](r, `select count(*) from onlyonce.http_records where tenant = '0'`) }
+	until(t, "all but the one are purged", func() bool { return left() == 1 })
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is purged too", func() bool { return left() == 0 })
+	// Beside traffic: keys that expire all the time, and are used again all the time.
+	stop := make(chan struct{})
+	var expirer sync.WaitGroup
+	expirer.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = r.pool.Exec(context.Background(), `update onlyonce.http_records set expires_at = clock_timestamp() where tenant = 'busy'`)
+			}
+		}
+	})
+	created := 0
+	for _, g := range r.all(60, func(i int) (got, error) {
+		return r.try(context.Background(), http.MethodPost, "/charges", fmt.Sprint(i%5), "busy", "X-Tenant", "busy")
+	}) {
+		switch g.mark() {
+		case "created":
+			created++
+		case "replayed", "in-progress":
+		default:
+			t.Errorf("%v", g)
+		}
+	}
+	close(stop)
+	expirer.Wait()
+	if n := one[int](r, `select count(*) from effects where v = 'busy'`); n != created {
+		t.Errorf("%d effects, %d created", n, created)
+	}
+	cancel()
+	if err := wait(t, "Run returns", ended); err != nil {
+		t.Error(err)
+	}
+	if n := one[int](r, `select count(*) from onlyonce.http_records where tenant = '1'`); n != 20 {
+		t.Errorf("%d of 20 records that have not expired are left", n)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for _, n := range batches {
+		if n > cfg.PurgeBatch {
+			t.Errorf("a batch of %d", n)
+		}
+	}
+}
+
+// A record that was replaced while the purge waited for it is not the one that was found.
+func TestH20ReplacedRecordStays(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
+	r.post("/charges", "k", "x")
+	r.exec(`update onlyonce.http_records set expires_at = clock_timestamp()`)
+	r.post("/charges", "k", "y")
+	if n := one[int](r, `select onlyonce.http_purge(100)`); n != 0 {
+		t.Errorf("%d purged", n)
+	}
+	if g := r.post("/charges", "k", "y"); g.mark() != "replayed" {
+		t.Errorf("%v", g)
+	}
+}
+
+func TestH22StoreDown(t *testing.T) {
+	t.Parallel()
+	var failed, bypassed int
+	var mu sync.Mutex
+	cfg := leasedConfig()
+	cfg.AcquireTimeout = 300 * time.Millisecond
+	cfg.Hooks.Failed = func(error) { mu.Lock(); defer mu.Unlock(); failed++ }
+	cfg.Hooks.Served = func(s idempotency.Served) {
+		mu.Lock()
+		defer mu.Unlock()
+		if s.Mark == idempotency.Bypassed {
+			bypassed++
+		}
+	}
+	r := newRig(t, cfg)
+	var keys []string
+	work := charge(func(_ context.Context, key string) ([]byte, error) {
+		keys = append(keys, key)
+		return []byte("paid"), nil
+	})
+	r.handle(idempotency.Route{Pattern: "/tx"}, effect)
+	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, work)
+	r.handle(idempotency.Route{Pattern: "/open", Mode: idempotency.Leased, FailOpen: true}, func(w http.ResponseWriter, req *http.Request) {
+		result, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
+			keys = append(keys, key)
+			return []byte("paid"), nil
+		})
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		_, err = idempotency.Tx(req)
+		w.Header().Set("X-Tx", fmt.Sprint(err == nil, errors.Is(err, idempotency.ErrNoTx)))
+		_, _ = w.Write(result)
+	})
+	if g := r.post("/open", "k", "x"); g.mark() != "created" || g.header.Get("X-Tx") != "true false" {
+		t.Errorf("%v", g)
+	}
+	r.pool.Close()
+	for _, path := range []string{"/tx", "/leased"} {
+		runs := r.runs.Load()
+		if g := r.post(path, "k", "x"); g.status != 503 || g.code() != "store-unavailable" || g.header.Get("Retry-After") == "" || r.runs.Load() != runs {
+			t.Errorf("%s: %v", path, g)
+		}
+	}
+	for range 2 {
+		if g := r.post("/open", "k", "x"); g.status != 200 || g.mark() != "bypassed" || g.body != "paid" || g.header.Get("X-Tx") != "false true" {
+			t.Errorf("open: %v %v", g, g.header)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if failed != 4 || bypassed != 2 {
+		t.Errorf("%d failures and %d bypassed are told", failed, bypassed)
+	}
+	if len(keys) != 3 || keys[0] != keys[1] || keys[1] != keys[2] {
+		t.Errorf("the provider saw %v: a key with the store down is the one with it", keys)
+	}
+	if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", FailOpen: true}, http.NotFoundHandler()); err == nil {
+		t.Error("FailOpen in transactional mode")
+	}
+}

@@ -1,0 +1,249 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// batching is a scripted sink that takes many calls at once.
+type batching struct {
+	*scripted
+	batch func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result))
+
+	mu    sync.Mutex
+	sizes []int
+}
+
+// newBatching makes the calls of a batch side by side, each as send does.
+func newBatching(send func(ctx context.Context, d *outbox.Delivery) outbox.Result) *batching {
+	b := &batching{scripted: newScripted(send)}
+	b.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+		var all sync.WaitGroup
+		for i, d := range calls {
+			all.Go(func() { ended(i, b.Send(ctx, d)) })
+		}
+		all.Wait()
+	}
+	return b
+}
+
+func (b *batching) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+	b.mu.Lock()
+	b.sizes = append(b.sizes, len(calls))
+	b.mu.Unlock()
+	b.batch(ctx, calls, ended)
+}
+
+// A Batcher gets what there are slots for, each call once, and no two calls of one ordering key.
+func TestBatches(t *testing.T) {
+	r := newRig(t)
+	var mu sync.Mutex
+	under, most := 0, 0
+	sink := newBatching(func(context.Context, *outbox.Delivery) outbox.Result {
+		mu.Lock()
+		under++
+		most = max(most, under)
+		mu.Unlock()
+		_ = one[int](r, `select 1`)
+		mu.Lock()
+		under--
+		mu.Unlock()
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	alone := sink.batch
+	sink.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+		orders := map[string]bool{}
+		for _, d := range calls {
+			if d.Order != "" && orders[d.Order] {
+				t.Errorf("two calls of ordering key %s in one batch", d.Order)
+			}
+			orders[d.Order] = true
+		}
+		alone(ctx, calls, ended)
+	}
+	const n, slots = 300, 40
+	var calls []outbox.Call
+	for i := range n {
+		c := charge(fmt.Sprint(i))
+		if i%3 == 0 {
+			c.OrderingKey = fmt.Sprint("k", i%7)
+		}
+		calls = append(calls, c)
+	}
+	r.enqueue(calls...)
+	cfg := testConfig(sink)
+	cfg.Concurrency = slots
+	r.start(cfg)
+	r.told(n)
+	sum, largest := 0, 0
+	for _, size := range sink.sizes {
+		sum, largest = sum+size, max(largest, size)
+	}
+	seen := map[string]bool{}
+	for _, d := range sink.calls() {
+		seen[d.Key] = true
+	}
+	if sum != n || len(seen) != n || len(sink.calls()) != n {
+		t.Errorf("%d calls in batches, %d made, of %d keys, want %d", sum, len(sink.calls()), len(seen), n)
+	}
+	if largest < 2 || most > slots {
+		t.Errorf("the largest batch had %d calls, and %d were under way at once; there are %d slots", largest, most, slots)
+	}
+}
+
+// O4: in batches, too, calls of one key are made one after another, in the order of their commits, through retries of each.
+func TestO4OrderInBatches(t *testing.T) {
+	r := newRig(t)
+	var mu sync.Mutex
+	under, tries := map[string]int{}, map[string]int{}
+	sink := newBatching(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+		mu.Lock()
+		defer mu.Unlock()
+		if under[d.Order]++; under[d.Order] > 1 {
+			t.Errorf("two calls of %s at once", d.Order)
+		}
+		tries[d.Key]++
+		again := tries[d.Key] <= int(d.ID)%3
+		mu.Unlock()
+		_ = one[int](r, `select 1`)
+		mu.Lock()
+		under[d.Order]--
+		if again {
+			return outbox.RetryLater("again", nil)
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	keys := r.neighbours(4)
+	for i := range 15 {
+		var calls []outbox.Call
+		for _, key := range keys {
+			calls = append(calls, keyed(key, i))
+		}
+		r.enqueue(calls...)
+	}
+	r.start(testConfig(sink))
+	r.states("delivered")
+	for _, key := range keys {
+		last := -1
+		for _, s := range strings.Fields(ofKey(sink.scripted, key)) {
+			var n int
+			if _, err := fmt.Sscan(s, &n); err != nil {
+				t.Fatal(err)
+			}
+			if n < last || n > last+1 {
+				t.Errorf("key %s: call %d behind call %d", key, n, last)
+			}
+			last = n
+		}
+		if last != 14 {
+			t.Errorf("key %s: the last call was %d", key, last)
+		}
+	}
+}
+
+// What a sink does not say is not taken for delivered, and what it says a second time, or too late, is not heard.
+func TestBatchEnds(t *testing.T) {
+	for name, c := range map[string]struct {
+		reason string // of calls that the sink says nothing of
+		rest   func(calls []*outbox.Delivery, ended func(int, outbox.Result))
+	}{
+		"says nothing":  {"did not say", func([]*outbox.Delivery, func(int, outbox.Result)) {}},
+		"panics":        {"panicked", func([]*outbox.Delivery, func(int, outbox.Result)) { panic("no") }},
+		"ends":          {"ended its goroutine", func([]*outbox.Delivery, func(int, outbox.Result)) { runtime.Goexit() }},
+		"says it twice": {"did not say", func(_ []*outbox.Delivery, ended func(int, outbox.Result)) { ended(0, outbox.Reject("no", nil)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			sink := newBatching(accept)
+			var mu sync.Mutex
+			var late []func()
+			sink.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
+				mu.Lock()
+				late = append(late, func() { ended(len(calls)-1, outbox.Reject("too late", nil)) })
+				mu.Unlock()
+				for i, d := range calls {
+					if i%2 == 0 {
+						ended(i, sink.Send(ctx, d))
+					}
+				}
+				c.rest(calls, ended)
+			}
+			const n = 8
+			first := charge("first")
+			calls := []outbox.Call{first}
+			for i := 1; i < n; i++ {
+				calls = append(calls, charge(r.sameLane(first, fmt.Sprint("n", i))))
+			}
+			r.enqueue(calls...)
+			cfg := testConfig(sink)
+			cfg.Concurrency = n
+			r.start(cfg)
+			r.states("delivered")
+			mu.Lock()
+			for _, f := range late {
+				f()
+			}
+			mu.Unlock()
+			again := 0
+			for _, s := range r.told(n + n/2) {
+				switch {
+				case s.As == outbox.SettledRetry && strings.Contains(s.Reason, c.reason):
+					again++
+				case s.As != outbox.SettledDelivered:
+					t.Errorf("%+v", s)
+				}
+			}
+			if again != n/2 {
+				t.Errorf("%d calls were tried again, want %d", again, n/2)
+			}
+			if len(sink.calls()) != n {
+				t.Errorf("%d calls were told of, want %d", len(sink.calls()), n)
+			}
+		})
+	}
+}
+
+// Where this process has written is only a hint: a relay that is woken finds what it was not told of, or was told of too early.
+func TestWokenRelayAsksTheDatabase(t *testing.T) {
+	r := newRig(t)
+	sink := newScripted(accept)
+	cfg := testConfig(sink)
+	cfg.PollInterval = time.Minute
+	relay := r.relay(cfg)
+	r.run(relay)
+	r.holds(16)
+	tx, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if err := outbox.Enqueue(t.Context(), tx, charge("late")); err != nil {
+		t.Fatal(err)
+	}
+	r.enqueue(charge("early"))
+	relay.Wake()
+	r.told(1)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	relay.Wake()
+	r.told(2)
+	// Nobody tells of what is written in SQL.
+	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `select onlyonce.enqueue(gen_random_uuid(), '', 'checkout', 'payments', 'charge', 'POST', '/charges', '{}'::text[], '{}'::text[], '')`)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	relay.Wake()
+	r.told(3)
+}

@@ -1,0 +1,121 @@
+package kafkasink_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/kafkasink"
+)
+
+// results are what a SendBatch says, in the order in which it says it.
+type results struct {
+	t   *testing.T
+	mu  sync.Mutex
+	got map[int]outbox.Result
+	seq []int
+}
+
+func (r *results) ended(i int, res outbox.Result) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, twice := r.got[i]; twice {
+		r.t.Errorf("call %d ended twice", i)
+	}
+	r.got[i], r.seq = res, append(r.seq, i)
+}
+
+// sendBatch returns when SendBatch does, with what it has said of each call.
+func sendBatch(ctx context.Context, t *testing.T, s *kafkasink.Sink, all []*outbox.Delivery) *results {
+	t.Helper()
+	r := &results{t: t, got: map[int]outbox.Result{}}
+	s.SendBatch(ctx, all, r.ended)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.got) != len(all) {
+		t.Errorf("%d of %d calls ended", len(r.got), len(all))
+	}
+	return r
+}
+
+// Calls of a batch are told of one by one: what cannot be sent, and a topic that nobody knows, costs no other.
+func TestSendBatch(t *testing.T) {
+	onBoth(t, func(t *testing.T, brokers []string) {
+		there, missing := kafkatest.Topic(t, brokers, 3, nil), kafkatest.TopicName(t)
+		s := newSink(t, brokers, nil, there, missing)
+		var all []*outbox.Delivery
+		for i, id := range ids(30) {
+			target := "/" + there
+			switch i % 10 {
+			case 0:
+				target = "/" + missing
+			case 5:
+				target = "/nobody's"
+			case 7:
+				target += "?key=seven"
+			}
+			all = append(all, delivery(id, target, fmt.Sprint(i)))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		r := sendBatch(ctx, t, s, all)
+		for i, got := range r.got {
+			want := outbox.Delivered
+			if i%5 == 0 {
+				want = outbox.Rejected
+			}
+			wantOutcome(t, got, want)
+		}
+		last := r.seq[len(r.seq)-3:]
+		if slices.ContainsFunc(last, func(i int) bool { return i%10 != 0 }) {
+			t.Errorf("the last to end were %v: calls waited for a topic that is not theirs", last)
+		}
+		keyed := 0
+		for _, rec := range read(t, brokers, there, 24) {
+			if string(rec.Key) == "seven" {
+				keyed++
+			}
+		}
+		if keyed != 3 {
+			t.Errorf("%d records have the key of their target, want 3", keyed)
+		}
+	})
+}
+
+// A batch whose context ends while the broker is silent is not waited for, and nothing of it is taken for delivered.
+func TestSendBatchCutOff(t *testing.T) {
+	c := kafkatest.FakeCluster(t)
+	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+	arrived, release := make(chan struct{}), make(chan struct{})
+	var requests atomic.Int32
+	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		if requests.Add(1) == 1 {
+			c.SleepControl(func() { close(arrived); <-release })
+		}
+		return nil, nil, false
+	})
+	s := newSink(t, c.ListenAddrs(), nil, topic)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-arrived; cancel() }()
+	var all []*outbox.Delivery
+	for _, id := range ids(10) {
+		all = append(all, delivery(id, "/"+topic, "v"))
+	}
+	for _, got := range sendBatch(ctx, t, s, all).got {
+		wantOutcome(t, got, outbox.Retry)
+		if !errors.Is(got.Err, context.Canceled) {
+			t.Errorf("%v", got.Err)
+		}
+	}
+	close(release)
+	wantOutcome(t, send(t, s, delivery("c", "/"+topic, "later")), outbox.Delivered)
+}

@@ -1,0 +1,267 @@
+package webhook
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/eventlog"
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// receiveSQL claims the event, and is the transaction's fence; see the function's comment in the migration. One row: what it found.
+const receiveSQL = `select onlyonce.receive_webhook($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+
+// setAsideSQL keeps an event whole that is not accepted as it is. In: state, reason, error, tenant, scope, key, topic, ordering key, names and
+// values of headers, body, event id, whether it is settled by that. By no index; locks nothing.
+const setAsideSQL = `
+insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id,
+                             log_append_time, settled_at)
+values ('event', $1, $2, $3, $4, $5, $6, $7, clock_timestamp(), $8, $9, $10, $11, $12, true, case when $13 then clock_timestamp() end)`
+
+// isolationSQL comes first in a transaction of our own statements: at READ COMMITTED none of them is ever run again for a snapshot.
+const isolationSQL = `set transaction isolation level read committed`
+
+// Steps of a receiver's transaction.
+const (
+	stepIsolation = "isolation"
+	stepClaim     = "claim"
+	stepAside     = "aside"
+)
+
+// What onlyonce.receive_webhook returns.
+const (
+	isFresh = iota
+	isDuplicate
+	isDivergent
+	isSameBody
+)
+
+const (
+	mostRuns     = 5
+	codeLock     = "55P03" // lock_not_available
+	codeNoStream = "OO009"
+)
+
+// accept brings an event into the database, once, and returns when that is committed, or was before.
+//
+// Where COMMIT was sent and its answer never came, nobody knows: then the same is done again on another connection. Its claim waits for the
+// old transaction, should that still be under way, and then finds the event there, which means committed, or not, and accepts it.
+func (r *Receiver) accept(ctx context.Context, i *item) (Outcome, error) {
+	if err := fault.Point(fault.WebhookVerified); err != nil {
+		return "", fmt.Errorf("%w: %w", ErrStore, err)
+	}
+	if !i.IDSigned && !i.reconciled {
+		sum := sha256.Sum256(i.Body)
+		i.digest = sum[:]
+	}
+	var aside error // why the handler wants the event set aside
+	unknown := false
+	for run := 1; ; run++ {
+		a := &attempt{Receiver: r, item: i, aside: aside}
+		outcome, err := a.run(ctx)
+		again := false
+		switch {
+		case err == nil:
+			if outcome == Duplicate && unknown {
+				outcome = Accepted // by our own transaction, for all that anybody can tell
+			}
+			if outcome == Accepted {
+				r.wake()
+			}
+			return outcome, nil
+		case errors.Is(err, ErrOvertaken):
+			aside, again = err, true // the handler's transaction is undone; another one sets the event aside
+		case a.unknown:
+			unknown, again = true, true
+		case a.lost:
+			again = true
+		case sqlState(err) == "40001", sqlState(err) == "40P01":
+			again = true
+		case sqlState(err) == codeNoStream:
+			_, made := eventlog.MakeStream(ctx, r.pool, Topic(r.cfg.Endpoint), r.cfg.Partitions)
+			again, err = made == nil, errors.Join(err, made)
+		}
+		if !again || run >= mostRuns || ctx.Err() != nil {
+			return "", a.blame(err)
+		}
+	}
+}
+
+// wake tells readers in this process.
+func (r *Receiver) wake() {
+	for _, s := range r.cfg.Sources {
+		s.Wake()
+	}
+}
+
+// attempt is one transaction.
+type attempt struct {
+	*Receiver
+	*item
+	aside error
+
+	unknown bool // COMMIT was sent, and its answer never came
+	lost    bool // the connection was lost before that: nothing is committed
+	handler bool // the error is the handler's
+}
+
+// blame says whose fault an error is.
+func (a *attempt) blame(err error) error {
+	switch {
+	case errors.Is(err, ErrPending), errors.Is(err, ErrHandler):
+		return err
+	case a.handler:
+		return fmt.Errorf("%w: %w", ErrHandler, err)
+	}
+	return fmt.Errorf("%w: %w", ErrStore, err)
+}
+
+// run is the transaction: claim, then what the mode says, then the seal and COMMIT.
+func (a *attempt) run(ctx context.Context) (Outcome, error) {
+	conn, err := a.pool.Acquire(ctx)
+	if err != nil {
+		return "", err
+	}
+	tx := guard.Begin(conn.Conn())
+	outcome, commit, err := a.fill(ctx, tx)
+	if errors.Is(err, errLeftBehind) {
+		conn.Hijack() // gives the pool its place back; the handler still has the connection, which is cut
+		tx.Abandon()
+		a.handler = true
+		return "", err
+	}
+	defer conn.Release()
+	sent := false
+	if err == nil && commit {
+		if err = fault.Point(fault.WebhookStoring); err == nil {
+			sent = true
+			err = tx.Commit(a.left(ctx))
+		}
+		if err == nil && fault.Point(fault.WebhookStored) != nil {
+			a.unknown = true
+			return "", fault.ErrInjected
+		}
+	}
+	if err == nil {
+		tx.Rollback(time.Second)
+		return outcome, nil
+	}
+	var failed *guard.Failure
+	if tx.Lost() || errors.Is(err, fault.ErrInjected) {
+		a.unknown, a.lost = sent, !sent
+	} else if errors.As(err, &failed) && (failed.Step == "" || failed.Step == "seal") && a.cfg.Mode == Inline {
+		a.handler = true // a queued statement, or a deferred constraint
+	}
+	tx.Rollback(time.Second)
+	return "", err
+}
+
+// left is how long COMMIT may take.
+func (a *attempt) left(ctx context.Context) time.Duration {
+	at, _ := ctx.Deadline()
+	return max(time.Until(at), 50*time.Millisecond)
+}
+
+// fill does everything but COMMIT. commit is false where there is nothing to be committed.
+func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, commit bool, err error) {
+	if a.cfg.Mode != Inline {
+		tx.Engine(stepIsolation, isolationSQL)
+	}
+	found, err := a.claim(ctx, tx)
+	if err != nil {
+		return "", false, err
+	}
+	if err := fault.Point(fault.WebhookClaimed); err != nil {
+		tx.Fail(stepClaim, err)
+		return "", false, err
+	}
+	switch {
+	case found == isDuplicate:
+		return Duplicate, false, nil
+	case found == isDivergent && a.cfg.KeepDivergent && !a.reconciled:
+		a.keep(tx, "discarded", "divergent", errDivergent)
+		return Divergent, true, nil
+	case found == isDivergent:
+		return Divergent, false, nil
+	case found == isSameBody:
+		a.keep(tx, "waiting", "same-body", errSameBody)
+		return SameBody, true, nil
+	case a.aside != nil:
+		a.keep(tx, "waiting", "stale", a.aside)
+		return Stale, true, nil
+	}
+	tx.SetOrigin(dedupe.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Endpoint), ID: a.id, Time: time.Now()})
+	if a.cfg.Forward != nil {
+		if err := a.cfg.Forward.enqueue(ctx, tx, a.item); err != nil {
+			return "", false, err
+		}
+	}
+	switch a.cfg.Mode {
+	case Inbox:
+		err = eventlog.Append(ctx, tx, a.stored(a.item))
+	case Inline:
+		err = a.handle(ctx, tx)
+	}
+	tx.ClearOrigin()
+	if failed := tx.Failure(); err == nil && failed != nil {
+		err = failed
+	}
+	return Accepted, true, err
+}
+
+// claim claims the id, and finds out whether it or the body came before.
+func (a *attempt) claim(ctx context.Context, tx *guard.Tx) (found int, err error) {
+	hash := a.key().Hash()
+	err = tx.EngineRow(ctx, stepClaim, receiveSQL, a.cfg.Endpoint, pgtype.UUID{Bytes: hash, Valid: true}, a.key().Fingerprint.Int64(), a.digest, a.cfg.BodyWindow,
+		millis(a.cfg.DuplicateWait), millis(a.cfg.Deadline), millis(a.cfg.Deadline), millis(a.cfg.Deadline)).Scan(&found)
+	if err != nil {
+		tx.Fail(stepClaim, err)
+		if sqlState(err) == codeLock {
+			err = fmt.Errorf("%w: %w", ErrPending, err)
+		}
+	}
+	return found, err
+}
+
+func (a *attempt) key() dedupe.Key {
+	return dedupe.Key{Tenant: a.tenant, Scope: Scope(a.cfg.Endpoint), ID: a.id, Fingerprint: dedupe.FingerprintOf(a.Body)}
+}
+
+var (
+	errDivergent = errors.New("an event of this id was accepted before, with another body")
+	errSameBody  = errors.New("this body was accepted before, under another id, and the sender signs no id")
+)
+
+// keep sets the event aside, whole.
+func (a *attempt) keep(tx *guard.Tx, state, reason string, why error) {
+	names, values := make([][]byte, len(a.headers)), make([][]byte, len(a.headers))
+	for n, h := range a.headers {
+		names[n], values[n] = []byte(h.Name), h.Value
+	}
+	hash := a.key().Hash()
+	tx.Engine(stepAside, setAsideSQL, state, reason, storable(why.Error()), a.tenant, Scope(a.cfg.Endpoint), pgtype.UUID{Bytes: hash, Valid: true},
+		Topic(a.cfg.Endpoint), a.item.key, names, values, a.Body, a.id, state == "discarded")
+}
+
+// millis is a duration as a value of lock_timeout and its like.
+func millis(d time.Duration) string { return strconv.FormatInt(max(d.Milliseconds(), 1), 10) }
+
+func sqlState(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+var _ consumer.Tx = (*guard.Tx)(nil)

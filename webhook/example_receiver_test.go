@@ -1,0 +1,90 @@
+package webhook_test
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// What stands between the two lines stands in README.md too; TestReadmeShowsThisCode compares them.
+
+// README: webhooks
+func paid(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+	event, err := webhook.EventOf(m)
+	if err != nil || event.Type != "invoice.paid" {
+		return err
+	}
+	tx.Queue(`insert into paid (event, invoice) values ($1, $2)`, event.ID, event.Body) // commits once
+	return nil
+}
+
+func webhooks(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret string) error {
+	verifier, err := webhook.New(webhook.Config{Provider: webhook.Stripe{}, Secrets: []string{secret}})
+	if err != nil {
+		return err
+	}
+	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe"}})
+	if err != nil {
+		return err
+	}
+	receiver, err := webhook.NewReceiver(pool, webhook.ReceiverConfig{
+		Endpoint: "stripe", Verifier: verifier, Sources: []*webhook.Source{source},
+	})
+	if err != nil {
+		return err
+	}
+	mux.Handle("/hooks/stripe", receiver) // 200 once the event is committed
+	worker, err := consumer.New(pool, source, paid, consumer.Config{Scope: webhook.Scope("stripe")})
+	if err != nil {
+		return err
+	}
+	return worker.Run(ctx)
+}
+
+// README: end
+
+func TestReadmeShowsThisCode(t *testing.T) {
+	t.Parallel()
+	code, err := os.ReadFile("example_receiver_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, shown, _ := strings.Cut(string(code), "// README: webhooks\n")
+	shown, _, _ = strings.Cut(shown, "\n// README: end")
+	if !strings.Contains(string(readme), "```go\n"+shown+"```") {
+		t.Error("README.md does not show the code of this file")
+	}
+}
+
+// And it does what README says.
+func TestReadmeWebhooks(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.exec(`create table paid (event text, invoice bytea)`)
+	s := samples(t)["Stripe"]
+	mux := http.NewServeMux()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- webhooks(ctx, r.pool, mux, s.secret) }()
+	e := r.serveMux(s, mux, "/hooks/stripe")
+	r.until("the endpoint is there", func() bool { return e.send(stripeBody("evt_1", "")).status == 200 })
+	for range 3 {
+		e.send(stripeBody("evt_1", "")).want(t, 200, true)
+	}
+	r.until("it is applied", func() bool { return r.count("paid") == 1 })
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,202 @@
+package webhook_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+const (
+	childDB   = "ONLYONCE_TEST_CHILD_DB"
+	childMode = "ONLYONCE_TEST_CHILD_MODE"
+)
+
+// child serves an endpoint until its standard input ends, and says where.
+func child(url, mode string) error {
+	pool, err := pgxpool.New(context.Background(), url)
+	if err != nil {
+		return err
+	}
+	v, err := webhook.New(webhook.Config{Provider: webhook.GitHub{}, Secrets: []string{"It's a Secret to Everybody"}})
+	if err != nil {
+		return err
+	}
+	cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: v, Deadline: 2 * time.Second, Partitions: 4}
+	if mode == "inline" {
+		inline(effect)(&cfg)
+	}
+	r, err := webhook.NewReceiver(pool, cfg)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		_ = server.Close()
+	}()
+	fmt.Println("http://" + l.Addr().String())
+	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// process is a child.
+type process struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+	url   string
+	said  *strings.Builder
+}
+
+func (r *rig) process(bin, mode string, env ...string) *process {
+	r.t.Helper()
+	p := &process{cmd: exec.Command(bin), said: &strings.Builder{}}
+	p.cmd.Env = append(append(os.Environ(), childDB+"="+r.pool.Config().ConnString(), childMode+"="+mode), env...)
+	p.cmd.Stderr = p.said
+	stdin, err := p.cmd.StdinPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	p.stdin = stdin
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		r.t.Fatalf("the child says nothing: %v %s", err, p.said)
+	}
+	p.url = strings.TrimSpace(line)
+	return p
+}
+
+// Every point times kill, error and hang, in both modes: the process dies there, what it asked the database for fails, or it stands still until
+// the sender gives up. There is no 200 without a committed row, the sender sends again until there is one, and there is one effect.
+func TestFaultPoints(t *testing.T) {
+	bin := filepath.Join(t.TempDir(), "faults.test")
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("go test -c: %v\n%s", err, out)
+	}
+	for _, mode := range []string{"inbox", "inline"} {
+		for _, action := range []string{"kill", "error", "hang"} {
+			for _, point := range fault.WebhookPoints {
+				t.Run(mode+" "+point+"="+action, func(t *testing.T) {
+					t.Parallel()
+					r := newRig(t)
+					e := &endpoint{rig: r, sample: samples(t)["GitHub"], client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+					p := r.process(bin, mode, "ONLYONCE_FAULT="+point+"="+action+"@2", "ONLYONCE_FAULT_HANG=2500ms")
+					e.url = p.url
+					deliver := func(id string) {
+						t.Helper()
+						for range 20 {
+							h := e.sign(e.secret, time.Now(), id)
+							h.Set("X-GitHub-Delivery", id)
+							resp, err := e.client.Do(e.request(h, id))
+							if err != nil { // it is dead: another one is started in its place
+								_ = p.cmd.Wait()
+								if !strings.Contains(p.said.String(), "fault: ") {
+									t.Fatalf("%v; it said %s", err, p.said)
+								}
+								p = r.process(bin, mode)
+								e.url = p.url
+								continue
+							}
+							resp.Body.Close()
+							if resp.StatusCode != 200 {
+								continue
+							}
+							if n := one[int](r, `select count(*) from onlyonce.inbox where key = onlyonce.key('', 'webhook/e', $1)`, "e/github/"+id); n != 1 {
+								t.Errorf("%s: 200 without a committed row", id)
+							}
+							return
+						}
+						t.Errorf("%s was never taken", id)
+					}
+					for _, id := range []string{"d-1", "d-2", "d-3"} {
+						deliver(id)
+						deliver(id)
+					}
+					p.stdin.Close()
+					if err := p.cmd.Wait(); err != nil {
+						t.Errorf("the process ended with %v: %s", err, p.said)
+					}
+					if mode == "inbox" {
+						r.work(effect)
+					}
+					r.until("all are applied", func() bool { return r.count("effects") >= 3 })
+					if got := one[string](r, `select string_agg(id, ' ' order by id) from effects`); got != "d-1 d-2 d-3" || r.count("onlyonce.parked") != 0 {
+						t.Errorf("effects: %s; %d are parked", got, r.count("onlyonce.parked"))
+					}
+				})
+			}
+		}
+	}
+}
+
+// The rows of the fault matrix in docs/guarantees.md that this package answers for, and the test of each.
+func TestFaultMatrix(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../docs/guarantees.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tests strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests.Write(text)
+	}
+	rows := map[string]string{
+		"crash before COMMIT":                   "TestFaultPoints",
+		"crash after COMMIT, before the answer": "TestFaultPoints",
+		"cut before COMMIT leaves":              "TestT4LostCommitOfAReceiver",
+		"cut after COMMIT, before the reply":    "TestT4LostCommitOfAReceiver",
+		"copies at once":                        "TestW9DuplicatesInParallel",
+		"copy while the first is uncommitted":   "TestW9UncommittedFirstCopy",
+		"store down":                            "TestW11StoreDown",
+		"store locked":                          "TestW12Deadline",
+		"handler fails":                         "TestW8InlineFailureRollsTheIDBack",
+		"handler hangs":                         "TestW8InlineFailureRollsTheIDBack",
+		"sender hangs up":                       "TestT5ClientThatLeaves",
+	}
+	for row, test := range rows {
+		if !strings.Contains(string(doc), "| webhook | "+row+" |") {
+			t.Errorf("docs/guarantees.md does not list %q", row)
+		}
+		if !strings.Contains(tests.String(), "func "+test+"(") {
+			t.Errorf("%q: there is no %s", row, test)
+		}
+	}
+	if n := strings.Count(string(doc), "| webhook | "); n != len(rows) {
+		t.Errorf("docs/guarantees.md lists %d rows of webhooks, and there are tests for %d", n, len(rows))
+	}
+}

@@ -1,0 +1,135 @@
+package webhook
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/eventlog"
+)
+
+// Headers of a message that hold what an event is besides its kept headers and its body. In lower case: those of a request are in HTTP's
+// canonical form, so that none can pass for one of these.
+const (
+	headerPrefix   = "onlyonce-"
+	headerProvider = headerPrefix + "provider"
+	headerID       = headerPrefix + "id"
+	headerSigned   = headerPrefix + "id-signed"
+	headerType     = headerPrefix + "type"
+	headerTime     = headerPrefix + "time"
+)
+
+// ErrNotEvent says that a message does not come from a receiver.
+var ErrNotEvent = errors.New("webhook: the message is no event of a receiver")
+
+// Topic is the stream of an endpoint.
+func Topic(endpoint string) string { return "webhook." + endpoint }
+
+// Scope is what the ids of an endpoint are claimed under, and what calls count for that an inline handler enqueues. A consumer of the
+// endpoint under this scope gives its calls the same keys.
+func Scope(endpoint string) string { return "webhook/" + endpoint }
+
+// EventOf returns the event that a message is: in a consumer's handler, or in an inline one.
+func EventOf(m *consumer.Message) (*Event, error) {
+	e := &Event{Header: http.Header{}, Body: m.Value}
+	for _, h := range m.Headers {
+		switch v := string(h.Value); h.Name {
+		case headerProvider:
+			e.Provider = v
+		case headerID:
+			e.ID = v
+		case headerSigned:
+			e.IDSigned = true
+		case headerType:
+			e.Type = v
+		case headerTime:
+			at, err := time.Parse(time.RFC3339Nano, v)
+			if err != nil {
+				return nil, errors.Join(ErrNotEvent, err)
+			}
+			e.Time = at
+		default:
+			e.Header[h.Name] = append(e.Header[h.Name], v)
+		}
+	}
+	if e.Provider == "" || e.ID == "" {
+		return nil, ErrNotEvent
+	}
+	return e, nil
+}
+
+// headersOf is what EventOf reads.
+func headersOf(e *Event) []consumer.Header {
+	all := []consumer.Header{{Name: headerProvider, Value: []byte(e.Provider)}, {Name: headerID, Value: []byte(e.ID)}}
+	add := func(name, value string) { all = append(all, consumer.Header{Name: name, Value: []byte(value)}) }
+	if e.IDSigned {
+		add(headerSigned, "true")
+	}
+	if e.Type != "" {
+		add(headerType, e.Type)
+	}
+	if !e.Time.IsZero() {
+		add(headerTime, e.Time.UTC().Format(time.RFC3339Nano))
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.Header)) {
+		for _, value := range e.Header[name] {
+			add(name, value)
+		}
+	}
+	return all
+}
+
+// item is an event on its way into the database.
+type item struct {
+	*Event
+	tenant  string
+	id      string // unique in the endpoint's scope
+	key     []byte // ordering key, nil for none
+	headers []consumer.Header
+	digest  []byte // of a body that may tell copies; nil: the id does
+
+	reconciled bool
+}
+
+func (r *Receiver) item(e *Event) *item {
+	// The endpoint has no slash, nor has the provider.
+	i := &item{Event: e, id: r.cfg.Endpoint + "/" + e.Provider + "/" + e.ID, headers: headersOf(e)}
+	if r.cfg.Tenant != nil {
+		i.tenant = storable(call(r.cfg.Tenant, e))
+	}
+	if r.cfg.OrderingKey != nil {
+		if key := call(r.cfg.OrderingKey, e); key != "" {
+			i.key = []byte(key)
+		}
+	}
+	return i
+}
+
+// call calls a function of the user's, which must not keep an event from being stored.
+func call(f func(*Event) string, e *Event) (s string) {
+	defer func() {
+		if recover() != nil {
+			s = ""
+		}
+	}()
+	return f(e)
+}
+
+func storable(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// stored is the event as the log has it.
+func (r *Receiver) stored(i *item) eventlog.Event {
+	return eventlog.Event{Topic: Topic(r.cfg.Endpoint), Tenant: i.tenant, ID: i.id, Key: i.key, Headers: i.headers, Body: i.Body}
+}
+
+// message is the event as an inline handler gets it.
+func (r *Receiver) message(i *item) *consumer.Message {
+	return &consumer.Message{Topic: Topic(r.cfg.Endpoint), Offset: -1, Key: i.key, Value: i.Body, Headers: i.headers, Time: time.Now(), LeaderEpoch: -1,
+		EventTenant: i.tenant, EventID: i.id, Attempt: 1}
+}

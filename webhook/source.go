@@ -1,0 +1,68 @@
+package webhook
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/eventlog"
+)
+
+// SourceConfig says what a [Source] reads. The zero value of a field is the default that its comment names; a value out of range is an error
+// of [NewSource].
+type SourceConfig struct {
+	// Group names who consumes together: its members share the partitions. Required, at most 200 bytes.
+	Group string
+	// Endpoints are those whose events are read. Required.
+	Endpoints []string
+	// Partitions is what ReceiverConfig.Partitions is, for whoever comes first. Default 16.
+	Partitions int
+	// PollInterval is how often is looked for events that nobody has told of, and for members that came or went. Default 500 ms.
+	PollInterval time.Duration
+	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, at least 1 s.
+	LeaseTTL time.Duration
+	// HandoverTimeout is how long a partition that another member is to have may go on until what is under way has ended. Default 30 s.
+	HandoverTimeout time.Duration
+	// Retention is how long events are kept that every consumer has passed: for replays. Default 7 days. What a consumer has not passed is
+	// kept for longer.
+	Retention time.Duration
+	// SegmentBytes is the size at which a segment of the log is followed by another one. Default 256 MiB. There are six.
+	SegmentBytes int64
+	// Logger receives what no caller is there to be told. Nil: nothing is logged.
+	Logger *slog.Logger
+}
+
+// Source is the stored events of endpoints as a consumer reads them:
+//
+//	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe"}})
+//	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: webhook.Scope("stripe")})
+//
+// Members of a group share the partitions; each has one Source, for one Run.
+type Source struct{ *eventlog.Source }
+
+var _ consumer.EventSource = (*Source)(nil)
+
+// NewSource checks the configuration and returns every fault of it at once. It does not connect.
+func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
+	topics := make([]string, len(cfg.Endpoints))
+	for i, endpoint := range cfg.Endpoints {
+		topics[i] = Topic(endpoint)
+	}
+	if cfg.Partitions == 0 {
+		cfg.Partitions = 16
+	}
+	s, err := eventlog.NewSource(pool, eventlog.Config{Group: cfg.Group, Topics: topics, Partitions: cfg.Partitions, PollInterval: cfg.PollInterval,
+		LeaseTTL: cfg.LeaseTTL, HandoverTimeout: cfg.HandoverTimeout, Retention: cfg.Retention, SegmentBytes: cfg.SegmentBytes, Logger: cfg.Logger})
+	if err != nil {
+		return nil, err
+	}
+	return &Source{s}, nil
+}
+
+// Run implements consumer.Source.
+func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+	return s.Source.Run(ctx, own)
+}

@@ -1,0 +1,274 @@
+package webhook_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// versioned is an event of an object's version.
+func versioned(id, object string, version int) string {
+	return stripeBody(id, fmt.Sprintf(`,"o":%q,"v":%d`, object, version))
+}
+
+func versionOf(e *webhook.Event) (string, int64, error) {
+	var x struct {
+		O string
+		V int64
+	}
+	if err := json.Unmarshal(e.Body, &x); err != nil {
+		return "", 0, err
+	}
+	if x.V < 0 {
+		return "", 0, errors.New("negative")
+	}
+	return x.O, x.V, nil
+}
+
+func inOrder(t *testing.T, rule webhook.StaleRule, told *sync.Map) consumer.Handler {
+	t.Helper()
+	h, err := webhook.InOrder(webhook.Ordered{Version: versionOf, Rule: rule, Stale: func(m *consumer.Message, _ string, _ int64) { told.Store(m.ID(), true) }}, effect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// An event that is older than what was applied of its object does not reach the handler: it is dropped or set aside, as the user says.
+func TestStaleEvents(t *testing.T) {
+	t.Parallel()
+	sent := []string{
+		versioned("evt_a2", "a", 2), versioned("evt_b1", "b", 1), versioned("evt_a1", "a", 1), versioned("evt_a2'", "a", 2),
+		versioned("evt_a3", "a", 3), versioned("evt_none", "", 0), versioned("evt_b2", "b", 2), versioned("evt_b0", "b", 0),
+	}
+	const want = "evt_a2 evt_a2' evt_a3 evt_b1 evt_b2 evt_none"
+	for _, mode := range []string{"inbox", "inline"} {
+		for name, rule := range map[string]webhook.StaleRule{"drop": webhook.DropStale, "park": webhook.ParkStale} {
+			t.Run(mode+" "+name, func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t)
+				var told sync.Map
+				h := inOrder(t, rule, &told)
+				key := func(c *webhook.ReceiverConfig) {
+					c.OrderingKey = func(e *webhook.Event) string { o, _, _ := versionOf(e); return o }
+				}
+				more := []func(*webhook.ReceiverConfig){key}
+				if mode == "inline" {
+					more = append(more, inline(h))
+				} else {
+					r.work(h)
+				}
+				e := r.serve(samples(t)["Stripe"], more...)
+				for _, body := range sent {
+					e.send(body).want(t, 200, false)
+				}
+				parked := 0
+				if rule == webhook.ParkStale {
+					parked = 2
+				}
+				r.until("all are handled", func() bool { return r.count("effects") >= 6 && r.count("onlyonce.parked") >= parked })
+				if got := one[string](r, `select string_agg(id, ' ' order by id collate "C") from effects`); got != want {
+					t.Errorf("applied %s, want %s", got, want)
+				}
+				if n := r.count("onlyonce.parked"); n != parked {
+					t.Errorf("%d are set aside, want %d", n, parked)
+				}
+				for _, id := range []string{"evt_a1", "evt_b0"} {
+					r.until(id+" is told", func() bool { _, ok := told.Load("e/stripe/" + id); return ok })
+				}
+				e.send(sent[2]).want(t, 200, true)
+				if mode == "inline" && parked > 0 {
+					if got := one[string](r, `select string_agg(state || ' ' || reason, ' ') from onlyonce.parked`); got != "waiting stale waiting stale" {
+						t.Errorf("set aside as %s", got)
+					}
+				}
+			})
+		}
+	}
+	_, err := webhook.InOrder(webhook.Ordered{}, nil)
+	for _, field := range []string{"Version", "Rule", "handler"} {
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%v does not name %s", err, field)
+		}
+	}
+}
+
+// An event that fails is no obstacle to a later one, and stale when it is tried again.
+func TestStaleAfterAFailure(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var told sync.Map
+	h := inOrder(t, webhook.DropStale, &told)
+	fail := map[string]bool{"evt_a1": true}
+	e := r.serve(samples(t)["Stripe"], inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		err := h(ctx, tx, m)
+		if x, _ := webhook.EventOf(m); err == nil && fail[x.ID] {
+			return errors.New("not now")
+		}
+		return err
+	}))
+	e.send(versioned("evt_a1", "a", 1)).want(t, 500, false)
+	e.send(versioned("evt_a2", "a", 2)).want(t, 200, false)
+	delete(fail, "evt_a1")
+	e.send(versioned("evt_a1", "a", 1)).want(t, 200, false)
+	if got := one[string](r, `select string_agg(id, ' ') from effects`); got != "evt_a2" {
+		t.Errorf("applied %s", got)
+	}
+}
+
+// A forwarded event is a call whose key derives from the event, once, beside a handler or instead of one.
+func TestForward(t *testing.T) {
+	t.Parallel()
+	forward := func(c *webhook.ReceiverConfig) {
+		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks", Key: true}
+		c.OrderingKey = func(*webhook.Event) string { return "in/1 &" }
+	}
+	var keys []string
+	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Inbox, webhook.Inline} {
+		r := newRig(t)
+		e := r.serve(samples(t)["GitHub"], forward, func(c *webhook.ReceiverConfig) {
+			if c.Mode = mode; mode == webhook.Inline {
+				c.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+					if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "tell", Body: m.Value}); err != nil {
+						return err
+					}
+					return effect(ctx, tx, m)
+				}
+			}
+		})
+		e.sendAs("d-1", "push").want(t, 200, false)
+		e.sendAs("d-1", "push").want(t, 200, true)
+		e.sendAs("d-2", "other").want(t, 200, false)
+		if n := r.count("onlyonce.event_log"); (n == 2) != (mode == webhook.Inbox) {
+			t.Errorf("mode %d: %d events are stored", mode, n)
+		}
+		if n := r.count("effects"); (n == 2) != (mode == webhook.Inline) {
+			t.Errorf("mode %d: %d effects", mode, n)
+		}
+		if n := r.count("onlyonce.outbox_log where sink = 'kafka'"); n != 2 {
+			t.Errorf("mode %d: %d calls, want 2", mode, n)
+		}
+		got := one[string](r, `select name || ' ' || target || ' ' || convert_from(body, 'UTF8') || E'\n' || headers from onlyonce.outbox_log where sink = 'kafka' order by id limit 1`)
+		for _, want := range []string{"forward /hooks?key=in%2F1%20%26 push", "Webhook-Event-Id: d-1", "Webhook-Provider: github", "Webhook-Event-Type: push", "X-Github-Delivery: d-1"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("mode %d: %s lacks %s", mode, got, want)
+			}
+		}
+		keys = append(keys, one[string](r, `select key::text from onlyonce.outbox_log where sink = 'kafka' order by id limit 1`))
+	}
+	if slices.Contains(keys, "") || keys[0] != keys[1] || keys[1] != keys[2] {
+		t.Errorf("keys %v of one event differ", keys)
+	}
+}
+
+// One handler does for both modes, and the calls that it enqueues have the same keys in each.
+func TestHandlerOfBothModes(t *testing.T) {
+	t.Parallel()
+	var keys []string
+	for _, mode := range []string{"inbox", "inline"} {
+		r := newRig(t)
+		h := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			if m.ID() != "e/stripe/evt_1" || m.Tenant() != "t" {
+				return consumer.Permanent(fmt.Errorf("id %q tenant %q", m.ID(), m.Tenant()))
+			}
+			return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "tell", Body: m.Value})
+		}
+		more := []func(*webhook.ReceiverConfig){func(c *webhook.ReceiverConfig) { c.Tenant = func(*webhook.Event) string { return "t" } }}
+		if mode == "inline" {
+			more = append(more, inline(h))
+		} else {
+			r.work(h)
+		}
+		r.serve(samples(t)["Stripe"], more...).send(stripeBody("evt_1", "")).want(t, 200, false)
+		r.until("the call is enqueued", func() bool { return r.count("onlyonce.outbox_log") == 1 })
+		keys = append(keys, one[string](r, `select key::text || ' ' || tenant || ' ' || scope from onlyonce.outbox_log`))
+	}
+	if keys[0] != keys[1] || !strings.HasSuffix(keys[0], " t webhook/e") {
+		t.Errorf("calls %v", keys)
+	}
+}
+
+// A reconciliation brings what never came, once, whoever runs it, and says since when it has looked.
+func TestReconcile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var mu sync.Mutex
+	var since []time.Time
+	var told []string
+	fail := true
+	reconcile := func(c *webhook.ReceiverConfig) {
+		c.Reconcile = &webhook.Reconcile{Every: time.Second, Overlap: time.Minute, List: func(_ context.Context, from time.Time, each func(*webhook.Event) error) error {
+			mu.Lock()
+			defer mu.Unlock()
+			since = append(since, from)
+			for _, id := range []string{"evt_came", "evt_missed"} {
+				if err := each(&webhook.Event{ID: id, Type: "invoice.paid", Body: []byte(stripeBody(id, `,"rendered":"anew"`))}); err != nil {
+					return err
+				}
+			}
+			if fail {
+				fail = false
+				return errors.New("the provider is down")
+			}
+			return nil
+		}}
+		c.Hooks.Reconciled = func(listed, missed int, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, fmt.Sprint(listed, missed, err != nil))
+		}
+	}
+	e := r.serve(samples(t)["Stripe"])
+	e.send(stripeBody("evt_came", "")).want(t, 200, false)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	for range 2 {
+		x := r.receiver(e.sample, reconcile)
+		running.Go(func() {
+			if err := x.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	r.until("three reconciliations", func() bool { mu.Lock(); defer mu.Unlock(); return len(told) >= 3 })
+	stop()
+	running.Wait()
+	if told[0] != "2 1 true" || told[1] != "2 0 false" || told[2] != "2 0 false" {
+		t.Errorf("told %q", told)
+	}
+	if !since[0].IsZero() || !since[1].IsZero() || since[2].IsZero() {
+		t.Errorf("looked since %v: the first two know of no complete one", since)
+	}
+	e.send(stripeBody("evt_missed", "")).want(t, 200, true)
+	if got := one[string](r, `select string_agg(id, ' ' order by appended_at) from onlyonce.event_log`); got != "e/stripe/evt_came e/stripe/evt_missed" {
+		t.Errorf("stored: %s", got)
+	}
+}
+
+func TestReceiverFaults(t *testing.T) {
+	t.Parallel()
+	_, err := webhook.NewReceiver(nil, webhook.ReceiverConfig{Endpoint: "a/b", Mode: 7, Handler: effect, Forward: &webhook.Forward{}, Partitions: -1,
+		Retention: 1, BodyWindow: 1, DuplicateWait: time.Hour, Deadline: 1, RetryAfter: 1, MaxInFlight: -1, Reconcile: &webhook.Reconcile{Every: 1}, Sources: []*webhook.Source{nil}})
+	for _, field := range []string{"pool", "Endpoint", "Verifier", "Mode", "Handler", "Forward: Sink", "Forward: Target", "Partitions", "Retention", "BodyWindow", "DuplicateWait",
+		"Deadline", "RetryAfter", "MaxInFlight", "Reconcile: List", "Reconcile.Every", "Sources"} {
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%v does not name %s", err, field)
+		}
+	}
+	if _, err := webhook.NewReceiver(nil, webhook.ReceiverConfig{Mode: webhook.Inline}); err == nil || !strings.Contains(err.Error(), "Handler") {
+		t.Errorf("inline without a handler: %v", err)
+	}
+	if _, err := webhook.NewReceiver(nil, webhook.ReceiverConfig{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
+		t.Errorf("forwarding to nowhere: %v", err)
+	}
+}
