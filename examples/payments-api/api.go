@@ -34,12 +34,19 @@ type api struct {
 	provider *http.Client
 }
 
+// keyWindow is how long the provider remembers keys, keep how long this API does: longer, because the provider's keys derive from ours. A key that
+// is used again after keep is a new request here, and must not be an old call there.
+const (
+	keyWindow = 24 * time.Hour
+	keep      = 2 * keyWindow
+)
+
 // newAPI builds the layer that makes requests take effect once, and the relay that sends what they have asked for.
 func newAPI(pool, relayPool *pgxpool.Pool, cfg apiConfig) (*api, error) {
 	a := &api{cfg: cfg, pool: pool, provider: &http.Client{Timeout: 5 * time.Second}}
 	var err error
 	a.sink, err = httpsink.New(httpsink.Config{
-		Name: cfg.Sink, BaseURL: cfg.Provider, KeyWindow: 24 * time.Hour, Timeout: 5 * time.Second,
+		Name: cfg.Sink, BaseURL: cfg.Provider, KeyWindow: keyWindow, Timeout: 5 * time.Second,
 		AllowPrivate: true, // the provider of this example runs on loopback
 		Breaker:      httpsink.Breaker{OpenFor: time.Second},
 	})
@@ -80,11 +87,11 @@ func (a *api) handler() http.Handler {
 		route idempotency.Route
 		run   operation
 	}{
-		{idempotency.Route{Pattern: "/v1/charges"}, a.charge},
-		{idempotency.Route{Pattern: "/v1/charges/{id}/capture"}, a.capture},
-		{idempotency.Route{Pattern: "/v1/refunds"}, a.refund},
+		{idempotency.Route{Pattern: "/v1/charges", TTL: keep}, a.charge},
+		{idempotency.Route{Pattern: "/v1/charges/{id}/capture", TTL: keep}, a.capture},
+		{idempotency.Route{Pattern: "/v1/refunds", TTL: keep}, a.refund},
 		// Payouts answer what the provider has said, so it is asked while the request is under way: lease mode.
-		{idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased}, a.payout},
+		{idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased, TTL: keep, StepWindow: keyWindow}, a.payout},
 	} {
 		mux.Handle("POST "+r.route.Pattern, a.layer.MustHandle(r.route, r.run))
 	}

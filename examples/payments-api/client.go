@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptrace"
-	"strings"
 	"sync"
 	"time"
 
@@ -203,67 +202,74 @@ func (d *demo) request(ctx context.Context, op *want) (*http.Request, error) {
 	return req, nil
 }
 
+// verdict is an answer that a client takes for one.
+type verdict struct {
+	status int
+	mark   string
+}
+
+// final closes an answer, and says whether a client takes it for one. The other ones leave it open what becomes of the operation.
+func final(resp *http.Response) (verdict, bool) {
+	_ = resp.Body.Close()
+	return verdict{resp.StatusCode, resp.Header.Get("Idempotency-Status")}, resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict
+}
+
 // byTransport asks with idempotency.Transport: it makes attempts until there is an answer, under the key of the context.
-func (d *demo) byTransport(ctx context.Context, op *want) (*http.Response, error) {
+func (d *demo) byTransport(ctx context.Context, op *want) (verdict, error) {
 	for {
 		req, err := d.request(idempotency.WithKey(ctx, op.key), op)
 		if err != nil {
-			return nil, err
+			return verdict{}, err
 		}
 		resp, err := d.patient.Do(req)
 		var open *idempotency.TransportError
-		switch {
-		case err == nil && (resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict):
-			return resp, nil
-		case err != nil && !errors.As(err, &open):
-			return nil, err
+		if err == nil {
+			if v, ok := final(resp); ok {
+				return v, nil
+			}
+		} else if !errors.As(err, &open) {
+			return verdict{}, err
 		}
 		if err := pause(ctx, 50*time.Millisecond); err != nil { // the outcome is open: the same key again
-			return nil, err
+			return verdict{}, err
 		}
 	}
 }
 
 // naive asks as many clients do: again and again, whatever went wrong, with the key as a bare string.
-func (d *demo) naive(ctx context.Context, op *want) (*http.Response, error) {
+func (d *demo) naive(ctx context.Context, op *want) (verdict, error) {
 	client := http.Client{Transport: d.wire, Timeout: 10 * time.Second}
 	for {
 		req, err := d.request(ctx, op)
 		if err != nil {
-			return nil, err
+			return verdict{}, err
 		}
 		req.Header.Set("Idempotency-Key", op.key)
-		resp, err := client.Do(req)
-		if err == nil && resp.StatusCode != http.StatusConflict && resp.StatusCode < 500 {
-			return resp, nil
+		if resp, err := client.Do(req); err == nil {
+			if v, ok := final(resp); ok {
+				return v, nil
+			}
 		}
 		if err := pause(ctx, 20*time.Millisecond+rand.N(60*time.Millisecond)); err != nil {
-			return nil, err
+			return verdict{}, err
 		}
 	}
 }
 
 // race sends the operation several times at once.
-func (d *demo) race(ctx context.Context, op *want) (*http.Response, error) {
-	runners := 2 + rand.IntN(3)
-	type result struct {
-		resp *http.Response
-		err  error
+func (d *demo) race(ctx context.Context, op *want) (last verdict, err error) {
+	var mu sync.Mutex
+	var runners sync.WaitGroup
+	for range 2 + rand.IntN(3) {
+		runners.Go(func() {
+			v, failed := d.naive(ctx, op)
+			mu.Lock()
+			defer mu.Unlock()
+			last, err = v, errors.Join(err, failed)
+		})
 	}
-	results := make(chan result, runners)
-	for range runners {
-		go func() {
-			resp, err := d.naive(ctx, op)
-			results <- result{resp, err}
-		}()
-	}
-	var last result
-	for range runners {
-		if r := <-results; last.resp == nil || r.err != nil {
-			last = r
-		}
-	}
-	return last.resp, last.err
+	runners.Wait()
+	return last, err
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -284,16 +290,15 @@ var errPatience = errors.New("no answer within -patience")
 func (d *demo) do(ctx context.Context, op *want) (*seen, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
 	defer cancel()
-	ask := []func(context.Context, *want) (*http.Response, error){d.byTransport, d.byTransport, d.naive, d.race}[rand.IntN(4)]
-	resp, err := ask(ctx, op)
+	ask := []func(context.Context, *want) (verdict, error){d.byTransport, d.byTransport, d.naive, d.race}[rand.IntN(4)]
+	v, err := ask(ctx, op)
 	if err != nil {
 		return nil, fmt.Errorf("POST %s (%s): %w", op.path, op.reference, err)
 	}
-	_ = resp.Body.Close()
 	op.mu.Lock()
 	defer op.mu.Unlock()
 	if op.first == nil {
-		return nil, fmt.Errorf("POST %s (%s): %s is no answer: %s", op.path, op.reference, resp.Status, strings.TrimSpace(resp.Header.Get("Idempotency-Status")))
+		return nil, fmt.Errorf("POST %s (%s): %d is no answer: %s", op.path, op.reference, v.status, v.mark)
 	}
 	return op.first, nil
 }
@@ -303,13 +308,12 @@ func (d *demo) mistake(ctx context.Context, op *want) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.patience, errPatience)
 	defer cancel()
 	wrong := &want{apiKey: op.apiKey, path: op.path, key: op.key, reference: op.reference + " mistaken", body: bytes.Replace(op.body, []byte(op.reference), []byte(op.reference+"x"), 1)}
-	resp, err := d.naive(ctx, wrong)
+	v, err := d.naive(ctx, wrong)
 	if err != nil {
 		return fmt.Errorf("POST %s (%s): %w", op.path, wrong.reference, err)
 	}
-	_ = resp.Body.Close()
-	if mark := resp.Header.Get("Idempotency-Status"); resp.StatusCode != http.StatusUnprocessableEntity || mark != string(idempotency.Mismatch) {
-		return fmt.Errorf("POST %s: a key that was used for something else was answered %s, %s", op.path, resp.Status, mark)
+	if v.status != http.StatusUnprocessableEntity || v.mark != string(idempotency.Mismatch) {
+		return fmt.Errorf("POST %s: a key that was used for something else was answered %d, %s", op.path, v.status, v.mark)
 	}
 	return nil
 }

@@ -186,7 +186,10 @@ func (c *cluster) follow(p *process, stdout io.Reader) {
 	delete(c.live, p.address)
 	p.err = err
 	if !p.expects && c.failed == nil {
-		c.failed = fmt.Errorf("server %d ended by itself: %v\n%s", p.number, err, p.stderr)
+		if err == nil {
+			err = errors.New("exit status 0")
+		}
+		c.failed = fmt.Errorf("server %d ended by itself: %w\n%s", p.number, err, p.stderr)
 	}
 	c.mu.Unlock()
 	close(p.done)

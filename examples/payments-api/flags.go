@@ -52,7 +52,7 @@ var errHelp = errors.New("help")
 func parseFlags(args []string, out io.Writer) (o options, err error) {
 	fs := flag.NewFlagSet("payments-api", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	fs.IntVar(&o.requests, "requests", 5000, "unique operations that clients want, each under a key of its own")
+	fs.IntVar(&o.requests, "requests", 4000, "unique operations that clients want, each under a key of its own")
 	fs.IntVar(&o.clients, "clients", 16, "clients at work at the same time, 1 to 256")
 	fs.Float64Var(&o.retries, "retries", 0.2, "`fraction` of the operations that are asked for again after their answer, 0 to 1")
 	fs.IntVar(&o.kills, "kills", 5, "server processes to kill with SIGKILL in mid-request\n(by default fewer for less than 500 requests)")

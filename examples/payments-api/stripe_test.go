@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -9,8 +10,6 @@ import (
 	"testing"
 
 	"github.com/stripe/stripe-go/v84"
-	stripecharge "github.com/stripe/stripe-go/v84/charge"
-	striperefund "github.com/stripe/stripe-go/v84/refund"
 
 	"github.com/onlyonce/onlyonce/idempotency"
 )
@@ -73,6 +72,13 @@ func (c *cutter) requests() (n int) {
 	return n
 }
 
+// stripeClient is Stripe's library, which asks again by itself, with another address than Stripe's.
+func stripeClient(url string, client *http.Client) *stripe.Client {
+	backend := stripe.GetBackendWithConfig(stripe.APIBackend, &stripe.BackendConfig{URL: stripe.String(url), MaxNetworkRetries: stripe.Int64(4),
+		HTTPClient: client, LeveledLogger: &stripe.LeveledLogger{Level: stripe.LevelNull}, EnableTelemetry: stripe.Bool(false)})
+	return stripe.NewClient("sk_test_1", stripe.WithBackends(&stripe.Backends{API: backend, Connect: backend, Uploads: backend}))
+}
+
 // Stripe's own library, as it is, against this API: it writes forms, makes keys, and asks again by itself when a connection breaks. Wherever
 // it breaks there is one charge, one capture, one refund, and one call to the provider for each.
 func TestStripesLibrary(t *testing.T) {
@@ -90,14 +96,12 @@ func TestStripesLibrary(t *testing.T) {
 			})
 			transport := http.DefaultTransport.(*http.Transport).Clone()
 			defer transport.CloseIdleConnections()
-			backend := stripe.GetBackendWithConfig(stripe.APIBackend, &stripe.BackendConfig{URL: stripe.String(s.url), MaxNetworkRetries: stripe.Int64(4),
-				HTTPClient: &http.Client{Transport: transport}, LeveledLogger: &stripe.LeveledLogger{Level: stripe.LevelNull}, EnableTelemetry: stripe.Bool(false)})
-			charges, refunds := stripecharge.Client{B: backend, Key: "sk_test_1"}, striperefund.Client{B: backend, Key: "sk_test_1"}
+			client := stripeClient(s.url, &http.Client{Transport: transport})
 
-			params := &stripe.ChargeParams{Amount: stripe.Int64(2000), Currency: stripe.String("usd"), Capture: stripe.Bool(false),
+			params := &stripe.ChargeCreateParams{Amount: stripe.Int64(2000), Currency: stripe.String("usd"), Capture: stripe.Bool(false),
 				Source: &stripe.PaymentSourceSourceParams{Token: stripe.String("tok_visa")}}
 			params.AddMetadata("reference", "stripe-charge")
-			made, err := charges.New(params)
+			made, err := client.V1Charges.Create(t.Context(), params)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -106,20 +110,20 @@ func TestStripesLibrary(t *testing.T) {
 			}
 			taken := &stripe.ChargeCaptureParams{Amount: stripe.Int64(1500)}
 			taken.AddExtra("metadata[reference]", "stripe-capture")
-			captured, err := charges.Capture(made.ID, taken)
+			captured, err := client.V1Charges.Capture(t.Context(), made.ID, taken)
 			if err != nil {
 				t.Fatal(err)
 			}
-			back := &stripe.RefundParams{Charge: stripe.String(made.ID), Amount: stripe.Int64(700)}
+			back := &stripe.RefundCreateParams{Charge: stripe.String(made.ID), Amount: stripe.Int64(700)}
 			back.AddMetadata("reference", "stripe-refund")
-			returned, err := refunds.New(back)
+			returned, err := client.V1Refunds.Create(t.Context(), back)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if captured.AmountCaptured != 1500 || returned.Amount != 700 || returned.Charge.ID != made.ID {
 				t.Errorf("%+v, %+v", captured, returned)
 			}
-			shown, err := charges.Get(made.ID, nil)
+			shown, err := client.V1Charges.Retrieve(t.Context(), made.ID, nil)
 			if err != nil || shown.AmountCaptured != 1500 || shown.AmountRefunded != 700 {
 				t.Errorf("%+v, %v", shown, err)
 			}
@@ -144,15 +148,14 @@ func TestStripesLibraryTakesARefusal(t *testing.T) {
 	t.Parallel()
 	c := &cutter{seen: map[string]int{}}
 	s := newService(t, func(h http.Handler) http.Handler { c.next = h; return c })
-	backend := stripe.GetBackendWithConfig(stripe.APIBackend, &stripe.BackendConfig{URL: stripe.String(s.url), MaxNetworkRetries: stripe.Int64(4),
-		LeveledLogger: &stripe.LeveledLogger{Level: stripe.LevelNull}, EnableTelemetry: stripe.Bool(false)})
-	params := &stripe.ChargeParams{Amount: stripe.Int64(2000), Currency: stripe.String("usd"), Source: &stripe.PaymentSourceSourceParams{Token: stripe.String(declinedSource)}}
+	params := &stripe.ChargeCreateParams{Amount: stripe.Int64(2000), Currency: stripe.String("usd"), Source: &stripe.PaymentSourceSourceParams{Token: stripe.String(declinedSource)}}
 	params.AddMetadata("reference", "declined")
 	params.SetIdempotencyKey("order-17")
 	for range 2 {
-		_, err := stripecharge.Client{B: backend, Key: "sk_test_1"}.New(params)
-		if err == nil {
-			t.Error("a declined card was charged")
+		_, err := stripeClient(s.url, http.DefaultClient).V1Charges.Create(t.Context(), params)
+		var declined *stripe.CardError
+		if !errors.As(err, &declined) {
+			t.Errorf("a declined card: %v", err)
 		}
 	}
 	if n := s.rows("charges"); n != 0 || c.requests() != 2 {
