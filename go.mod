@@ -3,6 +3,7 @@ module github.com/onlyonce/onlyonce
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/cenkalti/backoff/v4 v4.3.0
 	github.com/dunglas/httpsfv v1.1.2
 	github.com/fergusstrange/embedded-postgres v1.34.0

@@ -238,9 +238,9 @@ func TestH17IsolationLevels(t *testing.T) {
 func TestH19ExpiredIsAbsent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
-	r.handle(idempotency.Route{Pattern: "/tx", TTL: time.Hour}, effect)
-	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased, TTL: 3 * time.Hour, StepWindow: time.Hour}, charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }))
-	for path, hours := range map[string]float64{"/tx": 1, "/leased": 3} {
+	r.handle(idempotency.Route{Pattern: "/tx", TTL: 2 * time.Hour, KeyWindow: time.Second}, effect)
+	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased, TTL: 3 * time.Hour, KeyWindow: time.Hour}, charge(func(context.Context, string) ([]byte, error) { return []byte("paid"), nil }))
+	for path, hours := range map[string]float64{"/tx": 2, "/leased": 3} {
 		r.post(path, "k", "x")
 		if h := one[float64](r, `select extract(epoch from expires_at - completed_at) / 3600 from onlyonce.http_records where scope = $1`, "http POST "+path); h < hours-0.01 || h > hours+0.01 {
 			t.Errorf("%s is kept for %v h", path, h)

@@ -164,20 +164,29 @@ func (x *exchange) once() reply {
 }
 
 // attempt is one look at the key and, if nobody has it, one run of the handler. Where somebody in this process has it, first ends
-// when that one does. Answers that are stored are read before the key is taken: those who ask for one at the same time do not exclude
+// when that one does. Answers that are stored are read without taking the key: those who ask for one at the same time do not exclude
 // one another.
 func (x *exchange) attempt() (rep reply, first <-chan struct{}) {
 	flights, route := &x.layer.flights, &x.endpoint.route
-	if first := flights.look(x.id); first != nil {
-		return inProgress(time.Second), first
+	var left *record
+	down := false
+	if route.Mode == Leased || x.layer.cache != nil || x.layer.seen.has(x.id) {
+		if first := flights.look(x.id); first != nil {
+			return inProgress(time.Second), first
+		}
+		var known bool
+		if left, rep, known = x.recall(); known {
+			if down = rep.code == codeStoreUnavailable && route.FailOpen; !down {
+				return rep, nil
+			}
+		}
 	}
-	left, rep, known := x.recall()
-	down := known && rep.code == codeStoreUnavailable && route.FailOpen
-	if known && !down {
-		return rep, nil
-	}
-	x.flight, first = flights.begin(x.id)
-	if x.flight == nil {
+	if x.flight, first = flights.begin(x.id); x.flight == nil {
+		if !x.layer.seen.has(x.id) {
+			if _, rep, known := x.recall(); known && rep.mark == Replayed {
+				return rep, nil
+			}
+		}
 		return inProgress(time.Second), first
 	}
 	defer flights.end(x.flight)

@@ -30,6 +30,7 @@ type Layer struct {
 	cache   *tier         // nil: none
 	puts    chan struct{} // records on their way to it
 	flights flights
+	seen    seen
 	keeper  keeper
 }
 

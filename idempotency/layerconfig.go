@@ -152,11 +152,13 @@ type Route struct {
 	// See [ProfileStripe].
 	StoreServerErrors bool
 	MismatchStatus    int
-	// TTL is how long an answer is kept from its completion (H19). Default 24 hours, in lease mode 48; from 1 s to 400 days.
+	// TTL is how long an answer is kept from its completion (H19). Default 48 hours, from 1 s to 400 days.
 	TTL time.Duration
-	// StepWindow is the shortest time for which a provider that a [Step] calls remembers keys. A step whose outcome is unknown is not asked
-	// about after that. Default 24 hours. TTL must be an hour longer: a step's key is made of the request's.
-	StepWindow time.Duration
+	// KeyWindow is for how long remotes remember keys that this route calls, in a [Step] or through the outbox; 1 s where it calls nobody. Default
+	// 24 hours, from 1 s to 400 days. A step whose outcome is unknown is not asked about after that. TTL must be an hour longer, because keys
+	// of calls are made of the request's: one that is used again when it has expired here must have expired there too, or the remote takes its call
+	// for the old one.
+	KeyWindow time.Duration
 
 	// MaxHandlerTime ends the handler's context, whatever becomes of the client (H11). Default 30 s, from 1 ms to 1 hour.
 	MaxHandlerTime time.Duration
@@ -326,20 +328,10 @@ func (r Route) withDefaults() (Route, error) {
 		l.add("MismatchStatus", "%d is none of 422, 400 and 409", r.MismatchStatus)
 	}
 	day := 24 * time.Hour
-	if r.Mode == Leased {
-		l.span("TTL", &r.TTL, 2*day, time.Second, 400*day)
-		l.span("StepWindow", &r.StepWindow, day, time.Second, 400*day)
-		if r.Key == KeyDerived {
-			l.add("Key", "KeyDerived is not for lease mode: a derived key is forgotten long before a provider forgets its step's, and the same request after that is another one (H18)")
-		}
-		if r.TTL < r.StepWindow+stepMargin {
-			l.add("TTL", "%v is shorter than StepWindow, %v, and an hour: a key that is used again later would make a call that the provider takes for the old one (H18)", r.TTL, r.StepWindow)
-		}
-	} else {
-		l.span("TTL", &r.TTL, day, time.Second, 400*day)
-		if r.StepWindow != 0 {
-			l.add("StepWindow", "is set, and Mode is not Leased: there are no steps")
-		}
+	l.span("TTL", &r.TTL, 2*day, time.Second, 400*day)
+	l.span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
+	if r.TTL < r.KeyWindow+stepMargin {
+		l.add("TTL", "%v is shorter than KeyWindow, %v, and an hour: a key that is used again later would make a call that the remote takes for the old one (H18); KeyWindow is 1s where nobody is called", r.TTL, r.KeyWindow)
 	}
 	l.span("MaxHandlerTime", &r.MaxHandlerTime, 30*time.Second, time.Millisecond, time.Hour)
 	if r.Wait < 0 || r.Wait > 30*time.Second {

@@ -270,7 +270,7 @@ func TestH18OutcomeThatIsUnknownForGood(t *testing.T) {
 	r := newRig(t, leasedConfig())
 	var calls atomic.Int64
 	var seen []string
-	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, StepWindow: 5 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
+	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, KeyWindow: 5 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
 		_, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
 			seen = append(seen, key)
 			if calls.Add(1) < 3 {
@@ -377,9 +377,9 @@ func TestH18ConfigOfLeases(t *testing.T) {
 		fits  bool
 	}{
 		"defaults":         {idempotency.Route{}, true},
-		"an hour longer":   {idempotency.Route{TTL: 3 * time.Hour, StepWindow: 2 * time.Hour}, true},
-		"not as long":      {idempotency.Route{TTL: 3 * time.Hour, StepWindow: 2*time.Hour + time.Second}, false},
-		"window by itself": {idempotency.Route{StepWindow: 30 * 24 * time.Hour}, false},
+		"an hour longer":   {idempotency.Route{TTL: 3 * time.Hour, KeyWindow: 2 * time.Hour}, true},
+		"not as long":      {idempotency.Route{TTL: 3 * time.Hour, KeyWindow: 2*time.Hour + time.Second}, false},
+		"window by itself": {idempotency.Route{KeyWindow: 30 * 24 * time.Hour}, false},
 		"derived key":      {idempotency.Route{Key: idempotency.KeyDerived}, false},
 	} {
 		c.route.Pattern, c.route.Mode = "/x", idempotency.Leased

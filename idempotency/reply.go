@@ -138,6 +138,7 @@ func (x *exchange) judge(r *record) reply {
 	case stateReconcile:
 		return refusal(codeCommitUnknown, nil)
 	}
+	x.layer.seen.add(x.id)
 	if r.erased {
 		return gone(nil)
 	}

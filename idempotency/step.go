@@ -32,7 +32,7 @@ const (
 // fn gets the provider's idempotency key: derived from the request's record and the step's name, so that every attempt at this step of
 // this request has it, whoever makes it. It is a UUID in its canonical form. The context is the request's, and ends when the lease is lost. fn returns what is to be
 // remembered, up to 1 MiB: a refusal that the provider has decided on is a result too. An error means that nobody knows whether the call had an
-// effect; the step is called again with the next request, under the same key, within Route.StepWindow, and not after that: [ErrOutcomeUnknown].
+// effect; the step is called again with the next request, under the same key, within Route.KeyWindow, and not after that: [ErrOutcomeUnknown].
 //
 // An answer of the provider that says "in use" or "in progress" is an error, not a result: the attempt before may still be under way.
 //
@@ -100,7 +100,7 @@ func (x *exchange) beginStep(ctx context.Context, name string) (done bool, resul
 	defer cancel()
 	l := x.held.lease
 	var sealed, late bool
-	err = x.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(x.id), name, x.endpoint.route.StepWindow-min(stepMargin, x.endpoint.route.StepWindow/2)).
+	err = x.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(x.id), name, x.endpoint.route.KeyWindow-min(stepMargin, x.endpoint.route.KeyWindow/2)).
 		Scan(&done, &result, &sealed, &late)
 	if err != nil {
 		return false, nil, x.stepError(name, err)

@@ -212,6 +212,7 @@ func (x *exchange) commit(rep reply, resp *response) outcome {
 		if x.woken != nil {
 			x.woken()
 		}
+		x.layer.seen.add(x.id)
 		return ended(rep)
 	case lost && resp == nil:
 		return ended(refusal(codeCommitUnknown, err)) // it has no key to be found by

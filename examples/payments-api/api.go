@@ -91,7 +91,7 @@ func (a *api) handler() http.Handler {
 		{idempotency.Route{Pattern: "/v1/charges/{id}/capture", TTL: keep}, a.capture},
 		{idempotency.Route{Pattern: "/v1/refunds", TTL: keep}, a.refund},
 		// Payouts answer what the provider has said, so it is asked while the request is under way: lease mode.
-		{idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased, TTL: keep, StepWindow: keyWindow}, a.payout},
+		{idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased, TTL: keep, KeyWindow: keyWindow}, a.payout},
 	} {
 		mux.Handle("POST "+r.route.Pattern, a.layer.MustHandle(r.route, r.run))
 	}

@@ -1056,7 +1056,7 @@ var table = []mutant{
 		old: "\tif x.aside {\n\t\treturn", new: "\tif false {\n\t\treturn",
 		pkg: "./idempotency", test: "TestH18OutcomeThatIsUnknownForGood"},
 	{rule: "H18 TTL", file: "idempotency/layerconfig.go",
-		old: "\t\tif r.TTL < r.StepWindow+stepMargin {\n", new: "\t\tif false {\n",
+		old: "\t\tif r.TTL < r.KeyWindow+stepMargin {\n", new: "\t\tif false {\n",
 		pkg: "./idempotency", test: "TestH18ConfigOfLeases"},
 	{rule: "H18 derived keys", file: "idempotency/layerconfig.go",
 		old: "\t\tif r.Key == KeyDerived {\n", new: "\t\tif false {\n",
