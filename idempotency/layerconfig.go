@@ -156,7 +156,8 @@ type Route struct {
 	// about after that. Default 24 hours. TTL must be an hour longer: a step's key is made of the request's.
 	StepWindow time.Duration
 
-	// MaxHandlerTime ends the handler's context, whatever becomes of the client (H11). Default 30 s, from 1 ms to 1 hour.
+	// MaxHandlerTime ends the handler's context, whatever becomes of the client (H11). What it answers after that is undone, and 5 s later
+	// a handler that has not returned loses key and connection. Default 30 s, from 1 ms to 1 hour.
 	MaxHandlerTime time.Duration
 	// Wait is how long a duplicate waits for the first one instead of getting 409 at once (H10). Default 0, at most 30 s.
 	Wait time.Duration
