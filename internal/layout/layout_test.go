@@ -44,7 +44,7 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	for _, pkg := range public {
 		forbid(t, pkg, "testing", module+"internal/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
 			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr",
-			"github.com/standard-webhooks", "github.com/svix", "github.com/stripe")
+			"github.com/standard-webhooks", "github.com/svix", "github.com/stripe", "github.com/anishathalye")
 	}
 }
 
