@@ -17,7 +17,8 @@
 // A key means something within a [Scope], a method and a route. The first request under it runs; its answer is stored as a record. A
 // later one with the same fingerprint gets that answer, one with another fingerprint 422, and one that comes while the first is under
 // way 409, or it waits. 5xx answers and what may be otherwise the next time (401, 403, 408, 409, 421, 423, 425, 429) are not stored: their
-// writes are undone and the key is free again. Other 4xx are final: stored, and their writes undone.
+// writes are undone and the key is free again; so is the key of an answer that comes after Route.MaxHandlerTime. Other 4xx are final: stored, and
+// their writes undone.
 //
 //	Idempotency-Status   created, replayed, in-progress, mismatch, bypassed, rejected, or released: the handler's own answer, not stored
 //
@@ -59,7 +60,9 @@
 //   - A process that stood still and wakes: every statement of an owner compares (epoch, nonce), in its own transaction. Its provider's call and
 //     that of its successor carry one key.
 //   - A step that is older than the provider's memory: its request is set aside (reconcile), and no call is made. An operator finds out.
-//   - A renewal that would wait for a transaction of the same owner: the lease is locked last before COMMIT, and not while the handler works.
+//   - A renewal that would wait for a transaction of the same owner: the lease is locked last before COMMIT, and not while the handler works;
+//     and from then on it is not renewed.
+//   - A handler that does not return: after its time its lease is not renewed any more, and its connection is cut.
 //   - COMMIT without an answer: the lease is raised once more by its own owner, which waits for the old transaction if that has come as far as
 //     the lease; behind that it either stands, and there is no lease, or can never come.
 //

@@ -425,3 +425,27 @@ func TestH22StoreDown(t *testing.T) {
 		t.Error("FailOpen in transactional mode")
 	}
 }
+
+// A record that the engine has not sealed does not commit, in either mode.
+func TestH17RecordNeedsTheSeal(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	complete := func(sealed bool) error {
+		return pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), `select onlyonce.http_open('1s', '1s', '1s')`); err != nil {
+				return err
+			}
+			_, err := tx.Exec(t.Context(), `select onlyonce.http_complete(gen_random_uuid(), '', 's', '\x00', gen_random_uuid(), '\x00', false, '1 day')`)
+			if err == nil && sealed {
+				_, err = tx.Exec(t.Context(), `select onlyonce.seal()`)
+			}
+			return err
+		})
+	}
+	if err := complete(true); err != nil {
+		t.Error(err)
+	}
+	if err := complete(false); err == nil || !strings.Contains(err.Error(), "OO002") {
+		t.Errorf("without the seal: %v", err)
+	}
+}

@@ -35,7 +35,8 @@ type Layer struct {
 }
 
 // New checks everything it can without a server, and returns every fault at once, each naming its field. The pool needs a
-// connection for each handler that is to have a transaction at the same time, and two more, for looks and for the renewal of leases.
+// connection for each handler that is to have a transaction at the same time, and one besides: leases are renewed, and records looked
+// for, while all of those work.
 func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	cfg, err := cfg.withDefaults()
 	if pool == nil {

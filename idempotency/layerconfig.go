@@ -160,7 +160,8 @@ type Route struct {
 	// for the old one.
 	KeyWindow time.Duration
 
-	// MaxHandlerTime ends the handler's context, whatever becomes of the client (H11). Default 30 s, from 1 ms to 1 hour.
+	// MaxHandlerTime ends the handler's context, whatever becomes of the client (H11). What it answers after that is undone, and 5 s later
+	// a handler that has not returned loses key and connection. Default 30 s, from 1 ms to 1 hour.
 	MaxHandlerTime time.Duration
 	// Wait is how long a duplicate waits for the first one instead of getting 409 at once (H10). Default 0, at most 30 s.
 	Wait time.Duration

@@ -143,8 +143,7 @@ func TestH11ClientThatGoesAway(t *testing.T) {
 		r := newRig(t, testConfig())
 		g := newGate(t)
 		done := make(chan error, 1)
-		var wrapped http.Handler
-		wrapped = r.layer.MustHandle(idempotency.Route{Pattern: "/charges", Mode: mode}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		wrapped := r.layer.MustHandle(idempotency.Route{Pattern: "/charges", Mode: mode}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			r.runs.Add(1)
 			g.begun <- struct{}{}
 			<-g.open

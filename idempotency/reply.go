@@ -17,6 +17,7 @@ type reply struct {
 	body       []byte
 	expires    *time.Time
 	retryAfter time.Duration
+	final      bool  // of a problem: not to be sent again, whatever its code says
 	failed     error // what the operator should know
 }
 
@@ -83,7 +84,7 @@ func (x *exchange) respond(rep reply) int {
 		case rep.status != 0:
 			status = rep.status
 		}
-		writeProblem(x.w, status, rep.code, x.detail, x.instance(), rep.code.retryable())
+		writeProblem(x.w, status, rep.code, x.detail, x.instance(), rep.code.retryable() && !rep.final)
 		return status
 	}
 	x.w.WriteHeader(rep.status)

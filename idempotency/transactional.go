@@ -214,8 +214,10 @@ func (x *exchange) commit(rep reply, resp *response) outcome {
 		}
 		x.layer.seen.add(x.id)
 		return ended(rep)
-	case lost && resp == nil:
-		return ended(refusal(codeCommitUnknown, err)) // it has no key to be found by
+	case lost && resp == nil: // it has no key to be found by, and whoever sent it again might have it done twice
+		unknown := refusal(codeCommitUnknown, err)
+		unknown.retryAfter, unknown.final = 0, true
+		return ended(unknown)
 	case lost:
 		return x.resolve(rep, err)
 	case stands(err):

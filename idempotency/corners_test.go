@@ -6,12 +6,16 @@ import (
 	"io"
 	"net/http"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
 // charge is a handler in lease mode: it pays by a step, writes the effect and answers with what the provider said.
@@ -347,5 +351,61 @@ func TestRawBodyAgainstAJSONRecord(t *testing.T) {
 	r.post("/charges", "k", `{"a":1}`)
 	if g := other.post("/charges", "k", `{"a":1`); g.status != http.StatusUnprocessableEntity || g.mark() != "mismatch" {
 		t.Errorf("%v", g)
+	}
+}
+
+// Without prepared statements, as behind a pooler in transaction mode, every statement of the layer works too.
+func TestWithoutPreparedStatements(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	none := &pgtest.Wire{At: func(int32) pgtest.Cut { return pgtest.Pass }}
+	r := newRigOn(t, pgtest.Wired(t, pool, pgx.QueryExecModeExec, none, nil), pool, leasedConfig())
+	r.exec(`create table effects (v text not null)`)
+	var p provider
+	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		path := []string{"/tx", "/leased"}[mode]
+		r.handle(idempotency.Route{Pattern: path, Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
+			if req.URL.Query().Get("odd") != "" && r.runs.Load()%2 == 1 {
+				if mode == idempotency.Leased {
+					_, _ = idempotency.Step(req.Context(), "charge", p.pay)
+				}
+				w.WriteHeader(http.StatusBadGateway)
+				return
+			}
+			if mode == idempotency.Leased {
+				charge(p.pay)(w, req)
+				return
+			}
+			effect(w, req)
+		})
+		r.runs.Store(0)
+		for n, want := range []string{"released", "created", "replayed"} {
+			if g := r.post(path+"?odd=1", "k", "x"); g.mark() != want {
+				t.Errorf("%s, %d: %v, want %s", path, n, g, want)
+			}
+		}
+	}
+	r.handle(idempotency.Route{Pattern: "/unknown", Mode: idempotency.Leased}, charge(func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") }))
+	r.post("/unknown", "k", "x")
+	r.exec(`update onlyonce.http_steps set first_at = first_at - interval '2 days'`)
+	if g := r.post("/unknown", "k", "x"); g.code() != "commit-unknown" || one[int](r, `select count(*) from onlyonce.http_records where state = 'reconcile'`) != 1 {
+		t.Errorf("%v", g)
+	}
+	if r.effects() != 2 {
+		t.Errorf("%d effects", r.effects())
+	}
+	if err := r.layer.Erase(t.Context(), "", "http POST /tx", "k"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Without a key nobody can ask again: what became of a COMMIT that was not answered stays unknown, and no client is told to repeat it.
+func TestUnknownCommitWithoutAKey(t *testing.T) {
+	t.Parallel()
+	r := wiredRig(t, leasedConfig(), &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut { return pgtest.Unheard }}, nil)
+	r.handle(idempotency.Route{Pattern: "/charges", Key: idempotency.KeyOptional}, effect)
+	g := r.post("/charges", "", "x")
+	if g.code() != "commit-unknown" || !strings.Contains(g.body, `"retryable":false`) || g.header.Get("Retry-After") != "" || r.effects() != 1 {
+		t.Errorf("%v %v", g, g.header)
 	}
 }

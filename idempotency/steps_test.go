@@ -1,0 +1,220 @@
+package idempotency_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/seal"
+)
+
+// The provider's memory bounds how long a step of unknown outcome is asked about.
+func TestH18OutcomeThatIsUnknownForGood(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	var calls atomic.Int64
+	var seen []string
+	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased, TTL: 10 * time.Hour, KeyWindow: 5 * time.Hour}, func(w http.ResponseWriter, req *http.Request) {
+		_, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, key string) ([]byte, error) {
+			seen = append(seen, key)
+			if calls.Add(1) < 3 {
+				return nil, errors.New("in use: the attempt before may be under way")
+			}
+			return nil, errors.New("no answer")
+		})
+		if errors.Is(err, idempotency.ErrOutcomeUnknown) {
+			w.WriteHeader(http.StatusOK) // whatever it says
+			return
+		}
+		w.WriteHeader(http.StatusBadGateway)
+	})
+	for range 2 {
+		if g := r.post("/charges", "k", "x"); g.status != http.StatusBadGateway || g.mark() != "released" {
+			t.Errorf("%v", g)
+		}
+	}
+	r.exec(`update onlyonce.http_steps set first_at = clock_timestamp() - interval '3 hours 59 minutes'`)
+	r.post("/charges", "k", "x")
+	r.exec(`update onlyonce.http_steps set first_at = clock_timestamp() - interval '4 hours 1 minute'`)
+	for range 3 {
+		if g := r.post("/charges", "k", "x"); g.status != 503 || g.code() != "commit-unknown" {
+			t.Errorf("%v", g)
+		}
+	}
+	if calls.Load() != 3 || seen[0] != seen[1] || seen[1] != seen[2] {
+		t.Errorf("%d calls under %v", calls.Load(), seen)
+	}
+	if s := one[string](r, `select state from onlyonce.http_records`); s != "reconcile" {
+		t.Errorf("state %s", s)
+	}
+}
+
+// Keys of steps: the same for whoever asks, others for other steps, requests and tenants.
+func TestH18KeysOfSteps(t *testing.T) {
+	t.Parallel()
+	sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := leasedConfig()
+	cfg.Sealer = sealer
+	r := newRig(t, cfg)
+	var p provider
+	handler := func(w http.ResponseWriter, req *http.Request) {
+		for _, name := range []string{"authorize", "capture"} {
+			for range 2 { // the second time it is remembered
+				result, err := idempotency.Step(req.Context(), name, p.pay)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = w.Write(result)
+			}
+		}
+		if r.runs.Load()%2 == 1 {
+			w.WriteHeader(http.StatusBadGateway)
+		}
+	}
+	for _, path := range []string{"/a", "/b"} {
+		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+			if r.runs.Load()%2 == 1 {
+				handler(discard{w}, req)
+				w.WriteHeader(http.StatusBadGateway)
+				return
+			}
+			handler(w, req)
+		})
+	}
+	requests := [][]string{{"/a", "k"}, {"/b", "k"}, {"/a", "k2"}, {"/a", "k", "X-Tenant", "t"}, {"/a", "k", "X-Principal", "p"}}
+	for _, q := range requests {
+		first, second := r.post(q[0], q[1], "x", q[2:]...), r.post(q[0], q[1], "x", q[2:]...)
+		if first.mark() != "released" || second.mark() != "created" {
+			t.Errorf("%v: %v, %v", q, first, second)
+		}
+	}
+	if keys, calls := p.keys(); keys != 2*len(requests) || calls != keys {
+		t.Errorf("%d keys in %d calls, want %d of each", keys, calls, 2*len(requests))
+	}
+	if n := one[int](r, `select count(*) from onlyonce.http_steps where not sealed or position('paid'::bytea in result) > 0`); n != 0 {
+		t.Errorf("%d results are not sealed", n)
+	}
+	// They go with their record.
+	r.exec(`update onlyonce.http_records set expires_at = clock_timestamp()`)
+	r.exec(`select onlyonce.http_purge(100)`)
+	if n := one[int](r, `select count(*) from onlyonce.http_steps`); n != 0 {
+		t.Errorf("%d steps are left", n)
+	}
+}
+
+// discard is a ResponseWriter whose answer nobody gets.
+type discard struct{ http.ResponseWriter }
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+func (discard) WriteHeader(int)             {}
+
+// A record is kept for longer than a provider's memory, or its step's key would be used for another request.
+func TestH18ConfigOfLeases(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	for name, c := range map[string]struct {
+		route idempotency.Route
+		fits  bool
+	}{
+		"defaults":         {idempotency.Route{}, true},
+		"an hour longer":   {idempotency.Route{TTL: 3 * time.Hour, KeyWindow: 2 * time.Hour}, true},
+		"not as long":      {idempotency.Route{TTL: 3 * time.Hour, KeyWindow: 2*time.Hour + time.Second}, false},
+		"window by itself": {idempotency.Route{KeyWindow: 30 * 24 * time.Hour}, false},
+		"derived key":      {idempotency.Route{Key: idempotency.KeyDerived}, false},
+	} {
+		c.route.Pattern, c.route.Mode = "/x", idempotency.Leased
+		if _, err := r.layer.Handle(c.route, http.NotFoundHandler()); c.fits != (err == nil) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestH18StepsThatAreNone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	call := func(context.Context, string) ([]byte, error) { t.Error("a call was made"); return nil, nil }
+	refused := func(what string, err error) {
+		if !errors.Is(err, idempotency.ErrStep) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	_, err := idempotency.Step(t.Context(), "s", call)
+	refused("outside of a request", err)
+	r.handle(idempotency.Route{Pattern: "/tx"}, func(w http.ResponseWriter, req *http.Request) {
+		_, err := idempotency.Step(req.Context(), "s", call)
+		refused("in transactional mode", err)
+	})
+	r.handle(idempotency.Route{Pattern: "/leased", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+		_, err := idempotency.Step(req.Context(), "", call)
+		refused("without a name", err)
+		if _, err := idempotency.Step(req.Context(), "long", func(context.Context, string) ([]byte, error) { return make([]byte, 1<<20+1), nil }); err == nil {
+			t.Error("a result that is too long is kept")
+		}
+		if _, err := idempotency.Tx(req); err != nil {
+			t.Error(err)
+		}
+		_, err = idempotency.Step(req.Context(), "s", call)
+		refused("behind Tx", err)
+		_, _ = io.WriteString(w, "ok")
+	})
+	for _, path := range []string{"/tx", "/leased"} {
+		if g := r.post(path, "k", "x"); g.mark() != "created" {
+			t.Errorf("%v", g)
+		}
+	}
+}
+
+// Requests that nobody came back for are deleted, or set aside where a step's outcome is unknown.
+func TestH18AbandonedRequests(t *testing.T) {
+	t.Parallel()
+	cfg := leasedConfig()
+	cfg.PurgeInterval = 100 * time.Millisecond
+	r := newRig(t, cfg)
+	var p provider
+	g := newGate(t)
+	fails := func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") }
+	for path, step := range map[string]func(context.Context, string) ([]byte, error){"/known": p.pay, "/unknown": fails} {
+		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+			_, _ = idempotency.Step(req.Context(), "charge", step)
+			w.WriteHeader(http.StatusBadGateway)
+		})
+	}
+	r.handle(idempotency.Route{Pattern: "/alive", Mode: idempotency.Leased}, g.before(effect))
+	r.post("/known", "k", "x")
+	r.post("/unknown", "k", "x")
+	alive := r.background("/alive", "k", "x")
+	wait(t, "it runs", g.begun)
+	r.exec(`update onlyonce.http_records set created_at = created_at - interval '47 hours'`)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.layer.Run(ctx) }()
+	states := func() string {
+		return one[string](r, `select coalesce(string_agg(substr(scope, 11) || ' ' || state, ', ' order by scope), '') from onlyonce.http_records`)
+	}
+	r.exec(`select onlyonce.http_abandon(100)`)
+	if s := states(); s != "/alive running, /known running, /unknown running" {
+		t.Errorf("before their time: %s", s)
+	}
+	r.exec(`update onlyonce.http_records set created_at = created_at - interval '2 hours'`)
+	until(t, "those that were left are seen to", func() bool { return states() == "/alive running, /unknown reconcile" })
+	g.release()
+	if a := wait(t, "the one that works goes on", alive); a.mark() != "created" {
+		t.Errorf("%v", a)
+	}
+	cancel()
+	if err := wait(t, "Run returns", ended); err != nil {
+		t.Error(err)
+	}
+	if a := r.post("/unknown", "k", "x"); a.code() != "commit-unknown" {
+		t.Errorf("%v", a)
+	}
+}
