@@ -700,7 +700,7 @@ var table = []mutant{
 		old: "		err = eventlog.Append(ctx, tx, a.stored(a.item))", new: "		_ = a.stored(a.item)",
 		pkg: "./webhook", test: "TestW8Inbox"},
 	{rule: "W9 copy waits without end", file: "webhook/accept.go",
-		old: "		millis(a.cfg.DuplicateWait), millis(a.cfg.Deadline), ", new: "		millis(a.cfg.Deadline), millis(a.cfg.Deadline), ",
+		old: "		millis(min(a.cfg.DuplicateWait, bound)), ", new: "		millis(10*bound), ",
 		pkg: "./webhook", test: "TestW9UncommittedFirstCopy"},
 	{rule: "W9 copies are not told", file: "webhook/receiver.go",
 		old: "	case Duplicate, Divergent, SameBody:", new: "	case SameBody:",
