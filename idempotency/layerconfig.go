@@ -107,7 +107,7 @@ const (
 	// KeyOptional runs the handler each time.
 	KeyOptional
 	// KeyDerived takes the request itself for its key, for Route.DerivedTTL: two equal requests within that time are one. Nobody
-	// can tell a retry from a second purchase of the same thing: not for payments.
+	// can tell a retry from a second purchase of the same thing: not for payments. Calls that the handler enqueues need a Call.ID.
 	KeyDerived
 )
 

@@ -67,7 +67,7 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 	} else if n != claimMine {
 		return outcome{reply: inProgress(time.Second), stands: n == claimStands}
 	}
-	if claimed {
+	if claimed && !x.derived { // of a derived key that has ended here the remote would remember the call
 		x.tx.SetOrigin(x.origin)
 	}
 	x.tx.Checkpoint()

@@ -73,7 +73,7 @@ comment on table onlyonce.stream_offsets is 'What a group has committed, as Kafk
 -- Which partition an event belongs to, by its ordering key or its id.
 create function onlyonce.stream_partition(key bytea, partitions smallint) returns smallint
 language sql immutable strict parallel safe as $$
-  select (((get_byte(h, 0) << 16) | (get_byte(h, 1) << 8) | get_byte(h, 2)) % partitions)::smallint from (select sha256(key) as h) s
+  select (('x' || encode(substr(sha256(key), 1, 3), 'hex'))::bit(24)::integer % partitions)::smallint
 $$;
 comment on function onlyonce.stream_partition(bytea, smallint) is 'Partition of an ordering key, or of an event that has none by its id.';
 
@@ -98,47 +98,63 @@ create function onlyonce.append_events(
 ) returns void
 language plpgsql as $$
 declare
-  of_stream integer[];
-  of_part   smallint[];
-  streams   integer[];
-  nth       smallint[];
-  tops      bigint[];
-  ring      onlyonce.rings;
-  seqscan   text := current_setting('enable_seqscan');
-  sort      text := current_setting('enable_sort');
-  ignored   text;
+  found_in onlyonce.streams;
+  of       integer[];  -- of each event its stream,
+  at       smallint[]; -- its partition,
+  nth      integer[];  -- and where these two stand in pairs
+  pairs    bigint[];   -- each stream and partition that there is, and
+  nexts    bigint[];   -- the offset that it gives out next
+  keys     integer[];  -- of the locks
+  key      integer;
+  pair     bigint;
+  top      bigint;
+  floor    bigint;
+  ring     onlyonce.rings;
+  seqscan  text := current_setting('enable_seqscan');
+  sort     text := current_setting('enable_sort');
+  ignored  text;
 begin
-  select array_agg(s.id order by u.n),
-         array_agg(coalesce(u.p, onlyonce.stream_partition(coalesce(u.k, convert_to(u.i, 'UTF8')), s.partitions)) order by u.n)
-    from unnest(topics, parts, ids, order_keys) with ordinality as u(t, p, i, k, n) left join onlyonce.streams s on s.topic = u.t
-    into of_stream, of_part;
-  if array_position(of_stream, null) is not null then
-    raise exception using errcode = 'OO009', message = format('onlyonce: there is no stream %L', topics[array_position(of_stream, null)]);
-  end if;
+  -- Loops of small statements, and none over arrays: mostly there is one event, and to start a plan of joins costs more than all the rest.
+  for n in 1 .. cardinality(topics) loop
+    if found_in.topic is distinct from topics[n] then
+      select * into found_in from onlyonce.streams s where s.topic = topics[n];
+      if not found then
+        raise exception using errcode = 'OO009', message = format('onlyonce: there is no stream %L', topics[n]);
+      end if;
+    end if;
+    of[n] := found_in.id;
+    at[n] := coalesce(parts[n], onlyonce.stream_partition(coalesce(order_keys[n], convert_to(ids[n], 'UTF8')), found_in.partitions));
+    keys[n] := (of[n] & 65535) << 15 | at[n];
+  end loop;
 
-  perform pg_advisory_xact_lock(1702260340, l.k)
-     from (select distinct (u.s & 65535) << 15 | u.p as k from unnest(of_stream, of_part) u(s, p) order by 1) l;
+  if cardinality(keys) > 1 then
+    select array_agg(distinct u.k order by u.k) into keys from unnest(keys) u(k);
+  end if;
+  foreach key in array keys loop
+    perform pg_advisory_xact_lock(1702260340, key);
+  end loop;
 
   perform pg_current_xact_id();
   ignored := set_config('enable_seqscan', 'off', true) || set_config('enable_sort', 'off', true);
-  select array_agg(x.s), array_agg(x.p), array_agg(coalesce(top."offset" + 1, 0))
-    from (select u.s, u.p from unnest(of_stream, of_part) u(s, p) group by u.s, u.p) x
-    left join lateral (select l."offset" from onlyonce.event_log l where l.stream = x.s and l.partition = x.p
-                        order by l."offset" desc limit 1) top on true
-    into streams, nth, tops;
+  for n in 1 .. cardinality(topics) loop
+    pair := (of[n]::bigint << 16) | at[n];
+    nth[n] := array_position(pairs, pair);
+    if nth[n] is null then
+      select l."offset" into top from onlyonce.event_log l where l.stream = of[n] and l.partition = at[n] order by l."offset" desc limit 1;
+      select f.next_offset into floor from onlyonce.stream_floors f where f.stream = of[n] and f.partition = at[n];
+      pairs := pairs || pair;
+      nexts := nexts || greatest(coalesce(top + 1, 0), coalesce(floor, 0));
+      nth[n] := cardinality(pairs);
+    end if;
+  end loop;
   ignored := set_config('enable_seqscan', seqscan, true) || set_config('enable_sort', sort, true);
-
-  select array_agg(greatest(h.top, coalesce(f.next_offset, 0)) order by h.n)
-    from unnest(streams, nth, tops) with ordinality as h(s, p, top, n)
-    left join onlyonce.stream_floors f on f.stream = h.s and f.partition = h.p
-    into tops;
 
   select * into ring from onlyonce.rings r where r.name = 'events';
   if current_setting('transaction_isolation') <> 'read committed' then
     begin
       insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, header_names, header_values)
-        select v, h.s, h.p, h.top, '', '', '{}', '{}'
-          from unnest(streams, nth, tops) h(s, p, top), unnest(array_remove(array[ring.cur, ring.draining], null)) v;
+        select v, (h.pair >> 16)::integer, (h.pair & 65535)::smallint, h.next, '', '', '{}', '{}'
+          from unnest(pairs, nexts) h(pair, next), unnest(array_remove(array[ring.cur, ring.draining], null)) v;
       raise exception using errcode = 'OO000';
     exception
       when sqlstate 'OO000' then null;
@@ -150,11 +166,13 @@ begin
     end if;
   end if;
 
-  insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, order_key, header_names, header_values, body)
-    select ring.cur, u.s, u.p, h.top + row_number() over (partition by u.s, u.p order by u.n) - 1, u.tenant, u.id, u.k,
-           header_names[1 + coalesce(header_ends[u.n - 1], 0) : header_ends[u.n]], header_values[1 + coalesce(header_ends[u.n - 1], 0) : header_ends[u.n]], u.b
-      from unnest(of_stream, of_part, tenants, ids, order_keys, bodies) with ordinality as u(s, p, tenant, id, k, b, n)
-      join unnest(streams, nth, tops) h(s, p, top) on h.s = u.s and h.p = u.p;
+  for n in 1 .. cardinality(topics) loop
+    insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, order_key, header_names, header_values, body)
+      values (ring.cur, of[n], at[n], nexts[nth[n]], tenants[n], ids[n], order_keys[n],
+              header_names[1 + coalesce(header_ends[n - 1], 0) : header_ends[n]], header_values[1 + coalesce(header_ends[n - 1], 0) : header_ends[n]],
+              bodies[n]);
+    nexts[nth[n]] := nexts[nth[n]] + 1;
+  end loop;
 end $$;
 comment on function onlyonce.append_events(text[], smallint[], text[], text[], bytea[], integer[], text[], bytea[], bytea[]) is
   'Appends events to streams in the caller''s transaction; consumers read them after COMMIT, in the order of their offsets.';

@@ -222,8 +222,10 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 // claim claims the id, and finds out whether it or the body came before.
 func (a *attempt) claim(ctx context.Context, tx *guard.Tx) (found int, err error) {
 	hash := a.key().Hash()
+	// The server gives up before ctx does, and the connection is not lost with the statement.
+	bound := a.left(ctx) * 7 / 8
 	err = tx.EngineRow(ctx, stepClaim, receiveSQL, a.cfg.Endpoint, pgtype.UUID{Bytes: hash, Valid: true}, a.key().Fingerprint.Int64(), a.digest, a.cfg.BodyWindow,
-		millis(a.cfg.DuplicateWait), millis(a.cfg.Deadline), millis(a.cfg.Deadline), millis(a.cfg.Deadline)).Scan(&found)
+		millis(min(a.cfg.DuplicateWait, bound)), millis(bound), millis(bound), millis(a.cfg.Deadline)).Scan(&found)
 	if err != nil {
 		tx.Fail(stepClaim, err)
 		if sqlState(err) == codeLock {

@@ -43,7 +43,8 @@ type ReceiverConfig struct {
 	Mode Mode
 	// Handler is called in mode Inline: of the same type as a consumer's, so that one handler does for both; [EventOf] has the
 	// event. It runs in the transaction that has claimed the event's id, and an error rolls both back: the sender is told 500, and sends again.
-	// Its context ends when three quarters of Deadline have passed. Required there, nil elsewhere.
+	// That holds for a permanent error too: nothing is parked here but what [InOrder] finds stale. Its context ends when three quarters
+	// of Deadline have passed. Required there, nil elsewhere.
 	Handler consumer.Handler
 
 	// Forward has the event sent on through the outbox, in the same transaction. Required in mode ForwardOnly.

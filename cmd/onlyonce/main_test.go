@@ -348,7 +348,8 @@ func TestStatementsPrepare(t *testing.T) {
 		redriveCallsSQL, resolveCallsSQL, redrivesSQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL,
 		fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
 		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, eraseOutboxSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL,
-		oldCallsSQL, ringSQL} {
+		oldCallsSQL, ringSQL, appendParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
+		streamsSQL, eventRingSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

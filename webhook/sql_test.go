@@ -1,0 +1,22 @@
+package webhook
+
+import (
+	"testing"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+)
+
+// Every statement is one that the real server understands.
+func TestStatementsPrepare(t *testing.T) {
+	t.Parallel()
+	conn, err := pgtest.DB(t).Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, sql := range []string{receiveSQL, setAsideSQL, isolationSQL, newerSQL, purgeIDsSQL, purgeBodiesSQL, dueSQL, endedSQL} {
+		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+}
