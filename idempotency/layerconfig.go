@@ -334,6 +334,9 @@ func (r Route) withDefaults() (Route, error) {
 	if r.TTL < r.KeyWindow+stepMargin {
 		l.add("TTL", "%v is shorter than KeyWindow, %v, and an hour: a key that is used again later would make a call that the remote takes for the old one (H18); KeyWindow is 1s where nobody is called", r.TTL, r.KeyWindow)
 	}
+	if r.Mode == Leased && r.Key == KeyDerived {
+		l.add("Key", "KeyDerived is not for lease mode: a derived key is forgotten long before a provider forgets its step's, and the same request after that is another one (H18)")
+	}
 	l.span("MaxHandlerTime", &r.MaxHandlerTime, 30*time.Second, time.Millisecond, time.Hour)
 	if r.Wait < 0 || r.Wait > 30*time.Second {
 		l.add("Wait", "%v is not from 0 to 30s (H10)", r.Wait)

@@ -48,12 +48,9 @@ comment on column onlyonce.http_steps.first_at is 'Before the first call under t
 
 -- A record in transactional mode is inserted completed, one in lease mode is completed by an update: neither may come through
 -- without the engine's seal.
-create constraint trigger sealed_whole after insert on onlyonce.http_records
+create constraint trigger sealed after insert or update of state on onlyonce.http_records
   deferrable initially deferred
   for each row when (new.state = 'completed') execute function onlyonce.require_seal();
-create constraint trigger sealed after update on onlyonce.http_records
-  deferrable initially deferred
-  for each row when (old.state = 'running' and new.state = 'completed') execute function onlyonce.require_seal();
 
 -- First statement of a handler's transaction: its bounds, an id, and leave to seal it.
 create function onlyonce.http_open(lock_timeout text, statement_timeout text, idle_timeout text) returns void
