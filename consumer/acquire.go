@@ -78,7 +78,7 @@ func (w *worker) report(ctx context.Context, halt *HaltError) {
 	w.state.halted.Store(halt)
 	cfg := &w.c.cfg
 	cfg.Logger.Error("onlyonce: partition halted", "scope", cfg.Scope, "topic", halt.Topic, "partition", halt.Partition,
-		"position", halt.Position, "reason", string(halt.Reason), "detail", halt.Detail, "retained_until", halt.RetainedUntil, "resolve", halt.Command())
+		"position", halt.Position, "shard", halt.Shard, "reason", string(halt.Reason), "detail", halt.Detail, "retained_until", halt.RetainedUntil, "resolve", halt.Command())
 	if cfg.Hooks.Halted != nil {
 		cfg.Hooks.Halted(halt)
 	}
@@ -93,7 +93,15 @@ func (w *worker) acquire(ctx context.Context) error {
 		return fmt.Errorf("identity of the topic: %w", err)
 	}
 	w.id = id
-	w.c.parts.name(w.state, id)
+	if w.c.shard == "" { // the first time: a partition stays in its shard until it is given up
+		shard, err := w.c.on(id.Topic, id.Partition)
+		if err != nil {
+			w.c.parts.name(w.state, id, "")
+			return w.halt(HaltNoShard, "%v", err)
+		}
+		w.c = shard
+	}
+	w.c.parts.name(w.state, id, w.c.shard)
 	first, err := w.c.firstPartitions(ctx, id)
 	if err != nil {
 		return err
@@ -104,6 +112,13 @@ func (w *worker) acquire(ctx context.Context) error {
 			return err
 		}
 		if cur == nil {
+			elsewhere, err := w.onlyHere(ctx, nil)
+			if err != nil {
+				return err
+			}
+			if elsewhere > 0 {
+				first = min(first, elsewhere)
+			}
 			if err := w.decideStart(ctx, first); err != nil {
 				return err
 			}
@@ -120,6 +135,9 @@ func (w *worker) acquire(ctx context.Context) error {
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
 		w.stand(cur.next, cur.anchor)
 		if err := w.admit(cur); err != nil {
+			return err
+		}
+		if _, err := w.onlyHere(ctx, cur); err != nil {
 			return err
 		}
 		if mine {
@@ -200,7 +218,7 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 		return fmt.Errorf("committed offset of %s/%d: %w", id.Topic, id.Partition, err)
 	}
 	if strings.HasPrefix(metadata, metadataMark) {
-		return &HaltError{Scope: c.cfg.Scope, Group: c.source.Group(), Topic: id.Topic, Partition: id.Partition, Position: offset, Reason: HaltHistoryLost,
+		return &HaltError{Scope: c.cfg.Scope, Group: c.source.Group(), Topic: id.Topic, Partition: id.Partition, Position: offset, Reason: HaltHistoryLost, Shard: c.shard,
 			Detail: fmt.Sprintf("group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, an older copy, or was the scope renamed?",
 				c.source.Group(), offset, metadata)}
 	}
@@ -324,7 +342,7 @@ func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError 
 		args = append(args, *w.cur.replayUntil, w.cur.replayResume)
 	}
 	return &HaltError{Scope: w.c.cfg.Scope, Group: w.c.source.Group(), Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos,
-		Reason: reason, Detail: fmt.Sprintf(detail, args...)}
+		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: w.c.shard}
 }
 
 // metadata goes with every offset committed to Kafka.

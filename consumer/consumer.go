@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/preflight"
@@ -32,41 +29,42 @@ type BatchHandler func(ctx context.Context, tx Tx, msgs []*Message) error
 // or returns an error instead; anything else fails the messages. Its writes through tx commit with the handler's.
 type Middleware func(ctx context.Context, tx Tx, msgs []*Message, next func(context.Context) error) error
 
-// Consumer applies the messages of a Source, each once. Make one with [New] or [NewBatch]; it is for one Run.
+// Consumer applies the messages of a Source, each once. Make one with [New] or [NewBatch], or with [NewSharded] where effects live in
+// several databases; it is for one Run.
 type Consumer struct {
-	pool    *pgxpool.Pool
+	pool    *pgxpool.Pool // nil where there are shards, each of which has one
 	source  Source
 	handler Handler      // or
 	batch   BatchHandler // the other one is nil
 	cfg     Config
 	events  bool // the source is an EventSource
 
-	parts  partitions
-	budget budget
-	stuck  atomic.Int64 // handlers that were left behind and still run
-	grown  sync.Map     // topic: number of partitions that Hooks.Repartitioned was told
+	shard  string                                     // name of this database, "" where there is one
+	shards []*Consumer                                // by name, nil where there is one database
+	of     func(topic string, partition int32) string // which of them
+	*shared
 }
 
 // New checks everything it can without a server, and returns every fault at once, each naming its field. The
 // pool needs a connection for each partition that this process is to work on at the same time, and one more for each
 // whose parked messages are tried again meanwhile.
 func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consumer, error) {
-	return build(&Consumer{pool: pool, source: source, handler: handler, cfg: cfg}, handler == nil)
+	return build(&Consumer{pool: pool, source: source, handler: handler, cfg: cfg}, nil, handler == nil)
 }
 
 // NewBatch is New for a handler of batches.
 func NewBatch(pool *pgxpool.Pool, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
-	return build(&Consumer{pool: pool, source: source, batch: handler, cfg: cfg}, handler == nil)
+	return build(&Consumer{pool: pool, source: source, batch: handler, cfg: cfg}, nil, handler == nil)
 }
 
-func build(c *Consumer, noHandler bool) (*Consumer, error) {
-	pool, source := c.pool, c.source
+func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
+	source := c.source
 	_, c.events = source.(EventSource)
 	faults := []error{c.cfg.faults(c.events)}
-	if pool == nil {
-		faults = append(faults, fmt.Errorf("%w: pool: must not be nil", ErrConfig))
-	} else if pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
-		faults = append(faults, fmt.Errorf("%w: pool: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL; use exec behind PgBouncer", ErrConfig))
+	if shards == nil {
+		faults = append(faults, poolFault(c.pool, "pool"))
+	} else {
+		faults = append(faults, shards.faults(c.events))
 	}
 	if source == nil {
 		faults = append(faults, fmt.Errorf("%w: source: must not be nil", ErrConfig))
@@ -80,7 +78,11 @@ func build(c *Consumer, noHandler bool) (*Consumer, error) {
 		return nil, err
 	}
 	c.cfg = c.cfg.withDefaults()
+	c.shared = &shared{}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
+	if shards != nil {
+		c.split(shards)
+	}
 	return c, nil
 }
 
@@ -108,22 +110,28 @@ func (c *Consumer) Run(ctx context.Context) error {
 }
 
 // ready checks the database before the group is joined, so that a process that cannot work does not take partitions
-// away from those that can.
+// away from those that can. With shards it looks at each of them: it may be given a partition of any.
 func (c *Consumer) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	warnings, err := preflight.Check(ctx, c.pool, preflight.App)
-	for _, w := range warnings {
-		c.cfg.Logger.Warn("onlyonce: " + w)
+	var faults []error
+	for _, d := range c.databases() {
+		warnings, err := preflight.Check(ctx, d.pool, preflight.App)
+		for _, w := range warnings {
+			c.cfg.Logger.Warn("onlyonce: "+w, "shard", d.shard)
+		}
+		if err != nil {
+			faults = append(faults, fmt.Errorf("consumer: %s: %w", d.server(), err))
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("consumer: %s: %w", c.server(), err)
-	}
-	return nil
+	return errors.Join(faults...)
 }
 
 // server names the database without its password.
 func (c *Consumer) server() string {
-	cc := c.pool.Config().ConnConfig
-	return fmt.Sprintf("postgres at %s:%d, database %q", cc.Host, cc.Port, cc.Database)
+	cc, shard := c.pool.Config().ConnConfig, ""
+	if c.shard != "" {
+		shard = fmt.Sprintf("shard %q, ", c.shard)
+	}
+	return fmt.Sprintf("%spostgres at %s:%d, database %q", shard, cc.Host, cc.Port, cc.Database)
 }

@@ -88,6 +88,17 @@
 // promote makes the first unsettled row of a key due. Whichever of the two commits later calls it later, and sees both. A process
 // that dies in between leaves it to the next owner, which promotes every key when it begins.
 //
+// # Several databases
+//
+// With [Shards] each partition lives in one of several databases, and is whole there; a [NewSharded] consumer is otherwise the one described
+// here. What is new is that two processes may have different ideas of where a partition lives:
+//
+//	process 1 takes partition 3 for A's, process 2 for B's; Kafka has forgotten the offset
+//	both decide a start; both are believed by the group, for a moment; both apply the log from its beginning
+//
+// So before a partition is first worked on, its owner asks the other databases for a cursor of it, after its own is written, and halts if
+// there is one. docs/scaling.md has the limits, and how a partition moves.
+//
 // # Shutdown
 //
 // When ctx ends, Run takes no more messages, lets the batch in hand finish (at most Config.DrainTimeout, and HangTimeout for a

@@ -138,6 +138,8 @@ const (
 	HaltTruncated      HaltReason = "truncated"       // the log ends before the position, or holds another record there
 	HaltGap            HaltReason = "gap"             // retention deleted records that were not handled
 	HaltRetired        HaltReason = "retired"         // an operator retired the cursor
+	HaltOtherShard     HaltReason = "other-shard"     // the partition's cursor is in another shard, or was retired there and is nowhere
+	HaltNoShard        HaltReason = "no-shard"        // Shards.Of names no database for the partition
 	HaltBlocked        HaltReason = "blocked"         // a message cannot be applied, and BlockPartition says that none is passed over
 )
 
@@ -151,8 +153,13 @@ type HaltError struct {
 	Position  int64
 	Reason    HaltReason
 	Detail    string
+	// Shard is the database that has the partition by Shards.Of, and Other the one that has its cursor, in a halt "other-shard". Empty: there
+	// is one database.
+	Shard, Other string
 	// RetainedUntil is when retention by time may begin to delete the record at Position. Zero: not known, or no such time.
 	RetainedUntil time.Time
+
+	otherRetired bool // Other's cursor is retired
 }
 
 func (e *HaltError) Error() string {
@@ -160,17 +167,40 @@ func (e *HaltError) Error() string {
 	if !e.RetainedUntil.IsZero() {
 		kept = fmt.Sprintf("; retention may delete it from %s on", e.RetainedUntil.UTC().Format(time.RFC3339))
 	}
-	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; to resolve it: %s",
-		e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.Command())
+	resolve := "to resolve it: " + e.Command()
+	switch e.Reason {
+	case HaltNoShard:
+		resolve = "correct Shards and deploy"
+	case HaltOtherShard:
+		if !e.otherRetired {
+			resolve = "if Shards are wrong correct them and deploy; to move the partition (docs/scaling.md): " + e.Command()
+		}
+	}
+	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, resolve)
 }
 
-// Command is the command that resolves the halt, for a POSIX shell. The operator fills in OFFSET, where the halt leaves a
-// choice, and WHY.
+// Command is the command that resolves the halt, for a POSIX shell; "" where none does (no-shard). The operator fills in OFFSET, where
+// the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME.
 func (e *HaltError) Command() string {
-	args := []string{"onlyonce", "cursor", "adopt", "-scope", quote(e.Scope), "-topic", quote(e.Topic), "-partition", strconv.Itoa(int(e.Partition))}
-	if e.Reason == HaltForeignGroup {
+	if e.Reason == HaltNoShard {
+		return ""
+	}
+	verb, shard := "adopt", e.Shard
+	if e.Reason == HaltOtherShard && !e.otherRetired {
+		verb, shard = "retire", e.Other
+	}
+	args := []string{"onlyonce", "cursor", verb}
+	if shard != "" {
+		args = append(args, "-postgres", quote("URL-OF-"+shard))
+	}
+	args = append(args, "-scope", quote(e.Scope), "-topic", quote(e.Topic), "-partition", strconv.Itoa(int(e.Partition)))
+	switch {
+	case verb == "retire":
+	case e.Reason == HaltForeignGroup:
 		args = append(args, "-group", quote(e.Group)) // by name: otherwise the old group, if it lives, may be faster
-	} else {
+	case e.Reason == HaltOtherShard:
+		args = append(args, "-from", quote("URL-OF-"+e.Other))
+	default:
 		args = append(args, "-at", "OFFSET")
 	}
 	return strings.Join(append(args, "-reason", "WHY"), " ")

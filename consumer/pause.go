@@ -19,26 +19,41 @@ const (
 
 // Pause stops the work on one partition, in whichever process it is, until somebody resumes it; it outlasts restarts. The
 // owner notices within a second or two, finishes its batch, and keeps the partition. An empty topic means everything in this
-// consumer's scope; partition is then ignored. `onlyonce cursor pause` does the same.
+// consumer's scope, in each of its shards; partition is then ignored. `onlyonce cursor pause` does the same.
 func (c *Consumer) Pause(ctx context.Context, topic string, partition int32, reason string) error {
 	if reason == "" {
 		return fmt.Errorf("%w: Pause: reason must not be empty: whoever finds the consumer standing still will want to know", ErrConfig)
 	}
-	if topic == "" {
-		partition = -1
-	}
-	if _, err := c.pool.Exec(ctx, pauseSQL, c.cfg.Scope, topic, partition, reason); err != nil {
+	if err := c.each(ctx, topic, partition, pauseSQL, reason); err != nil {
 		return fmt.Errorf("consumer: pausing: %w", err)
 	}
 	return nil
 }
 
-// Resume ends a pause with the same topic and partition. A pause of the whole scope holds until it is ended itself.
-func (c *Consumer) Resume(ctx context.Context, topic string, partition int32) error {
+// each runs a statement in the shard that has a partition, or in every one where topic is empty.
+func (c *Consumer) each(ctx context.Context, topic string, partition int32, sql string, args ...any) error {
+	databases := c.databases()
 	if topic == "" {
 		partition = -1
+	} else {
+		one, err := c.on(topic, partition)
+		if err != nil {
+			return err
+		}
+		databases = []*Consumer{one}
 	}
-	if _, err := c.pool.Exec(ctx, resumeSQL, c.cfg.Scope, topic, partition); err != nil {
+	var faults []error
+	for _, d := range databases {
+		if _, err := d.pool.Exec(ctx, sql, append([]any{c.cfg.Scope, topic, partition}, args...)...); err != nil {
+			faults = append(faults, fmt.Errorf("%s: %w", d.server(), err))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// Resume ends a pause with the same topic and partition. A pause of the whole scope holds until it is ended itself.
+func (c *Consumer) Resume(ctx context.Context, topic string, partition int32) error {
+	if err := c.each(ctx, topic, partition, resumeSQL); err != nil {
 		return fmt.Errorf("consumer: resuming: %w", err)
 	}
 	return nil

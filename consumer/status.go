@@ -20,8 +20,9 @@ select topic, partition, count(*) filter (where state = 'waiting'), count(*) fil
 type PartitionStatus struct {
 	Topic     string
 	Partition int32
-	Epoch     int64 // of this process's ownership; 0 while there is none
-	Position  int64 // next offset to be handled
+	Shard     string // by Shards.Of; empty where there is one database
+	Epoch     int64  // of this process's ownership; 0 while there is none
+	Position  int64  // next offset to be handled
 	// HighWatermark is the offset behind the last record of the log as of the last fetch, Lag how far Position is behind it.
 	HighWatermark, Lag int64
 	InFlight           int  // messages in the transaction in hand
@@ -36,6 +37,7 @@ type PartitionStatus struct {
 type partitionState struct {
 	topic     string
 	partition int32
+	shard     string
 
 	epoch, position, highWatermark, inFlight, retrying atomic.Int64
 	paused                                             atomic.Bool
@@ -82,38 +84,45 @@ func (p *partitions) remove(s *partitionState) {
 	delete(p.all, s)
 }
 
-// name says which partition it is, as soon as that is known.
-func (p *partitions) name(s *partitionState, id Identity) {
+// name says which partition it is, and of which shard, as soon as that is known.
+func (p *partitions) name(s *partitionState, id Identity, shard string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.topic, s.partition = id.Topic, id.Partition
+	s.topic, s.partition, s.shard = id.Topic, id.Partition, shard
+}
+
+// place is a partition in a database.
+type place struct {
+	shard, topic string
+	partition    int32
+}
+
+// countParked adds to counts what is parked in this database, by state.
+func (c *Consumer) countParked(ctx context.Context, counts map[place][3]int) error {
+	rows, err := c.pool.Query(ctx, parkedCountSQL, c.cfg.Scope)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		at, n := place{shard: c.shard}, [3]int{}
+		if err := rows.Scan(&at.topic, &at.partition, &n[0], &n[1], &n[2]); err != nil {
+			return err
+		}
+		counts[at] = n
+	}
+	return rows.Err()
 }
 
 // Status tells how the partitions stand that this process owns, by topic and partition. It asks the database for what is
-// parked, and nobody else: positions and lag are as of the last batch and the last fetch. It may be called at any time.
+// parked, and nobody else: positions and lag are as of the last batch and the last fetch. It may be called at any time. With [Shards]
+// it asks each, and fails if one does not answer.
 func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
-	type place struct {
-		topic     string
-		partition int32
-	}
 	counts := map[place][3]int{}
-	rows, err := c.pool.Query(ctx, parkedCountSQL, c.cfg.Scope)
-	if err == nil {
-		for rows.Next() {
-			var at place
-			var n [3]int
-			if err = rows.Scan(&at.topic, &at.partition, &n[0], &n[1], &n[2]); err != nil {
-				break
-			}
-			counts[at] = n
+	for _, d := range c.databases() {
+		if err := d.countParked(ctx, counts); err != nil {
+			return nil, fmt.Errorf("consumer: %s: counting parked messages: %w", d.server(), err)
 		}
-		rows.Close()
-		if err == nil {
-			err = rows.Err()
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("consumer: counting parked messages: %w", err)
 	}
 	c.parts.mu.Lock()
 	defer c.parts.mu.Unlock()
@@ -122,8 +131,8 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 		if s.topic == "" {
 			continue
 		}
-		n := counts[place{s.topic, s.partition}]
-		p := PartitionStatus{Topic: s.topic, Partition: s.partition, Epoch: s.epoch.Load(), Position: s.position.Load(),
+		n := counts[place{s.shard, s.topic, s.partition}]
+		p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 			HighWatermark: s.highWatermark.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.retrying.Load() > 0,
 			Paused: s.paused.Load(), Halted: s.halted.Load(), Waiting: n[0], ToRetry: n[1], Blocked: n[2]}
 		p.Lag = max(p.HighWatermark-p.Position, 0)

@@ -54,6 +54,9 @@ type adoption struct {
 	consent
 	group *string
 	at    *int64
+	from  *string
+
+	origin *origin // with -from
 }
 
 // adopted is what came of it, and the detail of its audit row.
@@ -65,13 +68,14 @@ type adopted struct {
 	After     *cursorRow `json:"after"`
 	Skipped   *int64     `json:"skipped"`  // null: not known
 	Repeated  *int64     `json:"repeated"` // null: not known
+	From      *brought   `json:"from,omitempty"`
 }
 
 func cursorAdoptCommand() command {
 	return command{
 		name:    "cursor adopt",
-		args:    "[-postgres URL] -scope S -topic T -partition N [-group G] [-at OFFSET] -reason WHY [-yes]",
-		summary: "resolve a halt: hand a cursor to another group, or set its position",
+		args:    "[-postgres URL] -scope S -topic T -partition N [-group G] [-at OFFSET | -from URL] -reason WHY [-yes]",
+		summary: "resolve a halt: hand a cursor to another group, set its position, or take it over from another database",
 		help: `
 Resolves a halt, in one transaction: whoever owns the cursor is fenced out, the cursor is changed, and an audit row
 says who did it and why. It shows what was and what will be, and asks first, unless -yes is given. A consumer that is
@@ -86,16 +90,24 @@ between the old position and a higher OFFSET are never handled. With a lower one
 with a key that is still kept are found to be duplicates, others are applied twice: "onlyonce replay" is the command that
 handles messages again. Where there is no cursor -at makes one. It brings a retired cursor back, and it ends a replay.
 
+With -from a partition moves here from another database (a shard; docs/scaling.md has the whole procedure). Its cursor
+there must be retired, with nothing parked that is not settled. Position, group, cluster and topic are taken from it, and
+every key that is kept there is claimed here too, so that copies of what was applied there are found; all in one
+transaction. It can take as long as the keys need (some 10,000 a second). The login needs the rights of a consumer here
+besides those of an operator.
+
 If the last owner's group still runs, it may be the next one to come: stop it first, or give -group.
 
 Example:
-  onlyonce cursor adopt -scope stock -topic orders -partition 0 -at 1200 -reason "retention took 1100 to 1199, INC-7"`,
+  onlyonce cursor adopt -scope stock -topic orders -partition 0 -at 1200 -reason "retention took 1100 to 1199, INC-7"
+  onlyonce cursor adopt -postgres "$SHARD_B" -from "$SHARD_A" -scope stock -topic orders -partition 3 -reason "OPS-40"`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
 			var ask adoption
 			ask.cursorFilter.flags(fs)
 			textVar(fs, &ask.group, "group", "the Kafka group `G` that is to own the cursor (default: the next one to come)")
 			numberVar(fs, &ask.at, "at", "the `OFFSET` that is to be handled next (default: the position stays)", 0, math.MaxInt64-1)
+			textVar(fs, &ask.from, "from", "the database that the partition moves here from, as a `URL`; its cursor there is retired")
 			ask.consent.flags(fs)
 			return func(ctx context.Context, a *app) error { return a.adopt(ctx, *address, &ask) }
 		},
@@ -107,6 +119,20 @@ func (a *app) adopt(ctx context.Context, address string, ask *adoption) error {
 		return err
 	}
 	k := changeKind{action: "cursor adopt", subject: "the cursor", waiting: "waiting for the owner's batch to end", look: "onlyonce cursor show"}
+	if ask.from != nil {
+		if ask.at != nil {
+			return usagef("-from and -at: the position is the other database's: give one of the two")
+		}
+		k.waiting, k.within = "bringing over the keys that are kept there", bringTimeout
+		return a.withSchema(ctx, *ask.from, func(db *database) error {
+			ask.origin = &origin{db: db, name: db.name}
+			return a.adoptAs(ctx, address, k, ask)
+		})
+	}
+	return a.adoptAs(ctx, address, k, ask)
+}
+
+func (a *app) adoptAs(ctx context.Context, address string, k changeKind, ask *adoption) error {
 	return change(ctx, a, address, k, ask.consent, ask, func(_ context.Context, _ *database, done *adopted, audit int64) error {
 		_, _ = fmt.Fprintf(a.out, "Done: the next offset is %d; audit row %d. A halted consumer looks again within seconds.\n",
 			done.After.Position, audit)
@@ -118,6 +144,9 @@ func (q *adoption) lock(ctx context.Context, tx pgx.Tx) error { return q.lockLea
 
 func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*adopted, error) {
 	before, err := q.readOne(ctx, tx)
+	if err == nil && q.origin != nil {
+		err = q.readOrigin(ctx, before)
+	}
 	switch {
 	case err != nil:
 		return nil, err
@@ -131,6 +160,9 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*adopted, error) {
 
 // differs: the owner may go on working while the question stands; that matters where the position is to be set, and otherwise not.
 func (q *adoption) differs(shown, now *adopted) bool {
+	if q.origin != nil && shown.After.Position != now.After.Position {
+		return true
+	}
 	if shown.Before == nil || now.Before == nil {
 		return shown.Before != now.Before
 	}
@@ -147,11 +179,38 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, now *adopted) (*adopted, e
 	if err != nil {
 		return nil, err
 	}
+	var came *brought
+	if q.origin != nil {
+		made, err := q.readBack(ctx, tx)
+		if err != nil {
+			return nil, err
+		}
+		if came, err = q.origin.bring(ctx, tx, &q.cursorFilter, made.ID, q.group); err != nil {
+			return nil, err
+		}
+	}
 	after, err := q.readBack(ctx, tx)
 	if err != nil {
 		return nil, err
 	}
-	return q.outcome(now.Before, after), nil
+	d := q.outcome(now.Before, after)
+	if came != nil {
+		d.From = came
+	}
+	return d, nil
+}
+
+// readOrigin takes the position from the cursor in the other database. What stands here must be out of use: a cursor that goes on here
+// would be set back to where that one ended.
+func (q *adoption) readOrigin(ctx context.Context, here *cursorRow) error {
+	if here != nil && here.RetiredAt == nil {
+		return &refusal{fmt.Sprintf("the cursor is in use here, at offset %d, and nothing was done: -from takes a partition over where it has no cursor, or a retired one", here.Position)}
+	}
+	err := q.origin.snapshot(ctx, func(tx pgx.Tx) error { return q.origin.read(ctx, tx, &q.cursorFilter) })
+	if err == nil {
+		q.at = &q.origin.cursor.Position
+	}
+	return err
 }
 
 func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *cursorRow) error {
@@ -174,8 +233,10 @@ func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 // planned is what the cursor will be, to show before it is done.
 func (q *adoption) planned(before *cursorRow) *cursorRow {
 	if before == nil {
-		return &cursorRow{Scope: *q.scope, Topic: *q.topic, Partition: int32(*q.partition), Position: *q.at, Group: q.group,
+		after := &cursorRow{Scope: *q.scope, Topic: *q.topic, Partition: int32(*q.partition), Position: *q.at, Group: q.group,
 			StartOffset: *q.at, StartPolicy: "adopted", Clean: true}
+		q.stamped(after)
+		return after
 	}
 	after := *before
 	after.Epoch++
@@ -186,12 +247,30 @@ func (q *adoption) planned(before *cursorRow) *cursorRow {
 		after.Attempts, after.AttemptOffset = 0, nil
 		after.RetiredAt, after.ReplayUntil, after.ReplayResume, after.ReplayResend = nil, nil, nil, false
 	}
+	q.stamped(&after)
 	return &after
+}
+
+// stamped is what comes with a position from another database.
+func (q *adoption) stamped(after *cursorRow) {
+	if q.origin == nil {
+		return
+	}
+	there := q.origin.cursor
+	if q.group == nil {
+		after.Group = there.Group
+	}
+	after.ClusterID, after.TopicID = there.ClusterID, there.TopicID
+	after.Replay = max(after.Replay, q.origin.replays)
 }
 
 // outcome puts before and after together. During a replay what counts as handled ends where the replay interrupted the work.
 func (q *adoption) outcome(before, after *cursorRow) *adopted {
 	d := &adopted{Scope: *q.scope, Topic: *q.topic, Partition: *q.partition, Before: before, After: after}
+	if q.origin != nil {
+		d.From = &brought{Database: q.origin.name, Cursor: q.origin.cursor}
+		return d // what lies between is handled there
+	}
 	if before != nil {
 		was := before.Position
 		if before.ReplayResume != nil && q.at != nil {

@@ -45,6 +45,9 @@ func (a *app) writeCursorChange(was, is *cursorRow) {
 // remarks says what the change means for messages and owners.
 func (d *adopted) remarks() []string {
 	b, c := d.Before, d.After
+	if d.From != nil {
+		return d.moved()
+	}
 	if b == nil {
 		return []string{fmt.Sprintf("There was no cursor: work starts at offset %d. How many messages that skips or handles again is not known here.", c.Position)}
 	}
@@ -70,6 +73,23 @@ func (d *adopted) remarks() []string {
 	}
 	if c.Group == nil && b.Group != nil && !b.Clean {
 		s = append(s, fmt.Sprintf("Group %s has not let go in order: it died, is halted, or still works. If it runs it may be the next owner again; -group keeps it out.", cell(*b.Group)))
+	}
+	return s
+}
+
+// moved says what it means to take a partition over.
+func (d *adopted) moved() []string {
+	s := []string{fmt.Sprintf("The position is that of %s, where the cursor was retired at %s: what is below was handled there, and nothing is handled again.",
+		d.From.Database, instant(*d.From.Cursor.RetiredAt))}
+	if d.Before != nil {
+		s = append(s, "The cursor was retired here, and is brought back.")
+	}
+	if d.From.Keys == nil {
+		return append(s, "The keys that are kept there are claimed here too.")
+	}
+	s = append(s, fmt.Sprintf("Keys that came with it: %d.", *d.From.Keys))
+	if *d.From.Conflicts > 0 {
+		s = append(s, fmt.Sprintf("%d keys stand here for another payload, and stay so.", *d.From.Conflicts))
 	}
 	return s
 }

@@ -37,14 +37,15 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/rediscache", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/rediscache", "./sqltx", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range public {
 		forbid(t, pkg, "testing", module+"internal/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
 			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr",
-			"github.com/standard-webhooks", "github.com/svix", "github.com/stripe", "github.com/dunglas", "github.com/getkin", "github.com/go-chi", "github.com/anishathalye")
+			"github.com/standard-webhooks", "github.com/svix", "github.com/stripe", "github.com/dunglas", "github.com/getkin", "github.com/go-chi", "github.com/anishathalye",
+			"gorm.io", "github.com/lib/pq")
 	}
 }
 
@@ -96,6 +97,9 @@ func TestImportsPointOneWay(t *testing.T) {
 		// A sink for Kafka and a source from it share a library, and nothing of ours.
 		"./outbox/kafkasink": {module + "consumer"},
 		"./idempotency":      {module + "idempotency/rediscache"},
+		// Who does not use database/sql links no adapter for it.
+		"./cmd/onlyonce": {module + "sqltx"},
+		"./sqltx":        {module + "consumer"},
 	} {
 		forbid(t, pkg, not...)
 	}

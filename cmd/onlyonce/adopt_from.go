@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+)
+
+// bringTimeout bounds an adoption from another database: it claims every key that is kept there.
+const bringTimeout = 4 * time.Hour
+
+// bringBatch is how many keys are claimed by one statement.
+const bringBatch = 10_000
+
+// lastReplaySQL reads the number of the scope's last replay. In: scope. One row.
+const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors where scope = $1`
+
+// stampSQL carries over what the position means: whose it is, in which topic of which cluster, and the numbers of replays that are part
+// of the keys which come with it. In: id, group, cluster, topic id (each null: not known), replay number. By the primary key, under the lock on the lease.
+const stampSQL = `
+update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, replay_no = greatest(replay_no, $5) where id = $1`
+
+// keptSQL reads every key that is kept. It names no scope, because hashes are all there is: keys of others come along, and are
+// as true in one database as in the other.
+const keptSQL = `select key, fingerprint from onlyonce.inbox`
+
+// claimantSQL makes the transaction pass for a consumer's, whose claims find the keys of messages: where those and others are kept
+// apart, the keys belong to the first. In: none.
+const claimantSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
+
+// bringSQL claims keys. In: uuid[], bigint[] of the same length. One row: how many are new here, and how many stand here for another payload.
+// Waits for transactions that hold uncommitted copies; keys that are there stay as they are.
+const bringSQL = `
+select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim($1, $2)) o`
+
+// origin is the database that a partition comes from.
+type origin struct {
+	db   *database
+	name string
+
+	cursor  *cursorRow // as it was read last
+	replays int32
+}
+
+// brought is what came with the position, a part of the audit row's detail.
+type brought struct {
+	Database  string     `json:"database"`
+	Cursor    *cursorRow `json:"cursor"`
+	Keys      *int64     `json:"keys"`      // new here; null: not brought yet
+	Conflicts *int64     `json:"conflicts"` // stand here for another payload, and stay so
+}
+
+// read reads the cursor there, and refuses one that may still be worked on, or leaves something behind.
+func (o *origin) read(ctx context.Context, tx pgx.Tx, f *cursorFilter) error {
+	there, err := f.readOne(ctx, tx)
+	switch {
+	case err != nil:
+		return err
+	case there == nil:
+		return usagef("-from: there is no cursor (%s) in %s", *f, o.name)
+	case there.RetiredAt == nil:
+		return &refusal{fmt.Sprintf("the cursor in %s is in use, at offset %d, and nothing was done: retire it first (onlyonce cursor retire -postgres ...), so that nobody works on both",
+			o.name, there.Position)}
+	case there.ReplayUntil != nil:
+		return &refusal{fmt.Sprintf("a replay is under way in %s, and nothing was done: bring that cursor back (cursor adopt -at %d), let the replay end, and retire it again", o.name, there.Position)}
+	}
+	var left, waiting int64
+	if err := tx.QueryRow(ctx, leftSQL, f.scope, f.topic, f.partition, (*int64)(nil), (*int64)(nil)).Scan(&left, &waiting); err != nil {
+		return err
+	}
+	if left > 0 {
+		return &refusal{fmt.Sprintf("%d messages of it are parked in %s and not settled, and nothing was done: nobody would try them again, and later ones would overtake them. "+
+			"Discard them there, or bring that cursor back (cursor adopt -at %d), settle them, and retire it again", left, o.name, there.Position)}
+	}
+	o.cursor = there
+	return tx.QueryRow(ctx, lastReplaySQL, f.scope).Scan(&o.replays)
+}
+
+// snapshot runs f on one snapshot of the other database: one in which the cursor is retired has every key that its owners committed, because
+// the retirement waited for their last batch.
+func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
+	return o.db.explain(pgx.BeginTxFunc(ctx, o.db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, f))
+}
+
+// bring claims the other database's keys in tx, and stamps the cursor.
+func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *cursorFilter, id int64, group *string) (*brought, error) {
+	b := &brought{Database: o.name, Keys: new(int64), Conflicts: new(int64)}
+	err := o.snapshot(ctx, func(there pgx.Tx) error {
+		position := o.cursor.Position
+		if err := o.read(ctx, there, f); err != nil {
+			return err
+		}
+		if o.cursor.Position != position {
+			return &refusal{"the cursor in " + o.name + " changed meanwhile, and nothing was done: run the command again to see how it stands"}
+		}
+		b.Cursor = o.cursor
+		if _, err := tx.Exec(ctx, claimantSQL); err != nil {
+			return err
+		}
+		rows, err := there.Query(ctx, keptSQL)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		keys, fingerprints := make([][16]byte, 0, bringBatch), make([]int64, 0, bringBatch)
+		claim := func() error {
+			var fresh, conflicts int64
+			err := tx.QueryRow(ctx, bringSQL, codec.UUIDs(keys), codec.Bigints(fingerprints)).Scan(&fresh, &conflicts)
+			*b.Keys, *b.Conflicts = *b.Keys+fresh, *b.Conflicts+conflicts
+			keys, fingerprints = keys[:0], fingerprints[:0]
+			return err
+		}
+		for rows.Next() {
+			var key pgtype.UUID
+			var fingerprint int64
+			if err := rows.Scan(&key, &fingerprint); err != nil {
+				return err
+			}
+			keys, fingerprints = append(keys, key.Bytes), append(fingerprints, fingerprint)
+			if len(keys) == bringBatch {
+				if err := claim(); err != nil {
+					return err
+				}
+			}
+		}
+		if err := rows.Err(); err != nil {
+			return err
+		}
+		return claim()
+	})
+	if err != nil {
+		return nil, err
+	}
+	c := o.cursor
+	if group == nil {
+		group = c.Group
+	}
+	_, err = tx.Exec(ctx, stampSQL, id, group, c.ClusterID, topicID(c.TopicID), o.replays)
+	return b, err
+}
+
+// topicID is the id in the form that goes back into its column.
+func topicID(text *string) (id pgtype.UUID) {
+	if text != nil {
+		_ = id.Scan(*text) // it comes from a column of that type
+	}
+	return id
+}

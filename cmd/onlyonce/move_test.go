@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+)
+
+// twoShards are the databases a and b, and a topic of two partitions.
+type twoShards struct {
+	a, b *fixture
+	log  *consumertest.Log
+	t    *testing.T
+}
+
+func newTwoShards(t *testing.T) *twoShards {
+	t.Helper()
+	s := &twoShards{newFixture(t), newFixture(t), consumertest.NewLog("orders", 2), t}
+	for _, f := range []*fixture{s.a, s.b} {
+		f.exec(`create table effects (value text, off bigint, n bigint generated always as identity)`)
+	}
+	return s
+}
+
+// start runs a consumer, as a member that has just joined, with partition 1 in the named shard, and 0 in a.
+func (s *twoShards) start(one string, h consumer.Handler, change func(*consumer.Config)) (halts <-chan *consumer.HaltError, stop func()) {
+	s.t.Helper()
+	halted := make(chan *consumer.HaltError, 1000)
+	cfg := consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond,
+		RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond, DrainTimeout: 50 * time.Millisecond, LockTimeout: 2 * time.Second,
+		Hooks: consumer.Hooks{Halted: func(e *consumer.HaltError) { halted <- e }}}
+	if change != nil {
+		change(&cfg)
+	}
+	c, err := consumer.NewSharded(consumer.Shards{
+		Pools: map[string]*pgxpool.Pool{"a": s.a.pool, "b": s.b.pool},
+		Of:    func(_ string, partition int32) string { return []string{"a", one}[partition] },
+	}, &consumertest.Source{Log: s.log, GroupID: "g1"}, h, cfg)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			s.t.Errorf("Run: %v", err)
+		}
+	})
+	s.t.Cleanup(stop)
+	return halted, stop
+}
+
+func moveArgs(verb string, more ...string) []string {
+	return append([]string{"cursor", verb, "-scope", "stock", "-topic", "orders", "-partition", "1", "-reason", "OPS-40", "-yes"}, more...)
+}
+
+func (s *twoShards) append(partition int32, value string) (offset int64) {
+	return s.log.AppendMessage(partition, &consumer.Message{Value: []byte(value), Headers: []consumer.Header{id(value)}})
+}
+
+// F12, F13: a partition moves from a to b while messages and copies keep coming, in the order that docs/scaling.md has: a process of the old
+// Shards that is stopped in mid-batch commits nothing when it goes on, new processes wait until the partition is theirs, and copies of what
+// was applied in a are found in b. Each message has one effect, in one of the two.
+func TestF13MoveBetweenShards(t *testing.T) {
+	t.Parallel()
+	for _, positions := range []bool{false, true} {
+		t.Run(fmt.Sprintf("positions only %t", positions), func(t *testing.T) {
+			t.Parallel()
+			s := newTwoShards(t)
+			config := func(c *consumer.Config) {
+				if positions {
+					c.Key, c.PositionsOnly = nil, true
+				}
+			}
+			// Traffic, with copies of any earlier message of the partition unless positions are all there is.
+			var produced [2]int
+			var end [2]int64
+			var mu sync.Mutex
+			produce := func(n int) {
+				mu.Lock()
+				defer mu.Unlock()
+				for range n {
+					p := rand.IntN(2)
+					i := produced[p]
+					if !positions && i > 0 && rand.IntN(4) == 0 {
+						i = rand.IntN(i)
+					} else {
+						produced[p]++
+					}
+					end[p] = 1 + s.append(int32(p), fmt.Sprintf("p%d-%d", p, i))
+				}
+			}
+			running, quiet := context.WithCancel(t.Context())
+			var traffic sync.WaitGroup
+			traffic.Go(func() {
+				tick := time.NewTicker(2 * time.Millisecond)
+				defer tick.Stop()
+				for running.Err() == nil {
+					produce(3)
+					<-tick.C
+				}
+			})
+			defer func() { quiet(); traffic.Wait() }()
+
+			_, stopOld := s.start("a", effect, config)
+			s.a.until(`select coalesce(min(next_offset), 0) > 50 from onlyonce.positions`)
+			stopOld()
+
+			// The zombie: of the old Shards, with the whole batch queued and nothing sent.
+			entered, resume := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			_, stopZombie := s.start("a", func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+				if m.Partition == 1 {
+					once.Do(func() { close(entered); <-resume })
+				}
+				tx.Queue(`insert into effects (value, off) values ($1, $2)`, string(m.Value), m.Offset)
+				return nil
+			}, config)
+			select {
+			case <-entered:
+			case <-time.After(testPatience):
+				t.Fatal("the zombie got nothing")
+			}
+
+			// New processes, of the new Shards. Partition 0 goes on; 1 waits.
+			halts, stopNew := s.start("b", effect, config)
+			if h := next(t, halts); h.Reason != consumer.HaltOtherShard || h.Partition != 1 {
+				t.Errorf("halt: %v", h)
+			}
+			adopt := moveArgs("adopt", "-postgres", s.b.url, "-from", s.a.url)
+			s.a.run(adopt...).want(t, statusFailed, "is in use, at offset", "retire it first")
+			s.a.run(moveArgs("retire")...).want(t, statusGood, "Done: retired at offset")
+			at := one[int64](s.a, `select next_offset from onlyonce.positions where partition = 1`)
+			r := s.a.run(adopt...).want(t, statusGood, "nothing is handled again", fmt.Sprintf("Done: the next offset is %d", at))
+			t.Log("\n" + r.out)
+			s.a.run(adopt...).want(t, statusFailed, "the cursor is in use here")
+			s.b.until(fmt.Sprintf(`select coalesce(max(next_offset), 0) > %d from onlyonce.positions`, at+50))
+			close(resume)
+			stopZombie()
+
+			// A process of the old Shards that comes late.
+			stopNew()
+			halts, stopOld = s.start("a", effect, config)
+			if h := next(t, halts); h.Reason != consumer.HaltRetired || h.Partition != 1 {
+				t.Errorf("halt: %v", h)
+			}
+			stopOld()
+			_, stopNew = s.start("b", effect, config)
+			quiet()
+			traffic.Wait()
+			produce(50)
+			for f, p := range map[*fixture]int32{s.a: 0, s.b: 1} {
+				f.until(fmt.Sprintf(`select bool_and(next_offset = %d) from onlyonce.positions where retired_at is null and partition = %d`, end[p], p))
+			}
+			stopNew()
+
+			effects := map[string]int{}
+			for _, f := range []*fixture{s.a, s.b} {
+				var all []string
+				if err := json.Unmarshal(one[[]byte](f, `select coalesce(json_agg(value), '[]') from effects`), &all); err != nil {
+					t.Fatal(err)
+				}
+				for _, v := range all {
+					effects[v]++
+				}
+			}
+			missing, doubled := 0, 0
+			for p := range 2 {
+				for i := range produced[p] {
+					switch n := effects[fmt.Sprintf("p%d-%d", p, i)]; {
+					case n == 0:
+						missing++
+					case n > 1:
+						doubled++
+					}
+				}
+			}
+			if missing+doubled > 0 || len(effects) != produced[0]+produced[1] {
+				t.Errorf("of %v messages %d are missing, %d have more than one effect, and there are %d effects", produced, missing, doubled, len(effects))
+			}
+			if n := one[int](s.a, `select count(*) from onlyonce.parked`) + one[int](s.b, `select count(*) from onlyonce.parked`); n > 0 {
+				t.Errorf("%d messages parked", n)
+			}
+			if n := one[int](s.b, `select count(*) from effects`); n == 0 {
+				t.Error("no effect in b: nothing has moved")
+			}
+		})
+	}
+}
+
+// F13: what the position means comes with it, and what would be left behind is refused.
+func TestF13AdoptFrom(t *testing.T) {
+	t.Parallel()
+	s := newTwoShards(t)
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"-from and -at", []string{"-from", s.a.url, "-at", "4"}},
+		{"-from: there is no cursor", []string{"-from", s.a.url}},
+	} {
+		s.b.run(moveArgs("adopt", c.args...)...).want(t, statusEnvironment, c.want)
+	}
+	s.append(1, "m0")
+	s.log.AppendMessage(1, &consumer.Message{Value: []byte("no id")})
+	_, stop := s.start("a", effect, nil)
+	s.a.until(`select coalesce(bool_and(next_offset = 2), false) from onlyonce.positions where partition = 1`)
+	stop()
+	s.a.exec(`update onlyonce.cursors set replay_no = 7 where partition = 0`) // of the scope's, whichever partition it was of
+	s.a.run(moveArgs("retire")...).want(t, statusGood)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "1 messages of it are parked", "Discard them there")
+	s.a.run("parked", "discard", "-scope", "stock", "-reason", "OPS-40", "-yes").want(t, statusGood)
+
+	// Another message of that name is known in b already: the key stays b's, and it is told.
+	s.b.exec(`insert into onlyonce.inbox (key, fingerprint) select onlyonce.key('', 'stock', 'm0'), 42`)
+	s.a.exec(`select onlyonce.claim(array_agg(onlyonce.key('', 'other', n::text)), array_agg(0::bigint)) from generate_series(1, 25000) n`)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood, "Keys that came with it: 25000.", "1 keys stand here for another payload")
+	var was, is cursorRow
+	for f, into := range map[*fixture]*cursorRow{s.a: &was, s.b: &is} {
+		r := f.run("cursor", "show", "-partition", "1", "-json").want(t, statusGood)
+		if err := json.Unmarshal([]byte(r.out), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if is.Position != 2 || *is.Group != *was.Group || *is.TopicID != *was.TopicID || *is.ClusterID != *was.ClusterID || is.Replay != 7 || is.RetiredAt != nil {
+		t.Errorf("a has %+v\nb has %+v", was, is)
+	}
+	if n := one[int](s.b, `select count(*) from onlyonce.audit where action = 'cursor adopt' and detail->'from'->>'keys' = '25000' and detail->'from'->'cursor'->>'position' = '2'`); n != 1 {
+		t.Error("no audit row")
+	}
+
+	// And back again, to a cursor that was retired.
+	s.b.run(moveArgs("retire")...).want(t, statusGood)
+	s.a.run(moveArgs("adopt", "-from", s.b.url)...).want(t, statusGood, "was retired here, and is brought back")
+	s.log.Recreate()
+	halts, stop := s.start("a", effect, nil)
+	h := next(t, halts)
+	for h.Partition != 1 {
+		h = next(t, halts)
+	}
+	stop()
+	if h.Reason != consumer.HaltNewTopic {
+		t.Errorf("the topic is another one: %v", h)
+	}
+	if n := one[int](s.a, `select count(*) from onlyonce.positions where partition = 1 and next_offset = 2 and retired_at is null`); n != 1 {
+		t.Error("the cursor is not back")
+	}
+}

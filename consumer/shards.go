@@ -1,0 +1,190 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Shards says in which of several databases the effects of each partition live. Each database has the schema onlyonce whole: a
+// partition's cursor, keys, parked messages and calls lie where its effects do, and commit with them. So what holds for one
+// database holds for each; nothing spans two of them.
+//
+// A message's copies have to lie in partitions of one shard, because a key is looked for in one inbox. Producers that choose the partition
+// by a record key see to that, as long as the topic keeps its number of partitions.
+//
+// To give a partition to another shard is to move it: docs/scaling.md has the procedure. A process whose Shards say otherwise than the
+// databases halts the partition and touches nothing of it.
+type Shards struct {
+	// Pools are the databases, each under a name of yours that lasts: halts, statuses and operators use it. At least one; no two of one
+	// database. A relay runs for each of them.
+	Pools map[string]*pgxpool.Pool
+	// Of names the database of a partition: one of Pools. It must give the same answer in each process and for as long as the process
+	// lives, so it is made of the program's configuration, and asks nobody.
+	Of func(topic string, partition int32) string
+}
+
+// NewSharded is New for effects that live in several databases.
+func NewSharded(shards Shards, source Source, handler Handler, cfg Config) (*Consumer, error) {
+	return build(&Consumer{source: source, handler: handler, cfg: cfg}, &shards, handler == nil)
+}
+
+// NewShardedBatch is NewSharded for a handler of batches.
+func NewShardedBatch(shards Shards, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
+	return build(&Consumer{source: source, batch: handler, cfg: cfg}, &shards, handler == nil)
+}
+
+// faults returns every fault at once.
+func (s *Shards) faults(events bool) error {
+	var faults []error
+	fault := func(field, rule string, args ...any) {
+		faults = append(faults, fmt.Errorf("%w: Shards.%s: %s", ErrConfig, field, fmt.Sprintf(rule, args...)))
+	}
+	if len(s.Pools) == 0 {
+		fault("Pools", "must not be empty: name each database that effects live in")
+	}
+	if s.Of == nil {
+		fault("Of", "must not be nil: it names the database of a partition")
+	}
+	if events {
+		fault("Pools", "must not be used with a source of events: those lie in one database, and are claimed there")
+	}
+	type place struct {
+		host, database string
+		port           uint16
+	}
+	seen := map[place]string{}
+	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
+		if name == "" {
+			fault("Pools", `has a pool under "": give it a name`)
+		}
+		pool := s.Pools[name]
+		if err := poolFault(pool, fmt.Sprintf("Shards.Pools[%q]", name)); err != nil {
+			faults = append(faults, err)
+			continue
+		}
+		cc := pool.Config().ConnConfig
+		at := place{cc.Host, cc.Database, cc.Port}
+		if other, twice := seen[at]; twice {
+			fault("Pools", "%q and %q are one database: a partition has one cursor, and would be found to have two", other, name)
+		}
+		seen[at] = name
+	}
+	return errors.Join(faults...)
+}
+
+// shared is what a consumer's shards have in common: the process.
+type shared struct {
+	parts  partitions
+	budget budget
+	stuck  atomic.Int64 // handlers that were left behind and still run
+	grown  sync.Map     // topic: number of partitions that Hooks.Repartitioned was told
+}
+
+// split makes a consumer's shards: each is the consumer with a database.
+func (c *Consumer) split(s *Shards) {
+	c.of = s.Of
+	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
+		one := *c
+		one.pool, one.shard = s.Pools[name], name
+		c.shards = append(c.shards, &one)
+	}
+	for _, one := range c.shards {
+		one.shards = c.shards
+	}
+}
+
+// databases are the consumer's shards, or itself where there are none.
+func (c *Consumer) databases() []*Consumer {
+	if c.shards == nil {
+		return []*Consumer{c}
+	}
+	return c.shards
+}
+
+// on returns the shard that has a partition, and an error where Of names none.
+func (c *Consumer) on(topic string, partition int32) (*Consumer, error) {
+	if c.shards == nil {
+		return c, nil
+	}
+	var name string
+	err := protect(func() error { name = c.of(topic, partition); return nil })
+	if err != nil {
+		return nil, fmt.Errorf("Shards.Of: %w", err)
+	}
+	for _, one := range c.shards {
+		if one.shard == name {
+			return one, nil
+		}
+	}
+	return nil, fmt.Errorf("Shards.Of names %q, which is none of Shards.Pools", name)
+}
+
+// elsewhereSQL asks a shard what it knows of a partition. In: scope, topic, partition. One row: where its cursor stands (null: there is
+// none), whether that is retired, and how many partitions the topic had when the scope began to read it here (null: it never did). By the
+// unique (scope, topic, partition) and the primary key of onlyonce.topics.
+const elsewhereSQL = `
+select p.next_offset, coalesce(p.retired_at is not null, false),
+       (select t.partitions from onlyonce.topics t where t.scope = $1 and t.topic = $2)
+  from (values (1)) one left join onlyonce.positions p on p.scope = $1 and p.topic = $2 and p.partition = $3`
+
+// onlyHere halts unless this shard is the only one in which the partition has a cursor that counts (F12), and returns how many partitions
+// the topic had when the scope began to read it in any shard (0: not known).
+//
+// It is asked until a batch has been committed in the cursor's present run, and not afterwards: who made that commit had asked, and a cursor that
+// somebody gives another shard since then asks there, and finds this one. Two processes with different Shards that begin at once have each
+// written their row before they ask, so at least one of them sees the other's. A shard that cannot be asked is an error: it might be the one.
+//
+// Where there is no cursor here, one that was retired elsewhere counts too: the partition was moved, and where it goes on is
+// the operator's to say.
+func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err error) {
+	if w.c.shards == nil || (cur != nil && cur.anchor != nil) {
+		return 0, nil
+	}
+	for _, other := range w.c.shards {
+		if other == w.c {
+			continue
+		}
+		var at *int64
+		var retired bool
+		var partitions *int32
+		err := other.pool.QueryRow(ctx, elsewhereSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&at, &retired, &partitions)
+		if err != nil {
+			return 0, fmt.Errorf("asking shard %q for a cursor of %s/%d: %w", other.shard, w.id.Topic, w.id.Partition, err)
+		}
+		if partitions != nil && (first == 0 || *partitions < first) {
+			first = *partitions
+		}
+		if at == nil || (retired && cur != nil) {
+			continue
+		}
+		if cur == nil {
+			w.pos = *at
+		}
+		halt := w.halt(HaltOtherShard, "shard %q has the cursor, at offset %d", other.shard, *at)
+		if retired {
+			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d, and shard %q has none", other.shard, *at, w.c.shard)
+		}
+		halt.Other, halt.otherRetired = other.shard, retired
+		return 0, halt
+	}
+	return first, nil
+}
+
+// poolFault says what is wrong with a pool.
+func poolFault(pool *pgxpool.Pool, field string) error {
+	switch {
+	case pool == nil:
+		return fmt.Errorf("%w: %s: must not be nil", ErrConfig, field)
+	case pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol:
+		return fmt.Errorf("%w: %s: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL; use exec behind PgBouncer", ErrConfig, field)
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+package sqltx
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// rows are those of database/sql in pgx's form.
+type rows struct {
+	found  *sql.Rows
+	types  *pgtype.Map
+	read   int64
+	failed error // of a Scan
+}
+
+var _ pgx.Rows = (*rows)(nil)
+
+// Close ends the reading.
+func (r *rows) Close() {
+	if err := r.found.Close(); err != nil && r.failed == nil {
+		r.failed = withCode(err)
+	}
+}
+
+// Err is what ended the reading, nil at the end of the rows.
+func (r *rows) Err() error {
+	if r.failed != nil {
+		return r.failed
+	}
+	return withCode(r.found.Err())
+}
+
+// CommandTag counts the rows that were read.
+func (r *rows) CommandTag() pgconn.CommandTag { return tag(r.read) }
+
+// FieldDescriptions has the columns' names; database/sql knows no more that drivers agree on.
+func (r *rows) FieldDescriptions() []pgconn.FieldDescription {
+	names, err := r.found.Columns()
+	if err != nil {
+		return nil
+	}
+	fields := make([]pgconn.FieldDescription, len(names))
+	for i, n := range names {
+		fields[i] = pgconn.FieldDescription{Name: n, Format: pgtype.TextFormatCode}
+	}
+	return fields
+}
+
+// Next goes to the next row.
+func (r *rows) Next() bool {
+	if r.failed != nil || !r.found.Next() {
+		r.Close()
+		return false
+	}
+	r.read++
+	return true
+}
+
+// Scan reads the row. What database/sql can write into goes there; for anything else (arrays, pgtype's types) the server's text is
+// decoded.
+func (r *rows) Scan(dest ...any) error {
+	if len(dest) == 1 {
+		if whole, ok := dest[0].(pgx.RowScanner); ok {
+			return whole.ScanRow(r)
+		}
+	}
+	all := make([]any, len(dest))
+	for i, d := range dest {
+		switch {
+		case d == nil:
+			all[i] = new(any)
+		case plain(d):
+			all[i] = d
+		default:
+			all[i] = &decoded{r.types, d}
+		}
+	}
+	if err := r.found.Scan(all...); err != nil {
+		r.failed = err
+		r.Close()
+		return err
+	}
+	return nil
+}
+
+// plain says whether database/sql writes into a destination itself.
+func plain(dest any) bool {
+	switch dest.(type) {
+	case sql.Scanner, *any, *[]byte, *time.Time:
+		return true
+	}
+	t := reflect.TypeOf(dest)
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return t.Kind() >= reflect.Bool && t.Kind() <= reflect.Float64 || t.Kind() == reflect.String
+}
+
+// decoded is a destination that is filled from the server's text.
+type decoded struct {
+	types *pgtype.Map
+	dest  any
+}
+
+// Scan is called by database/sql.
+func (d *decoded) Scan(src any) error {
+	var text []byte
+	switch v := src.(type) {
+	case nil:
+	case string:
+		text = []byte(v)
+	case []byte:
+		text = v
+	default:
+		return fmt.Errorf("sqltx: the driver has made a %T of what goes into %T, in place of text", src, d.dest)
+	}
+	typ, ok := d.types.TypeForValue(d.dest)
+	if !ok {
+		return fmt.Errorf("sqltx: %T is no type that PostgreSQL's text is known for", d.dest)
+	}
+	return d.types.Scan(typ.OID, pgtype.TextFormatCode, text, d.dest)
+}
+
+// Values are the row's values as the driver makes them.
+func (r *rows) Values() ([]any, error) {
+	names, err := r.found.Columns()
+	if err != nil {
+		return nil, err
+	}
+	values, into := make([]any, len(names)), make([]any, len(names))
+	for i := range values {
+		into[i] = &values[i]
+	}
+	return values, r.Scan(into...)
+}
+
+// RawValues are the row's values as database/sql writes them, nil for null; nil if they cannot be had.
+func (r *rows) RawValues() [][]byte {
+	names, err := r.found.Columns()
+	if err != nil {
+		return nil
+	}
+	raw, into := make([][]byte, len(names)), make([]any, len(names))
+	for i := range raw {
+		into[i] = &raw[i]
+	}
+	if r.Scan(into...) != nil {
+		return nil
+	}
+	return raw
+}
+
+// Conn is nil: the connection belongs to database/sql.
+func (r *rows) Conn() *pgx.Conn { return nil }
+
+// TypeMap is what texts are decoded with.
+func (r *rows) TypeMap() *pgtype.Map { return r.types }
+
+// firstRow is the answer of QueryRow.
+type firstRow struct {
+	found pgx.Rows
+	err   error
+}
+
+// Scan reads the first row, or returns [pgx.ErrNoRows].
+func (f *firstRow) Scan(dest ...any) error {
+	if f.err != nil {
+		return f.err
+	}
+	defer f.found.Close()
+	if !f.found.Next() {
+		if err := f.found.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+	err := f.found.Scan(dest...)
+	f.found.Close()
+	return errors.Join(err, f.found.Err())
+}

@@ -1,0 +1,58 @@
+package sqltx
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// Tx is a transaction of database/sql that its caller has begun and will end. *sql.Tx is one, and so are *sqlx.Tx, bun.Tx, and
+// what GORM has in Statement.ConnPool inside of Transaction. Commit and Rollback tell it from a pool or a bare connection, which are
+// refused by the compiler; they are never called.
+type Tx interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	Commit() error
+	Rollback() error
+}
+
+// Claim is [dedupe.Claim] in a transaction of database/sql.
+func Claim(ctx context.Context, tx Tx, key dedupe.Key) (dedupe.Outcome, error) {
+	t, err := adapt(tx)
+	if err != nil {
+		return 0, err
+	}
+	return dedupe.Claim(ctx, t, key)
+}
+
+// ClaimAll is [dedupe.ClaimAll] in a transaction of database/sql.
+func ClaimAll(ctx context.Context, tx Tx, keys []dedupe.Key) ([]dedupe.Outcome, error) {
+	t, err := adapt(tx)
+	if err != nil {
+		return nil, err
+	}
+	return dedupe.ClaimAll(ctx, t, keys)
+}
+
+// Enqueue is [outbox.Enqueue] in a transaction of database/sql.
+func Enqueue(ctx context.Context, tx Tx, call outbox.Call) error { return EnqueueAll(ctx, tx, call) }
+
+// EnqueueAll is [outbox.EnqueueAll] in a transaction of database/sql.
+func EnqueueAll(ctx context.Context, tx Tx, calls ...outbox.Call) error {
+	t, err := adapt(tx)
+	if err != nil {
+		return err
+	}
+	return outbox.EnqueueAll(ctx, t, calls...)
+}
+
+// adapt refuses a transaction that is none.
+func adapt(tx Tx) (*transaction, error) {
+	if std, ok := tx.(*sql.Tx); tx == nil || ok && std == nil {
+		return nil, fmt.Errorf("sqltx: tx: %w: it is nil", outbox.ErrNoTransaction)
+	}
+	return newTransaction(tx), nil
+}

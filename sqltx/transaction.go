@@ -1,0 +1,109 @@
+package sqltx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+)
+
+// transaction is a Tx as packages dedupe and outbox see it.
+type transaction struct {
+	tx    Tx
+	types *pgtype.Map // not to be shared between goroutines, so each call has its own
+}
+
+var _ dedupe.Tx = (*transaction)(nil)
+
+func newTransaction(tx Tx) *transaction { return &transaction{tx, pgtype.NewMap()} }
+
+// Exec runs a statement. Its tag counts rows and names no command: database/sql does not tell which it was.
+func (t *transaction) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
+	neutral, err := t.neutral(args)
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	result, err := t.tx.ExecContext(ctx, query, neutral...)
+	if err != nil {
+		return pgconn.CommandTag{}, withCode(err)
+	}
+	n, err := result.RowsAffected()
+	if err != nil {
+		return pgconn.CommandTag{}, withCode(err)
+	}
+	return tag(n), nil
+}
+
+// Query runs a statement and returns its rows.
+func (t *transaction) Query(ctx context.Context, query string, args ...any) (pgx.Rows, error) {
+	neutral, err := t.neutral(args)
+	if err != nil {
+		return nil, err
+	}
+	found, err := t.tx.QueryContext(ctx, query, neutral...)
+	if err != nil {
+		return nil, withCode(err)
+	}
+	return &rows{found: found, types: t.types}, nil
+}
+
+// QueryRow runs a statement and returns its first row, whose Scan has the error.
+func (t *transaction) QueryRow(ctx context.Context, query string, args ...any) pgx.Row {
+	found, err := t.Query(ctx, query, args...)
+	return &firstRow{found, err}
+}
+
+// neutral turns arguments into ones that every driver takes as they are: the types of driver.Value, and for all others the
+// server's text. The server learns the type from the statement, not from the argument.
+func (t *transaction) neutral(args []any) ([]any, error) {
+	all := make([]any, len(args))
+	for i, a := range args {
+		switch a.(type) {
+		case nil, bool, int64, float64, string, []byte, time.Time:
+			all[i] = a
+			continue
+		}
+		typ, ok := t.types.TypeForValue(a)
+		if !ok {
+			return nil, fmt.Errorf("sqltx: argument %d: %T is no type that PostgreSQL's text is known for", i+1, a)
+		}
+		text, err := t.types.Encode(typ.OID, pgtype.TextFormatCode, a, nil)
+		if err != nil {
+			return nil, fmt.Errorf("sqltx: argument %d: %w", i+1, err)
+		}
+		if text != nil { // nil is null
+			all[i] = string(text)
+		}
+	}
+	return all, nil
+}
+
+func tag(n int64) pgconn.CommandTag {
+	return pgconn.NewCommandTag("SELECT " + strconv.FormatInt(n, 10))
+}
+
+// withCode makes an error with an SQLSTATE a *pgconn.PgError too, which is what packages dedupe and outbox, and their callers, look for.
+// lib/pq's has a method SQLState, like pgx's.
+func withCode(err error) error {
+	var pg *pgconn.PgError
+	var coded interface{ SQLState() string }
+	if errors.As(err, &pg) || !errors.As(err, &coded) || coded.SQLState() == "" {
+		return err
+	}
+	return &serverError{err, &pgconn.PgError{Severity: "ERROR", Code: coded.SQLState(), Message: err.Error()}}
+}
+
+// serverError is an error of the server's in the driver's form and in pgx's.
+type serverError struct {
+	error
+	pg *pgconn.PgError
+}
+
+func (e *serverError) Unwrap() []error { return []error{e.error, e.pg} }
