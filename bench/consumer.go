@@ -73,6 +73,10 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P18", bar: 0.85, of: rates}}, open: overHTTP},
 		{what: "relay's Kafka sink, 4 partitions of a real broker; plain: a kafka-go Writer with all acknowledgements",
 			metrics: []metric{{name: "P19", bar: 0.75, of: rates}}, open: overKafka},
+		{what: "a webhook receiver in mode Inbox, 8 senders; plain: a handler that inserts the body; and the receiver's p99 under that load, in ms",
+			metrics: []metric{{name: "P20a", shown: true, of: rates}, {name: "P20b", shown: true, unit: "ms", of: answerTime}}, open: received},
+		{what: "replays with the Redis tier, 8 at once; plain: without",
+			metrics: []metric{{name: "P21", shown: true, of: rates}}, open: replaysByRedis},
 	}
 }
 

@@ -53,8 +53,12 @@ func answer(w http.ResponseWriter, body []byte) {
 
 // layeredService is a handler in transactional mode, which waits for its statement.
 func layeredService(_ context.Context, pool *pgxpool.Pool) (http.Handler, error) {
-	layer, err := idempotency.New(pool, idempotency.Config{Scope: idempotency.GlobalScope(),
-		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1})
+	return layered(pool, idempotency.Config{})
+}
+
+func layered(pool *pgxpool.Pool, cfg idempotency.Config) (http.Handler, error) {
+	cfg.Scope, cfg.FingerprintKeys, cfg.FingerprintKey = idempotency.GlobalScope(), map[uint32]idempotency.FingerprintKey{1: {1}}, 1
+	layer, err := idempotency.New(pool, cfg)
 	if err != nil {
 		return nil, err
 	}
