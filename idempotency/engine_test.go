@@ -289,6 +289,7 @@ func TestH20Purge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // or the pool would wait for it
 	if _, err := tx.Exec(t.Context(), `select from onlyonce.http_records where id = onlyonce.key('0', 'http POST /charges', '3') for update`); err != nil {
 		t.Fatal(err)
 	}
