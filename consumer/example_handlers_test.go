@@ -221,3 +221,19 @@ func (*stage) Logf(string, ...any)         {}
 func (*stage) Fatalf(f string, a ...any)   { panic(fmt.Sprintf(f, a...)) }
 func (s *stage) Errorf(f string, a ...any) { s.Fatalf(f, a...) }
 func (s *stage) Fatal(a ...any)            { panic(fmt.Sprint(a...)) }
+
+// Partitions in several databases: each is whole in one.
+func ExampleNewSharded() {
+	consume := func(ctx context.Context, poolA, poolB *pgxpool.Pool, source consumer.Source, handle consumer.Handler) error {
+		shards := consumer.Shards{
+			Pools: map[string]*pgxpool.Pool{"a": poolA, "b": poolB},
+			Of:    func(topic string, partition int32) string { return []string{"a", "b"}[partition%2] },
+		}
+		c, err := consumer.NewSharded(shards, source, handle, consumer.Config{Scope: "stock", Key: consumer.HeaderKey("message-id")})
+		if err != nil {
+			return err
+		}
+		return c.Run(ctx)
+	}
+	_ = consume
+}

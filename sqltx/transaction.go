@@ -47,7 +47,7 @@ func (t *transaction) Query(ctx context.Context, query string, args ...any) (pgx
 	if err != nil {
 		return nil, err
 	}
-	found, err := t.tx.QueryContext(ctx, query, neutral...)
+	found, err := t.tx.QueryContext(ctx, query, neutral...) //nolint:rowserrcheck // whoever reads them asks
 	if err != nil {
 		return nil, withCode(err)
 	}
