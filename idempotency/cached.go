@@ -35,7 +35,7 @@ func (l *Layer) lookFrom(ctx context.Context, id [16]byte) (*record, error) {
 	if r != nil {
 		r.origin = o
 	}
-	return r, nil
+	return l.withLease(ctx, r)
 }
 
 // cached answers from the cache.

@@ -11,13 +11,16 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// lookSQL finds a record that has not expired. In: id. Out: at most one row. By the primary keys of http_records and leases; takes no lock.
+// lookSQL finds a record that has not expired. In: id. Out: at most one row. By the primary key; takes no lock.
 const lookSQL = `
-select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at,
-       coalesce(r.lease_id, 0) as lease, coalesce(l.epoch, 0) as epoch, l.nonce, l.until is null or l.until <= clock_timestamp() as free,
-       coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8 as lease_left
-  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id
+select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at, coalesce(r.lease_id, 0) as lease
+  from onlyonce.http_records r
  where r.id = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`
+
+// leaseSQL finds the lease of a record that is running. In: lease. Out: at most one row: epoch, nonce, whether it is free, seconds until it ends.
+const leaseSQL = `
+select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp(), coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
+  from onlyonce.leases l where l.id = $1`
 
 // beginSQL claims a key in transactional mode, openSQL opens a transaction without one. See the functions' comments in the migration.
 const (
@@ -72,18 +75,16 @@ type record struct {
 
 // recordRow is what the queries return; everything is null where there is no record.
 type recordRow struct {
-	state        *string
-	token, nonce *uuid.UUID
-	lease, epoch *int64
-	free         *bool
-	sealed       *bool
-	erased       *bool
-	left         *float64
-	r            record
+	state  *string
+	token  *uuid.UUID
+	lease  *int64
+	sealed *bool
+	erased *bool
+	r      record
 }
 
 func (w *recordRow) targets() []any {
-	return []any{&w.state, &w.r.fingerprint, &w.token, &w.r.response, &w.sealed, &w.erased, &w.r.expires, &w.lease, &w.epoch, &w.nonce, &w.free, &w.left}
+	return []any{&w.state, &w.r.fingerprint, &w.token, &w.r.response, &w.sealed, &w.erased, &w.r.expires, &w.lease}
 }
 
 func (w *recordRow) record() *record {
@@ -91,7 +92,7 @@ func (w *recordRow) record() *record {
 		return nil
 	}
 	w.r.state, w.r.token, w.r.sealed, w.r.erased = *w.state, *w.token, *w.sealed, *w.erased
-	w.r.lease, w.r.epoch, w.r.nonce, w.r.free, w.r.leaseLeft = *w.lease, *w.epoch, w.nonce, *w.free, seconds(*w.left)
+	w.r.lease = *w.lease
 	return &w.r
 }
 
@@ -110,7 +111,22 @@ func (l *Layer) look(ctx context.Context, id [16]byte) (*record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
 	}
-	return row.record(), nil
+	return l.withLease(ctx, row.record())
+}
+
+// withLease adds what is known of the lease of a record that is running. One that is gone meanwhile was free, or its record is completed by now:
+// who acts on it is told by the fence.
+func (l *Layer) withLease(ctx context.Context, r *record) (*record, error) {
+	if r == nil || r.state != stateRunning {
+		return r, nil
+	}
+	var left float64
+	err := l.pool.QueryRow(ctx, leaseSQL, r.lease).Scan(&r.epoch, &r.nonce, &r.free, &left)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("idempotency: looking up a lease: %w", err)
+	}
+	r.leaseLeft = seconds(left)
+	return r, nil
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

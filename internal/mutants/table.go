@@ -8,11 +8,8 @@ const schema2 = "migrations/0002_redrive_replay_pause.sql"
 // schema3 has the log of the outbox and its enqueue.
 const schema3 = "migrations/0003_outbox_log.sql"
 
-// schema4 has the log of events, and the claims of webhooks.
-const schema4 = "migrations/0004_event_log.sql"
-
-// schema5 has the records of HTTP requests.
-const schema5 = "migrations/0005_http.sql"
+// schema4 has the log of events, the claims of webhooks, and the records of HTTP requests.
+const schema4 = "migrations/0004_events_http.sql"
 
 const (
 	// fence is all that stands in the way of an owner that was replaced, and open lets it through.
@@ -1034,16 +1031,16 @@ var table = []mutant{
 	{rule: "H16 steps", file: "idempotency/step.go",
 		old: "\tsealed := x.layer.cfg.Sealer != nil\n", new: "\tsealed := false\n",
 		pkg: "./idempotency", test: "TestH18KeysOfSteps"},
-	{rule: "H17 lock", file: schema5,
+	{rule: "H17 lock", file: schema4,
 		old: "  if not pg_try_advisory_xact_lock(", new: "  if false and not pg_try_advisory_xact_lock(",
 		pkg: "./idempotency", test: "TestH17OneTransaction"},
-	{rule: "H17 record that stands", file: schema5,
+	{rule: "H17 record that stands", file: schema4,
 		old: "    raise exception using errcode = 'OO010', message", new: "    return; raise exception using errcode = 'OO010', message",
 		pkg: "./idempotency", test: "TestModeOfARouteChanges"},
-	{rule: "H17 seal", file: schema5,
+	{rule: "H17 seal", file: schema4,
 		old: "for each row when (new.state = 'completed')", new: "for each row when (false)",
 		pkg: "./idempotency", test: "TestH17RecordNeedsTheSeal"},
-	{rule: "H17 erasure", file: schema5,
+	{rule: "H17 erasure", file: schema4,
 		old: "after insert or update of state on", new: "after insert or update on",
 		pkg: "./idempotency", test: "TestErasedAnswerIsGone"},
 	{rule: "H17 reruns", file: "idempotency/transactional.go",
@@ -1061,16 +1058,16 @@ var table = []mutant{
 	{rule: "H17 behind the handler", file: "idempotency/exchange.go",
 		old: "\tcase x.over.Load():\n\t\treturn nil, guard.ErrClosed\n", new: "",
 		pkg: "./idempotency", test: "TestTxBehindTheHandler"},
-	{rule: "H18 fence of the answer", file: schema5,
+	{rule: "H18 fence of the answer", file: schema4,
 		old: "  perform onlyonce.hold(http_finish.lease, http_finish.epoch, http_finish.nonce);\n", new: "",
 		pkg: "./idempotency", test: "TestH18FenceOfTheLastStatement"},
-	{rule: "H18 fence of a step", file: schema5,
+	{rule: "H18 fence of a step", file: schema4,
 		old: "  perform onlyonce.hold(http_step.lease, http_step.epoch, http_step.nonce);\n", new: "",
 		pkg: "./idempotency", test: "TestH18FenceOfTheLastStatement"},
-	{rule: "H18 fence of a result", file: schema5,
+	{rule: "H18 fence of a result", file: schema4,
 		old: "  perform onlyonce.hold(http_step_done.lease, http_step_done.epoch, http_step_done.nonce);\n", new: "",
 		pkg: "./idempotency", test: "TestH18ZombieBesideItsSuccessor"},
-	{rule: "H18 fence of a release", file: schema5,
+	{rule: "H18 fence of a release", file: schema4,
 		old: "  perform onlyonce.hold(http_release.lease, http_release.epoch, http_release.nonce);\n", new: "",
 		pkg: "./idempotency", test: "TestH18FenceOfTheLastStatement"},
 	{rule: "H18 renewal", file: "idempotency/leased.go",
@@ -1103,7 +1100,7 @@ var table = []mutant{
 	{rule: "H18 unknown COMMIT", file: "idempotency/leased.go",
 		old: "\t\t\treturn x.resolveLeased(l, rep, resp, err)\n", new: "\t\t\treturn ended(refusal(codeRolledBack, err))\n",
 		pkg: "./idempotency", test: "TestH17CommitWithoutAnAnswer"},
-	{rule: "H18 abandoned", file: schema5,
+	{rule: "H18 abandoned", file: schema4,
 		old: "    if exists (select from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) then", new: "    if false then",
 		pkg: "./idempotency", test: "TestH18AbandonedRequests"},
 	{rule: "H18 Goexit", file: "idempotency/leased.go",
@@ -1112,19 +1109,19 @@ var table = []mutant{
 	{rule: "H19 absent", file: "idempotency/store.go",
 		old: " where r.id = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())", new: " where r.id = $1",
 		pkg: "./idempotency", test: "TestH19ExpiredIsAbsent"},
-	{rule: "H19 absent to a claim", file: schema5,
+	{rule: "H19 absent to a claim", file: schema4,
 		old: "  delete from onlyonce.http_records r where r.id = http_claim.id and r.expires_at <= clock_timestamp();\n", new: "",
 		pkg: "./idempotency", test: "TestH19ExpiredIsAbsent"},
-	{rule: "H19 only what has expired", file: schema5,
+	{rule: "H19 only what has expired", file: schema4,
 		old: "  delete from onlyonce.http_records r where r.id = http_complete.id and r.expires_at <= clock_timestamp();\n", new: "  delete from onlyonce.http_records r where r.id = http_complete.id;\n",
 		pkg: "./idempotency", test: "TestModeOfARouteChanges"},
-	{rule: "H20 batches", file: schema5,
+	{rule: "H20 batches", file: schema4,
 		old: "order by r.expires_at limit most for update skip locked)", new: "order by r.expires_at for update skip locked)",
 		pkg: "./idempotency", test: "TestH20Purge"},
-	{rule: "H20 beside traffic", file: schema5,
+	{rule: "H20 beside traffic", file: schema4,
 		old: "order by r.expires_at limit most for update skip locked)", new: "order by r.expires_at limit most for update)",
 		pkg: "./idempotency", test: "TestH20Purge"},
-	{rule: "H20 whole id", file: schema5,
+	{rule: "H20 whole id", file: schema4,
 		old: "using old where r.id = old.id and r.expires_at <= clock_timestamp();", new: "using old where right(r.id::text, 0) = right(old.id::text, 0);",
 		pkg: "./idempotency", test: "TestH20Purge"},
 	{rule: "H22 closed", file: "idempotency/exchange.go",
