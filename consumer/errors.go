@@ -171,6 +171,10 @@ func (e *HaltError) Error() string {
 	switch e.Reason {
 	case HaltNoShard:
 		resolve = "correct Shards and deploy"
+	case HaltRetired:
+		if e.Shard != "" {
+			resolve = "if it was moved to another shard deploy the Shards that say so; to bring it back: " + e.Command()
+		}
 	case HaltOtherShard:
 		if !e.otherRetired {
 			resolve = "if Shards are wrong correct them and deploy; to move the partition (docs/scaling.md): " + e.Command()

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -135,6 +136,9 @@ select p.next_offset, coalesce(p.retired_at is not null, false),
        (select t.partitions from onlyonce.topics t where t.scope = $1 and t.topic = $2)
   from (values (1)) one left join onlyonce.positions p on p.scope = $1 and p.topic = $2 and p.partition = $3`
 
+// askTimeout bounds the questions to other shards, so that one that does not answer is told of, and asked again.
+const askTimeout = 10 * time.Second
+
 // onlyHere halts unless this shard is the only one in which the partition has a cursor that counts (F12), and returns how many partitions
 // the topic had when the scope began to read it in any shard (0: not known).
 //
@@ -148,6 +152,8 @@ func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err er
 	if w.c.shards == nil || (cur != nil && cur.anchor != nil) {
 		return 0, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	for _, other := range w.c.shards {
 		if other == w.c {
 			continue

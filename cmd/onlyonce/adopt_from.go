@@ -109,6 +109,9 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *cursorFilter, id int64
 		defer rows.Close()
 		keys, fingerprints := make([][16]byte, 0, bringBatch), make([]int64, 0, bringBatch)
 		claim := func() error {
+			if len(keys) == 0 {
+				return nil
+			}
 			var fresh, conflicts int64
 			err := tx.QueryRow(ctx, bringSQL, codec.UUIDs(keys), codec.Bigints(fingerprints)).Scan(&fresh, &conflicts)
 			*b.Keys, *b.Conflicts = *b.Keys+fresh, *b.Conflicts+conflicts

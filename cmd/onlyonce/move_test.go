@@ -164,7 +164,7 @@ func TestF13MoveBetweenShards(t *testing.T) {
 			// A process of the old Shards that comes late.
 			stopNew()
 			halts, stopOld = s.start("a", effect, config)
-			if h := next(t, halts); h.Reason != consumer.HaltRetired || h.Partition != 1 {
+			if h := next(t, halts); h.Reason != consumer.HaltRetired || h.Partition != 1 || !strings.Contains(h.Error(), "moved to another shard") {
 				t.Errorf("halt: %v", h)
 			}
 			stopOld()
