@@ -99,7 +99,9 @@ func (w *worker) acquire(ctx context.Context) error {
 			w.c.parts.name(w.state, id, "")
 			return w.halt(HaltNoShard, "%v", err)
 		}
-		w.c = shard
+		if shard != w.c { // before anything else of this process knows the worker
+			w.c = shard
+		}
 	}
 	w.c.parts.name(w.state, id, w.c.shard)
 	first, err := w.c.firstPartitions(ctx, id)

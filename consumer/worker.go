@@ -47,8 +47,9 @@ func (w *worker) run(ctx context.Context) error {
 	// The batch in hand outlives ctx by at most DrainTimeout.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
+	drain := w.c.cfg.DrainTimeout
 	defer context.AfterFunc(ctx, func() {
-		t := time.AfterFunc(w.c.cfg.DrainTimeout, cancel)
+		t := time.AfterFunc(drain, cancel)
 		context.AfterFunc(work, func() { t.Stop() })
 	})()
 
