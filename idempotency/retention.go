@@ -67,7 +67,7 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 		return false, fmt.Errorf("idempotency: looking for requests that nobody came back for: %w", err)
 	}
 	if aside > 0 {
-		l.cfg.Logger.Error("onlyonce: requests with a step of unknown outcome wait for an operator: see `onlyonce requests list`", "requests", aside)
+		l.cfg.Logger.Error("onlyonce: requests with a step of unknown outcome wait for an operator: see `onlyonce request list`", "requests", aside)
 	}
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)
