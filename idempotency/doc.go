@@ -66,6 +66,21 @@
 //   - COMMIT without an answer: the lease is raised once more by its own owner, which waits for the old transaction if that has come as far as
 //     the lease; behind that it either stands, and there is no lease, or can never come.
 //
+// # Operations
+//
+// Work that takes longer than a client waits is answered 202 ([Operations]): the operation's row and its work, an event of the database's log, commit
+// with the request's record, so that a copy of the request gets the same Location. A consumer applies the event as it applies a message of Kafka's: its
+// transaction holds the effects and the operation's end, and a process that is killed in the middle is followed by another one.
+//
+// # What the server's side does not do
+//
+//   - It does not keep what a handler does outside of its transaction, but for steps. A handler may run more than once for a request.
+//   - It does not stream: an answer is in memory until COMMIT. Flush and Hijack are not supported.
+//   - It does not remember for ever. When a record has expired its key is a new one (Route.TTL); keys of calls are made of it, so
+//     that remotes must have forgotten them by then (Route.KeyWindow).
+//   - It does not make a provider honour keys. One that ignores the key of a [Step] may apply it twice after a crash.
+//   - It does not order requests under different keys.
+//
 // # The client
 //
 // [Transport] is the other half:
