@@ -2,10 +2,7 @@ package idempotency
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -58,57 +55,36 @@ type TransportConfig struct {
 }
 
 func (c TransportConfig) withDefaults() (TransportConfig, error) {
-	var faults []error
-	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
-	}
-	span := func(field string, d *time.Duration, initial, shortest, longest time.Duration) {
-		if *d == 0 {
-			*d = initial
-		} else if *d < shortest || *d > longest {
-			fault(field, "%v is not from %v to %v", *d, shortest, longest)
-		}
-	}
-	span("AttemptTimeout", &c.AttemptTimeout, 40*time.Second, time.Millisecond, time.Hour)
-	span("TotalTime", &c.TotalTime, 3*time.Minute, time.Millisecond, 24*time.Hour)
-	span("RetryMin", &c.RetryMin, 500*time.Millisecond, time.Millisecond, time.Hour)
-	span("RetryMax", &c.RetryMax, 10*time.Second, time.Millisecond, time.Hour)
-	span("RetryAfterMax", &c.RetryAfterMax, time.Minute, time.Second, 24*time.Hour)
+	var l faultList
+	l.span("AttemptTimeout", &c.AttemptTimeout, 40*time.Second, time.Millisecond, time.Hour)
+	l.span("TotalTime", &c.TotalTime, 3*time.Minute, time.Millisecond, 24*time.Hour)
+	l.span("RetryMin", &c.RetryMin, 500*time.Millisecond, time.Millisecond, time.Hour)
+	l.span("RetryMax", &c.RetryMax, 10*time.Second, time.Millisecond, time.Hour)
+	l.span("RetryAfterMax", &c.RetryAfterMax, time.Minute, time.Second, 24*time.Hour)
 	if c.RetryMin > c.RetryMax {
-		fault("RetryMin", "%v is longer than RetryMax, %v", c.RetryMin, c.RetryMax)
+		l.add("RetryMin", "%v is longer than RetryMax, %v", c.RetryMin, c.RetryMax)
 	}
 	if c.Base == nil {
 		c.Base = http.DefaultTransport
 	}
-	if c.Methods == nil {
-		c.Methods = []string{http.MethodPost, http.MethodPatch}
-	}
-	c.Methods = slices.Clone(c.Methods)
-	if len(c.Methods) == 0 {
-		fault("Methods", "must not be empty: without a method there is nothing to do; nil means POST and PATCH")
-	}
-	for i, m := range c.Methods {
-		if !slices.Contains([]string{http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete}, m) {
-			fault(fmt.Sprintf("Methods[%d]", i), "%q is none of POST, PATCH, PUT and DELETE", m)
-		}
-	}
+	l.methods(&c.Methods)
 	if c.Header == "" {
 		c.Header = "Idempotency-Key"
-	} else if strings.Trim(c.Header, upper+lower+digits+"!#$%&'*+-.^_`|~") != "" {
-		fault("Header", "%q is not a header name", c.Header)
+	} else if !validName(c.Header) {
+		l.add("Header", "%q is not a header name", c.Header)
 	}
 	if c.Form != FormString && c.Form != FormBare {
-		fault("Form", "%d is none of the forms", int(c.Form))
+		l.add("Form", "%d is none of the forms", int(c.Form))
 	}
 	if c.Attempts == 0 {
 		c.Attempts = 8
 	} else if c.Attempts < 1 || c.Attempts > 100 {
-		fault("Attempts", "%d is not from 1 to 100", c.Attempts)
+		l.add("Attempts", "%d is not from 1 to 100", c.Attempts)
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = 1 << 20
 	} else if c.MaxBody < 1 || c.MaxBody > 1<<30 {
-		fault("MaxBody", "%d is not from 1 to %d", c.MaxBody, 1<<30)
+		l.add("MaxBody", "%d is not from 1 to %d", c.MaxBody, 1<<30)
 	}
-	return c, errors.Join(faults...)
+	return c, errors.Join(l.faults...)
 }

@@ -25,7 +25,6 @@ type exchange struct {
 	layer    *Layer
 	w        http.ResponseWriter
 	request  *http.Request
-	method   string
 	body     []byte
 	scope    Scope
 	detail   string

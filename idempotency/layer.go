@@ -98,7 +98,7 @@ type endpoint struct {
 // known to be whole, to name one key, and to be within its bounds.
 func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
-	x := &exchange{endpoint: e, layer: e.layer, w: w, method: r.Method}
+	x := &exchange{endpoint: e, layer: e.layer, w: w}
 	if !slices.Contains(e.route.Methods, r.Method) { // H1
 		w.Header().Set(e.layer.cfg.StatusHeader, string(Bypassed))
 		e.next.ServeHTTP(w, r)

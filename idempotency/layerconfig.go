@@ -178,45 +178,6 @@ func ProfileStripe(r Route) Route {
 	return r
 }
 
-// faultList collects every fault of a configuration.
-type faultList struct {
-	of     string
-	faults []error
-}
-
-func (l *faultList) add(field, format string, args ...any) {
-	l.faults = append(l.faults, fmt.Errorf("%w: %s.%s: %s", ErrConfig, l.of, field, fmt.Sprintf(format, args...)))
-}
-
-func (l *faultList) span(field string, d *time.Duration, initial, shortest, longest time.Duration) {
-	if *d == 0 {
-		*d = initial
-	} else if *d < shortest || *d > longest {
-		l.add(field, "%v is not from %v to %v", *d, shortest, longest)
-	}
-}
-
-func (l *faultList) number(field string, n *int, initial, least, most int) {
-	if *n == 0 {
-		*n = initial
-	} else if *n < least || *n > most {
-		l.add(field, "%d is not from %d to %d", *n, least, most)
-	}
-}
-
-func (l *faultList) header(field string, name *string, initial string) {
-	if *name == "" {
-		*name = initial
-	}
-	if strings.Trim(*name, tokenBytes) != "" {
-		l.add(field, "%q is not a header name", *name)
-	}
-	*name = http.CanonicalHeaderKey(*name)
-}
-
-// tokenBytes are those of a token (RFC 9110 section 5.6.2).
-const tokenBytes = upper + lower + digits + "!#$%&'*+-.^_`|~"
-
 const maxStored = 32 << 20
 
 func (c Config) withDefaults() (Config, error) {
@@ -275,18 +236,7 @@ func (r Route) withDefaults() (Route, error) {
 	case len(r.Pattern) > 200 || strings.ContainsFunc(r.Pattern, func(c rune) bool { return c <= ' ' || c > '~' }):
 		l.add("Pattern", "must be at most 200 visible ASCII characters")
 	}
-	if r.Methods == nil {
-		r.Methods = []string{http.MethodPost, http.MethodPatch}
-	}
-	r.Methods = slices.Clone(r.Methods)
-	if len(r.Methods) == 0 {
-		l.add("Methods", "must not be empty: nil means POST and PATCH")
-	}
-	for i, m := range r.Methods {
-		if !slices.Contains([]string{http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete}, m) {
-			l.add(fmt.Sprintf("Methods[%d]", i), "%q is none of POST, PATCH, PUT and DELETE", m)
-		}
-	}
+	l.methods(&r.Methods)
 	if r.Mode != Transactional && r.Mode != Leased {
 		l.add("Mode", "%d is neither Transactional nor Leased", int(r.Mode))
 	}

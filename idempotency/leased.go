@@ -130,8 +130,7 @@ func (x *exchange) finish(l *lease.Lease, rec *recorder) outcome {
 		}
 		return v.outcome
 	}
-	resp := x.endpoint.stored(rec)
-	stored, sealed, err := x.envelope(resp)
+	stored, sealed, err := x.envelope(rec)
 	if err != nil {
 		x.letGo()
 		x.release(l)
@@ -147,12 +146,12 @@ func (x *exchange) finish(l *lease.Lease, rec *recorder) outcome {
 			return out
 		}
 	}
-	return x.settle(l, answer(Created, rec), resp, stored, sealed)
+	return x.settle(l, answer(Created, rec), stored, sealed)
 }
 
 // settle writes the record, in the handler's transaction where it has one. After an answer that was lost it writes it again: the first
 // statement to come through ends the lease, and the other one fails on that.
-func (x *exchange) settle(l *lease.Lease, rep reply, resp *response, stored []byte, sealed bool) outcome {
+func (x *exchange) settle(l *lease.Lease, rep reply, stored []byte, sealed bool) outcome {
 	retry := pauses()
 	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
 	written := x.tx != nil // what the handler wrote is only in the first transaction
@@ -168,7 +167,7 @@ func (x *exchange) settle(l *lease.Lease, rep reply, resp *response, stored []by
 				return outcome{reply: conflicting(err), rerun: true}
 			}
 		case sqlstate(err) == fenceLost:
-			return ended(x.mine(rep, resp, l))
+			return ended(x.mine(rep))
 		case !x.unanswered(err) && written:
 			x.letGo()
 			x.release(l)
@@ -177,7 +176,7 @@ func (x *exchange) settle(l *lease.Lease, rep reply, resp *response, stored []by
 		lost := x.tx != nil && x.tx.Lost()
 		x.letGo()
 		if written && (lost || errors.Is(err, fault.ErrInjected)) {
-			return x.resolveLeased(l, rep, resp, err)
+			return x.resolveLeased(l, rep, err)
 		}
 		if time.Now().After(deadline) {
 			return ended(refusal(codeCommitUnknown, err))
@@ -210,7 +209,7 @@ func (x *exchange) settleOnce(l *lease.Lease, stored []byte, sealed bool) error 
 
 // resolveLeased finds out what became of the COMMIT of a handler's writes. The lease tells: raising its epoch waits for the
 // old transaction, which has locked it last; where that came through there is no lease any more.
-func (x *exchange) resolveLeased(l *lease.Lease, rep reply, resp *response, cause error) outcome {
+func (x *exchange) resolveLeased(l *lease.Lease, rep reply, cause error) outcome {
 	retry := pauses()
 	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
 	for time.Now().Before(deadline) {
@@ -246,10 +245,10 @@ func (x *exchange) refresh(l *lease.Lease) (epoch int64, err error) {
 }
 
 // mine answers where the fence did not hold: an earlier COMMIT of this very request came through after all, or somebody has taken it over.
-func (x *exchange) mine(rep reply, resp *response, l *lease.Lease) reply {
+func (x *exchange) mine(rep reply) reply {
 	x.letGo()
 	rec, err := x.layer.look(x.ctx, x.id)
-	if err == nil && rec != nil && rec.state == stateCompleted && rec.token.String() == l.Nonce {
+	if err == nil && rec != nil && rec.state == stateCompleted && rec.token == x.token {
 		return rep
 	}
 	return inProgress(time.Second)
@@ -376,5 +375,3 @@ func (k *keeper) renew(due []*held, ttl time.Duration) {
 		}
 	}
 }
-
-var errNoSealer = errors.New("idempotency: a stored answer is sealed, and there is no Config.Sealer")

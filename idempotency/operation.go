@@ -71,7 +71,7 @@ func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = scope.check()
 	}
 	if err != nil {
-		writeProblem(w, codeScopeMissing.status(), codeScopeMissing, "", "", false)
+		writeRefusal(w, codeScopeMissing, "", "")
 		return
 	}
 	name, cancel := strings.CutSuffix(strings.TrimPrefix(r.URL.Path, o.cfg.Path), "/cancel")
@@ -100,11 +100,11 @@ func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case errors.Is(err, errUnreadable):
 		o.layer.failed(err)
-		writeProblem(w, codeRecordUnreadable.status(), codeRecordUnreadable, "", "", false)
+		writeRefusal(w, codeRecordUnreadable, "", "")
 	case err != nil:
 		o.layer.failed(err)
 		w.Header().Set("Retry-After", "1")
-		writeProblem(w, codeStoreUnavailable.status(), codeStoreUnavailable, "", "", true)
+		writeRefusal(w, codeStoreUnavailable, "", "")
 	case state == nil:
 		http.NotFound(w, r)
 	default:
@@ -137,15 +137,9 @@ func (o *Operations) find(ctx context.Context, id uuid.UUID, scope Scope) (*oper
 	if code != nil {
 		s.Error = &operationError{Code: *code, Text: text}
 	}
-	if sealed && result != nil {
-		if o.layer.cfg.Sealer == nil {
-			return nil, fmt.Errorf("%w: %w", errUnreadable, errNoSealer)
-		}
-		if result, err = o.layer.cfg.Sealer.Open(id, result); err != nil {
-			return nil, fmt.Errorf("%w: %w", errUnreadable, err)
-		}
+	if s.Result, err = o.layer.open(id, result, sealed); err != nil {
+		return nil, fmt.Errorf("%w: %w", errUnreadable, err)
 	}
-	s.Result = result
 	return &s, nil
 }
 
@@ -194,13 +188,12 @@ func (o *Operations) apply(ctx context.Context, tx consumer.Tx, m *consumer.Mess
 	case o.work[op.Name] == nil:
 		return fmt.Errorf("idempotency: this process has no work %q", op.Name)
 	}
-	if sealed, _ := m.Header(headerSealed); string(sealed) == "1" {
-		if o.layer.cfg.Sealer == nil {
-			return errNoSealer
+	sealed, _ := m.Header(headerSealed)
+	if op.Input, err = o.layer.open(op.id, m.Value, string(sealed) == sealedMark[true]); err != nil {
+		if errors.Is(err, errNoSealer) { // another process may have one
+			return err
 		}
-		if op.Input, err = o.layer.cfg.Sealer.Open(op.id, m.Value); err != nil {
-			return consumer.Permanent(err)
-		}
+		return consumer.Permanent(err)
 	}
 	return o.do(ctx, tx, op, m.Attempt)
 }
@@ -255,11 +248,10 @@ const (
 
 func (o *Operations) end(tx consumer.Tx, op *Operation, state string, result []byte, f *failure) (err error) {
 	sealed := false
-	if s := o.layer.cfg.Sealer; s != nil && result != nil {
-		if result, err = s.Seal(op.id, result); err != nil {
+	if result != nil {
+		if result, sealed, err = o.layer.seal(op.id, result); err != nil {
 			return err
 		}
-		sealed = true
 	}
 	var code, text *string
 	if f != nil {

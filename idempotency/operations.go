@@ -180,15 +180,12 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err != nil {
 		return err
 	}
-	input, sealed := req.Input, "0"
-	if s := o.layer.cfg.Sealer; s != nil {
-		if input, err = s.Seal(id, input); err != nil {
-			return err
-		}
-		sealed = "1"
+	input, sealed, err := o.layer.seal(id, req.Input)
+	if err != nil {
+		return err
 	}
 	x.tx.Queue(acceptSQL, id, x.scope.Tenant, x.scope.Principal, req.Name, o.cfg.TTL)
-	e := eventlog.Event{Topic: o.cfg.Stream, Tenant: x.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealed)}}}
+	e := eventlog.Event{Topic: o.cfg.Stream, Tenant: x.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)
 	}
@@ -208,7 +205,10 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	return nil
 }
 
+// headerSealed says in an event whether its body is sealed.
 const headerSealed = "onlyonce-sealed"
+
+var sealedMark = map[bool]string{false: "0", true: "1"}
 
 // Run makes the stream if there is none, works, and deletes what has expired, until ctx ends: then it lets what is under way finish for as long as
 // a consumer does, and returns nil.

@@ -35,14 +35,7 @@ type recorder struct {
 	over  bool
 }
 
-func newRecorder(limit int) *recorder {
-	r := &recorder{limit: limit}
-	r.reset()
-	return r
-}
-
-// reset makes it a new one, for the handler's next run. Nothing that was handed out is used again.
-func (r *recorder) reset() { *r = recorder{limit: r.limit, live: http.Header{}} }
+func newRecorder(limit int) *recorder { return &recorder{limit: limit, live: http.Header{}} }
 
 // Header returns the headers that the status will be written with.
 func (r *recorder) Header() http.Header { return r.live }

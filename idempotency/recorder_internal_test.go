@@ -225,7 +225,7 @@ func TestRecorderDropsFramingAndWhatCannotBeSent(t *testing.T) {
 }
 
 // A re-run begins with nothing of the run before it, which may still hold on to what it was given.
-func TestRecorderReset(t *testing.T) {
+func TestRecorderOfARerun(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(4)
 	before := r.Header()
@@ -234,7 +234,7 @@ func TestRecorderReset(t *testing.T) {
 	fmt.Fprint(r, "abcd")
 	fmt.Fprint(r, "e")
 	body := r.body()
-	r.reset()
+	r = newRecorder(4)
 	before.Set("X-B", "1")
 	if r.overflow() || r.status() != 200 || len(r.header()) > 0 || len(r.body()) > 0 {
 		t.Errorf("%d %v %q", r.status(), r.header(), r.body())

@@ -30,14 +30,13 @@ func answer(m Mark, rec *recorder) reply {
 func refusal(c code, failed error) reply {
 	rep := reply{mark: Rejected, code: c, failed: failed}
 	switch c {
-	case codeStoreUnavailable, codeCommitUnknown, codeOverCapacity, codeRolledBack:
+	case codeStoreUnavailable, codeOverCapacity, codeRolledBack:
 		rep.retryAfter = time.Second
+	case codeCommitUnknown:
+		rep.mark, rep.retryAfter = InProgress, time.Second
 	case codeKeyReused:
 		rep.mark = Mismatch
 	case codeInProgress:
-		rep.mark = InProgress
-	}
-	if c == codeCommitUnknown {
 		rep.mark = InProgress
 	}
 	return rep
@@ -111,14 +110,32 @@ func (e *endpoint) stored(rec *recorder) *response {
 	return r
 }
 
-// envelope writes it as it is kept.
-func (x *exchange) envelope(r *response) (stored []byte, sealed bool, err error) {
-	stored = r.encode()
-	if s := x.layer.cfg.Sealer; s != nil {
-		stored, err = s.Seal(x.id, stored)
-		return stored, true, err
+// envelope is that as it is kept.
+func (x *exchange) envelope(rec *recorder) (stored []byte, sealed bool, err error) {
+	return x.layer.seal(x.id, x.endpoint.stored(rec).encode())
+}
+
+// seal makes of a value what is stored under an id, and says whether that is sealed (H16).
+func (l *Layer) seal(id [16]byte, value []byte) (stored []byte, sealed bool, err error) {
+	if l.cfg.Sealer == nil {
+		return value, false, nil
 	}
-	return stored, false, nil
+	stored, err = l.cfg.Sealer.Seal(id, value)
+	return stored, true, err
+}
+
+// errNoSealer says that what is stored cannot be read here.
+var errNoSealer = errors.New("idempotency: what is stored is sealed, and there is no Config.Sealer")
+
+// open is what was stored under an id.
+func (l *Layer) open(id [16]byte, stored []byte, sealed bool) ([]byte, error) {
+	switch {
+	case !sealed:
+		return stored, nil
+	case l.cfg.Sealer == nil:
+		return nil, errNoSealer
+	}
+	return l.cfg.Sealer.Open(id, stored)
 }
 
 // judge answers a request under whose key a record stands.
@@ -143,14 +160,9 @@ func (x *exchange) judge(r *record) reply {
 	if r.erased {
 		return gone(nil)
 	}
-	stored := r.response
-	if r.sealed {
-		if x.layer.cfg.Sealer == nil {
-			return refusal(codeRecordUnreadable, errNoSealer)
-		}
-		if stored, err = x.layer.cfg.Sealer.Open(x.id, stored); err != nil {
-			return refusal(codeRecordUnreadable, err)
-		}
+	stored, err := x.layer.open(x.id, r.response, r.sealed)
+	if err != nil {
+		return refusal(codeRecordUnreadable, err)
 	}
 	resp, err := decodeResponse(stored)
 	if err != nil {

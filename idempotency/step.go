@@ -109,22 +109,17 @@ func (x *exchange) beginStep(ctx context.Context, name string) (done bool, resul
 		x.aside = true
 		return false, nil, fmt.Errorf("%w: step %q", ErrOutcomeUnknown, name)
 	}
-	if done && sealed {
-		if x.layer.cfg.Sealer == nil {
-			return false, nil, errNoSealer
-		}
-		result, err = x.layer.cfg.Sealer.Open(x.id, result)
+	if done {
+		result, err = x.layer.open(x.id, result, sealed)
 	}
 	return done, result, err
 }
 
 // endStep keeps the result. It goes on when the handler's context has ended, because what is not kept here is asked for again.
-func (x *exchange) endStep(name string, result []byte) (err error) {
-	sealed := x.layer.cfg.Sealer != nil
-	if sealed {
-		if result, err = x.layer.cfg.Sealer.Seal(x.id, result); err != nil {
-			return err
-		}
+func (x *exchange) endStep(name string, result []byte) error {
+	result, sealed, err := x.layer.seal(x.id, result)
+	if err != nil {
+		return err
 	}
 	retry := pauses()
 	l := x.held.lease

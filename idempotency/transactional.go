@@ -91,15 +91,14 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 		}
 	}
 	if !claimed {
-		return x.commit(answer(Bypassed, rec), nil)
+		return x.commit(answer(Bypassed, rec))
 	}
-	resp := x.endpoint.stored(rec)
-	stored, sealed, err := x.envelope(resp)
+	stored, sealed, err := x.envelope(rec)
 	if err != nil {
 		return ended(refusal(codeRolledBack, err))
 	}
 	x.tx.Engine(stepRecord, completeSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.print, x.token, stored, sealed, x.ttl)
-	return x.commit(answer(Created, rec), resp)
+	return x.commit(answer(Created, rec))
 }
 
 // What onlyonce.http_begin returns.
@@ -198,7 +197,7 @@ func (x *exchange) failed(err error) outcome {
 }
 
 // commit ends the transaction. The answer leaves only behind it.
-func (x *exchange) commit(rep reply, resp *response) outcome {
+func (x *exchange) commit(rep reply) outcome {
 	if err := fault.Point(fault.RequestSealing); err != nil {
 		return ended(refusal(codeStoreUnavailable, err))
 	}
@@ -214,7 +213,7 @@ func (x *exchange) commit(rep reply, resp *response) outcome {
 		}
 		x.layer.seen.add(x.id)
 		return ended(rep)
-	case lost && resp == nil: // it has no key to be found by, and whoever sent it again might have it done twice
+	case lost && x.key == "": // it has no key to be found by, and whoever sent it again might have it done twice
 		unknown := refusal(codeCommitUnknown, err)
 		unknown.retryAfter, unknown.final = 0, true
 		return ended(unknown)
