@@ -284,7 +284,7 @@ func TestPartitionOfNoShard(t *testing.T) {
 	of := shards.Of
 	shards.Of = func(topic string, partition int32) string {
 		if partition == 2 {
-			panic("not implemented")
+			panic("no such partition")
 		}
 		return of(topic, partition)
 	}
@@ -297,7 +297,7 @@ func TestPartitionOfNoShard(t *testing.T) {
 		return slices.ContainsFunc(r.halts, func(h *consumer.HaltError) bool {
 			return h.Partition == 1 && strings.Contains(h.Error(), `Shards.Of names "c", which is none of Shards.Pools; correct Shards and deploy`)
 		}) && slices.ContainsFunc(r.halts, func(h *consumer.HaltError) bool {
-			return h.Partition == 2 && strings.Contains(h.Error(), "not implemented")
+			return h.Partition == 2 && strings.Contains(h.Error(), "no such partition")
 		})
 	})
 	stop()
