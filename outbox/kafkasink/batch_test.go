@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
-
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -94,15 +91,7 @@ func TestSendBatch(t *testing.T) {
 func TestSendBatchCutOff(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
-	arrived, release := make(chan struct{}), make(chan struct{})
-	var requests atomic.Int32
-	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
-		c.KeepControl()
-		if requests.Add(1) == 1 {
-			c.SleepControl(func() { close(arrived); <-release })
-		}
-		return nil, nil, false
-	})
+	_, arrived, release := holdFirst(c)
 	s := newSink(t, c.ListenAddrs(), nil, topic)
 	first := make(chan outbox.Result, 1)
 	go func() { first <- send(t, s, delivery("first", "/"+topic, "first")) }()

@@ -101,19 +101,25 @@ func TestPartition(t *testing.T) {
 	}
 }
 
+// holdFirst has a broker hold up the first request to produce, from when arrived is closed until the test closes release. It counts all of them.
+func holdFirst(c *kfake.Cluster) (requests *atomic.Int32, arrived <-chan struct{}, release chan<- struct{}) {
+	requests = new(atomic.Int32)
+	came, goOn := make(chan struct{}), make(chan struct{})
+	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		if requests.Add(1) == 1 {
+			c.SleepControl(func() { close(came); <-goOn })
+		}
+		return nil, nil, false
+	})
+	return requests, came, goOn
+}
+
 // Calls that come while a request is under way travel together in the next one, in the order in which they came.
 func TestBatches(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
-	var requests atomic.Int32
-	arrived, release := make(chan struct{}), make(chan struct{})
-	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
-		c.KeepControl()
-		if requests.Add(1) == 1 {
-			c.SleepControl(func() { close(arrived); <-release })
-		}
-		return nil, nil, false
-	})
+	requests, arrived, release := holdFirst(c)
 	s := newSink(t, c.ListenAddrs(), nil, topic)
 	results := make(chan outbox.Result, 41)
 	begin := func(id, body string) { go func() { results <- send(t, s, delivery(id, "/"+topic, body)) }() }
@@ -277,15 +283,7 @@ func TestUnreachable(t *testing.T) {
 func TestCutOff(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
-	arrived, release := make(chan struct{}), make(chan struct{})
-	var requests atomic.Int32
-	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
-		c.KeepControl()
-		if requests.Add(1) == 1 {
-			c.SleepControl(func() { close(arrived); <-release })
-		}
-		return nil, nil, false
-	})
+	_, arrived, release := holdFirst(c)
 	s := newSink(t, c.ListenAddrs(), nil, topic)
 	ctx, cancel := context.WithCancel(t.Context())
 	first, second := make(chan outbox.Result, 1), make(chan outbox.Result, 1)
