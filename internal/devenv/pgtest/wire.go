@@ -26,6 +26,7 @@ type Wire struct {
 	// Seen counts the times that the statement was sent, and Cuts those at which something happened.
 	Seen, Cuts atomic.Int32
 	open       sync.WaitGroup // connections that are held
+	away       atomic.Bool    // since the first Held or Dropped: requests to cancel do not get through any more
 }
 
 // Cut is what happens at a message.
@@ -36,10 +37,15 @@ const (
 	Pass    Cut = iota
 	Unsent      // what came before reaches the server, the statement does not, and the connection breaks
 	Unheard     // the server carries the statement out, and the connection breaks before the client hears of it
-	Held        // the client sees the connection break; the server gets the statement when the channel of hold is closed
-	Dropped     // like Held, but it never gets it
-	Stalled     // the statement reaches the server when the channel of hold is closed; nothing breaks
+	// The client sees the connection break; the server gets the statement when the channel of hold is closed. The request to cancel that pgx
+	// sends then is lost: it would race with what came before the statement, and end the transaction.
+	Held
+	Dropped // like Held, but it never gets it
+	Stalled // the statement reaches the server when the channel of hold is closed; nothing breaks
 )
+
+// cancelRequest stands where a start-up message has its protocol (PostgreSQL, Message Formats, CancelRequest).
+const cancelRequest = 1234<<16 | 5678
 
 var errCut = errors.New("connection cut by the test")
 
@@ -85,6 +91,9 @@ func (c *wireConn) Write(b []byte) (int, error) {
 		return 0, errCut
 	}
 	data := append(c.rest, b...)
+	if !c.started && c.w.away.Load() && len(data) >= 8 && binary.BigEndian.Uint32(data[4:]) == cancelRequest {
+		return 0, errCut
+	}
 	at := 0
 	for at < len(data) {
 		n := c.length(data[at:])
@@ -129,6 +138,7 @@ func (c *wireConn) cut(what Cut, before, from []byte) (bool, error) {
 		return true, errCut
 	}
 	c.gone = true
+	c.w.away.Store(true)
 	rest := append([]byte(nil), from...)
 	c.w.open.Go(func() {
 		<-c.hold
