@@ -2,14 +2,12 @@ package webhook
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
@@ -59,10 +57,6 @@ const (
 func (r *Receiver) accept(ctx context.Context, i *item) (Outcome, error) {
 	if err := fault.Point(fault.WebhookVerified); err != nil {
 		return "", fmt.Errorf("%w: %w", ErrStore, err)
-	}
-	if !i.IDSigned && !i.reconciled {
-		sum := sha256.Sum256(i.Body)
-		i.digest = sum[:]
 	}
 	var aside error // why the handler wants the event set aside
 	unknown := false
@@ -221,10 +215,9 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 
 // claim claims the id, and finds out whether it or the body came before.
 func (a *attempt) claim(ctx context.Context, tx *guard.Tx) (found int, err error) {
-	hash := a.key().Hash()
 	// The server gives up before ctx does, and the connection is not lost with the statement.
 	bound := a.left(ctx) * 7 / 8
-	err = tx.EngineRow(ctx, stepClaim, receiveSQL, a.cfg.Endpoint, pgtype.UUID{Bytes: hash, Valid: true}, a.key().Fingerprint.Int64(), a.digest, a.cfg.BodyWindow,
+	err = tx.EngineRow(ctx, stepClaim, receiveSQL, a.cfg.Endpoint, a.hash, a.fingerprint, a.digest, a.cfg.BodyWindow,
 		millis(min(a.cfg.DuplicateWait, bound)), millis(bound), millis(bound), millis(a.cfg.Deadline)).Scan(&found)
 	if err != nil {
 		tx.Fail(stepClaim, err)
@@ -233,10 +226,6 @@ func (a *attempt) claim(ctx context.Context, tx *guard.Tx) (found int, err error
 		}
 	}
 	return found, err
-}
-
-func (a *attempt) key() dedupe.Key {
-	return dedupe.Key{Tenant: a.tenant, Scope: Scope(a.cfg.Endpoint), ID: a.id, Fingerprint: dedupe.FingerprintOf(a.Body)}
 }
 
 var (
@@ -250,9 +239,8 @@ func (a *attempt) keep(tx *guard.Tx, state, reason string, why error) {
 	for n, h := range a.headers {
 		names[n], values[n] = []byte(h.Name), h.Value
 	}
-	hash := a.key().Hash()
-	tx.Engine(stepAside, setAsideSQL, state, reason, storable(why.Error()), a.tenant, Scope(a.cfg.Endpoint), pgtype.UUID{Bytes: hash, Valid: true},
-		Topic(a.cfg.Endpoint), a.item.key, names, values, a.Body, a.id, state == "discarded")
+	tx.Engine(stepAside, setAsideSQL, state, reason, storable(why.Error()), a.tenant, Scope(a.cfg.Endpoint), a.hash,
+		Topic(a.cfg.Endpoint), a.key, names, values, a.Body, a.id, state == "discarded")
 }
 
 // millis is a duration as a value of lock_timeout and its like.

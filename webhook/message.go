@@ -10,7 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgtype"
+
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/eventlog"
 )
 
@@ -92,16 +95,27 @@ type item struct {
 	id      string // unique in the endpoint's scope
 	key     []byte // ordering key, nil for none
 	headers []consumer.Header
-	digest  []byte // of a body that may tell copies; nil: the id does
+
+	// Made once for all attempts: two of them take the whole body.
+	hash        pgtype.UUID // the dedupe key's
+	fingerprint int64
+	digest      []byte // of a body that may tell copies; nil: the id does
 
 	reconciled bool
 }
 
-func (r *Receiver) item(e *Event) *item {
+// item makes one of an event that was delivered, or that a reconciliation lists.
+func (r *Receiver) item(e *Event, reconciled bool) *item {
 	// The endpoint has no slash, nor has the provider.
-	i := &item{Event: e, id: r.cfg.Endpoint + "/" + e.Provider + "/" + e.ID, headers: headersOf(e)}
+	i := &item{Event: e, id: r.cfg.Endpoint + "/" + e.Provider + "/" + e.ID, headers: headersOf(e), reconciled: reconciled}
 	if r.cfg.Tenant != nil {
 		i.tenant = storable(call(r.cfg.Tenant, e))
+	}
+	i.hash = pgtype.UUID{Bytes: dedupe.Key{Tenant: i.tenant, Scope: Scope(r.cfg.Endpoint), ID: i.id}.Hash(), Valid: true}
+	i.fingerprint = dedupe.FingerprintOf(i.Body).Int64()
+	if !i.IDSigned && !i.reconciled {
+		sum := sha256.Sum256(i.Body)
+		i.digest = sum[:]
 	}
 	if r.cfg.OrderingKey != nil {
 		switch key := call(r.cfg.OrderingKey, e); {

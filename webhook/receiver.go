@@ -86,7 +86,7 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.answer(w, start, e, Probed, e.Challenge)
 		return
 	}
-	outcome, err := r.accept(ctx, r.item(e))
+	outcome, err := r.accept(ctx, r.item(e, false))
 	switch {
 	case err == nil:
 		r.answer(w, start, e, outcome, "")

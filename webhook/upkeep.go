@@ -222,9 +222,7 @@ func (r *Receiver) bring(ctx context.Context, e *Event) (fresh bool, err error) 
 	mine.Provider, mine.IDSigned = r.cfg.Verifier.scheme.Name, r.cfg.Verifier.scheme.IDSigned
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Deadline)
 	defer cancel()
-	i := r.item(&mine)
-	i.reconciled = true
-	outcome, err := r.accept(bounded, i)
+	outcome, err := r.accept(bounded, r.item(&mine, true))
 	if err != nil {
 		return false, err
 	}

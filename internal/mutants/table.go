@@ -862,7 +862,7 @@ var table = []mutant{
 	{rule: "W6 the database before the signature", file: "webhook/receiver.go",
 		old: "	e, err := r.cfg.Verifier.Verify(req.Header, body)\n", new: "	_ = r.pool.Ping(ctx)\n	e, err := r.cfg.Verifier.Verify(req.Header, body)\n",
 		pkg: "./webhook", test: "TestW6TamperedRequestsReachNoStatement"},
-	{rule: "W7 unsigned id alone", file: "webhook/accept.go",
+	{rule: "W7 unsigned id alone", file: "webhook/message.go",
 		old: "	if !i.IDSigned && !i.reconciled {", new: "	if false {",
 		pkg: "./webhook", test: "TestW7UnsignedIDs"},
 	{rule: "W7 body for ever", file: schema4,
