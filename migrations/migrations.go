@@ -28,7 +28,7 @@ import (
 var FS embed.FS
 
 // Latest is the schema version that this version of the code was written for.
-const Latest = 5
+const Latest = 6
 
 // ErrSchema is wrapped by every error of [Check]: the schema and the code do not fit each other.
 var ErrSchema = errors.New("schema does not fit this version of onlyonce")
