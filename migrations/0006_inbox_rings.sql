@@ -15,8 +15,6 @@ alter table onlyonce.rings
   add column horizon interval check (horizon > interval '0');
 comment on column onlyonce.rings.uses    is 'By slot (the first is slot 0): the version with which it was opened the last time. Slots are used again; a use is not.';
 comment on column onlyonce.rings.horizon is 'Rings of keys: how long a key is remembered at least, after its segment was closed. Null: for ever, and nothing is rotated.';
-alter table onlyonce.segments add column filter_no bigint;
-comment on column onlyonce.segments.filter_no is 'Rings of keys: the use (onlyonce.rings.uses) of which onlyonce.filters holds the filter. Null: none.';
 
 alter table onlyonce.inbox rename to keys_old;
 alter index onlyonce.inbox_pkey rename to keys_old_pkey;
@@ -94,6 +92,17 @@ begin
 end $$;
 comment on function onlyonce.forget_key() is 'Trigger: DELETE on onlyonce.inbox deletes from the segment.';
 create trigger forget instead of delete on onlyonce.inbox for each row execute function onlyonce.forget_key();
+
+create table onlyonce.frontiers (
+  cursor_id   bigint      primary key references onlyonce.cursors (id) on delete cascade,
+  frontier    timestamptz,
+  sample      timestamptz not null,
+  sample_end  bigint      not null
+);
+comment on table  onlyonce.frontiers is 'How far each cursor is in the time of its log, by the database''s clock: nothing that was appended before it is still to be handled.';
+comment on column onlyonce.frontiers.frontier   is 'The latest sample whose end the cursor has passed. Null: none yet.';
+comment on column onlyonce.frontiers.sample     is 'Database time before the log was asked where it ends.';
+comment on column onlyonce.frontiers.sample_end is 'Where it ended: the high watermark.';
 
 -- ---------------------------------------------------------------- claims
 

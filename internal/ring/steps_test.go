@@ -25,7 +25,7 @@ func TestSteps(t *testing.T) {
 		t.Fatalf("%+v", out)
 	}
 	r.expect("cur 1 draining 0 closed [] retired -")
-	if n := one[int64](r, `select use_no from onlyonce.segments where slot = 1 and opened_at is not null`); n != 1 {
+	if n := one[int64](r, `select use_no from onlyonce.segments where ring = 'outbox' and slot = 1 and opened_at is not null`); n != 1 {
 		t.Errorf("slot 1 was opened %d times", n)
 	}
 	second := r.enqueue(r.pool, "payments")
@@ -35,7 +35,7 @@ func TestSteps(t *testing.T) {
 
 	r.until(x, ring.Closed)
 	r.expect("cur 1 draining - closed [0] retired -")
-	if !one[bool](r, `select s.bound > l.xid and s.closed_at >= s.opened_at from onlyonce.segments s, onlyonce.outbox_log l where s.slot = 0 and l.slot = 0`) {
+	if !one[bool](r, `select s.bound > l.xid and s.closed_at >= s.opened_at from onlyonce.segments s, onlyonce.outbox_log l where s.ring = 'outbox' and s.slot = 0 and l.slot = 0`) {
 		t.Error("the bound is not above what wrote into the segment")
 	}
 
@@ -55,7 +55,7 @@ func TestSteps(t *testing.T) {
 	if r.stands(first) != -1 || r.stands(second) != 1 {
 		t.Error("not the oldest segment was emptied")
 	}
-	if !one[bool](r, `select opened_at is null and closed_at is null and bound is null and use_no = 1 from onlyonce.segments where slot = 0`) {
+	if !one[bool](r, `select opened_at is null and closed_at is null and bound is null and use_no = 1 from onlyonce.segments where ring = 'outbox' and slot = 0`) {
 		t.Error("slot 0 is not free again")
 	}
 	r.until(x, ring.Retired)
@@ -81,13 +81,13 @@ func TestAgeAndRetention(t *testing.T) {
 	x := r.rotator(cfg)
 	r.enqueue(r.pool, "payments")
 	r.never(x, ring.Announced)
-	r.exec(`update onlyonce.segments set opened_at = opened_at - interval '2 hours' where slot = 0`)
+	r.exec(`update onlyonce.segments set opened_at = opened_at - interval '2 hours' where ring = 'outbox' and slot = 0`)
 	r.until(x, ring.Announced)
 	r.until(x, ring.Closed)
 	r.sink("payments")
 	r.done()
 	r.never(x, ring.Retired)
-	r.exec(`update onlyonce.segments set closed_at = closed_at - interval '2 hours' where slot = 0`)
+	r.exec(`update onlyonce.segments set closed_at = closed_at - interval '2 hours' where ring = 'outbox' and slot = 0`)
 	r.until(x, ring.Retired)
 }
 
@@ -120,7 +120,7 @@ func TestFull(t *testing.T) {
 	r.until(x, ring.Truncated)
 	r.until(x, ring.Announced)
 	r.expect("cur 0 draining 5 closed [4 3 2 1] retired -")
-	if n := one[int64](r, `select use_no from onlyonce.segments where slot = 0`); n != 2 {
+	if n := one[int64](r, `select use_no from onlyonce.segments where ring = 'outbox' and slot = 0`); n != 2 {
 		t.Errorf("slot 0 was opened %d times", n)
 	}
 }
@@ -153,7 +153,7 @@ func TestClockThatWentBack(t *testing.T) {
 	r := newRig(t)
 	x := r.rotator(quick())
 	r.enqueue(r.pool, "payments")
-	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '2 minutes' where slot = 0`)
+	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '2 minutes' where ring = 'outbox' and slot = 0`)
 	if _, err := x.Step(t.Context()); !errors.Is(err, ring.ErrClock) {
 		t.Fatalf("%v", err)
 	}
@@ -163,7 +163,7 @@ func TestClockThatWentBack(t *testing.T) {
 		}
 	}
 	r.expect("cur 0 draining - closed [] retired -")
-	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '30 seconds' where slot = 0`)
+	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '30 seconds' where ring = 'outbox' and slot = 0`)
 	r.until(x, ring.Announced)
 }
 
