@@ -15,8 +15,8 @@ import (
 
 // claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the migration.
 const (
-	claimSQL      = `select onlyonce.claim($1, $2)`
-	claimFreshSQL = `select onlyonce.claim_fresh($1, $2)`
+	claimSQL      = `select onlyonce.claim_log($1, $2)`
+	claimFreshSQL = `select onlyonce.claim_log_fresh($1, $2)`
 )
 
 // parkedSQL tells which of these keys belong to a parked message that is not settled. In: keys, kind. One row: an array. By the unique index

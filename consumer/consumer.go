@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
@@ -103,7 +104,12 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		return err
 	}
+	side, stop := context.WithCancel(ctx)
+	var rotating sync.WaitGroup
+	rotating.Go(func() { inbox.Rotate(side, c.pool, c.cfg.Logger) })
 	err := c.source.Run(ctx, c.own)
+	stop()
+	rotating.Wait()
 	return errors.Join(err, c.Healthy())
 }
 

@@ -94,15 +94,13 @@ comment on function onlyonce.forget_key() is 'Trigger: DELETE on onlyonce.inbox 
 create trigger forget instead of delete on onlyonce.inbox for each row execute function onlyonce.forget_key();
 
 create table onlyonce.frontiers (
-  cursor_id   bigint      primary key references onlyonce.cursors (id) on delete cascade,
-  frontier    timestamptz,
-  sample      timestamptz not null,
-  sample_end  bigint      not null
-);
+  cursor_id bigint      primary key references onlyonce.cursors (id) on delete cascade,
+  run       integer     not null,
+  frontier  timestamptz not null
+) with (fillfactor = 50);
 comment on table  onlyonce.frontiers is 'How far each cursor is in the time of its log, by the database''s clock: nothing that was appended before it is still to be handled.';
-comment on column onlyonce.frontiers.frontier   is 'The latest sample whose end the cursor has passed. Null: none yet.';
-comment on column onlyonce.frontiers.sample     is 'Database time before the log was asked where it ends.';
-comment on column onlyonce.frontiers.sample_end is 'Where it ended: the high watermark.';
+comment on column onlyonce.frontiers.run      is 'The cursor''s run that this is said of. In another one nothing is known.';
+comment on column onlyonce.frontiers.frontier is 'The latest of the times, each asked before the end of the log was, whose end the cursor has passed.';
 
 -- ---------------------------------------------------------------- claims
 

@@ -40,7 +40,7 @@ func (f *fixture) history() {
 	f.enqueues("unlisted", "", "u1")
 	f.exec(`update onlyonce.outbox_log set not_before = clock_timestamp() + interval '1 hour' where name = 'q2'`)
 	f.exec(`update onlyonce.outbox_log set created_at = created_at - interval '1 hour'`)
-	f.exec(`update onlyonce.segments set bound = (select bound from (select pg_snapshot_xmax(pg_current_snapshot()) as bound) b), closed_at = now() where slot = 1`)
+	f.exec(`update onlyonce.segments set bound = (select bound from (select pg_snapshot_xmax(pg_current_snapshot()) as bound) b), closed_at = now() where ring = 'outbox' and slot = 1`)
 }
 
 // A dump is restored into another cluster, whose transaction ids are lower, or higher: exactly what was not delivered is sent, in order.
@@ -104,10 +104,10 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 			if n := one[int](f, `select count(*) from onlyonce.parked where state = 'blocked' and first_attempt_at = parked_at`); n != 1 {
 				t.Error("the key of a call that was parked before the dump counts from its next attempt")
 			}
-			if n := one[int](f, `select count(*) from onlyonce.segments s where slot = 1 and bound > (select max(xid) from onlyonce.outbox_log where redo)`); n != 1 {
+			if n := one[int](f, `select count(*) from onlyonce.segments s where ring = 'outbox' and slot = 1 and bound > (select max(xid) from onlyonce.outbox_log where redo)`); n != 1 {
 				t.Error("a closed segment is emptied under calls that are to be sent")
 			}
-			if n := one[int](f, `select count(*) from onlyonce.rings where version = (select last_value from onlyonce.outbox_version) and version > 1`); n != 1 {
+			if n := one[int](f, `select count(*) from onlyonce.rings where name = 'outbox' and version = (select last_value from onlyonce.outbox_version) and version > 1`); n != 1 {
 				t.Error("the ring's version")
 			}
 			// Relays go on.

@@ -41,7 +41,7 @@ select (
   select case when f.frontier is null then format('consumer %s has not said yet how far it is in %s, partition %s', c.scope, c.topic, c.partition)
               else format('consumer %s is in %s, partition %s, at what was appended until %s', c.scope, c.topic, c.partition, to_char(f.frontier, 'YYYY-MM-DD HH24:MI:SSOF')) end
     from onlyonce.cursors c
-    left join onlyonce.frontiers f on f.cursor_id = c.id
+    left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
    where c.retired_at is null and c.cluster_id is distinct from 'postgres'
      and (f.frontier is null or f.frontier < g.closed_at + r.horizon)
    order by f.frontier nulls first
