@@ -42,10 +42,11 @@ type Consumer struct {
 	cfg     Config
 	events  bool // the source is an EventSource
 
-	parts  partitions
-	budget budget
-	stuck  atomic.Int64 // handlers that were left behind and still run
-	grown  sync.Map     // topic: number of partitions that Hooks.Repartitioned was told
+	parts   partitions
+	filters *inbox.Filters // of the inbox's closed segments
+	budget  budget
+	stuck   atomic.Int64 // handlers that were left behind and still run
+	grown   sync.Map     // topic: number of partitions that Hooks.Repartitioned was told
 }
 
 // New checks everything it can without a server, and returns every fault at once, each naming its field. The
@@ -82,6 +83,7 @@ func build(c *Consumer, noHandler bool) (*Consumer, error) {
 	}
 	c.cfg = c.cfg.withDefaults()
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
+	c.filters = inbox.NewFilters(pool, "keys_log", c.cfg.Logger)
 	return c, nil
 }
 
@@ -107,6 +109,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 	side, stop := context.WithCancel(ctx)
 	var rotating sync.WaitGroup
 	rotating.Go(func() { inbox.Rotate(side, c.pool, c.cfg.Logger) })
+	if c.cfg.Key != nil {
+		rotating.Go(func() { c.filters.Run(side) })
+	}
 	err := c.source.Run(ctx, c.own)
 	stop()
 	rotating.Wait()

@@ -65,6 +65,7 @@ begin
     ('onlyonce_app',      'keys_log_version', 'select'),
     ('onlyonce_app',      'keys_clock_version', 'select'),
     ('onlyonce_app',      'frontiers',      'select, insert, update'),
+    ('onlyonce_app',      'filters',        'select'),
     ('onlyonce_app',      'http_records',   'select, insert, update, delete'), -- purges, and replaces what has expired
     ('onlyonce_app',      'http_steps',     'select, insert, update'),
     ('onlyonce_app',      'operations',     'select, insert, update, delete'), -- purges
@@ -109,6 +110,7 @@ begin
     ('onlyonce_rotator',  'keys_log_version', 'usage, select, update'),
     ('onlyonce_rotator',  'keys_clock_version', 'usage, select, update'),
     ('onlyonce_rotator',  'frontiers',      'select'),
+    ('onlyonce_rotator',  'filters',        'select, insert, delete'),
     ('onlyonce_rotator',  'streams',        'select'),
     ('onlyonce_rotator',  'cursors',        'select'),
     ('onlyonce_rotator',  'positions',      'select'),

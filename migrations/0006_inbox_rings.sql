@@ -13,7 +13,7 @@ lock table onlyonce.inbox in access exclusive mode;
 alter table onlyonce.rings
   add column uses    bigint[] not null default '{}',
   add column horizon interval check (horizon > interval '0');
-comment on column onlyonce.rings.uses    is 'By slot (the first is slot 0): the version with which it was opened the last time. Slots are used again; a use is not.';
+comment on column onlyonce.rings.uses    is 'By slot (the first is slot 0): a random number of its last close. Slots are used again, and after a failover closed again; a use is not.';
 comment on column onlyonce.rings.horizon is 'Rings of keys: how long a key is remembered at least, after its segment was closed. Null: for ever, and nothing is rotated.';
 
 alter table onlyonce.inbox rename to keys_old;
@@ -35,7 +35,7 @@ begin
     perform setval(('onlyonce.' || ring || '_version')::regclass, 1);
     -- A database that has remembered every key goes on doing so until somebody sets a horizon.
     insert into onlyonce.rings (name, slots, closed, uses, horizon)
-      values (ring, 10, case when filled then '{10}' else '{}' end::smallint[], array_fill(0::bigint, array[11]), case when filled then null else interval '7 days' end);
+      values (ring, 10, case when filled then '{10}' else '{}' end::smallint[], array_fill(null::bigint, array[10]) || ('x' || right(gen_random_uuid()::text, 12))::bit(48)::bigint, case when filled then null else interval '7 days' end);
     insert into onlyonce.segments (ring, slot, use_no, opened_at, closed_at)
       select ring, s, case when s in (0, 10) then 1 else 0 end, case s when 0 then clock_timestamp() end, case when s = 10 and filled then clock_timestamp() end
         from generate_series(0, 10) s;
@@ -92,6 +92,21 @@ begin
 end $$;
 comment on function onlyonce.forget_key() is 'Trigger: DELETE on onlyonce.inbox deletes from the segment.';
 create trigger forget instead of delete on onlyonce.inbox for each row execute function onlyonce.forget_key();
+
+create table onlyonce.filters (
+  ring     text        not null references onlyonce.rings (name),
+  use      bigint      not null,
+  keys     bigint      not null,
+  digest   bytea       not null,
+  filter   bytea       not null,
+  built_at timestamptz not null default clock_timestamp(),
+  primary key (ring, use)
+);
+alter table onlyonce.filters alter column filter set storage external;
+comment on table  onlyonce.filters is 'Filters of closed segments: each says of most keys that the segment does not hold them. Consumers load them, so that claims need not look.';
+comment on column onlyonce.filters.use    is 'Of which close (onlyonce.rings.uses). A filter of another use is of other keys.';
+comment on column onlyonce.filters.keys   is 'How many keys it was built of.';
+comment on column onlyonce.filters.digest is 'SHA-256 of filter.';
 
 create table onlyonce.frontiers (
   cursor_id bigint      primary key references onlyonce.cursors (id) on delete cascade,

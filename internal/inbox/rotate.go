@@ -19,7 +19,7 @@ const interval = 10 * time.Second
 // in a second and has 9 MB.
 const SegmentBytes = 208 << 20
 
-// Rotate rotates both rings of keys until ctx ends, and returns when nothing of it is left. What goes wrong is logged, and never fails
+// Rotate rotates both rings of keys, and builds the filters of the log's, until ctx ends, and returns when nothing of it is left. What goes wrong is logged, and never fails
 // whoever runs it. The first look is an interval away: a process that starts has better things to do.
 func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger) {
 	var both sync.WaitGroup
@@ -45,6 +45,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger) {
 			}
 		})
 	}
+	both.Go(func() { NewBuilder(pool, ring.KeysLog(), log).Run(ctx) })
 	both.Wait()
 }
 

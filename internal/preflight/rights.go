@@ -40,6 +40,7 @@ var (
 		"progress":       {"SELECT", "INSERT", "DELETE"},
 		"inbox":          {"SELECT"}, // and its segments, see role
 		"frontiers":      {"SELECT", "INSERT", "UPDATE"},
+		"filters":        {"SELECT"},
 		"parked":         {"SELECT", "INSERT", "UPDATE"},
 		"topics":         {"SELECT", "INSERT"},
 		"outbox_log":     {"SELECT", "INSERT"},

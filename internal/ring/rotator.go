@@ -2,6 +2,8 @@ package ring
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -208,7 +210,7 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 		if !passed {
 			return Outcome{Action: Waiting, Slot: *st.draining}, nil
 		}
-		return Outcome{Action: Closed, Slot: *st.draining}, r.move(ctx, st, closeSQL, *st.draining, r.wait.xid)
+		return Outcome{Action: Closed, Slot: *st.draining}, r.move(ctx, st, closeSQL, *st.draining, r.wait.xid, newUse())
 	}
 	out := Outcome{Action: Idle}
 	if st.retired != nil {
@@ -396,6 +398,15 @@ func (r *Rotator) update(ctx context.Context, tx pgx.Tx, st *state, sql string, 
 		return ErrMoved
 	}
 	return nil
+}
+
+// newUse is a number by which what was derived of a closed segment knows it again. Random, and new with the close: a failover may lose a close
+// and what was in the segment last, and the segment is then closed again with other keys in it. Its slot, its version and what it was opened
+// by are the same then.
+func newUse() int64 {
+	var b [8]byte
+	rand.Read(b[:]) // never fails (crypto/rand since Go 1.24)
+	return int64(binary.BigEndian.Uint64(b[:]))
 }
 
 var errNeeded = errors.New("needed")

@@ -65,15 +65,14 @@ const (
 	// announceSQL. Also in: the free slot.
 	announceSQL = `
 with moved as (
-  update onlyonce.rings set draining = cur, cur = $4::smallint, uses[$4::smallint + 1] = $3, version = $3
-   where name = $1 and version = $2 returning name)
+  update onlyonce.rings set draining = cur, cur = $4, version = $3 where name = $1 and version = $2 returning name)
 update onlyonce.segments s set use_no = s.use_no + 1, opened_at = clock_timestamp(), closed_at = null, bound = null
   from moved m where s.ring = m.name and s.slot = $4::smallint`
 
-	// closeSQL. Also in: the slot that drains, and the id of ours that every transaction that wrote into it is below.
+	// closeSQL. Also in: the slot that drains, the id of ours that every transaction that wrote into it is below, and the number of the use.
 	closeSQL = `
 with moved as (
-  update onlyonce.rings set closed = array_prepend(draining, closed), draining = null, version = $3
+  update onlyonce.rings set closed = array_prepend(draining, closed), uses[draining + 1] = $6, draining = null, version = $3
    where name = $1 and version = $2 returning name)
 update onlyonce.segments s set closed_at = clock_timestamp(), bound = $5::text::xid8
   from moved m where s.ring = m.name and s.slot = $4::smallint`
