@@ -9,7 +9,7 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox nightly ci
+.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -66,6 +66,11 @@ CALLS ?= 100000
 storm-outbox: ## kill relays and Postgres under a stream of outbound calls, with a remote that fails in every way; CALLS, KILLS, SEED
 	$(GO) run ./internal/outboxstorm $(if $(SEED),-seed $(SEED),) -calls $(CALLS) -kills $(KILLS)
 
+ROTATIONS ?= 500
+
+storm-keys: ## claims of colliding keys through ROTATIONS rotations of each ring and isolation level
+	ONLYONCE_ROTATIONS=$(ROTATIONS) $(DEVENV) -postgres -- $(GO) test -timeout 60m -v -run TestK4RotationsUnderCollidingClaims ./internal/ring
+
 FUZZTIME ?= 20s
 fuzz: ## each fuzz target for FUZZTIME
 	@set -e; for f in $$(grep -rl --include='*_test.go' '^func Fuzz' . | sort); do \
@@ -73,7 +78,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: mutants matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox ## the long checks; record what they print in docs/results/
+nightly: mutants matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

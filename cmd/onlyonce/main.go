@@ -76,7 +76,7 @@ func commands() []command {
 	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
 		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
 		parkedDiscardCommand(), outboxStatusCommand(), outboxPauseCommand(), outboxResumeCommand(), outboxRebaseCommand(),
-		outboxEraseCommand(), requestListCommand(), requestResolveCommand(), requestEraseCommand(), relayCommand()}
+		outboxEraseCommand(), inboxPlanCommand(), inboxStatusCommand(), inboxHorizonCommand(), requestListCommand(), requestResolveCommand(), requestEraseCommand(), relayCommand()}
 }
 
 // usageError is a mistake in the command line: the usage line is shown with it.

@@ -34,6 +34,13 @@ const (
 // stillSQL says whether a segment is still the one that was closed in a use. In: ring, slot, use. With the table locked it then stays so.
 const stillSQL = `select exists (select from onlyonce.rings where name = $1 and $2::smallint = any (closed) and uses[$2::smallint + 1] = $3)`
 
+// sizeSQL estimates how many keys a segment holds, by what a row takes. In: the table.
+const sizeSQL = `select pg_relation_size($1::text::regclass) / 52`
+
+// MostKeys is how many keys a segment may hold for a filter to be built of it: building takes 42 bytes a key of this process's memory. A larger
+// segment is asked by SQL.
+const MostKeys = 16_000_000
+
 // storeSQL stores a filter, unless somebody was faster. In: ring, use, keys, digest, filter.
 const storeSQL = `insert into onlyonce.filters (ring, use, keys, digest, filter) values ($1, $2, $3, $4, $5) on conflict do nothing`
 
@@ -50,6 +57,7 @@ type Builder struct {
 	lease *lease.Lease
 	// waits has for each use a transaction id that was taken after the segment was found closed in it.
 	waits map[int64]string
+	told  int64 // the use that was found too large the last time
 }
 
 const (
@@ -130,6 +138,17 @@ func (b *Builder) Step(ctx context.Context) (built int, err error) {
 			return built, err
 		}
 		if !passed {
+			continue
+		}
+		var keys int64
+		if err := b.pool.QueryRow(ctx, sizeSQL, b.ring.Tables[s.Slot]).Scan(&keys); err != nil {
+			return built, err
+		}
+		if keys > MostKeys {
+			if b.told != s.Use {
+				b.told = s.Use
+				b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is asked by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
+			}
 			continue
 		}
 		if err := b.build(ctx, s.Slot, s.Use); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -15,16 +16,16 @@ import (
 // interval is how often a process looks at the rings. Segments are open for hours.
 const interval = 10 * time.Second
 
-// SegmentBytes is the size at which a segment is followed by another one before its time: about 4 million keys, of which a filter is built
-// in a second and has 9 MB.
-const SegmentBytes = 208 << 20
+// anySize: a segment is followed by another one when it is a seventh of the horizon old, whatever its size. A ring has the slots that a horizon
+// needs at that pace, and one that closed segments earlier would run out of them, and end up with one that holds most of the keys.
+const anySize = math.MaxInt64
 
 // Rotate rotates both rings of keys, and builds the filters of the log's, until ctx ends, and returns when nothing of it is left. What goes wrong is logged, and never fails
 // whoever runs it. The first look is an interval away: a process that starts has better things to do.
 func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger) {
 	var both sync.WaitGroup
 	for _, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
-		x, err := ring.New(pool, which, ring.Config{MaxBytes: SegmentBytes, Interval: interval, Hooks: ring.Hooks{
+		x, err := ring.New(pool, which, ring.Config{MaxBytes: anySize, Interval: interval, Hooks: ring.Hooks{
 			Stepped: func(o ring.Outcome) { stepped(log, which.Name, o) },
 			Failed:  func(err error) { log.Warn("onlyonce: rotating the inbox failed", "ring", which.Name, "error", err) },
 		}})

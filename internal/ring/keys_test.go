@@ -196,6 +196,33 @@ func TestK4ClaimThatHasReadTheRing(t *testing.T) {
 	}
 }
 
+// K4: a claim that got its id behind the rotator's own is not waited for, and has read that the segment drains. What it inserts there is
+// not found by those who read the row behind the close; what it inserts into the current segment is.
+func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
+	r := newKeyRig(t, ring.KeysLog())
+	r.is(r.pool, "claim_log", uuid.New(), 0)
+	r.until(r.rotator, ring.Announced)
+	before := r.begin(pgx.ReadCommitted)
+	if _, err := before.Exec(t.Context(), `select pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	r.until(r.rotator, ring.Waiting)
+	late, a := r.begin(pgx.ReadCommitted), uuid.New()
+	r.is(late, "claim_log", a, 0)
+	r.commit(before)
+	r.until(r.rotator, ring.Closed)
+	told := make(chan []int16, 1)
+	go func() {
+		got, _ := r.ask(r.pool, "claim_log", a)
+		told <- got
+	}()
+	r.blocked("%claim_log($1%")
+	r.commit(late)
+	if got := <-told; len(got) != 1 || got[0] != 1 {
+		t.Fatalf("%v", got)
+	}
+}
+
 // K4: a transaction whose snapshot is older than the ring's row is told to run again, behind each step.
 func TestK4OldSnapshotIsRefused(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
@@ -315,6 +342,8 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	r.exec(`insert into onlyonce.frontiers (cursor_id, run, frontier)
 	  select $1, 0, closed_at from onlyonce.segments where ring = 'keys_log' and slot = 0`, returns)
 	kept("at what was appended until")
+	r.exec(`update onlyonce.frontiers set run = 1, frontier = clock_timestamp() + interval '1 hour' where cursor_id = $1`, returns)
+	kept("returns, partition 0") // said of another run
 	r.exec(`update onlyonce.cursors set retired_at = now() where id = $1`, returns)
 	r.until(r.rotator, ring.Retired)
 	r.until(r.rotator, ring.Truncated)
