@@ -299,7 +299,7 @@ var table = []mutant{
 		pkg: "./internal/ring", test: "TestK4ClaimBehindTheRotatorsId"},
 	{rule: "K4 id before the row", file: schemaRings,
 		old: "    return '{}';\n  end if;\n  ignored := pg_current_xact_id()::text;\n", new: "    return '{}';\n  end if;\n",
-		pkg: "./internal/ring", test: "TestK4ClaimThatHasReadTheRing/claim_log$"},
+		pkg: "./internal/ring", test: "TestK4ClaimThatHasReadTheRing/claim_log"},
 	{rule: "K4 id before the row in the claim that raises", file: schemaRings,
 		old: "  ignored  text;\nbegin\n  ignored := pg_current_xact_id()::text;\n", new: "  ignored  text;\nbegin\n",
 		pkg: "./internal/ring", test: "TestK4ClaimThatHasReadTheRing/claim_log_fresh"},

@@ -3,6 +3,7 @@ package ring_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -129,7 +130,8 @@ func TestK3ConflictWithAClosedSegment(t *testing.T) {
 
 // K4: between the announcement and the close a claim asks the draining segment too: there the transactions insert that have read the row before.
 func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
-	for _, commit := range []bool{true, false} {
+	for i, commit := range []bool{true, false, true, false} {
+		form := []string{"claim_log", "claim_log_fresh"}[i/2]
 		r := newKeyRig(t, ring.KeysLog())
 		a := uuid.New()
 		r.is(r.pool, "claim_log", uuid.New(), 0)
@@ -137,31 +139,25 @@ func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
 		r.is(first, "claim_log", a, 0)
 		r.until(r.rotator, ring.Announced)
 		r.never(r.rotator, ring.Closed)
-		told, raised := make(chan int16, 1), make(chan error, 1)
+		told := make(chan string, 1)
 		go func() {
-			got, err := r.ask(r.pool, "claim_log", a)
-			if err != nil || len(got) != 1 {
-				got = []int16{-1}
+			if form == "claim_log" {
+				got, err := r.ask(r.pool, form, a)
+				told <- fmt.Sprint(got, code(err))
+			} else {
+				told <- code(r.freshly(r.pool, a))
 			}
-			told <- got[0]
 		}()
-		r.blocked("%claim_log($1%")
-		second := r.begin(pgx.ReadCommitted)
-		go func() { raised <- r.freshly(second, a) }()
-		r.blocked("%claim_log_fresh%")
-		want, state := int16(1), "23505"
+		r.blocked("%" + form + "($1%")
 		if commit {
 			r.commit(first)
 		} else {
 			_ = first.Rollback(t.Context())
-			want = 0
 		}
-		got := <-told
-		err := <-raised
-		if commit && (got != want || code(err) != state) || !commit && (got == 0) == (err == nil) {
-			t.Errorf("commit %v: %d, %v", commit, got, err)
+		want := map[string]string{"claim_log true": "[1]", "claim_log false": "[0]", "claim_log_fresh true": "23505", "claim_log_fresh false": ""}
+		if got := <-told; got != want[fmt.Sprint(form, " ", commit)] {
+			t.Errorf("%s, commit %v: %q", form, commit, got)
 		}
-		_ = second.Rollback(t.Context())
 	}
 }
 
