@@ -130,6 +130,11 @@ func (c *Consumer) ready(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("consumer: %s: %w", c.server(), err)
 	}
+	if c.cfg.CopiesWithin > 0 {
+		if err := inbox.Holds(ctx, c.pool, "keys_log", c.cfg.CopiesWithin); err != nil {
+			return fmt.Errorf("consumer: %s: Config.CopiesWithin: %w", c.server(), err)
+		}
+	}
 	return nil
 }
 

@@ -2,9 +2,12 @@ package consumer_test
 
 import (
 	"context"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
 )
 
 // K6: a cursor's frontier is a time before which nothing in its log is still to be handled: none is noted while a message waits.
@@ -39,4 +42,24 @@ func TestK6FrontierFollowsThePosition(t *testing.T) {
 	until(t, "the frontier is noted", func() bool { return r.count(`select count(*) from onlyonce.frontiers`) == 1 })
 	stop()
 	r.once("first")
+}
+
+// K6: who declares that copies come for longer than keys are remembered does not begin.
+func TestK6CopiesBeyondTheHorizon(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.CopiesWithin = 8 * 24 * time.Hour
+	c, err := consumer.New(r.pool, &consumertest.Source{Log: r.log, GroupID: "g"}, queued, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring keys_log") {
+		t.Fatalf("%v", err)
+	}
+	r.exec(`update onlyonce.rings set horizon = '9 days' where name = 'keys_log'`)
+	r.log.Append(0, "v", id("v"))
+	stop := r.start(queued, cfg)
+	r.reaches(0, 1)
+	stop()
 }
