@@ -9,7 +9,7 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox histories nightly ci
+.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -71,6 +71,11 @@ HISTORIES ?= 1000
 histories: ## random histories of HTTP requests, judged by I12, and every failpoint under more load; HISTORIES, SEED
 	$(DEVENV) -postgres -- $(GO) test -count=1 -timeout 60m -run '^(TestHistories|TestFaultPoints)$$' ./idempotency -args -histories $(HISTORIES) $(if $(SEED),-seed $(SEED),) -long
 
+ROTATIONS ?= 500
+
+storm-keys: ## claims of colliding keys through ROTATIONS rotations of each ring and isolation level
+	ONLYONCE_ROTATIONS=$(ROTATIONS) $(DEVENV) -postgres -- $(GO) test -timeout 60m -v -run TestK4RotationsUnderCollidingClaims ./internal/ring
+
 FUZZTIME ?= 20s
 fuzz: ## each fuzz target for FUZZTIME
 	@set -e; for f in $$(grep -rl --include='*_test.go' '^func Fuzz' . | sort); do \
@@ -78,7 +83,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: mutants matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox histories ## the long checks; record what they print in docs/results/
+nightly: mutants matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

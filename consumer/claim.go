@@ -13,10 +13,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the migration.
+// claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the migration. In: keys, fingerprints, and what
+// inbox.Filters.Ask has returned.
 const (
-	claimSQL      = `select onlyonce.claim($1, $2)`
-	claimFreshSQL = `select onlyonce.claim_fresh($1, $2)`
+	claimSQL      = `select onlyonce.claim_log($1, $2, $3, $4, $5)`
+	claimFreshSQL = `select onlyonce.claim_log_fresh($1, $2, $3, $4, $5)`
 )
 
 // parkedSQL tells which of these keys belong to a parked message that is not settled. In: keys, kind. One row: an array. By the unique index
@@ -123,12 +124,14 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 		return
 	}
 	keys, prints := codec.UUIDs(hashes), codec.Bigints(fingerprints)
+	asked, uses, hits := e.c.filters.Ask(hashes)
+	filtered, ofUses, possible := codec.Bigints(asked), codec.Bigints(uses), codec.UUIDs(hits)
 	if !claimFirst {
-		tx.Engine(stepClaim, claimFreshSQL, keys, prints)
+		tx.Engine(stepClaim, claimFreshSQL, keys, prints, filtered, ofUses, possible)
 		return
 	}
 	var outcomes []int16
-	if err := tx.EngineRow(ctx, stepClaim, claimSQL, keys, prints).Scan(&outcomes); err != nil {
+	if err := tx.EngineRow(ctx, stepClaim, claimSQL, keys, prints, filtered, ofUses, possible).Scan(&outcomes); err != nil {
 		tx.Fail(stepClaim, err)
 		return
 	}

@@ -24,6 +24,10 @@ type Config struct {
 	// PositionsOnly runs without ids: redeliveries of a record do nothing, and a copy that a producer wrote to
 	// another offset is another message. Set exactly one of Key and PositionsOnly.
 	PositionsOnly bool
+	// CopiesWithin declares for how long after its first copy a message may still be written again, by a producer that goes on trying, a mirror or
+	// a relay. Run refuses to work where keys are not remembered for that long (onlyonce inbox horizon). 0: not declared, and not checked; at
+	// least a second otherwise. Only with Key.
+	CopiesWithin time.Duration
 	// Tenant names the customer that a message belongs to, where customers choose ids themselves. Nil: one tenant.
 	Tenant func(*Message) string
 
@@ -182,6 +186,9 @@ func (c Config) faults(events bool) error {
 	}
 	if !slices.Contains([]FailurePolicy{ParkMessage, ParkOrderingKey, BlockPartition}, c.OnFailure) {
 		fault("OnFailure", "is %d: must be ParkMessage, ParkOrderingKey or BlockPartition", c.OnFailure)
+	}
+	if c.CopiesWithin != 0 && (c.CopiesWithin < time.Second || c.Key == nil) {
+		fault("CopiesWithin", "is %v: must be at least a second, or 0 for not declared, and needs Key", c.CopiesWithin)
 	}
 	if c.OrderingKey != nil && c.OnFailure != ParkOrderingKey {
 		fault("OrderingKey", "is set, and OnFailure is not ParkOrderingKey: nothing would use it")

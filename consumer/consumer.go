@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
@@ -39,9 +41,10 @@ type Consumer struct {
 	cfg     Config
 	events  bool // the source is an EventSource
 
-	shard  string                                     // name of this database, "" where there is one
-	shards []*Consumer                                // by name, nil where there is one database
-	of     func(topic string, partition int32) string // which of them
+	shard   string                                     // name of this database, "" where there is one
+	shards  []*Consumer                                // by name, nil where there is one database
+	of      func(topic string, partition int32) string // which of them
+	filters *inbox.Filters                             // of the closed segments of its inbox
 	*shared
 }
 
@@ -80,6 +83,7 @@ func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 	c.cfg = c.cfg.withDefaults()
 	c.shared = &shared{}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
+	c.filters = inbox.NewFilters(c.pool, "keys_log", c.cfg.Logger)
 	if shards != nil {
 		c.split(shards)
 	}
@@ -105,7 +109,17 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		return err
 	}
+	side, stop := context.WithCancel(ctx)
+	var rotating sync.WaitGroup
+	for _, d := range c.databases() {
+		rotating.Go(func() { inbox.Rotate(side, d.pool, c.cfg.Logger) })
+		if c.cfg.Key != nil {
+			rotating.Go(func() { d.filters.Run(side) })
+		}
+	}
 	err := c.source.Run(ctx, c.own)
+	stop()
+	rotating.Wait()
 	return errors.Join(err, c.Healthy())
 }
 
@@ -122,6 +136,12 @@ func (c *Consumer) ready(ctx context.Context) error {
 		}
 		if err != nil {
 			faults = append(faults, fmt.Errorf("consumer: %s: %w", d.server(), err))
+			continue
+		}
+		if c.cfg.CopiesWithin > 0 {
+			if err := inbox.Holds(ctx, d.pool, "keys_log", c.cfg.CopiesWithin); err != nil {
+				faults = append(faults, fmt.Errorf("consumer: %s: Config.CopiesWithin: %w", d.server(), err))
+			}
 		}
 	}
 	return errors.Join(faults...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
@@ -37,9 +38,10 @@ func (f *fetching) run(ctx context.Context, c *Consumer, id Identity, p Partitio
 		if !f.budget.wait(ctx, &f.held) {
 			return
 		}
+		began := time.Now()
 		got, err := fetch(ctx, &c.cfg.Hooks, id, p, from)
 		if err == nil {
-			state.fetched(got.HighWatermark)
+			state.fetched(seen{began, got.HighWatermark})
 		}
 		if err == nil && got.Next <= from {
 			continue // nothing there yet; Fetch has waited

@@ -84,8 +84,9 @@ type retrier struct {
 	keys  map[pgtype.UUID]struct{} // ordering keys to promote
 	sweep bool                     // promote all
 
-	next  time.Duration // until the next row is due, at most tendEvery
-	swept time.Time
+	next   time.Duration // until the next row is due, at most tendEvery
+	sample sample
+	swept  time.Time
 }
 
 func newRetrier(w *worker) *retrier {
@@ -140,6 +141,9 @@ func (r *retrier) run(ctx, work context.Context) error {
 		err := r.tend(ctx)
 		if err == nil {
 			err = r.promote(ctx)
+		}
+		if err == nil {
+			err = r.mark(ctx)
 		}
 		tended := time.Now()
 		for more := err == nil && r.next <= 0; more && err == nil && ctx.Err() == nil; {

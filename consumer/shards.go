@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/inbox"
 )
 
 // Shards says in which of several databases the effects of each partition live. Each database has the schema onlyonce whole: a
@@ -95,6 +97,7 @@ func (c *Consumer) split(s *Shards) {
 	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
 		one := *c
 		one.pool, one.shard = s.Pools[name], name
+		one.filters = inbox.NewFilters(one.pool, "keys_log", c.cfg.Logger)
 		c.shards = append(c.shards, &one)
 	}
 	for _, one := range c.shards {

@@ -41,6 +41,7 @@ type partitionState struct {
 
 	epoch, position, highWatermark, inFlight, retrying atomic.Int64
 	paused                                             atomic.Bool
+	seen                                               atomic.Pointer[seen]
 	halted                                             atomic.Pointer[HaltError]
 }
 
@@ -53,8 +54,9 @@ func (s *partitionState) moved() {
 
 // fetched takes note of what was found in the log. Whoever reads it again is not halted, but for a message that blocks: that one is
 // still to come.
-func (s *partitionState) fetched(highWatermark int64) {
-	s.highWatermark.Store(highWatermark)
+func (s *partitionState) fetched(found seen) {
+	s.highWatermark.Store(found.end)
+	s.seen.Store(&found)
 	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked {
 		s.halted.CompareAndSwap(h, nil)
 	}

@@ -16,7 +16,7 @@
 --                      parked or enqueued, but settle what it parked itself.
 --   onlyonce_http      the HTTP layer (package idempotency) and its operations, besides onlyonce_app.
 --   onlyonce_relay     relays. Cannot write cursors, progress or keys.
---   onlyonce_rotator   empties segments of the outbox and of the event log, and deletes settled calls and ids of webhooks, whose retention has passed: give it to a relay's login besides
+--   onlyonce_rotator   empties segments of the inbox, of the outbox and of the event log, and deletes settled calls and ids of webhooks, whose retention has passed: give it to a relay's login besides
 --                      onlyonce_relay, to one at least, and to one at least of those that receive or consume webhooks. Whoever lacks it warns, and leaves
 --                      rotation to others.
 --   onlyonce_operator  the command onlyonce, but `migrate`. Sees payloads.
@@ -63,6 +63,10 @@ begin
     ('onlyonce_app',      'outbox_id',      'usage'),
     ('onlyonce_app',      'outbox_version', 'select'),
     ('onlyonce_app',      'rings',          'select'),
+    ('onlyonce_app',      'keys_log_version', 'select'),
+    ('onlyonce_app',      'keys_clock_version', 'select'),
+    ('onlyonce_app',      'frontiers',      'select, insert, update'),
+    ('onlyonce_app',      'filters',        'select'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 
@@ -107,9 +111,12 @@ begin
     ('onlyonce_rotator',  'outbox_log_4',   'select, truncate'),
     ('onlyonce_rotator',  'outbox_log_5',   'select, truncate'),
 
-    ('onlyonce_rotator',  'inbox',          'select, delete'),                 -- ids of webhooks whose retention has passed
     ('onlyonce_rotator',  'webhook_ids',    'select, update, delete'),
     ('onlyonce_rotator',  'webhook_bodies', 'select, delete'),
+    ('onlyonce_rotator',  'keys_log_version', 'usage, select, update'),
+    ('onlyonce_rotator',  'keys_clock_version', 'usage, select, update'),
+    ('onlyonce_rotator',  'frontiers',      'select'),
+    ('onlyonce_rotator',  'filters',        'select, insert, delete'),
     ('onlyonce_rotator',  'streams',        'select'),
     ('onlyonce_rotator',  'cursors',        'select'),
     ('onlyonce_rotator',  'positions',      'select'),
@@ -135,6 +142,8 @@ begin
     ('onlyonce_operator', 'rings',          'select, update'),                 -- rebase
     ('onlyonce_operator', 'segments',       'select, update'),
     ('onlyonce_operator', 'outbox_version', 'usage, select, update'),
+    ('onlyonce_operator', 'keys_log_version', 'select'),
+    ('onlyonce_operator', 'keys_clock_version', 'select'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
     ('onlyonce_operator', 'http_records',   'select, update'),                 -- erase, resolve
@@ -143,6 +152,14 @@ begin
     ('onlyonce_operator', 'events_version', 'select'),
     ('onlyonce_operator', 'audit',          'select, insert')
   ) as g (role, tab, rights)
+    union all
+    -- The segments of the inbox. Receivers delete ids whose retention has passed.
+    select r.role, s.tab, r.rights
+      from unnest(array[
+        'keys_log_0', 'keys_log_1', 'keys_log_2', 'keys_log_3', 'keys_log_4', 'keys_log_5', 'keys_log_6', 'keys_log_7', 'keys_log_8', 'keys_log_9',
+        'keys_clock_0', 'keys_clock_1', 'keys_clock_2', 'keys_clock_3', 'keys_clock_4', 'keys_clock_5', 'keys_clock_6', 'keys_clock_7', 'keys_clock_8',
+        'keys_clock_9', 'keys_old']) as s (tab),
+      (values ('onlyonce_app', 'select, insert, delete'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, truncate')) as r (role, rights)
   loop
     if to_regclass('onlyonce.' || has.tab) is not null then -- an older schema lacks the newer tables
       execute format('grant %s on %s onlyonce.%I to %I', has.rights,

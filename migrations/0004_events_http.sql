@@ -3,6 +3,10 @@
 --
 -- It only adds: code written for version 3 goes on working beside code for version 4.
 
+-- Claims lock the inbox before they read onlyonce.parked, and version 5, applied in the same transaction, locks the inbox: were it taken behind
+-- onlyonce.parked, this and a batch would wait for each other.
+lock table onlyonce.inbox in access exclusive mode;
+
 -- ---------------------------------------------------------------- streams
 
 create table onlyonce.streams (

@@ -28,7 +28,7 @@ import (
 var FS embed.FS
 
 // Latest is the schema version that this version of the code was written for.
-const Latest = 4
+const Latest = 5
 
 // ErrSchema is wrapped by every error of [Check]: the schema and the code do not fit each other.
 var ErrSchema = errors.New("schema does not fit this version of onlyonce")
@@ -82,6 +82,20 @@ func Apply(ctx context.Context, conn *pgx.Conn) (applied []int, err error) {
 	if err != nil {
 		return nil, err
 	}
+	for attempt := 1; ; attempt++ {
+		applied, err = apply(ctx, conn, all)
+		// Transactions that work meanwhile may lock the same tables in another order, and the server ends one of the two.
+		var pgErr *pgconn.PgError
+		if attempt == attempts || !errors.As(err, &pgErr) || pgErr.Code != "40P01" {
+			return applied, err
+		}
+	}
+}
+
+// attempts is how often Apply tries again when it was in a deadlock with work that goes on.
+const attempts = 5
+
+func apply(ctx context.Context, conn *pgx.Conn, all []migration) (applied []int, err error) {
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockSQL); err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -115,6 +116,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	var side sync.WaitGroup
 	defer side.Wait()
 	side.Go(func() { r.rotate(run) })
+	side.Go(func() { inbox.Rotate(run, r.pool, r.cfg.Logger) })
 	if r.cfg.Listen {
 		side.Go(func() { r.listen(run) })
 	}

@@ -322,7 +322,8 @@ func TestW8InlineFailureRollsTheIDBack(t *testing.T) {
 		if n := r.count("effects"); n != 2 {
 			t.Errorf("%s: %d effects, want 2", name, n)
 		}
-		r.exec(`truncate onlyonce.inbox, onlyonce.webhook_ids, onlyonce.webhook_bodies`)
+		r.exec(`delete from onlyonce.inbox`)
+		r.exec(`truncate onlyonce.webhook_ids, onlyonce.webhook_bodies`)
 		r.exec(`delete from effects where id <> 'taken'`)
 	}
 }
@@ -497,6 +498,18 @@ func TestW10Retention(t *testing.T) {
 	}
 }
 
+// W10: a receiver whose ids would be forgotten sooner does not keep house for its endpoint, and says what to change.
+func TestW10Horizon(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x := r.receiver(samples(t)["GitHub"])
+	r.exec(`update onlyonce.rings set horizon = '6 days' where name = 'keys_clock'`)
+	err := x.Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "ReceiverConfig.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring keys_clock") {
+		t.Errorf("%v", err)
+	}
+}
+
 // W10: what is older is forgotten, but for ids whose event waits for an operator.
 func TestW10Purge(t *testing.T) {
 	t.Parallel()
@@ -525,9 +538,11 @@ func TestW10Purge(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if ids != 2 || bodies != 2 || r.count("onlyonce.inbox") != 2 || r.count("onlyonce.webhook_ids") != 2 || r.count("onlyonce.webhook_bodies") != 1 {
-		t.Errorf("%d ids and %d bodies were forgotten; %d, %d, %d are left", ids, bodies, r.count("onlyonce.inbox"), r.count("onlyonce.webhook_ids"), r.count("onlyonce.webhook_bodies"))
+	if ids != 3 || bodies != 2 || r.count("onlyonce.webhook_ids") != 1 || r.count("onlyonce.webhook_bodies") != 1 {
+		t.Errorf("%d ids and %d bodies were forgotten; %d, %d are left", ids, bodies, r.count("onlyonce.webhook_ids"), r.count("onlyonce.webhook_bodies"))
 	}
+	e.sendAs("old", "old").want(t, 200, true) // its segment is there still
+	r.exec(`delete from onlyonce.inbox`)      // the horizon has passed
 	e.sendAs("aside", "parked").want(t, 200, true)
 	e.sendAs("old", "old").want(t, 200, false) // a new one, as far as anybody remembers
 }

@@ -64,9 +64,9 @@ type ReceiverConfig struct {
 	// Sources of this process that read the endpoint's stream are woken after each commit.
 	Sources []*Source
 
-	// Retention is how long ids are remembered: Receiver.Run deletes those that are older. At least 7 days, twice the verifier's
-	// tolerance, and what the provider's Scheme.Redeliveries says: within that a sender may deliver an event again (W10). Default:
-	// the longest of these.
+	// Retention is for how long a sender may deliver an event again (W10): at least 7 days, twice the verifier's tolerance, and what the
+	// provider's Scheme.Redeliveries says. Receiver.Run does not begin where the inbox remembers ids for less (onlyonce inbox horizon -ring keys_clock;
+	// 7 days in a new database). Default: the longest of these.
 	Retention time.Duration
 
 	// BodyWindow is for how long a body is remembered of senders that do not sign the event's id (GitHub, Shopify): within it the same body

@@ -6,21 +6,18 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// purgeIDsSQL forgets ids whose retention has passed: in the inbox, and here. In: endpoint, retention. One row: how many. Bounded; by the index
-// webhook_ids_age; rows that another process is at are left to it. Never one whose event is parked and may still be redriven: a copy of it that
-// comes is still a copy.
+// purgeIDsSQL forgets when ids were claimed whose retention has passed; the ids themselves go with their segment of the ring keys_clock. In: endpoint,
+// retention. One row: how many. Bounded; by the index webhook_ids_age; rows that another process is at are left to it.
 const purgeIDsSQL = `
 with old as (
-  select w.ctid as at, w.key from onlyonce.webhook_ids w
-   where w.endpoint = $1 and w.seen_at < clock_timestamp() - $2::interval
-     and not exists (select 1 from onlyonce.parked p where p.kind = 'event' and p.key = w.key and p.settled_at is null and p.reason <> 'conflict')
-   order by w.seen_at limit 500 for update of w skip locked),
-gone as (delete from onlyonce.webhook_ids w using old where w.ctid = old.at),
-keys as (delete from onlyonce.inbox i using old where i.key = old.key)
+  select ctid as at from onlyonce.webhook_ids where endpoint = $1 and seen_at < clock_timestamp() - $2::interval
+   order by seen_at limit 500 for update skip locked),
+gone as (delete from onlyonce.webhook_ids w using old where w.ctid = old.at)
 select count(*) from old`
 
 // purgeBodiesSQL forgets bodies whose window has passed. In: endpoint, window. One row: how many. Bounded; by the index webhook_bodies_age. The age is
@@ -39,13 +36,16 @@ const (
 
 // Run forgets ids and bodies whose retention has passed, and reconciles, until ctx ends; then it returns nil. Requests are served without
 // it, and any number of processes may run it. It returns an error if the schema does not fit or the database cannot be reached at the
-// start. A role without the right to delete is told of once, in the log: another process must forget.
+// start, or if the inbox remembers ids for less than Retention (W10). A role without the right to delete is told of once, in the log: another process must forget.
 func (r *Receiver) Run(ctx context.Context) error {
 	if _, err := preflight.Check(ctx, r.pool, preflight.Receiver); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return fmt.Errorf("webhook: endpoint %s: %w", r.cfg.Endpoint, err)
+	}
+	if err := inbox.Holds(ctx, r.pool, "keys_clock", r.cfg.Retention); err != nil {
+		return fmt.Errorf("webhook: endpoint %s: ReceiverConfig.Retention: %w", r.cfg.Endpoint, err)
 	}
 	purgeAt, reconcileAt := time.Now(), time.Now()
 	told := false

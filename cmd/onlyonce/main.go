@@ -76,7 +76,7 @@ func commands() []command {
 	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
 		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
 		parkedDiscardCommand(), outboxStatusCommand(), outboxPauseCommand(), outboxResumeCommand(), outboxRebaseCommand(),
-		outboxEraseCommand(), eventsStatusCommand(), eventsEraseCommand(), requestListCommand(), requestResolveCommand(), requestEraseCommand(),
+		outboxEraseCommand(), inboxPlanCommand(), inboxStatusCommand(), inboxHorizonCommand(), eventsStatusCommand(), eventsEraseCommand(), requestListCommand(), requestResolveCommand(), requestEraseCommand(),
 		relayCommand()}
 }
 

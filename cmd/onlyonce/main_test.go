@@ -136,7 +136,10 @@ func TestHelp(t *testing.T) {
 	}
 	for _, c := range commands() {
 		words := strings.Fields(c.name)
-		asked := s.run(append([]string{"help"}, words...)...).want(t, statusGood, "Usage: onlyonce "+c.name, "-postgres URL")
+		asked := s.run(append([]string{"help"}, words...)...).want(t, statusGood, "Usage: onlyonce "+c.name)
+		if c.name != "inbox plan" && !strings.Contains(asked.out, "-postgres URL") {
+			t.Errorf("%s takes no database", c.name)
+		}
 		flagged := s.run(append(words, "-h")...).want(t, statusGood)
 		if asked.out != flagged.out {
 			t.Errorf("%s: help and -h differ", c.name)
@@ -201,6 +204,11 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"outbox", "pause"}, "missing: -sink, -reason"},
 		{[]string{"outbox", "resume", "payments"}, `unexpected argument "payments": values follow their flags`},
 		{[]string{"outbox", "rebase"}, "missing: -reason"},
+		{[]string{"inbox", "plan"}, "missing: -rate, -horizon"},
+		{[]string{"inbox", "plan", "-rate", "0/s", "-horizon", "7d"}, "must be a number of keys in a second"},
+		{[]string{"inbox", "plan", "-rate", "1/s", "-horizon", "-7d"}, "must be a duration above 0"},
+		{[]string{"inbox", "horizon", "-ring", "outbox"}, "-ring: must be one of"},
+		{[]string{"inbox", "horizon"}, "missing: -ring, -horizon, -reason"},
 		{[]string{"outbox", "erase"}, "missing: -key, -reason"},
 		{[]string{"outbox", "erase", "-key", "k", "-reason", "why"}, `-key: "k" is no UUID`},
 		{[]string{"parked", "discard", "-scope", "s", "-parked-reason", "boredom"}, "-parked-reason: must be one of"},
@@ -219,6 +227,7 @@ func TestUsageErrors(t *testing.T) {
 var everyDatabaseCommand = [][]string{
 	{"migrate"}, {"migrate", "-version"}, {"status"}, {"status", "-json"}, {"cursor", "show"}, {"parked", "list"},
 	{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes"},
+	{"inbox", "status"}, {"inbox", "horizon", "-ring", "keys_log", "-horizon", "8d", "-reason", "why", "-yes"},
 	{"outbox", "status"}, {"outbox", "rebase", "-reason", "why", "-yes"},
 	{"cursor", "pause", "-scope", "s", "-reason", "why", "-yes"}, {"cursor", "resume", "-scope", "s", "-reason", "why", "-yes"},
 }

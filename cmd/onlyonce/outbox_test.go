@@ -70,7 +70,7 @@ func TestOutboxStatusOfSegments(t *testing.T) {
 	f.lists("idle")
 	f.enqueues("payments", "k", "a", "b")
 	f.enqueues("nobody", "", "u1")
-	f.exec(`update onlyonce.rings set cur = 1, closed = '{0}', version = version + 1`)
+	f.exec(`update onlyonce.rings set cur = 1, closed = '{0}', version = version + 1 where name = 'outbox'`)
 	f.exec(`update onlyonce.segments set closed_at = now(), bound = pg_snapshot_xmax(pg_current_snapshot()) where ring = 'outbox' and slot = 0`)
 	f.exec(`update onlyonce.segments set opened_at = now(), use_no = 1 where ring = 'outbox' and slot = 1`)
 	why := func(args ...string) string {

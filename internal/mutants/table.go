@@ -1,5 +1,7 @@
 package main
 
+import "strings"
+
 const schema = "migrations/0001_inbox_cursors_outbox.sql"
 
 // schema2 has the bodies of the fence, the seal and the claims.
@@ -10,6 +12,17 @@ const schema3 = "migrations/0003_outbox_log.sql"
 
 // schema4 has the log of events, the claims of webhooks, and the records of HTTP requests.
 const schema4 = "migrations/0004_events_http.sql"
+
+// schemaRings makes the inbox two rings, and has the bodies of the claims.
+const schemaRings = "migrations/0005_inbox_rings.sql"
+
+// claimReads is where the claim that tells reads the ring, up to the comparison with the sequence.
+const claimReads = `    return '{}';
+  end if;
+  ignored := pg_current_xact_id()::text;
+  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'keys_RING';
+  if cur is null or current_setting('transaction_isolation') <> 'read committed'
+`
 
 const (
 	// fence is all that stands in the way of an owner that was replaced, and open lets it through.
@@ -261,9 +274,69 @@ var table = []mutant{
 	{rule: "K1 borders of fields", file: "internal/codec/codec.go",
 		old: "	b = binary.BigEndian.AppendUint32(b, uint32(len(field)))\n", new: "	_ = binary.BigEndian\n",
 		pkg: "./dedupe", test: "TestK1TuplesDoNotRunTogether"},
-	{rule: "K1 fingerprint", file: schema2,
-		old: "when i.fingerprint = u.f or i.fingerprint = 0 or u.f = 0 then 1", new: "when true then 1",
+	{rule: "K1 fingerprint", file: schemaRings,
+		old: "when i.f = u.f or i.f = 0 or u.f = 0 then 1", new: "when true then 1",
 		pkg: "./consumer", test: "TestK1ConflictIsParkedAndNeverSkipped"},
+	{rule: "K3 closed segments are asked", file: schemaRings,
+		old: "  foreach slot in array closed loop\n    probe := rest;", new: "  foreach slot in array closed[:0] loop\n    probe := rest;",
+		pkg: "./internal/ring", test: "TestK3KeyIsFoundInEverySegment"},
+	{rule: "K3 closed segments are asked by the claim that raises", file: schemaRings,
+		old: "    foreach slot in array closed loop\n      probe := keys;", new: "    foreach slot in array closed[:0] loop\n      probe := keys;",
+		pkg: "./internal/ring", test: "TestK3KeyIsFoundInEverySegment"},
+	{rule: "K3 inherited keys stay for the other ring", file: "internal/ring/rotator.go",
+		old: "		if slot >= st.slots {\n", new: "		if slot > 100 {\n",
+		pkg: "./internal/ring", test: "TestK3InheritedKeys"},
+	{rule: "K3 inherited keys are found", file: schemaRings,
+		old: "case when filled then '{10}' else '{}' end", new: "case when filled then '{}' else '{}' end",
+		pkg: "./internal/inbox", test: "TestK3MigrationUnderTraffic"},
+	{rule: "K3 claims of the schema before stand in both rings", file: schemaRings,
+		old: "  if current_setting('onlyonce.fenced', true) is distinct from pg_current_xact_id()::text then\n    return onlyonce.claim_clock", new: "  if true then\n    return onlyonce.claim_clock",
+		pkg: "./internal/ring", test: "TestK3ClaimsOfTheSchemaBefore"},
+	{rule: "K4 draining segment", file: schemaRings,
+		old: "  foreach slot in array array[draining, cur] loop\n", new: "  foreach slot in array array[cur] loop\n",
+		pkg: "./internal/ring", test: "TestK4ClaimWaitsForACopyInTheDrainingSegment"},
+	{rule: "K4 draining segment in the claim that raises", file: schemaRings,
+		old: "  if draining is not null then\n", new: "  if false then\n",
+		pkg: "./internal/ring", test: "TestK4ClaimWaitsForACopyInTheDrainingSegment"},
+	{rule: "K4 current segment while another drains", file: schemaRings,
+		old: "  foreach slot in array array[draining, cur] loop\n", new: "  foreach slot in array array[coalesce(draining, cur)] loop\n",
+		pkg: "./internal/ring", test: "TestK4ClaimBehindTheRotatorsId"},
+	{rule: "K4 id before the row", file: schemaRings,
+		old: "    return '{}';\n  end if;\n  ignored := pg_current_xact_id()::text;\n", new: "    return '{}';\n  end if;\n",
+		pkg: "./internal/ring", test: "TestK4ClaimThatHasReadTheRing/claim_log"},
+	{rule: "K4 id before the row in the claim that raises", file: schemaRings,
+		old: "  ignored  text;\nbegin\n  ignored := pg_current_xact_id()::text;\n", new: "  ignored  text;\nbegin\n",
+		pkg: "./internal/ring", test: "TestK4ClaimThatHasReadTheRing/claim_log_fresh"},
+	{rule: "K4 version outside of the snapshot", file: schemaRings,
+		old: claimReads, new: strings.Replace(claimReads, "<> 'read committed'", "= 'none'", 1),
+		pkg: "./internal/ring", test: "TestK4OldSnapshotIsRefused"},
+	{rule: "K5 filter waits", file: "internal/inbox/build.go",
+		old: "		if !passed {\n", new: "		if false && !passed {\n",
+		pkg: "./internal/inbox", test: "TestK5FilterWaitsForLateWriters"},
+	{rule: "K5 filter is of one close", file: "internal/ring/rotator.go",
+		old: "	return int64(binary.BigEndian.Uint64(b[:]))\n", new: "	return int64(binary.BigEndian.Uint64(b[:])>>63) | 1\n",
+		pkg: "./internal/inbox", test: "TestK5FilterOfAnotherClose"},
+	{rule: "K5 filter is checked", file: "internal/inbox/filter.go",
+		old: "string(sum[:]) != string(digest)", new: "string(sum[:]) != string(digest) && keys < 0",
+		pkg: "./internal/inbox", test: "TestK5DamagedFilterIsRefused"},
+	{rule: "K5 what no filter excludes is asked", file: schemaRings,
+		old: "from unnest(hit_uses, hits) as h(u, k) where h.u = uses[slot + 1] and h.k = any (rest);", new: "from unnest(hit_uses, hits) as h(u, k) where false;",
+		pkg: "./internal/inbox", test: "TestK5FiltersOfClosedSegments"},
+	{rule: "K6 frontier", file: "internal/ring/keys.go",
+		old: "     and (f.frontier is null or f.frontier < g.closed_at + r.horizon)\n", new: "     and f.frontier is null\n",
+		pkg: "./internal/ring", test: "TestK6FrontierHoldsBackRetention"},
+	{rule: "K6 frontier of another run", file: "internal/ring/keys.go",
+		old: "f.cursor_id = c.id and f.run = c.run\n", new: "f.cursor_id = c.id\n",
+		pkg: "./internal/ring", test: "TestK6FrontierHoldsBackRetention"},
+	{rule: "K6 clock that jumps", file: "internal/ring/rotator.go",
+		old: "		r.jumped = clock.Sub", new: "		r.jumped = false && clock.Sub",
+		pkg: "./internal/ring", test: "TestK6ClockJumps"},
+	{rule: "K6 horizon is longer than copies come", file: "internal/inbox/holds.go",
+		old: "horizon < copies {", new: "horizon < 0 {",
+		pkg: "./consumer", test: "TestK6CopiesBeyondTheHorizon"},
+	{rule: "K6 behind the log", file: "consumer/frontier.go",
+		old: "	if r.state.position.Load() < s.end {\n", new: "	if r.state.position.Load() < -1 {\n",
+		pkg: "./consumer", test: "TestK6FrontierFollowsThePosition"},
 	{rule: "K1 no key", file: "consumer/keys.go",
 		old: "	if id == \"\" {\n		return \"\", fmt.Errorf(\"%w: header", new: "	if id == \"\" {\n		return \"none\", nil\n	}\n	if id == \"\" {\n		return \"\", fmt.Errorf(\"%w: header",
 		pkg: "./consumer", test: "TestK1MessageWithoutKeyIsParked"},
@@ -296,7 +369,7 @@ var table = []mutant{
 	{rule: "D4 nobody follows", file: schema2,
 		old: "  if first.state is distinct from 'blocked' then", new: "  if true then",
 		pkg: "./consumer", test: "TestD4SickKeyIsRetriedFromTheDatabaseInOrder"},
-	{rule: "K7 copy of a parked message", file: schema2,
+	{rule: "K7 copy of a parked message", file: schemaRings,
 		old: "p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then", new: "p.key = any (keys) and false) then",
 		pkg: "./consumer", test: "TestK7CopyOfAParkedMessageWithoutItsKeyIsADuplicate"},
 	{rule: "O1 identity", file: "outbox/call.go",
@@ -892,8 +965,11 @@ var table = []mutant{
 	{rule: "W10 any retention", file: "webhook/receiverconfig.go",
 		old: "	least := max(leastRetention, 2*past, 2*future, scheme.Redeliveries)", new: "	least := max(1, min(past, future))",
 		pkg: "./webhook", test: "TestW10Retention"},
-	{rule: "W10 id of a parked event", file: "webhook/upkeep.go",
-		old: "where p.kind = 'event' and p.key = w.key and", new: "where false and",
+	{rule: "W10 shorter horizon", file: "webhook/upkeep.go",
+		old: "	if err := inbox.Holds(ctx, r.pool, \"keys_clock\", r.cfg.Retention); err != nil {", new: "	if err := inbox.Holds(ctx, r.pool, \"keys_clock\", 0); err != nil {",
+		pkg: "./webhook", test: "TestW10Horizon"},
+	{rule: "W10 id of a parked event", file: schemaRings,
+		old: "    select array_agg(p.key) into parked from onlyonce.parked p\n     where p.kind in ('message', 'event')", new: "    select array_agg(p.key) into parked from onlyonce.parked p\n     where p.kind in ('message')",
 		pkg: "./webhook", test: "TestW10Purge"},
 	{rule: "W11 200 without a database", file: "webhook/receiver.go",
 		old: "	default:\n		r.refuse(w, start, http.StatusServiceUnavailable, err)\n	}\n}", new: "	default:\n		r.answer(w, start, e, Accepted, \"\")\n	}\n}",

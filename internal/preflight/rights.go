@@ -11,6 +11,15 @@ type Role struct {
 
 func role(name string, rights map[string][]string) Role {
 	r := Role{name: name}
+	if rights["inbox"] != nil {
+		rights["keys_old"] = []string{"SELECT"}
+		for _, ring := range []string{"keys_log_", "keys_clock_"} {
+			for _, slot := range "0123456789" {
+				rights[ring+string(slot)] = []string{"SELECT", "INSERT"}
+			}
+			rights[ring+"version"] = []string{"SELECT"}
+		}
+	}
 	for table, all := range rights {
 		for _, right := range all {
 			r.tables, r.rights = append(r.tables, table), append(r.rights, right)
@@ -29,7 +38,9 @@ var (
 		"cursors":        {"SELECT", "INSERT", "UPDATE"},
 		"positions":      {"SELECT"},
 		"progress":       {"SELECT", "INSERT", "DELETE"},
-		"inbox":          {"SELECT", "INSERT"},
+		"inbox":          {"SELECT"}, // and its segments, see role
+		"frontiers":      {"SELECT", "INSERT", "UPDATE"},
+		"filters":        {"SELECT"},
 		"parked":         {"SELECT", "INSERT", "UPDATE"},
 		"topics":         {"SELECT", "INSERT"},
 		"outbox_log":     {"SELECT", "INSERT"},
@@ -61,7 +72,7 @@ var (
 	Receiver = role("onlyonce_app", map[string][]string{
 		"schema_version":    {"SELECT"},
 		"leases":            {"SELECT", "INSERT", "UPDATE"},
-		"inbox":             {"SELECT", "INSERT"},
+		"inbox":             {"SELECT"}, // and its segments, see role
 		"parked":            {"SELECT", "INSERT"},
 		"streams":           {"SELECT", "INSERT"},
 		"event_log":         {"SELECT", "INSERT"},

@@ -1,4 +1,4 @@
-// Package ring rotates rings of tables: the outbox log, the event log, and later the inbox of keys.
+// Package ring rotates rings of tables: the outbox log, the event log, and the two rings of the inbox's keys.
 //
 // # Concept
 //
@@ -20,6 +20,17 @@
 //
 // A writer assigns itself a transaction id, reads the row in a later statement, and inserts into cur (onlyonce.enqueue_calls, onlyonce.append_events). It takes no
 // lock that a rotator takes before the TRUNCATE, and never waits for one.
+//
+// A claim of a key (onlyonce.claim_log and its like) has to find the key in whichever segment it stands, and must not be doubled by one that reads
+// the row before or behind it. So it asks the closed segments, and inserts into draining first, and what was new there into cur. Of two
+// claims of one key, whatever of the row they have read, the later one then meets the earlier one in a table's unique index or in a closed segment:
+//
+//	one has read           the other has read       they meet
+//	cur = 0                draining 0, cur = 1      in 0, where both insert
+//	draining 0, cur = 1    closed [0], cur = 1      in 1, where both insert
+//	cur = 0                closed [0], cur = 1      in 0: the first has ended before 0 was closed, so the second sees it
+//
+// Keys are inserted sorted, draining before cur, so that claims do not deadlock.
 //
 // A step is a transaction of its own, READ COMMITTED whatever the server's default: it holds the lease (onlyonce.hold, which
 // raises for a rotator that was replaced), advances the ring's sequence, and updates the row where its version is the one from which the
@@ -55,7 +66,9 @@
 //   - A rotator that stops while it holds that lock: the server ends its session (idle_in_transaction_session_timeout).
 //   - A queue behind that lock: it is asked for with a short lock_timeout, and less and less often while somebody keeps it from us.
 //     (A transaction that has read a segment keeps it until it ends; so does pg_dump.)
-//   - A clock that jumps back: rotation halts, because ages mean nothing ([ErrClock]).
+//   - A clock that jumps back: rotation halts, because ages mean nothing ([ErrClock]). In rings that forget by a horizon a jump forward
+//     halts it too ([ErrJump]).
+//   - A table that two rings have inherited: the last one to let it go empties it, which is decided under the table's lock.
 //
 // A transaction that stays open holds up the next close, and with it the next announcement: the segment that is inserted into grows.
 // Nobody waits, and nothing is lost.

@@ -20,8 +20,14 @@ type Ring struct {
 	Sequence string
 	// Tables are the qualified names of the segments, by slot.
 	Tables []string
+	// Heirs are the names of the other rings that have inherited the last of Tables, under the same slot. That one is in closed from the
+	// beginning, nothing is inserted into it, and when it has been retired it is not used again; the last ring to retire it empties it.
+	Heirs []string
+	// Horizon says that onlyonce.rings.horizon takes the place of Config.Retention, and a seventh of it that of Config.MaxAge. Where that
+	// is null nothing is announced or retired.
+	Horizon bool
 	// Needed is a query that says why a segment must not be emptied, in one row of one column: null where it may. SEGMENT in it stands
-	// for the segment's table. It is run twice: before the segment is retired, and with the table locked, where it decides.
+	// for the segment's table, SLOT for its slot. It is run twice: before the segment is retired, and with the table locked, where it decides.
 	Needed string
 	// Reads are the qualified names of the other tables that Needed reads.
 	Reads []string
@@ -30,6 +36,14 @@ type Ring struct {
 	Keep string
 	// Notes are the qualified names of the tables that Keep inserts into and updates.
 	Notes []string
+}
+
+// slots is how many of the tables are used in turn.
+func (r Ring) slots() int {
+	if len(r.Heirs) > 0 {
+		return len(r.Tables) - 1
+	}
+	return len(r.Tables)
 }
 
 // Errors.
@@ -41,6 +55,10 @@ var (
 	// ErrClock says that the database's clock went back behind the opening of a segment. Nothing is rotated until it has
 	// caught up. It is told once.
 	ErrClock = errors.New("ring: the database's clock went back: rotation is halted")
+	// ErrJump says that the database's clock went forward, between two looks of this rotator, by a seventh of the ring's horizon more than the
+	// time that has passed for this process. This rotator rotates nothing any more, because what looks old may be young. See to
+	// the clock and start the process again. It is told once.
+	ErrJump = errors.New("ring: the database's clock jumped forward: rotation is halted until this process is started again")
 	// ErrMoved says that the ring's row was changed under a rotator that holds the lease: by hand, or by a step of its own whose
 	// answer never came.
 	ErrMoved = errors.New("ring: the row in onlyonce.rings was changed by somebody else")
@@ -171,7 +189,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
 	if len(ring.Tables) == 0 {
 		fault("Ring.Tables", "must not be empty")
 	}
-	if !strings.Contains(ring.Needed, "SEGMENT") {
+	if !strings.Contains(ring.Needed, "SEGMENT") && !strings.Contains(ring.Needed, "SLOT") {
 		fault("Ring.Needed", "does not look at the segment")
 	}
 	if c.MaxBytes == 0 {

@@ -2,6 +2,8 @@ package ring
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -30,6 +32,10 @@ type Rotator struct {
 	// What was told and need not be told again.
 	toldRights, toldClock bool
 	told                  Outcome
+
+	// The database's clock at the last look, by this process's.
+	clock, looked time.Time
+	jumped        bool
 }
 
 type wait struct {
@@ -167,7 +173,7 @@ func (r *Rotator) judge(ctx context.Context, err error) (Outcome, error) {
 		return Outcome{Action: Standby}, errors.Join(err, r.Release(ctx))
 	case errors.Is(err, ErrRights):
 		told = &r.toldRights
-	case errors.Is(err, ErrClock):
+	case errors.Is(err, ErrClock), errors.Is(err, ErrJump):
 		told = &r.toldClock
 	}
 	if told != nil && *told {
@@ -180,6 +186,9 @@ func (r *Rotator) judge(ctx context.Context, err error) (Outcome, error) {
 }
 
 func (r *Rotator) step(ctx context.Context) (Outcome, error) {
+	if err := r.look(ctx); err != nil {
+		return Outcome{}, err
+	}
 	if owner, err := r.own(ctx); !owner || err != nil {
 		return Outcome{Action: Standby}, err
 	}
@@ -201,7 +210,7 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 		if !passed {
 			return Outcome{Action: Waiting, Slot: *st.draining}, nil
 		}
-		return Outcome{Action: Closed, Slot: *st.draining}, r.move(ctx, st, closeSQL, *st.draining, r.wait.xid)
+		return Outcome{Action: Closed, Slot: *st.draining}, r.move(ctx, st, closeSQL, *st.draining, r.wait.xid, newUse())
 	}
 	out := Outcome{Action: Idle}
 	if st.retired != nil {
@@ -225,6 +234,34 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 		out.Action, out.Slot = Full, st.cur
 	}
 	return out, nil
+}
+
+// look compares the database's clock with the time that has passed for this process since the last look. Also without the lease: a jump ends leases.
+func (r *Rotator) look(ctx context.Context) error {
+	if !r.ring.Horizon {
+		return nil
+	}
+	if r.jumped {
+		return ErrJump
+	}
+	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	var clock time.Time
+	var seventh *float64
+	err := r.pool.QueryRow(bounded, clockSQL, r.ring.Name).Scan(&clock, &seventh)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return fmt.Errorf("reading the database's clock: %w", err)
+	}
+	now := time.Now()
+	if seventh != nil && !r.looked.IsZero() {
+		most := max(time.Duration(*seventh*float64(time.Second)), r.cfg.Timeout) // what the answer took is no jump
+		r.jumped = clock.Sub(r.clock) > now.Sub(r.looked)+most
+	}
+	r.clock, r.looked = clock, now
+	if r.jumped {
+		return ErrJump
+	}
+	return nil
 }
 
 // own takes the lease, or renews it.
@@ -269,15 +306,16 @@ func (r *Rotator) read(ctx context.Context) (*state, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	var st state
-	err := r.pool.QueryRow(bounded, with(stateSQL, r.ring.Sequence, ""), r.ring.Name, r.ring.Tables, r.cfg.MaxBytes, r.cfg.MaxAge, r.cfg.Retention).Scan(
+	err := r.pool.QueryRow(bounded, with(stateSQL, r.ring.Sequence, "", 0), r.ring.Name, r.ring.Tables, r.cfg.MaxBytes, r.cfg.MaxAge, r.cfg.Retention,
+		r.ring.Horizon).Scan(
 		&st.slots, &st.cur, &st.draining, &st.closed, &st.retired, &st.version, &st.sequence, &st.due, &st.expired, &st.clockIsWrong)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, fmt.Errorf("%w: there is no ring %s", ErrSchema, r.ring.Name)
 	case err != nil:
 		return nil, fmt.Errorf("reading ring %s: %w", r.ring.Name, err)
-	case int(st.slots) != len(r.ring.Tables):
-		return nil, fmt.Errorf("%w: ring %s has %d slots and not %d", ErrSchema, r.ring.Name, st.slots, len(r.ring.Tables))
+	case int(st.slots) != r.ring.slots():
+		return nil, fmt.Errorf("%w: ring %s has %d slots and not %d", ErrSchema, r.ring.Name, st.slots, r.ring.slots())
 	case st.clockIsWrong:
 		return nil, ErrClock
 	}
@@ -349,7 +387,7 @@ func (r *Rotator) move(ctx context.Context, st *state, sql string, more ...any) 
 // transaction id since before this step commits.
 func (r *Rotator) update(ctx context.Context, tx pgx.Tx, st *state, sql string, more ...any) error {
 	var next int64
-	if err := tx.QueryRow(ctx, with(advanceSQL, r.ring.Sequence, ""), st.version).Scan(&next); err != nil {
+	if err := tx.QueryRow(ctx, with(advanceSQL, r.ring.Sequence, "", 0), st.version).Scan(&next); err != nil {
 		return fmt.Errorf("advancing %s: %w", r.ring.Sequence, err)
 	}
 	tag, err := tx.Exec(ctx, sql, append([]any{r.ring.Name, st.version, next}, more...)...)
@@ -360,6 +398,15 @@ func (r *Rotator) update(ctx context.Context, tx pgx.Tx, st *state, sql string, 
 		return ErrMoved
 	}
 	return nil
+}
+
+// newUse is a number by which what was derived of a closed segment knows it again. Random, and new with the close: a failover may lose a close
+// and what was in the segment last, and the segment is then closed again with other keys in it. Its slot, its version and what it was opened
+// by are the same then.
+func newUse() int64 {
+	var b [8]byte
+	rand.Read(b[:]) // never fails (crypto/rand since Go 1.24)
+	return int64(binary.BigEndian.Uint64(b[:]))
 }
 
 var errNeeded = errors.New("needed")
@@ -399,8 +446,16 @@ func (r *Rotator) empty(ctx context.Context, st *state, passed bool) (Outcome, e
 				return fmt.Errorf("noting what outlasts segment %s: %w", r.ring.Tables[slot], err)
 			}
 		}
-		if _, err := tx.Exec(ctx, r.sql(truncateSQL, slot)); err != nil {
-			return fmt.Errorf("emptying segment %s: %w", r.ring.Tables[slot], err)
+		inherited := false
+		if slot >= st.slots {
+			if err := tx.QueryRow(ctx, inheritedSQL, r.ring.Heirs, slot).Scan(&inherited); err != nil {
+				return fmt.Errorf("asking whether another ring has segment %s: %w", r.ring.Tables[slot], err)
+			}
+		}
+		if !inherited {
+			if _, err := tx.Exec(ctx, r.sql(truncateSQL, slot)); err != nil {
+				return fmt.Errorf("emptying segment %s: %w", r.ring.Tables[slot], err)
+			}
 		}
 		// The sequence last, because writers above READ COMMITTED are refused from here to the end.
 		return r.update(ctx, tx, st, truncatedSQL, slot)
@@ -441,7 +496,7 @@ func (r *Rotator) begin(ctx context.Context, idle time.Duration, do func(context
 }
 
 func (r *Rotator) sql(sql string, slot int16) string {
-	return with(sql, r.ring.Sequence, r.ring.Tables[slot])
+	return with(sql, r.ring.Sequence, r.ring.Tables[slot], slot)
 }
 
 // text is a duration as a setting, in milliseconds. 0 would mean no limit.

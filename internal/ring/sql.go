@@ -1,17 +1,22 @@
 package ring
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+)
 
-// SEGMENT and SEQUENCE in these statements stand for names that are constants of this module: see with.
+// SEGMENT, SLOT and SEQUENCE in these statements stand for names and numbers that are constants of this module: see with.
 
-// stateSQL reads all that decides on the next step. In: ring, tables by slot, MaxBytes, MaxAge, Retention. Out: one row. The size of the
+// stateSQL reads all that decides on the next step. In: ring, tables by slot, MaxBytes, MaxAge, Retention, whether the ring's horizon
+// takes the place of these two. Out: one row. The size of the
 // current segment is asked of the file system, with an ACCESS SHARE lock on the table for a moment. The row comes from the statement's
 // snapshot and last_value from now: a step that commits between the two makes them differ for no reason, which the repair, fenced by
 // the row's version, survives.
 const stateSQL = `
 select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
-       pg_relation_size(t.cur) > 0 and (pg_table_size(t.cur) >= $3 or coalesce(c.opened_at + $4::interval <= clock_timestamp(), false)),
-       coalesce(o.closed_at + $5::interval <= clock_timestamp(), false),
+       pg_relation_size(t.cur) > 0 and (r.horizon is not null or not $6)
+         and (pg_table_size(t.cur) >= $3 or coalesce(c.opened_at + case when $6 then r.horizon / 7 else $4::interval end <= clock_timestamp(), false)),
+       coalesce(o.closed_at + case when $6 then r.horizon else $5::interval end <= clock_timestamp(), false),
        exists (select from onlyonce.segments s where s.ring = r.name and greatest(s.opened_at, s.closed_at) > clock_timestamp() + interval '1 minute')
   from onlyonce.rings r
   cross join SEQUENCE v
@@ -41,10 +46,11 @@ const ownXidSQL = `select pg_current_xact_id()::text`
 // passedSQL says whether every transaction below an id of ours has ended. In: the id. Prepared transactions count as open.
 const passedSQL = `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`
 
-// settingsSQL bounds a transaction and keeps its plans on indexes. In: lock_timeout, idle_in_transaction_session_timeout.
+// settingsSQL bounds a transaction and keeps its plans on indexes. Where there is no other way than a sequential scan its cost seems huge, which
+// would start the compiler of plans, for a second. In: lock_timeout, idle_in_transaction_session_timeout.
 const settingsSQL = `
 select set_config('lock_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $2, true),
-       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
+       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true), set_config('jit', 'off', true)`
 
 // holdSQL raises OO001 for a rotator that was replaced, and blocks a take-over until the transaction ends. In: lease, epoch, nonce.
 const holdSQL = `select onlyonce.hold($1, $2, $3::uuid)`
@@ -63,10 +69,10 @@ with moved as (
 update onlyonce.segments s set use_no = s.use_no + 1, opened_at = clock_timestamp(), closed_at = null, bound = null
   from moved m where s.ring = m.name and s.slot = $4::smallint`
 
-	// closeSQL. Also in: the slot that drains, and the id of ours that every transaction that wrote into it is below.
+	// closeSQL. Also in: the slot that drains, the id of ours that every transaction that wrote into it is below, and the number of the use.
 	closeSQL = `
 with moved as (
-  update onlyonce.rings set closed = array_prepend(draining, closed), draining = null, version = $3
+  update onlyonce.rings set closed = array_prepend(draining, closed), uses[draining + 1] = $6, draining = null, version = $3
    where name = $1 and version = $2 returning name)
 update onlyonce.segments s set closed_at = clock_timestamp(), bound = $5::text::xid8
   from moved m where s.ring = m.name and s.slot = $4::smallint`
@@ -88,6 +94,13 @@ update onlyonce.segments s set opened_at = null, closed_at = null, bound = null
 // lockRowSQL locks the ring's row and reads what a TRUNCATE was derived from. In: ring. Out: version, retired.
 const lockRowSQL = `select version, retired from onlyonce.rings where name = $1 for update`
 
+// inheritedSQL says whether another heir still has an inherited table. In: the other heirs, slot. Asked with the table locked: of two rings
+// that are about to let it go, the second sees that the first has.
+const inheritedSQL = `select exists (select from onlyonce.rings where name = any ($1::text[]) and ($2::smallint = any (closed) or retired = $2::smallint))`
+
+// clockSQL reads the database's clock. In: ring. Out: the clock, and a seventh of the ring's horizon in seconds, null where it has none.
+const clockSQL = `select clock_timestamp(), extract(epoch from horizon / 7)::float8 from onlyonce.rings where name = $1`
+
 // lockSQL and truncateSQL: whoever reads or writes the segment is waited for, no longer than lock_timeout, and waits for us.
 const (
 	lockSQL     = `lock table SEGMENT in access exclusive mode`
@@ -95,6 +108,6 @@ const (
 )
 
 // with puts a ring's names into a statement.
-func with(sql, sequence, table string) string {
-	return strings.NewReplacer("SEQUENCE", sequence, "SEGMENT", table).Replace(sql)
+func with(sql, sequence, table string, slot int16) string {
+	return strings.NewReplacer("SEQUENCE", sequence, "SEGMENT", table, "SLOT", strconv.Itoa(int(slot))).Replace(sql)
 }

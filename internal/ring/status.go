@@ -46,13 +46,13 @@ select r.version, v.last_value, s.slot,
   cross join SEQUENCE v
   join onlyonce.segments s on s.ring = r.name
   cross join lateral (select ($2::text[])[s.slot + 1] as name) t
- where r.name = $1 and t.name is not null
+ where r.name = $1 and t.name is not null and (s.slot < r.slots or s.slot = any (r.closed) or s.slot = r.retired)
  order by s.slot`
 
 // ReadStatus returns a ring as it stands.
 func ReadStatus(ctx context.Context, db DB, ring Ring) (Status, error) {
 	st := Status{Name: ring.Name}
-	rows, err := db.Query(ctx, with(statusSQL, ring.Sequence, ""), ring.Name, ring.Tables)
+	rows, err := db.Query(ctx, with(statusSQL, ring.Sequence, "", 0), ring.Name, ring.Tables)
 	if err != nil {
 		return Status{}, fmt.Errorf("reading ring %s: %w", ring.Name, err)
 	}

@@ -3,7 +3,7 @@
 #
 #	internal/rolling/archive.sh COMMIT SCHEMA_VERSION
 #
-# v3.tar.gz was made from 3c20a3d. Made again from the same commit and worker it has the same bytes.
+# v4.tar.gz was made from e7a6bc2. Made again from the same commit and worker it has the same bytes.
 # Run it when a schema version is released; the test names the archive that it wants.
 set -euo pipefail
 cd "$(git rev-parse --show-toplevel)"
@@ -11,7 +11,7 @@ commit=$1 version=$2
 out=internal/rolling/testdata/v$version.tar.gz
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-paths=(consumer dedupe internal/codec internal/fault internal/guard internal/preflight migrations go.mod go.sum LICENSE)
+paths=(consumer dedupe internal/codec internal/fault internal/guard internal/jsonpointer internal/preflight migrations go.mod go.sum LICENSE)
 if git cat-file -e "$commit:internal/rolling/worker/main.go" 2>/dev/null; then
   paths+=(internal/rolling/worker)
 fi

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+)
+
+func TestInboxPlan(t *testing.T) {
+	t.Parallel()
+	session{t: t}.run("inbox", "plan", "-rate", "100/s", "-horizon", "7d").want(t, statusGood, "rotation   every 1d", "8.64e+06 in a segment", "6.6 GB at most", "155.5 MB of filters").lines(t, 0)
+	session{t: t}.run("inbox", "plan", "-rate", "1000/s", "-horizon", "7d").want(t, statusGood, "filters    none", "Up to 185.2 keys a second").lines(t, 0)
+	out := session{t: t}.run("inbox", "plan", "-rate", "8640000/d", "-horizon", "168h", "-json").want(t, statusGood).lines(t, 0).out
+	var p inboxPlan
+	if err := json.Unmarshal([]byte(out), &p); err != nil || p != plan(100, 7*24*time.Hour) {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+func TestInboxStatusAndHorizon(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(`select onlyonce.claim(array[gen_random_uuid()], array[0::bigint])`)
+	f.run("inbox", "status").want(t, statusGood, "keys_log: remembered at least 7d; 0 filters", "keys_clock: remembered at least 7d", "onlyonce.keys_clock_0", "current", "and 9 free").lines(t, 0)
+	set := []string{"inbox", "horizon", "-ring", "keys_log", "-reason", "why", "-yes", "-horizon"}
+	f.run(append(set, "14d")...).want(t, statusGood, "were remembered at least 7d, and are from then on at least 14d", "audit row 1")
+	f.run(append(set, "14d")...).want(t, statusGood, "already: nothing was changed")
+	f.run(append(set, "forever")...).want(t, statusGood, "from then on for ever")
+	out := f.run("inbox", "status", "-json").want(t, statusGood).lines(t, 0).out
+	var r inboxReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Rings) != 2 || r.Rings[0].Ring != "keys_log" || r.Rings[0].Horizon != nil || *r.Rings[1].Horizon != 7*86400 {
+		t.Errorf("%s, %v", out, err)
+	}
+}

@@ -1,0 +1,65 @@
+package consumer_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+)
+
+// K6: a cursor's frontier is a time before which nothing in its log is still to be handled: none is noted while a message waits.
+func TestK6FrontierFollowsThePosition(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log.Append(0, "first", id("first"))
+	hold, held := make(chan struct{}), make(chan struct{}, 1)
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if string(m.Value) == "first" {
+			held <- struct{}{}
+			select {
+			case <-hold:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return queued(ctx, tx, m)
+	}, testConfig())
+	<-held
+	until(t, "the owner has asked for the clock and the end of the log", func() bool {
+		return r.count(`select count(*) from pg_stat_activity where datname = current_database() and query = 'select clock_timestamp()'`) > 0 ||
+			r.count(`select count(*) from onlyonce.frontiers`) > 0
+	})
+	for range 3 { // it looks every second
+		r.exec(`select pg_sleep(1)`)
+	}
+	if n := r.count(`select count(*) from onlyonce.frontiers`); n != 0 {
+		t.Error("a frontier is noted while a message waits that was appended before")
+	}
+	close(hold)
+	until(t, "the frontier is noted", func() bool { return r.count(`select count(*) from onlyonce.frontiers`) == 1 })
+	stop()
+	r.once("first")
+}
+
+// K6: who declares that copies come for longer than keys are remembered does not begin.
+func TestK6CopiesBeyondTheHorizon(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.CopiesWithin = 8 * 24 * time.Hour
+	c, err := consumer.New(r.pool, &consumertest.Source{Log: r.log, GroupID: "g"}, queued, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring keys_log") {
+		t.Fatalf("%v", err)
+	}
+	r.exec(`update onlyonce.rings set horizon = '9 days' where name = 'keys_log'`)
+	r.log.Append(0, "v", id("v"))
+	stop := r.start(queued, cfg)
+	r.reaches(0, 1)
+	stop()
+}

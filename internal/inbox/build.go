@@ -1,0 +1,271 @@
+package inbox
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// closedSQL says which closed segments have no filter. In: ring. Out: a row each: slot, use. By primary keys.
+const closedSQL = `
+select c.slot, r.uses[c.slot + 1]
+  from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot)
+ where r.name = $1 and r.uses[c.slot + 1] is not null
+   and not exists (select from onlyonce.filters f where f.ring = r.name and f.use = r.uses[c.slot + 1])
+ order by c.slot`
+
+// xidSQL takes a transaction id and ends its transaction; passedSQL says whether every one below it has ended.
+const (
+	xidSQL    = `select pg_current_xact_id()::text`
+	passedSQL = `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`
+)
+
+// stillSQL says whether a segment is still the one that was closed in a use. In: ring, slot, use. With the table locked it then stays so.
+const stillSQL = `select exists (select from onlyonce.rings where name = $1 and $2::smallint = any (closed) and uses[$2::smallint + 1] = $3)`
+
+// sizeSQL estimates how many keys a segment holds, by what a row takes. In: the table.
+const sizeSQL = `select pg_relation_size($1::text::regclass) / 52`
+
+// MostKeys is how many keys a segment may hold for a filter to be built of it: building takes 42 bytes a key of this process's memory. A larger
+// segment is asked by SQL.
+const MostKeys = 16_000_000
+
+// storeSQL stores a filter, unless somebody was faster. In: ring, use, keys, digest, filter.
+const storeSQL = `insert into onlyonce.filters (ring, use, keys, digest, filter) values ($1, $2, $3, $4, $5) on conflict do nothing`
+
+// sweepSQL deletes filters of segments that are closed no more. In: ring.
+const sweepSQL = `
+delete from onlyonce.filters f
+ where f.ring = $1 and not exists (select from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot) where r.name = f.ring and r.uses[c.slot + 1] = f.use)`
+
+// Builder builds the filters of a ring's closed segments, under a lease. It belongs to one goroutine.
+type Builder struct {
+	pool  *pgxpool.Pool
+	ring  ring.Ring
+	log   *slog.Logger
+	lease *lease.Lease
+	// waits has for each use a transaction id that was taken after the segment was found closed in it.
+	waits map[int64]string
+	told  int64 // the use that was found too large the last time
+}
+
+const (
+	builderTTL   = time.Minute
+	buildTimeout = 5 * time.Minute
+)
+
+// NewBuilder returns a builder.
+func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder {
+	return &Builder{pool: pool, ring: which, log: log, waits: map[int64]string{}}
+}
+
+// Run builds until ctx ends. The first look is an interval away.
+func (b *Builder) Run(ctx context.Context) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	defer func() {
+		if b.lease != nil {
+			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), interval)
+			defer cancel()
+			_ = b.lease.Release(bounded, b.pool) // or it ends by itself
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		_, err := b.Step(ctx)
+		var pg *pgconn.PgError
+		switch {
+		case err == nil, ctx.Err() != nil:
+		case errors.As(err, &pg) && pg.Code == "42501":
+			b.log.Warn("onlyonce: this process does not build filters of the inbox; another one must", "ring", b.ring.Name, "error", err)
+			return
+		default:
+			b.log.Warn("onlyonce: building a filter of the inbox failed", "ring", b.ring.Name, "error", err)
+		}
+	}
+}
+
+// Step builds the filters that can be built now, and returns how many. It does not wait for transactions.
+func (b *Builder) Step(ctx context.Context) (built int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
+	defer cancel()
+	if owner, err := b.own(ctx); !owner || err != nil {
+		return 0, err
+	}
+	rows, err := b.pool.Query(ctx, closedSQL, b.ring.Name)
+	if err != nil {
+		return 0, err
+	}
+	type segment struct {
+		Slot int16
+		Use  int64
+	}
+	missing, err := pgx.CollectRows(rows, pgx.RowToStructByPos[segment])
+	if err != nil {
+		return 0, err
+	}
+	for use := range b.waits {
+		if !slices.ContainsFunc(missing, func(s segment) bool { return s.Use == use }) {
+			delete(b.waits, use)
+		}
+	}
+	for _, s := range missing {
+		// K5: a transaction that has read the ring before the close may still insert into the segment.
+		if b.waits[s.Use] == "" {
+			var xid string
+			if err := b.pool.QueryRow(ctx, xidSQL).Scan(&xid); err != nil {
+				return built, err
+			}
+			b.waits[s.Use] = xid
+		}
+		var passed bool
+		if err := b.pool.QueryRow(ctx, passedSQL, b.waits[s.Use]).Scan(&passed); err != nil {
+			return built, err
+		}
+		if !passed {
+			continue
+		}
+		var keys int64
+		if err := b.pool.QueryRow(ctx, sizeSQL, b.ring.Tables[s.Slot]).Scan(&keys); err != nil {
+			return built, err
+		}
+		if keys > MostKeys {
+			if b.told != s.Use {
+				b.told = s.Use
+				b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is asked by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
+			}
+			continue
+		}
+		if err := b.build(ctx, s.Slot, s.Use); err != nil {
+			return built, err
+		}
+		built++
+	}
+	_, err = b.pool.Exec(ctx, sweepSQL, b.ring.Name)
+	return built, err
+}
+
+// own takes the lease, or renews it. Two builders at once would do work twice, and no harm.
+func (b *Builder) own(ctx context.Context) (bool, error) {
+	if b.lease != nil {
+		ours, err := b.lease.Renew(ctx, b.pool, builderTTL)
+		if err != nil || ours {
+			return ours, err
+		}
+		b.lease = nil
+		clear(b.waits)
+	}
+	l, err := lease.Acquire(ctx, b.pool, "filters/"+b.ring.Name, builderTTL)
+	b.lease = l
+	return l != nil, err
+}
+
+var errReused = errors.New("the segment is closed no more")
+
+// build reads a segment and stores its filter.
+func (b *Builder) build(ctx context.Context, slot int16, use int64) error {
+	var words copied
+	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		// From here on it is not emptied; whether it was before is asked in a later statement.
+		if _, err := tx.Exec(ctx, `lock table `+b.ring.Tables[slot]+` in access share mode`); err != nil {
+			return err
+		}
+		var still bool
+		if err := tx.QueryRow(ctx, stillSQL, b.ring.Name, slot, use).Scan(&still); err != nil {
+			return err
+		}
+		if !still {
+			return errReused
+		}
+		_, err := tx.Conn().PgConn().CopyTo(ctx, &words, `copy `+b.ring.Tables[slot]+` (key) to stdout (format binary)`)
+		return err
+	})
+	if errors.Is(err, errReused) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading segment %s: %w", b.ring.Tables[slot], err)
+	}
+	if err := words.whole(); err != nil {
+		return fmt.Errorf("reading segment %s: %w", b.ring.Tables[slot], err)
+	}
+	f, err := newFilter(words.words)
+	if err != nil {
+		return err
+	}
+	stored, digest := f.encode()
+	if _, err := b.pool.Exec(ctx, storeSQL, b.ring.Name, use, f.keys, digest, stored); err != nil {
+		return fmt.Errorf("storing the filter of segment %s: %w", b.ring.Tables[slot], err)
+	}
+	b.log.Info("onlyonce: filter of the inbox built", "ring", b.ring.Name, "slot", slot, "keys", f.keys, "bytes", f.bytes())
+	return nil
+}
+
+// copied takes COPY's binary form of one column of keys (PostgreSQL documentation, "COPY", "Binary Format"): a header of 19 bytes without
+// extension, then for each row its number of fields, 1, and the length, 16, before the key; at the end -1.
+type copied struct {
+	words  []uint64
+	rest   []byte
+	headed bool
+	ended  bool
+	broken bool
+}
+
+const (
+	copyHeader = 19
+	copyRow    = 2 + 4 + 16
+)
+
+func (c *copied) Write(p []byte) (int, error) {
+	c.rest = append(c.rest, p...)
+	at := c.rest
+	if !c.headed && len(at) >= copyHeader {
+		c.headed = true
+		at = at[copyHeader:]
+	}
+	for c.headed && len(at) >= 2 && !c.ended && !c.broken {
+		switch fields := int16(binary.BigEndian.Uint16(at)); {
+		case fields == -1:
+			c.ended = true
+			at = at[2:]
+			continue
+		case fields != 1:
+			c.broken = true
+			continue
+		}
+		if len(at) < copyRow {
+			break
+		}
+		if binary.BigEndian.Uint32(at[2:]) != 16 {
+			c.broken = true
+			break
+		}
+		c.words = append(c.words, word(at[6:copyRow]))
+		at = at[copyRow:]
+	}
+	c.rest = append(c.rest[:0], at...)
+	return len(p), nil
+}
+
+// whole returns an error unless all rows were read.
+func (c *copied) whole() error {
+	if !c.ended || c.broken || len(c.rest) > 0 {
+		return fmt.Errorf("COPY did not send what was expected behind %d keys", len(c.words))
+	}
+	return nil
+}

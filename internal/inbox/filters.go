@@ -1,0 +1,128 @@
+package inbox
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// listSQL lists the filters of segments that are closed. In: ring. Out: a row each: use, keys, digest. By primary keys.
+const listSQL = `
+select f.use, f.keys, f.digest
+  from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot) join onlyonce.filters f on f.ring = r.name and f.use = r.uses[c.slot + 1]
+ where r.name = $1 order by f.use`
+
+// loadSQL reads a filter. In: ring, use. Out: at most one row. By the primary key.
+const loadSQL = `select filter from onlyonce.filters where ring = $1 and use = $2`
+
+// Filters are those of a ring's closed segments, as far as this process has loaded them. A claim that has asked them names their uses; the
+// server looks into the segments of other uses by itself, so that what is missing here costs time and nothing else.
+type Filters struct {
+	pool *pgxpool.Pool
+	ring string
+	log  *slog.Logger
+	set  atomic.Pointer[[]loaded]
+}
+
+type loaded struct {
+	use int64
+	*filter
+}
+
+// NewFilters returns the filters of a ring, none of which is loaded.
+func NewFilters(pool *pgxpool.Pool, ring string, log *slog.Logger) *Filters {
+	return &Filters{pool: pool, ring: ring, log: log}
+}
+
+// Run loads filters now, and as segments are closed, until ctx ends.
+func (f *Filters) Run(ctx context.Context) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		if err := f.Load(ctx); err != nil && ctx.Err() == nil {
+			f.log.Warn("onlyonce: filters of the inbox were not loaded: segments are asked by SQL instead", "ring", f.ring, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Load loads what is there and not loaded, and forgets what is closed no more. A filter that cannot be read is left out.
+func (f *Filters) Load(ctx context.Context) error {
+	rows, err := f.pool.Query(ctx, listSQL, f.ring)
+	if err != nil {
+		return err
+	}
+	type entry struct {
+		Use, Keys int64
+		Digest    []byte
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[entry])
+	if err != nil {
+		return err
+	}
+	var before, now []loaded
+	if p := f.set.Load(); p != nil {
+		before = *p
+	}
+	var failed error
+	for _, e := range list {
+		if i := slices.IndexFunc(before, func(l loaded) bool { return l.use == e.Use }); i >= 0 {
+			now = append(now, before[i])
+			continue
+		}
+		var stored []byte
+		err := f.pool.QueryRow(ctx, loadSQL, f.ring, e.Use).Scan(&stored)
+		if err == nil {
+			var one *filter
+			if one, err = decode(stored, e.Digest, e.Keys); err == nil {
+				now = append(now, loaded{e.Use, one})
+				f.log.Info("onlyonce: filter of the inbox loaded", "ring", f.ring, "keys", one.keys, "bytes", one.bytes())
+			}
+		}
+		if err != nil {
+			failed = fmt.Errorf("filter of use %d: %w", e.Use, err)
+		}
+	}
+	f.set.Store(&now)
+	return failed
+}
+
+// Bytes is what the loaded filters take in memory, and Segments of how many segments they are.
+func (f *Filters) Bytes() (bytes int64, segments int) {
+	p := f.set.Load()
+	if p == nil {
+		return 0, 0
+	}
+	for _, l := range *p {
+		bytes += l.bytes()
+	}
+	return bytes, len(*p)
+}
+
+// Ask asks all loaded filters for keys. asked are their uses; hits are the keys that a filter could not exclude, and hitUses which one.
+func (f *Filters) Ask(keys [][16]byte) (asked, hitUses []int64, hits [][16]byte) {
+	p := f.set.Load()
+	if p == nil || len(*p) == 0 {
+		return nil, nil, nil
+	}
+	asked = make([]int64, len(*p))
+	for i, l := range *p {
+		asked[i] = l.use
+		for _, k := range keys {
+			if l.mayHold(word(k[:])) {
+				hitUses, hits = append(hitUses, l.use), append(hits, k)
+			}
+		}
+	}
+	return asked, hitUses, hits
+}

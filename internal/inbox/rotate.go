@@ -1,0 +1,65 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// interval is how often a process looks at the rings. Segments are open for hours.
+const interval = 10 * time.Second
+
+// anySize: a segment is followed by another one when it is a seventh of the horizon old, whatever its size. A ring has the slots that a horizon
+// needs at that pace, and one that closed segments earlier would run out of them, and end up with one that holds most of the keys.
+const anySize = math.MaxInt64
+
+// Rotate rotates both rings of keys, and builds the filters of the log's, until ctx ends, and returns when nothing of it is left. What goes wrong is logged, and never fails
+// whoever runs it. The first look is an interval away: a process that starts has better things to do.
+func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger) {
+	var both sync.WaitGroup
+	for _, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+		x, err := ring.New(pool, which, ring.Config{MaxBytes: anySize, Interval: interval, Hooks: ring.Hooks{
+			Stepped: func(o ring.Outcome) { stepped(log, which.Name, o) },
+			Failed:  func(err error) { log.Warn("onlyonce: rotating the inbox failed", "ring", which.Name, "error", err) },
+		}})
+		if err != nil {
+			log.Error("onlyonce: the inbox does not rotate", "ring", which.Name, "error", err)
+			continue
+		}
+		both.Go(func() {
+			first := time.NewTimer(interval)
+			defer first.Stop()
+			select {
+			case <-ctx.Done():
+				return
+			case <-first.C:
+			}
+			if err := x.Run(ctx); err != nil && ctx.Err() == nil && errors.Is(err, ring.ErrRights) {
+				log.Warn("onlyonce: this process does not drop old segments of the inbox; another one must", "ring", which.Name, "error", err)
+			}
+		})
+	}
+	both.Go(func() { NewBuilder(pool, ring.KeysLog(), log).Run(ctx) })
+	both.Wait()
+}
+
+// stepped tells what became of a segment.
+func stepped(log *slog.Logger, name string, o ring.Outcome) {
+	switch o.Action {
+	case ring.Announced:
+		log.Info("onlyonce: the inbox goes on in another segment", "ring", name, "slot", o.Slot)
+	case ring.Truncated:
+		log.Info("onlyonce: a segment of the inbox whose horizon has passed was emptied", "ring", name, "slot", o.Slot)
+	case ring.Needed:
+		log.Warn("onlyonce: the inbox grows: a segment is kept beyond its horizon", "ring", name, "slot", o.Slot, "why", o.Why)
+	case ring.Full:
+		log.Warn("onlyonce: the inbox has no free segment: the current one grows; see onlyonce inbox status", "ring", name, "slot", o.Slot, "why", o.Why)
+	}
+}

@@ -1,0 +1,50 @@
+package ring
+
+import "strconv"
+
+// keySlots is how many segments a ring of keys has; keys_old, which both have inherited, stands behind them.
+const keySlots = 10
+
+// KeysLog is the ring of keys that consumers claim of Kafka's messages. It forgets by the log's time (K6).
+func KeysLog() Ring {
+	r := keys("keys_log")
+	r.Needed, r.Reads, r.Heirs = logNeeded, []string{"onlyonce.cursors", "onlyonce.frontiers"}, []string{"keys_clock"}
+	return r
+}
+
+// KeysClock is the ring of all other keys: webhooks, HTTP, calls that are enqueued outside of a consumer, dedupe.Claim. It forgets by the database's clock.
+func KeysClock() Ring {
+	r := keys("keys_clock")
+	r.Needed, r.Heirs = clockNeeded, []string{"keys_log"}
+	return r
+}
+
+func keys(name string) Ring {
+	r := Ring{Name: name, Sequence: "onlyonce." + name + "_version", Horizon: true}
+	for slot := range keySlots {
+		r.Tables = append(r.Tables, "onlyonce."+name+"_"+strconv.Itoa(slot))
+	}
+	r.Tables = append(r.Tables, "onlyonce.keys_old")
+	return r
+}
+
+// clockNeeded: the horizon has passed by the clock, and nothing else counts.
+const clockNeeded = `select null::text from onlyonce.segments where ring = 'keys_clock' and slot = SLOT`
+
+// logNeeded says which cursor may still come to copies of messages whose keys are in a segment. Out: one text, null where each has
+// passed what was in its partition when the horizon had passed behind the closing of the segment.
+//
+// A cursor that was never sampled keeps every segment: it may be a new partition's, to which copies go from now on. One that an operator retired keeps
+// none, and neither do those that read the event log, whose keys are claimed when events are appended.
+const logNeeded = `
+select (
+  select case when f.frontier is null then format('consumer %s has not said yet how far it is in %s, partition %s', c.scope, c.topic, c.partition)
+              else format('consumer %s is in %s, partition %s, at what was appended until %s', c.scope, c.topic, c.partition, to_char(f.frontier, 'YYYY-MM-DD HH24:MI:SSOF')) end
+    from onlyonce.cursors c
+    left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
+   where c.retired_at is null and c.cluster_id is distinct from 'postgres'
+     and (f.frontier is null or f.frontier < g.closed_at + r.horizon)
+   order by f.frontier nulls first
+   limit 1)
+  from onlyonce.segments g join onlyonce.rings r on r.name = g.ring
+ where g.ring = 'keys_log' and g.slot = SLOT`

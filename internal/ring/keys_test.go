@@ -1,0 +1,386 @@
+package ring_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// keyRig is a database in which a ring of keys rotates as soon as there is anything to rotate.
+type keyRig struct {
+	*rig
+	*rotator
+}
+
+func newKeyRig(t *testing.T, which ring.Ring) *keyRig {
+	t.Helper()
+	r := newRig(t)
+	r.exec(`update onlyonce.rings set horizon = '1 millisecond' where name = $1`, which.Name)
+	return &keyRig{rig: r, rotator: r.keyRotator(which)}
+}
+
+func (r *rig) keyRotator(which ring.Ring) *rotator {
+	r.t.Helper()
+	x := &rotator{}
+	cfg := quick()
+	cfg.Hooks = ring.Hooks{Failed: func(err error) { r.t.Logf("failed: %v", err) }}
+	var err error
+	if x.Rotator, err = ring.New(r.pool, which, cfg); err != nil {
+		r.t.Fatal(err)
+	}
+	return x
+}
+
+// ask claims keys of the log's ring and returns what became of them.
+func (r *rig) ask(db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, function string, keys ...uuid.UUID) (outcomes []int16, err error) {
+	prints := make([]int64, len(keys))
+	for i := range prints {
+		prints[i] = 7
+	}
+	err = db.QueryRow(context.Background(), `select onlyonce.`+function+`($1, $2)`, keys, prints).Scan(&outcomes)
+	return outcomes, err
+}
+
+// is fails unless a claim of one key comes to that.
+func (r *rig) is(db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, function string, key uuid.UUID, want int16) {
+	r.t.Helper()
+	if got, err := r.ask(db, function, key); err != nil || len(got) != 1 || got[0] != want {
+		r.t.Fatalf("%s came to %v, %v, and not to %d", function, got, err, want)
+	}
+}
+
+// segments says in which segments a key stands.
+func (r *rig) segments(key uuid.UUID) string {
+	r.t.Helper()
+	return one[string](r, `select coalesce(string_agg(segment, ' ' order by segment), '') from onlyonce.inbox where key = $1`, key)
+}
+
+// fresh is the claim that raises.
+func (r *rig) freshly(db execer, keys ...uuid.UUID) error {
+	prints := make([]int64, len(keys))
+	_, err := db.Exec(context.Background(), `select onlyonce.claim_log_fresh($1, $2)`, keys, prints)
+	return err
+}
+
+// K3: a key is found wherever it stands, by both forms of the claim, until its segment is emptied; and is new then.
+func TestK3KeyIsFoundInEverySegment(t *testing.T) {
+	r := newKeyRig(t, ring.KeysLog())
+	a := uuid.New()
+	r.is(r.pool, "claim_log", a, 0)
+	duplicate := func() {
+		t.Helper()
+		r.is(r.pool, "claim_log", a, 1)
+		if err := r.freshly(r.pool, a); code(err) != "23505" {
+			t.Fatalf("%v", err)
+		}
+	}
+	duplicate()
+	r.until(r.rotator, ring.Announced)
+	duplicate()
+	b := uuid.New()
+	if err := r.freshly(r.pool, b); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := r.segments(a), r.segments(b); a != "keys_log_0" || b != "keys_log_0 keys_log_1" {
+		t.Fatalf("%s, %s", a, b)
+	}
+	r.until(r.rotator, ring.Closed)
+	duplicate()
+	r.until(r.rotator, ring.Announced)
+	r.until(r.rotator, ring.Closed)
+	duplicate()
+	if got, err := r.ask(r.pool, "claim_log", b, a, uuid.New(), a); err != nil || len(got) != 4 || got[0] != 1 || got[1] != 1 || got[2] != 0 || got[3] != 1 {
+		t.Fatalf("%v, %v", got, err)
+	}
+	for r.segments(a) != "" {
+		r.step(r.rotator)
+	}
+	r.is(r.pool, "claim_log", a, 0)
+}
+
+// K3: another payload under a key is a conflict, wherever the key stands.
+func TestK3ConflictWithAClosedSegment(t *testing.T) {
+	r := newKeyRig(t, ring.KeysLog())
+	a := uuid.New()
+	r.is(r.pool, "claim_log", a, 0)
+	other := func() {
+		t.Helper()
+		var got []int16
+		if err := r.pool.QueryRow(t.Context(), `select onlyonce.claim_log($1, $2)`, []uuid.UUID{a, a}, []int64{8, 0}).Scan(&got); err != nil || got[0] != 2 || got[1] != 1 {
+			t.Fatalf("%v, %v", got, err)
+		}
+	}
+	other()
+	r.until(r.rotator, ring.Announced)
+	other()
+	r.until(r.rotator, ring.Closed)
+	other()
+}
+
+// K4: between the announcement and the close a claim asks the draining segment too: there the transactions insert that have read the row before.
+func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
+	for i, commit := range []bool{true, false, true, false} {
+		form := []string{"claim_log", "claim_log_fresh"}[i/2]
+		r := newKeyRig(t, ring.KeysLog())
+		a := uuid.New()
+		r.is(r.pool, "claim_log", uuid.New(), 0)
+		first := r.begin(pgx.ReadCommitted)
+		r.is(first, "claim_log", a, 0)
+		r.until(r.rotator, ring.Announced)
+		r.never(r.rotator, ring.Closed)
+		told := make(chan string, 1)
+		go func() {
+			if form == "claim_log" {
+				got, err := r.ask(r.pool, form, a)
+				told <- fmt.Sprint(got, code(err))
+			} else {
+				told <- code(r.freshly(r.pool, a))
+			}
+		}()
+		r.blocked("%" + form + "($1%")
+		if commit {
+			r.commit(first)
+		} else {
+			_ = first.Rollback(t.Context())
+		}
+		want := map[string]string{"claim_log true": "[1]", "claim_log false": "[0]", "claim_log_fresh true": "23505", "claim_log_fresh false": ""}
+		if got := <-told; got != want[fmt.Sprint(form, " ", commit)] {
+			t.Errorf("%s, commit %v: %q", form, commit, got)
+		}
+	}
+}
+
+// K4: a claim has its id before it reads the row: a rotator that announces behind its back waits for it.
+func TestK4ClaimThatHasReadTheRing(t *testing.T) {
+	for _, form := range []string{"claim_log", "claim_log_fresh"} {
+		t.Run(form, func(t *testing.T) {
+			r := newKeyRig(t, ring.KeysLog())
+			r.is(r.pool, "claim_log", uuid.New(), 0)
+			gate := r.begin(pgx.ReadCommitted)
+			if _, err := gate.Exec(t.Context(), `lock table onlyonce.keys_log_0 in share mode`); err != nil { // this takes no id
+				t.Fatal(err)
+			}
+			late, written := uuid.New(), make(chan error, 1)
+			go func() {
+				if form == "claim_log" {
+					_, err := r.ask(r.pool, form, late)
+					written <- err
+				} else {
+					written <- r.freshly(r.pool, late)
+				}
+			}()
+			r.blocked("%" + form + "($1%")
+			r.until(r.rotator, ring.Announced)
+			r.never(r.rotator, ring.Closed)
+			r.commit(gate)
+			if err := <-written; err != nil {
+				t.Fatal(err)
+			}
+			r.is(r.pool, "claim_log", late, 1)
+		})
+	}
+}
+
+// K4: a claim that got its id behind the rotator's own is not waited for, and has read that the segment drains. What it inserts there is
+// not found by those who read the row behind the close; what it inserts into the current segment is.
+func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
+	r := newKeyRig(t, ring.KeysLog())
+	r.is(r.pool, "claim_log", uuid.New(), 0)
+	r.until(r.rotator, ring.Announced)
+	before := r.begin(pgx.ReadCommitted)
+	if _, err := before.Exec(t.Context(), `select pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	r.until(r.rotator, ring.Waiting)
+	late, a := r.begin(pgx.ReadCommitted), uuid.New()
+	r.is(late, "claim_log", a, 0)
+	r.commit(before)
+	r.until(r.rotator, ring.Closed)
+	told := make(chan []int16, 1)
+	go func() {
+		got, _ := r.ask(r.pool, "claim_log", a)
+		told <- got
+	}()
+	r.blocked("%claim_log($1%")
+	r.commit(late)
+	if got := <-told; len(got) != 1 || got[0] != 1 {
+		t.Fatalf("%v", got)
+	}
+}
+
+// K4: a transaction whose snapshot is older than the ring's row is told to run again, behind each step.
+func TestK4OldSnapshotIsRefused(t *testing.T) {
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		r := newKeyRig(t, ring.KeysLog())
+		r.is(r.pool, "claim_log", uuid.New(), 0)
+		for _, action := range []ring.Action{ring.Announced, ring.Closed, ring.Retired, ring.Truncated} {
+			old, older := r.begin(level), r.begin(level)
+			for _, tx := range []pgx.Tx{old, older} {
+				if _, err := tx.Exec(t.Context(), `select 1`); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.reach(r.rotator, action)
+			if _, err := r.ask(old, "claim_log", uuid.New()); code(err) != "40001" {
+				t.Fatalf("behind %s: %v", action, err)
+			}
+			if err := r.freshly(older, uuid.New()); code(err) != "40001" {
+				t.Fatalf("behind %s: %v", action, err)
+			}
+			_, _ = old.Rollback(t.Context()), older.Rollback(t.Context())
+			again := r.begin(level)
+			r.is(again, "claim_log", uuid.New(), 0)
+			_ = again.Rollback(t.Context())
+		}
+	}
+}
+
+// The keys of before schema 5 are duplicates for both rings, and the table is emptied when both have retired it.
+func TestK3InheritedKeys(t *testing.T) {
+	r := newKeyRig(t, ring.KeysLog())
+	a := uuid.New()
+	r.exec(`insert into onlyonce.keys_old (key, fingerprint) values ($1, 7)`, a)
+	r.exec(`update onlyonce.rings set closed = '{10}', horizon = '1 millisecond' where name in ('keys_log', 'keys_clock')`)
+	r.exec(`update onlyonce.segments set closed_at = clock_timestamp() where slot = 10`)
+	y := r.keyRotator(ring.KeysClock())
+	r.is(r.pool, "claim_log", a, 1)
+	r.is(r.pool, "claim", a, 1)
+	if err := r.freshly(r.pool, a); code(err) != "23505" {
+		t.Fatal(err)
+	}
+	r.until(r.rotator, ring.Retired)
+	r.until(r.rotator, ring.Truncated)
+	if r.segments(a) != "keys_old" {
+		t.Fatal("emptied while the other ring has it")
+	}
+	r.is(r.pool, "claim_log", a, 0)
+	r.is(r.pool, "claim", a, 1)
+	r.until(y, ring.Retired)
+	r.is(r.pool, "claim", a, 0)
+	r.until(y, ring.Truncated)
+	if got := r.segments(a); got != "keys_clock_0 keys_log_0" {
+		t.Fatal(got)
+	}
+	if n := one[int](r.rig, `select count(*) from onlyonce.rings where 10 = any (closed) or retired = 10`); n > 0 {
+		t.Fatal("the slot is still there")
+	}
+	for range 3 { // and is not used again
+		r.reach(r.rotator, ring.Truncated)
+		r.is(r.pool, "claim_log", uuid.New(), 0)
+	}
+	if n := one[int](r.rig, `select count(*) from onlyonce.keys_old`); n > 0 {
+		t.Fatal("it was used again")
+	}
+}
+
+// Whoever claims by onlyonce.claim in a fenced transaction is found by the engine's claims, and finds theirs: code of the schema before does.
+func TestK3ClaimsOfTheSchemaBefore(t *testing.T) {
+	r := newKeyRig(t, ring.KeysLog())
+	fenced := func(function string, key uuid.UUID, want int16) {
+		t.Helper()
+		tx := r.begin(pgx.ReadCommitted)
+		if _, err := tx.Exec(t.Context(), `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`); err != nil {
+			t.Fatal(err)
+		}
+		r.is(tx, function, key, want)
+		r.commit(tx)
+	}
+	a, b, c := uuid.New(), uuid.New(), uuid.New()
+	fenced("claim", a, 0)
+	fenced("claim_log", a, 1)
+	r.is(r.pool, "claim", a, 1)
+	fenced("claim_log", b, 0)
+	fenced("claim", b, 1)
+	r.is(r.pool, "claim", c, 0)
+	fenced("claim", c, 1)
+	if _, err := r.pool.Exec(t.Context(), `select onlyonce.claim_fresh(array[$1::uuid], array[7::bigint])`, a); code(err) != "23505" {
+		t.Fatal(err)
+	}
+}
+
+// K6: a segment is kept until every cursor has passed what was appended until its closing and the horizon.
+func TestK6FrontierHoldsBackRetention(t *testing.T) {
+	r := newKeyRig(t, ring.KeysLog())
+	cursor := func(topic, cluster string) int64 {
+		return one[int64](r.rig, `with l as (insert into onlyonce.leases (name) values ('cursor/stock/' || $1::text || '/0') returning id)
+		  insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, start_offset, run_start, start_policy)
+		  select id, 'stock', $1, 0, $2, 0, 0, 'earliest' from l returning id`, topic, cluster)
+	}
+	orders, returns := cursor("orders", "k"), cursor("returns", "k")
+	cursor("events", "postgres")
+	a := uuid.New()
+	r.is(r.pool, "claim_log", a, 0)
+	r.until(r.rotator, ring.Announced)
+	r.until(r.rotator, ring.Closed)
+	kept := func(why string) {
+		t.Helper()
+		for range 3 {
+			if out := r.step(r.rotator); out.Action != ring.Needed || !strings.Contains(out.Why, why) {
+				t.Fatalf("%+v", out)
+			}
+		}
+		r.is(r.pool, "claim_log", a, 1)
+	}
+	kept("has not said yet how far it is")
+	r.exec(`insert into onlyonce.frontiers (cursor_id, run, frontier) select $1, 0, clock_timestamp() + interval '1 hour'`, orders)
+	kept("returns, partition 0")
+	r.exec(`insert into onlyonce.frontiers (cursor_id, run, frontier)
+	  select $1, 0, closed_at from onlyonce.segments where ring = 'keys_log' and slot = 0`, returns)
+	kept("at what was appended until")
+	r.exec(`update onlyonce.frontiers set run = 1, frontier = clock_timestamp() + interval '1 hour' where cursor_id = $1`, returns)
+	kept("returns, partition 0") // said of another run
+	r.exec(`update onlyonce.cursors set retired_at = now() where id = $1`, returns)
+	r.until(r.rotator, ring.Retired)
+	r.until(r.rotator, ring.Truncated)
+	r.is(r.pool, "claim_log", a, 0)
+}
+
+// Without a horizon nothing is rotated.
+func TestK6NoHorizon(t *testing.T) {
+	r := newKeyRig(t, ring.KeysClock())
+	r.exec(`update onlyonce.rings set horizon = null where name = 'keys_clock'`)
+	r.is(r.pool, "claim", uuid.New(), 0)
+	for range 3 {
+		if out := r.step(r.rotator); out.Action != ring.Idle {
+			t.Fatalf("%+v", out)
+		}
+	}
+}
+
+// K6: a clock that jumps forward by more than a seventh of the horizon halts rotation.
+func TestK6ClockJumps(t *testing.T) {
+	r := newKeyRig(t, ring.KeysClock())
+	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'keys_clock'`)
+	r.exec(`create schema fake`)
+	r.exec(`create table fake.offset_of_the_clock (by interval)`)
+	r.exec(`insert into fake.offset_of_the_clock values ('0')`)
+	r.exec(`create function fake.clock_timestamp() returns timestamptz language sql as 'select pg_catalog.clock_timestamp() + by from fake.offset_of_the_clock'`)
+	r.exec(`do $$ begin execute format('alter database %I set search_path = fake, pg_catalog', current_database()); end $$`)
+	r.pool.Reset()
+	r.is(r.pool, "claim", uuid.New(), 0)
+	r.step(r.rotator)
+	r.exec(`update fake.offset_of_the_clock set by = '50 minutes'`)
+	r.step(r.rotator)
+	r.exec(`update fake.offset_of_the_clock set by = '8 hours'`)
+	if _, err := r.Step(t.Context()); !errors.Is(err, ring.ErrJump) {
+		t.Fatalf("%v", err)
+	}
+	r.exec(`update fake.offset_of_the_clock set by = '9 hours'`)
+	if out := r.step(r.rotator); out.Action != ring.Standby {
+		t.Fatalf("%+v", out)
+	}
+	if y := r.keyRotator(ring.KeysClock()); r.step(y).Action == "" {
+		t.Fatal("a process that is started again does nothing")
+	}
+}
