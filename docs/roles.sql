@@ -153,13 +153,13 @@ begin
     ('onlyonce_operator', 'audit',          'select, insert')
   ) as g (role, tab, rights)
     union all
-    -- The segments of the inbox. Receivers delete ids whose retention has passed.
+    -- The segments of the inbox.
     select r.role, s.tab, r.rights
       from unnest(array[
         'keys_log_0', 'keys_log_1', 'keys_log_2', 'keys_log_3', 'keys_log_4', 'keys_log_5', 'keys_log_6', 'keys_log_7', 'keys_log_8', 'keys_log_9',
         'keys_clock_0', 'keys_clock_1', 'keys_clock_2', 'keys_clock_3', 'keys_clock_4', 'keys_clock_5', 'keys_clock_6', 'keys_clock_7', 'keys_clock_8',
         'keys_clock_9', 'keys_old']) as s (tab),
-      (values ('onlyonce_app', 'select, insert, delete'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, truncate')) as r (role, rights)
+      (values ('onlyonce_app', 'select, insert'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, truncate')) as r (role, rights)
   loop
     if to_regclass('onlyonce.' || has.tab) is not null then -- an older schema lacks the newer tables
       execute format('grant %s on %s onlyonce.%I to %I', has.rights,

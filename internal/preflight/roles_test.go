@@ -259,17 +259,17 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 		`truncate onlyonce.keys_log_0`, `drop table onlyonce.audit`, `create table onlyonce.mine ()`, `alter table onlyonce.progress disable trigger sealed`,
 		`create or replace function onlyonce.seal() returns void language sql as 'select'`, `drop schema onlyonce cascade`,
 		`insert into onlyonce.schema_version (version) values (9)`, `delete from onlyonce.cursors`,
-		`update onlyonce.keys_log_0 set fingerprint = 0`, `update onlyonce.progress set next_offset = 9`,
+		`update onlyonce.keys_log_0 set fingerprint = 0`, `delete from onlyonce.keys_log_0`, `delete from onlyonce.inbox`, `update onlyonce.progress set next_offset = 9`,
 		`delete from onlyonce.parked`, `update onlyonce.audit set reason = 'x'`, `delete from onlyonce.audit`,
 	}
 	for login, own := range map[string][]string{
 		"stock": {`update onlyonce.outbox_log set body = ''`, `delete from onlyonce.outbox_log`, `update onlyonce.lanes set version = 0`, `truncate onlyonce.outbox_log_1`,
 			`insert into onlyonce.audit (action, reason) values ('x', 'x')`},
-		"payments": {`insert into onlyonce.keys_log_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.keys_log_0`, `delete from onlyonce.leases`, `update onlyonce.cursors set clean = true`,
+		"payments": {`insert into onlyonce.keys_log_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set clean = true`,
 			`delete from onlyonce.progress`, `select from onlyonce.inbox`,
 			`insert into onlyonce.outbox_log (slot, lane, key, sink, tenant, scope, name, method, target, headers, body) values (0, 0, gen_random_uuid(), 's', '', '', 'n', 'm', 't', '', '')`,
 			`update onlyonce.outbox_log set body = ''`, `truncate onlyonce.outbox_log_1`, `update onlyonce.rings set cur = 1`},
-		"ops": {`delete from onlyonce.leases`, `delete from onlyonce.keys_log_0`, `insert into onlyonce.progress values (1, 0, 0, 1)`, `delete from onlyonce.outbox_log`, `truncate onlyonce.outbox_log_1`},
+		"ops": {`delete from onlyonce.leases`, `insert into onlyonce.progress values (1, 0, 0, 1)`, `delete from onlyonce.outbox_log`, `truncate onlyonce.outbox_log_1`},
 	} {
 		conn, err := pgx.Connect(t.Context(), c.url(login))
 		if err != nil {
