@@ -96,15 +96,18 @@ create trigger forget instead of delete on onlyonce.inbox for each row execute f
 create table onlyonce.filters (
   ring     text        not null references onlyonce.rings (name),
   use      bigint      not null,
+  parts    smallint    not null check (parts between 1 and 256),
+  part     smallint    not null check (part >= 0 and part < parts),
   keys     bigint      not null,
   digest   bytea       not null,
   filter   bytea       not null,
   built_at timestamptz not null default clock_timestamp(),
-  primary key (ring, use)
+  primary key (ring, use, parts, part)
 );
 alter table onlyonce.filters alter column filter set storage external;
 comment on table  onlyonce.filters is 'Filters of closed segments: each says of most keys that the segment does not hold them. Consumers load them, so that claims need not look.';
 comment on column onlyonce.filters.use    is 'Of which close (onlyonce.rings.uses). A filter of another use is of other keys.';
+comment on column onlyonce.filters.parts  is 'Of how many parts the segment''s filter is: each is of the keys whose last byte b has b * parts / 256 = part. All together are the filter.';
 comment on column onlyonce.filters.keys   is 'How many keys it was built of.';
 comment on column onlyonce.filters.digest is 'SHA-256 of filter.';
 

@@ -18,7 +18,7 @@ import (
 
 // keyRingsSQL reads what the rings of keys are set to, and their filters. Out: a row each: horizon in seconds (null: for ever), filters, their bytes.
 const keyRingsSQL = `
-select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(f.use) as filters, coalesce(sum(octet_length(f.filter)), 0)::bigint as filter_bytes
+select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(distinct f.use) as filters, coalesce(sum(octet_length(f.filter)), 0)::bigint as filter_bytes
   from onlyonce.rings r left join onlyonce.filters f on f.ring = r.name
  where r.name in ('keys_log', 'keys_clock') group by r.name order by r.name desc`
 
@@ -216,6 +216,9 @@ const (
 	bytesToBuild = 42
 )
 
+// muchMemory is from where on the plan says how to get along with less.
+const muchMemory = 1 << 30
+
 // inboxPlan is what a ring would take.
 type inboxPlan struct {
 	Rate         float64 `json:"keys_per_second"`
@@ -227,8 +230,6 @@ type inboxPlan struct {
 	DiskBytes    float64 `json:"disk_bytes"`
 	FilterBytes  float64 `json:"filter_bytes_per_consumer"`
 	BuildBytes   float64 `json:"build_bytes"`
-	TooLarge     bool    `json:"too_large_for_filters"`
-	LargestRate  float64 `json:"largest_rate_with_filters"`
 	MostSegments int     `json:"closed_segments_at_most"`
 }
 
@@ -238,12 +239,8 @@ func plan(rate float64, horizon time.Duration) inboxPlan {
 	p := inboxPlan{Rate: rate, Horizon: h, Tables: 10, RotateEvery: h / 7, SegmentKeys: rate * h / 7, MostSegments: 8}
 	p.Keys = p.SegmentKeys * 9
 	p.DiskBytes = p.Keys * bytesPerKey
-	p.TooLarge = p.SegmentKeys > inbox.MostKeys
-	p.LargestRate = inbox.MostKeys * 7 / h
-	if !p.TooLarge {
-		p.FilterBytes = p.SegmentKeys * 8 * bitsPerKey / 8
-		p.BuildBytes = p.SegmentKeys * bytesToBuild
-	}
+	p.FilterBytes = p.SegmentKeys * 8 * bitsPerKey / 8
+	p.BuildBytes = min(p.SegmentKeys, inbox.MostKeys) * bytesToBuild
 	return p
 }
 
@@ -290,11 +287,9 @@ Example:
 				say("  rotation   every %s", days(seconds(p.RotateEvery)))
 				say("  keys       %.3g in a segment, %.3g in all at most", p.SegmentKeys, p.Keys)
 				say("  disk       %s at most", bytesText(p.DiskBytes))
-				if p.TooLarge {
-					say("  filters    none: a segment has more than %.3g keys, and claims ask closed segments by SQL, at some 5 us a key and segment.", float64(inbox.MostKeys))
-					say("             Up to %.4g keys a second there are filters at this horizon; beyond, shorten it, or spread partitions over databases.", p.LargestRate)
-				} else {
-					say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", bytesText(p.FilterBytes), bytesText(p.BuildBytes))
+				say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", bytesText(p.FilterBytes), bytesText(p.BuildBytes))
+				if p.FilterBytes > muchMemory {
+					say("             That is much for a process. A shorter horizon takes less, and so do partitions that are spread over databases.")
 				}
 				return nil
 			}

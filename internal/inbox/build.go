@@ -17,12 +17,15 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// closedSQL says which closed segments have no filter. In: ring. Out: a row each: slot, use. By primary keys.
+// closedSQL says which closed segments have no filter, or not all parts of one. In: ring. Out: a row each: slot, use, into how many parts it was
+// divided (null: nobody has begun), which of them are there. By primary keys.
 const closedSQL = `
-select c.slot, r.uses[c.slot + 1]
+select c.slot, r.uses[c.slot + 1], f.parts, f.built
   from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot)
- where r.name = $1 and r.uses[c.slot + 1] is not null
-   and not exists (select from onlyonce.filters f where f.ring = r.name and f.use = r.uses[c.slot + 1])
+  left join lateral (
+    select f.parts, array_agg(f.part) as built, count(*) = f.parts as whole from onlyonce.filters f
+     where f.ring = r.name and f.use = r.uses[c.slot + 1] group by f.parts order by count(*) = f.parts desc, f.parts limit 1) f on true
+ where r.name = $1 and r.uses[c.slot + 1] is not null and f.whole is not true
  order by c.slot`
 
 // xidSQL takes a transaction id and ends its transaction; passedSQL says whether every one below it has ended.
@@ -37,12 +40,17 @@ const stillSQL = `select exists (select from onlyonce.rings where name = $1 and 
 // sizeSQL estimates how many keys a segment holds, by what a row takes. In: the table.
 const sizeSQL = `select pg_relation_size($1::text::regclass) / 52`
 
-// MostKeys is how many keys a segment may hold for a filter to be built of it: building takes 42 bytes a key of this process's memory. A larger
-// segment is asked by SQL.
-const MostKeys = 16_000_000
+// MostKeys is of how many keys a part of a filter is, about: building one takes 42 bytes a key of this process's memory, and a read of the segment.
+const MostKeys = 8_000_000
 
-// storeSQL stores a filter, unless somebody was faster. In: ring, use, keys, digest, filter.
-const storeSQL = `insert into onlyonce.filters (ring, use, keys, digest, filter) values ($1, $2, $3, $4, $5) on conflict do nothing`
+// mostParts: a key's part is told by one byte.
+const mostParts = 256
+
+// partSQL reads the keys of a part, as partOf has it. The table, parts, part. Without an index: the whole segment is read.
+const partSQL = `copy (select key from %s where get_byte(uuid_send(key), 15) * %d >> 8 = %d) to stdout (format binary)`
+
+// storeSQL stores a part, unless somebody was faster. In: ring, use, parts, part, keys, digest, filter.
+const storeSQL = `insert into onlyonce.filters (ring, use, parts, part, keys, digest, filter) values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing`
 
 // sweepSQL deletes filters of segments that are closed no more. In: ring.
 const sweepSQL = `
@@ -57,6 +65,7 @@ type Builder struct {
 	lease *lease.Lease
 	// waits has for each use a transaction id that was taken after the segment was found closed in it.
 	waits map[int64]string
+	most  int64 // keys in a part
 	told  int64 // the use that was found too large the last time
 }
 
@@ -67,7 +76,7 @@ const (
 
 // NewBuilder returns a builder.
 func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder {
-	return &Builder{pool: pool, ring: which, log: log, waits: map[int64]string{}}
+	return &Builder{pool: pool, ring: which, log: log, waits: map[int64]string{}, most: MostKeys}
 }
 
 // Run builds until ctx ends. The first look is an interval away.
@@ -100,7 +109,7 @@ func (b *Builder) Run(ctx context.Context) {
 	}
 }
 
-// Step builds the filters that can be built now, and returns how many. It does not wait for transactions.
+// Step builds the filters that can be built now, part by part, and returns how many were completed. What another one has left it goes on with. It does not wait for transactions.
 func (b *Builder) Step(ctx context.Context) (built int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
 	defer cancel()
@@ -112,8 +121,10 @@ func (b *Builder) Step(ctx context.Context) (built int, err error) {
 		return 0, err
 	}
 	type segment struct {
-		Slot int16
-		Use  int64
+		Slot  int16
+		Use   int64
+		Parts *int
+		Built []int16
 	}
 	missing, err := pgx.CollectRows(rows, pgx.RowToStructByPos[segment])
 	if err != nil {
@@ -140,19 +151,31 @@ func (b *Builder) Step(ctx context.Context) (built int, err error) {
 		if !passed {
 			continue
 		}
-		var keys int64
-		if err := b.pool.QueryRow(ctx, sizeSQL, b.ring.Tables[s.Slot]).Scan(&keys); err != nil {
-			return built, err
-		}
-		if keys > MostKeys {
-			if b.told != s.Use {
-				b.told = s.Use
-				b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is asked by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
+		if s.Parts == nil {
+			var keys int64
+			if err := b.pool.QueryRow(ctx, sizeSQL, b.ring.Tables[s.Slot]).Scan(&keys); err != nil {
+				return built, err
 			}
-			continue
+			parts := int(max((keys+b.most-1)/b.most, 1))
+			s.Parts = &parts
+			if parts > mostParts {
+				if b.told != s.Use {
+					b.told = s.Use
+					b.log.Warn("onlyonce: a segment of the inbox is too large for a filter, and is asked by SQL: see onlyonce inbox plan", "ring", b.ring.Name, "slot", s.Slot, "keys", keys)
+				}
+				continue
+			}
 		}
-		if err := b.build(ctx, s.Slot, s.Use); err != nil {
-			return built, err
+		for part := range *s.Parts {
+			if slices.Contains(s.Built, int16(part)) { //nolint:gosec // below 256
+				continue
+			}
+			if owner, err := b.own(ctx); !owner || err != nil {
+				return built, err
+			}
+			if err := b.build(ctx, s.Slot, s.Use, *s.Parts, part); err != nil {
+				return built, err
+			}
 		}
 		built++
 	}
@@ -177,8 +200,8 @@ func (b *Builder) own(ctx context.Context) (bool, error) {
 
 var errReused = errors.New("the segment is closed no more")
 
-// build reads a segment and stores its filter.
-func (b *Builder) build(ctx context.Context, slot int16, use int64) error {
+// build reads a part of a segment and stores its filter.
+func (b *Builder) build(ctx context.Context, slot int16, use int64, parts, part int) error {
 	var words copied
 	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		// From here on it is not emptied; whether it was before is asked in a later statement.
@@ -192,7 +215,7 @@ func (b *Builder) build(ctx context.Context, slot int16, use int64) error {
 		if !still {
 			return errReused
 		}
-		_, err := tx.Conn().PgConn().CopyTo(ctx, &words, `copy `+b.ring.Tables[slot]+` (key) to stdout (format binary)`)
+		_, err := tx.Conn().PgConn().CopyTo(ctx, &words, fmt.Sprintf(partSQL, b.ring.Tables[slot], parts, part))
 		return err
 	})
 	if errors.Is(err, errReused) {
@@ -209,10 +232,10 @@ func (b *Builder) build(ctx context.Context, slot int16, use int64) error {
 		return err
 	}
 	stored, digest := f.encode()
-	if _, err := b.pool.Exec(ctx, storeSQL, b.ring.Name, use, f.keys, digest, stored); err != nil {
+	if _, err := b.pool.Exec(ctx, storeSQL, b.ring.Name, use, parts, part, f.keys, digest, stored); err != nil {
 		return fmt.Errorf("storing the filter of segment %s: %w", b.ring.Tables[slot], err)
 	}
-	b.log.Info("onlyonce: filter of the inbox built", "ring", b.ring.Name, "slot", slot, "keys", f.keys, "bytes", f.bytes())
+	b.log.Info("onlyonce: filter of the inbox built", "ring", b.ring.Name, "slot", slot, "part", part, "parts", parts, "keys", f.keys, "bytes", f.bytes())
 	return nil
 }
 

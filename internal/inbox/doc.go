@@ -18,6 +18,8 @@
 //     consumer still has that one. Hence the use is a random number of the close. (What was replicated up to the close holds all keys: they
 //     were committed before.)
 //   - A view of the ring that is older or newer than the filters: the claim compares uses with the row that it has read, in one statement.
+//   - A builder that stops between two parts of a large segment's filter: the filter is asked when all parts are there. Whoever comes next goes on with
+//     the parts as the first one has divided them; of two that have divided otherwise, each builds the whole of its own.
 //   - Bytes that were damaged: a digest, the number of keys, and sizes that must fit each other are checked before a filter is asked.
 //
 // How long keys are remembered is one number for each ring, in the database (onlyonce.rings.horizon), because all processes must agree on it.

@@ -26,6 +26,9 @@ var errFilter = errors.New("not a filter")
 // word is the part of a key's hash that filters know. The last 8 bytes are hash in every key, also in those that have their time in front.
 func word(key []byte) uint64 { return binary.BigEndian.Uint64(key[8:16]) }
 
+// partOf says which of a filter's parts a key belongs to: by its last byte, as partSQL does.
+func partOf(word uint64, parts int) int { return int(word&0xff) * parts >> 8 }
+
 // newFilter builds a filter; words is changed.
 func newFilter(words []uint64) (*filter, error) {
 	f := &filter{keys: int64(len(words))}

@@ -12,14 +12,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// listSQL lists the filters of segments that are closed. In: ring. Out: a row each: use, keys, digest. By primary keys.
+// listSQL lists the filters of closed segments of which all parts are there. In: ring. Out: a row each: use, keys and digest of each part. Of two
+// that were divided differently the first counts. By primary keys.
 const listSQL = `
-select f.use, f.keys, f.digest
+select distinct on (f.use) f.use, array_agg(f.keys order by f.part), array_agg(f.digest order by f.part)
   from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot) join onlyonce.filters f on f.ring = r.name and f.use = r.uses[c.slot + 1]
- where r.name = $1 order by f.use`
+ where r.name = $1 group by f.use, f.parts having count(*) = f.parts order by f.use, f.parts`
 
-// loadSQL reads a filter. In: ring, use. Out: at most one row. By the primary key.
-const loadSQL = `select filter from onlyonce.filters where ring = $1 and use = $2`
+// loadSQL reads a part. In: ring, use, parts, part. Out: at most one row. By the primary key.
+const loadSQL = `select filter from onlyonce.filters where ring = $1 and use = $2 and parts = $3 and part = $4`
 
 // Filters are those of a ring's closed segments, as far as this process has loaded them. A claim that has asked them names their uses; the
 // server looks into the segments of other uses by itself, so that what is missing here costs time and nothing else.
@@ -31,8 +32,18 @@ type Filters struct {
 }
 
 type loaded struct {
-	use int64
-	*filter
+	use   int64
+	parts []*filter
+}
+
+func (l *loaded) mayHold(word uint64) bool { return l.parts[partOf(word, len(l.parts))].mayHold(word) }
+
+// size is how many keys the parts hold, and what they take in memory.
+func (l *loaded) size() (keys, bytes int64) {
+	for _, p := range l.parts {
+		keys, bytes = keys+p.keys, bytes+p.bytes()
+	}
+	return keys, bytes
 }
 
 // NewFilters returns the filters of a ring, none of which is loaded.
@@ -63,8 +74,9 @@ func (f *Filters) Load(ctx context.Context) error {
 		return err
 	}
 	type entry struct {
-		Use, Keys int64
-		Digest    []byte
+		Use     int64
+		Keys    []int64
+		Digests [][]byte
 	}
 	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[entry])
 	if err != nil {
@@ -80,17 +92,23 @@ func (f *Filters) Load(ctx context.Context) error {
 			now = append(now, before[i])
 			continue
 		}
-		var stored []byte
-		err := f.pool.QueryRow(ctx, loadSQL, f.ring, e.Use).Scan(&stored)
-		if err == nil {
-			var one *filter
-			if one, err = decode(stored, e.Digest, e.Keys); err == nil {
-				now = append(now, loaded{e.Use, one})
-				f.log.Info("onlyonce: filter of the inbox loaded", "ring", f.ring, "keys", one.keys, "bytes", one.bytes())
+		one := loaded{use: e.Use}
+		for part := range e.Keys {
+			var stored []byte
+			var p *filter
+			if err = f.pool.QueryRow(ctx, loadSQL, f.ring, e.Use, len(e.Keys), part).Scan(&stored); err == nil {
+				p, err = decode(stored, e.Digests[part], e.Keys[part])
 			}
+			if err != nil {
+				failed = fmt.Errorf("filter of use %d, part %d of %d: %w", e.Use, part, len(e.Keys), err)
+				break
+			}
+			one.parts = append(one.parts, p)
 		}
-		if err != nil {
-			failed = fmt.Errorf("filter of use %d: %w", e.Use, err)
+		if err == nil {
+			now = append(now, one)
+			keys, bytes := one.size()
+			f.log.Info("onlyonce: filter of the inbox loaded", "ring", f.ring, "keys", keys, "bytes", bytes)
 		}
 	}
 	f.set.Store(&now)
@@ -104,7 +122,8 @@ func (f *Filters) Bytes() (bytes int64, segments int) {
 		return 0, 0
 	}
 	for _, l := range *p {
-		bytes += l.bytes()
+		_, size := l.size()
+		bytes += size
 	}
 	return bytes, len(*p)
 }

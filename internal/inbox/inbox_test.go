@@ -166,6 +166,48 @@ func TestK5FiltersOfClosedSegments(t *testing.T) {
 	all(1)
 }
 
+// K5: a large segment's filter is of several parts. It is asked when all are there, whoever has built them.
+func TestK5FilterOfParts(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	keys := make([]uuid.UUID, 2000)
+	raw := make([][16]byte, len(keys))
+	for i := range keys {
+		keys[i] = uuid.New()
+		raw[i] = keys[i]
+	}
+	r.claim(keys...)
+	r.closes()
+	r.builder.Divide(300)
+	r.builds()
+	parts := one[int](r, `select count(*) from onlyonce.filters`)
+	if asked, _, hits := r.filters.Ask(raw); parts < 5 || len(asked) != 1 || len(hits) != len(keys) {
+		t.Fatalf("%d parts, asked %v, %d of %d keys may be there", parts, asked, len(hits), len(keys))
+	}
+	// Its builder was stopped in between. The next one, which would divide it otherwise, does the rest.
+	r.exec(`delete from onlyonce.filters where part in (1, 3)`)
+	r.filters = inbox.NewFilters(r.pool, "keys_log", slog.New(slog.DiscardHandler))
+	r.loads(false)
+	if r.segments() != 0 {
+		t.Fatal("a filter of which parts are missing is asked")
+	}
+	if got := r.claim(keys[:3]...); !slices.Equal(got, []int16{1, 1, 1}) {
+		t.Fatalf("%v", got)
+	}
+	r.builder.Divide(1)
+	r.builds()
+	if asked, _, hits := r.filters.Ask(raw); len(asked) != 1 || len(hits) != len(keys) || one[int](r, `select count(*) from onlyonce.filters`) != parts {
+		t.Fatalf("asked %v, %d of %d keys may be there", asked, len(hits), len(keys))
+	}
+	others := make([][16]byte, 10_000)
+	for i := range others {
+		others[i] = uuid.New()
+	}
+	if _, _, hits := r.filters.Ask(others); len(hits) > 10 {
+		t.Errorf("%d of 10,000 others are said to be there", len(hits))
+	}
+}
+
 // K5: a filter is of one close. After another one of the same slot (behind a failover that has lost the first) it is not asked, whatever it says.
 func TestK5FilterOfAnotherClose(t *testing.T) {
 	t.Parallel()
