@@ -132,12 +132,12 @@ func TestStuckRunEnds(t *testing.T) {
 	cluster := kafkatest.FakeCluster(t)
 	human := commandtest.NewTripwire("start: 2 worker", cluster.Close)
 	var stderr bytes.Buffer
-	args := []string{"-partitions", "3", "-workers", "2", "-messages", "60", "-kills", "0", "-patience", "2s", "-postgres", pgtest.URL(t),
+	args := []string{"-partitions", "3", "-workers", "2", "-messages", "60", "-kills", "0", "-patience", "10s", "-postgres", pgtest.URL(t),
 		"-brokers", strings.Join(cluster.ListenAddrs(), ",")}
 	if status := run(t.Context(), args, human, &stderr, nil); status != command.Failed {
 		t.Errorf("exit status %d\n%s\n%s", status, human, &stderr)
 	}
-	commandtest.Contains(t, stderr.String(), "stuck: waited 2s", "last error", "connection refused", "partition 2: ", "worker ")
+	commandtest.Contains(t, stderr.String(), "stuck: waited 10s", "last error", "connection refused", "partition 2: ", "worker ")
 }
 
 func TestUsage(t *testing.T) {
