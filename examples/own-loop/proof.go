@@ -54,7 +54,11 @@ type result struct {
 	OK          bool `json:"ok"`
 }
 
-func (r result) table() string {
+// Good is true if everything is as it must be.
+func (r result) Good() bool { return r.OK }
+
+// Table is what a person reads.
+func (r result) Table() string {
 	s := ""
 	for _, row := range []struct {
 		name  string

@@ -17,7 +17,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/onlyonce/onlyonce/examples/internal/command"
+	"github.com/onlyonce/onlyonce/examples/internal/servers"
 )
 
 // envServer makes a copy of this program one of the API's processes.
@@ -38,9 +39,9 @@ func serverMain() int {
 	in := bufio.NewReader(os.Stdin)
 	if err := serve(in); err != nil {
 		fmt.Fprintln(os.Stderr, "server:", err)
-		return statusFailed
+		return command.Failed
 	}
-	return statusGood
+	return command.Good
 }
 
 func serve(in *bufio.Reader) error {
@@ -58,12 +59,12 @@ func serve(in *bufio.Reader) error {
 		_, _ = io.Copy(io.Discard, in) // ends when the parent closes the pipe, or dies
 		stop()
 	}()
-	pool, err := openPool(ctx, cfg.Postgres, 12)
+	pool, err := servers.OpenPool(ctx, cfg.Postgres, 12)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	relayPool, err := openPool(ctx, cfg.Postgres, 3)
+	relayPool, err := servers.OpenPool(ctx, cfg.Postgres, 3)
 	if err != nil {
 		return err
 	}
@@ -87,15 +88,6 @@ func serve(in *bufio.Reader) error {
 	last, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return errors.Join(server.Shutdown(last), <-ended) // requests under way are finished first
-}
-
-func openPool(ctx context.Context, url string, connections int32) (*pgxpool.Pool, error) {
-	cfg, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, err
-	}
-	cfg.MaxConns = connections
-	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
 // process is one server, as its parent knows it.

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"errors"
 	"flag"
-	"fmt"
-	"io"
 	"time"
 
+	"github.com/onlyonce/onlyonce/examples/internal/command"
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
 )
 
@@ -19,8 +17,6 @@ type options struct {
 	kills      int
 	fixedKills bool // -kills was given
 	processes  int
-	json       bool
-	verbose    bool
 	keep       bool
 	patience   time.Duration
 }
@@ -45,13 +41,9 @@ Exit status: 0 every effect is there once and each key had one answer; 1 not, or
 the run got stuck; 2 usage or environment; 130 interrupted.
 `
 
-// errHelp says that help was asked for and given.
-var errHelp = errors.New("help")
-
-// parseFlags returns every fault at once. help goes to out.
-func parseFlags(args []string, out io.Writer) (o options, err error) {
-	fs := flag.NewFlagSet("payments-api", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
+// parseFlags returns every fault at once.
+func parseFlags(program *command.Program, args []string) (o options, err error) {
+	fs := flag.NewFlagSet(program.Name, flag.ContinueOnError)
 	fs.IntVar(&o.requests, "requests", 4000, "unique operations that clients want, each under a key of its own")
 	fs.IntVar(&o.clients, "clients", 16, "clients at work at the same time, 1 to 256")
 	fs.Float64Var(&o.retries, "retries", 0.2, "`fraction` of the operations that are asked for again after their answer, 0 to 1")
@@ -60,21 +52,12 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 	o.servers.RegisterPostgres(fs)
 	fs.DurationVar(&o.patience, "patience", time.Minute, "give up when an operation has no answer for so long")
 	fs.BoolVar(&o.keep, "keep", false, "leave the rows of this run in your own database")
-	fs.BoolVar(&o.json, "json", false, "print one JSON object to standard output, and the rest to standard error")
-	fs.BoolVar(&o.verbose, "v", false, "tell every event")
-
-	err = fs.Parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		fs.SetOutput(out)
-		_, _ = fmt.Fprint(out, usageHead)
-		fs.PrintDefaults()
-		_, _ = fmt.Fprint(out, usageTail)
-		return o, errHelp
-	}
+	program.Register(fs)
+	given, err := program.Parse(fs, args, usageHead, usageTail)
 	if err != nil {
-		return o, fmt.Errorf("%w; -h lists the flags", err)
+		return o, err
 	}
-	fs.Visit(func(f *flag.Flag) { o.fixedKills = o.fixedKills || f.Name == "kills" })
+	o.fixedKills = given["kills"]
 	return o, o.check(fs.Args())
 }
 
@@ -82,31 +65,19 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 const perKill = 30
 
 func (o *options) check(rest []string) error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if len(rest) > 0 {
-		fault("unexpected argument %q: values follow their flags", rest[0])
-	}
-	between := func(name string, n, least, most int) {
-		if n < least || n > most {
-			fault("-%s: %d is not from %d to %d", name, n, least, most)
-		}
-	}
-	between("requests", o.requests, 1, 1_000_000)
-	between("clients", o.clients, 1, 256)
-	between("kills", o.kills, 0, 1000)
-	between("servers", o.processes, 1, 16)
-	if !(o.retries >= 0 && o.retries <= 1) { // NaN too
-		fault("-retries: %v is not from 0 to 1: it is a fraction", o.retries)
-	}
-	if o.patience < time.Second {
-		fault("-patience: %v is less than 1s", o.patience)
-	}
+	var faults command.Faults
+	faults.Rest(rest)
+	faults.Between("requests", o.requests, 1, 1_000_000)
+	faults.Between("clients", o.clients, 1, 256)
+	faults.Between("kills", o.kills, 0, 1000)
+	faults.Between("servers", o.processes, 1, 16)
+	faults.Fraction("retries", o.retries)
+	faults.Patience(o.patience)
 	switch {
 	case !o.fixedKills:
 		o.kills = min(o.kills, o.requests/100)
 	case o.requests < perKill*o.kills:
-		fault("-kills: %d requests are too few for %d kills, each of which needs some to hit: at least %d", o.requests, o.kills, perKill*o.kills)
+		faults.Add("-kills: %d requests are too few for %d kills, each of which needs some to hit: at least %d", o.requests, o.kills, perKill*o.kills)
 	}
-	return errors.Join(faults...)
+	return faults.Err()
 }

@@ -59,9 +59,12 @@ func (d *demo) sink() string { return "payments-api-" + d.run }
 // stopTimeout bounds how long servers may take to finish.
 const stopTimeout = 30 * time.Second
 
-// perform runs the load, and waits until all calls to the provider were made. Whatever it returns, its servers are gone.
-func (d *demo) perform(ctx context.Context) (err error) {
-	if err := createSchema(ctx, d.servers.Postgres.Pool); err != nil {
+// Opened is true once the servers serve.
+func (d *demo) Opened() bool { return d.opened }
+
+// Perform runs the load, and waits until all calls to the provider were made. Whatever it returns, its servers are gone.
+func (d *demo) Perform(ctx context.Context) (err error) {
+	if err := servers.CreateTables(ctx, d.servers.Postgres.Pool, schemaSQL); err != nil {
 		return err
 	}
 	d.made = true
@@ -77,7 +80,7 @@ func (d *demo) perform(ctx context.Context) (err error) {
 	d.wire = newWire(d.cluster, d.hooks.seen)
 	defer func() {
 		d.wire.base.CloseIdleConnections()
-		err = errors.Join(err, d.cluster.stop(stopTimeout), d.provider.close())
+		err = errors.Join(err, d.cluster.stop(stopTimeout), d.provider.Close())
 	}()
 	transport, err := idempotency.NewTransport(idempotency.TransportConfig{Base: d.wire, RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
 		AttemptTimeout: 10 * time.Second, TotalTime: 30 * time.Second})
@@ -175,9 +178,7 @@ func drain(ctx context.Context, pool *pgxpool.Pool, sink string, patience time.D
 	defer tick.Stop()
 	last, since := -1, time.Now()
 	for {
-		var pending int
-		var lastError string
-		err := pool.QueryRow(ctx, pendingSQL, sink).Scan(&pending, &lastError)
+		pending, lastError, err := servers.Pending(ctx, pool, sink)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()

@@ -143,7 +143,7 @@ func TestOpenAPI(t *testing.T) {
 	if got := ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`); got.Status != http.StatusGone {
 		t.Errorf("erased: %d %s", got.Status, got.Body)
 	}
-	s.provider.close()
+	s.provider.Close()
 	if got := ask("POST", "/v1/payouts", "k22", `{"amount":900,"destination":"ba_1"}`); got.Status != http.StatusBadGateway {
 		t.Errorf("without the provider: %d %s", got.Status, got.Body)
 	}

@@ -3,21 +3,14 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"sync"
 	"time"
-)
 
-// Faults of the payment provider, as one in so many calls.
-const (
-	refuseOneIn = 100 // answers 500, and has done nothing
-	failOneIn   = 100 // has paid, and answers 500
-	dropOneIn   = 100 // has paid, and drops the connection without an answer
+	"github.com/onlyonce/onlyonce/examples/internal/remote"
 )
 
 // refusedAmount is what the provider pays out to nobody.
@@ -25,8 +18,7 @@ const refusedAmount = 666
 
 // provider is the remote: it honours idempotency keys, takes its time, is not reliable, and remembers every call.
 type provider struct {
-	URL    string
-	server *http.Server
+	*remote.Server
 
 	mu     sync.Mutex
 	faults int
@@ -54,21 +46,11 @@ type paid struct {
 
 // startProvider listens on loopback.
 func startProvider() (*provider, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	p := &provider{URL: "http://" + l.Addr().String(), busy: map[string]bool{}, paid: map[string]paid{}}
-	p.server = &http.Server{Handler: p, ReadHeaderTimeout: 10 * time.Second}
-	go func() {
-		if err := p.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			panic(err) // loopback does not go away
-		}
-	}()
-	return p, nil
+	p := &provider{busy: map[string]bool{}, paid: map[string]paid{}}
+	var err error
+	p.Server, err = remote.Listen(p)
+	return p, err
 }
-
-func (p *provider) close() error { return p.server.Close() }
 
 func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
@@ -77,7 +59,7 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	status, said, drop := p.apply(r.URL.Path, r.Header.Get("Idempotency-Key"), body)
 	if drop {
-		panic(http.ErrAbortHandler) // closes the connection without an answer
+		remote.Abort()
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -96,7 +78,7 @@ func (p *provider) apply(path, key string, body []byte) (status int, said []byte
 	if p.busy[key] {
 		return http.StatusConflict, []byte(`{"error":"the key is in use"}`), false
 	}
-	if rand.IntN(refuseOneIn) == 0 {
+	if remote.Before() == remote.Refuse {
 		p.faults++
 		return http.StatusInternalServerError, []byte(`{"error":"something went wrong"}`), false
 	}
@@ -121,11 +103,11 @@ func (p *provider) apply(path, key string, body []byte) (status int, said []byte
 	case done.refused:
 		status = http.StatusPaymentRequired
 	}
-	switch {
-	case rand.IntN(failOneIn) == 0:
+	switch remote.After() {
+	case remote.Fail:
 		p.faults++
 		return http.StatusInternalServerError, []byte(`{"error":"something went wrong"}`), false
-	case rand.IntN(dropOneIn) == 0:
+	case remote.Drop:
 		p.faults++
 		return 0, nil, true
 	}

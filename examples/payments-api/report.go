@@ -3,12 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/examples/internal/command"
 	"github.com/onlyonce/onlyonce/internal/check"
 	"github.com/onlyonce/onlyonce/internal/screen"
 )
@@ -43,11 +42,24 @@ type report struct {
 	kills   int // asked for
 }
 
-// makeReport reads what is there, and judges.
-func (d *demo) makeReport(ctx context.Context, took time.Duration) (report, error) {
+// Good is true if everything is as it must be.
+func (r report) Good() bool { return r.OK }
+
+// Unfinished is the report of a run that did not come to its end.
+func (d *demo) Unfinished(why error) any {
+	return report{Error: why.Error(), Postgres: d.servers.Postgres.How, Run: d.run}
+}
+
+// Judge reads what is there, and compares it with what clients wanted and were answered.
+func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, error) {
+	if d.hooks.tamper != nil {
+		if err := d.hooks.tamper(ctx, d); err != nil {
+			return nil, err
+		}
+	}
 	rows, unbalanced, err := effects(ctx, d.servers.Postgres.Pool, d.accounts)
 	if err != nil {
-		return report{}, fmt.Errorf("reading the outcome: %w", err)
+		return nil, fmt.Errorf("reading the outcome: %w", err)
 	}
 	c := d.wire.counts
 	r := report{Requests: c.requests, Unique: len(d.wants), Effects: check.Sum(rows), Replays: c.replayed, InProgress: c.inProgress, Mismatches: c.mismatch,
@@ -111,34 +123,30 @@ func (d *demo) makeReport(ctx context.Context, took time.Duration) (report, erro
 	return r, nil
 }
 
-// write prints the table, and what it proves or what is wrong.
-func (r report) write(w io.Writer, paint func(color, s string) string) {
-	row := func(name string, n int, note string, args ...any) {
-		line := fmt.Sprintf("  %-13s %10s   %s", name, screen.Count(int64(n)), fmt.Sprintf(note, args...))
-		_, _ = fmt.Fprintln(w, strings.TrimRight(line, " "))
-	}
-	_, _ = fmt.Fprintln(w)
-	row("unique", r.Unique, "operations, each under a key of its own")
-	row("requests", r.Requests, "sent: %s given up by clients, %s broken off", screen.Count(int64(r.TimedOut)), screen.Count(int64(r.Broken+r.Resent)))
-	row("replays", r.Replays, "answers that were given again, byte for byte")
-	row("in_progress", r.InProgress, "409: the first request was still under way")
-	row("mismatches", r.Mismatches, "422: the key belonged to another request")
-	row("open", r.Open, "5xx: undone, not stored, and asked for again")
-	row("kills", r.Kills, "SIGKILLs of servers with requests under way")
-	row("effects", r.Effects, "rows written by handlers")
-	row("refused", r.Refused, "operations with a final refusal: no row")
-	row("payment_calls", r.PaymentCalls, "%s of them failed by the provider, on purpose", screen.Count(int64(r.Faults)))
-	row("payments", r.Payments, "distinct keys paid")
-	_, _ = fmt.Fprintln(w)
+// Write prints the table, and what it proves or what is wrong.
+func (r report) Write(t *command.Table) {
+	t.Space()
+	t.Row("unique", r.Unique, "operations, each under a key of its own")
+	t.Row("requests", r.Requests, "sent: %s given up by clients, %s broken off", screen.Count(int64(r.TimedOut)), screen.Count(int64(r.Broken+r.Resent)))
+	t.Row("replays", r.Replays, "answers that were given again, byte for byte")
+	t.Row("in_progress", r.InProgress, "409: the first request was still under way")
+	t.Row("mismatches", r.Mismatches, "422: the key belonged to another request")
+	t.Row("open", r.Open, "5xx: undone, not stored, and asked for again")
+	t.Row("kills", r.Kills, "SIGKILLs of servers with requests under way")
+	t.Row("effects", r.Effects, "rows written by handlers")
+	t.Row("refused", r.Refused, "operations with a final refusal: no row")
+	t.Row("payment_calls", r.PaymentCalls, "%s of them failed by the provider, on purpose", screen.Count(int64(r.Faults)))
+	t.Row("payments", r.Payments, "distinct keys paid")
+	t.Space()
 	if r.OK {
-		_, _ = fmt.Fprintln(w, paint(screen.Green, "ok")+"  "+screen.Wrap(r.sentence(), 76, "    "))
+		t.Good(r.sentence())
 		return
 	}
 	for _, f := range r.verdict.Faults {
-		_, _ = fmt.Fprintln(w, paint(screen.Red, "WRONG")+"  "+screen.Wrap(f.String(), 72, "       "))
+		t.Wrong("%s", f)
 	}
 	if r.Effects+r.Refused != r.Unique || r.Payments != r.Effects {
-		_, _ = fmt.Fprintln(w, paint(screen.Red, "WRONG")+"  "+fmt.Sprintf("effects %d + refused %d against unique %d; payments %d", r.Effects, r.Refused, r.Unique, r.Payments))
+		t.Wrong("effects %d + refused %d against unique %d; payments %d", r.Effects, r.Refused, r.Unique, r.Payments)
 	}
 }
 

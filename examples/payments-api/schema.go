@@ -57,19 +57,6 @@ create table if not exists onlyonce_payments.payouts (
   constraint payout_positive check (amount > 0)
 );`
 
-// schemaLockSQL lets two examples on one database make the tables one after the other.
-const schemaLockSQL = `select pg_advisory_xact_lock(1869505381, 3)`
-
-func createSchema(ctx context.Context, pool *pgxpool.Pool) error {
-	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, schemaLockSQL); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, schemaSQL, pgx.QueryExecModeSimpleProtocol) // several statements, without parameters
-		return err
-	})
-}
-
 // effectsSQL returns a row for each effect of some accounts: its reference. $1 text[].
 const effectsSQL = `
 select reference from onlyonce_payments.charges where account = any($1) union all
@@ -102,9 +89,6 @@ func effects(ctx context.Context, pool *pgxpool.Pool, accounts []string) (found 
 	unbalanced, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	return found, unbalanced, err
 }
-
-// pendingSQL returns one row: how many calls of a sink are not delivered, and an error that one of them had.
-const pendingSQL = `select count(*), coalesce(max(error), '') from onlyonce.calls where sink = $1 and state <> 'delivered'`
 
 // tidySQL removes a run's rows. $1 its accounts, $2 its sink.
 var tidySQL = []string{

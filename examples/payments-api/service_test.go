@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/examples/internal/servers"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
@@ -33,19 +34,19 @@ func newService(t *testing.T, around func(http.Handler) http.Handler) *service {
 	var err error
 	pools := make([]*pgxpool.Pool, 2)
 	for i := range pools {
-		if pools[i], err = openPool(t.Context(), address, 8); err != nil {
+		if pools[i], err = servers.OpenPool(t.Context(), address, 8); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(pools[i].Close)
 	}
 	s.pool = pools[0]
-	if err := createSchema(t.Context(), s.pool); err != nil {
+	if err := servers.CreateTables(t.Context(), s.pool, schemaSQL); err != nil {
 		t.Fatal(err)
 	}
 	if s.provider, err = startProvider(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.provider.close() })
+	t.Cleanup(func() { _ = s.provider.Close() })
 	s.api, err = newAPI(s.pool, pools[1], apiConfig{Accounts: map[string]string{"sk_test_1": "acct_1", "sk_test_2": "acct_2"}, Sink: "payments-api-test",
 		Provider: s.provider.URL, Secret: idempotency.FingerprintKey{1}})
 	if err != nil {

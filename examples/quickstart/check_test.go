@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/onlyonce/onlyonce/examples/internal/command"
+	"github.com/onlyonce/onlyonce/examples/internal/remote"
 	"github.com/onlyonce/onlyonce/internal/screen"
 	"github.com/onlyonce/onlyonce/internal/workload"
 )
@@ -69,7 +71,7 @@ func TestInput(t *testing.T) {
 func TestPayments(t *testing.T) {
 	p := &payments{keys: map[string]paid{}}
 	body := order{ID: "a", AmountCents: 7}.charge()
-	answers := map[string]int{}
+	answers := map[remote.Fault]int{}
 	for range 2000 {
 		answers[p.apply("k1", body)]++
 	}
@@ -80,7 +82,7 @@ func TestPayments(t *testing.T) {
 	if calls != 2003 || keys != 1 || faults == 0 {
 		t.Errorf("%d calls, %d keys, %d faults", calls, keys, faults)
 	}
-	for _, kind := range []string{"", "refuse", "fail", "drop"} {
+	for _, kind := range []remote.Fault{remote.None, remote.Refuse, remote.Fail, remote.Drop} {
 		if answers[kind] == 0 {
 			t.Errorf("no answer %q: %v", kind, answers)
 		}
@@ -100,7 +102,7 @@ func TestText(t *testing.T) {
 		DuplicatesByKey: 15_000_000, DuplicatesByFence: 10_000_000, Duplicates: 25_000_000, Kills: 1000, KillsInBatch: 1000, OK: true,
 		PaymentCalls: 5_555_555, PaymentFaults: 155_555, parkedBy: map[string]int{"permanent": 10_000}, Parked: 10_000, afterKill: 123_456}
 	var b strings.Builder
-	r.write(&b, func(_, s string) string { return s })
+	r.Write(&command.Table{Out: &b, Paint: func(_, s string) string { return s }})
 	for line := range strings.SplitSeq(b.String(), "\n") {
 		if len(line) > 80 {
 			t.Errorf("%d columns: %s", len(line), line)

@@ -22,19 +22,6 @@ create table if not exists onlyonce_quickstart.effects (
 );
 create index if not exists effects_run on onlyonce_quickstart.effects (run)`
 
-// tableLockSQL lets two quickstarts on one database make the table one after the other.
-const tableLockSQL = `select pg_advisory_xact_lock(1869505381, 2)`
-
-func (d *demo) createTable(ctx context.Context) error {
-	return pgx.BeginFunc(ctx, d.servers.Postgres.Pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, tableLockSQL); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, tableSQL, pgx.QueryExecModeSimpleProtocol) // several statements, without parameters
-		return err
-	})
-}
-
 // positionsSQL returns a row for each cursor of the run: partition, next offset.
 const positionsSQL = `select partition, next_offset from onlyonce.positions where scope = $1 and topic = $2`
 
@@ -52,14 +39,6 @@ func (d *demo) positions(ctx context.Context) (map[int32]int64, int64, error) {
 		return nil
 	})
 	return at, sum, err
-}
-
-// pendingSQL returns one row: how many calls are not delivered, and an error that one of them had.
-const pendingSQL = `select count(*), coalesce(max(error), '') from onlyonce.calls where sink = $1 and state <> 'delivered'`
-
-func (d *demo) pending(ctx context.Context) (n int, lastError string, err error) {
-	err = d.servers.Postgres.Pool.QueryRow(ctx, pendingSQL, d.scope()).Scan(&n, &lastError)
-	return n, lastError, err
 }
 
 // effectsSQL returns one row: how many effects the run has.

@@ -1,13 +1,12 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/examples/internal/command"
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
 )
 
@@ -22,8 +21,6 @@ type options struct {
 	workers    int
 	input      string
 	pointer    string // of the user's own messages; empty: they are generated
-	json       bool
-	verbose    bool
 	keep       bool
 	patience   time.Duration
 }
@@ -47,13 +44,9 @@ Exit status: 0 every effect is there once; 1 one is missing or doubled, or the r
 got stuck; 2 usage or environment; 130 interrupted.
 `
 
-// errHelp says that help was asked for and given.
-var errHelp = errors.New("help")
-
-// parseFlags returns every fault at once. help goes to out.
-func parseFlags(args []string, out io.Writer) (o options, err error) {
-	fs := flag.NewFlagSet("quickstart", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
+// parseFlags returns every fault at once.
+func parseFlags(program *command.Program, args []string) (o options, err error) {
+	fs := flag.NewFlagSet(program.Name, flag.ContinueOnError)
 	fs.IntVar(&o.messages, "messages", 10_000, "unique orders to produce")
 	fs.Float64Var(&o.duplicates, "duplicates", 0.1, "`fraction` of the messages that is produced twice, 0 to 1")
 	fs.IntVar(&o.kills, "kills", 5, "worker processes to kill with SIGKILL in mid-batch\n(by default fewer for less than 500 messages)")
@@ -64,59 +57,36 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 	o.servers.Register(fs)
 	fs.DurationVar(&o.patience, "patience", time.Minute, "give up when nothing has moved for so long")
 	fs.BoolVar(&o.keep, "keep", false, "leave topic, group and rows of this run in your own servers")
-	fs.BoolVar(&o.json, "json", false, "print one JSON object to standard output, and the rest to standard error")
-	fs.BoolVar(&o.verbose, "v", false, "tell every event")
-
-	err = fs.Parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		fs.SetOutput(out)
-		_, _ = fmt.Fprint(out, usageHead)
-		fs.PrintDefaults()
-		_, _ = fmt.Fprint(out, usageTail)
-		return o, errHelp
-	}
+	program.Register(fs)
+	given, err := program.Parse(fs, args, usageHead, usageTail)
 	if err != nil {
-		return o, fmt.Errorf("%w; -h lists the flags", err)
+		return o, err
 	}
-	given := map[string]bool{}
-	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
 	return o, o.check(fs.Args(), given)
 }
 
 func (o *options) check(rest []string, given map[string]bool) error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if len(rest) > 0 {
-		fault("unexpected argument %q: values follow their flags", rest[0])
-	}
-	between := func(name string, n, least, most int) {
-		if n < least || n > most {
-			fault("-%s: %d is not from %d to %d", name, n, least, most)
-		}
-	}
-	between("messages", o.messages, 1, 5_000_000)
-	between("kills", o.kills, 0, 1000)
-	between("partitions", o.partitions, 1, 64)
-	between("workers", o.workers, 1, 16)
-	if !(o.duplicates >= 0 && o.duplicates <= 1) { // NaN too
-		fault("-duplicates: %v is not from 0 to 1: it is a fraction", o.duplicates)
-	}
-	if o.patience < time.Second {
-		fault("-patience: %v is less than 1s", o.patience)
-	}
+	var faults command.Faults
+	faults.Rest(rest)
+	faults.Between("messages", o.messages, 1, 5_000_000)
+	faults.Between("kills", o.kills, 0, 1000)
+	faults.Between("partitions", o.partitions, 1, 64)
+	faults.Between("workers", o.workers, 1, 16)
+	faults.Fraction("duplicates", o.duplicates)
+	faults.Patience(o.patience)
 	switch {
 	case o.input == "" && given["input"]:
-		fault("-input: must name a file")
+		faults.Add("-input: must name a file")
 	case o.input == "" && given["key"]:
-		fault("-key: only with -input: generated orders carry their id in a header")
+		faults.Add("-key: only with -input: generated orders carry their id in a header")
 	case o.input != "" && given["messages"]:
-		fault("-messages: not with -input, which holds as many as it holds")
+		faults.Add("-messages: not with -input, which holds as many as it holds")
 	}
 	if o.input != "" && !given["key"] {
 		o.pointer = "/id"
 	}
 	if (o.input != "" || given["key"]) && !strings.HasPrefix(o.pointer, "/") {
-		fault("-key: %q is not a JSON pointer: it begins with '/', as in /order/id", o.pointer)
+		faults.Add("-key: %q is not a JSON pointer: it begins with '/', as in /order/id", o.pointer)
 	}
 	o.fixedKills = given["kills"]
 	if o.input == "" && !given["input"] {
@@ -124,7 +94,8 @@ func (o *options) check(rest []string, given map[string]bool) error {
 			faults = append(faults, err)
 		}
 	}
-	return errors.Join(append(faults, o.servers.Faults()...)...)
+	faults = append(faults, o.servers.Faults()...)
+	return faults.Err()
 }
 
 // perKill is how many messages there must be for each kill, so that it finds a batch.

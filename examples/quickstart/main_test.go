@@ -3,29 +3,25 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
+	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kfake"
 
+	"github.com/onlyonce/onlyonce/examples/internal/command"
+	"github.com/onlyonce/onlyonce/examples/internal/commandtest"
 	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/fleet"
 )
 
-// envMain makes this test binary the program.
-const envMain = "ONLYONCE_QUICKSTART_TEST_MAIN"
-
 func TestMain(m *testing.M) {
-	if fleet.IsWorker() || os.Getenv(envMain) != "" {
+	if fleet.IsWorker() || commandtest.IsProgram() {
 		main()
 	}
 	os.Exit(m.Run())
@@ -35,48 +31,24 @@ func TestMain(m *testing.M) {
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-json", "-v", "-messages", "300", "-kills", "2", "-partitions", "4", "-postgres", url,
-		"-brokers", brokers(t))
-	cmd.Env = slices.DeleteFunc(append(os.Environ(), envMain+"=1"), func(v string) bool { return strings.HasPrefix(v, "ONLYONCE_ENV=") })
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, &stderr)
-	}
 	var r report
-	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
-		t.Fatalf("standard output is not one JSON object: %v\n%s", err, &stdout)
-	}
+	stderr := commandtest.Program(t, &r,
+		[]string{"produced", "unique", "delivered", "effects", "duplicates", "redelivered", "parked", "kills", "payment_calls", "payments", "ok"},
+		"-json", "-v", "-messages", "300", "-kills", "2", "-partitions", "4", "-postgres", url, "-brokers", brokers(t))
 	if !r.OK || r.Unique != 300 || r.Produced != 660 || r.Effects+r.Parked != 300 || r.Parked != 1 || r.Payments != r.Effects ||
 		r.KillsInBatch != 2 || r.Kills < 2 || r.Redelivered < 330 || r.DuplicatesByKey != 360 || r.DuplicatesByFence != 330 ||
 		r.Delivered < r.Unique || r.PaymentCalls < r.Payments {
-		t.Errorf("%+v\n%s", r, &stderr)
+		t.Errorf("%+v\n%s", r, stderr)
 	}
-	for _, field := range []string{"produced", "unique", "delivered", "effects", "duplicates", "redelivered", "parked", "kills", "payment_calls", "payments", "ok"} {
-		if !strings.Contains(stdout.String(), `"`+field+`":`) {
-			t.Errorf("field %s is missing: %s", field, &stdout)
-		}
-	}
-	if !strings.Contains(stderr.String(), "applied once") {
-		t.Errorf("no sentence for people:\n%s", &stderr)
-	}
+	commandtest.Contains(t, stderr, "applied once") // a sentence for people
 	nothingLeft(t, url)
 }
 
 // nothingLeft fails the test if a run has left rows in the user's own database.
 func nothingLeft(t *testing.T, url string) {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	var n int
-	err = pool.QueryRow(t.Context(), `select (select count(*) from onlyonce.inbox) + (select count(*) from onlyonce.outbox_log) + (select count(*) from onlyonce.sinks) + (select count(*) from onlyonce.parked)
-		+ (select count(*) from onlyonce.leases where name not like 'ring/%') + (select count(*) from onlyonce.progress) + (select count(*) from onlyonce_quickstart.effects)`).Scan(&n)
-	if err != nil || n != 0 {
-		t.Errorf("%d rows are left, %v", n, err)
-	}
+	commandtest.NothingLeft(t, url, `select (select count(*) from onlyonce.inbox) + (select count(*) from onlyonce.outbox_log) + (select count(*) from onlyonce.sinks) + (select count(*) from onlyonce.parked)
+		+ (select count(*) from onlyonce.leases where name not like 'ring/%') + (select count(*) from onlyonce.progress) + (select count(*) from onlyonce_quickstart.effects)`)
 }
 
 // A run whose outcome was tampered with must fail: the checker is no rubber stamp.
@@ -93,19 +65,18 @@ func TestTamperedOutcomeFails(t *testing.T) {
 		}
 		return nil
 	}
-	var stdout, stderr bytes.Buffer
-	status := run(t.Context(), small(t, "-json", "-kills", "0"), &stdout, &stderr, tamper)
 	var r report
-	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
-		t.Fatalf("%v: %s\n%s", err, &stdout, &stderr)
-	}
-	if status != statusFailed || r.OK || r.Missing != 1 || r.Doubled != 1 {
+	status, stderr := commandtest.JSON(t, &r, with(tamper), small(t, "-json", "-kills", "0")...)
+	if status != command.Failed || r.OK || r.Missing != 1 || r.Doubled != 1 {
 		t.Errorf("exit status %d, %+v", status, r)
 	}
-	for _, want := range []string{"lost: 1 (order-0000009)", "more than once: 1 (order-0000007)", "charged, and not applied", "kept: "} {
-		if !strings.Contains(stderr.String(), want) {
-			t.Errorf("no word of %q:\n%s", want, &stderr)
-		}
+	commandtest.Contains(t, stderr, "lost: 1 (order-0000009)", "more than once: 1 (order-0000007)", "charged, and not applied", "kept: ")
+}
+
+// with is the program, whose outcome is tampered with.
+func with(tamper func(context.Context, *demo) error) commandtest.Run {
+	return func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+		return run(ctx, args, stdout, stderr, tamper)
 	}
 }
 
@@ -133,34 +104,11 @@ func TestOwnMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	args := slices.DeleteFunc(small(t, "-json", "-kills", "1", "-input", name, "-key", "/order/id"), func(a string) bool { return a == "-messages" || a == "60" })
-	var stdout, stderr bytes.Buffer
-	status := run(t.Context(), args, &stdout, &stderr, nil)
 	var r report
-	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
-		t.Fatalf("%v: %s\n%s", err, &stdout, &stderr)
+	status, stderr := commandtest.JSON(t, &r, with(nil), args...)
+	if status != command.Good || r.Unique != 100 || r.Produced != 2*(101+10) || r.Effects != 100 || r.Parked != 0 || r.Payments != 100 {
+		t.Errorf("exit status %d, %+v\n%s", status, r, stderr)
 	}
-	if status != statusGood || r.Unique != 100 || r.Produced != 2*(101+10) || r.Effects != 100 || r.Parked != 0 || r.Payments != 100 {
-		t.Errorf("exit status %d, %+v\n%s", status, r, &stderr)
-	}
-}
-
-// tripwire is a writer that acts when a text has been written to it.
-type tripwire struct {
-	mu   sync.Mutex
-	buf  bytes.Buffer
-	text string
-	act  func()
-}
-
-func (w *tripwire) Write(b []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.buf.Write(b)
-	if w.act != nil && strings.Contains(w.buf.String(), w.text) {
-		w.act()
-		w.act = nil
-	}
-	return len(b), nil
 }
 
 // Ctrl-C in the middle: everything stops, nothing is left, and the exit status says so.
@@ -169,14 +117,12 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	args := small(t, "-messages", "100", "-kills", "1")
-	human := &tripwire{text: "kill 1 of 1", act: cancel}
+	human := commandtest.NewTripwire("kill 1 of 1", cancel)
 	var stderr bytes.Buffer
-	if status := run(ctx, args, human, &stderr, nil); status != statusInterrupted {
-		t.Errorf("exit status %d\n%s\n%s", status, &human.buf, &stderr)
+	if status := run(ctx, args, human, &stderr, nil); status != command.Interrupted {
+		t.Errorf("exit status %d\n%s\n%s", status, human, &stderr)
 	}
-	if !strings.Contains(stderr.String(), "interrupted") {
-		t.Errorf("%s", &stderr)
-	}
+	commandtest.Contains(t, stderr.String(), "interrupted")
 	nothingLeft(t, args[slices.Index(args, "-postgres")+1])
 }
 
@@ -184,52 +130,33 @@ func TestInterrupted(t *testing.T) {
 func TestStuckRunEnds(t *testing.T) {
 	t.Parallel()
 	cluster := kafkatest.FakeCluster(t)
-	human := &tripwire{text: "start: 2 worker", act: cluster.Close}
+	human := commandtest.NewTripwire("start: 2 worker", cluster.Close)
 	var stderr bytes.Buffer
-	args := []string{"-partitions", "3", "-workers", "2", "-messages", "60", "-kills", "0", "-patience", "2s", "-postgres", pgtest.URL(t),
+	args := []string{"-partitions", "3", "-workers", "2", "-messages", "60", "-kills", "0", "-patience", "10s", "-postgres", pgtest.URL(t),
 		"-brokers", strings.Join(cluster.ListenAddrs(), ",")}
-	if status := run(t.Context(), args, human, &stderr, nil); status != statusFailed {
-		t.Errorf("exit status %d\n%s\n%s", status, &human.buf, &stderr)
+	if status := run(t.Context(), args, human, &stderr, nil); status != command.Failed {
+		t.Errorf("exit status %d\n%s\n%s", status, human, &stderr)
 	}
-	for _, want := range []string{"stuck: waited 2s", "last error", "connection refused", "partition 2: ", "worker "} {
-		if !strings.Contains(stderr.String(), want) {
-			t.Errorf("no word of %q:\n%s", want, &stderr)
-		}
-	}
+	commandtest.Contains(t, stderr.String(), "stuck: waited 10s", "last error", "connection refused", "partition 2: ", "worker ")
 }
 
 func TestUsage(t *testing.T) {
 	t.Setenv("ONLYONCE_KAFKA_BROKERS", "") // what the flags mean must not depend on where the tests run
 	t.Setenv("ONLYONCE_POSTGRES_URL", "")
 	missing := filepath.Join(t.TempDir(), "none.jsonl")
-	for _, c := range []struct {
-		args string
-		want []string
-	}{
-		{"-bogus", []string{"-bogus", "-h lists"}},
-		{"-messages 0 -duplicates 1.5 -kills x", []string{"-kills"}},
-		{"-messages 0 -duplicates 1.5 -kills -1 -partitions 0 -workers 99 -patience 1ms", []string{"-messages", "-duplicates", "-kills", "-partitions", "-workers", "-patience"}},
-		{"-messages 100 -kills 50", []string{"at least 5000"}},
-		{"-key /id", []string{"only with -input"}},
-		{"-input x -key id -messages 500", []string{"begins with '/'", "-messages: not with -input"}},
-		{"-input " + missing, []string{"none.jsonl", "no such file"}},
-		{"stray", []string{`unexpected argument "stray"`}},
-		{"-tls", []string{"say for which brokers"}},
-		{"-brokers 127.0.0.1:1 -postgres postgres://127.0.0.1:1/x", []string{"cannot reach kafka at 127.0.0.1:1", "cannot reach postgres at postgres://127.0.0.1:1/x", "connection refused", "is -brokers right?"}},
-		{"-brokers nowhere -sasl plain -tls-ca none.pem", []string{"not host:port", "ONLYONCE_KAFKA_USER", "needs -tls"}},
-	} {
-		var stdout, stderr bytes.Buffer
-		if status := run(t.Context(), strings.Fields(c.args), &stdout, &stderr, nil); status != statusEnvironment {
-			t.Errorf("%s: exit status %d", c.args, status)
-		}
-		for _, want := range c.want {
-			if !strings.Contains(stderr.String(), want) {
-				t.Errorf("%s: no word of %q:\n%s", c.args, want, &stderr)
-			}
-		}
-	}
-	var stdout, stderr bytes.Buffer
-	if status := run(t.Context(), []string{"-h"}, &stdout, &stderr, nil); status != statusGood || !strings.Contains(stdout.String(), "-patience") || stderr.Len() > 0 {
-		t.Errorf("-h: exit status %d, %s%s", status, &stdout, &stderr)
-	}
+	run := with(nil)
+	commandtest.Refuses(t, run, map[string][]string{
+		"-bogus":                               {"-bogus", "-h lists"},
+		"-messages 0 -duplicates 1.5 -kills x": {"-kills"},
+		"-messages 0 -duplicates 1.5 -kills -1 -partitions 0 -workers 99 -patience 1ms": {"-messages", "-duplicates", "-kills", "-partitions", "-workers", "-patience"},
+		"-messages 100 -kills 50":        {"at least 5000"},
+		"-key /id":                       {"only with -input"},
+		"-input x -key id -messages 500": {"begins with '/'", "-messages: not with -input"},
+		"-input " + missing:              {"none.jsonl", "no such file"},
+		"stray":                          {`unexpected argument "stray"`},
+		"-tls":                           {"say for which brokers"},
+		"-brokers 127.0.0.1:1 -postgres postgres://127.0.0.1:1/x": {"cannot reach kafka at 127.0.0.1:1", "cannot reach postgres at postgres://127.0.0.1:1/x", "connection refused", "is -brokers right?"},
+		"-brokers nowhere -sasl plain -tls-ca none.pem":           {"not host:port", "ONLYONCE_KAFKA_USER", "needs -tls"},
+	})
+	commandtest.Helps(t, run, "-patience")
 }

@@ -3,26 +3,16 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"sync"
-	"time"
-)
 
-// Faults of the payment endpoint, as one in so many calls.
-const (
-	refuseOneIn = 100 // answers 500, and has done nothing
-	failOneIn   = 100 // has charged, and answers 500
-	dropOneIn   = 100 // has charged, and drops the connection without an answer
+	"github.com/onlyonce/onlyonce/examples/internal/remote"
 )
 
 // payments is the remote: a small HTTP server that honours idempotency keys, and is not reliable.
 type payments struct {
-	URL    string
-	server *http.Server
+	*remote.Server
 
 	mu      sync.Mutex
 	calls   int
@@ -39,23 +29,13 @@ type paid struct {
 
 // startPayments listens on loopback.
 func startPayments() (*payments, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	p := &payments{URL: "http://" + l.Addr().String(), keys: map[string]paid{}}
+	p := &payments{keys: map[string]paid{}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /charges", p.charge)
-	p.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	go func() {
-		if err := p.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			panic(err) // loopback does not go away
-		}
-	}()
-	return p, nil
+	var err error
+	p.Server, err = remote.Listen(mux)
+	return p, err
 }
-
-func (p *payments) close() error { return p.server.Close() }
 
 func (p *payments) charge(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
@@ -63,45 +43,43 @@ func (p *payments) charge(w http.ResponseWriter, r *http.Request) {
 		return // the caller was killed
 	}
 	switch p.apply(r.Header.Get("Idempotency-Key"), body) {
-	case "bad request":
+	case badRequest:
 		http.Error(w, "a key and an order are needed", http.StatusBadRequest)
-	case "refuse", "fail":
+	case remote.Refuse, remote.Fail:
 		http.Error(w, "something went wrong", http.StatusInternalServerError)
-	case "drop":
-		panic(http.ErrAbortHandler) // closes the connection without an answer
+	case remote.Drop:
+		remote.Abort()
 	default:
 		w.WriteHeader(http.StatusNoContent)
 	}
 }
 
+// badRequest is how a call ends that nobody should have made.
+const badRequest remote.Fault = "bad request"
+
 // apply charges once for each key, and says how the call is to end.
-func (p *payments) apply(key string, body []byte) string {
+func (p *payments) apply(key string, body []byte) remote.Fault {
 	var c charge
 	bad := json.Unmarshal(body, &c) != nil || key == ""
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.calls++
 	if bad {
-		return "bad request"
+		return badRequest
 	}
-	if rand.IntN(refuseOneIn) == 0 {
+	fault := remote.Before()
+	if fault == remote.None {
+		if before, ok := p.keys[key]; !ok {
+			p.keys[key] = paid{order: c.Order, body: body}
+		} else if !bytes.Equal(before.body, body) {
+			p.changed++
+		}
+		fault = remote.After()
+	}
+	if fault != remote.None {
 		p.faults++
-		return "refuse"
 	}
-	if before, ok := p.keys[key]; !ok {
-		p.keys[key] = paid{order: c.Order, body: body}
-	} else if !bytes.Equal(before.body, body) {
-		p.changed++
-	}
-	switch {
-	case rand.IntN(failOneIn) == 0:
-		p.faults++
-		return "fail"
-	case rand.IntN(dropOneIn) == 0:
-		p.faults++
-		return "drop"
-	}
-	return ""
+	return fault
 }
 
 // count returns raw calls, distinct keys and faults so far.

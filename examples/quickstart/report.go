@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/examples/internal/command"
 	"github.com/onlyonce/onlyonce/internal/check"
 	"github.com/onlyonce/onlyonce/internal/screen"
 )
@@ -45,16 +45,29 @@ type report struct {
 	userMessages bool
 }
 
-// makeReport reads what is there, and judges.
-func (d *demo) makeReport(ctx context.Context, took time.Duration) (report, error) {
+// Good is true if everything is as it must be.
+func (r report) Good() bool { return r.OK }
+
+// Unfinished is the report of a run that did not come to its end.
+func (d *demo) Unfinished(why error) any {
+	return report{Error: why.Error(), Scope: d.scope(), Unique: len(d.stream.ids), Postgres: d.servers.Postgres.How, Kafka: d.servers.Kafka.How}
+}
+
+// Judge reads what is there, and compares it with what was produced.
+func (d *demo) Judge(ctx context.Context, took time.Duration) (command.Report, error) {
+	if d.tamper != nil {
+		if err := d.tamper(ctx, d); err != nil {
+			return nil, err
+		}
+	}
 	f, err := d.collect(ctx)
 	if err != nil {
-		return report{}, fmt.Errorf("reading the outcome: %w", err)
+		return nil, fmt.Errorf("reading the outcome: %w", err)
 	}
 	delivered, refetched, err := d.fleet.Delivered()
 	ends, endsErr := d.servers.Kafka.Ends(ctx, d.topic, d.opts.partitions)
 	if err := errors.Join(err, endsErr); err != nil {
-		return report{}, fmt.Errorf("reading the outcome: %w", err)
+		return nil, fmt.Errorf("reading the outcome: %w", err)
 	}
 	r := report{
 		Unique: len(f.IDs), Delivered: delivered, Effects: check.Sum(f.Effects), Parked: check.Sum(f.Parked), DuplicatesByFence: int(d.rewound),
@@ -81,36 +94,32 @@ func (d *demo) makeReport(ctx context.Context, took time.Duration) (report, erro
 	return r, nil
 }
 
-// write prints the table, and what it proves or what is wrong.
-func (r report) write(w io.Writer, paint func(color, s string) string) {
-	row := func(name string, n int, note string, args ...any) {
-		line := fmt.Sprintf("  %-13s %10s   %s", name, screen.Count(int64(n)), fmt.Sprintf(note, args...))
-		_, _ = fmt.Fprintln(w, strings.TrimRight(line, " "))
-	}
-	_, _ = fmt.Fprintln(w)
-	row("unique", r.Unique, "messages, by their ids")
-	row("produced", r.Produced, "records: copies, and everything a second time")
-	row("delivered", r.Delivered, "times the handler was entered")
-	row("redelivered", r.Redelivered, "%s after a kill, the rest by second production", screen.Count(int64(r.afterKill)))
-	row("duplicates", r.Duplicates, "suppressed: %s by key, %s by fence", screen.Count(int64(r.DuplicatesByKey)), screen.Count(int64(r.DuplicatesByFence)))
-	row("kills", r.Kills, "SIGKILLs, %d of them in mid-batch", r.KillsInBatch)
-	row("effects", r.Effects, "rows written by the handler")
-	row("parked", r.Parked, "%s", r.parkedNote())
-	row("payment_calls", r.PaymentCalls, "%s of them failed by the endpoint, on purpose", screen.Count(int64(r.PaymentFaults)))
-	row("payments", r.Payments, "distinct keys charged")
-	_, _ = fmt.Fprintln(w)
+// Write prints the table, and what it proves or what is wrong.
+func (r report) Write(t *command.Table) {
+	t.Space()
+	t.Row("unique", r.Unique, "messages, by their ids")
+	t.Row("produced", r.Produced, "records: copies, and everything a second time")
+	t.Row("delivered", r.Delivered, "times the handler was entered")
+	t.Row("redelivered", r.Redelivered, "%s after a kill, the rest by second production", screen.Count(int64(r.afterKill)))
+	t.Row("duplicates", r.Duplicates, "suppressed: %s by key, %s by fence", screen.Count(int64(r.DuplicatesByKey)), screen.Count(int64(r.DuplicatesByFence)))
+	t.Row("kills", r.Kills, "SIGKILLs, %d of them in mid-batch", r.KillsInBatch)
+	t.Row("effects", r.Effects, "rows written by the handler")
+	t.Row("parked", r.Parked, "%s", r.parkedNote())
+	t.Row("payment_calls", r.PaymentCalls, "%s of them failed by the endpoint, on purpose", screen.Count(int64(r.PaymentFaults)))
+	t.Row("payments", r.Payments, "distinct keys charged")
+	t.Space()
 	if r.OK {
-		_, _ = fmt.Fprintln(w, paint(screen.Green, "ok")+"  "+screen.Wrap(r.sentence(), 76, "    "))
+		t.Good(r.sentence())
 		return
 	}
 	for _, f := range r.verdict.Faults {
-		_, _ = fmt.Fprintln(w, paint(screen.Red, "WRONG")+"  "+screen.Wrap(f.String(), 72, "       "))
+		t.Wrong("%s", f)
 	}
 	if r.KillsInBatch < r.kills {
-		_, _ = fmt.Fprintln(w, paint(screen.Red, "WRONG")+"  "+fmt.Sprintf("%d of %d kills hit a batch in progress", r.KillsInBatch, r.kills))
+		t.Wrong("%d of %d kills hit a batch in progress", r.KillsInBatch, r.kills)
 	}
 	if r.Effects+r.Parked != r.Unique || r.Payments != r.Effects {
-		_, _ = fmt.Fprintln(w, paint(screen.Red, "WRONG")+"  "+fmt.Sprintf("effects %d + parked %d against unique %d; payments %d", r.Effects, r.Parked, r.Unique, r.Payments))
+		t.Wrong("effects %d + parked %d against unique %d; payments %d", r.Effects, r.Parked, r.Unique, r.Payments)
 	}
 }
 

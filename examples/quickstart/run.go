@@ -33,6 +33,7 @@ type demo struct {
 	run      string // names everything of this run
 	topic    string
 	opened   bool // the workers have come to own the partitions
+	tamper   func(context.Context, *demo) error
 
 	written atomic.Int64 // records acknowledged
 	kills   int          // SIGKILLs
@@ -48,21 +49,25 @@ const stopTimeout = 30 * time.Second
 const slice = 2000
 
 // newDemo names a run. Its scope, topic, group, sink and rows are its own, so that one database serves any number of runs.
-func newDemo(o options, s *stream, srv *servers.Servers, to *screen.Screen) *demo {
+func newDemo(o options, s *stream, srv *servers.Servers, to *screen.Screen, tamper func(context.Context, *demo) error) *demo {
 	run := strings.ToLower(crand.Text()[:8])
-	return &demo{opts: o, stream: s, rest: s.records, servers: srv, screen: to, run: run, random: rand.New(rand.NewPCG(rand.Uint64(), 0)), topic: "quickstart-" + run}
+	return &demo{opts: o, stream: s, rest: s.records, servers: srv, screen: to, run: run, random: rand.New(rand.NewPCG(rand.Uint64(), 0)),
+		topic: "quickstart-" + run, tamper: tamper}
 }
 
 // scope is also the name of the group, the topic and the sink.
 func (d *demo) scope() string { return d.topic }
 
-// perform plays all acts. Whatever it returns, its workers are gone.
-func (d *demo) perform(ctx context.Context) (err error) {
+// Opened is true once there are workers at work.
+func (d *demo) Opened() bool { return d.opened }
+
+// Perform plays all acts. Whatever it returns, its workers are gone.
+func (d *demo) Perform(ctx context.Context) (err error) {
 	if err := d.open(ctx); err != nil {
 		return err
 	}
 	defer func() {
-		err = errors.Join(err, d.fleet.Stop(stopTimeout), d.writer.Close(), d.payments.close())
+		err = errors.Join(err, d.fleet.Stop(stopTimeout), d.writer.Close(), d.payments.Close())
 	}()
 	for _, act := range []func(context.Context) error{d.firstKills, d.rebalance, d.otherKills, d.finishStream, d.resetOffsets, d.produceAgain} {
 		if err := act(ctx); err != nil {
@@ -74,7 +79,7 @@ func (d *demo) perform(ctx context.Context) (err error) {
 
 // open makes what the run needs, and starts the workers.
 func (d *demo) open(ctx context.Context) error {
-	if err := d.createTable(ctx); err != nil {
+	if err := servers.CreateTables(ctx, d.servers.Postgres.Pool, tableSQL); err != nil {
 		return err
 	}
 	k := d.servers.Kafka
@@ -92,12 +97,12 @@ func (d *demo) open(ctx context.Context) error {
 		BatchSize: d.batchSize(), Connections: int32(min(d.opts.partitions, 8) + 2),
 	}})
 	if err != nil {
-		return errors.Join(err, d.writer.Close(), d.payments.close())
+		return errors.Join(err, d.writer.Close(), d.payments.Close())
 	}
 	d.screen.Live(d.line)
 	d.screen.Step("topic %s with %d partitions; payment endpoint at %s", d.topic, d.opts.partitions, d.payments.URL)
 	if err := d.startWorkers(ctx, "start"); err != nil {
-		return errors.Join(err, d.fleet.Stop(stopTimeout), d.writer.Close(), d.payments.close())
+		return errors.Join(err, d.fleet.Stop(stopTimeout), d.writer.Close(), d.payments.Close())
 	}
 	d.opened = true
 	return nil

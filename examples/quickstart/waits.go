@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/examples/internal/servers"
 )
 
 // pollEvery is how often a condition is looked at.
@@ -70,7 +72,7 @@ func (d *demo) stuck(ctx context.Context, what string, err error) error {
 			note("partition %d: handled up to %d of %d", p, positions[int32(p)], end)
 		}
 	}
-	if pending, reason, err := d.pending(ctx); err != nil {
+	if pending, reason, err := servers.Pending(ctx, d.servers.Postgres.Pool, d.scope()); err != nil {
 		note("calls are not known: %v", err)
 	} else {
 		note("%d calls are pending; last error of one: %q", pending, reason)
@@ -100,7 +102,7 @@ func (d *demo) waitHandled(ctx context.Context) error {
 // waitPaid waits until the outbox has no call left to make.
 func (d *demo) waitPaid(ctx context.Context) error {
 	return d.wait(ctx, "every call to be made", func(ctx context.Context) (bool, string, error) {
-		n, _, err := d.pending(ctx)
+		n, _, err := servers.Pending(ctx, d.servers.Postgres.Pool, d.scope())
 		if err != nil {
 			return false, "", err
 		}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
@@ -57,12 +55,12 @@ func (w *worker) order(m *consumer.Message) (order, error) {
 
 // run consumes, and sends the outbox's calls, until ctx ends. Every worker runs a relay; the sink's lease decides whose sends.
 func (w *worker) run(ctx context.Context) error {
-	pool, err := w.pool(ctx, w.cfg.Connections)
+	pool, err := servers.OpenPool(ctx, w.cfg.Postgres, w.cfg.Connections)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	relayPool, err := w.pool(ctx, 2)
+	relayPool, err := servers.OpenPool(ctx, w.cfg.Postgres, 2)
 	if err != nil {
 		return err
 	}
@@ -112,15 +110,6 @@ func (w *worker) run(ctx context.Context) error {
 		go func() { ended <- run(ctx); cancel() }()
 	}
 	return errors.Join(<-ended, <-ended)
-}
-
-func (w *worker) pool(ctx context.Context, connections int32) (*pgxpool.Pool, error) {
-	cfg, err := pgxpool.ParseConfig(w.cfg.Postgres)
-	if err != nil {
-		return nil, err
-	}
-	cfg.MaxConns = connections
-	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
 // worker is one process that consumes.

@@ -1,33 +1,25 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
+	"github.com/onlyonce/onlyonce/examples/internal/command"
+	"github.com/onlyonce/onlyonce/examples/internal/commandtest"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
 func perform(t *testing.T, args ...string) *result {
 	t.Helper()
-	var stdout, stderr bytes.Buffer
-	status := run(t.Context(), append([]string{"-json", "-postgres", pgtest.URL(t)}, args...), &stdout, &stderr)
-	if status != 0 {
-		t.Fatalf("exit status %d\n%s", status, &stderr)
-	}
 	var r result
-	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
-		t.Fatalf("%v: %s", err, &stdout)
+	status, stderr := commandtest.JSON(t, &r, run, append([]string{"-json", "-postgres", pgtest.URL(t)}, args...)...)
+	if status != command.Good {
+		t.Fatalf("exit status %d\n%s", status, stderr)
 	}
-	if !strings.Contains(stderr.String(), "took effect once") {
-		t.Errorf("no sentence for people:\n%s", &stderr)
-	}
-	t.Logf("\n%s", &stderr)
+	commandtest.Contains(t, stderr, "took effect once") // a sentence for people
+	t.Logf("\n%s", stderr)
 	return &r
 }
 
@@ -69,13 +61,8 @@ func TestGitHubPayloads(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	for args, want := range map[string]string{
-		"-bogus": "-bogus", "-events 1": "-events", "-duplicates 2": "-duplicates", "more": "more", "-patience 1ms": "-patience",
-		"-github-payloads nowhere.json": "-github-payloads", "-postgres postgres://127.0.0.1:1/x": "postgres at postgres://127.0.0.1:1/x",
-	} {
-		var stdout, stderr bytes.Buffer
-		if status := run(context.Background(), strings.Fields(args), &stdout, &stderr); status != 2 || !strings.Contains(stderr.String(), want) {
-			t.Errorf("%q: status %d, %s", args, status, &stderr)
-		}
-	}
+	commandtest.Refuses(t, run, map[string][]string{
+		"-bogus": {"-bogus"}, "-events 1": {"-events"}, "-duplicates 2": {"-duplicates"}, "more": {"more"}, "-patience 1ms": {"-patience"},
+		"-github-payloads nowhere.json": {"-github-payloads"}, "-postgres postgres://127.0.0.1:1/x": {"postgres at postgres://127.0.0.1:1/x"},
+	})
 }

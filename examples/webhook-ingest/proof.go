@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/examples/internal/servers"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -67,12 +67,7 @@ type result struct {
 func (x *proof) perform(ctx context.Context, url, run string) (r *result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, x.o.patience)
 	defer cancel()
-	cfg, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, err
-	}
-	cfg.MaxConns = 40 // partitions, their parked rows, and requests
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	pool, err := servers.OpenPool(ctx, url, 40) // partitions, their parked rows, and requests
 	if err != nil {
 		return nil, err
 	}
@@ -203,8 +198,11 @@ func (x *proof) judge(ctx context.Context, in *ingest, c *counts) error {
 	return nil
 }
 
-// table is what a person reads.
-func (r *result) table() string {
+// Good is true if everything is as it must be.
+func (r *result) Good() bool { return r.OK }
+
+// Table is what a person reads.
+func (r *result) Table() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-10s %7s %9s %11s %8s %9s %8s %9s %7s %8s %10s\n", "", "unique", "produced", "duplicates", "retried", "tampered", "refused", "recorded", "parked", "effects", "overtaken")
 	all := &counts{Provider: "all"}

@@ -1,0 +1,118 @@
+package idempotency_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+)
+
+// What stands between the two lines stands in README.md too; TestReadmeShowsThisCode compares them.
+
+// README: requests
+func createCharge(w http.ResponseWriter, r *http.Request) {
+	var in struct{ Amount int64 }
+	if err := json.NewDecoder(r.Body).Decode(&in); err != nil {
+		http.Error(w, "not JSON", http.StatusBadRequest) // final: stored too
+		return
+	}
+	var id int64
+	tx, err := idempotency.Tx(r) // commits with the answer, before a byte of it leaves
+	if err == nil {
+		err = tx.QueryRow(r.Context(), `insert into charges (amount) values ($1) returning id`, in.Amount).Scan(&id)
+	}
+	if err != nil {
+		http.Error(w, "try again", http.StatusInternalServerError) // undone and not stored: the key is free again
+		return
+	}
+	w.WriteHeader(http.StatusCreated)
+	fmt.Fprintf(w, `{"id":%d}`, id)
+}
+
+func charges(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret idempotency.FingerprintKey) error {
+	layer, err := idempotency.New(pool, idempotency.Config{
+		// Whose key it is: a function of yours, which asks your authentication.
+		Scope: customerOf,
+		// Secrets by which requests are hashed, to tell one from another.
+		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: secret}, FingerprintKey: 1,
+	})
+	if err != nil {
+		return err
+	}
+	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges"}, http.HandlerFunc(createCharge)))
+	return layer.Run(ctx) // purges answers whose time has passed
+}
+
+// README: end
+
+func customerOf(r *http.Request) (idempotency.Scope, error) {
+	return idempotency.Scope{Tenant: r.Header.Get("X-Test-Customer")}, nil
+}
+
+func TestReadmeShowsThisCode(t *testing.T) {
+	t.Parallel()
+	code, err := os.ReadFile("example_readme_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, shown, _ := strings.Cut(string(code), "// README: requests\n")
+	shown, _, _ = strings.Cut(shown, "\n// README: end")
+	if !strings.Contains(string(readme), "```go\n"+shown+"```") {
+		t.Error("README.md does not show the code of this file")
+	}
+}
+
+// And it does what README says: one charge for each customer's key, and the first answer for whoever asks again.
+func TestReadmeRequests(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	if _, err := pool.Exec(t.Context(), `create table charges (id bigint generated always as identity primary key, amount bigint not null)`); err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- charges(ctx, pool, mux, idempotency.FingerprintKey{1}) }()
+	ask := func(customer, body string) string {
+		req := httptest.NewRequest(http.MethodPost, "/v1/charges", strings.NewReader(body))
+		req.Header.Set("Idempotency-Key", "order-17")
+		req.Header.Set("X-Test-Customer", customer)
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, req)
+		if w.Code >= 400 {
+			return fmt.Sprint(w.Code, " ", w.Header().Get("Idempotency-Status"))
+		}
+		return fmt.Sprint(w.Code, " ", w.Header().Get("Idempotency-Status"), " ", w.Body)
+	}
+	until(t, "the route is there", func() bool { return ask("", "no JSON") != "404 " })
+	for _, c := range []struct{ customer, body, want string }{
+		{"a", `{"Amount":500}`, `201 created {"id":1}`},
+		{"a", `{"Amount":500}`, `201 replayed {"id":1}`},
+		{"a", `{"Amount":900}`, `422 mismatch`},
+		{"b", `{"Amount":500}`, `201 created {"id":2}`},
+		{"b", `{"Amount":500}`, `201 replayed {"id":2}`},
+		{"c", `{"Amount":500`, `400 created`},
+		{"c", `{"Amount":500`, `400 replayed`},
+	} {
+		if got := ask(c.customer, c.body); got != c.want {
+			t.Errorf("%s asks for %s: %s, want %s", c.customer, c.body, got, c.want)
+		}
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
