@@ -33,6 +33,18 @@ func TestHashOfAKeyAllocatesNothing(t *testing.T) {
 	}
 }
 
+func TestUUIDv8(t *testing.T) {
+	t.Parallel()
+	for hash, want := range map[[16]byte]string{
+		{}: "00000000-0000-8000-8000-000000000000",
+		{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}: "ffffffff-ffff-8fff-bfff-ffffffffffff",
+	} {
+		if got := codec.UUIDv8(hash).String(); got != want {
+			t.Errorf("%x: %s, want %s", hash, got, want)
+		}
+	}
+}
+
 // Both arrays are known to pgx without a server's answer, which a connection behind PgBouncer cannot get.
 func TestArraysEncode(t *testing.T) {
 	t.Parallel()
