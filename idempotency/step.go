@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 var (
@@ -124,7 +125,7 @@ func (x *exchange) endStep(name string, result []byte) error {
 		if err == nil {
 			return fault.Point(fault.StepKept)
 		}
-		if sqlstate(err) == fenceLost || time.Now().After(deadline) {
+		if guard.SQLState(err) == fenceLost || time.Now().After(deadline) {
 			return x.stepError(name, err)
 		}
 		time.Sleep(retry.NextBackOff())
@@ -132,7 +133,7 @@ func (x *exchange) endStep(name string, result []byte) error {
 }
 
 func (x *exchange) stepError(name string, err error) error {
-	if sqlstate(err) == fenceLost {
+	if guard.SQLState(err) == fenceLost {
 		x.held.lose()
 		return fmt.Errorf("step %q: %w", name, errTaken)
 	}

@@ -3,7 +3,6 @@ package webhook_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
@@ -299,14 +297,6 @@ func (r *rig) work(h consumer.Handler, more ...func(*consumer.Config)) *webhook.
 		}
 	})
 	return source
-}
-
-func sqlState(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
-	}
-	return ""
 }
 
 // serveMux is serve for a handler that has the receiver somewhere.
