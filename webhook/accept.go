@@ -8,6 +8,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventlog"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -236,7 +237,7 @@ func (a *attempt) keep(tx *guard.Tx, state, reason string, why error) {
 	for n, h := range a.headers {
 		names[n], values[n] = []byte(h.Name), h.Value
 	}
-	tx.Engine(stepAside, setAsideSQL, state, reason, storable(why.Error()), a.tenant, Scope(a.cfg.Endpoint), a.hash,
+	tx.Engine(stepAside, setAsideSQL, state, reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Endpoint), a.hash,
 		Topic(a.cfg.Endpoint), a.key, names, values, a.Body, a.id, state == "discarded")
 }
 

@@ -45,6 +45,25 @@ func TestUUIDv8(t *testing.T) {
 	}
 }
 
+func TestText(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		s     string
+		limit int
+		want  string
+	}{
+		{"", 5, ""}, {"as it is\n", 100, "as it is\n"}, {"abc", 3, "abc"}, {"abcd", 3, "abc"}, {"a\x00b", 5, "a\uFFFDb"},
+		{"a\xff\xfeb", 5, "a\uFFFDb"}, {"aé", 2, "a\uFFFD"}, {"aé", 3, "aé"}, {"x\x00", 1, "x"},
+	} {
+		if got := codec.TextUpTo(c.s, c.limit); got != c.want {
+			t.Errorf("%q up to %d: %q, want %q", c.s, c.limit, got, c.want)
+		}
+	}
+	if got := codec.Text(strings.Repeat("x", 1<<20) + "\x00"); got != strings.Repeat("x", 1<<20)+"\uFFFD" {
+		t.Error("Text is not clipped")
+	}
+}
+
 // Both arrays are known to pgx without a server's answer, which a connection behind PgBouncer cannot get.
 func TestArraysEncode(t *testing.T) {
 	t.Parallel()
