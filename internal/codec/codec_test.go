@@ -64,6 +64,19 @@ func TestText(t *testing.T) {
 	}
 }
 
+func TestTrace(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ parent, state, want string }{{"", "", ""}, {"p", "", "p"}, {"p", "s=1", "p\ns=1"}, {"", "s=1", ""}} {
+		joined := codec.JoinTrace(c.parent, c.state)
+		if joined != c.want {
+			t.Errorf("%q and %q: %q", c.parent, c.state, joined)
+		}
+		if parent, state := codec.SplitTrace(joined); parent != c.parent || c.parent != "" && state != c.state {
+			t.Errorf("%q: %q and %q", joined, parent, state)
+		}
+	}
+}
+
 // Both arrays are known to pgx without a server's answer, which a connection behind PgBouncer cannot get.
 func TestArraysEncode(t *testing.T) {
 	t.Parallel()
