@@ -53,9 +53,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		return nil, err
 	}
 	if cfg.Cache != nil {
-		if l.cache, err = newTier(tierConfig{Cache: cfg.Cache, Sealer: cfg.Sealer, TTL: cfg.CacheTTL, Timeout: cfg.CacheTimeout}); err != nil {
-			return nil, fmt.Errorf("%w: Config.%w", ErrConfig, err)
-		}
+		l.cache = newTier(&cfg)
 		l.puts = make(chan struct{}, puts)
 	}
 	l.flights.running = make(map[[16]byte]*flight)
