@@ -15,7 +15,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
@@ -33,10 +32,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m,
-		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
-		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/devenv/supervise.(*Supervisor).read"),
-		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2")) // the test server's supervisor ends with this process
+	pgtest.Main(m)
 }
 
 // counter counts what is asked of a database.
@@ -112,15 +108,7 @@ func one[T any](r *rig, sql string, args ...any) (v T) {
 
 func (r *rig) until(what string, cond func() bool) {
 	r.t.Helper()
-	deadline, tick := time.After(patience), time.NewTicker(5*time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			r.t.Fatalf("never happened: %s", what)
-		}
-	}
+	pgtest.Until(r.t, patience, what, cond)
 }
 
 // hooks notes what receivers tell.
