@@ -116,8 +116,8 @@ func (l *Layer) look(ctx context.Context, id [16]byte) (*record, error) {
 	return l.withLease(ctx, row.record())
 }
 
-// withLease adds what is known of the lease of a record that is running. A lease that is gone by now was
-// of a record that has been completed or deleted since it was read: nobody takes that over, and the answer is 409, to come again at once.
+// withLease adds what is known of the lease of a record that is running. A lease that is gone was that of a record which has been completed or
+// deleted since it was read: such a record is not free, so that nobody takes it over, and the answer is 409, with the shortest Retry-After.
 func (l *Layer) withLease(ctx context.Context, r *record) (*record, error) {
 	if r == nil || r.state != stateRunning {
 		return r, nil
