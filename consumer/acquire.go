@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // metadataMark begins the metadata of every offset that a consumer commits to Kafka, so that it knows its own again.
@@ -273,7 +274,7 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	nonce := newNonce()
 	var epoch *int64
 	err := w.c.pool.QueryRow(ctx, ownCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
-		uuidOrNull(w.id.TopicID), millis(w.c.cfg.LockTimeout)).Scan(&epoch)
+		uuidOrNull(w.id.TopicID), guard.Millis(w.c.cfg.LockTimeout)).Scan(&epoch)
 	if err != nil {
 		return false, fmt.Errorf("taking over cursor %d: %w", seen.id, err)
 	}

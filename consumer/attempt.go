@@ -130,7 +130,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 
 		state := sqlState(failed)
 		switch {
-		case run < rerunLimit && unlucky(state):
+		case run < rerunLimit && guard.RunAgain(state):
 			continue // the whole transaction, handler included
 		case failed != nil && !claimFirst && (failed.Step == stepClaim && state == codeKeyNotFresh || failed.Step == stepOrder && state == codeBlocked):
 			claimFirst, a.done.Fallback, e.cautious = true, true, claimsAhead
@@ -223,7 +223,7 @@ func blame(work context.Context, a *attempt, h *handling, failed *guard.Failure,
 		return &failure{index: h.failedAt, err: h.overdue}
 	case failed == nil:
 		return &failure{index: h.failedAt, err: h.err, lost: lost}
-	case unlucky(sqlState(failed)), sqlState(failed) == codeLockTimeout, strings.HasPrefix(sqlState(failed), classResources):
+	case guard.RunAgain(sqlState(failed)), sqlState(failed) == codeLockTimeout, strings.HasPrefix(sqlState(failed), classResources):
 		return failed // others are in the way, or the server has no room, however often
 	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
 		return &failure{index: h.failedAt, err: h.err, lost: lost}
@@ -237,9 +237,4 @@ func blame(work context.Context, a *attempt, h *handling, failed *guard.Failure,
 		return &failure{index: -1, err: failed} // a deferred constraint
 	}
 	return failed
-}
-
-// unlucky reports whether a SQLSTATE means that the same transaction may succeed when it is run again.
-func unlucky(state string) bool {
-	return state == codeSerialization || state == codeDeadlock
 }

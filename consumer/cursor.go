@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -203,9 +202,4 @@ func newNonce() pgtype.UUID {
 // PgBouncer (exec mode) it cannot ask.
 func uuidOrNull(id [16]byte) pgtype.UUID {
 	return pgtype.UUID{Bytes: id, Valid: id != [16]byte{}}
-}
-
-// millis is a duration as a value of lock_timeout and its like.
-func millis(d time.Duration) string {
-	return strconv.FormatInt(d.Milliseconds(), 10) + "ms"
 }

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -22,12 +20,10 @@ const (
 
 // SQLSTATEs of PostgreSQL (Appendix A) that are no fault of the message: the transaction is run again.
 const (
-	codeSerialization = "40001"
-	codeDeadlock      = "40P01"
-	codeLockTimeout   = "55P03"
-	classResources    = "53" // insufficient resources
-	classData         = "22" // data exceptions
-	classIntegrity    = "23" // integrity constraint violations
+	codeLockTimeout = "55P03"
+	classResources  = "53" // insufficient resources
+	classData       = "22" // data exceptions
+	classIntegrity  = "23" // integrity constraint violations
 )
 
 // Permanent marks an error that no retry will mend: the message is parked at once. Nil stays nil.
@@ -230,10 +226,5 @@ func sqlState(failed *guard.Failure) string {
 	if failed == nil {
 		return ""
 	}
-	err := failed.Err
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
-	}
-	return ""
+	return guard.SQLState(failed.Err)
 }

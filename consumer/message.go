@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // Message is one record as the source handed it over. Handlers must not change it, nor keep it after they return.
@@ -83,12 +84,7 @@ func (m *Message) origin() dedupe.Origin {
 
 // trace is the message's W3C trace context.
 func (m *Message) trace() string {
-	parent, ok := m.Header("traceparent")
-	if !ok {
-		return ""
-	}
-	if state, ok := m.Header("tracestate"); ok {
-		return string(parent) + "\n" + string(state)
-	}
-	return string(parent)
+	parent, _ := m.Header("traceparent")
+	state, _ := m.Header("tracestate")
+	return codec.JoinTrace(string(parent), string(state))
 }

@@ -1,11 +1,11 @@
 package consumer
 
 import (
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
@@ -93,9 +93,5 @@ func storable(t time.Time) time.Time {
 
 // plain makes text that PostgreSQL stores: valid UTF-8 without NUL, and not longer than what helps.
 func plain(s string) string {
-	const limit = 8 << 10
-	if len(s) > limit {
-		s = s[:limit]
-	}
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+	return codec.TextUpTo(s, 8<<10)
 }

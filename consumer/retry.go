@@ -357,7 +357,7 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 		msgs: []*Message{row.m}, alone: true, inPlace: true, unclaimed: row.reason != reasonNoKey,
 		fence: func(tx *guard.Tx) {
 			tx.Engine(stepFence, settleSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, row.n, key, fingerprint,
-				millis(cfg.LockTimeout), millis(cfg.StatementTimeout), millis(cfg.IdleTimeout))
+				guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
 			if err := fault.Point(fault.RetrySettled); err != nil {
 				tx.Fail(stepFence, err)
 			}

@@ -128,7 +128,7 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 	ended := a.fence
 	a.fence = func(tx *guard.Tx) {
 		tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
-			anchorOffset, anchorEpoch, anchorHash, millis(cfg.LockTimeout), millis(cfg.StatementTimeout), millis(cfg.IdleTimeout))
+			anchorOffset, anchorEpoch, anchorHash, guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
 		if w.batches >= pruneEvery {
 			tx.Engine(stepPrune, pruneSQL, w.cur.id, w.cur.run, w.pos)
 		}

@@ -72,3 +72,31 @@ type closer struct {
 }
 
 func (c *closer) CloseIdleConnections() { c.n++ }
+
+// What a cache is given is judged with all the rest, each fault once.
+func TestConfigOfACache(t *testing.T) {
+	t.Parallel()
+	none, bounds := testConfig(), testConfig()
+	none.CacheTTL = time.Minute
+	bounds.Cache, bounds.CacheTTL, bounds.CacheTimeout = &watched{}, time.Millisecond, time.Minute
+	for _, c := range []struct {
+		cfg  idempotency.Config
+		want []string
+	}{
+		{none, []string{"Config.CacheTTL: or CacheTimeout is set, and Cache is not"}},
+		{bounds, []string{"Config.Cache: needs a Sealer", "Config.CacheTTL: 1ms is not from 1s to 24h0m0s", "Config.CacheTimeout: 1m0s is not from 1ms to 10s"}},
+	} {
+		_, err := idempotency.New(nil, c.cfg)
+		if !errors.Is(err, idempotency.ErrConfig) {
+			t.Fatal(err)
+		}
+		for _, want := range c.want {
+			if strings.Count(err.Error(), want) != 1 {
+				t.Errorf("%v\nwant once: %s", err, want)
+			}
+		}
+		if n := strings.Count(err.Error(), "\n") + 1; n != len(c.want)+1 { // and that the pool is nil
+			t.Errorf("%d faults: %v", n, err)
+		}
+	}
+}

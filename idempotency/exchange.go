@@ -128,7 +128,7 @@ func (x *exchange) acquire(ctx context.Context, level pgx.TxIsoLevel) error {
 
 func (x *exchange) bounds() []any {
 	c := &x.layer.cfg
-	return []any{millis(c.LockTimeout), millis(c.StatementTimeout), millis(c.IdleTimeout)}
+	return []any{guard.Millis(c.LockTimeout), guard.Millis(c.StatementTimeout), guard.Millis(c.IdleTimeout)}
 }
 
 // letGo ends what is left of the transaction, and gives the connection back.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/google/uuid"
-
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
@@ -66,8 +64,5 @@ func Derive(intent Intent) (string, error) {
 		return "", err
 	}
 	sum := codec.Hash(kindIntent, append([]string{intent.Name, strconv.Itoa(intent.Version)}, intent.Parts...)...)
-	key := uuid.UUID(sum[:16])
-	key[6] = key[6]&0x0f | 0x80 // version 8
-	key[8] = key[8]&0x3f | 0x80 // variant of RFC 9562
-	return key.String(), nil
+	return codec.UUIDv8([16]byte(sum[:16])).String(), nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // Layer answers a request that is sent again with the first one's answer. Make one with [New], put it around handlers with
@@ -52,9 +53,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		return nil, err
 	}
 	if cfg.Cache != nil {
-		if l.cache, err = newTier(tierConfig{Cache: cfg.Cache, Sealer: cfg.Sealer, TTL: cfg.CacheTTL, Timeout: cfg.CacheTimeout}); err != nil {
-			return nil, fmt.Errorf("%w: Config.%w", ErrConfig, err)
-		}
+		l.cache = newTier(&cfg)
 		l.puts = make(chan struct{}, puts)
 	}
 	l.flights.running = make(map[[16]byte]*flight)
@@ -225,18 +224,10 @@ func (s Scope) check() error {
 
 // identify names the record, and what calls derive their keys from.
 func (x *exchange) identify() {
-	x.origin = dedupe.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: traceOf(x.request.Header)}
+	h := x.request.Header
+	x.origin = dedupe.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate"))}
 	x.id = dedupe.Key{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key}.Hash()
 	x.subject.Record, x.subject.Key = x.id, x.key
-}
-
-// traceOf is the request's W3C trace context.
-func traceOf(h http.Header) string {
-	parent := h.Get("traceparent")
-	if state := h.Get("tracestate"); parent != "" && state != "" {
-		return parent + "\n" + state
-	}
-	return parent
 }
 
 // clone is the request as the handler gets it: with its body from the start, and the exchange in its context.

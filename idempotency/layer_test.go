@@ -207,17 +207,7 @@ var patience = func() time.Duration {
 // until polls a condition.
 func until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("never happened: %s", what)
-		}
-	}
+	pgtest.Until(t, patience, what, cond)
 }
 
 // wait returns what comes out of a channel.

@@ -47,9 +47,10 @@ type Config struct {
 	// Cache keeps completed records outside the database, for reading (H21). It needs a Sealer. Nil: none.
 	Cache Cache
 	// CacheTTL is the longest that it keeps one, and how long an erased answer may be served after its erasure elsewhere than in this process.
-	// Default 5 minutes, from 1 s to 24 hours.
+	// Default 5 minutes, from 1 s to 24 hours: a repeated request comes soon or not at all.
 	CacheTTL time.Duration
-	// CacheTimeout is how long it may take. Default 50 ms, from 1 ms to 10 s.
+	// CacheTimeout is how long it may take: a repeated request is later by that much when the cache hangs, until it is left alone. Default 50 ms,
+	// from 1 ms to 10 s.
 	CacheTimeout time.Duration
 
 	// Header carries the key, and Aliases do so too, for clients of other conventions ("X-Idempotency-Key", "PayPal-Request-Id").

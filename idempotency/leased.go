@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
@@ -166,7 +167,7 @@ func (x *exchange) settle(l *lease.Lease, rep reply, stored []byte, sealed bool)
 			if written {
 				return outcome{reply: conflicting(err), rerun: true}
 			}
-		case sqlstate(err) == fenceLost:
+		case guard.SQLState(err) == fenceLost:
 			return ended(x.mine(rep))
 		case !x.unanswered(err) && written:
 			x.letGo()
@@ -258,7 +259,7 @@ func (x *exchange) mine(rep reply) reply {
 func (x *exchange) release(l *lease.Lease) {
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
-	if _, err := x.layer.pool.Exec(ctx, releaseSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce); err != nil && sqlstate(err) != fenceLost {
+	if _, err := x.layer.pool.Exec(ctx, releaseSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce); err != nil && guard.SQLState(err) != fenceLost {
 		x.layer.failed(fmt.Errorf("idempotency: giving a key back: %w", err))
 	}
 }

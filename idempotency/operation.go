@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // States of an operation. suspended is one that its worker has parked.
@@ -255,19 +256,11 @@ func (o *Operations) end(tx consumer.Tx, op *Operation, state string, result []b
 	}
 	var code, text *string
 	if f != nil {
-		c, t := clip(f.code, maxFailureCode), clip(f.text, maxFailureText)
+		c, t := codec.TextUpTo(f.code, maxFailureCode), codec.TextUpTo(f.text, maxFailureText)
 		code, text = &c, &t
 	}
 	tx.Queue(endSQL, op.id, state, result, sealed, code, text)
 	return nil
-}
-
-// clip makes text that PostgreSQL stores.
-func clip(s string, limit int) string {
-	if len(s) > limit {
-		s = s[:limit]
-	}
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
 // isCancelledSQL asks for a cancellation. In: id. Out: one row.
@@ -313,7 +306,7 @@ func (op *Operation) Progress(ctx context.Context, percent int, text string) err
 	}
 	ctx, cancel := context.WithTimeout(ctx, op.ops.layer.cfg.AcquireTimeout)
 	defer cancel()
-	if _, err := op.ops.layer.pool.Exec(ctx, progressSQL, op.id, percent, clip(text, maxStepName)); err != nil {
+	if _, err := op.ops.layer.pool.Exec(ctx, progressSQL, op.id, percent, codec.TextUpTo(text, maxStepName)); err != nil {
 		return fmt.Errorf("idempotency: noting progress: %w", err)
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventlog"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
@@ -190,7 +191,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 		e.Key = []byte(req.OrderingKey)
 	}
 	if trace := x.origin.Trace; trace != "" {
-		parent, state, _ := strings.Cut(trace, "\n")
+		parent, state := codec.SplitTrace(trace)
 		e.Headers = append(e.Headers, consumer.Header{Name: "traceparent", Value: []byte(parent)})
 		if state != "" {
 			e.Headers = append(e.Headers, consumer.Header{Name: "tracestate", Value: []byte(state)})

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // reply is what is answered: a problem, or an answer of the handler's.
@@ -98,7 +100,7 @@ func (x *exchange) instance() string {
 	if x.id == [16]byte{} {
 		return ""
 	}
-	return "urn:uuid:" + uuidText(x.id)
+	return "urn:uuid:" + codec.UUIDv8(x.id).String()
 }
 
 // stored is what of a handler's answer is answered again.

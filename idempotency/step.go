@@ -10,6 +10,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 var (
@@ -82,13 +83,7 @@ func (x *exchange) stepKey(name string) string {
 		key = x.token.String()
 	}
 	sum := codec.Hash("onlyonce/http-step/1", x.scope.Tenant, x.subject.Scope, key, name)
-	return uuidText([16]byte(sum[:16]))
-}
-
-// uuidText writes 16 bytes of a hash as a UUID of version 8 (RFC 9562 section 5.8).
-func uuidText(b [16]byte) string {
-	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80
-	return uuid.UUID(b).String()
+	return codec.UUIDv8([16]byte(sum[:16])).String()
 }
 
 // beginStep notes that the step's call may be made, before it is.
@@ -130,7 +125,7 @@ func (x *exchange) endStep(name string, result []byte) error {
 		if err == nil {
 			return fault.Point(fault.StepKept)
 		}
-		if sqlstate(err) == fenceLost || time.Now().After(deadline) {
+		if guard.SQLState(err) == fenceLost || time.Now().After(deadline) {
 			return x.stepError(name, err)
 		}
 		time.Sleep(retry.NextBackOff())
@@ -138,7 +133,7 @@ func (x *exchange) endStep(name string, result []byte) error {
 }
 
 func (x *exchange) stepError(name string, err error) error {
-	if sqlstate(err) == fenceLost {
+	if guard.SQLState(err) == fenceLost {
 		x.held.lose()
 		return fmt.Errorf("step %q: %w", name, errTaken)
 	}

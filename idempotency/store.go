@@ -9,6 +9,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // lookSQL finds a record that has not expired. In: id. Out: at most one row. By the primary key; takes no lock.
@@ -114,8 +116,8 @@ func (l *Layer) look(ctx context.Context, id [16]byte) (*record, error) {
 	return l.withLease(ctx, row.record())
 }
 
-// withLease adds what is known of the lease of a record that is running. One that is gone meanwhile was free, or its record is completed by now:
-// who acts on it is told by the fence.
+// withLease adds what is known of the lease of a record that is running. A lease that is gone was that of a record which has been completed or
+// deleted since it was read: such a record is not free, so that nobody takes it over, and the answer is 409, with the shortest Retry-After.
 func (l *Layer) withLease(ctx context.Context, r *record) (*record, error) {
 	if r == nil || r.state != stateRunning {
 		return r, nil
@@ -131,32 +133,15 @@ func (l *Layer) withLease(ctx context.Context, r *record) (*record, error) {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// millis writes a bound as PostgreSQL reads it.
-func millis(d time.Duration) string { return fmt.Sprintf("%dms", d.Milliseconds()) }
-
-// sqlstate returns the code of a server's error, "" for any other.
-func sqlstate(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
-	}
-	return ""
-}
-
 // Codes that the layer acts on.
 const (
-	serializationFailure = "40001"
-	deadlockDetected     = "40P01"
-	uniqueViolation      = "23505"
-	fenceLost            = "OO001"
-	recordStands         = "OO010"
+	uniqueViolation = "23505"
+	fenceLost       = "OO001"
+	recordStands    = "OO010"
 )
 
 // toRerun reports whether the database asks for the whole transaction to be run again.
-func toRerun(err error) bool {
-	code := sqlstate(err)
-	return code == serializationFailure || code == deadlockDetected
-}
+func toRerun(err error) bool { return guard.RunAgain(guard.SQLState(err)) }
 
 // stands reports whether a record was written under the key by somebody else.
 func stands(err error) bool {

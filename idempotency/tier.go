@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -81,18 +80,6 @@ type cached struct {
 	Response    *response
 }
 
-// tierConfig is what a tier takes from the Config; zero means the default.
-type tierConfig struct {
-	Cache  Cache
-	Sealer *seal.Sealer
-	// TTL is for how long an entry counts at most. Default 5 minutes, from 1 s to 24 hours. It is also how long an answer may
-	// outlive the erasure of its record when all goes wrong. A repeated request comes soon or not at all.
-	TTL time.Duration
-	// Timeout is how long an operation may take. Default 50 ms, from 1 ms to 10 s. A repeated request is later by that much when the
-	// cache hangs, until it is left alone.
-	Timeout time.Duration
-}
-
 const (
 	// sightingAge is for how long an answer of the database says which timeline there is.
 	sightingAge = time.Second
@@ -112,35 +99,17 @@ var (
 	errTierNothing = errors.New("idempotency: nothing was learned about the cache")
 )
 
-func newTier(cfg tierConfig) (*tier, error) {
-	var faults []error
-	span := func(field string, d *time.Duration, initial, shortest, longest time.Duration) {
-		if *d == 0 {
-			*d = initial
-		} else if *d < shortest || *d > longest {
-			faults = append(faults, fmt.Errorf("%s: %v is not from %v to %v", field, *d, shortest, longest))
-		}
-	}
-	if cfg.Cache == nil {
-		faults = append(faults, errors.New("Cache: must not be nil"))
-	}
-	if cfg.Sealer == nil {
-		faults = append(faults, errors.New("Sealer: must be set where Cache is: entries are sealed (H21)"))
-	}
-	span("CacheTTL", &cfg.TTL, 5*time.Minute, time.Second, 24*time.Hour)
-	span("CacheTimeout", &cfg.Timeout, 50*time.Millisecond, time.Millisecond, 10*time.Second)
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
-	}
+// newTier takes a Config that has been checked, and whose defaults are filled in, with a Cache.
+func newTier(cfg *Config) *tier {
 	return &tier{
-		cache: cfg.Cache, sealer: cfg.Sealer, ttl: cfg.TTL, timeout: cfg.Timeout,
+		cache: cfg.Cache, sealer: cfg.Sealer, ttl: cfg.CacheTTL, timeout: cfg.CacheTimeout,
 		breaker: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 			MaxRequests: 1,
 			Timeout:     tierPause,
 			ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= tierFailures },
 			IsExcluded:  func(err error) bool { return errors.Is(err, errTierNothing) },
 		}),
-	}, nil
+	}
 }
 
 // saw tells of an answer of the database: what it said, and when it was asked, as time.Now() read just before. Answers are told in any

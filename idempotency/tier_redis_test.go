@@ -13,7 +13,6 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/idempotency/rediscache"
 	"github.com/onlyonce/onlyonce/internal/devenv/redistest"
-	"github.com/onlyonce/onlyonce/seal"
 )
 
 // rows is a database with a tier in front.
@@ -30,16 +29,8 @@ func newRows(t *testing.T, client *redis.Client) *rows {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	// Long enough for a slow machine, so that a Redis that is well is never taken for one that is not.
-	tier, err := idempotency.NewTestTier(cache, sealer, 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &rows{tier: tier, rows: map[[16]byte][]byte{}}
+	r := &rows{tier: idempotency.NewTestTier(t, cache, 10*time.Second), rows: map[[16]byte][]byte{}}
 	for i := range byte(20) {
 		r.rows[[16]byte{i}] = fmt.Appendf(nil, "answer %d", i)
 	}
@@ -145,13 +136,7 @@ func TestH21RedisThatHangs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r.tier, err = idempotency.NewTestTier(cache, sealer, 20*time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
+		r.tier = idempotency.NewTestTier(t, cache, 20*time.Millisecond)
 		if err := server.Pause(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -192,13 +177,7 @@ func TestH21WhatIsNotRedis(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r.tier, err = idempotency.NewTestTier(cache, sealer, 20*time.Millisecond); err != nil {
-				t.Fatal(err)
-			}
+			r.tier = idempotency.NewTestTier(t, cache, 20*time.Millisecond)
 			if n := r.all(t, "no Redis"); n != 21 {
 				t.Errorf("%d queries", n)
 			}

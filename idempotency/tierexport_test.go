@@ -3,9 +3,8 @@ package idempotency
 import (
 	"context"
 	"net/http"
+	"testing"
 	"time"
-
-	"github.com/onlyonce/onlyonce/seal"
 )
 
 // Tier is a tier for tests that use a real Redis, whose package imports this one.
@@ -14,10 +13,11 @@ type Tier struct{ t *tier }
 // TestHistory is the database's in those tests.
 var TestHistory = origin{System: 7, Timeline: 1}
 
-// NewTestTier makes one.
-func NewTestTier(c Cache, s *seal.Sealer, timeout time.Duration) (Tier, error) {
-	t, err := newTier(tierConfig{Cache: c, Sealer: s, Timeout: timeout})
-	return Tier{t}, err
+// NewTestTier makes one whose cache may take as long as timeout.
+func NewTestTier(t testing.TB, c Cache, timeout time.Duration) Tier {
+	t.Helper()
+	tier, _ := testTier(t, Config{Cache: c, CacheTimeout: timeout})
+	return Tier{tier}
 }
 
 // Saw tells it of an answer of the database.

@@ -281,8 +281,5 @@ func identity(origin dedupe.Origin, inbound bool, call Call) uuid.UUID {
 		fields = origin.Fields()
 	}
 	sum := codec.Hash(kindCall, append(fields, call.Sink, call.Name, call.ID)...)
-	key := uuid.UUID(sum[:16])
-	key[6] = key[6]&0x0f | 0x80 // version 8
-	key[8] = key[8]&0x3f | 0x80 // variant of RFC 9562
-	return key
+	return codec.UUIDv8([16]byte(sum[:16]))
 }

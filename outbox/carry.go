@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
@@ -53,7 +54,7 @@ func (s *sender) carry(ctx context.Context) error {
 			moved = tag.RowsAffected()
 			return err
 		})
-		if sqlState(err) == codeFenceLost {
+		if guard.SQLState(err) == codeFenceLost {
 			return nil // it took long; the next look goes on
 		}
 		if err != nil {
@@ -96,7 +97,7 @@ func (s *sender) purge(ctx context.Context) error {
 		var tag pgconn.CommandTag
 		tag, err := s.pool.Exec(bounded, sql, s.name, s.cfg.Retention, purgeLimit)
 		cancel()
-		if sqlState(err) == codeDenied {
+		if guard.SQLState(err) == codeDenied {
 			s.cfg.Logger.Warn("outbox: settled calls are not deleted: this relay's role may not; see onlyonce_rotator in docs/roles.sql", "error", err)
 			s.purgeAt = time.Now().Add(24 * time.Hour)
 			return nil

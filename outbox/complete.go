@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 
 	"github.com/jackc/pgx/v5"
 
@@ -95,7 +94,7 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 	defer conn.Release()
 	tx := guard.Begin(conn.Conn())
 	defer tx.Rollback(t.s.dbTimeout)
-	ms := strconv.FormatInt(max(t.s.dbTimeout.Milliseconds(), 1), 10)
+	ms := guard.Millis(t.s.dbTimeout)
 	tx.Engine("fence", completeSQL, t.lease.ID, t.lease.Epoch, t.lease.Nonce, f.parked, f.Attempt, ms, ms, ms)
 	// Should the database lose this, what it enqueues may have been called since the call was first made, and not before (O6).
 	tx.SetOrigin(dedupe.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: f.asked.Add(-f.age)})

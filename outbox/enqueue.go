@@ -9,12 +9,12 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // Errors of [Enqueue] besides [ErrCall]. Each means that the transaction must be rolled back.
@@ -103,7 +103,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	}
 	sql, args := statement(rows)
 	if _, err := tx.Exec(ctx, sql, args...); err != nil {
-		if sqlState(err) == codeConflict {
+		if guard.SQLState(err) == codeConflict {
 			return fmt.Errorf("%w: %w", ErrConflict, err)
 		}
 		return fmt.Errorf("outbox: enqueue: %w", err)
@@ -184,13 +184,4 @@ func inTransaction(tx dedupe.Tx) error {
 		}
 	}
 	return nil
-}
-
-// sqlState is the SQLSTATE of an error of the server's, "" for any other.
-func sqlState(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return pgErr.Code
-	}
-	return ""
 }

@@ -138,7 +138,8 @@ const maxRetryAfter = time.Hour
 const maxReason = 300
 
 // stored makes a text fit for a column of text: valid UTF-8 without NUL, on one line, and short. Postgres refuses other
-// text, and a row that cannot be settled would hold up every row that is settled with it.
+// text, and a row that cannot be settled would hold up every row that is settled with it. It is not codec.TextUpTo: a remote's
+// reason stands in tables of one line a row, so that no control character is left in it, and what was cut says so.
 func stored(s string) string {
 	if s == "" {
 		return s

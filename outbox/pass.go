@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 const (
@@ -262,7 +262,7 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 		err = fault.Point(fault.RelayTurned) // as if the answer were lost
 	}
 	switch {
-	case sqlState(err) == codeMoved:
+	case guard.SQLState(err) == codeMoved:
 		t.known = false // an attempt before, whose answer was lost, has done it
 	case err != nil:
 		return err
@@ -358,7 +358,7 @@ func (t *tenure) fetch(refs []ref, rows *[]*flight) error {
 func (t *tenure) fenced(write, read func(b *pgx.Batch)) error {
 	ctx, cancel := t.s.detached(t.ctx)
 	defer cancel()
-	ms := strconv.FormatInt(max(t.s.dbTimeout.Milliseconds(), 1), 10)
+	ms := guard.Millis(t.s.dbTimeout)
 	b := &pgx.Batch{}
 	b.Queue(`begin isolation level read committed read write`)
 	b.Queue(fenceSQL, t.lease.ID, t.lease.Epoch, t.lease.Nonce, ms, ms, ms).Exec(anyRows)
@@ -381,7 +381,7 @@ func (t *tenure) fenced(write, read func(b *pgx.Batch)) error {
 			defer cancel()
 			_, _ = conn.Exec(clean, `rollback`) // or the pool throws the connection away
 		}
-		if sqlState(err) == codeFenceLost {
+		if guard.SQLState(err) == codeFenceLost {
 			return errReplaced
 		}
 		return err

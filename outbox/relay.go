@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/ring"
@@ -177,6 +178,6 @@ func (r *Relay) stepped(o ring.Outcome) {
 // incurable reports whether err says that our statements do not fit the schema or our rights (SQLSTATE class 42, and 3F for
 // a missing schema). All else may pass: the server restarts, fails over, is out of memory, or cannot be reached.
 func incurable(err error) bool {
-	code := sqlState(err)
+	code := guard.SQLState(err)
 	return strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3F")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
@@ -342,7 +343,7 @@ func (t *tenure) landed(f *flight, now time.Time, free int) *flight {
 // after all, the next try meets the version that it wrote.
 func (t *tenure) failed(err error) error {
 	switch {
-	case sqlState(err) == codeRebase:
+	case guard.SQLState(err) == codeRebase:
 		return fmt.Errorf("%w: %w", ErrRebase, err)
 	case incurable(err), errors.Is(err, errGone), errors.Is(err, ErrRebase):
 		return err

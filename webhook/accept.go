@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventlog"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -79,9 +77,9 @@ func (r *Receiver) accept(ctx context.Context, i *item) (Outcome, error) {
 			unknown, again = true, true
 		case a.lost:
 			again = true
-		case sqlState(err) == "40001", sqlState(err) == "40P01":
+		case guard.RunAgain(guard.SQLState(err)):
 			again = true
-		case sqlState(err) == codeNoStream:
+		case guard.SQLState(err) == codeNoStream:
 			_, made := eventlog.MakeStream(ctx, r.pool, Topic(r.cfg.Endpoint), r.cfg.Partitions)
 			again, err = made == nil, errors.Join(err, made)
 		}
@@ -218,10 +216,10 @@ func (a *attempt) claim(ctx context.Context, tx *guard.Tx) (found int, err error
 	// The server gives up before ctx does, and the connection is not lost with the statement.
 	bound := a.left(ctx) * 7 / 8
 	err = tx.EngineRow(ctx, stepClaim, receiveSQL, a.cfg.Endpoint, a.hash, a.fingerprint, a.digest, a.cfg.BodyWindow,
-		millis(min(a.cfg.DuplicateWait, bound)), millis(bound), millis(bound), millis(a.cfg.Deadline)).Scan(&found)
+		guard.Millis(min(a.cfg.DuplicateWait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(a.cfg.Deadline)).Scan(&found)
 	if err != nil {
 		tx.Fail(stepClaim, err)
-		if sqlState(err) == codeLock {
+		if guard.SQLState(err) == codeLock {
 			err = fmt.Errorf("%w: %w", ErrPending, err)
 		}
 	}
@@ -239,19 +237,8 @@ func (a *attempt) keep(tx *guard.Tx, state, reason string, why error) {
 	for n, h := range a.headers {
 		names[n], values[n] = []byte(h.Name), h.Value
 	}
-	tx.Engine(stepAside, setAsideSQL, state, reason, storable(why.Error()), a.tenant, Scope(a.cfg.Endpoint), a.hash,
+	tx.Engine(stepAside, setAsideSQL, state, reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Endpoint), a.hash,
 		Topic(a.cfg.Endpoint), a.key, names, values, a.Body, a.id, state == "discarded")
-}
-
-// millis is a duration as a value of lock_timeout and its like.
-func millis(d time.Duration) string { return strconv.FormatInt(max(d.Milliseconds(), 1), 10) }
-
-func sqlState(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
-	}
-	return ""
 }
 
 var _ consumer.Tx = (*guard.Tx)(nil)

@@ -7,13 +7,13 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventlog"
 )
 
@@ -109,7 +109,7 @@ func (r *Receiver) item(e *Event, reconciled bool) *item {
 	// The endpoint has no slash, nor has the provider.
 	i := &item{Event: e, id: r.cfg.Endpoint + "/" + e.Provider + "/" + e.ID, headers: headersOf(e), reconciled: reconciled}
 	if r.cfg.Tenant != nil {
-		i.tenant = storable(call(r.cfg.Tenant, e))
+		i.tenant = codec.Text(call(r.cfg.Tenant, e))
 	}
 	i.hash = pgtype.UUID{Bytes: dedupe.Key{Tenant: i.tenant, Scope: Scope(r.cfg.Endpoint), ID: i.id}.Hash(), Valid: true}
 	i.fingerprint = dedupe.FingerprintOf(i.Body).Int64()
@@ -139,10 +139,6 @@ func call(f func(*Event) string, e *Event) (s string) {
 		}
 	}()
 	return f(e)
-}
-
-func storable(s string) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
 // stored is the event as the log has it.

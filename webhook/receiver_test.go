@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -340,7 +341,7 @@ func TestW8NothingCommitsWithoutTheSeal(t *testing.T) {
 	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhook('e', gen_random_uuid(), 1, null, '1h', '1000', '1000', '1000', '1000')`).Scan(&found); err != nil || found != 0 {
 		t.Fatalf("%d, %v", found, err)
 	}
-	if err := tx.Commit(t.Context()); sqlState(err) != "OO002" {
+	if err := tx.Commit(t.Context()); guard.SQLState(err) != "OO002" {
 		t.Errorf("COMMIT without the seal: %v", err)
 	}
 }

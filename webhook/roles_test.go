@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
@@ -74,7 +75,7 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if _, err := as("hooks").Exec(t.Context(), `delete from onlyonce.inbox`); sqlState(err) != "42501" {
+	if _, err := as("hooks").Exec(t.Context(), `delete from onlyonce.inbox`); guard.SQLState(err) != "42501" {
 		t.Errorf("a receiver may delete what was claimed: %v", err)
 	}
 }

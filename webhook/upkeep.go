@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/preflight"
@@ -54,8 +55,8 @@ func (r *Receiver) Run(ctx context.Context) error {
 	for {
 		if !time.Now().Before(purgeAt) {
 			purgeAt = time.Now().Add(purgeEvery)
-			if err := r.purge(ctx); err != nil && ctx.Err() == nil && !(told && sqlState(err) == "42501") {
-				told = told || sqlState(err) == "42501"
+			if err := r.purge(ctx); err != nil && ctx.Err() == nil && !(told && guard.SQLState(err) == "42501") {
+				told = told || guard.SQLState(err) == "42501"
 				r.cfg.Logger.Warn("onlyonce: forgetting old ids of webhooks failed", "endpoint", r.cfg.Endpoint, "error", err)
 			}
 		}

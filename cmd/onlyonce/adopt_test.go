@@ -6,9 +6,10 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
 var adoptOrders0 = []string{"cursor", "adopt", "-scope", "stock", "-topic", "orders", "-partition", "0", "-reason", "INC-7"}
@@ -230,17 +231,7 @@ func TestAdoptWaitsForTheOwnersBatch(t *testing.T) {
 // until polls the database for a condition.
 func (f *fixture) until(sql string) {
 	f.t.Helper()
-	deadline := time.NewTimer(testPatience)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !one[bool](f, sql) {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			f.t.Fatalf("never happened: %s", sql)
-		}
-	}
+	pgtest.Until(f.t, testPatience, sql, func() bool { return one[bool](f, sql) })
 }
 
 func TestAdoptAsks(t *testing.T) {

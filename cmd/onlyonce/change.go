@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 const (
@@ -197,7 +199,7 @@ func transact[P any](ctx context.Context, db *database, k changeKind, reason str
 }
 
 func carryOut[P any](ctx context.Context, tx pgx.Tx, k changeKind, reason string, c changer[P], shown *P) (done P, audit int64, err error) {
-	if _, err := tx.Exec(ctx, boundsSQL, fmt.Sprintf("%dms", changeLockTimeout.Milliseconds())); err != nil {
+	if _, err := tx.Exec(ctx, boundsSQL, guard.Millis(changeLockTimeout)); err != nil {
 		return done, 0, err
 	}
 	if err := c.lock(ctx, tx); err != nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // logSinksSQL lists every sink that somebody knows: listed by a relay, with calls in the log, in onlyonce.outbox, or parked. In: sink
@@ -232,7 +230,7 @@ func readOutbox(ctx context.Context, tx pgx.Tx, sink *string, limit time.Duratio
 	if r.Ring, err = collect[segment](ctx, tx, ringSQL); err != nil {
 		return nil, err
 	}
-	waiting, err := countWithin(ctx, tx, limit, sink)
+	waiting, err := countWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, sink)
 	if err != nil {
 		return nil, err
 	}
@@ -270,22 +268,6 @@ func readOutbox(ctx context.Context, tx pgx.Tx, sink *string, limit time.Duratio
 		g.judge(waiting, sink)
 	}
 	return r, nil
-}
-
-// countWithin counts what waits; nil when that took longer than limit.
-func countWithin(ctx context.Context, tx pgx.Tx, limit time.Duration, sink *string) (waiting []waitingCalls, err error) {
-	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, limitSQL, strconv.FormatInt(limit.Milliseconds(), 10)+"ms"); err != nil {
-			return err
-		}
-		waiting, err = collect[waitingCalls](ctx, tx, waitingCallsSQL, sink)
-		return err
-	})
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == codeCanceled {
-		return nil, nil
-	}
-	return waiting, err
 }
 
 // count adds up what waits of the sink.

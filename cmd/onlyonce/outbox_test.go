@@ -28,12 +28,12 @@ func TestOutboxStatus(t *testing.T) {
 	f.enqueues("payments", "k", "newest")
 	f.enqueues("nobody", "", "u1", "u2")
 	f.park("done", "waiting", "rejected")
-	f.exec(`update onlyonce.outbox_log set created_at = clock_timestamp() - interval '90 seconds' where name = 'next'`)
+	f.exec(`update onlyonce.outbox_log set created_at = clock_timestamp() - interval '30 minutes' where name = 'next'`)
 	f.exec(`update onlyonce.leases set epoch = 5, nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 hour' where name like 'relay/payments/%'`)
 	f.exec(`insert into onlyonce.outbox (key, sink, name, method, target, body) values (gen_random_uuid(), 'payments', 'x', 'POST', '/', '')`)
 	f.run("outbox", "pause", "-sink", "payments", "-reason", "bank\nis down", "-yes").want(t, statusGood)
 
-	r := f.run("outbox", "status").want(t, statusGood, "Sinks: 3", "16 of 16 held", "0 of 16 held", "not listed", "1 waiting since", "1m30s", "Sink payments is paused since",
+	r := f.run("outbox", "status").want(t, statusGood, "Sinks: 3", "16 of 16 held", "0 of 16 held", "not listed", "1 waiting since", "30m", "Sink payments is paused since",
 		"bank is down", "1 calls in onlyonce.outbox", "Lanes with calls to send: 1", "Segments: 1, and 5 free").lines(t, 0)
 	t.Log("\n" + r.out)
 	f.run("outbox", "status", "-sink", "idle").want(t, statusGood, "Lanes: 16")
@@ -48,7 +48,7 @@ func TestOutboxStatus(t *testing.T) {
 	if nobody.Listed || *nobody.Pending != 2 || len(nobody.Lanes) != 0 {
 		t.Errorf("%+v", nobody)
 	}
-	if *payments.Pending != 3 || *payments.Age < 90 || payments.Old != 1 || len(payments.Parked) != 1 || payments.Parked[0].Count != 1 || *payments.PauseReason != "bank\nis down" {
+	if *payments.Pending != 3 || *payments.Age < 1800 || payments.Old != 1 || len(payments.Parked) != 1 || payments.Parked[0].Count != 1 || *payments.PauseReason != "bank\nis down" {
 		t.Errorf("%+v", payments)
 	}
 	for _, l := range payments.Lanes {

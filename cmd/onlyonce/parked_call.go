@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
@@ -43,10 +42,7 @@ select i.id, (select count(*) from onlyonce.audit a where a.action = 'parked red
 // UUIDv8, as the keys of calls are.
 func newKey(old string, redrives int64) string {
 	sum := codec.Hash("onlyonce/redrive/1", old, "redrive", number(redrives))
-	key := uuid.UUID(sum[:16])
-	key[6] = key[6]&0x0f | 0x80 // version 8
-	key[8] = key[8]&0x3f | 0x80 // variant of RFC 9562
-	return key.String()
+	return codec.UUIDv8([16]byte(sum[:16])).String()
 }
 
 // changedKey is a call that goes out under another key, for the audit row.

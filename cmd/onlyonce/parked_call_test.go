@@ -111,6 +111,17 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	}
 }
 
+// A restore may lose a redrive, and then the same key must come out of it again: the derivation never changes.
+func TestNewKeyIsFixed(t *testing.T) {
+	t.Parallel()
+	const old = "8f14e45f-ceea-867a-9a36-dedd4bea2543"
+	for redrives, want := range []string{"e306df92-ec0d-86b4-8e73-cf1a4ab5d587", "b6ea0d6b-6e70-8886-ae63-3b93d9f18ebe"} {
+		if got := newKey(old, int64(redrives)); got != want {
+			t.Errorf("%d redrives before: %s, want %s", redrives, got, want)
+		}
+	}
+}
+
 // A keyed head that is redriven stays the head; one that is discarded lets the next go.
 func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	t.Parallel()

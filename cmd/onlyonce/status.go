@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"slices"
@@ -11,8 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
@@ -157,13 +156,13 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*statusRep
 	if r.Outbox, err = collect[outboxCount](ctx, tx, pendingCallsSQL); err != nil {
 		return nil, err
 	}
-	waiting, err := countWithin(ctx, tx, limit, nil)
+	waiting, err := countWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, nil)
 	if err != nil {
 		return nil, err
 	}
 	r.OutboxLogCounted = waiting != nil
 	r.addLog(waiting)
-	settled, err := readSettled(ctx, tx, limit)
+	settled, err := countWithin[outboxCount](ctx, tx, limit, settledCallsSQL)
 	if err != nil {
 		return nil, err
 	}
@@ -189,17 +188,17 @@ func (r *statusReport) addLog(waiting []waitingCalls) {
 	slices.SortFunc(r.Outbox, func(a, b outboxCount) int { return strings.Compare(a.Sink, b.Sink) })
 }
 
-// readSettled returns nil when counting took longer than limit.
-func readSettled(ctx context.Context, tx pgx.Tx, limit time.Duration) (counts []outboxCount, err error) {
+// countWithin counts by a query of which nobody knows how long it takes: nil when that was longer than limit. It does so in a subtransaction, so
+// that tx goes on either way.
+func countWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, sql string, args ...any) (counts []T, err error) {
 	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, limitSQL, strconv.FormatInt(limit.Milliseconds(), 10)+"ms"); err != nil {
+		if _, err := tx.Exec(ctx, limitSQL, guard.Millis(limit)); err != nil {
 			return err
 		}
-		counts, err = collect[outboxCount](ctx, tx, settledCallsSQL)
+		counts, err = collect[T](ctx, tx, sql, args...)
 		return err
 	})
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == codeCanceled {
+	if guard.SQLState(err) == codeCanceled {
 		return nil, nil
 	}
 	return counts, err

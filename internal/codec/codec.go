@@ -1,4 +1,4 @@
-// Package codec holds the one way in which onlyonce hashes tuples of fields into identities.
+// Package codec holds the one way in which onlyonce hashes tuples of fields into identities, and the forms in which values are stored.
 package codec
 
 import (

@@ -33,6 +33,50 @@ func TestHashOfAKeyAllocatesNothing(t *testing.T) {
 	}
 }
 
+func TestUUIDv8(t *testing.T) {
+	t.Parallel()
+	for hash, want := range map[[16]byte]string{
+		{}: "00000000-0000-8000-8000-000000000000",
+		{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}: "ffffffff-ffff-8fff-bfff-ffffffffffff",
+	} {
+		if got := codec.UUIDv8(hash).String(); got != want {
+			t.Errorf("%x: %s, want %s", hash, got, want)
+		}
+	}
+}
+
+func TestText(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		s     string
+		limit int
+		want  string
+	}{
+		{"", 5, ""}, {"as it is\n", 100, "as it is\n"}, {"abc", 3, "abc"}, {"abcd", 3, "abc"}, {"a\x00b", 5, "a\uFFFDb"},
+		{"a\xff\xfeb", 5, "a\uFFFDb"}, {"aé", 2, "a\uFFFD"}, {"aé", 3, "aé"}, {"x\x00", 1, "x"},
+	} {
+		if got := codec.TextUpTo(c.s, c.limit); got != c.want {
+			t.Errorf("%q up to %d: %q, want %q", c.s, c.limit, got, c.want)
+		}
+	}
+	if got := codec.Text(strings.Repeat("x", 1<<20) + "\x00"); got != strings.Repeat("x", 1<<20)+"\uFFFD" {
+		t.Error("Text is not clipped")
+	}
+}
+
+func TestTrace(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ parent, state, want string }{{"", "", ""}, {"p", "", "p"}, {"p", "s=1", "p\ns=1"}, {"", "s=1", ""}} {
+		joined := codec.JoinTrace(c.parent, c.state)
+		if joined != c.want {
+			t.Errorf("%q and %q: %q", c.parent, c.state, joined)
+		}
+		if parent, state := codec.SplitTrace(joined); parent != c.parent || c.parent != "" && state != c.state {
+			t.Errorf("%q: %q and %q", joined, parent, state)
+		}
+	}
+}
+
 // Both arrays are known to pgx without a server's answer, which a connection behind PgBouncer cannot get.
 func TestArraysEncode(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/eventlog"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -39,15 +40,7 @@ func (r *rig) waits(tx pgx.Tx, ids ...string) <-chan error {
 
 func (r *rig) until(what string, cond func() bool) {
 	r.t.Helper()
-	deadline, tick := time.After(patience), time.NewTicker(5*time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			r.t.Fatalf("never happened: %s", what)
-		}
-	}
+	pgtest.Until(r.t, patience, what, cond)
 }
 
 func (r *rig) wantLog(want ...string) {

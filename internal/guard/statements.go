@@ -203,8 +203,7 @@ const maxSavepoints = 60
 // forgivable reports whether the failure is one that ROLLBACK TO SAVEPOINT undoes. Serialization failures and deadlocks are none: they
 // are no answer to what the handler asked, and only running the whole transaction again gives one.
 func (t *Tx) forgivable() bool {
-	var pg *pgconn.PgError
-	if errors.As(t.failure.Err, &pg) && (pg.Code == "40001" || pg.Code == "40P01") {
+	if RunAgain(SQLState(t.failure.Err)) {
 		return false
 	}
 	for _, broken := range []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrSavepoints} {

@@ -111,7 +111,7 @@ func (w *writer) run(ctx context.Context) error {
 // await waits until the gate lets calls through.
 func (w *writer) await(ctx context.Context, at int64) error {
 	for at >= w.gate.Load() && ctx.Err() == nil {
-		pause(ctx, fleet.PollEvery)
+		fleet.Pause(ctx, fleet.PollEvery)
 	}
 	return ctx.Err()
 }
@@ -187,7 +187,7 @@ func (w *writer) attempt(ctx context.Context, t transaction, id string) error {
 	}
 	if t.hold > 0 {
 		w.note("held")
-		pause(ctx, t.hold)
+		fleet.Pause(ctx, t.hold)
 	}
 	if t.rollBack {
 		w.note("rolled back")
@@ -229,18 +229,11 @@ func (w *writer) committed(ctx context.Context, id string, failed error) bool {
 		w.note("cut off")
 	}
 	for ctx.Err() == nil {
-		pause(ctx, 100*time.Millisecond)
+		fleet.Pause(ctx, 100*time.Millisecond)
 		var is bool
 		if err := w.pool.QueryRow(ctx, `select exists (select from storm.calls where tx = $1)`, id).Scan(&is); err == nil {
 			return is
 		}
 	}
 	return false
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }

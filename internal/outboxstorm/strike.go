@@ -55,12 +55,12 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 	case blowFreeze:
 		return s.freeze(ctx, b.Wait)
 	case blowChange:
-		return s.change()
+		return s.fleet.Change(s.random, s.opts.relays)
 	case blowPostgres:
 		if err := s.postgres.Kill(ctx); err != nil {
 			return err
 		}
-		pause(ctx, b.Wait)
+		fleet.Pause(ctx, b.Wait)
 		return s.postgres.Restart(ctx)
 	}
 	panic("a blow of no kind: " + b.Kind)
@@ -101,22 +101,10 @@ func (s *storm) freeze(ctx context.Context, beyond time.Duration) error {
 		return err
 	}
 	s.zombies.Go(func() {
-		pause(ctx, leaseTTL+leaseTTL/4+beyond)
+		fleet.Pause(ctx, leaseTTL+leaseTTL/4+beyond)
 		if err := s.fleet.Thaw(p); err != nil {
 			s.screen.Say("relay %d cannot be continued: %v", p.Number, err)
 		}
 	})
 	return nil
-}
-
-// change lets a relay join, or one leave in order.
-func (s *storm) change() error {
-	if s.fleet.Size() > s.opts.relays {
-		if p := s.fleet.Any(s.random); p != nil {
-			s.fleet.Leave(p)
-		}
-		return nil
-	}
-	_, err := s.fleet.Start()
-	return err
 }

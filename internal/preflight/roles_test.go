@@ -96,15 +96,7 @@ func (c *cluster) count(sql string) (n int) {
 
 func (c *cluster) until(what string, cond func() bool) {
 	c.t.Helper()
-	deadline, tick := time.After(patience), time.NewTicker(5*time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			c.t.Fatalf("never happened: %s", what)
-		}
-	}
+	pgtest.Until(c.t, patience, what, cond)
 }
 
 // runs runs something until the test stops it, and expects no error of it.

@@ -337,17 +337,7 @@ func (r *rig) count(sql string, args ...any) (n int) {
 
 func (r *rig) until(what string, cond func() bool) {
 	r.t.Helper()
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			r.t.Fatalf("never happened: %s", what)
-		}
-	}
+	pgtest.Until(r.t, patience, what, cond)
 }
 
 // end stops producing, and waits until everything is handled.

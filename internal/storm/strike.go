@@ -46,7 +46,7 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 	case blowFreeze:
 		return s.freeze(ctx, b.Wait)
 	case blowRebalance:
-		return s.rebalance()
+		return s.fleet.Change(s.random, s.opts.workers)
 	case blowPostgres:
 		return s.killPostgres(ctx, b.Wait)
 	case blowBroker:
@@ -104,10 +104,7 @@ func (s *storm) freeze(ctx context.Context, beyond time.Duration) error {
 		return err
 	}
 	s.zombies.Go(func() {
-		select {
-		case <-time.After(session + session/4 + beyond):
-		case <-ctx.Done():
-		}
+		fleet.Pause(ctx, session+session/4+beyond)
 		if err := s.fleet.Thaw(p); err != nil {
 			s.screen.Say("worker %d cannot be continued: %v", p.Number, err)
 		}
@@ -115,23 +112,11 @@ func (s *storm) freeze(ctx context.Context, beyond time.Duration) error {
 	return nil
 }
 
-// rebalance lets a worker join, or one leave in order.
-func (s *storm) rebalance() error {
-	if s.fleet.Size() > s.opts.workers {
-		if p := s.fleet.Any(s.random); p != nil {
-			s.fleet.Leave(p)
-		}
-		return nil
-	}
-	_, err := s.fleet.Start()
-	return err
-}
-
 func (s *storm) killPostgres(ctx context.Context, down time.Duration) error {
 	if err := s.postgres.Kill(ctx); err != nil {
 		return err
 	}
-	pause(ctx, down)
+	fleet.Pause(ctx, down)
 	return s.postgres.Restart(ctx)
 }
 
@@ -143,7 +128,7 @@ func (s *storm) killBroker(ctx context.Context, down time.Duration) error {
 		return err
 	}
 	restart := func() error {
-		pause(ctx, down)
+		fleet.Pause(ctx, down)
 		return node.Restart(context.WithoutCancel(ctx))
 	}
 	if len(s.kafka.Nodes) == 1 {
@@ -155,13 +140,6 @@ func (s *storm) killBroker(ctx context.Context, down time.Duration) error {
 		}
 	})
 	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }
 
 // standbyName names each standby in turn.

@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
 // Limits of one row, in bytes.
@@ -156,8 +158,7 @@ func Trace(h http.Header, trace string) (parent, state string) {
 	if _, own := h["Traceparent"]; own {
 		return "", ""
 	}
-	parent, state, _ = strings.Cut(trace, "\n")
-	return parent, state
+	return codec.SplitTrace(trace)
 }
 
 // sortedNames sorts by canonical form, then as given.
