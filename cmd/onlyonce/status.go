@@ -191,18 +191,23 @@ func (r *statusReport) addLog(waiting []waitingCalls) {
 
 // readSettled returns nil when counting took longer than limit.
 func readSettled(ctx context.Context, tx pgx.Tx, limit time.Duration) (counts []outboxCount, err error) {
+	return collectWithin[outboxCount](ctx, tx, limit, settledCallsSQL)
+}
+
+// collectWithin is collect, and nil when that took longer than limit.
+func collectWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, sql string, args ...any) (found []T, err error) {
 	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, limitSQL, strconv.FormatInt(limit.Milliseconds(), 10)+"ms"); err != nil {
 			return err
 		}
-		counts, err = collect[outboxCount](ctx, tx, settledCallsSQL)
+		found, err = collect[T](ctx, tx, sql, args...)
 		return err
 	})
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == codeCanceled {
 		return nil, nil
 	}
-	return counts, err
+	return found, err
 }
 
 // collect reads rows whose columns have the names of T's fields. Never nil without an error.

@@ -1,0 +1,622 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// explainLimit is how many calls and parked rows are shown.
+const explainLimit = 100
+
+// transactionSQL tells of the transaction that wrote a row; XMIN stands for the row's. A row holds 32 bits of its number, so that of a row which is more
+// than 4 billion transactions old is taken for a later one. Numbers below 3 are none: the row was written frozen. commit_at is null where track_commit_timestamp
+// is off, and where the server has forgotten. NEXT stands for the number after the last.
+const transactionSQL = `case when XMIN::text::bigint >= 3 then (NEXT - mod(NEXT - XMIN::text::bigint, 4294967296)) end as xid,
+       case when XMIN::text::bigint >= 3 then pg_xact_status((NEXT - mod(NEXT - XMIN::text::bigint, 4294967296))::text::xid8) end as xact_status,
+       case when XMIN::text::bigint >= 3 and current_setting('track_commit_timestamp') = 'on' then pg_xact_commit_timestamp(XMIN) end as committed_at`
+
+func transactionOf(xmin, next string) string {
+	return strings.NewReplacer("XMIN", xmin, "NEXT", next).Replace(transactionSQL)
+}
+
+// claimsSQL finds a key in the rings. In: key. Out: a row for each segment that holds it, and for keys_old one for each ring. By the primary key of
+// each segment. A segment's claims have committed between its opening and its closing: nobody inserts into it before its ring's row names it, and it is
+// closed when whoever may have read that has ended. bound: every transaction that wrote into a closed one is below.
+var claimsSQL = func() string {
+	var places []string
+	for _, r := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+		for slot, table := range r.Tables {
+			places = append(places, fmt.Sprintf("select '%s'::text as ring, %d::smallint as slot, '%s'::text as segment, k.xmin, k.fingerprint from %s k where k.key = $1", r.Name, slot, table, table))
+		}
+	}
+	return `
+select f.ring, f.segment, f.fingerprint, s.opened_at, s.closed_at, s.bound::text::bigint as bound,
+       case when f.slot = r.cur then 'current' when f.slot = r.draining then 'draining' when f.slot = any (r.closed) then 'closed'
+            when f.slot = r.retired then 'retired' else 'forgotten' end as state,
+       ` + transactionOf("f.xmin", "n.xid") + `
+  from (` + strings.Join(places, " union all\n        ") + `) f
+  join onlyonce.rings r on r.name = f.ring
+  join onlyonce.segments s on s.ring = f.ring and s.slot = f.slot,
+       (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) n
+ order by f.ring desc, s.opened_at`
+}()
+
+// idsOfEndpoints finds each endpoint that has ids of webhooks; its last row is null. By the index webhook_ids_age, one look for each.
+const idsOfEndpoints = `
+with recursive of_ids as (
+  (select w.endpoint from onlyonce.webhook_ids w order by w.endpoint limit 1)
+  union all
+  select (select w.endpoint from onlyonce.webhook_ids w where w.endpoint > o.endpoint order by w.endpoint limit 1) from of_ids o where o.endpoint is not null)`
+
+// webhookSQL finds when a receiver claimed a key. In: key, from when, until when (null: any). By the index webhook_ids_age within each endpoint; where
+// no segment bounds the time it reads all, hence a limit.
+const webhookSQL = idsOfEndpoints + `
+select w.endpoint, w.seen_at as claimed_at
+  from of_ids o join onlyonce.webhook_ids w on w.endpoint = o.endpoint
+ where w.key = $1 and w.seen_at >= coalesce($2::timestamptz, '-infinity') and w.seen_at <= coalesce($3::timestamptz, 'infinity')
+ order by w.seen_at`
+
+// callsOfSQL lists the calls that a transaction wrote. In: its number, how many. By the index outbox_log_new, one look for each lane of each sink.
+const callsOfSQL = sinksOfLog + `
+select c.id, c.key::text as key, c.sink, c.name, c.tenant, c.scope, c.state, c.parked_id, c.created_at
+  from of_log s cross join generate_series(0, 15) lane
+  join onlyonce.outbox_log r on r.sink = s.sink and r.lane = lane and r.xid = ($1::bigint)::text::xid8
+  join onlyonce.calls c on c.key = r.key and c.id = r.id
+ order by c.id limit $2`
+
+// movedSQL finds the batch that moved a cursor past an offset. In: cursor, run, offset. One row, or none where it was pruned. By the primary key.
+var movedSQL = `
+select p.from_offset, p.next_offset, ` + transactionOf("p.xmin", "n.xid") + `
+  from (select q.xmin, q.from_offset, q.next_offset from onlyonce.progress q
+         where q.cursor_id = $1 and q.run = $2 and q.from_offset <= $3 order by q.from_offset desc limit 1) p,
+       (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) n
+ where p.next_offset > $3`
+
+// runStartSQL reads where the present run of a cursor began. In: cursor. By the primary key.
+const runStartSQL = `select run_start from onlyonce.cursors where id = $1`
+
+// eventSQL finds an event of the event log. In: topic, partition, offset. By the unique index of each segment.
+const eventSQL = `
+select l.id, l.tenant, l.appended_at, l.erased_at
+  from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id and l.partition = $2 and l."offset" = $3 where s.topic = $1`
+
+// transaction is who wrote a row, as far as Postgres knows.
+type transaction struct {
+	Xid         int64      `json:"xid"`
+	Status      *string    `json:"status"`       // null: Postgres has forgotten
+	CommittedAt *time.Time `json:"committed_at"` // null: not tracked, or forgotten
+}
+
+func (x *transaction) String() string {
+	if x == nil {
+		return "not known any more"
+	}
+	s := fmt.Sprintf("%d", x.Xid)
+	if x.Status != nil {
+		s += ", " + *x.Status
+	}
+	if x.CommittedAt != nil {
+		return s + " at " + instant(*x.CommittedAt)
+	}
+	return s + "; its time is not known to Postgres"
+}
+
+// claimRow is a key in a segment as it is read.
+type claimRow struct {
+	Ring, Segment, State string
+	Fingerprint          int64
+	OpenedAt, ClosedAt   *time.Time
+	Bound                *int64
+	Xid                  *int64
+	XactStatus           *string
+	CommittedAt          *time.Time
+}
+
+type explainedClaim struct {
+	Ring          string       `json:"ring"`
+	Segment       string       `json:"segment"`
+	State         string       `json:"state"`
+	Remembered    bool         `json:"remembered"`
+	ClaimedAfter  *time.Time   `json:"claimed_after"`
+	ClaimedBefore *time.Time   `json:"claimed_before"`
+	Fingerprint   *string      `json:"fingerprint"`
+	Transaction   *transaction `json:"transaction"`
+}
+
+func transactionFrom(xid *int64, status *string, at *time.Time) *transaction {
+	if xid == nil {
+		return nil
+	}
+	utc(at)
+	return &transaction{*xid, status, at}
+}
+
+func (r *claimRow) explained() explainedClaim {
+	utc(r.OpenedAt)
+	utc(r.ClosedAt)
+	c := explainedClaim{Ring: r.Ring, Segment: r.Segment, State: r.State, ClaimedAfter: r.OpenedAt, ClaimedBefore: r.ClosedAt,
+		Remembered: r.State == "current" || r.State == "draining" || r.State == "closed", Transaction: transactionFrom(r.Xid, r.XactStatus, r.CommittedAt)}
+	if r.Bound != nil && r.Xid != nil && *r.Xid >= *r.Bound {
+		c.Transaction = nil // so old that its number stands for another one by now
+	}
+	if r.Fingerprint != 0 {
+		s := fmt.Sprintf("%016x", uint64(r.Fingerprint))
+		c.Fingerprint = &s
+	}
+	return c
+}
+
+type explainedWebhook struct {
+	Endpoint  string    `json:"endpoint"`
+	ClaimedAt time.Time `json:"claimed_at"`
+}
+
+type explainedCall struct {
+	ID        int64     `json:"id"`
+	Key       string    `json:"key"`
+	Sink      string    `json:"sink"`
+	Name      string    `json:"name"`
+	Tenant    string    `json:"tenant"`
+	Scope     string    `json:"scope"`
+	State     string    `json:"state"`
+	ParkedID  *int64    `json:"parked_id"`
+	CreatedAt time.Time `json:"created_at"`
+	Derived   *bool     `json:"derived" db:"-"` // true: its key derives from the message. Null: it cannot be told
+}
+
+type explainedMemory struct {
+	Ring        string   `json:"ring"`
+	Horizon     *float64 `json:"horizon_seconds"`      // null: for ever
+	CompleteFor *float64 `json:"complete_for_seconds"` // null: since the first claim
+}
+
+type explainedID struct {
+	Tenant string `json:"tenant"`
+	Scope  string `json:"scope"`
+	ID     string `json:"id"`
+	Replay int64  `json:"replay"`
+}
+
+// keyReport is what `explain KEY -json` writes.
+type keyReport struct {
+	Key      string             `json:"key"`
+	Of       *explainedID       `json:"of"`
+	Claimed  bool               `json:"claimed"`
+	Claims   []explainedClaim   `json:"claims"`
+	Webhooks []explainedWebhook `json:"webhooks"`
+	Calls    []explainedCall    `json:"calls"`
+	Call     []storedRow        `json:"call"`
+	Parked   []parkedRow        `json:"parked"`
+	Request  *requestRow        `json:"request"`
+	Memory   []explainedMemory  `json:"memory"`
+	NotKnown []string           `json:"not_known"`
+}
+
+// explainedCursor is what `explain -topic` writes for each cursor.
+type explainedCursor struct {
+	Scope    string          `json:"scope"`
+	Position int64           `json:"position"`
+	State    string          `json:"state"`
+	Offset   string          `json:"offset"` // what that means for the offset
+	Means    string          `json:"means"`
+	Moved    *moved          `json:"moved"`
+	Calls    []explainedCall `json:"calls"`
+}
+
+type moved struct {
+	From        int64        `json:"from_offset"`
+	Next        int64        `json:"next_offset"`
+	Transaction *transaction `json:"transaction"`
+}
+
+type movedRow struct {
+	FromOffset, NextOffset int64
+	Xid                    *int64
+	XactStatus             *string
+	CommittedAt            *time.Time
+}
+
+type explainedEvent struct {
+	ID         string     `json:"id"`
+	Tenant     string     `json:"tenant"`
+	AppendedAt time.Time  `json:"appended_at"`
+	ErasedAt   *time.Time `json:"erased_at"`
+}
+
+type positionReport struct {
+	Topic     string            `json:"topic"`
+	Partition int64             `json:"partition"`
+	Offset    int64             `json:"offset"`
+	Cursors   []explainedCursor `json:"cursors"`
+	Parked    []parkedRow       `json:"parked"`
+	Event     *explainedEvent   `json:"event"`
+	NotKnown  []string          `json:"not_known"`
+}
+
+// explaining is what the operator asks for.
+type explaining struct {
+	cursorFilter
+	tenant         *string
+	replay, offset *int64
+}
+
+func explainCommand() command {
+	return command{
+		name:    "explain",
+		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-replay N]] | -topic T -partition N -offset O [-scope S]) [-json]",
+		operand: true,
+		summary: "tell what is stored of a key or of a position, and nothing else",
+		help: `
+Tells what the database holds of one message, webhook, call or request, and guesses nothing. It changes nothing and works on a standby too.
+
+KEY is a message's id, with -scope the consumer's Scope, -tenant where the consumer has tenants, and -replay for the claim in that replay; of a
+webhook -scope is webhook/ENDPOINT, of a request "http POST /v1/charges" and so on. Without -scope KEY is the stored key, a UUID, as other commands show
+it; of a call the idempotency key that the remote saw. A KEY that begins with a dash follows "--".
+
+Of a key: the segments that hold it, and between which times it was claimed (of a key from before schema 5 only until when); its payload's fingerprint, the
+first 16 digits of its SHA-256; the transaction that claimed it, with its time where track_commit_timestamp is on. What was restored from a
+dump, or brought by "cursor adopt -from", bears the time and the transaction that wrote it here. Then the calls which that transaction enqueued,
+what is parked under the key, conflicts too, a webhook's endpoint and time, and the HTTP request of that id. A key that is not there was never claimed, or was
+forgotten, or its claim has not committed: it says since when claims are complete.
+
+With -topic, -partition and -offset: of each cursor there, or of that of -scope, whether the offset is behind it, the batch that moved it past, if
+that is still on record, what is parked of that position, and the event if the topic is a stream. A key is not stored by its position.
+
+With -json, one object. Of a key:
+  key, of             as stored; {tenant, scope, id, replay}, null without -scope
+  claimed             it is remembered: a copy is a duplicate
+  claims              list of {ring, segment, state (current, draining, closed; retired, forgotten: no longer asked), remembered, claimed_after,
+                      claimed_before, fingerprint (null: not compared), transaction ({xid, status, committed_at}, null: not known)}
+  webhooks            list of {endpoint, claimed_at}; null: not looked for, it took over 5 s
+  calls               calls of the claiming transaction: list of {id, key, sink, name, tenant, scope, state, parked_id, created_at, derived (true: from this
+                      message; null: cannot be told)}, at most 100
+  call                where the key is a call's: list of {place, id, key, sink, state, erased_at, bytes}
+  parked              as in "onlyonce parked list -json", at most 100
+  request             as in "onlyonce request list -json", or null
+  memory              list of {ring, horizon_seconds (null: for ever), complete_for_seconds (null: since the first claim)}
+  not_known           what the answer leaves open, in words
+Of a position:
+  topic, partition, offset
+  cursors             list of {scope, position, state, offset (handled, replaying, ahead, earlier-run, before-start), means, moved ({from_offset, next_offset,
+                      transaction}, null: pruned), calls (of that transaction)}
+  parked, event       as above; {id, tenant, appended_at, erased_at} or null
+  not_known           as above
+
+Examples:
+  onlyonce explain order-118 -scope stock
+  onlyonce explain 6a1f0b52-93c1-8d0e-a3b4-0f1e2d3c4b5a
+  onlyonce explain -topic orders -partition 3 -offset 4711`,
+		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			address, asJSON := postgresVar(fs), jsonVar(fs)
+			ask := &explaining{}
+			ask.cursorFilter.flags(fs)
+			textVar(fs, &ask.tenant, "tenant", "the tenant `T` of the key (default: none)")
+			numberVar(fs, &ask.replay, "replay", "the replay `N` in which the key was claimed (default: none)", 1, math.MaxInt32)
+			numberVar(fs, &ask.offset, "offset", "the offset `O`", 0, math.MaxInt64-1)
+			return func(ctx context.Context, a *app) error {
+				if ask.topic != nil || ask.partition != nil || ask.offset != nil {
+					return a.explainPosition(ctx, *address, ask, *asJSON)
+				}
+				return a.explainKey(ctx, *address, ask, *asJSON)
+			}
+		},
+	}
+}
+
+// key is the stored form of what was asked for, and what it was made of.
+func (q *explaining) key(operand *string) (uuid.UUID, *explainedID, error) {
+	switch {
+	case operand == nil:
+		return uuid.UUID{}, nil, usagef("missing: KEY, or -topic, -partition and -offset")
+	case *operand == "":
+		return uuid.UUID{}, nil, usagef("KEY must not be empty")
+	case q.scope == nil && (q.tenant != nil || q.replay != nil):
+		return uuid.UUID{}, nil, usagef("missing: -scope: it goes with -tenant and -replay")
+	case q.scope == nil:
+		key, err := uuid.Parse(*operand)
+		if err != nil {
+			return uuid.UUID{}, nil, usagef("%q is no UUID, and so no stored key: say whose id it is with -scope", *operand)
+		}
+		return key, nil, nil
+	}
+	of := &explainedID{Scope: *q.scope, ID: *operand}
+	if q.tenant != nil {
+		of.Tenant = *q.tenant
+	}
+	if q.replay != nil {
+		of.Replay = *q.replay
+	}
+	return dedupe.Key{Tenant: of.Tenant, Scope: of.Scope, ID: of.ID, Replay: int32(of.Replay)}.Hash(), of, nil
+}
+
+func (a *app) explainKey(ctx context.Context, address string, ask *explaining, asJSON bool) error {
+	key, of, err := ask.key(a.operand)
+	if err != nil {
+		return err
+	}
+	r := &keyReport{Key: key.String(), Of: of, Claims: []explainedClaim{}, Calls: []explainedCall{}, NotKnown: []string{}}
+	if err := a.readSnapshot(ctx, address, "looking for the key", func(ctx context.Context, tx pgx.Tx) error { return r.read(ctx, tx, a.countLimit) }); err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(a.out, r)
+	}
+	a.writeKey(r)
+	return nil
+}
+
+func (r *keyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
+	claims, err := collect[claimRow](ctx, tx, claimsSQL, r.Key)
+	if err != nil {
+		return err
+	}
+	var after, before *time.Time // of a claim by the clock
+	seen := map[int64]bool{}
+	for i := range claims {
+		c := claims[i].explained()
+		r.Claims = append(r.Claims, c)
+		r.Claimed = r.Claimed || c.Remembered
+		if c.Ring == "keys_clock" {
+			after, before = c.ClaimedAfter, c.ClaimedBefore
+		}
+		if c.Transaction == nil || seen[c.Transaction.Xid] {
+			continue
+		}
+		seen[c.Transaction.Xid] = true
+		calls, err := callsOf(ctx, tx, c.Transaction)
+		if err != nil {
+			return err
+		}
+		r.Calls = append(r.Calls, calls...)
+	}
+	for i := range r.Calls {
+		r.Calls[i].derive(r.Of)
+	}
+	if r.Webhooks, err = collectWithin[explainedWebhook](ctx, tx, limit, webhookSQL, r.Key, after, before); err != nil {
+		return err
+	}
+	for i := range r.Webhooks {
+		r.Webhooks[i].ClaimedAt = r.Webhooks[i].ClaimedAt.UTC()
+	}
+	if r.Call, err = collect[storedRow](ctx, tx, storedSQL, r.Key); err != nil {
+		return err
+	}
+	for i := range r.Call {
+		utc(r.Call[i].ErasedAt)
+	}
+	if r.Parked, err = parkedOf(ctx, tx, nil, &r.Key, nil, nil, nil); err != nil {
+		return err
+	}
+	requests, err := collect[requestRow](ctx, tx, requestsSQL, true, nil, nil, 1, r.Key)
+	if err != nil {
+		return err
+	}
+	if len(requests) > 0 {
+		r.Request = &requests[0]
+		r.Request.utc()
+	}
+	if r.Memory, err = readMemory(ctx, tx); err != nil {
+		return err
+	}
+	r.leaveOpen()
+	return nil
+}
+
+// leaveOpen says what the answer does not tell.
+func (r *keyReport) leaveOpen() {
+	open := func(format string, args ...any) { r.NotKnown = append(r.NotKnown, fmt.Sprintf(format, args...)) }
+	if len(r.Claims) == 0 {
+		open("whether the key was claimed before what the rings remember, or by a transaction that has not committed")
+	}
+	for _, c := range r.Claims {
+		if c.Segment == "onlyonce.keys_old" {
+			open("when before schema 5 the key was claimed")
+			break
+		}
+	}
+	if len(r.Claims) > 0 {
+		open("at which position the message stood: a key is not stored with one")
+	}
+	for _, c := range r.Calls {
+		if c.Derived == nil {
+			open("which of the transaction's calls this message asked for, where derived is not yes: a batch is one transaction, and Call.ID is hashed")
+			break
+		}
+	}
+	if len(r.Claims) > 0 {
+		open("calls that another transaction enqueued for it, such as a replay, and calls whose segment of the log was emptied")
+	}
+	if r.Webhooks == nil {
+		open("whether a webhook's receiver noted it: looking took too long")
+	}
+}
+
+// callsOf lists the calls of a transaction.
+func callsOf(ctx context.Context, tx pgx.Tx, x *transaction) ([]explainedCall, error) {
+	calls, err := collect[explainedCall](ctx, tx, callsOfSQL, x.Xid, explainLimit)
+	for i := range calls {
+		calls[i].CreatedAt = calls[i].CreatedAt.UTC()
+	}
+	return calls, err
+}
+
+// derive says whether the call's key is that of the message's call of that name without an id. What it is not cannot be told.
+func (c *explainedCall) derive(of *explainedID) {
+	if of == nil || of.Tenant != c.Tenant || of.Scope != c.Scope {
+		return
+	}
+	for _, replay := range []int32{0, int32(of.Replay)} {
+		c.derived(dedupe.Origin{Tenant: of.Tenant, Scope: of.Scope, ID: of.ID, Replay: replay})
+	}
+}
+
+func (c *explainedCall) derived(o dedupe.Origin) {
+	if uuid.UUID(codec.Call(append(o.Fields(), c.Sink, c.Name, "")...)).String() == c.Key {
+		yes := true
+		c.Derived = &yes
+	}
+}
+
+func parkedOf(ctx context.Context, tx pgx.Tx, scope, key, topic *string, partition, offset *int64) ([]parkedRow, error) {
+	rows, err := collect[parkedRow](ctx, tx, parkedSQL, scope, nil, nil, explainLimit, nil, nil, key, topic, partition, offset)
+	for i := range rows {
+		rows[i].ParkedAt = rows[i].ParkedAt.UTC()
+		utc(rows[i].SettledAt)
+		rows[i].Error = firstLine(rows[i].Error, errorJSON)
+	}
+	return rows, err
+}
+
+// readMemory reads since when the rings hold every key. A segment is emptied whole, so they do since the oldest one of those that are asked was opened;
+// one that was inherited from schema 4 has no beginning.
+func readMemory(ctx context.Context, tx pgx.Tx) ([]explainedMemory, error) {
+	rings, err := readKeyRings(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	var all []explainedMemory
+	for _, k := range rings {
+		m := explainedMemory{Ring: k.Ring, Horizon: k.Horizon}
+		inherited := false
+		for _, s := range k.Segments {
+			if s.State != "current" && s.State != "draining" && s.State != "closed" {
+				continue
+			}
+			inherited = inherited || s.Opened == nil
+			if s.Opened != nil && (m.CompleteFor == nil || *s.Opened > *m.CompleteFor) {
+				m.CompleteFor = s.Opened
+			}
+		}
+		if inherited {
+			m.CompleteFor = nil
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}
+
+func (a *app) explainPosition(ctx context.Context, address string, ask *explaining, asJSON bool) error {
+	switch {
+	case a.operand != nil:
+		return usagef("KEY %q and a position: ask for one of the two", *a.operand)
+	case ask.tenant != nil || ask.replay != nil:
+		return usagef("-tenant and -replay go with a KEY")
+	}
+	if err := missing(given{"-topic", ask.topic != nil}, given{"-partition", ask.partition != nil}, given{"-offset", ask.offset != nil}); err != nil {
+		return err
+	}
+	r := &positionReport{Topic: *ask.topic, Partition: *ask.partition, Offset: *ask.offset, Cursors: []explainedCursor{}, NotKnown: []string{}}
+	if err := a.readSnapshot(ctx, address, "looking at the position", func(ctx context.Context, tx pgx.Tx) error { return r.read(ctx, tx, ask) }); err != nil {
+		return err
+	}
+	if asJSON {
+		return writeJSON(a.out, r)
+	}
+	a.writePosition(r)
+	return nil
+}
+
+func (r *positionReport) read(ctx context.Context, tx pgx.Tx, ask *explaining) error {
+	cursors, err := readCursors(ctx, tx, ask.cursorFilter)
+	if err != nil {
+		return err
+	}
+	for i := range cursors {
+		e, err := cursors[i].explain(ctx, tx, r.Offset)
+		if err != nil {
+			return err
+		}
+		r.Cursors = append(r.Cursors, *e)
+	}
+	if r.Parked, err = parkedOf(ctx, tx, ask.scope, nil, ask.topic, ask.partition, ask.offset); err != nil {
+		return err
+	}
+	events, err := collect[explainedEvent](ctx, tx, eventSQL, r.Topic, r.Partition, r.Offset)
+	if err != nil {
+		return err
+	}
+	if len(events) > 0 {
+		r.Event = &events[0]
+		r.Event.AppendedAt = r.Event.AppendedAt.UTC()
+		utc(r.Event.ErasedAt)
+	}
+	if r.Event == nil {
+		r.NotKnown = append(r.NotKnown, "which key the message at this position has, and so whether it was applied or was a duplicate: keys are not stored by position. Read its id in the topic, and run onlyonce explain ID -scope SCOPE")
+	}
+	if len(r.Cursors) > 0 {
+		r.NotKnown = append(r.NotKnown, "whether there is a message at this offset: control records, aborted and compacted ones have offsets too")
+	}
+	return nil
+}
+
+// explain says what a cursor tells of an offset.
+func (c *cursorRow) explain(ctx context.Context, tx pgx.Tx, offset int64) (*explainedCursor, error) {
+	e := &explainedCursor{Scope: c.Scope, Position: c.Position, State: c.state(), Calls: []explainedCall{}}
+	var runStart int64
+	if err := tx.QueryRow(ctx, runStartSQL, c.ID).Scan(&runStart); err != nil {
+		return nil, err
+	}
+	e.Offset, e.Means = c.judge(offset, runStart)
+	rows, err := collect[movedRow](ctx, tx, movedSQL, c.ID, c.Run, offset)
+	if err != nil || len(rows) == 0 {
+		return e, err
+	}
+	m := rows[0]
+	e.Moved = &moved{From: m.FromOffset, Next: m.NextOffset, Transaction: transactionFrom(m.Xid, m.XactStatus, m.CommittedAt)}
+	if e.Moved.Transaction == nil {
+		return e, nil
+	}
+	calls, err := callsOf(ctx, tx, e.Moved.Transaction)
+	if err != nil {
+		return nil, err
+	}
+	at := dedupe.Position{Topic: c.Topic, Partition: c.Partition, Offset: offset}
+	if c.ClusterID != nil {
+		at.ClusterID = *c.ClusterID
+	}
+	if c.TopicID != nil {
+		if id, err := uuid.Parse(*c.TopicID); err == nil {
+			at.TopicID = id
+		}
+	}
+	for _, call := range calls {
+		call.derived(dedupe.Origin{Tenant: call.Tenant, Scope: call.Scope, Position: at})
+		e.Calls = append(e.Calls, call)
+	}
+	return e, nil
+}
+
+// judge says what a cursor's position means for an offset, in a word and in a sentence. The run began at runStart; a replay is a run of its own.
+func (c *cursorRow) judge(offset, runStart int64) (word, means string) {
+	switch {
+	case c.ReplayUntil != nil && c.ReplayResume != nil && offset >= c.Position && offset < *c.ReplayResume:
+		if offset < *c.ReplayUntil {
+			return "replaying", fmt.Sprintf("it was behind the cursor when replay %d began, and is to be handled once more in it", c.Replay)
+		}
+		return "handled", fmt.Sprintf("it was behind the cursor when replay %d began, and is not part of that", c.Replay)
+	case offset >= c.Position && c.RetiredAt != nil:
+		return "ahead", "the cursor was retired before it came to it, and handles nothing any more"
+	case offset >= c.Position && c.AttemptOffset != nil && *c.AttemptOffset == offset:
+		return "ahead", fmt.Sprintf("it is tried alone, and was tried %d times", c.Attempts)
+	case offset >= c.Position:
+		return "ahead", "it is still to be handled"
+	case offset >= runStart && c.Replay > 0 && c.ReplayUntil != nil:
+		return "handled", fmt.Sprintf("it was handled once more in replay %d", c.Replay)
+	case offset >= runStart:
+		return "handled", "it was applied, or was a duplicate, or was parked, or there was nothing to hand over"
+	case c.Run == 0:
+		return "before-start", "the cursor began behind it, and never handled it"
+	}
+	return "earlier-run", fmt.Sprintf("an operator has set the position since, to %d: whether it was handled before that, or passed over, the cursor does not tell", runStart)
+}
