@@ -131,6 +131,15 @@ func (d *doctor) clocks(ctx context.Context, tx pgx.Tx) error {
 
 // obstacles looks for what holds up rotation and vacuum.
 func (d *doctor) obstacles(ctx context.Context, tx pgx.Tx) error {
+	if err := d.transactions(ctx, tx, oldTransaction); err != nil {
+		return err
+	}
+	return d.slots(ctx, tx)
+}
+
+// transactions looks for those that have been open for so long.
+func (d *doctor) transactions(ctx context.Context, tx pgx.Tx, age time.Duration) error {
+	const check = "transactions"
 	type open struct {
 		Pid         int32
 		Login       string
@@ -139,7 +148,7 @@ func (d *doctor) obstacles(ctx context.Context, tx pgx.Tx) error {
 		Age         float64
 		Writes      bool
 	}
-	old, err := collect[open](ctx, tx, openSQL, oldTransaction.Seconds())
+	old, err := collect[open](ctx, tx, openSQL, age.Seconds())
 	if err != nil {
 		return err
 	}
@@ -148,7 +157,7 @@ func (d *doctor) obstacles(ctx context.Context, tx pgx.Tx) error {
 		if o.Writes {
 			what = "rotation and vacuum"
 		}
-		d.add(levelWarn, "transactions", fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
+		d.add(levelWarn, check, fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
 			"process %d of login %s (%s) has a transaction open for %s, in state %s: it holds up %s", o.Pid, o.Login, o.Application, seconds(o.Age), orDash(o.State), what)
 	}
 	var hidden bool
@@ -156,10 +165,15 @@ func (d *doctor) obstacles(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if hidden {
-		d.add(levelInfo, "transactions", "grant pg_read_all_stats to this login", "how long other logins' transactions are open is hidden from this one")
+		d.add(levelInfo, check, "grant pg_read_all_stats to this login", "how long other logins' transactions are open is hidden from this one")
 	}
-	d.unless("transactions", "none has been open for longer than %s", oldTransaction)
+	d.unless(check, "none has been open for longer than %s", age)
+	return nil
+}
 
+// slots looks for replication slots that were left behind.
+func (d *doctor) slots(ctx context.Context, tx pgx.Tx) error {
+	const check = "slots"
 	type slot struct {
 		Name, Type string
 		Rows       bool
@@ -174,10 +188,10 @@ func (d *doctor) obstacles(ctx context.Context, tx pgx.Tx) error {
 		if s.Rows {
 			what += ", and vacuum"
 		}
-		d.add(levelWarn, "slots", fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')", strings.ReplaceAll(s.Name, "'", "''")),
+		d.add(levelWarn, check, fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')", strings.ReplaceAll(s.Name, "'", "''")),
 			"nobody reads the %s replication slot %s: it holds back %s (wal_status %s)", s.Type, s.Name, what, s.Wal)
 	}
-	d.unless("slots", "no replication slot is left behind")
+	d.unless(check, "no replication slot is left behind")
 	return nil
 }
 

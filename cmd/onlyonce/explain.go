@@ -70,8 +70,8 @@ select w.endpoint, w.seen_at as claimed_at
 // callsOfSQL lists the calls that a transaction wrote. In: its number, how many. By the index outbox_log_new, one look for each lane of each sink.
 const callsOfSQL = sinksOfLog + `
 select c.id, c.key::text as key, c.sink, c.name, c.tenant, c.scope, c.state, c.parked_id, c.created_at
-  from of_log s cross join generate_series(0, 15) lane
-  join onlyonce.outbox_log r on r.sink = s.sink and r.lane = lane and r.xid = ($1::bigint)::text::xid8
+  from of_log s cross join generate_series(0, 15) n(lane)
+  join onlyonce.outbox_log r on r.sink = s.sink and r.lane = n.lane and r.xid = ($1::bigint)::text::xid8
   join onlyonce.calls c on c.key = r.key and c.id = r.id
  order by c.id limit $2`
 

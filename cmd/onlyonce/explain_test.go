@@ -12,7 +12,6 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
-	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -67,7 +66,7 @@ func TestExplainKey(t *testing.T) {
 		"in a replay": {`insert into onlyonce.keys_log_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1", Replay: 2}.Hash()).String() + `', 1)`, []string{"a-1", "-scope", "stock", "-replay", "2"},
 			[]string{"in replay 2", "is remembered"}, ""},
 		"draining": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'keys_log'; ` + segment("keys_log_0"), nil, []string{"keys_log_0, draining in ring keys_log"}, ""},
-		"closed": {closed + segment("keys_log_0"), nil, []string{"keys_log_0, closed in ring keys_log", "between 2026-01-01 00:00:00Z and 2026-01-02 00:00:00Z", ", committed"}, "not known any more"},
+		"closed":   {closed + segment("keys_log_0"), nil, []string{"keys_log_0, closed in ring keys_log", "between 2026-01-01 00:00:00Z and 2026-01-02 00:00:00Z", ", committed"}, "not known any more"},
 		"closed, and its number stands for another transaction": {closed + `update onlyonce.segments set bound = '4' where ring = 'keys_log' and slot = 0;` + segment("keys_log_0"), nil,
 			[]string{"transaction  not known any more"}, "committed"},
 		"two segments": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'keys_log'; select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, nil,
@@ -149,7 +148,6 @@ func TestExplainCalls(t *testing.T) {
 	s.lists("payments")
 	s.delivers("payments", r.Calls[len(r.Calls)-1].ID)
 	s.run("explain", call).want(t, statusGood, "delivered")
-	s.park("charge", "waiting", "rejected")
 }
 
 func TestExplainParkedCall(t *testing.T) {
@@ -182,8 +180,8 @@ func TestExplainCommitTime(t *testing.T) {
 	f.exec(`vacuum freeze onlyonce.keys_log_0`)
 	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, ", committed at 20")
 
-	f.exec(`alter table onlyonce.webhook_ids rename to webhook_ids_rows; insert into onlyonce.webhook_ids_rows values ('gh', onlyonce.key('', 'stock', 'a-1'))`,
-	)
+	f.exec(`alter table onlyonce.webhook_ids rename to webhook_ids_rows; alter table onlyonce.webhook_ids_rows disable trigger sealed;
+		insert into onlyonce.webhook_ids_rows values ('gh', onlyonce.key('', 'stock', 'a-1'))`)
 	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600); return t; end $$`)
 	f.exec(`create view onlyonce.webhook_ids as select endpoint, key, slow(seen_at) as seen_at from onlyonce.webhook_ids_rows`)
 	f.count = 50 * time.Millisecond
@@ -277,7 +275,7 @@ func TestExplainKnowsEverySegment(t *testing.T) {
 			t.Errorf("%s: %+v", table, r.Claims)
 		}
 	}
-	if n := one[int](f, `select count(*) from onlyonce.segments where ring like 'keys%'`); n != strings.Count(claimsSQL, " where k.key = $1") || migrations.Latest != 5 {
+	if n := one[int](f, `select count(*) from onlyonce.segments where ring like 'keys%'`); n != strings.Count(claimsSQL, " where k.key = $1") {
 		t.Errorf("%d segments", n)
 	}
 }
