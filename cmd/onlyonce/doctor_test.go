@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/url"
@@ -298,14 +297,14 @@ func TestDoctorStandby(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = primary.Stop(context.Background()) })
+	t.Cleanup(func() { _ = primary.Stop() })
 	p := session{t: t, url: primary.URL}
 	p.run("migrate").want(t, statusGood)
 	standby, err := primary.Standby(t.Context(), "away", devenv.Options{Force: devenv.KindLocal})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = standby.Stop(context.Background()) })
+	t.Cleanup(func() { _ = standby.Stop() })
 	if err := primary.CaughtUp(t.Context(), "away"); err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,5 @@
-// Onlyonce is the operator's tool: it brings the schema up to date, shows where the work stands, lists what was set
-// aside and has it tried again or gives it up, resolves what halted, and has messages handled again. As `onlyonce relay` it
+// Onlyonce is the operator's tool: it brings the schema up to date, examines a database, shows where the work stands, explains what became of a
+// message, lists what was set aside and has it tried again or gives it up, resolves what halted, and has messages handled again. As `onlyonce relay` it
 // sends the calls of the outbox.
 //
 //	onlyonce help
