@@ -25,12 +25,12 @@ type settings struct {
 }
 
 // openSQL lists the transactions of the whole server that have been open for long, oldest first: a rotator waits for every one that has an id, and vacuum
-// for every one that has a snapshot. In: age in seconds. Whoever may not see the activity of others is told so by hidden.
+// for every one of a client that has a snapshot. In: age in seconds. Of logins whose activity is hidden (hiddenSQL) there are no rows.
 const openSQL = `
 select pid, coalesce(usename::text, '') as login, coalesce(application_name, '') as application, state, extract(epoch from clock_timestamp() - xact_start)::float8 as age,
        backend_xid is not null as writes
   from pg_stat_activity
- where xact_start < clock_timestamp() - make_interval(secs => $1) and (backend_xid is not null or backend_xmin is not null) and pid <> pg_backend_pid()
+ where xact_start < clock_timestamp() - make_interval(secs => $1) and (backend_xid is not null or backend_xmin is not null) and backend_type = 'client backend' and pid <> pg_backend_pid()
  order by xact_start limit 5`
 
 // hiddenSQL reads whether the activity of other logins is hidden from this one.

@@ -5,8 +5,8 @@
 //	onlyonce help
 //	onlyonce help cursor adopt
 //
-// Exit status: 0 good; 1 the command looked and did not do it (the answer was no, or things had changed meanwhile);
-// 2 usage or environment. Errors go to standard error, results to standard output.
+// Exit status: 0 good; 1 the command looked and did not do it (the answer was no, or things had changed meanwhile), or a check
+// of doctor failed; 2 usage or environment. Errors go to standard error, results to standard output.
 package main
 
 import (
