@@ -38,7 +38,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 		err := inbox.Holds(ctx, tx, ring, copies)
 		switch {
 		case errors.Is(err, inbox.ErrHorizon):
-			d.add(levelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D, with D above %s", ring, days(copies)), "%s: %v", whose, err)
+			d.add(levelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D, with D above %s", ring, days(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, days(copies), ring)
 		case err != nil:
 			return err
 		default:

@@ -77,7 +77,7 @@ func TestDoctorFindings(t *testing.T) {
 		"clocks":                   {"", nil, "clocks", levelOK, []string{"agree"}},
 		"copies, not declared":     {"", nil, "copies", levelInfo, []string{"not declared", "-copies-within"}},
 		"copies, shorter":          {"", []string{"-copies-within", "7d"}, "copies", levelOK, []string{"at least 7d"}},
-		"copies, longer":           {"", []string{"-copies-within", "8d"}, "copies", levelFail, []string{"after 168h", "-ring keys_log", "D above 8d"}},
+		"copies, longer":           {"", []string{"-copies-within", "8d"}, "copies", levelFail, []string{"producers: copies may come for 8d", "-ring keys_log", "D above 8d"}},
 		"copies, for ever":         {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", levelOK, nil},
 		"relays, not declared":     {"", nil, "relay-retries", levelOK, []string{"not declared"}},
 		"relays, shorter":          {"", []string{"-relay-retries", "24h"}, "relay-retries", levelOK, []string{"at least 1d"}},
