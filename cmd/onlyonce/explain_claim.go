@@ -106,4 +106,3 @@ func (r *claimRow) explained() explainedClaim {
 	}
 	return c
 }
-
