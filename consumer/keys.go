@@ -1,12 +1,14 @@
 package consumer
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/jsonpointer"
 )
 
@@ -62,6 +64,22 @@ func JSONKey(pointer string) KeyFunc {
 			raw = next
 		}
 		return scalar(raw, pointer)
+	}
+}
+
+// PayloadKey takes a hash of the record's key and value for the id, for messages that carry none: SHA-256, in hex, over "onlyonce/payload/1" and both, each preceded by its length
+// as a big-endian uint32. A record without a value has no id.
+//
+// Choose it only where two messages of the same bytes cannot both be meant. A payment of the same amount to the same account, ordered twice on
+// purpose, is a copy to it, and is skipped; and a producer that renders a message anew (a time of sending, another order of fields) has
+// sent another message.
+func PayloadKey() KeyFunc {
+	return func(m *Message) (string, error) {
+		if m.Value == nil {
+			return "", fmt.Errorf("%w: PayloadKey: the record has no value", ErrNoKey)
+		}
+		sum := codec.Hash("onlyonce/payload/1", string(m.Key), string(m.Value))
+		return hex.EncodeToString(sum[:]), nil
 	}
 }
 

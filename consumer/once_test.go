@@ -99,6 +99,28 @@ func TestK1MessageWithoutKeyIsParked(t *testing.T) {
 	}
 }
 
+// Who chooses the bytes as the id by name gets one effect for them; the record key counts with them, and what has no value has no id.
+func TestPayloadKey(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2)
+	for partition, m := range []struct{ key, value string }{{"acct-1", "10 EUR"}, {"acct-1", "10 EUR"}, {"acct-2", "10 EUR"}, {"acct-210", " EUR"}} {
+		r.log.AppendMessage(int32(partition%2), &consumer.Message{Key: []byte(m.key), Value: []byte(m.value)}) //nolint:gosec // 0 or 1
+	}
+	r.log.AppendMessage(0, &consumer.Message{Key: []byte("acct-1")})
+	cfg := testConfig()
+	cfg.Key = consumer.PayloadKey()
+	stop := r.start(queued, cfg)
+	r.reaches(0, 3)
+	r.reaches(1, 2)
+	stop()
+	if n := r.count(`select count(*) from effects`); n != 3 {
+		t.Errorf("%d effects", n)
+	}
+	if got := fmt.Sprint(r.reasons()); got != "map[2:no-key]" {
+		t.Errorf("parked: %s", got)
+	}
+}
+
 func TestTenantsChooseTheSameId(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

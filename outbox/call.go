@@ -259,9 +259,6 @@ func printable(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
 
-// kindCall names version 1 of the identity inside the hash.
-const kindCall = "onlyonce/call/1"
-
 // identity derives the call's key (O1): the same whenever the same message asks for the same call, however often and
 // wherever it is handled, and another one for every other call. It holds no ordinals (a handler that ranges over a map would
 // shift them), no times, no random values and no payload (a charge of another amount for the same order is a conflict
@@ -280,6 +277,5 @@ func identity(origin dedupe.Origin, inbound bool, call Call) uuid.UUID {
 	if inbound {
 		fields = origin.Fields()
 	}
-	sum := codec.Hash(kindCall, append(fields, call.Sink, call.Name, call.ID)...)
-	return codec.UUIDv8([16]byte(sum[:16]))
+	return codec.Call(append(fields, call.Sink, call.Name, call.ID)...)
 }

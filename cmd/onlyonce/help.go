@@ -38,8 +38,8 @@ func usage(w io.Writer, list []command) {
 `+"`onlyonce help COMMAND`"+` explains one. Every command takes the database from -postgres URL or from the
 environment variable ONLYONCE_POSTGRES_URL.
 
-Exit status: 0 good; 1 looked and not done (the answer was no, or things had changed meanwhile);
-2 usage or environment.
+Exit status: 0 good; 1 looked and not done (the answer was no, or things had changed meanwhile), or a
+check of doctor failed; 2 usage or environment.
 `)
 }
 

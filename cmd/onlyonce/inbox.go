@@ -95,17 +95,8 @@ With -json, one object:
 			return func(ctx context.Context, a *app) error {
 				var r inboxReport
 				err := a.readSnapshot(ctx, *address, "reading the inbox", func(ctx context.Context, tx pgx.Tx) (err error) {
-					if r.Rings, err = collect[keyRing](ctx, tx, keyRingsSQL); err != nil {
+					if r.Rings, err = readKeyRings(ctx, tx); err != nil {
 						return err
-					}
-					for i, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
-						st, err := ring.ReadStatus(ctx, tx, which)
-						if err != nil {
-							return err
-						}
-						for _, s := range st.Segments {
-							r.Rings[i].Segments = append(r.Rings[i].Segments, keySegment{Table: s.Table, State: s.State, Bytes: s.Bytes, Keys: s.Rows, Opened: inSeconds(s.OpenFor), Closed: inSeconds(s.ClosedFor)})
-						}
 					}
 					r.Frontiers, err = collect[frontierRow](ctx, tx, frontiersSQL)
 					return err
@@ -121,6 +112,24 @@ With -json, one object:
 			}
 		},
 	}
+}
+
+// readKeyRings reads both rings of keys, keys_log first.
+func readKeyRings(ctx context.Context, tx pgx.Tx) ([]keyRing, error) {
+	rings, err := collect[keyRing](ctx, tx, keyRingsSQL)
+	if err != nil {
+		return nil, err
+	}
+	for i, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+		st, err := ring.ReadStatus(ctx, tx, which)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range st.Segments {
+			rings[i].Segments = append(rings[i].Segments, keySegment{Table: s.Table, State: s.State, Bytes: s.Bytes, Keys: s.Rows, Opened: inSeconds(s.OpenFor), Closed: inSeconds(s.ClosedFor)})
+		}
+	}
+	return rings, nil
 }
 
 func (a *app) writeInbox(r *inboxReport) {

@@ -1,12 +1,12 @@
-// Onlyonce is the operator's tool: it brings the schema up to date, shows where the work stands, lists what was set
-// aside and has it tried again or gives it up, resolves what halted, and has messages handled again. As `onlyonce relay` it
+// Onlyonce is the operator's tool: it brings the schema up to date, examines a database, shows where the work stands, explains what became of a
+// message, lists what was set aside and has it tried again or gives it up, resolves what halted, and has messages handled again. As `onlyonce relay` it
 // sends the calls of the outbox.
 //
 //	onlyonce help
 //	onlyonce help cursor adopt
 //
-// Exit status: 0 good; 1 the command looked and did not do it (the answer was no, or things had changed meanwhile);
-// 2 usage or environment. Errors go to standard error, results to standard output.
+// Exit status: 0 good; 1 the command looked and did not do it (the answer was no, or things had changed meanwhile), or a check
+// of doctor failed; 2 usage or environment. Errors go to standard error, results to standard output.
 package main
 
 import (
@@ -60,12 +60,15 @@ type app struct {
 
 	connectTimeout time.Duration // see [connectTimeout]
 	countLimit     time.Duration // see [countLimit]
+
+	operand *string // of a command that takes one; nil: not given
 }
 
 // command is one verb of the tree.
 type command struct {
 	name    string // of one or two words
 	args    string // its flags, as a usage line shows them
+	operand bool   // it takes one word that follows no flag, before, between or behind them: app.operand
 	summary string
 	help    string
 	// setup declares the flags and returns what runs once they are parsed.
@@ -73,7 +76,7 @@ type command struct {
 }
 
 func commands() []command {
-	return []command{migrateCommand(), statusCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
+	return []command{migrateCommand(), doctorCommand(), statusCommand(), explainCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
 		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
 		parkedDiscardCommand(), outboxStatusCommand(), outboxPauseCommand(), outboxResumeCommand(), outboxRebaseCommand(),
 		outboxEraseCommand(), inboxPlanCommand(), inboxStatusCommand(), inboxHorizonCommand(), eventsStatusCommand(), eventsEraseCommand(), requestListCommand(), requestResolveCommand(), requestEraseCommand(),
@@ -142,6 +145,11 @@ func (a *app) execute(ctx context.Context, c command, args []string) int {
 	fs.SetOutput(io.Discard)
 	work := c.setup(fs)
 	err := fs.Parse(args)
+	if err == nil && c.operand && fs.NArg() > 0 {
+		word := fs.Arg(0)
+		a.operand = &word
+		err = fs.Parse(fs.Args()[1:])
+	}
 	if errors.Is(err, flag.ErrHelp) {
 		c.writeHelp(a.out)
 		return statusGood

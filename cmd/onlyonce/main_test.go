@@ -125,7 +125,7 @@ func TestHelp(t *testing.T) {
 	t.Parallel()
 	s := session{t: t}
 	for _, args := range [][]string{{"help"}, {"-h"}, {"--help"}, {"-help"}} {
-		r := s.run(args...).want(t, statusGood, "migrate", "status", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", "outbox status", "outbox rebase", envPostgres, "Exit status")
+		r := s.run(args...).want(t, statusGood, "migrate", "doctor", "status", "explain", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", "outbox status", "outbox rebase", envPostgres, "Exit status")
 		r.lines(t, 0)
 	}
 	for _, args := range [][]string{{"help", "cursor"}, {"cursor", "-h"}, {"cursor", "help"}} {
@@ -209,6 +209,18 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"inbox", "plan", "-rate", "1/s", "-horizon", "-7d"}, "must be a duration above 0"},
 		{[]string{"inbox", "horizon", "-ring", "outbox"}, "-ring: must be one of"},
 		{[]string{"inbox", "horizon"}, "missing: -ring, -horizon, -reason"},
+		{[]string{"explain"}, "missing: KEY, or -topic, -partition and -offset"},
+		{[]string{"explain", "", "-scope", "s"}, "KEY must not be empty"},
+		{[]string{"explain", "order-7"}, `"order-7" is no UUID, and so no stored key`},
+		{[]string{"explain", "order-7", "-tenant", "t"}, "missing: -scope"},
+		{[]string{"explain", "-replay", "0", "order-7"}, "-replay: must be a whole number from 1"},
+		{[]string{"explain", "order-7", "order-8", "-scope", "s"}, `unexpected argument "order-8"`},
+		{[]string{"explain", "-topic", "t", "-offset", "1"}, "missing: -partition"},
+		{[]string{"explain", "-topic", "t", "-partition", "0", "-offset", "-1"}, "-offset: must be a whole number from 0"},
+		{[]string{"explain", "order-7", "-topic", "t", "-partition", "0", "-offset", "1"}, "ask for one of the two"},
+		{[]string{"explain", "-tenant", "t", "-topic", "t", "-partition", "0", "-offset", "1"}, "-tenant and -replay go with a KEY"},
+		{[]string{"doctor", "-copies-within", "0"}, "must be a duration above 0"},
+		{[]string{"doctor", "everything"}, `unexpected argument "everything"`},
 		{[]string{"outbox", "erase"}, "missing: -key, -reason"},
 		{[]string{"outbox", "erase", "-key", "k", "-reason", "why"}, `-key: "k" is no UUID`},
 		{[]string{"parked", "discard", "-scope", "s", "-parked-reason", "boredom"}, "-parked-reason: must be one of"},
@@ -228,6 +240,7 @@ var everyDatabaseCommand = [][]string{
 	{"migrate"}, {"migrate", "-version"}, {"status"}, {"status", "-json"}, {"cursor", "show"}, {"parked", "list"},
 	{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes"},
 	{"inbox", "status"}, {"inbox", "horizon", "-ring", "keys_log", "-horizon", "8d", "-reason", "why", "-yes"},
+	{"doctor"}, {"explain", "-scope", "s", "-json", "--", "-k"}, {"explain", "-topic", "t", "-partition", "0", "-offset", "1"},
 	{"outbox", "status"}, {"outbox", "rebase", "-reason", "why", "-yes"},
 	{"cursor", "pause", "-scope", "s", "-reason", "why", "-yes"}, {"cursor", "resume", "-scope", "s", "-reason", "why", "-yes"},
 }
@@ -358,7 +371,8 @@ func TestStatementsPrepare(t *testing.T) {
 		fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
 		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, eraseOutboxSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL,
 		oldCallsSQL, ringSQL, appendParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
-		streamsSQL, eventRingSQL} {
+		streamsSQL, eventRingSQL, claimsSQL, webhookSQL, callsOfSQL, movedSQL, runStartSQL, eventSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL,
+		hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

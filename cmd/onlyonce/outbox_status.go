@@ -14,11 +14,7 @@ import (
 
 // logSinksSQL lists every sink that somebody knows: listed by a relay, with calls in the log, in onlyonce.outbox, or parked. In: sink
 // (null: any). The log's are found by the index outbox_log_new, one look for each sink.
-const logSinksSQL = `
-with recursive of_log as (
-  (select r.sink from onlyonce.outbox_log r order by r.sink limit 1)
-  union all
-  select (select r.sink from onlyonce.outbox_log r where r.sink > s.sink order by r.sink limit 1) from of_log s where s.sink is not null)
+const logSinksSQL = sinksOfLog + `
 select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed, k.paused_at, k.paused_by, k.pause_reason
   from (select sink from of_log where sink is not null
         union select name from onlyonce.sinks
@@ -27,6 +23,13 @@ select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as 
   left join onlyonce.sinks k on k.name = n.sink
  where $1::text is null or n.sink = $1
  order by 1`
+
+// sinksOfLog finds each sink that has calls in the log; its last row is null. By the index outbox_log_new, one look for each.
+const sinksOfLog = `
+with recursive of_log as (
+  (select r.sink from onlyonce.outbox_log r order by r.sink limit 1)
+  union all
+  select (select r.sink from onlyonce.outbox_log r where r.sink > s.sink order by r.sink limit 1) from of_log s where s.sink is not null)`
 
 // lanesSQL reads the lanes and who owns them, by the database's clock. In: sink (null: any). By the index on (sink, lane).
 const lanesSQL = `
@@ -230,7 +233,7 @@ func readOutbox(ctx context.Context, tx pgx.Tx, sink *string, limit time.Duratio
 	if r.Ring, err = collect[segment](ctx, tx, ringSQL); err != nil {
 		return nil, err
 	}
-	waiting, err := countWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, sink)
+	waiting, err := collectWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, sink)
 	if err != nil {
 		return nil, err
 	}

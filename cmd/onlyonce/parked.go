@@ -16,7 +16,7 @@ const (
 	errorShown, errorJSON = 60, 1000
 )
 
-// parkedSQL lists what is set aside, newest first. In: scope, kind, state (each may be null: any), how many rows, sink, name (null: any). Walks
+// parkedSQL lists what is set aside, newest first. In: scope, kind, state (each may be null: any), how many rows, sink, name, key, topic, partition, offset (null: any). Walks
 // the primary key backwards until it has that many. Bodies and headers are not read; errors are cut, they may be stacks.
 const parkedSQL = `
 select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink, call_name as name,
@@ -24,6 +24,7 @@ select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink,
   from onlyonce.parked
  where ($1::text is null or scope = $1) and ($2::text is null or kind = $2) and ($3::text is null or state = $3)
    and ($5::text is null or sink = $5) and ($6::text is null or call_name = $6)
+   and ($7::uuid is null or key = $7) and ($8::text is null or topic = $8) and ($9::integer is null or partition = $9) and ($10::bigint is null or "offset" = $10)
  order by id desc limit $4`
 
 type parkedRow struct {
@@ -91,7 +92,7 @@ With -json, one object a line:
 				}
 				var rows []parkedRow
 				err := a.readSnapshot(ctx, *address, "reading parked rows", func(ctx context.Context, tx pgx.Tx) (err error) {
-					rows, err = collect[parkedRow](ctx, tx, parkedSQL, scope, kind, state, n+1, sink, name) // one more tells that there are more
+					rows, err = collect[parkedRow](ctx, tx, parkedSQL, scope, kind, state, n+1, sink, name, nil, nil, nil, nil) // one more tells that there are more
 					return err
 				})
 				if err != nil {

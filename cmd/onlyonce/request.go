@@ -39,6 +39,13 @@ type requestRow struct {
 	UnknownSince *time.Time `json:"unknown_since"`
 }
 
+func (r *requestRow) utc() {
+	r.CreatedAt = r.CreatedAt.UTC()
+	for _, t := range []*time.Time{r.CompletedAt, r.ExpiresAt, r.ErasedAt, r.UnknownSince} {
+		utc(t)
+	}
+}
+
 func requestListCommand() command {
 	return command{
 		name:    "request list",
@@ -90,10 +97,7 @@ func (a *app) writeRequests(rows []requestRow, asJSON bool) error {
 	var cells [][]string
 	for i := range rows {
 		r := &rows[i]
-		r.CreatedAt = r.CreatedAt.UTC()
-		for _, t := range []*time.Time{r.CompletedAt, r.ExpiresAt, r.ErasedAt, r.UnknownSince} {
-			utc(t)
-		}
+		r.utc()
 		if asJSON {
 			if err := writeJSON(a.out, r); err != nil {
 				return err

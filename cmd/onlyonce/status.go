@@ -156,13 +156,13 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*statusRep
 	if r.Outbox, err = collect[outboxCount](ctx, tx, pendingCallsSQL); err != nil {
 		return nil, err
 	}
-	waiting, err := countWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, nil)
+	waiting, err := collectWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, nil)
 	if err != nil {
 		return nil, err
 	}
 	r.OutboxLogCounted = waiting != nil
 	r.addLog(waiting)
-	settled, err := countWithin[outboxCount](ctx, tx, limit, settledCallsSQL)
+	settled, err := collectWithin[outboxCount](ctx, tx, limit, settledCallsSQL)
 	if err != nil {
 		return nil, err
 	}
@@ -188,20 +188,20 @@ func (r *statusReport) addLog(waiting []waitingCalls) {
 	slices.SortFunc(r.Outbox, func(a, b outboxCount) int { return strings.Compare(a.Sink, b.Sink) })
 }
 
-// countWithin counts by a query of which nobody knows how long it takes: nil when that was longer than limit. It does so in a subtransaction, so
+// collectWithin is collect by a query of which nobody knows how long it takes: nil when that was longer than limit. It does so in a subtransaction, so
 // that tx goes on either way.
-func countWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, sql string, args ...any) (counts []T, err error) {
+func collectWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, sql string, args ...any) (found []T, err error) {
 	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, limitSQL, guard.Millis(limit)); err != nil {
 			return err
 		}
-		counts, err = collect[T](ctx, tx, sql, args...)
+		found, err = collect[T](ctx, tx, sql, args...)
 		return err
 	})
 	if guard.SQLState(err) == codeCanceled {
 		return nil, nil
 	}
-	return counts, err
+	return found, err
 }
 
 // collect reads rows whose columns have the names of T's fields. Never nil without an error.

@@ -37,7 +37,7 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 	warnings = append(s.warnings(), pooler(conn.Conn(), s.pid)...)
 
 	// Rights first: without them the schema's version cannot be read.
-	missing, err := missingRights(ctx, db, as)
+	missing, err := missingRights(ctx, db, as, s.user)
 	if err != nil {
 		return warnings, errors.Join(append(faults, fmt.Errorf("reading the rights of %s: %w", s.user, err))...)
 	}
@@ -63,7 +63,13 @@ func denied(err error) bool {
 
 // unnamed asks without naming a prepared statement, whatever the pool's mode: the check is to say what is wrong with that
 // mode behind a pooler, not to fail of it.
-type unnamed struct{ conn *pgxpool.Conn }
+type unnamed struct{ conn Conn }
+
+// Conn is a connection of a pool, or a transaction.
+type Conn interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
 
 func (u unnamed) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return u.conn.QueryRow(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
@@ -106,18 +112,37 @@ func readServer(ctx context.Context, db migrations.DB) (s server, err error) {
 	return s, err
 }
 
+// Note is what is to be said of a server.
+type Note struct {
+	Name  string // of the setting, or standby, encoding, server_version, prepared_transactions
+	Fault bool   // work is impossible
+	Text  string // with what to do
+}
+
+// Server returns what is to be said of the server behind a connection, faults first: what Check says, apart from rights and schema.
+func Server(ctx context.Context, conn Conn) ([]Note, error) {
+	db := unnamed{conn}
+	s, err := readServer(ctx, db)
+	if err != nil {
+		return nil, fmt.Errorf("reading the server's settings: %w", err)
+	}
+	notes := s.notes()
+	prepared, err := leftPrepared(ctx, db, stalePrepared)
+	if err != nil {
+		return nil, fmt.Errorf("reading prepared transactions: %w", err)
+	}
+	for _, text := range prepared {
+		notes = append(notes, Note{Name: "prepared_transactions", Text: text})
+	}
+	return notes, nil
+}
+
 // faults are what makes work impossible.
 func (s server) faults() (faults []error) {
-	if s.standby {
-		faults = append(faults, errors.New("the server is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)"))
-	} else if s.readOnly {
-		faults = append(faults, fmt.Errorf("transactions of %s are read-only: set default_transaction_read_only = off for this role, database or connection", s.user))
-	}
-	if s.encoding != "UTF8" {
-		faults = append(faults, fmt.Errorf("the database's encoding is %s, in which not every text can be stored: create it with encoding UTF8", s.encoding))
-	}
-	if s.number < oldest {
-		faults = append(faults, fmt.Errorf("PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server", s.version))
+	for _, n := range s.notes() {
+		if n.Fault {
+			faults = append(faults, errors.New(n.Text))
+		}
 	}
 	return faults
 }
@@ -125,19 +150,45 @@ func (s server) faults() (faults []error) {
 // warnings are settings that weaken the promise, or cost. None is an error, because each can be meant, and effects stay single with
 // each: the position is lost with the effects, and what was lost is done again.
 func (s server) warnings() (warnings []string) {
-	if s.synchronous == "off" {
-		warnings = append(warnings, "synchronous_commit is off: a crash of the server takes the last commits back. They are done again from Kafka as long as it still holds the messages; whoever saw the effects saw what was not to last. Relays flush their own commits all the same")
-	}
-	if !s.fsync {
-		warnings = append(warnings, "fsync is off: a crash of the machine may corrupt the database, and nothing is promised after it. Only for servers that are thrown away")
-	}
-	if s.fsync && !s.fullPageWrites {
-		warnings = append(warnings, "full_page_writes is off: a crash of the machine may corrupt the database, unless its storage writes whole pages")
-	}
-	if s.isolation != "read committed" {
-		warnings = append(warnings, fmt.Sprintf("default_transaction_isolation is %s: effects stay single, but transactions fail with 40001 and run again, handlers included, where under read committed they would wait", s.isolation))
+	for _, n := range s.notes() {
+		if !n.Fault {
+			warnings = append(warnings, n.Text)
+		}
 	}
 	return warnings
+}
+
+func (s server) notes() (notes []Note) {
+	fault := func(name, format string, args ...any) {
+		notes = append(notes, Note{name, true, fmt.Sprintf(format, args...)})
+	}
+	warn := func(name, format string, args ...any) {
+		notes = append(notes, Note{name, false, fmt.Sprintf(format, args...)})
+	}
+	if s.standby {
+		fault("standby", "the server is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)")
+	} else if s.readOnly {
+		fault("default_transaction_read_only", "transactions of %s are read-only: set default_transaction_read_only = off for this role, database or connection", s.user)
+	}
+	if s.encoding != "UTF8" {
+		fault("encoding", "the database's encoding is %s, in which not every text can be stored: create it with encoding UTF8", s.encoding)
+	}
+	if s.number < oldest {
+		fault("server_version", "PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server", s.version)
+	}
+	if s.synchronous == "off" {
+		warn("synchronous_commit", "synchronous_commit is off: a crash of the server takes the last commits back. They are done again from Kafka as long as it still holds the messages; whoever saw the effects saw what was not to last. Relays flush their own commits all the same")
+	}
+	if !s.fsync {
+		warn("fsync", "fsync is off: a crash of the machine may corrupt the database, and nothing is promised after it. Only for servers that are thrown away")
+	}
+	if s.fsync && !s.fullPageWrites {
+		warn("full_page_writes", "full_page_writes is off: a crash of the machine may corrupt the database, unless its storage writes whole pages")
+	}
+	if s.isolation != "read committed" {
+		warn("default_transaction_isolation", "default_transaction_isolation is %s: effects stay single, but transactions fail with 40001 and run again, handlers included, where under read committed they would wait", s.isolation)
+	}
+	return notes
 }
 
 // pooler warns of named prepared statements where a pooler stands between us and the server. PgBouncer gives its clients a process

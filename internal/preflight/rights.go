@@ -1,6 +1,10 @@
 package preflight
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"slices"
+)
 
 // Role is what somebody does in the database, and the rights that takes.
 type Role struct {
@@ -97,21 +101,56 @@ var (
 	})
 )
 
-// rightsSQL returns a line for each right that the current user lacks: on the schema, on tables ($1, with the right $2 each), on
+// rightsSQL returns a line for each right that a role ($3) lacks: on the schema, on tables ($1, with the right $2 each), on
 // functions. From the catalogs, which everybody may read; onlyonce.x itself could not be named without rights on the schema.
 const rightsSQL = `
 with s as (select oid from pg_namespace where nspname = 'onlyonce')
-select 'USAGE on schema onlyonce' from s where not has_schema_privilege(s.oid, 'USAGE')
+select 'USAGE on schema onlyonce' from s where not has_schema_privilege($3::name, s.oid, 'USAGE')
 union all
 select needed.privilege || ' on onlyonce.' || needed.name
   from s, unnest($1::text[], $2::text[]) as needed(name, privilege)
   join pg_class c on c.relname = needed.name
- where c.relnamespace = s.oid and not has_table_privilege(c.oid, needed.privilege)
+ where c.relnamespace = s.oid and not has_table_privilege($3::name, c.oid, needed.privilege)
 union all
 select 'EXECUTE on function onlyonce.' || p.proname from s join pg_proc p on p.pronamespace = s.oid
- where not has_function_privilege(p.oid, 'EXECUTE')
+ where not has_function_privilege($3::name, p.oid, 'EXECUTE')
 order by 1`
 
-func missingRights(ctx context.Context, db unnamed, as Role) ([]string, error) {
-	return db.strings(ctx, rightsSQL, as.tables, as.rights)
+func missingRights(ctx context.Context, db unnamed, as Role, who string) ([]string, error) {
+	return db.strings(ctx, rightsSQL, as.tables, as.rights, who)
+}
+
+// presentSQL lists which of the roles that docs/roles.sql makes there are. In: names.
+const presentSQL = `select rolname::text from pg_roles where rolname = any ($1::text[]) order by 1`
+
+// RolesLack returns, for each role of docs/roles.sql that programs have and that there is on the server, which of its rights are missing: a
+// migration has added tables since the file was run.
+func RolesLack(ctx context.Context, conn Conn) (map[string][]string, error) {
+	db := unnamed{conn}
+	all := []Role{App, Events, Receiver, HTTP, Operations, Relay}
+	var names []string
+	for _, r := range all {
+		names = append(names, r.name)
+	}
+	present, err := db.strings(ctx, presentSQL, names)
+	if err != nil {
+		return nil, fmt.Errorf("reading roles: %w", err)
+	}
+	lack := map[string][]string{}
+	for _, name := range present {
+		lack[name] = nil
+		for _, r := range all {
+			if r.name != name {
+				continue
+			}
+			missing, err := missingRights(ctx, db, r, name)
+			if err != nil {
+				return nil, fmt.Errorf("reading the rights of %s: %w", name, err)
+			}
+			lack[name] = append(lack[name], missing...)
+		}
+		slices.Sort(lack[name])
+		lack[name] = slices.Compact(lack[name])
+	}
+	return lack, nil
 }

@@ -214,7 +214,7 @@ func TestS2RolesDoTheirWork(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, args := range []string{
-		"status", "cursor show -scope stock -topic orders -partition 0", "parked list",
+		"status", "cursor show -scope stock -topic orders -partition 0", "parked list", "explain 0 -scope stock", "explain -topic orders -partition 0 -offset 1", "doctor",
 		"cursor adopt -scope stock -topic orders -partition 0 -at 400 -reason test -yes",
 		"cursor adopt -scope new -topic orders -partition 0 -at 4 -reason test -yes",
 	} {

@@ -46,6 +46,14 @@ func (r Ring) slots() int {
 	return len(r.Tables)
 }
 
+// rights are the arguments of rightsSQL.
+func (r Ring) rights() []any {
+	return []any{r.Tables, r.Sequence, append([]string{}, r.Reads...), append([]string{}, r.Notes...)}
+}
+
+// Lease is the name of the lease that whoever rotates the ring holds.
+func (r Ring) Lease() string { return "ring/" + r.Name }
+
 // Errors.
 var (
 	// ErrConfig is wrapped by every error about a configuration.

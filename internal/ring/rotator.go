@@ -278,7 +278,7 @@ func (r *Rotator) own(ctx context.Context) (bool, error) {
 		}
 		return ours, err
 	}
-	rows, err := r.pool.Query(bounded, rightsSQL, r.ring.Tables, r.ring.Sequence, append([]string{}, r.ring.Reads...), append([]string{}, r.ring.Notes...))
+	rows, err := r.pool.Query(bounded, strings.ReplaceAll(rightsSQL, "WHO", "current_user"), r.ring.rights()...)
 	if err != nil {
 		return false, err
 	}
@@ -290,7 +290,7 @@ func (r *Rotator) own(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("%w: it lacks %s", ErrRights, strings.Join(missing, ", "))
 	}
 	r.toldRights = false
-	l, err := lease.Acquire(bounded, r.pool, "ring/"+r.ring.Name, r.cfg.LeaseTTL)
+	l, err := lease.Acquire(bounded, r.pool, r.ring.Lease(), r.cfg.LeaseTTL)
 	if l == nil || err != nil {
 		return false, err
 	}

@@ -25,7 +25,8 @@ select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
   left join onlyonce.segments o on o.ring = r.name and o.slot = r.closed[cardinality(r.closed)]
  where r.name = $1`
 
-// rightsSQL lists what the role lacks. In: tables by slot, sequence, tables that are read, tables that are written. From the catalogs; takes no lock.
+// rightsSQL lists what a role lacks; WHO stands for an expression that names it. In: tables by slot, sequence, tables that are read, tables that
+// are written. From the catalogs; takes no lock.
 const rightsSQL = `
 select needed.privilege || ' on ' || needed.name
   from (select p as privilege, 'onlyonce.rings' as name from unnest(array['SELECT', 'UPDATE']) p
@@ -34,10 +35,13 @@ select needed.privilege || ' on ' || needed.name
         union all select p, t from unnest($1::text[]) t, unnest(array['SELECT', 'TRUNCATE']) p
         union all select 'SELECT', t from unnest($3::text[]) t
         union all select p, t from unnest($4::text[]) t, unnest(array['SELECT', 'INSERT', 'UPDATE']) p) needed
- where not has_table_privilege(needed.name, needed.privilege)
+ where not has_table_privilege(WHO, needed.name, needed.privilege)
 union all
-select p || ' on ' || $2::text from unnest(array['SELECT', 'UPDATE']) p where not has_sequence_privilege($2::text, p)
+select p || ' on ' || $2::text from unnest(array['SELECT', 'UPDATE']) p where not has_sequence_privilege(WHO, $2::text, p)
 order by 1`
+
+// rotatorsSQL lists the logins that may rotate. In: as rightsSQL.
+var rotatorsSQL = `select l.rolname::text from pg_roles l where l.rolcanlogin and not exists (` + strings.ReplaceAll(rightsSQL, "WHO", "l.oid") + `) order by 1`
 
 // ownXidSQL takes a transaction id and ends its transaction: every id that was given out before is below, and every snapshot taken
 // from now on covers them. (xmax of a snapshot would not do: ids above the last one that has ended are not below it.)

@@ -71,6 +71,15 @@ func ReadStatus(ctx context.Context, db DB, ring Ring) (Status, error) {
 	return st, nil
 }
 
+// Rotators returns the names of the logins that have the rights to rotate a ring, superusers among them.
+func Rotators(ctx context.Context, db DB, ring Ring) ([]string, error) {
+	rows, err := db.Query(ctx, rotatorsSQL, ring.rights()...)
+	if err != nil {
+		return nil, fmt.Errorf("reading who may rotate ring %s: %w", ring.Name, err)
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
 func milliseconds(n *int64) *time.Duration {
 	if n == nil {
 		return nil

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// endpointsSQL lists the endpoints that have ids of webhooks, with the age of each one's oldest. By the index webhook_ids_age, two looks for each.
+const endpointsSQL = idsOfEndpoints + `
+select o.endpoint, (select extract(epoch from clock_timestamp() - w.seen_at)::float8 from onlyonce.webhook_ids w where w.endpoint = o.endpoint order by w.seen_at limit 1) as oldest
+  from of_ids o where o.endpoint is not null order by 1`
+
+// triedSQL finds the call that a relay has tried for the longest time. One row, or none. Reads the whole table of failures, without bodies.
+const triedSQL = `
+select id, sink, extract(epoch from clock_timestamp() - first_attempt_at)::float8 as age
+  from onlyonce.parked where kind = 'call' and settled_at is null and first_attempt_at is not null order by first_attempt_at limit 1`
+
+// rotatorSQL reads who rotates a ring. In: name of its lease. By the unique index.
+const rotatorSQL = `select count(*) from onlyonce.leases where name = $1 and nonce is not null and until > clock_timestamp()`
+
+// leastWebhooks is what package webhook asks of a receiver at least (W10).
+const leastWebhooks = 7 * 24 * time.Hour
+
+// late is how much later than due a segment may be followed by another one: rotators look each 10 s, and wait for transactions.
+const late = time.Minute
+
+// memory compares what is remembered with how long copies come (K6, W10).
+func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
+	holds := func(check, ring string, copies time.Duration, whose string) error {
+		err := inbox.Holds(ctx, tx, ring, copies)
+		switch {
+		case errors.Is(err, inbox.ErrHorizon):
+			d.add(levelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D, with D above %s", ring, days(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, days(copies), ring)
+		case err != nil:
+			return err
+		default:
+			d.ok(check, "%s: keys of %s are remembered for at least %s", whose, ring, days(copies))
+		}
+		return nil
+	}
+	if d.ask.copies == nil {
+		d.add(levelInfo, "copies", "run it with -copies-within D, and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
+	} else if err := holds("copies", "keys_log", *d.ask.copies, "producers"); err != nil {
+		return err
+	}
+
+	if d.ask.relays != nil {
+		if err := holds("relay-retries", "keys_log", *d.ask.relays, "relays"); err != nil {
+			return err
+		}
+	}
+	type tried struct {
+		ID   int64
+		Sink string
+		Age  float64
+	}
+	calls, err := collect[tried](ctx, tx, triedSQL)
+	if err != nil {
+		return err
+	}
+	if len(calls) > 0 {
+		c := calls[0]
+		if err := inbox.Holds(ctx, tx, "keys_log", seconds(c.Age)); errors.Is(err, inbox.ErrHorizon) {
+			d.add(levelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", c.ID),
+				"parked call %d to sink %s was first tried %s ago, longer than keys_log remembers at least: a message that it produces now is a new one", c.ID, c.Sink, seconds(c.Age))
+		} else if err != nil {
+			return err
+		}
+	}
+	d.unless("relay-retries", "no call was tried for longer than keys_log remembers at least; how long relays go on is not declared (-relay-retries)")
+
+	type endpoint struct {
+		Endpoint string
+		Oldest   *float64
+	}
+	endpoints, err := collect[endpoint](ctx, tx, endpointsSQL)
+	if err != nil {
+		return err
+	}
+	want, whose := leastWebhooks, "webhooks (7d at least; -webhook-retention says more)"
+	if d.ask.webhooks != nil {
+		want, whose = *d.ask.webhooks, "webhooks"
+	}
+	if len(endpoints) == 0 && d.ask.webhooks == nil {
+		d.ok("webhooks", "no endpoint has received anything that is remembered")
+		return nil
+	}
+	if err := holds("webhooks", "keys_clock", want, whose); err != nil {
+		return err
+	}
+	for _, e := range endpoints {
+		if e.Oldest == nil {
+			continue
+		}
+		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old as that.
+		if err := inbox.Holds(ctx, tx, "keys_clock", seconds(*e.Oldest)-late); errors.Is(err, inbox.ErrHorizon) {
+			d.add(levelWarn, "webhooks", "set the horizon of keys_clock to the endpoint's ReceiverConfig.Retention at least; or let Receiver.Run of a login with onlyonce_rotator run, which deletes them",
+				"endpoint %s has ids that are %s old, older than keys_clock remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, seconds(*e.Oldest))
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rings looks whether the rings of keys go on, and can.
+func (d *doctor) rings(ctx context.Context, tx pgx.Tx) error {
+	rings, err := readKeyRings(ctx, tx)
+	if err != nil {
+		return err
+	}
+	for i, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+		var held int
+		if err := tx.QueryRow(ctx, rotatorSQL, which.Lease()).Scan(&held); err != nil {
+			return err
+		}
+		who, err := ring.Rotators(ctx, tx, which)
+		if err != nil {
+			return err
+		}
+		d.ring(&rings[i], held > 0, who)
+	}
+	frontiers, err := collect[frontierRow](ctx, tx, frontiersSQL)
+	if err != nil {
+		return err
+	}
+	d.frontiers(rings[0].Horizon, frontiers)
+	return nil
+}
+
+// ring judges one ring of keys. A ring goes on each seventh of its horizon; a segment is kept for the horizon behind its closing, so up to 8 are
+// closed and one is current.
+func (d *doctor) ring(k *keyRing, held bool, who []string) {
+	check := k.Ring
+	var current *keySegment
+	slots, free, draining := 0, 0, false
+	for i := range k.Segments {
+		s := &k.Segments[i]
+		if s.Table == "onlyonce.keys_old" {
+			continue
+		}
+		slots++
+		switch s.State {
+		case "current":
+			current = s
+		case "free":
+			free++
+		case "draining":
+			draining = true
+		}
+		if s.Opened != nil && *s.Opened < -60 || s.Closed != nil && *s.Closed < -60 {
+			d.add(levelFail, check, "see to the clock of the database's server; rotation goes on by itself when it has caught up", "%s was opened or closed in the future: the clock went back, and rotation is halted", s.Table)
+		}
+		if k.Ring == "keys_log" && s.Keys > inbox.MostKeys {
+			d.add(levelWarn, check, "shorten the horizon, or spread partitions over databases: onlyonce inbox plan", "%s holds about %.3g keys, more than the %.3g that filters are built of: claims ask it by SQL", s.Table, float64(s.Keys), float64(inbox.MostKeys))
+		}
+	}
+	if k.Horizon == nil {
+		d.add(levelInfo, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D, if that is not meant", k.Ring), "keys are remembered for ever: nothing is rotated, and the tables grow")
+		return
+	}
+	seventh := seconds(*k.Horizon / 7)
+	if plan := plan(1, seconds(*k.Horizon)); slots < plan.MostSegments+1 {
+		d.add(levelFail, check, "set onlyonce.rings.slots back to what the migration says", "the ring has %d tables, and a horizon takes %d", slots, plan.MostSegments+1)
+	}
+	if len(who) == 0 {
+		d.add(levelFail, check, "grant onlyonce_rotator to the login of a consumer or a relay (docs/roles.sql)", "no login has the rights to rotate it: nothing is forgotten, and the tables grow")
+	}
+	if current != nil && current.Bytes > 0 && current.Opened != nil && seconds(*current.Opened) > seventh+late {
+		age := seconds(*current.Opened)
+		switch {
+		case free == 0:
+			d.add(levelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
+		case !held && len(who) > 0:
+			d.add(levelFail, check, "start a consumer or a relay under one of these logins, and read its log", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
+		case draining:
+			d.add(levelWarn, check, "see the finding transactions: end what has been open for so long", "the current segment is %s old, should be %s at most, and the one before it drains: transactions that may write into it have not ended", age, seventh)
+		case held:
+			d.add(levelWarn, check, "read the log of the consumers and relays that rotate", "the current segment is %s old and should be %s at most, although a process holds the lease", age, seventh)
+		}
+	}
+	d.unless(check, "remembered %s; goes on each %s; %d tables hold that, also of cursors that are %s behind; %d free; %s", remembered(k.Horizon), seventh, slots, seventh, free,
+		map[bool]string{true: "a process rotates it", false: "no process rotates it just now, and nothing is due"}[held])
+}
+
+// frontiers judges the cursors that hold back what keys_log forgets. Beyond a seventh of the horizon its tables do not suffice, and the
+// current segment grows.
+func (d *doctor) frontiers(horizon *float64, all []frontierRow) {
+	const check = "frontiers"
+	if horizon == nil {
+		d.ok(check, "nothing is forgotten, so no cursor holds that back")
+		return
+	}
+	for _, f := range all {
+		where := fmt.Sprintf("scope %s, topic %s, partition %d", f.Scope, f.Topic, f.Partition)
+		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s -topic %s -partition %d", shellQuote(f.Scope), shellQuote(f.Topic), f.Partition)
+		switch {
+		case f.Behind == nil:
+			d.add(levelWarn, check, retire, "%s has not said how far it is: while it has not, keys_log forgets nothing", where)
+		case *f.Behind > *horizon/7:
+			d.add(levelWarn, check, retire, "%s is %s behind: keys_log keeps keys for that much longer, and has tables for %s", where, seconds(*f.Behind), seconds(*horizon/7))
+		}
+	}
+	d.unless(check, "no cursor holds back what keys_log forgets for longer than it has tables for")
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/preflight"
+)
+
+// settingsSQL reads settings that everybody may read. One row. transaction_timeout is of PostgreSQL 17.
+const settingsSQL = `
+select current_setting('track_commit_timestamp') as track, current_setting('idle_in_transaction_session_timeout') as idle_in_transaction,
+       current_setting('idle_session_timeout') as idle, coalesce(current_setting('transaction_timeout', true), '0') as transaction,
+       current_setting('max_prepared_transactions')::int as prepared`
+
+type settings struct {
+	Track, IdleInTransaction, Idle, Transaction string
+	Prepared                                    int32
+}
+
+// openSQL lists the transactions of the whole server that have been open for long, oldest first: a rotator waits for every one that has an id, and vacuum
+// for every one of a client that has a snapshot. In: age in seconds. Of logins whose activity is hidden (hiddenSQL) there are no rows.
+const openSQL = `
+select pid, coalesce(usename::text, '') as login, coalesce(application_name, '') as application, state, extract(epoch from clock_timestamp() - xact_start)::float8 as age,
+       backend_xid is not null as writes
+  from pg_stat_activity
+ where xact_start < clock_timestamp() - make_interval(secs => $1) and (backend_xid is not null or backend_xmin is not null) and backend_type = 'client backend' and pid <> pg_backend_pid()
+ order by xact_start limit 5`
+
+// hiddenSQL reads whether the activity of other logins is hidden from this one.
+const hiddenSQL = `select not pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
+
+// slotsSQL lists replication slots that nobody uses and that hold something back.
+const slotsSQL = `
+select slot_name::text as name, slot_type as type, xmin is not null or catalog_xmin is not null as rows, coalesce(wal_status, '') as wal
+  from pg_replication_slots where not active and (restart_lsn is not null or xmin is not null or catalog_xmin is not null) order by 1`
+
+// standbySQL reads what the server is. One row; replay: how old what a standby has replayed is, null on a primary or where nothing was.
+const standbySQL = `
+select pg_is_in_recovery() as standby, (select timeline_id from pg_control_checkpoint()) as timeline,
+       extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp())::float8 as replay, (select count(*) from pg_stat_replication) as standbys,
+       current_setting('synchronous_standby_names') <> '' as synchronous`
+
+// strangeLanesSQL lists sinks with lanes whose cursor is another database cluster's. By name.
+const strangeLanesSQL = `
+select distinct l.sink from onlyonce.lanes l, pg_control_system() c where l.system_id <> c.system_identifier order by 1`
+
+const (
+	oldTransaction = 5 * time.Minute
+	mostSkew       = 5 * time.Second
+)
+
+func (d *doctor) server(ctx context.Context, tx pgx.Tx) error {
+	notes, err := preflight.Server(ctx, tx)
+	if err != nil {
+		return err
+	}
+	for _, n := range notes {
+		level := levelWarn
+		if n.Fault && n.Name != "standby" { // who asks a standby means to
+			level = levelFail
+		}
+		d.add(level, "server", "", "%s: %s", n.Name, n.Text)
+	}
+	all, err := collect[settings](ctx, tx, settingsSQL)
+	if err != nil {
+		return err
+	}
+	s := all[0]
+	if s.Track != "on" {
+		d.add(levelInfo, "server", "set track_commit_timestamp = on and start the server again, if times are worth some space", "track_commit_timestamp is off: onlyonce explain tells between which times a key was claimed, and not when")
+	}
+	if s.IdleInTransaction == "0" {
+		d.add(levelInfo, "server", "set idle_in_transaction_session_timeout = '5min' for logins of people and of other programs", "idle_in_transaction_session_timeout is 0: a session that forgets its transaction holds up rotation and vacuum for ever; onlyonce's own transactions are bounded")
+	}
+	if s.Idle != "0" {
+		d.add(levelInfo, "server", "set idle_session_timeout = 0 for the logins of consumers and relays", "idle_session_timeout is %s: connections of pools are cut when they idle for so long, and are made again", s.Idle)
+	}
+	if s.Transaction != "0" {
+		d.add(levelInfo, "server", "see that it is longer than consumer.Config.BatchTimeout", "transaction_timeout is %s: it ends longer transactions, handlers' too", s.Transaction)
+	}
+	if s.Prepared > 0 {
+		d.add(levelInfo, "server", "set max_prepared_transactions = 0 unless something needs it", "max_prepared_transactions is %d: a transaction that somebody prepares and leaves holds up rotation; onlyonce prepares none", s.Prepared)
+	}
+	d.unless("server", "its settings hold nothing back")
+	return nil
+}
+
+func (d *doctor) roles(ctx context.Context, tx pgx.Tx) error {
+	const check = "roles"
+	lack, err := preflight.RolesLack(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if len(lack) == 0 {
+		d.add(levelInfo, check, "", "none of the roles of docs/roles.sql is on this server: programs look at their own rights when they start")
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(lack)) {
+		if missing := lack[name]; len(missing) > 0 {
+			d.add(levelFail, check, "run docs/roles.sql again", "role %s lacks rights: %s", name, strings.Join(missing, ", "))
+		}
+	}
+	d.unless(check, "%s have their rights", strings.Join(slices.Sorted(maps.Keys(lack)), ", "))
+	return nil
+}
+
+// clocks compares the database's clock with this machine's: what happens between the two questions is the most that it can be wrong by.
+func (d *doctor) clocks(ctx context.Context, tx pgx.Tx) error {
+	const check = "clocks"
+	var theirs time.Time
+	before := d.ask.clock()
+	if err := tx.QueryRow(ctx, `select clock_timestamp()`).Scan(&theirs); err != nil {
+		return err
+	}
+	after := d.ask.clock()
+	skew := max(before.Sub(theirs), theirs.Sub(after), 0)
+	if skew > mostSkew {
+		d.add(levelWarn, check, "synchronise both (NTP): signatures of webhooks are judged by the clocks of their receivers, all else by the database's", "the database's clock and this machine's differ by %s", skew.Round(time.Millisecond))
+		return nil
+	}
+	d.ok(check, "the database's clock and this machine's agree to within %s", mostSkew)
+	return nil
+}
+
+// obstacles looks for what holds up rotation and vacuum.
+func (d *doctor) obstacles(ctx context.Context, tx pgx.Tx) error {
+	if err := d.transactions(ctx, tx, oldTransaction); err != nil {
+		return err
+	}
+	return d.slots(ctx, tx)
+}
+
+// transactions looks for those that have been open for so long.
+func (d *doctor) transactions(ctx context.Context, tx pgx.Tx, age time.Duration) error {
+	const check = "transactions"
+	type open struct {
+		Pid         int32
+		Login       string
+		Application string
+		State       *string
+		Age         float64
+		Writes      bool
+	}
+	old, err := collect[open](ctx, tx, openSQL, age.Seconds())
+	if err != nil {
+		return err
+	}
+	for _, o := range old {
+		what := "vacuum"
+		if o.Writes {
+			what = "rotation and vacuum"
+		}
+		d.add(levelWarn, check, fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
+			"process %d of login %s (%s) has a transaction open for %s, in state %s: it holds up %s", o.Pid, o.Login, o.Application, seconds(o.Age), orDash(o.State), what)
+	}
+	var hidden bool
+	if err := tx.QueryRow(ctx, hiddenSQL).Scan(&hidden); err != nil {
+		return err
+	}
+	if hidden {
+		d.add(levelInfo, check, "grant pg_read_all_stats to this login", "how long other logins' transactions are open is hidden from this one")
+	}
+	d.unless(check, "none has been open for longer than %s", age)
+	return nil
+}
+
+// slots looks for replication slots that were left behind.
+func (d *doctor) slots(ctx context.Context, tx pgx.Tx) error {
+	const check = "slots"
+	type slot struct {
+		Name, Type string
+		Rows       bool
+		Wal        string
+	}
+	slots, err := collect[slot](ctx, tx, slotsSQL)
+	if err != nil {
+		return err
+	}
+	for _, s := range slots {
+		what := "the server's log"
+		if s.Rows {
+			what += ", and vacuum"
+		}
+		d.add(levelWarn, check, fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')", strings.ReplaceAll(s.Name, "'", "''")),
+			"nobody reads the %s replication slot %s: it holds back %s (wal_status %s)", s.Type, s.Name, what, s.Wal)
+	}
+	d.unless(check, "no replication slot is left behind")
+	return nil
+}
+
+// history looks at what the server is, and whether cursors of the outbox are of this one.
+func (d *doctor) history(ctx context.Context, tx pgx.Tx) error {
+	type server struct {
+		Standby     bool
+		Timeline    int32
+		Replay      *float64
+		Standbys    int64
+		Synchronous bool
+	}
+	all, err := collect[server](ctx, tx, standbySQL)
+	if err != nil {
+		return err
+	}
+	strange, err := collect[struct{ Sink string }](ctx, tx, strangeLanesSQL)
+	if err != nil {
+		return err
+	}
+	for _, s := range strange {
+		d.add(levelFail, "history", "onlyonce outbox rebase (docs/operations.md, After a restore)", "the cursors of sink %s are another database cluster's: relays send nothing of it", s.Sink)
+	}
+	s := all[0]
+	switch {
+	case s.Standby:
+		age := "nothing was replayed yet"
+		if s.Replay != nil {
+			age = "what it has replayed is " + seconds(*s.Replay).String() + " old"
+		}
+		d.add(levelInfo, "history", "", "a standby on timeline %d; %s", s.Timeline, age)
+	default:
+		d.unless("history", "a primary on timeline %d, with %d standbys connected", s.Timeline, s.Standbys)
+	}
+	if s.Standbys > 0 && !s.Synchronous {
+		d.add(levelInfo, "replication", "set synchronous_standby_names, if a failover must lose nothing", "standbys are asynchronous: a failover takes the last commits back, keys and positions with them")
+	} else {
+		d.ok("replication", "no asynchronous standby would lose commits in a failover")
+	}
+	return nil
+}

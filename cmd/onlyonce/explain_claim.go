@@ -1,0 +1,108 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// transactionSQL tells of the transaction that wrote a row; XMIN stands for the row's. A row holds 32 bits of its number, so that of a row which is more
+// than 4 billion transactions old is taken for a later one. Numbers below 3 are none: the row was written frozen. commit_at is null where track_commit_timestamp
+// is off, and where the server has forgotten. NEXT stands for the number after the last.
+const transactionSQL = `case when XMIN::text::bigint >= 3 then (NEXT - mod(NEXT - XMIN::text::bigint, 4294967296)) end as xid,
+       case when XMIN::text::bigint >= 3 then pg_xact_status((NEXT - mod(NEXT - XMIN::text::bigint, 4294967296))::text::xid8) end as xact_status,
+       case when XMIN::text::bigint >= 3 and current_setting('track_commit_timestamp') = 'on' then pg_xact_commit_timestamp(XMIN) end as committed_at`
+
+func transactionOf(xmin, next string) string {
+	return strings.NewReplacer("XMIN", xmin, "NEXT", next).Replace(transactionSQL)
+}
+
+// claimsSQL finds a key in the rings. In: key. Out: a row for each segment that holds it, and for keys_old one for each ring. By the primary key of
+// each segment. A segment's claims have committed between its opening and its closing: nobody inserts into it before its ring's row names it, and it is
+// closed when whoever may have read that has ended. bound: every transaction that wrote into a closed one is below.
+var claimsSQL = func() string {
+	var places []string
+	for _, r := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+		for slot, table := range r.Tables {
+			places = append(places, fmt.Sprintf("select '%s'::text as ring, %d::smallint as slot, '%s'::text as segment, k.xmin, k.fingerprint from %s k where k.key = $1", r.Name, slot, table, table))
+		}
+	}
+	return `
+select f.ring, f.segment, f.fingerprint, s.opened_at, s.closed_at, s.bound::text::bigint as bound,
+       case when f.slot = r.cur then 'current' when f.slot = r.draining then 'draining' when f.slot = any (r.closed) then 'closed'
+            when f.slot = r.retired then 'retired' else 'forgotten' end as state,
+       ` + transactionOf("f.xmin", "n.xid") + `
+  from (` + strings.Join(places, " union all\n        ") + `) f
+  join onlyonce.rings r on r.name = f.ring
+  join onlyonce.segments s on s.ring = f.ring and s.slot = f.slot,
+       (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) n
+ order by f.ring desc, s.opened_at`
+}()
+
+// transaction is who wrote a row, as far as Postgres knows.
+type transaction struct {
+	Xid         int64      `json:"xid"`
+	Status      *string    `json:"status"`       // null: Postgres has forgotten
+	CommittedAt *time.Time `json:"committed_at"` // null: not tracked, or forgotten
+}
+
+func (x *transaction) String() string {
+	if x == nil {
+		return "not known any more"
+	}
+	s := fmt.Sprintf("%d", x.Xid)
+	if x.Status != nil {
+		s += ", " + *x.Status
+	}
+	if x.CommittedAt != nil {
+		return s + " at " + instant(*x.CommittedAt)
+	}
+	return s + "; its time is not known to Postgres"
+}
+
+// claimRow is a key in a segment as it is read.
+type claimRow struct {
+	Ring, Segment, State string
+	Fingerprint          int64
+	OpenedAt, ClosedAt   *time.Time
+	Bound                *int64
+	Xid                  *int64
+	XactStatus           *string
+	CommittedAt          *time.Time
+}
+
+type explainedClaim struct {
+	Ring          string       `json:"ring"`
+	Segment       string       `json:"segment"`
+	State         string       `json:"state"`
+	Remembered    bool         `json:"remembered"`
+	ClaimedAfter  *time.Time   `json:"claimed_after"`
+	ClaimedBefore *time.Time   `json:"claimed_before"`
+	Fingerprint   *string      `json:"fingerprint"`
+	Transaction   *transaction `json:"transaction"`
+}
+
+func transactionFrom(xid *int64, status *string, at *time.Time) *transaction {
+	if xid == nil {
+		return nil
+	}
+	utc(at)
+	return &transaction{*xid, status, at}
+}
+
+func (r *claimRow) explained() explainedClaim {
+	utc(r.OpenedAt)
+	utc(r.ClosedAt)
+	c := explainedClaim{Ring: r.Ring, Segment: r.Segment, State: r.State, ClaimedAfter: r.OpenedAt, ClaimedBefore: r.ClosedAt,
+		Remembered: r.State == "current" || r.State == "draining" || r.State == "closed", Transaction: transactionFrom(r.Xid, r.XactStatus, r.CommittedAt)}
+	if r.Bound != nil && r.Xid != nil && *r.Xid >= *r.Bound {
+		c.Transaction = nil // so old that its number stands for another one by now
+	}
+	if r.Fingerprint != 0 {
+		s := fmt.Sprintf("%016x", uint64(r.Fingerprint))
+		c.Fingerprint = &s
+	}
+	return c
+}

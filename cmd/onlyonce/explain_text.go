@@ -1,0 +1,185 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+func (a *app) writeKey(r *keyReport) {
+	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
+	say("key %s%s", r.Key, r.Of.text())
+	switch {
+	case r.Claimed:
+		say("It was claimed, and is remembered: a copy is a duplicate.")
+	case len(r.Claims) > 0:
+		say("It was claimed, and is no longer asked for: a copy is a new message.")
+	default:
+		say("No segment of the inbox holds it.")
+	}
+	for _, c := range r.Claims {
+		say("\n%s, %s", c.Segment, ringState(c))
+		say("  claimed      %s", between(c))
+		if c.Fingerprint != nil {
+			say("  fingerprint  %s", *c.Fingerprint)
+		} else {
+			say("  fingerprint  none: payloads are not compared")
+		}
+		say("  transaction  %s", c.Transaction)
+	}
+	if !r.Claimed {
+		for _, m := range r.Memory {
+			say("%s", m.text())
+		}
+	}
+	for _, w := range r.Webhooks {
+		say("\nWebhook: endpoint %s claimed it at %s.", cell(w.Endpoint), instant(w.ClaimedAt))
+	}
+	if len(r.Call) > 0 {
+		say("\nIt is the key of a call:")
+		var rows [][]string
+		for _, s := range r.Call {
+			erased := ""
+			if s.ErasedAt != nil {
+				erased = instant(*s.ErasedAt)
+			}
+			rows = append(rows, []string{s.Place, number(s.ID), s.Sink, s.State, number(s.Bytes), erased})
+		}
+		writeTable(a.out, []string{"STORED IN", "ID", "SINK", "STATE", "BYTES", "ERASED AT"}, rows)
+	}
+	a.writeExplainedCalls(r.Calls)
+	a.writeExplainedParked(r.Parked)
+	if q := r.Request; q != nil {
+		expires := "is not completed"
+		if q.ExpiresAt != nil {
+			expires = "expires at " + instant(*q.ExpiresAt)
+		}
+		say("\nHTTP request: %s, since %s, scope %s; its record %s.", q.State, instant(q.CreatedAt), cell(q.Scope), expires)
+		if len(q.Unknown) > 0 {
+			say("Steps of unknown outcome: %s", cell(strings.Join(q.Unknown, ", ")))
+		}
+	}
+	a.writeNotKnown(r.NotKnown)
+}
+
+// text says what a key was made of.
+func (o *explainedID) text() string {
+	if o == nil {
+		return ""
+	}
+	s := fmt.Sprintf(": id %q, scope %q", o.ID, o.Scope)
+	if o.Tenant != "" {
+		s += fmt.Sprintf(", tenant %q", o.Tenant)
+	}
+	if o.Replay > 0 {
+		s += fmt.Sprintf(", in replay %d", o.Replay)
+	}
+	return s
+}
+
+func ringState(c explainedClaim) string {
+	switch c.State {
+	case "retired", "forgotten":
+		return fmt.Sprintf("%s by ring %s: claims do not ask it any more", c.State, c.Ring)
+	}
+	return fmt.Sprintf("%s in ring %s", c.State, c.Ring)
+}
+
+func between(c explainedClaim) string {
+	switch after, before := c.ClaimedAfter, c.ClaimedBefore; {
+	case after != nil && before != nil:
+		return fmt.Sprintf("between %s and %s", instant(*after), instant(*before))
+	case after != nil:
+		return "since " + instant(*after)
+	case before != nil:
+		return "before schema 5, until " + instant(*before)
+	}
+	return "before schema 5"
+}
+
+// text says what it means that a ring does not hold a key.
+func (m *explainedMemory) text() string {
+	since := "holds every key that was ever claimed in it"
+	if m.CompleteFor != nil {
+		since = fmt.Sprintf("holds every key that was claimed in it within the last %s", seconds(*m.CompleteFor))
+	}
+	return fmt.Sprintf("%s remembers %s, and %s.", m.Ring, remembered(m.Horizon), since)
+}
+
+func (a *app) writeExplainedCalls(calls []explainedCall) {
+	if len(calls) == 0 {
+		return
+	}
+	_, _ = fmt.Fprintf(a.out, "\nCalls of that transaction: %d%s\n", len(calls), map[bool]string{true: ", and perhaps more"}[len(calls) == explainLimit])
+	var rows [][]string
+	for _, c := range calls {
+		derived := "not known"
+		if c.Derived != nil {
+			derived = "yes"
+		}
+		rows = append(rows, []string{number(c.ID), c.Sink, c.Name, c.Scope, c.State, c.Key, numberOrDash(c.ParkedID), derived})
+	}
+	writeTable(a.out, []string{"ID", "SINK", "NAME", "SCOPE", "STATE", "KEY", "PARKED", "DERIVED"}, rows)
+}
+
+func (a *app) writeExplainedParked(parked []parkedRow) {
+	if len(parked) == 0 {
+		return
+	}
+	_, _ = fmt.Fprintf(a.out, "\nParked: %d%s\n", len(parked), map[bool]string{true: ", and perhaps more"}[len(parked) == explainLimit])
+	var rows [][]string
+	for i := range parked {
+		p := &parked[i]
+		settled := ""
+		if p.SettledAt != nil {
+			settled = instant(*p.SettledAt)
+		}
+		rows = append(rows, []string{number(p.ID), p.Kind, p.State, p.Reason, p.Scope, p.origin(), instant(p.ParkedAt), settled, firstLine(p.Error, errorShown)})
+	}
+	writeTable(a.out, []string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "PARKED AT", "SETTLED AT", "ERROR"}, rows)
+}
+
+func (a *app) writeNotKnown(open []string) {
+	if len(open) == 0 {
+		return
+	}
+	_, _ = fmt.Fprintln(a.out, "\nNot known:")
+	for _, s := range open {
+		_, _ = fmt.Fprintf(a.out, "  - %s\n", s)
+	}
+}
+
+func (a *app) writePosition(r *positionReport) {
+	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
+	say("%s, partition %d, offset %d", cell(r.Topic), r.Partition, r.Offset)
+	if len(r.Cursors) == 0 {
+		say("No cursor of this database is there.")
+	}
+	for i := range r.Cursors {
+		c := &r.Cursors[i]
+		state := ""
+		if c.State != "" {
+			state = " (" + c.State + ")"
+		}
+		say("\nScope %s, at %d%s: %s: %s.", cell(c.Scope), c.Position, state, c.Offset, c.Means)
+		if m := c.Moved; m != nil {
+			say("  batch        %d to %d", m.From, m.Next)
+			say("  transaction  %s", m.Transaction)
+		} else if c.Offset == "handled" {
+			say("  batch        not on record any more")
+		}
+		a.writeExplainedCalls(c.Calls)
+	}
+	a.writeExplainedParked(r.Parked)
+	if e := r.Event; e != nil {
+		erased := ""
+		if e.ErasedAt != nil {
+			erased = ", erased at " + instant(*e.ErasedAt)
+		}
+		tenant := ""
+		if e.Tenant != "" {
+			tenant = ", tenant " + cell(e.Tenant)
+		}
+		say("\nEvent %s%s, appended at %s%s. Its id was claimed then: onlyonce explain shows it with -scope of who appended it.", cell(e.ID), tenant, instant(e.AppendedAt), erased)
+	}
+	a.writeNotKnown(r.NotKnown)
+}
