@@ -79,8 +79,8 @@ const (
 )
 
 // table has a mutant for each rule that this version enforces. Rules without one, and why: T10 (no remote call inside a
-// transaction) is a shape of the code; K2 (wait for an uncommitted copy) is the primary key's own doing.
-// T5 has one for the consumer only: in the relay two layers detach a COMMIT, in two files. S2
+// transaction) is a shape of the code. K2 (wait for an uncommitted copy) is the primary keys' own doing: one mutant takes them away, one does
+// what many do in their place. T5 has one for the consumer only: in the relay two layers detach a COMMIT, in two files. S2
 // (rights) is a file that its tests read when they run, out of an overlay's reach; what compares it with the server has one. So is the
 // comparison of fingerprints in constant time (H7), which is looked for in the source.
 var table = []mutant{
@@ -277,6 +277,19 @@ var table = []mutant{
 	{rule: "K1 fingerprint", file: schemaRings,
 		old: "when i.f = u.f or i.f = 0 or u.f = 0 then 1", new: "when true then 1",
 		pkg: "./consumer", test: "TestK1ConflictIsParkedAndNeverSkipped"},
+	{rule: "K2 primary key", file: schemaRings,
+		old: "execute format('create table onlyonce.%I (key uuid primary key, fingerprint bigint not null)'", new: "execute format('create table onlyonce.%I (key uuid not null, fingerprint bigint not null)'",
+		pkg: "./dedupe", test: "TestK2DuplicateWaitsForAnUncommittedCopy"},
+	{rule: "K2 uncommitted copy is no duplicate", file: schemaRings, // a key that is being claimed by somebody counts as claimed
+		old: "  foreach slot in array closed loop\n    probe := rest;\n    if uses",
+		new: "  select array_agg(u.k) into got from unnest(rest) as u(k) where not pg_try_advisory_xact_lock(hashtextextended(u.k::text, 0));\n" +
+			"  if got is not null then\n" +
+			"    found := got;\n" +
+			"    theirs := array_fill(0::bigint, array[cardinality(got)]);\n" +
+			"    select array_agg(u.k), array_agg(u.f) into rest, prints from unnest(rest, prints) as u(k, f) where u.k <> all (got);\n" +
+			"  end if;\n" +
+			"  foreach slot in array closed loop\n    exit when rest is null;\n    probe := rest;\n    if uses",
+		pkg: "./dedupe", test: "TestK2DuplicateWaitsForAnUncommittedCopy"},
 	{rule: "K3 closed segments are asked", file: schemaRings,
 		old: "  foreach slot in array closed loop\n    probe := rest;", new: "  foreach slot in array closed[:0] loop\n    probe := rest;",
 		pkg: "./internal/ring", test: "TestK3KeyIsFoundInEverySegment"},
@@ -325,6 +338,9 @@ var table = []mutant{
 	{rule: "K6 frontier", file: "internal/ring/keys.go",
 		old: "     and (f.frontier is null or f.frontier < g.closed_at + r.horizon)\n", new: "     and f.frontier is null\n",
 		pkg: "./internal/ring", test: "TestK6FrontierHoldsBackRetention"},
+	{rule: "K6 log's time", file: "internal/ring/keys.go",
+		old: "r.Needed, r.Reads, r.Heirs = logNeeded,", new: "r.Needed, r.Reads, r.Heirs = clockNeeded,",
+		pkg: "./consumer", test: "TestK6OutageLongerThanTheHorizon"},
 	{rule: "K6 frontier of another run", file: "internal/ring/keys.go",
 		old: "f.cursor_id = c.id and f.run = c.run\n", new: "f.cursor_id = c.id\n",
 		pkg: "./internal/ring", test: "TestK6FrontierHoldsBackRetention"},
