@@ -47,7 +47,7 @@ func expireRing(ctx context.Context, db *database, _ *window) (got sample, err e
 		return sample{}, err
 	}
 	k := &keyStore{database: db}
-	if err := k.loadRing(ctx, expiryKeys*bigSegments); err != nil {
+	if err := k.loadRing(ctx, 1, expiryKeys); err != nil {
 		return sample{}, err
 	}
 	if err := k.exec(ctx, `update onlyonce.segments set closed_at = closed_at - interval '8 days', opened_at = opened_at - interval '8 days' where ring = 'keys_log' and slot = 1`); err != nil {

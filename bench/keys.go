@@ -72,7 +72,7 @@ func (s *keyStores) get(ctx context.Context, srv *server, keys int, oneTable boo
 	if oneTable {
 		err = k.loadTable(ctx, keys)
 	} else {
-		err = k.loadRing(ctx, keys)
+		err = k.loadRing(ctx, bigSegments, keys)
 	}
 	if err != nil {
 		return nil, err
@@ -99,21 +99,23 @@ func (k *keyStore) loadTable(ctx context.Context, keys int) error {
 }
 
 // loadRing makes closed segments with their filters, and loads these.
-func (k *keyStore) loadRing(ctx context.Context, keys int) error {
-	for slot := 1; slot <= bigSegments; slot++ {
+func (k *keyStore) loadRing(ctx context.Context, segments, keys int) error {
+	for slot := 1; slot <= segments; slot++ {
 		table := fmt.Sprintf("keys_log_%d", slot)
-		if err := k.exec(ctx, fmt.Sprintf(loadSegmentSQL, table, keys/bigSegments), "vacuum analyze onlyonce."+table); err != nil {
+		if err := k.exec(ctx, fmt.Sprintf(loadSegmentSQL, table, keys/segments), "vacuum analyze onlyonce."+table); err != nil {
 			return err
 		}
 	}
-	err := k.exec(ctx, `update onlyonce.rings set closed = '{7,6,5,4,3,2,1}', uses = array[null, 1, 2, 3, 4, 5, 6, 7, null, null]::bigint[], horizon = '7 days' where name = 'keys_log'`,
-		`update onlyonce.segments set closed_at = clock_timestamp(), opened_at = clock_timestamp() - interval '1 day', use_no = 1 where ring = 'keys_log' and slot between 1 and 7`)
+	err := k.exec(ctx, fmt.Sprintf(`update onlyonce.rings r set closed = array(select s from generate_series(%[1]d, 1, -1) s),
+	     uses = array(select case when s between 1 and %[1]d then s end::bigint from generate_series(0, 9) s order by s) where r.name = 'keys_log'`, segments),
+		fmt.Sprintf(`update onlyonce.segments set closed_at = clock_timestamp(), opened_at = clock_timestamp() - interval '1 day', use_no = 1
+	     where ring = 'keys_log' and slot between 1 and %d`, segments))
 	if err != nil {
 		return err
 	}
 	log := slog.New(slog.DiscardHandler)
 	k.filters, k.builder = inbox.NewFilters(k.pool, "keys_log", log), inbox.NewBuilder(k.pool, ring.KeysLog(), log)
-	if err := k.build(ctx, bigSegments); err != nil {
+	if err := k.build(ctx, segments); err != nil {
 		return err
 	}
 	// Due when it holds anything: how old a segment is plays no part here.

@@ -96,7 +96,7 @@ func TestPick(t *testing.T) {
 }
 
 func TestUsageErrors(t *testing.T) {
-	for _, args := range [][]string{{"-only", "P99"}, {"-rounds", "0"}, {"-seconds", "0"}, {"-nonsense"}, {"P2"}} {
+	for _, args := range [][]string{{"-only", "P99"}, {"-rounds", "0"}, {"-seconds", "0"}, {"-nonsense"}, {"P2"}, {"-days", "30"}, {"-keys", "1"}, {"-scale", "0"}} {
 		var out, err bytes.Buffer
 		if code := run(t.Context(), args, &out, &err); code != 2 || err.Len() == 0 {
 			t.Errorf("%v: exit status %d, %q", args, code, &err)

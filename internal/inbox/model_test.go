@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -88,7 +89,8 @@ type model struct {
 	now      int
 	frontier int // of the one cursor
 	commits  int
-	tx       *modelTx
+	tx       *modelTx // the one that stays open, nil: none
+	begun    []*modelTx
 }
 
 const resetSQL = `
@@ -133,6 +135,14 @@ func TestK4ModelOfTheInbox(t *testing.T) {
 	r.exec(`with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id)
 	  insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, start_offset, run_start, start_policy)
 	  select id, 'stock', 'orders', 0, 'k', 0, 0, 'earliest' from l`)
+	// Bounded, unless more is asked for; and what fails is told by its seed.
+	for name, value := range map[string]string{"rapid.checks": "60", "rapid.nofailfile": "true"} {
+		if f := flag.Lookup(name); f.Value.String() == f.DefValue {
+			if err := f.Value.Set(value); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	rapid.Check(t, func(rt *rapid.T) {
 		m := newModel(t, r)
 		defer m.end()
@@ -177,9 +187,10 @@ func (m *model) loadsThem(rt *rapid.T) {
 	}
 }
 
+// end rolls back whatever was left open, so that the next sequence can begin.
 func (m *model) end() {
-	if m.tx != nil {
-		_ = m.tx.tx.Rollback(context.Background())
+	for _, x := range m.begun {
+		_ = x.tx.Rollback(context.Background())
 	}
 }
 
@@ -308,6 +319,7 @@ func (m *model) begin(level pgx.TxIsoLevel) *modelTx {
 		m.t.Fatal(err)
 	}
 	x := &modelTx{tx: tx, level: level, before: map[string]int{}, commit: m.commits, wrote: map[string]map[int]standing{}}
+	m.begun = append(m.begun, x)
 	for name, r := range m.rings {
 		x.before[name], x.wrote[name] = r.version, map[int]standing{}
 	}
