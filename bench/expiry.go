@@ -53,7 +53,11 @@ func expireRing(ctx context.Context, db *database, _ *window) (got sample, err e
 	if err := k.exec(ctx, `update onlyonce.segments set closed_at = closed_at - interval '8 days', opened_at = opened_at - interval '8 days' where ring = 'keys_log' and slot = 1`); err != nil {
 		return sample{}, err
 	}
+	var before, emptied usage
 	got, err = spent(ctx, db, func() error {
+		if before, err = db.srv.usage(ctx); err != nil {
+			return err
+		}
 		for {
 			out, err := k.rotator.Step(ctx)
 			if err != nil {
@@ -63,9 +67,13 @@ func expireRing(ctx context.Context, db *database, _ *window) (got sample, err e
 				break
 			}
 		}
+		if emptied, err = db.srv.usage(ctx); err != nil {
+			return err
+		}
 		_, err := k.builder.Step(ctx)
 		return err
 	})
+	got.disk = float64(emptied.wal-before.wal) / expiryKeys // before the filter is deleted
 	return got, errors.Join(err, k.rotator.Release(ctx))
 }
 

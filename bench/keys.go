@@ -267,7 +267,10 @@ func (c *claimWork) one(ctx context.Context, r *rand.ChaCha8, bodies [][]byte) e
 
 // kept is how many keys P8 keeps.
 func (o options) kept() int {
-	if o.long {
+	switch {
+	case o.keep > 0:
+		return o.keep
+	case o.long:
 		return keptLong
 	}
 	return keptShort
