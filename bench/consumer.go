@@ -36,7 +36,7 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P6a", bar: 10, of: rates}}, open: against(watermillSide)},
 		{what: "dedupe and one effect a message: batch of 100, random keys, 4 connections; peer: River, unique jobs",
 			metrics: []metric{{name: "P6b", bar: 40, of: rates}}, open: against(riverSide)},
-		{what: "random keys, 100 a transaction with their effects, 4 connections, checkpoints and a rotation: a ring that keeps 5 million (-long: 50); plain: one that keeps a fiftieth",
+		{what: "random keys, 100 a transaction with their effects, 4 connections, checkpoints and a rotation: a ring that keeps 5 million (-long: 50, or -kept); plain: one that keeps a fiftieth",
 			metrics: []metric{{name: "P8a", bar: 0.85, of: rates}}, rounds: 3, open: stores.keptAgainst(false)},
 		{what: "the same ring; plain: one table of as many keys; and its WAL a key against the table's",
 			metrics: []metric{{name: "P8b", bar: 1.5, of: rates}, {name: "P8c", bar: 0.25, atMost: true, of: walShare}}, rounds: 3, open: stores.keptAgainst(true)},
