@@ -108,6 +108,7 @@ func TestK2DuplicateWaitsForAnUncommittedCopy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			defer func() { _ = first.Rollback(context.Background()) }() // the pool closes only then
 			if _, err := dedupe.Claim(t.Context(), first, key("a", "1")); err != nil {
 				t.Fatal(err)
 			}
