@@ -9,7 +9,7 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-.PHONY: help quickstart test lint bench mutants matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
+.PHONY: help quickstart test lint bench retention mutants matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -28,6 +28,9 @@ lint: ## go vet and golangci-lint
 
 bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
 	cd bench && $(GO) run . $(if $(ONLY),-only $(ONLY),)
+
+retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
+	cd bench && $(GO) run . -retention $(ARGS)
 
 mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks
 	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./internal/mutants $(if $(ONLY),-only $(ONLY),)

@@ -18,6 +18,7 @@ type work struct {
 
 // allPairs are the pairs in the order of their names.
 func allPairs() []pair {
+	stores := &keyStores{}
 	return []pair{
 		{what: "one message a transaction, 1 connection; plain: Begin, Exec, Commit",
 			metrics: []metric{{name: "P1a", bar: 1.0, of: rates}}, open: work{connections: 1, batch: 1, id: randomID, onePlain: applyWaiting}.open},
@@ -35,6 +36,16 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P6a", bar: 10, of: rates}}, open: against(watermillSide)},
 		{what: "dedupe and one effect a message: batch of 100, random keys, 4 connections; peer: River, unique jobs",
 			metrics: []metric{{name: "P6b", bar: 40, of: rates}}, open: against(riverSide)},
+		{what: "random keys, 100 a transaction with their effects, 4 connections, checkpoints and a rotation: a ring that keeps 5 million (-long: 50, or -kept); plain: one that keeps a fiftieth",
+			metrics: []metric{{name: "P8a", bar: 0.85, of: rates}}, rounds: 3, open: stores.keptAgainst(false)},
+		{what: "the same ring; plain: one table of as many keys; and its WAL a key against the table's",
+			metrics: []metric{{name: "P8b", bar: 1.5, of: rates}, {name: "P8c", bar: 0.25, atMost: true, of: walShare}}, rounds: 3, open: stores.keptAgainst(true)},
+		{what: "longest time without a claim during a rotation, while a transaction is held open elsewhere for 10 s; P8e: without either",
+			metrics: []metric{{name: "P8d", bar: 100, atMost: true, unit: "ms", of: func(w, _ sample) (float64, bool) { return longestGap(w), true }},
+				{name: "P8e", shown: true, unit: "ms", of: func(_, p sample) (float64, bool) { return longestGap(p), true }}}, rounds: 3, open: stores.stalled},
+		{what: "a million keys and their filter are forgotten by a rotator; plain: DELETE and VACUUM; and the rotator's WAL a key; P9c: without the filter",
+			metrics: []metric{{name: "P9a", bar: 0.1, atMost: true, of: duration}, {name: "P9b", bar: 1, atMost: true, unit: "bytes", of: walEach},
+				{name: "P9c", shown: true, unit: "bytes", of: func(w, _ sample) (float64, bool) { return w.disk, true }}}, rounds: 3, open: expiry},
 		{what: "relay to a sink that does nothing; plain: a DELETE queue by hand, 1,000 at a time",
 			metrics: []metric{{name: "P10a", bar: 1.5, of: rates}}, open: drained(queueDrain(), relayRate)},
 		{what: "relay to a sink that does nothing; peer: Watermill's forwarder, 1,000 at a time, to a publisher that does nothing",

@@ -28,6 +28,9 @@ type options struct {
 	json    bool
 	profile string
 	long    bool
+	keep    int  // how many keys P8 keeps; 0: by long
+	retains bool // simulate retention, and measure no ratio
+	sim     sim
 }
 
 func main() {
@@ -72,7 +75,13 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	fs.BoolVar(&o.verbose, "v", false, "print min and max, and every round to standard error")
 	fs.BoolVar(&o.json, "json", false, "print one JSON object a ratio")
 	fs.StringVar(&o.profile, "profile", "", "directory for CPU profiles of the last round, one a side")
-	fs.BoolVar(&o.long, "long", false, "the long form of the ratios that have one (P14, P17: a minute a side)")
+	fs.BoolVar(&o.long, "long", false, "the long form of the ratios that have one (P8: 50 million keys; P14, P17: a minute a side)")
+	fs.IntVar(&o.keep, "kept", 0, "how many keys P8 keeps (default: 5 million, with -long 50 million)")
+	fs.BoolVar(&o.retains, "retention", false, "simulate months of retention instead, and print what keys take")
+	fs.IntVar(&o.sim.days, "days", 45, "with -retention: simulated days")
+	fs.IntVar(&o.sim.horizon, "horizon", 30, "with -retention: days for which keys are remembered")
+	fs.IntVar(&o.sim.keys, "keys", 100_000, "with -retention: keys a simulated day")
+	fs.Float64Var(&o.sim.scale, "scale", 1e7, "with -retention: keys a day to which the figures are scaled")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
@@ -84,6 +93,14 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return o, fmt.Errorf("-rounds is %d: must be at least 1", o.rounds)
 	case o.window < 100*time.Millisecond:
 		return o, fmt.Errorf("-seconds is %g: must be at least 0.1", seconds)
+	case o.keep != 0 && o.keep < smallShare*bigSegments:
+		return o, fmt.Errorf("-kept is %d: must be at least %d", o.keep, smallShare*bigSegments)
+	case o.sim.horizon < 1 || o.sim.days < o.sim.horizon*8/7+2:
+		return o, fmt.Errorf("-days is %d, -horizon %d: must be at least 1, and days 8/7 of it and 2 more, so that a segment is forgotten", o.sim.days, o.sim.horizon)
+	case o.sim.keys < 1000:
+		return o, fmt.Errorf("-keys is %d: must be at least 1000", o.sim.keys)
+	case o.sim.scale < 1:
+		return o, fmt.Errorf("-scale is %g: must be at least 1", o.sim.scale)
 	}
 	return o, nil
 }
@@ -139,6 +156,9 @@ func measureAll(ctx context.Context, o options, pairs []pair, stdout, stderr io.
 	defer func() { err = errors.Join(err, srv.close()) }()
 	if srv.postmaster == 0 {
 		progress("the server's processes are not to be seen from here: its CPU time is not measured")
+	}
+	if o.retains {
+		return false, o.sim.simulate(ctx, srv, stdout)
 	}
 	commit := headCommit(ctx)
 	for _, p := range pairs {

@@ -31,6 +31,7 @@ type sample struct {
 	used     usage         // by this process and the server
 	disk     float64       // bytes a message that the tables of onlyonce hold at the end
 	p50, p99 time.Duration // of a batch or a call, where that is what is measured
+	gap      time.Duration // longest time without a commit, where that is what is measured
 }
 
 func (s sample) rate() float64 { return float64(s.messages) / s.elapsed.Seconds() }

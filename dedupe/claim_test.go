@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,14 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
+
+// patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
+var patience = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
+		return d
+	}
+	return 30 * time.Second
+}()
 
 func key(id, payload string) dedupe.Key {
 	return dedupe.Key{Scope: "stock", ID: id, Fingerprint: dedupe.FingerprintOf([]byte(payload))}
@@ -99,6 +108,7 @@ func TestK2DuplicateWaitsForAnUncommittedCopy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			defer func() { _ = first.Rollback(context.Background()) }() // the pool closes only then
 			if _, err := dedupe.Claim(t.Context(), first, key("a", "1")); err != nil {
 				t.Fatal(err)
 			}
@@ -148,7 +158,11 @@ func blocked(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
+	deadline := time.Now().Add(patience)
 	for n := 0; n == 0; <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatal("nobody waits for a lock")
+		}
 		err := pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&n)
 		if err != nil {
 			t.Fatal(err)

@@ -159,9 +159,6 @@ func (d *doctor) ring(k *keyRing, held bool, who []string) {
 		if s.Opened != nil && *s.Opened < -60 || s.Closed != nil && *s.Closed < -60 {
 			d.add(levelFail, check, "see to the clock of the database's server; rotation goes on by itself when it has caught up", "%s was opened or closed in the future: the clock went back, and rotation is halted", s.Table)
 		}
-		if k.Ring == "keys_log" && s.Keys > inbox.MostKeys {
-			d.add(levelWarn, check, "shorten the horizon, or spread partitions over databases: onlyonce inbox plan", "%s holds about %.3g keys, more than the %.3g that filters are built of: claims ask it by SQL", s.Table, float64(s.Keys), float64(inbox.MostKeys))
-		}
 	}
 	if k.Horizon == nil {
 		d.add(levelInfo, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D, if that is not meant", k.Ring), "keys are remembered for ever: nothing is rotated, and the tables grow")
