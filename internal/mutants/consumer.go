@@ -1,7 +1,5 @@
 package main
 
-import "strings"
-
 // consumerRules are mutants of the consumer and of the transactions that all engines share: rules T, F, D, S.
 var consumerRules = []mutant{
 	{rule: "T1 record before the work", file: "consumer/handle.go",

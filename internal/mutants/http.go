@@ -1,7 +1,5 @@
 package main
 
-import "strings"
-
 // httpRules are mutants of the HTTP layer, both sides: rules H.
 var httpRules = []mutant{
 	{rule: "H1 client other methods", file: "idempotency/transport.go",

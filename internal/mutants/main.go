@@ -1,6 +1,6 @@
 // Command mutants takes the rules out of the code one by one, and checks that a test fails for each.
 //
-// A mutant is a row of the table in table.go: a rule, a file, a snippet that stands there exactly once, what replaces it,
+// A mutant is a row of the table that table.go joins: a rule, a file, a snippet that stands there exactly once, what replaces it,
 // and the test that must fail. It runs through `go test -overlay`, which reaches embedded SQL too, so the tree is never touched.
 //
 //	go run ./internal/mutants            # all

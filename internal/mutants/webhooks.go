@@ -1,7 +1,5 @@
 package main
 
-import "strings"
-
 // webhooksRules are mutants of webhooks: rules W.
 var webhooksRules = []mutant{
 	{rule: "W2 body over the limit", file: "webhook/verify.go",
