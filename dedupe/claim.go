@@ -48,7 +48,7 @@ func (o Outcome) String() string {
 
 // claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the same order.
 // Inserts into segments of the inbox in key order and waits there for uncommitted copies; any isolation level.
-const claimSQL = `select onlyonce.claim($1, $2)`
+const claimSQL = `select onlyonce.claim_clock($1, $2)`
 
 // Claim claims one key in the caller's transaction, before its effects:
 //
