@@ -35,7 +35,7 @@ const (
 	purgeBatch = 500
 )
 
-// Run forgets ids and bodies whose retention has passed, and reconciles, until ctx ends; then it returns nil. Requests are served without
+// Run forgets ids and bodies whose retention has passed, rotates the inbox, and reconciles, until ctx ends; then it returns nil. Requests are served without
 // it, and any number of processes may run it. It returns an error if the schema does not fit or the database cannot be reached at the
 // start, or if the inbox remembers ids for less than Retention (W10). A role without the right to delete is told of once, in the log: another process must forget.
 func (r *Receiver) Run(ctx context.Context) error {
@@ -48,6 +48,12 @@ func (r *Receiver) Run(ctx context.Context) error {
 	if err := inbox.Holds(ctx, r.pool, "keys_clock", r.cfg.Retention); err != nil {
 		return fmt.Errorf("webhook: endpoint %s: ReceiverConfig.Retention: %w", r.cfg.Endpoint, err)
 	}
+	rotating := make(chan struct{})
+	defer func() { <-rotating }()
+	go func() {
+		defer close(rotating)
+		inbox.Rotate(ctx, r.pool, r.cfg.Logger)
+	}()
 	purgeAt, reconcileAt := time.Now(), time.Now()
 	told := false
 	timer := time.NewTimer(0)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/migrations"
 )
@@ -92,6 +93,22 @@ func (a *app) readSnapshot(ctx context.Context, address, what string, f func(ctx
 			})
 		})
 	})
+}
+
+// pool makes the connections of a verb that goes on until it is stopped, under a name that the server shows. It does not connect.
+func (a *app) pool(ctx context.Context, address, name string) (*pgxpool.Pool, error) {
+	address, from, err := a.address(address)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := pgxpool.ParseConfig(address)
+	if err != nil {
+		return nil, badAddress(from, address, err)
+	}
+	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
+		cfg.ConnConfig.RuntimeParams["application_name"] = name
+	}
+	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
 func (a *app) connect(ctx context.Context, address string) (*database, error) {

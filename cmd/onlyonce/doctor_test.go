@@ -253,6 +253,7 @@ func TestDoctorServer(t *testing.T) {
 	f.exec(oldCurrent)
 	f.exec(`create role stock login in role onlyonce_app, onlyonce_rotator`)
 	asOps.examines(true).has(t, "keys_log", levelFail, "although postgres, stock may")
+	asOps.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring keys_log", "onlyonce_rotator")
 	asOps.run("explain", "k", "-scope", "s").want(t, statusGood, "No segment")
 	asOps.run("explain", "-topic", "t", "-partition", "0", "-offset", "1").want(t, statusGood)
 	f.exec(`truncate onlyonce.keys_log_0`)

@@ -114,10 +114,13 @@ func (a *app) relay(ctx context.Context, address, file string, health *string, c
 	}
 	cfg.Logger = slog.New(slog.NewTextHandler(a.stderr, nil))
 	cfg.Hooks.Lease = h.lease
-	pool, poolErr := a.relayPool(ctx, address, check)
-	if pool != nil {
-		defer pool.Close()
-		h.pool = pool
+	var pool *pgxpool.Pool
+	var poolErr error
+	if !check {
+		if pool, poolErr = a.pool(ctx, address, "onlyonce relay"); pool != nil {
+			defer pool.Close()
+			h.pool = pool
+		}
 	}
 	relay, err := a.newRelay(pool, cfg, &faults)
 	if len(faults) > 0 {
@@ -174,25 +177,6 @@ func (noSink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Second}
 }
 func (noSink) Send(context.Context, *outbox.Delivery) outbox.Result { return outbox.Result{} }
-
-// relayPool makes the relay's connections. It does not connect. Nil with check.
-func (a *app) relayPool(ctx context.Context, address string, check bool) (*pgxpool.Pool, error) {
-	if check {
-		return nil, nil
-	}
-	address, from, err := a.address(address)
-	if err != nil {
-		return nil, err
-	}
-	cfg, err := pgxpool.ParseConfig(address)
-	if err != nil {
-		return nil, badAddress(from, address, err)
-	}
-	if cfg.ConnConfig.RuntimeParams["application_name"] == "" {
-		cfg.ConnConfig.RuntimeParams["application_name"] = "onlyonce relay"
-	}
-	return pgxpool.NewWithConfig(ctx, cfg)
-}
 
 // relayHealth answers whether a relay works.
 type relayHealth struct {
