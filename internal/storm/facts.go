@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -297,35 +298,28 @@ func each(ctx context.Context, pool *pgxpool.Pool, sql, scope string, into []any
 	return err
 }
 
-func (s *storm) key(id string) dedupe.Key {
-	return dedupe.Key{Scope: s.topic, ID: id, Fingerprint: dedupe.NoFingerprint}
-}
-
-// readInbox finds out which keys are claimed, by claiming all of them in a transaction that is rolled back: where they are stored is package
-// dedupe's business.
+// readInbox finds out which keys are claimed.
 func (s *storm) readInbox(ctx context.Context, claimed map[string]bool) error {
 	ids := slices.Clone(s.stream.aborted)
 	for _, m := range s.stream.messages {
 		ids = append(ids, m.ID)
 	}
-	tx, err := s.pool.Begin(ctx)
-	if err != nil {
-		return err
-	}
 	for part := range slices.Chunk(ids, 5000) {
-		keys := make([]dedupe.Key, len(part))
+		keys, of := make([]uuid.UUID, len(part)), make(map[uuid.UUID]string, len(part))
 		for i, id := range part {
-			keys[i] = s.key(id)
+			keys[i] = dedupe.Key{Scope: s.topic, ID: id, Fingerprint: dedupe.NoFingerprint}.Hash()
+			of[keys[i]] = id
 		}
-		outcomes, err := dedupe.ClaimAll(ctx, tx, keys)
+		rows, err := s.pool.Query(ctx, `select key from onlyonce.inbox where key = any($1)`, keys)
 		if err != nil {
-			return errors.Join(err, tx.Rollback(ctx))
+			return err
 		}
-		for i, o := range outcomes {
-			claimed[part[i]] = o != dedupe.Fresh
+		var key uuid.UUID
+		if _, err := pgx.ForEachRow(rows, []any{&key}, func() error { claimed[of[key]] = true; return nil }); err != nil {
+			return err
 		}
 	}
-	return tx.Rollback(ctx)
+	return nil
 }
 
 // readLog reads the topic from its beginning, as a reader of committed records does.
