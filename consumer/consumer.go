@@ -50,7 +50,7 @@ type Consumer struct {
 
 // New checks everything it can without a server, and returns every fault at once, each naming its field. The
 // pool needs a connection for each partition that this process is to work on at the same time, and one more for each
-// whose parked messages are tried again meanwhile.
+// whose parked messages are tried again meanwhile, and two for what goes on in the background (rotation and filters of the inbox).
 func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consumer, error) {
 	return build(&Consumer{pool: pool, source: source, handler: handler, cfg: cfg}, nil, handler == nil)
 }

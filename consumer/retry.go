@@ -143,7 +143,9 @@ func (r *retrier) run(ctx, work context.Context) error {
 			err = r.promote(ctx)
 		}
 		if err == nil {
-			err = r.mark(ctx)
+			if failed := r.mark(ctx); failed != nil && ctx.Err() == nil { // it holds back retention, and no message
+				r.c.cfg.Logger.Warn("onlyonce: how far the log is handled was not noted", "topic", r.id.Topic, "partition", r.id.Partition, "error", failed)
+			}
 		}
 		tended := time.Now()
 		for more := err == nil && r.next <= 0; more && err == nil && ctx.Err() == nil; {

@@ -24,7 +24,7 @@
 // # Two copies at once
 //
 // A claims k and writes; B claims k. B must not call itself a duplicate: A may still roll back, and then nobody would have
-// applied the message. So B waits at the primary key of the inbox until A ends, and is then a duplicate or fresh. B
+// applied the message. So B waits at the primary key of the segment until A ends, and is then a duplicate or fresh. B
 // reads A's fingerprint in a later statement than the one that waited, because under READ COMMITTED only that one
 // sees what A committed. Under REPEATABLE READ and above PostgreSQL ends B with SQLSTATE 40001 instead.
 //

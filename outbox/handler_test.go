@@ -17,6 +17,37 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
+// O1: a call stands in the log for longer than its key is remembered (its sink is paused, or it is due later, or the relay has just kept it): enqueued again it is not
+// written again, nor while its outcome is unknown; and with other bytes it is refused still.
+func TestO1CallBeyondTheHorizon(t *testing.T) {
+	r := newRig(t)
+	plain := func(id string) outbox.Call {
+		c := charge(id)
+		c.Header = nil
+		return c
+	}
+	r.enqueue(plain("order-17"))
+	r.exec(`delete from onlyonce.inbox`)
+	r.enqueue(plain("order-17"), plain("order-18"))
+	if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 2 {
+		t.Errorf("%d rows for two calls", n)
+	}
+	r.exec(`delete from onlyonce.inbox`)
+	other := plain("order-17")
+	other.Body = []byte("another sum")
+	err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return outbox.Enqueue(t.Context(), tx, other) })
+	if !errors.Is(err, outbox.ErrConflict) {
+		t.Errorf("with other bytes: %v", err)
+	}
+	r.exec(`insert into onlyonce.parked (kind, state, reason, key, tenant, scope, sink, lane, row_id, call_name, method, target, body)
+	  select 'call', 'reconcile', 'window', key, tenant, scope, sink, lane, id, name, method, target, body from onlyonce.outbox_log order by id limit 1`)
+	r.exec(`truncate onlyonce.outbox_log`)
+	r.enqueue(plain("order-17"))
+	if n := one[int](r, `select count(*) from onlyonce.outbox_log`); n != 0 {
+		t.Error("a call of unknown outcome is sent as a new one when its key is forgotten")
+	}
+}
+
 // A handler's calls are its message's: they commit with its effects or not at all, a second handling of the
 // message asks for the same calls, and two calls that cannot be told apart are an error of the handler.
 func TestCallsOfAHandler(t *testing.T) {

@@ -59,7 +59,7 @@
 //
 // Signatures without end: headers that count have at most 4096 bytes and 16 signatures, and there are at most 8 secrets.
 //
-// Copies at once: the claim waits at the primary key of the inbox for whoever has claimed the id and not ended, because that one may roll back.
+// Copies at once: the claim waits at the primary key of the segment for whoever has claimed the id and not ended, because that one may roll back.
 // It waits for two seconds at most: the sender's patience is short, and it comes again.
 //
 // A handler that fails after the id was noted: there is no such order of things. Both commit, or neither.

@@ -56,11 +56,16 @@ func (r *Receiver) Run(ctx context.Context) error {
 	}()
 	purgeAt, reconcileAt := time.Now(), time.Now()
 	told := false
+	start := true
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		if !time.Now().Before(purgeAt) {
 			purgeAt = time.Now().Add(purgeEvery)
+			if err := inbox.Holds(ctx, r.pool, "keys_clock", r.cfg.Retention); err != nil && !start && ctx.Err() == nil {
+				r.cfg.Logger.Error("onlyonce: ids of webhooks may be forgotten too early", "endpoint", r.cfg.Endpoint, "error", err)
+			}
+			start = false
 			if err := r.purge(ctx); err != nil && ctx.Err() == nil && !(told && guard.SQLState(err) == "42501") {
 				told = told || guard.SQLState(err) == "42501"
 				r.cfg.Logger.Warn("onlyonce: forgetting old ids of webhooks failed", "endpoint", r.cfg.Endpoint, "error", err)
@@ -112,7 +117,8 @@ func (r *Receiver) purge(ctx context.Context) error {
 // Reconcile brings what the provider has, and never reached the endpoint: senders give up, and endpoints get disabled.
 type Reconcile struct {
 	// List calls each for every event since a time: of the provider's API, in any order, with as many others as it likes. The zero time means that
-	// there was no reconciliation before. Event.ID must be what the webhook has, and Body what a handler understands; both are required, and
+	// there was no reconciliation before: an endpoint that has received for longer than ids are remembered must not bring what is older than that. It is never
+	// longer ago than ReceiverConfig.Retention otherwise. Event.ID must be what the webhook has, and Body what a handler understands; both are required, and
 	// Type, Header and Time are taken as they are. Provider is filled in. An error of each is to be returned. Required.
 	List func(ctx context.Context, since time.Time, each func(*Event) error) error
 	// Every is how long after the begin of one the next one begins, whichever process runs it. Default 15 min, at least 1 s.
@@ -173,6 +179,10 @@ func (r *Receiver) reconcile(ctx context.Context) (wait time.Duration, err error
 	from := time.Time{}
 	if since != nil {
 		from = *since
+		if known := began.Add(-r.cfg.Retention); from.Before(known) { // what is older was forgotten, and would be brought again
+			r.cfg.Logger.Warn("onlyonce: the last reconciliation of webhooks is longer ago than ids are remembered: what is older is not listed", "endpoint", r.cfg.Endpoint, "since", from, "listed_since", known)
+			from = known
+		}
 	}
 	err = r.cfg.Reconcile.List(listing, from, func(e *Event) error {
 		listed++

@@ -29,6 +29,15 @@ const discardSQL = `
 update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null
  where id = any ($1::bigint[]) and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
 
+// claimGivenUpSQL claims the keys of messages and events that are given up: those that were parked for longer than a horizon are remembered no more,
+// and a copy would be applied (K7). In: ids, settled by now. One row: nothing that counts. Of the two rings, the log's first, as everywhere.
+const claimGivenUpSQL = `
+with given_up as (
+  select p.kind, p.key from onlyonce.parked p
+   where p.id = any ($1::bigint[]) and p.kind in ('message', 'event') and p.key is not null and p.reason not in ('conflict', 'no-key'))
+select onlyonce.claim_log(array(select key from given_up where kind = 'message'), array(select 0::bigint from given_up where kind = 'message')),
+       onlyonce.claim_clock(array(select key from given_up where kind = 'event'), array(select 0::bigint from given_up where kind = 'event'))`
+
 // promoteSQL makes the first row of an ordering key due; see the function's comment in the migration. In: ordering key.
 const promoteSQL = `select onlyonce.promote($1::uuid)`
 
@@ -200,6 +209,9 @@ func (q *selection) do(ctx context.Context, tx pgx.Tx, now *selected) (*selected
 		var tag pgconn.CommandTag
 		tag, err = tx.Exec(ctx, sql, now.IDs)
 		changed = tag.RowsAffected()
+		if err == nil && q.discard {
+			_, err = tx.Exec(ctx, claimGivenUpSQL, now.IDs)
+		}
 		if err == nil && !q.discard && q.kindOf() == kindEvent {
 			var appended int64
 			err = tx.QueryRow(ctx, appendParkedSQL, now.IDs).Scan(&appended)

@@ -76,6 +76,7 @@ func TestRedriveHead(t *testing.T) {
 func TestDiscardHead(t *testing.T) {
 	t.Parallel()
 	s, _ := stuckKey(t)
+	s.exec(`delete from onlyonce.inbox`) // the horizon has passed while they were parked
 	r := s.discard("-id", s.parkedID("head")).want(t, statusGood, "Done: 1 discarded", "1 that were blocked behind them are due now")
 	t.Log("\n" + r.out)
 	s.until(`select count(*) = 4 from effects`)

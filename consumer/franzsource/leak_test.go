@@ -68,10 +68,10 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
 		cfg.SessionTimeout, cfg.RebalanceTimeout, cfg.HeartbeatInterval = 30*time.Second, 30*time.Second, 20*time.Second
+		check := leaks(t)
 		deaf := consumertest.NewMember(t) // it hears of a rebalance after 20 seconds
 		deaf.Start(franzsource.New(cfg))
 		deaf.HoldsExactly(2)
-		check := leaks(t)
 		m := consumertest.NewMember(t)
 		m.Start(franzsource.New(cfg))
 		adm := kafkatest.Admin(t, brokers)
@@ -82,14 +82,14 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 		if err := m.Leave(); err != nil {
 			t.Error(err)
 		}
-		adm.Close()
-		check()
 		eventually(t, "its departure", func() bool {
-			groups, err := kafkatest.Admin(t, brokers).DescribeGroups(t.Context(), cfg.GroupID)
+			groups, err := adm.DescribeGroups(t.Context(), cfg.GroupID)
 			return err == nil && len(groups[cfg.GroupID].Members) <= 1
 		})
 		if err := deaf.Leave(); err != nil {
 			t.Error(err)
 		}
+		adm.Close()
+		check()
 	})
 }

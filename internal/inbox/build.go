@@ -71,7 +71,7 @@ type Builder struct {
 
 const (
 	builderTTL   = time.Minute
-	buildTimeout = 5 * time.Minute
+	buildTimeout = 15 * time.Minute // what was built by then stays
 )
 
 // NewBuilder returns a builder.
@@ -81,6 +81,7 @@ func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder 
 
 // Run builds until ctx ends. The first look is an interval away.
 func (b *Builder) Run(ctx context.Context) {
+	told := false
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	defer func() {
@@ -101,8 +102,13 @@ func (b *Builder) Run(ctx context.Context) {
 		switch {
 		case err == nil, ctx.Err() != nil:
 		case errors.As(err, &pg) && pg.Code == "42501":
-			b.log.Warn("onlyonce: this process does not build filters of the inbox; another one must", "ring", b.ring.Name, "error", err)
-			return
+			if !told {
+				told = true
+				b.log.Warn("onlyonce: this process does not build filters of the inbox; another one must", "ring", b.ring.Name, "error", err)
+			}
+			if !pause(ctx, askAgain) {
+				return
+			}
 		default:
 			b.log.Warn("onlyonce: building a filter of the inbox failed", "ring", b.ring.Name, "error", err)
 		}
@@ -135,6 +141,8 @@ func (b *Builder) Step(ctx context.Context) (built int, err error) {
 			delete(b.waits, use)
 		}
 	}
+	var failed []error
+segments:
 	for _, s := range missing {
 		// K5: a transaction that has read the ring before the close may still insert into the segment.
 		if b.waits[s.Use] == "" {
@@ -174,13 +182,14 @@ func (b *Builder) Step(ctx context.Context) (built int, err error) {
 				return built, err
 			}
 			if err := b.build(ctx, s.Slot, s.Use, *s.Parts, part); err != nil {
-				return built, err
+				failed = append(failed, err)
+				continue segments // it must not keep the others from theirs
 			}
 		}
 		built++
 	}
 	_, err = b.pool.Exec(ctx, sweepSQL, b.ring.Name)
-	return built, err
+	return built, errors.Join(append(failed, err)...)
 }
 
 // own takes the lease, or renews it. Two builders at once would do work twice, and no harm.
@@ -204,6 +213,9 @@ var errReused = errors.New("the segment is closed no more")
 func (b *Builder) build(ctx context.Context, slot int16, use int64, parts, part int) error {
 	var words copied
 	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `set local statement_timeout = 0`); err != nil { // it reads a whole segment; ctx bounds it
+			return err
+		}
 		// From here on it is not emptied; whether it was before is asked in a later statement.
 		if _, err := tx.Exec(ctx, `lock table `+b.ring.Tables[slot]+` in access share mode`); err != nil {
 			return err

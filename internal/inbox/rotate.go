@@ -2,7 +2,6 @@ package inbox
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"math"
 	"sync"
@@ -15,6 +14,9 @@ import (
 
 // interval is how often a process looks at the rings. Segments are open for hours.
 const interval = 10 * time.Second
+
+// askAgain is how long a process waits whose role lacks rights: they may be granted while it runs.
+const askAgain = 5 * time.Minute
 
 // anySize: a segment is followed by another one when it is a seventh of the horizon old, whatever its size. A ring has the slots that a horizon
 // needs at that pace, and one that closed segments earlier would run out of them, and end up with one that holds most of the keys.
@@ -34,20 +36,29 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger) {
 			continue
 		}
 		both.Go(func() {
-			first := time.NewTimer(interval)
-			defer first.Stop()
-			select {
-			case <-ctx.Done():
-				return
-			case <-first.C:
-			}
-			if err := x.Run(ctx); err != nil && ctx.Err() == nil && errors.Is(err, ring.ErrRights) {
-				log.Warn("onlyonce: this process does not drop old segments of the inbox; another one must", "ring", which.Name, "error", err)
+			told := false
+			for wait := interval; pause(ctx, wait); wait = askAgain {
+				if err := x.Run(ctx); err != nil && ctx.Err() == nil && !told {
+					told = true
+					log.Warn("onlyonce: this process does not drop old segments of the inbox; another one must", "ring", which.Name, "error", err)
+				}
 			}
 		})
 	}
 	both.Go(func() { NewBuilder(pool, ring.KeysLog(), log).Run(ctx) })
 	both.Wait()
+}
+
+// pause waits, and reports whether ctx goes on.
+func pause(ctx context.Context, wait time.Duration) bool {
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
 }
 
 // stepped tells what became of a segment.

@@ -4,6 +4,9 @@ import "strings"
 
 // inboxRules are mutants of the inbox and its rings: rules K.
 var inboxRules = []mutant{
+	{rule: "K6 retired cursor lets go at once", file: "internal/ring/keys.go",
+		old: "(c.retired_at is null or c.retired_at > clock_timestamp() - r.horizon)", new: "c.retired_at is null",
+		pkg: "./internal/ring", test: "TestK6FrontierHoldsBackRetention"},
 	{rule: "K7 replay of a parked message's copy", file: "consumer/claim.go",
 		old: "	if len(msgs) > 0 && msgs[0].replay > 0 {\n", new: "	if len(msgs) > 0 && msgs[0].replay > 100 {\n",
 		pkg: "./consumer", test: "TestK7ReplayLeavesACopyOfAParkedMessageAlone"},

@@ -35,14 +35,14 @@ const clockNeeded = `select null::text from onlyonce.segments where ring = 'keys
 // passed what was in its partition when the horizon had passed behind the closing of the segment.
 //
 // A cursor that was never sampled keeps every segment: it may be a new partition's, to which copies go from now on. One that an operator retired keeps
-// none, and neither do those that read the event log, whose keys are claimed when events are appended.
+// what it kept for the horizon more, because it may be moved to another database, or brought back; then none. Nor do those that read the event log, whose keys are claimed when events are appended.
 const logNeeded = `
 select (
   select case when f.frontier is null then format('consumer %s has not said yet how far it is in %s, partition %s', c.scope, c.topic, c.partition)
               else format('consumer %s is in %s, partition %s, at what was appended until %s', c.scope, c.topic, c.partition, to_char(f.frontier, 'YYYY-MM-DD HH24:MI:SSOF')) end
     from onlyonce.cursors c
     left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
-   where c.retired_at is null and c.cluster_id is distinct from 'postgres'
+   where (c.retired_at is null or c.retired_at > clock_timestamp() - r.horizon) and c.cluster_id is distinct from 'postgres'
      and (f.frontier is null or f.frontier < g.closed_at + r.horizon)
    order by f.frontier nulls first
    limit 1)

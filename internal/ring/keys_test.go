@@ -339,8 +339,10 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	  select $1, 0, closed_at from onlyonce.segments where ring = 'keys_log' and slot = 0`, returns)
 	kept("at what was appended until")
 	r.exec(`update onlyonce.frontiers set run = 1, frontier = clock_timestamp() + interval '1 hour' where cursor_id = $1`, returns)
-	kept("returns, partition 0") // said of another run
-	r.exec(`update onlyonce.cursors set retired_at = now() where id = $1`, returns)
+	kept("returns, partition 0")                                                                        // said of another run
+	r.exec(`update onlyonce.cursors set retired_at = now() + interval '1 hour' where id = $1`, returns) // less than a horizon ago, however short that is
+	kept("returns, partition 0")                                                                        // it may be moved to another database, with its keys
+	r.exec(`update onlyonce.cursors set retired_at = now() - interval '1 hour' where id = $1`, returns)
 	r.until(r.rotator, ring.Retired)
 	r.until(r.rotator, ring.Truncated)
 	r.is(r.pool, "claim_log", a, 0)

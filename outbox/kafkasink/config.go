@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go/sasl"
-
-	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // MessageID is the header that carries a call's key, unless Config.IDHeader names another.
@@ -34,8 +32,9 @@ type Config struct {
 	// IDHeader is the record header that carries the call's key, in lower case. Default [MessageID].
 	IDHeader string
 
-	// KeyWindow is how long every consumer of the topics recognises a message-id. Default [outbox.Forever], which is right for
-	// consumers that keep ids in an inbox that forgets none. See outbox.Limits for what a wrong value does.
+	// KeyWindow is how long every consumer of the topics recognises a message-id: less than the shortest horizon of their inboxes, or
+	// [outbox.Forever] where they forget none. Default 6 days: an inbox of onlyonce in a new database forgets after 7. See outbox.Limits for what a
+	// wrong value does.
 	KeyWindow time.Duration
 
 	// Timeout bounds one attempt, from connecting to the acknowledgement. Default 30 s, from 100 ms to 10 minutes. Shorter than the
@@ -55,6 +54,9 @@ type Config struct {
 
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("kafkasink: bad configuration")
+
+// keyWindow is a day less than the horizon of a new inbox.
+const keyWindow = 6 * 24 * time.Hour
 
 // withDefaults fills in the zero values and returns every fault at once.
 func (c Config) withDefaults() (Config, error) {
@@ -96,7 +98,7 @@ func (c Config) withDefaults() (Config, error) {
 		fault("IDHeader", "%q must be visible ASCII in lower case", c.IDHeader)
 	}
 	if c.KeyWindow == 0 {
-		c.KeyWindow = outbox.Forever
+		c.KeyWindow = keyWindow
 	}
 	if c.KeyWindow < 0 {
 		fault("KeyWindow", "%v is negative", c.KeyWindow)

@@ -29,8 +29,8 @@
 //
 //	consumer.Config{Scope: "stock", Key: consumer.HeaderKey(kafkasink.MessageID)}
 //
-// So the key window is for ever by default. Should the consumers forget ids, set Config.KeyWindow to the time after which the
-// first of them does.
+// Inboxes of onlyonce forget ids when their horizon has passed: after 7 days in a new database. A call that may have been written is not written again
+// after Config.KeyWindow, 6 days by default: set it below the shortest horizon of all consumers of the topics.
 //
 // # What an answer means
 //

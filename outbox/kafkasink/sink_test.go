@@ -28,7 +28,7 @@ func TestO10Record(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
 		s := newSink(t, brokers, nil, topic)
-		if l := s.Limits(); l.KeyWindow != outbox.Forever || l.Timeout != 20*time.Second || s.Name() != "events" {
+		if l := s.Limits(); l.KeyWindow != 6*24*time.Hour || l.Timeout != 20*time.Second || s.Name() != "events" {
 			t.Errorf("%s: %+v", s.Name(), l)
 		}
 		d := delivery(ids(1)[0], "/"+topic+"?key=order%2F17%00", `{"a":1}`)
