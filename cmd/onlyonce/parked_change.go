@@ -29,12 +29,13 @@ const discardSQL = `
 update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null
  where id = any ($1::bigint[]) and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
 
-// claimGivenUpSQL claims the keys of messages and events that are given up: those that were parked for longer than a horizon are remembered no more,
-// and a copy would be applied (K7). In: ids, settled by now. One row: nothing that counts. Of the two rings, the log's first, as everywhere.
+// claimGivenUpSQL claims the keys of messages that are given up, and of events that their receiver had set aside: what was parked for longer than a horizon is
+// remembered no more, and a copy would be applied (K7). (A worker's key of an event is not its receiver's.) In: ids, settled by now. One row: nothing that counts. Of the two rings, the log's first, as everywhere.
 const claimGivenUpSQL = `
 with given_up as (
   select p.kind, p.key from onlyonce.parked p
-   where p.id = any ($1::bigint[]) and p.kind in ('message', 'event') and p.key is not null and p.reason not in ('conflict', 'no-key'))
+   where p.id = any ($1::bigint[]) and p.kind in ('message', 'event') and p.key is not null and p.reason not in ('conflict', 'no-key')
+     and (p.kind = 'message' or p."offset" is null))
 select onlyonce.claim_log(array(select key from given_up where kind = 'message'), array(select 0::bigint from given_up where kind = 'message')),
        onlyonce.claim_clock(array(select key from given_up where kind = 'event'), array(select 0::bigint from given_up where kind = 'event'))`
 
