@@ -149,14 +149,17 @@ func TestEnqueueAgain(t *testing.T) {
 			c.Header.Set("Traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 		},
 	}
-	for what, change := range changes {
-		call := charge("1")
-		change(&call)
-		err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return outbox.Enqueue(t.Context(), tx, call) })
-		if !errors.Is(err, outbox.ErrConflict) {
-			t.Errorf("another %s: %v, want ErrConflict", what, err)
+	refused := func() {
+		for what, change := range changes {
+			call := charge("1")
+			change(&call)
+			err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return outbox.Enqueue(t.Context(), tx, call) })
+			if !errors.Is(err, outbox.ErrConflict) {
+				t.Errorf("another %s: %v, want ErrConflict", what, err)
+			}
 		}
 	}
+	refused()
 	traced := charge("1")
 	traced.Trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	r.enqueue(traced) // no part of the call's bytes
@@ -166,6 +169,12 @@ func TestEnqueueAgain(t *testing.T) {
 	}
 	if n := one[int](r, `select count(*) from onlyonce.calls`); n != 1 {
 		t.Errorf("%d rows", n)
+	}
+	r.exec(`truncate onlyonce.outbox_log`) // its retention has passed; the key is remembered
+	refused()
+	r.enqueue(charge("1"))
+	if n := one[int](r, `select count(*) from onlyonce.calls`); n != 0 {
+		t.Errorf("%d rows of a call that was sent before", n)
 	}
 }
 
