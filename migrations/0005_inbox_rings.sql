@@ -42,7 +42,17 @@ begin
   end loop;
 end $$;
 
--- Who could use the table may use the segments, so that nobody has to stand still until docs/roles.sql was run again.
+-- ---------------------------------------------------------------- the view
+
+do $$
+begin
+  execute 'create view onlyonce.inbox as select key, fingerprint, ''keys_old'' as segment from onlyonce.keys_old' || (
+    select string_agg(format(' union all select key, fingerprint, %L from onlyonce.%I', ring || '_' || slot, ring || '_' || slot), '' order by ring, slot)
+      from unnest(array['keys_log', 'keys_clock']) ring, generate_series(0, 9) slot);
+end $$;
+comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. One that was claimed while a segment drained stands in two. Claim by the functions: a row alone excludes nobody.';
+
+-- Who could use the table may use the segments and the view, so that nobody has to stand still until docs/roles.sql was run again.
 do $$
 declare
   has record;
@@ -55,31 +65,9 @@ begin
     for slot in 0 .. 9 loop
       execute format('grant %s on onlyonce.keys_log_%s, onlyonce.keys_clock_%s to %s', has.privilege, slot, slot, has.grantee);
     end loop;
+    execute format('grant %s on onlyonce.inbox to %s', has.privilege, has.grantee);
     execute format('grant select on onlyonce.rings to %s', has.grantee);
     execute format('grant select on sequence onlyonce.keys_log_version, onlyonce.keys_clock_version to %s', has.grantee);
-  end loop;
-end $$;
-
--- ---------------------------------------------------------------- the view
-
-do $$
-begin
-  execute 'create view onlyonce.inbox as select key, fingerprint, ''keys_old'' as segment from onlyonce.keys_old' || (
-    select string_agg(format(' union all select key, fingerprint, %L from onlyonce.%I', ring || '_' || slot, ring || '_' || slot), '' order by ring, slot)
-      from unnest(array['keys_log', 'keys_clock']) ring, generate_series(0, 9) slot);
-end $$;
-comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. One that was claimed while a segment drained stands in two. Claim by the functions: a row alone excludes nobody.';
-
-do $$
-declare
-  has record;
-begin
-  for has in
-    select case a.grantee when 0 then 'public' else a.grantee::regrole::text end as grantee, a.privilege_type as privilege
-      from pg_class c, aclexplode(c.relacl) a
-     where c.oid = 'onlyonce.keys_old'::regclass and a.privilege_type in ('SELECT', 'INSERT', 'DELETE') and a.grantee <> c.relowner
-  loop
-    execute format('grant %s on onlyonce.inbox to %s', has.privilege, has.grantee);
   end loop;
 end $$;
 
