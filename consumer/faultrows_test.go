@@ -19,6 +19,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/scenario"
 )
 
@@ -151,7 +152,7 @@ func deadlock(f *faults) {
 		}
 		for i := range 2 {
 			if _, err := tx.Exec(ctx, `update stock set n = n + 1 where id = $1`, (int(m.Partition)+i)%2); err != nil {
-				if sqlCode(err) == "40P01" {
+				if guard.SQLState(err) == "40P01" {
 					deadlocks.Add(1)
 				}
 				return err
@@ -195,7 +196,7 @@ func serialization(f *faults, level string) {
 			}
 		}
 		_, err := tx.Exec(ctx, `update stock set n = $1`, n+1)
-		if sqlCode(err) == "40001" {
+		if guard.SQLState(err) == "40001" {
 			failed.Add(1)
 		}
 		return err

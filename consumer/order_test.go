@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // keyed appends a message with an ordering key.
@@ -216,7 +217,7 @@ func TestT6CommitInARetriedHandlerIsRefused(t *testing.T) {
 	}
 	// And where a COMMIT comes through to the server, the trigger on the row refuses it.
 	r.exec(`update onlyonce.parked set state = 'retrying'`)
-	if _, err := r.pool.Exec(t.Context(), `update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp()`); sqlCode(err) != "OO002" {
+	if _, err := r.pool.Exec(t.Context(), `update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp()`); guard.SQLState(err) != "OO002" {
 		t.Errorf("settled without the seal: %v", err)
 	}
 }
@@ -279,7 +280,7 @@ func TestF1SettlingNeedsOwnerAttemptAndSeal(t *testing.T) {
 			}
 			return err
 		})
-		if sqlCode(err) != c.code || (err == nil) != (c.code == "") {
+		if guard.SQLState(err) != c.code || (err == nil) != (c.code == "") {
 			t.Errorf("%s: %v, want %q", c.name, err, c.code)
 		}
 	}

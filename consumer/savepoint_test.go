@@ -2,14 +2,12 @@ package consumer_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // A violation that a handler expects is forgiven in a savepoint, and its message applied with the others of its batch.
@@ -25,8 +23,7 @@ func TestSavepointForgivesAViolation(t *testing.T) {
 				_, err := tx.Exec(ctx, `insert into once values ($1)`, fmt.Sprint(m.Offset%3))
 				return err
 			})
-			var pg *pgconn.PgError
-			if err != nil && (!errors.As(err, &pg) || pg.Code != "23505") {
+			if err != nil && guard.SQLState(err) != "23505" {
 				return err
 			}
 			return queued(ctx, tx, m)

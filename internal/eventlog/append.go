@@ -8,12 +8,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // Event is what is appended.
@@ -124,8 +124,7 @@ func Append(ctx context.Context, tx dedupe.Tx, events ...Event) error {
 	}
 	sql, args := statement(items)
 	if _, err := tx.Exec(ctx, sql, args...); err != nil {
-		var pg *pgconn.PgError
-		if errors.As(err, &pg) && pg.Code == codeNoStream {
+		if guard.SQLState(err) == codeNoStream {
 			return fmt.Errorf("%w: %w", ErrNoStream, err)
 		}
 		return fmt.Errorf("eventlog: append: %w", err)

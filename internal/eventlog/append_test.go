@@ -12,20 +12,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/eventlog"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
-
-func state(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
-	}
-	return ""
-}
 
 // waits returns when some session waits for an advisory lock, and what then comes of the append.
 func (r *rig) waits(tx pgx.Tx, ids ...string) <-chan error {
@@ -105,7 +97,7 @@ func TestE1StaleSnapshotsAreRefused(t *testing.T) {
 		}
 		refused := func(what string, tx pgx.Tx) {
 			t.Helper()
-			if err := appended(t, tx, "stale"); state(err) != "40001" {
+			if err := appended(t, tx, "stale"); guard.SQLState(err) != "40001" {
 				t.Errorf("%s, %s: %v, want 40001", iso, what, err)
 			}
 			_ = tx.Rollback(t.Context())
@@ -274,7 +266,7 @@ func (r *rig) write(writer, round, n int) {
 				}
 				return err
 			})
-			if state(err) == "40001" || state(err) == "40P01" {
+			if guard.SQLState(err) == "40001" || guard.SQLState(err) == "40P01" {
 				continue
 			}
 			if err != nil && !errors.Is(err, pgx.ErrTxClosed) {

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
@@ -135,8 +135,7 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 // Commit implements consumer.Partition.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
 	_, err := p.s.pool.Exec(ctx, commitSQL, p.held.ID, p.held.Epoch, p.held.Nonce, p.s.cfg.Group, p.ref().id, p.nr, offset, metadata)
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == codeFenceLost {
+	if guard.SQLState(err) == codeFenceLost {
 		return fmt.Errorf("%w: %w", consumer.ErrOwnershipLost, err)
 	}
 	return err

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -27,12 +27,6 @@ select c.slot, r.uses[c.slot + 1], f.parts, f.built
      where f.ring = r.name and f.use = r.uses[c.slot + 1] group by f.parts order by count(*) = f.parts desc, f.parts limit 1) f on true
  where r.name = $1 and r.uses[c.slot + 1] is not null and f.whole is not true
  order by c.slot`
-
-// xidSQL takes a transaction id and ends its transaction; passedSQL says whether every one below it has ended.
-const (
-	xidSQL    = `select pg_current_xact_id()::text`
-	passedSQL = `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`
-)
 
 // stillSQL says whether a segment is still the one that was closed in a use. In: ring, slot, use. With the table locked it then stays so.
 const stillSQL = `select exists (select from onlyonce.rings where name = $1 and $2::smallint = any (closed) and uses[$2::smallint + 1] = $3)`
@@ -98,10 +92,9 @@ func (b *Builder) Run(ctx context.Context) {
 		case <-tick.C:
 		}
 		_, err := b.Step(ctx)
-		var pg *pgconn.PgError
 		switch {
 		case err == nil, ctx.Err() != nil:
-		case errors.As(err, &pg) && pg.Code == "42501":
+		case guard.SQLState(err) == "42501":
 			if !told {
 				told = true
 				b.log.Warn("onlyonce: this process does not build filters of the inbox; another one must", "ring", b.ring.Name, "error", err)
@@ -146,14 +139,14 @@ segments:
 	for _, s := range missing {
 		// K5: a transaction that has read the ring before the close may still insert into the segment.
 		if b.waits[s.Use] == "" {
-			var xid string
-			if err := b.pool.QueryRow(ctx, xidSQL).Scan(&xid); err != nil {
+			xid, err := ring.OwnXid(ctx, b.pool)
+			if err != nil {
 				return built, err
 			}
 			b.waits[s.Use] = xid
 		}
-		var passed bool
-		if err := b.pool.QueryRow(ctx, passedSQL, b.waits[s.Use]).Scan(&passed); err != nil {
+		passed, err := ring.Passed(ctx, b.pool, b.waits[s.Use])
+		if err != nil {
 			return built, err
 		}
 		if !passed {

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/migrations"
 )
 
@@ -57,8 +57,7 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 
 // denied reports insufficient_privilege.
 func denied(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == "42501"
+	return guard.SQLState(err) == "42501"
 }
 
 // unnamed asks without naming a prepared statement, whatever the pool's mode: the check is to say what is wrong with that

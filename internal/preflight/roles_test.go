@@ -13,12 +13,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -270,8 +270,7 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 		defer func() { _ = conn.Close(context.Background()) }()
 		for _, sql := range append(own, ddl...) {
 			_, err := conn.Exec(t.Context(), sql)
-			var pg *pgconn.PgError
-			if !errors.As(err, &pg) || pg.Code != "42501" {
+			if guard.SQLState(err) != "42501" {
 				t.Errorf("%s may: %s (%v)", login, sql, err)
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -224,10 +225,10 @@ func (s *keyStress) claim() error {
 	case errors.Is(err, errUndone):
 		s.undone.Add(1)
 		return nil
-	case code(err) == "40001" || code(err) == "40P01":
+	case guard.SQLState(err) == "40001" || guard.SQLState(err) == "40P01":
 		s.refused.Add(1)
 		return nil
-	case code(err) == "23505" && form == 1:
+	case guard.SQLState(err) == "23505" && form == 1:
 		s.duplicate.Add(1)
 		return nil
 	case err != nil:

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -81,7 +82,7 @@ func TestK3KeyIsFoundInEverySegment(t *testing.T) {
 	duplicate := func() {
 		t.Helper()
 		r.is(r.pool, "claim_log", a, 1)
-		if err := r.freshly(r.pool, a); code(err) != "23505" {
+		if err := r.freshly(r.pool, a); guard.SQLState(err) != "23505" {
 			t.Fatalf("%v", err)
 		}
 	}
@@ -143,9 +144,9 @@ func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
 		go func() {
 			if form == "claim_log" {
 				got, err := r.ask(r.pool, form, a)
-				told <- fmt.Sprint(got, code(err))
+				told <- fmt.Sprint(got, guard.SQLState(err))
 			} else {
-				told <- code(r.freshly(r.pool, a))
+				told <- guard.SQLState(r.freshly(r.pool, a))
 			}
 		}()
 		r.blocked("%" + form + "($1%")
@@ -232,10 +233,10 @@ func TestK4OldSnapshotIsRefused(t *testing.T) {
 				}
 			}
 			r.reach(r.rotator, action)
-			if _, err := r.ask(old, "claim_log", uuid.New()); code(err) != "40001" {
+			if _, err := r.ask(old, "claim_log", uuid.New()); guard.SQLState(err) != "40001" {
 				t.Fatalf("behind %s: %v", action, err)
 			}
-			if err := r.freshly(older, uuid.New()); code(err) != "40001" {
+			if err := r.freshly(older, uuid.New()); guard.SQLState(err) != "40001" {
 				t.Fatalf("behind %s: %v", action, err)
 			}
 			_, _ = old.Rollback(t.Context()), older.Rollback(t.Context())
@@ -256,7 +257,7 @@ func TestK3InheritedKeys(t *testing.T) {
 	y := r.keyRotator(ring.KeysClock())
 	r.is(r.pool, "claim_log", a, 1)
 	r.is(r.pool, "claim", a, 1)
-	if err := r.freshly(r.pool, a); code(err) != "23505" {
+	if err := r.freshly(r.pool, a); guard.SQLState(err) != "23505" {
 		t.Fatal(err)
 	}
 	r.until(r.rotator, ring.Retired)
@@ -304,7 +305,7 @@ func TestK3ClaimsOfTheSchemaBefore(t *testing.T) {
 	fenced("claim", b, 1)
 	r.is(r.pool, "claim", c, 0)
 	fenced("claim", c, 1)
-	if _, err := r.pool.Exec(t.Context(), `select onlyonce.claim_fresh(array[$1::uuid], array[7::bigint])`, a); code(err) != "23505" {
+	if _, err := r.pool.Exec(t.Context(), `select onlyonce.claim_fresh(array[$1::uuid], array[7::bigint])`, a); guard.SQLState(err) != "23505" {
 		t.Fatal(err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -65,7 +66,7 @@ func TestKilledInEachStep(t *testing.T) {
 			t.Fatalf("%s: %v %+v, was %v %+v", action, after, after, before, before)
 		}
 		old := r.begin(pgx.RepeatableRead)
-		if _, err := old.Exec(t.Context(), enqueueSQL, uuid.NewString(), "payments"); code(err) != "40001" {
+		if _, err := old.Exec(t.Context(), enqueueSQL, uuid.NewString(), "payments"); guard.SQLState(err) != "40001" {
 			t.Errorf("%s: %v", action, err)
 		}
 		_ = old.Rollback(t.Context())

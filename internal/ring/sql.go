@@ -43,13 +43,6 @@ order by 1`
 // rotatorsSQL lists the logins that may rotate. In: as rightsSQL.
 var rotatorsSQL = `select l.rolname::text from pg_roles l where l.rolcanlogin and not exists (` + strings.ReplaceAll(rightsSQL, "WHO", "l.oid") + `) order by 1`
 
-// ownXidSQL takes a transaction id and ends its transaction: every id that was given out before is below, and every snapshot taken
-// from now on covers them. (xmax of a snapshot would not do: ids above the last one that has ended are not below it.)
-const ownXidSQL = `select pg_current_xact_id()::text`
-
-// passedSQL says whether every transaction below an id of ours has ended. In: the id. Prepared transactions count as open.
-const passedSQL = `select pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`
-
 // settingsSQL bounds a transaction and keeps its plans on indexes. Where there is no other way than a sequential scan its cost seems huge, which
 // would start the compiler of plans, for a second. In: lock_timeout, idle_in_transaction_session_timeout.
 const settingsSQL = `

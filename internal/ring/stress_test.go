@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -89,7 +90,7 @@ func stress(t *testing.T, level pgx.TxIsoLevel) {
 		producing.Go(func() {
 			for ctx.Err() == nil {
 				err := r.produce(book, level)
-				if code(err) == "40001" || code(err) == "40P01" {
+				if guard.SQLState(err) == "40001" || guard.SQLState(err) == "40P01" {
 					refused.Add(1)
 					err = nil
 				}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -127,14 +127,6 @@ func (r *rig) blocked(like string) {
 	}
 }
 
-func code(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
-	}
-	return ""
-}
-
 // A transaction whose snapshot is older than the announcement would read the old row: it is told to run again. The same after each step.
 func TestO8OldSnapshotIsRefused(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
@@ -152,7 +144,7 @@ func TestO8OldSnapshotIsRefused(t *testing.T) {
 					t.Fatal(err)
 				}
 				r.reach(x, action)
-				if _, err := old.Exec(t.Context(), enqueueSQL, uuid.NewString(), "payments"); code(err) != "40001" {
+				if _, err := old.Exec(t.Context(), enqueueSQL, uuid.NewString(), "payments"); guard.SQLState(err) != "40001" {
 					t.Fatalf("behind %s: %v", action, err)
 				}
 				_ = old.Rollback(t.Context())

@@ -1,0 +1,286 @@
+package ring
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+type wait struct {
+	version int64
+	xid     string
+}
+
+// state is a ring's row, and what the database says of it.
+type state struct {
+	slots, cur                 int16
+	draining, retired          *int16
+	closed                     []int16 // youngest first
+	version, sequence          int64
+	due, expired, clockIsWrong bool
+}
+
+// free returns a slot that is neither current, draining, closed nor retired: the next one round the ring.
+func (s *state) free() (int16, bool) {
+	for i := int16(1); i < s.slots; i++ {
+		slot := (s.cur + i) % s.slots
+		if !slices.Contains(s.closed, slot) && (s.retired == nil || *s.retired != slot) && (s.draining == nil || *s.draining != slot) {
+			return slot, true
+		}
+	}
+	return 0, false
+}
+
+func (r *Rotator) step(ctx context.Context) (Outcome, error) {
+	if err := r.look(ctx); err != nil {
+		return Outcome{}, err
+	}
+	if owner, err := r.own(ctx); !owner || err != nil {
+		return Outcome{Action: Standby}, err
+	}
+	st, err := r.read(ctx)
+	if err != nil {
+		return Outcome{}, err
+	}
+	if st.sequence != st.version {
+		return Outcome{Action: Repaired}, r.move(ctx, st, repairSQL)
+	}
+	passed := false
+	if st.draining != nil || st.retired != nil {
+		if passed, err = r.passed(ctx, st); err != nil {
+			return Outcome{}, err
+		}
+	}
+	// While a segment drains nothing else is done: announcing another one would forget it.
+	if st.draining != nil {
+		if !passed {
+			return Outcome{Action: Waiting, Slot: *st.draining}, nil
+		}
+		return Outcome{Action: Closed, Slot: *st.draining}, r.move(ctx, st, closeSQL, *st.draining, r.wait.xid, newUse())
+	}
+	out := Outcome{Action: Idle}
+	if st.retired != nil {
+		// A segment that somebody keeps from us must not keep the next one from being opened.
+		if out, err = r.empty(ctx, st, passed); err != nil || out.Changed() {
+			return out, err
+		}
+	}
+	if slot, ok := st.free(); st.due && ok {
+		return Outcome{Action: Announced, Slot: slot}, r.move(ctx, st, announceSQL, slot)
+	}
+	if st.retired == nil && len(st.closed) > 0 {
+		if out, err = r.retire(ctx, st); err != nil || out.Changed() {
+			return out, err
+		}
+	}
+	if st.due {
+		if out.Action == Idle || out.Action == Waiting {
+			out.Why = "no slot is free: the oldest segment is still kept"
+		}
+		out.Action, out.Slot = Full, st.cur
+	}
+	return out, nil
+}
+
+// read reads the row, from which alone the next step follows.
+func (r *Rotator) read(ctx context.Context) (*state, error) {
+	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	var st state
+	err := r.pool.QueryRow(bounded, with(stateSQL, r.ring.Sequence, "", 0), r.ring.Name, r.ring.Tables, r.cfg.MaxBytes, r.cfg.MaxAge, r.cfg.Retention,
+		r.ring.Horizon).Scan(
+		&st.slots, &st.cur, &st.draining, &st.closed, &st.retired, &st.version, &st.sequence, &st.due, &st.expired, &st.clockIsWrong)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, fmt.Errorf("%w: there is no ring %s", ErrSchema, r.ring.Name)
+	case err != nil:
+		return nil, fmt.Errorf("reading ring %s: %w", r.ring.Name, err)
+	case int(st.slots) != r.ring.slots():
+		return nil, fmt.Errorf("%w: ring %s has %d slots and not %d", ErrSchema, r.ring.Name, st.slots, r.ring.slots())
+	case st.clockIsWrong:
+		return nil, ErrClock
+	}
+	r.toldClock = false
+	return &st, nil
+}
+
+// passed reports whether every transaction that may have read what the row said before this version has ended. The id that decides is taken
+// after the row was read, and only once for a version.
+func (r *Rotator) passed(ctx context.Context, st *state) (bool, error) {
+	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	if r.wait == nil || r.wait.version != st.version {
+		xid, err := OwnXid(bounded, r.pool)
+		if err != nil {
+			return false, err
+		}
+		r.wait = &wait{version: st.version, xid: xid}
+	}
+	return Passed(bounded, r.pool, r.wait.xid)
+}
+
+// retire retires the oldest closed segment, if its retention has passed and nobody needs it.
+func (r *Rotator) retire(ctx context.Context, st *state) (Outcome, error) {
+	slot := st.closed[len(st.closed)-1]
+	if !st.expired {
+		return Outcome{Action: Idle}, nil
+	}
+	why, err := r.needed(ctx, slot)
+	if err != nil {
+		return Outcome{}, err
+	}
+	if why != "" {
+		return Outcome{Action: Needed, Slot: slot, Why: why}, nil
+	}
+	return Outcome{Action: Retired, Slot: slot}, r.move(ctx, st, retireSQL)
+}
+
+// needed asks why a segment must be kept, without the lock: what it says may be over by the time that it is heard.
+func (r *Rotator) needed(ctx context.Context, slot int16) (string, error) {
+	var why *string
+	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	err := pgx.BeginTxFunc(bounded, r.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(bounded, settingsSQL, guard.Millis(r.cfg.LockTimeout), guard.Millis(r.cfg.Timeout)); err != nil {
+			return err
+		}
+		return tx.QueryRow(bounded, r.sql(r.ring.Needed, slot)).Scan(&why)
+	})
+	if err != nil {
+		return "", fmt.Errorf("asking who needs segment %s: %w", r.ring.Tables[slot], err)
+	}
+	if why == nil {
+		return "", nil
+	}
+	return *why, nil
+}
+
+// move is a step that only changes the row.
+func (r *Rotator) move(ctx context.Context, st *state, sql string, more ...any) error {
+	return r.begin(ctx, r.cfg.Timeout, func(ctx context.Context, tx pgx.Tx) error { return r.update(ctx, tx, st, sql, more...) })
+}
+
+// update advances the sequence, and then the row. In this order: a writer that reads the sequence before it is advanced has had its
+// transaction id since before this step commits.
+func (r *Rotator) update(ctx context.Context, tx pgx.Tx, st *state, sql string, more ...any) error {
+	var next int64
+	if err := tx.QueryRow(ctx, with(advanceSQL, r.ring.Sequence, "", 0), st.version).Scan(&next); err != nil {
+		return fmt.Errorf("advancing %s: %w", r.ring.Sequence, err)
+	}
+	tag, err := tx.Exec(ctx, sql, append([]any{r.ring.Name, st.version, next}, more...)...)
+	if err != nil {
+		return fmt.Errorf("moving ring %s: %w", r.ring.Name, err)
+	}
+	if tag.RowsAffected() != 1 {
+		return ErrMoved
+	}
+	return nil
+}
+
+// newUse is a number by which what was derived of a closed segment knows it again. Random, and new with the close: a failover may lose a close
+// and what was in the segment last, and the segment is then closed again with other keys in it. Its slot, its version and what it was opened
+// by are the same then.
+func newUse() int64 {
+	var b [8]byte
+	rand.Read(b[:]) // never fails (crypto/rand since Go 1.24)
+	return int64(binary.BigEndian.Uint64(b[:]))
+}
+
+var errNeeded = errors.New("needed")
+
+// empty empties the retired segment.
+func (r *Rotator) empty(ctx context.Context, st *state, passed bool) (Outcome, error) {
+	slot := *st.retired
+	if !passed {
+		return Outcome{Action: Waiting, Slot: slot}, nil
+	}
+	out := Outcome{Action: Busy, Slot: slot, Why: "it could not be locked a moment ago"}
+	if time.Now().Before(r.pausedTo) {
+		return out, nil
+	}
+	err := r.begin(ctx, r.cfg.Timeout/5, func(ctx context.Context, tx pgx.Tx) error {
+		var version int64
+		var retired *int16
+		if err := tx.QueryRow(ctx, lockRowSQL, r.ring.Name).Scan(&version, &retired); err != nil {
+			return fmt.Errorf("locking ring %s: %w", r.ring.Name, err)
+		}
+		if version != st.version || retired == nil || *retired != slot {
+			return ErrMoved
+		}
+		if _, err := tx.Exec(ctx, r.sql(lockSQL, slot)); err != nil {
+			return fmt.Errorf("locking segment %s: %w", r.ring.Tables[slot], err)
+		}
+		var why *string
+		if err := tx.QueryRow(ctx, r.sql(r.ring.Needed, slot)).Scan(&why); err != nil {
+			return fmt.Errorf("asking who needs segment %s: %w", r.ring.Tables[slot], err)
+		}
+		if why != nil {
+			out = Outcome{Action: Needed, Slot: slot, Why: *why}
+			return errNeeded
+		}
+		if r.ring.Keep != "" {
+			if _, err := tx.Exec(ctx, r.sql(r.ring.Keep, slot)); err != nil {
+				return fmt.Errorf("noting what outlasts segment %s: %w", r.ring.Tables[slot], err)
+			}
+		}
+		inherited := false
+		if slot >= st.slots {
+			if err := tx.QueryRow(ctx, inheritedSQL, r.ring.Heirs, slot).Scan(&inherited); err != nil {
+				return fmt.Errorf("asking whether another ring has segment %s: %w", r.ring.Tables[slot], err)
+			}
+		}
+		if !inherited {
+			if _, err := tx.Exec(ctx, r.sql(truncateSQL, slot)); err != nil {
+				return fmt.Errorf("emptying segment %s: %w", r.ring.Tables[slot], err)
+			}
+		}
+		// The sequence last, because writers above READ COMMITTED are refused from here to the end.
+		return r.update(ctx, tx, st, truncatedSQL, slot)
+	})
+	var pg *pgconn.PgError
+	switch {
+	case err == nil:
+		r.busy = 0
+		return Outcome{Action: Truncated, Slot: slot}, nil
+	case errors.As(err, &pg) && pg.Code == "55P03":
+		out.Why = "somebody reads it: " + pg.Message
+	case !errors.Is(err, errNeeded):
+		return Outcome{}, err
+	}
+	// Everybody who wants the segment has queued behind this attempt: leave them alone for longer and longer.
+	r.pausedTo = time.Now().Add(r.cfg.LockPause << min(r.busy, 6))
+	r.busy++
+	return out, nil
+}
+
+// begin runs a step's transaction under the lease. Detached, because a COMMIT that is cancelled while it waits for a standby has
+// committed here only.
+func (r *Rotator) begin(ctx context.Context, idle time.Duration, do func(context.Context, pgx.Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Timeout)
+	defer cancel()
+	return pgx.BeginTxFunc(bounded, r.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(bounded, settingsSQL, guard.Millis(r.cfg.LockTimeout), guard.Millis(idle)); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(bounded, holdSQL, r.lease.ID, r.lease.Epoch, r.lease.Nonce); err != nil {
+			return err
+		}
+		return do(bounded, tx)
+	})
+}
+
+func (r *Rotator) sql(sql string, slot int16) string {
+	return with(sql, r.ring.Sequence, r.ring.Tables[slot], slot)
+}
