@@ -25,7 +25,8 @@ type Config struct {
 	// another offset is another message. Set exactly one of Key and PositionsOnly.
 	PositionsOnly bool
 	// CopiesWithin declares for how long after its first copy a message may still be written again, by a producer that goes on trying, a mirror or
-	// a relay. Run refuses to work where keys are not remembered for that long (onlyonce inbox horizon). 0: not declared, and not checked; at
+	// a relay. Run refuses to work where keys are not remembered for that long (onlyonce inbox horizon), and logs an error when that is changed while it
+	// works. 0: not declared, and not checked; at
 	// least a second otherwise. Only with Key.
 	CopiesWithin time.Duration
 	// Tenant names the customer that a message belongs to, where customers choose ids themselves. Nil: one tenant.

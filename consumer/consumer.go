@@ -112,7 +112,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	side, stop := context.WithCancel(ctx)
 	var rotating sync.WaitGroup
 	for _, d := range c.databases() {
-		rotating.Go(func() { inbox.Rotate(side, d.pool, c.cfg.Logger) })
+		rotating.Go(func() { inbox.Rotate(side, d.pool, c.cfg.Logger, c.needs()...) })
 		if c.cfg.Key != nil {
 			rotating.Go(func() { d.filters.Run(side) })
 		}
@@ -138,13 +138,21 @@ func (c *Consumer) ready(ctx context.Context) error {
 			faults = append(faults, fmt.Errorf("consumer: %s: %w", d.server(), err))
 			continue
 		}
-		if c.cfg.CopiesWithin > 0 {
-			if err := inbox.Holds(ctx, d.pool, "keys_log", c.cfg.CopiesWithin); err != nil {
-				faults = append(faults, fmt.Errorf("consumer: %s: Config.CopiesWithin: %w", d.server(), err))
+		for _, n := range c.needs() {
+			if err := inbox.Holds(ctx, d.pool, n); err != nil {
+				faults = append(faults, fmt.Errorf("consumer: %s: %s: %w", d.server(), n.Whose, err))
 			}
 		}
 	}
 	return errors.Join(faults...)
+}
+
+// needs is what is declared of how long copies may come.
+func (c *Consumer) needs() []inbox.Need {
+	if c.cfg.CopiesWithin == 0 {
+		return nil
+	}
+	return []inbox.Need{{Ring: "keys_log", Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
 }
 
 // server names the database without its password.

@@ -11,9 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
@@ -22,12 +20,7 @@ import (
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
-var patience = func() time.Duration {
-	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
-		return d
-	}
-	return 30 * time.Second
-}()
+var patience = pgtest.Patience(30 * time.Second)
 
 // childVar names the scenario that a copy of this test binary plays instead of running tests.
 const childVar = "ONLYONCE_TEST_CHILD"
@@ -40,10 +33,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m,
-		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
-		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/devenv/supervise.(*Supervisor).read"),
-		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2")) // the test server's supervisor ends with this process
+	pgtest.Main(m)
 }
 
 // runChild plays a scenario in a process of its own and returns how it ended.
@@ -192,17 +182,7 @@ func (r *rig) run(c *consumer.Consumer) (stop func()) {
 // until polls a condition.
 func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("never happened: %s", what)
-		}
-	}
+	pgtest.Until(t, patience, what, cond)
 }
 
 // position is the database's position of a partition, -1 where there is no cursor.
@@ -299,15 +279,6 @@ func (r *rig) numbered(partition int32, n int) (values []string) {
 }
 
 var errBoom = errors.New("boom")
-
-// sqlCode is the SQLSTATE of a server's error, "" for any other.
-func sqlCode(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
-	}
-	return ""
-}
 
 // dump logs the rows of a query.
 func (r *rig) dump(sql string) {

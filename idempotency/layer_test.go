@@ -8,7 +8,6 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -197,12 +196,7 @@ func (r *rig) settled(path, key, body string, headers ...string) (g got) {
 }
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants that make a test wait for what never comes shorten it.
-var patience = func() time.Duration {
-	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
-		return d
-	}
-	return 30 * time.Second
-}()
+var patience = pgtest.Patience(30 * time.Second)
 
 // until polls a condition.
 func until(t testing.TB, what string, cond func() bool) {

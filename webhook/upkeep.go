@@ -45,27 +45,23 @@ func (r *Receiver) Run(ctx context.Context) error {
 		}
 		return fmt.Errorf("webhook: endpoint %s: %w", r.cfg.Endpoint, err)
 	}
-	if err := inbox.Holds(ctx, r.pool, "keys_clock", r.cfg.Retention); err != nil {
-		return fmt.Errorf("webhook: endpoint %s: ReceiverConfig.Retention: %w", r.cfg.Endpoint, err)
+	remembered := inbox.Need{Ring: "keys_clock", Copies: r.cfg.Retention, Whose: "endpoint " + r.cfg.Endpoint + ": ReceiverConfig.Retention"}
+	if err := inbox.Holds(ctx, r.pool, remembered); err != nil {
+		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
 	rotating := make(chan struct{})
 	defer func() { <-rotating }()
 	go func() {
 		defer close(rotating)
-		inbox.Rotate(ctx, r.pool, r.cfg.Logger)
+		inbox.Rotate(ctx, r.pool, r.cfg.Logger, remembered)
 	}()
 	purgeAt, reconcileAt := time.Now(), time.Now()
 	told := false
-	start := true
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		if !time.Now().Before(purgeAt) {
 			purgeAt = time.Now().Add(purgeEvery)
-			if err := inbox.Holds(ctx, r.pool, "keys_clock", r.cfg.Retention); err != nil && !start && ctx.Err() == nil {
-				r.cfg.Logger.Error("onlyonce: ids of webhooks may be forgotten too early", "endpoint", r.cfg.Endpoint, "error", err)
-			}
-			start = false
 			if err := r.purge(ctx); err != nil && ctx.Err() == nil && !(told && guard.SQLState(err) == "42501") {
 				told = told || guard.SQLState(err) == "42501"
 				r.cfg.Logger.Warn("onlyonce: forgetting old ids of webhooks failed", "endpoint", r.cfg.Endpoint, "error", err)

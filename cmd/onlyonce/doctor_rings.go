@@ -35,7 +35,7 @@ const late = time.Minute
 // memory compares what is remembered with how long copies come (K6, W10).
 func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 	holds := func(check, ring string, copies time.Duration, whose string) error {
-		err := inbox.Holds(ctx, tx, ring, copies)
+		err := inbox.Holds(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
 		switch {
 		case errors.Is(err, inbox.ErrHorizon):
 			d.add(levelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D, with D above %s", ring, days(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, days(copies), ring)
@@ -68,7 +68,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 	}
 	if len(calls) > 0 {
 		c := calls[0]
-		if err := inbox.Holds(ctx, tx, "keys_log", seconds(c.Age)); errors.Is(err, inbox.ErrHorizon) {
+		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "keys_log", Copies: seconds(c.Age)}); errors.Is(err, inbox.ErrHorizon) {
 			d.add(levelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", c.ID),
 				"parked call %d to sink %s was first tried %s ago, longer than keys_log remembers at least: a message that it produces now is a new one", c.ID, c.Sink, seconds(c.Age))
 		} else if err != nil {
@@ -101,7 +101,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 			continue
 		}
 		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old as that.
-		if err := inbox.Holds(ctx, tx, "keys_clock", seconds(*e.Oldest)-late); errors.Is(err, inbox.ErrHorizon) {
+		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "keys_clock", Copies: seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
 			d.add(levelWarn, "webhooks", "set the horizon of keys_clock to the endpoint's ReceiverConfig.Retention at least; or let Receiver.Run of a login with onlyonce_rotator run, which deletes them",
 				"endpoint %s has ids that are %s old, older than keys_clock remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, seconds(*e.Oldest))
 		} else if err != nil {
@@ -169,7 +169,7 @@ func (d *doctor) ring(k *keyRing, held bool, who []string) {
 		d.add(levelFail, check, "set onlyonce.rings.slots back to what the migration says", "the ring has %d tables, and a horizon takes %d", slots, plan.MostSegments+1)
 	}
 	if len(who) == 0 {
-		d.add(levelFail, check, "grant onlyonce_rotator to the login of a consumer or a relay (docs/roles.sql)", "no login has the rights to rotate it: nothing is forgotten, and the tables grow")
+		d.add(levelFail, check, "grant onlyonce_rotator to the login of a consumer, relay or webhook receiver, or of a job that runs onlyonce inbox rotate (docs/roles.sql)", "no login has the rights to rotate it: nothing is forgotten, and the tables grow")
 	}
 	if current != nil && current.Bytes > 0 && current.Opened != nil && seconds(*current.Opened) > seventh+late {
 		age := seconds(*current.Opened)
@@ -177,11 +177,11 @@ func (d *doctor) ring(k *keyRing, held bool, who []string) {
 		case free == 0:
 			d.add(levelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
 		case !held && len(who) > 0:
-			d.add(levelFail, check, "start a consumer or a relay under one of these logins, and read its log", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
+			d.add(levelFail, check, "start a consumer, a relay or a Receiver.Run under one of these logins and read its log, or run onlyonce inbox rotate", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
 		case draining:
 			d.add(levelWarn, check, "see the finding transactions: end what has been open for so long", "the current segment is %s old, should be %s at most, and the one before it drains: transactions that may write into it have not ended", age, seventh)
 		case held:
-			d.add(levelWarn, check, "read the log of the consumers and relays that rotate", "the current segment is %s old and should be %s at most, although a process holds the lease", age, seventh)
+			d.add(levelWarn, check, "read the log of the consumers, relays and receivers that rotate", "the current segment is %s old and should be %s at most, although a process holds the lease", age, seventh)
 		}
 	}
 	d.unless(check, "remembered %s; goes on each %s; %d tables hold that, also of cursors that are %s behind; %d free; %s", remembered(k.Horizon), seventh, slots, seventh, free,

@@ -3,22 +3,17 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
 // testPatience bounds what tests wait for. Mutants, which make tests wait in vain, shorten it.
-var testPatience = func() time.Duration {
-	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
-		return d
-	}
-	return 30 * time.Second
-}()
+var testPatience = pgtest.Patience(30 * time.Second)
 
 // shop is a fixture with a log, and a table of effects without a unique constraint, so that doubles show.
 type shop struct {

@@ -26,12 +26,7 @@ import (
 )
 
 // patience bounds what rows wait for; nothing is judged by how long it took.
-var patience = func() time.Duration {
-	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
-		return d
-	}
-	return 60 * time.Second
-}()
+var patience = pgtest.Patience(60 * time.Second)
 
 const (
 	scope = "stock"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,18 +21,43 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Holds returns an error that wraps ErrHorizon unless a ring remembers keys for as long as a copy may come behind the first.
-func Holds(ctx context.Context, db DB, name string, copies time.Duration) error {
+// Need is how long copies may come behind the first, as somebody has declared it.
+type Need struct {
+	Ring   string // whose keys recognise them
+	Copies time.Duration
+	Whose  string // the field that declares it, for watch
+}
+
+// Holds returns an error that wraps ErrHorizon unless the ring remembers keys for as long as copies may come.
+func Holds(ctx context.Context, db DB, n Need) error {
 	var seconds *float64
-	if err := db.QueryRow(ctx, horizonSQL, name).Scan(&seconds); err != nil {
-		return fmt.Errorf("reading the horizon of ring %s: %w", name, err)
+	if err := db.QueryRow(ctx, horizonSQL, n.Ring).Scan(&seconds); err != nil {
+		return fmt.Errorf("reading the horizon of ring %s: %w", n.Ring, err)
 	}
 	if seconds == nil {
 		return nil
 	}
-	if horizon := time.Duration(*seconds * float64(time.Second)); horizon < copies {
+	if horizon := time.Duration(*seconds * float64(time.Second)); horizon < n.Copies {
 		return fmt.Errorf("%w: copies are declared to come for %v, and keys of ring %s may be forgotten after %v: a later copy would be applied again. Set it longer: onlyonce inbox horizon -ring %s -horizon D",
-			ErrHorizon, copies, name, horizon, name)
+			ErrHorizon, n.Copies, n.Ring, horizon, n.Ring)
 	}
 	return nil
+}
+
+// watch compares needs with horizons, each so often, until ctx ends, and tells once of one that is no longer met: an operator may shorten a horizon
+// while processes run. Whoever declares a need compares it with Holds when it starts.
+func watch(ctx context.Context, db DB, log *slog.Logger, every time.Duration, needs []Need) {
+	told := make([]bool, len(needs))
+	for pause(ctx, every) {
+		for i, n := range needs {
+			err := Holds(ctx, db, n)
+			short := errors.Is(err, ErrHorizon)
+			if short && !told[i] {
+				log.Error("onlyonce: keys may be forgotten while copies still come", "declared", n.Whose, "error", err)
+			}
+			if short || err == nil {
+				told[i] = short
+			}
+		}
+	}
 }

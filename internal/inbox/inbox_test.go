@@ -58,11 +58,7 @@ func one[T any](r *rig, sql string, args ...any) (v T) {
 // until calls what does not wait, until it has come to something.
 func (r *rig) until(what string, done func() bool) {
 	r.t.Helper()
-	for deadline := time.Now().Add(patience); !done(); {
-		if time.Now().After(deadline) {
-			r.t.Fatalf("never happened: %s", what)
-		}
-	}
+	pgtest.Until(r.t, patience, what, done)
 }
 
 // closes closes the current segment.

@@ -22,10 +22,10 @@ const askAgain = 5 * time.Minute
 // needs at that pace, and one that closed segments earlier would run out of them, and end up with one that holds most of the keys.
 const anySize = math.MaxInt64
 
-// Rotate rotates both rings of keys, and builds the filters of the log's, until ctx ends, and returns when nothing of it is left. What goes wrong is logged, and never fails
-// whoever runs it. The first look is an interval away: a process that starts has better things to do.
-func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger) {
-	var both sync.WaitGroup
+// Rotate rotates both rings of keys, builds the filters of the log's, and watches that horizons go on meeting the needs, until ctx ends, and returns when
+// nothing of it is left. What goes wrong is logged, and never fails whoever runs it. The first look is an interval away: a process that starts has better things to do.
+func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...Need) {
+	var all sync.WaitGroup
 	for _, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
 		x, err := ring.New(pool, which, ring.Config{MaxBytes: anySize, Interval: interval, Hooks: ring.Hooks{
 			Stepped: func(o ring.Outcome) { stepped(log, which.Name, o) },
@@ -35,7 +35,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger) {
 			log.Error("onlyonce: the inbox does not rotate", "ring", which.Name, "error", err)
 			continue
 		}
-		both.Go(func() {
+		all.Go(func() {
 			told := false
 			for wait := interval; pause(ctx, wait); wait = askAgain {
 				if err := x.Run(ctx); err != nil && ctx.Err() == nil && !told {
@@ -45,8 +45,11 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger) {
 			}
 		})
 	}
-	both.Go(func() { NewBuilder(pool, ring.KeysLog(), log).Run(ctx) })
-	both.Wait()
+	all.Go(func() { NewBuilder(pool, ring.KeysLog(), log).Run(ctx) })
+	if len(needs) > 0 {
+		all.Go(func() { watch(ctx, pool, log, interval, needs) })
+	}
+	all.Wait()
 }
 
 // pause waits, and reports whether ctx goes on.

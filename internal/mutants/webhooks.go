@@ -150,7 +150,7 @@ var webhooksRules = []mutant{
 		old: "	least := max(leastRetention, 2*past, 2*future, scheme.Redeliveries)", new: "	least := max(1, min(past, future))",
 		pkg: "./webhook", test: "TestW10Retention"},
 	{rule: "W10 shorter horizon", file: "webhook/upkeep.go",
-		old: "	if err := inbox.Holds(ctx, r.pool, \"keys_clock\", r.cfg.Retention); err != nil {", new: "	if err := inbox.Holds(ctx, r.pool, \"keys_clock\", 0); err != nil {",
+		old: "	if err := inbox.Holds(ctx, r.pool, remembered); err != nil {", new: "	if err := inbox.Holds(ctx, r.pool, inbox.Need{Ring: \"keys_clock\"}); err != nil {",
 		pkg: "./webhook", test: "TestW10Horizon"},
 	{rule: "W10 id of a parked event", file: schemaRings,
 		old: "    select array_agg(p.key) into parked from onlyonce.parked p\n     where p.kind in ('message', 'event')", new: "    select array_agg(p.key) into parked from onlyonce.parked p\n     where p.kind in ('message')",

@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -14,6 +15,15 @@ func Main(m *testing.M) {
 		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
 		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/devenv/supervise.(*Supervisor).read"),
 		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"))
+}
+
+// Patience bounds what a package's tests wait for: usual, or what ONLYONCE_TEST_PATIENCE says, because mutants make tests wait in vain. Nothing is
+// judged by how long it took.
+func Patience(usual time.Duration) time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
+		return d
+	}
+	return usual
 }
 
 // Until polls a condition that nothing announces, and ends the test if it does not come within so long.

@@ -1,0 +1,66 @@
+package inbox_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/inbox"
+)
+
+// lines is a log that may be read while it is written.
+type lines struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(b)
+}
+
+func (l *lines) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.all.String(), text)
+}
+
+// A horizon that is shortened while a process runs that needs more is told of, once each time.
+func TestK6HorizonIsShortenedMeanwhile(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var told lines
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	looks := inbox.Counted(r.pool)
+	go func() {
+		defer close(ended)
+		inbox.Watch(ctx, looks, slog.New(slog.NewTextHandler(&told, nil)), time.Millisecond, []inbox.Need{{Ring: "keys_log", Copies: time.Hour, Whose: "Config.CopiesWithin"}})
+	}()
+	const line = "declared=Config.CopiesWithin"
+	looked := func() {
+		t.Helper()
+		from := looks.N.Load()
+		r.until("two more looks", func() bool { return looks.N.Load() > from+2 })
+	}
+	for i := range 2 {
+		looked()
+		if n := told.count(line); n != i {
+			t.Fatalf("told of it %d times, and not %d, where it holds", n, i)
+		}
+		r.exec(`update onlyonce.rings set horizon = '59 minutes' where name = 'keys_log'`)
+		r.until("it is told of", func() bool { return told.count(line) == i+1 })
+		looked()
+		if n := told.count(line); n != i+1 {
+			t.Fatalf("told of it %d times, and not %d", n, i+1)
+		}
+		r.exec(`update onlyonce.rings set horizon = '1 hour' where name = 'keys_log'`)
+	}
+	cancel()
+	<-ended
+}
