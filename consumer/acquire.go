@@ -135,7 +135,7 @@ func (w *worker) acquire(ctx context.Context) error {
 			// or two processes that both believe in their ownership take turns for ever.
 			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
 		}
-		mine := w.cur != nil && cur.nonce == w.cur.nonce
+		mine, was := w.cur != nil && cur.nonce == w.cur.nonce, w.pos
 		w.stand(cur.next, cur.anchor)
 		if err := w.admit(cur); err != nil {
 			return err
@@ -143,10 +143,18 @@ func (w *worker) acquire(ctx context.Context) error {
 		if _, err := w.onlyHere(ctx, cur); err != nil {
 			return err
 		}
+		if cur.redoUntil != nil {
+			w.redoUntil = max(w.redoUntil, *cur.redoUntil)
+		}
 		if mine {
+			if err := w.redoBelow(ctx, cur, was); err != nil { // the database has lost what it had answered
+				return err
+			}
 			w.cur = cur
 		} else {
-			w.noteOffset(ctx)
+			if err := w.noteOffset(ctx, cur); err != nil {
+				return err
+			}
 			if raised, err := w.raise(ctx, cur); err != nil {
 				return err
 			} else if !raised {
@@ -191,22 +199,42 @@ func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, err
 	return was, nil
 }
 
+// redoBelow notes that what lies between the position and an offset ahead of it was handled in a history that the database has lost, or from which an
+// operator has set it back: calls of its messages may have been made (O6). In the database, because the raise that follows overwrites the
+// group's offset in Kafka, from which we know it, and the next owner must know it too.
+func (w *worker) redoBelow(ctx context.Context, cur *cursor, offset int64) error {
+	if offset <= w.pos {
+		return nil
+	}
+	w.redoUntil = max(w.redoUntil, offset)
+	if cur.redoUntil != nil && *cur.redoUntil >= offset {
+		return nil
+	}
+	if _, err := w.c.pool.Exec(ctx, redoSQL, cur.id, offset); err != nil {
+		return fmt.Errorf("noting which messages are handled again: %w", err)
+	}
+	return nil
+}
+
 // noteOffset compares the group's offset with the position. An offset of ours ahead of it says what the database has lost; one that
-// somebody else has written is told. It changes nothing: the database counts.
-func (w *worker) noteOffset(ctx context.Context) {
+// somebody else has written is told. It moves nothing: the database counts.
+func (w *worker) noteOffset(ctx context.Context, cur *cursor) error {
 	offset, metadata, err := w.p.Committed(ctx)
-	if err != nil || offset < 0 || offset == w.pos {
-		return
+	if err != nil {
+		return fmt.Errorf("committed offset of %s/%d: %w", w.id.Topic, w.id.Partition, err)
+	}
+	if offset < 0 || offset == w.pos {
+		return nil
 	}
 	if strings.HasPrefix(metadata, metadataMark) {
-		w.redoUntil = max(w.redoUntil, offset)
-		return
+		return w.redoBelow(ctx, cur, offset)
 	}
 	w.c.cfg.Logger.Warn("onlyonce: an offset that somebody else committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
 		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
 	if w.c.cfg.Hooks.OffsetIgnored != nil {
 		w.c.cfg.Hooks.OffsetIgnored(OffsetIgnored{Topic: w.id.Topic, Partition: w.id.Partition, Offset: offset, Metadata: metadata, Position: w.pos})
 	}
+	return nil
 }
 
 // decideStart writes where a partition starts, and only then tells Kafka. first is how many partitions the topic had when this

@@ -50,8 +50,8 @@ type engine struct {
 	id  Identity
 	cur *cursor // what this process owns; nil before the first raise
 
-	// redoUntil is the highest offset that this group has committed to Kafka, where the database stands before it: what lies below was
-	// handled in a history that the database has lost (O6).
+	// redoUntil: what lies below it may have been handled before, in a history that the database has lost, or from which an operator has set it
+	// back (O6).
 	redoUntil int64
 
 	hand     *hand

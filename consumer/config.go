@@ -71,7 +71,8 @@ type Config struct {
 	RetryMin, RetryMax time.Duration
 
 	// MessageTimeout is how long one call of a message handler may take, and BatchTimeout all handlers of one transaction, or
-	// one call of a batch handler. Then the handler's context ends, which counts as a failure of it. Defaults 30 s and 60 s.
+	// one call of a batch handler. Then the handler's context ends, which counts as a failure of it. Defaults 30 s, or BatchTimeout where that is
+	// less, and 60 s, or MessageTimeout where that is more.
 	MessageTimeout, BatchTimeout time.Duration
 	// HangTimeout is how long a handler may go on after its context has ended. Then its connection is cut and it is left
 	// behind: see [ErrHandlerHung]. Default 5 s.
@@ -82,8 +83,8 @@ type Config struct {
 	LockTimeout time.Duration
 	// StatementTimeout bounds each statement. Default 30 s.
 	StatementTimeout time.Duration
-	// IdleTimeout ends a transaction whose handler sends nothing for so long. Default 60 s. It also bounds how long a process that
-	// was stopped in mid-batch keeps its successor waiting.
+	// IdleTimeout ends a transaction whose handler sends nothing for so long. Default 60 s, or BatchTimeout where that is more. It also
+	// bounds how long a process that was stopped in mid-batch keeps its successor waiting.
 	IdleTimeout time.Duration
 	// DrainTimeout is how long the batch in hand may still take when the partition is given up or Run is
 	// cancelled; then its context ends and it rolls back. Default 10 s. Keep it and HangTimeout together below the group's
@@ -115,12 +116,15 @@ func (c Config) withDefaults() Config {
 	def(&c.Linger, 5*time.Millisecond)
 	def(&c.RetryMin, 100*time.Millisecond)
 	def(&c.RetryMax, 10*time.Second)
+	if c.MessageTimeout == 0 && c.BatchTimeout > 0 {
+		c.MessageTimeout = min(30*time.Second, c.BatchTimeout)
+	}
 	def(&c.MessageTimeout, 30*time.Second)
-	def(&c.BatchTimeout, 60*time.Second)
+	def(&c.BatchTimeout, max(60*time.Second, c.MessageTimeout))
 	def(&c.HangTimeout, 5*time.Second)
 	def(&c.LockTimeout, 5*time.Second)
 	def(&c.StatementTimeout, 30*time.Second)
-	def(&c.IdleTimeout, 60*time.Second)
+	def(&c.IdleTimeout, max(60*time.Second, c.BatchTimeout))
 	def(&c.DrainTimeout, 10*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -227,8 +231,12 @@ func (c Config) faults(events bool) error {
 			fault(d.field, "is %v: the unit is a millisecond", d.value)
 		}
 	}
-	if w := c.withDefaults(); w.RetryMin > w.RetryMax {
+	w := c.withDefaults()
+	if w.RetryMin > w.RetryMax {
 		fault("RetryMax", "is %v: must not be below RetryMin, %v", w.RetryMax, w.RetryMin)
+	}
+	if w.MessageTimeout > w.BatchTimeout {
+		fault("BatchTimeout", "is %v: must not be below MessageTimeout, %v, which it would cut short", w.BatchTimeout, w.MessageTimeout)
 	}
 	return errors.Join(faults...)
 }

@@ -156,6 +156,7 @@ type HaltError struct {
 	RetainedUntil time.Time
 
 	otherRetired bool // Other's cursor is retired
+	otherAhead   bool // and stands ahead of the one in Shard
 }
 
 func (e *HaltError) Error() string {
@@ -175,35 +176,39 @@ func (e *HaltError) Error() string {
 		if !e.otherRetired {
 			resolve = "if Shards are wrong correct them and deploy; to move the partition (docs/scaling.md): " + e.Command()
 		}
+		if e.otherAhead {
+			resolve = fmt.Sprintf("it was taken over from the wrong database: %s, and then %s", e.Command(), e.command("adopt", e.Shard, "-from", quote("URL-OF-"+e.Other)))
+		}
 	}
 	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, resolve)
 }
 
-// Command is the command that resolves the halt, for a POSIX shell; "" where none does (no-shard). The operator fills in OFFSET, where
+// Command is the command that resolves the halt, for a POSIX shell, the first one where it takes two; "" where none does (no-shard). The operator fills in OFFSET, where
 // the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME.
 func (e *HaltError) Command() string {
-	if e.Reason == HaltNoShard {
+	switch {
+	case e.Reason == HaltNoShard:
 		return ""
+	case e.Reason == HaltOtherShard && e.otherAhead:
+		return e.command("retire", e.Shard)
+	case e.Reason == HaltOtherShard && !e.otherRetired:
+		return e.command("retire", e.Other)
+	case e.Reason == HaltOtherShard:
+		return e.command("adopt", e.Shard, "-from", quote("URL-OF-"+e.Other))
+	case e.Reason == HaltForeignGroup:
+		return e.command("adopt", e.Shard, "-group", quote(e.Group)) // by name: otherwise the old group, if it lives, may be faster
 	}
-	verb, shard := "adopt", e.Shard
-	if e.Reason == HaltOtherShard && !e.otherRetired {
-		verb, shard = "retire", e.Other
-	}
+	return e.command("adopt", e.Shard, "-at", "OFFSET")
+}
+
+// command is a command about the halted cursor, in a shard.
+func (e *HaltError) command(verb, shard string, more ...string) string {
 	args := []string{"onlyonce", "cursor", verb}
 	if shard != "" {
 		args = append(args, "-postgres", quote("URL-OF-"+shard))
 	}
 	args = append(args, "-scope", quote(e.Scope), "-topic", quote(e.Topic), "-partition", strconv.Itoa(int(e.Partition)))
-	switch {
-	case verb == "retire":
-	case e.Reason == HaltForeignGroup:
-		args = append(args, "-group", quote(e.Group)) // by name: otherwise the old group, if it lives, may be faster
-	case e.Reason == HaltOtherShard:
-		args = append(args, "-from", quote("URL-OF-"+e.Other))
-	default:
-		args = append(args, "-at", "OFFSET")
-	}
-	return strings.Join(append(args, "-reason", "WHY"), " ")
+	return strings.Join(append(append(args, more...), "-reason", "WHY"), " ")
 }
 
 // quote makes a word for a POSIX shell.

@@ -44,6 +44,21 @@ func TestK6FrontierFollowsThePosition(t *testing.T) {
 	r.once("first")
 }
 
+// K6: a frontier that was noted while the clock was ahead does not stay for being the greater one.
+func TestK6FrontierOfAClockThatWasAhead(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log.Append(0, "first", id("first"))
+	for range 2 {
+		stop := r.start(queued, testConfig())
+		until(t, "the frontier is noted", func() bool {
+			return r.count(`select count(*) from onlyonce.frontiers f join onlyonce.cursors c on c.id = f.cursor_id and c.run = f.run where f.frontier <= clock_timestamp()`) == 1
+		})
+		stop()
+		r.exec(`update onlyonce.frontiers set run = -1, frontier = clock_timestamp() + interval '6 days'`) // as the rotator leaves it
+	}
+}
+
 // K6: who declares that copies come for longer than keys are remembered does not begin.
 func TestK6CopiesBeyondTheHorizon(t *testing.T) {
 	t.Parallel()

@@ -40,7 +40,8 @@ type Message struct {
 	resend     bool        // whether that replay asks for calls under keys of their own
 	cluster    string      // where the record lies; of a parked one, where it lay when it was parked
 	topicID    [16]byte
-	redo       bool // Kafka knows a position of ours behind it: it was handled in a history that the database has lost
+	redo       bool // it may have been handled before: see engine.redoUntil
+	another    bool // an operator says that it is another message than the first of its id
 }
 
 // Header is one record header. A record may hold several of one name.
@@ -75,9 +76,12 @@ func (m *Message) hash() ([16]byte, int64) {
 func (m *Message) origin() dedupe.Origin {
 	o := dedupe.Origin{Tenant: m.tenant, Scope: m.scope, ID: m.id, Position: dedupe.Position{
 		ClusterID: m.cluster, TopicID: m.topicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset},
-		Time: m.Time, Redo: m.redo || m.replay > 0 && !m.resend, Trace: m.trace()}
+		Time: m.Time, Redo: !m.resend && (m.redo || m.replay > 0), Trace: m.trace()}
 	if m.resend {
 		o.Replay = m.replay
+	}
+	if m.another {
+		o.ID = "" // the first one's calls have the keys that derive from the id
 	}
 	return o
 }

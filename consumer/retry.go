@@ -334,7 +334,10 @@ func (r *retrier) recognize(row *parkedRow) error {
 		return err
 	case plain(m.tenant) != row.tenant:
 		return fmt.Errorf("Config.Tenant names the tenant %q now, and named %q when this was parked", m.tenant, row.tenant)
-	case row.reason == reasonNoKey || row.reason == reasonConflict:
+	case row.reason == reasonConflict:
+		m.another = true // O1
+		return nil
+	case row.reason == reasonNoKey:
 		return nil
 	case !row.key.Valid:
 		m.id = "" // parked by a consumer without ids: its position identifies it

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/inbox"
@@ -132,10 +133,10 @@ func (c *Consumer) on(topic string, partition int32) (*Consumer, error) {
 }
 
 // elsewhereSQL asks a shard what it knows of a partition. In: scope, topic, partition. One row: where its cursor stands (null: there is
-// none), whether that is retired, and how many partitions the topic had when the scope began to read it here (null: it never did). By the
+// none), whether that is retired, which topic's it is, and how many partitions the topic had when the scope began to read it here (null: it never did). By the
 // unique (scope, topic, partition) and the primary key of onlyonce.topics.
 const elsewhereSQL = `
-select p.next_offset, coalesce(p.retired_at is not null, false),
+select p.next_offset, coalesce(p.retired_at is not null, false), p.topic_id,
        (select t.partitions from onlyonce.topics t where t.scope = $1 and t.topic = $2)
   from (values (1)) one left join onlyonce.positions p on p.scope = $1 and p.topic = $2 and p.partition = $3`
 
@@ -150,7 +151,7 @@ const askTimeout = 10 * time.Second
 // written their row before they ask, so at least one of them sees the other's. A shard that cannot be asked is an error: it might be the one.
 //
 // Where there is no cursor here, one that was retired elsewhere counts too: the partition was moved, and where it goes on is
-// the operator's to say.
+// the operator's to say. So does one that was retired ahead of where this one ever stood: the partition was taken from the wrong database.
 func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err error) {
 	if w.c.shards == nil || (cur != nil && cur.anchor != nil) {
 		return 0, nil
@@ -163,22 +164,29 @@ func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err er
 		}
 		var at *int64
 		var retired bool
+		var topic pgtype.UUID
 		var partitions *int32
-		err := other.pool.QueryRow(ctx, elsewhereSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&at, &retired, &partitions)
+		err := other.pool.QueryRow(ctx, elsewhereSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&at, &retired, &topic, &partitions)
 		if err != nil {
 			return 0, fmt.Errorf("asking shard %q for a cursor of %s/%d: %w", other.shard, w.id.Topic, w.id.Partition, err)
 		}
 		if partitions != nil && (first == 0 || *partitions < first) {
 			first = *partitions
 		}
-		if at == nil || (retired && cur != nil) {
+		another := topic.Valid && w.id.TopicID != [16]byte{} && topic.Bytes != w.id.TopicID
+		if at == nil || (retired && cur != nil && (another || *at <= cur.reached())) {
 			continue
 		}
 		if cur == nil {
 			w.pos = *at
 		}
 		halt := w.halt(HaltOtherShard, "shard %q has the cursor, at offset %d", other.shard, *at)
-		if retired {
+		switch {
+		case retired && cur != nil:
+			halt.otherAhead = true
+			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d; in shard %q it stands at %d, which is behind, and would be handled again from there",
+				other.shard, *at, w.c.shard, w.pos)
+		case retired:
 			halt.Detail = fmt.Sprintf("shard %q had the cursor, which was retired at offset %d, and shard %q has none", other.shard, *at, w.c.shard)
 		}
 		halt.Other, halt.otherRetired = other.shard, retired

@@ -188,6 +188,8 @@ func TestF12CursorInAnotherShard(t *testing.T) {
 			[]string{`shard "a" has the cursor, at offset 10`, "if Shards are wrong", "cursor retire -postgres URL-OF-a -scope stock -topic orders -partition 0 -reason WHY"}},
 		{"retired there, and nowhere else", func(r *shardRig) { r.retire(0) },
 			[]string{`retired at offset 10, and shard "b" has none`, "cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a -reason WHY"}},
+		{"adopted here behind where it was retired there", func(r *shardRig) { r.retire(0); r.b.adopt(0, 4) },
+			[]string{`retired at offset 10; in shard "b" it stands at 4`, "wrong database", "cursor retire -postgres URL-OF-b", "and then onlyonce cursor adopt -postgres URL-OF-b -scope stock -topic orders -partition 0 -from URL-OF-a"}},
 		{"adopted here, and still in use there", func(r *shardRig) { r.b.adopt(0, 10) },
 			[]string{`shard "a" has the cursor, at offset 10`, "cursor retire -postgres URL-OF-a"}},
 	} {
@@ -204,7 +206,7 @@ func TestF12CursorInAnotherShard(t *testing.T) {
 			stop = r.sharded(r.by("b"), testConfig())
 			h := r.halted()
 			for _, want := range c.want {
-				if h.Reason != consumer.HaltOtherShard || h.Shard != "b" || h.Other != "a" || h.Position != 10 || !strings.Contains(h.Error(), want) {
+				if h.Reason != consumer.HaltOtherShard || h.Shard != "b" || h.Other != "a" || !strings.Contains(h.Error(), want) {
 					t.Errorf("nothing says %q in: %v", want, h)
 				}
 			}
@@ -221,6 +223,7 @@ func TestF12CursorInAnotherShard(t *testing.T) {
 			if r.b.count(`select count(*) from onlyonce.cursors`) == 0 {
 				r.b.adopt(0, 10)
 			}
+			r.b.exec(`update onlyonce.cursors set run = run + 1, run_start = 10 where run_start < 10`)
 			r.b.reaches(0, 11)
 			stop()
 			r.once(values...)

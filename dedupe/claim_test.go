@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
@@ -230,5 +231,33 @@ func TestClaimNamesWhatIsWrong(t *testing.T) {
 	}
 	if got := inTx(t, pool, key("a", "1")); got[0] != dedupe.Fresh {
 		t.Error("a refused call claimed something")
+	}
+}
+
+// A null among keys is refused as a whole: outcomes are by position.
+func TestClaimOfNulls(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	exec := func(sql string) error {
+		_, err := pool.Exec(t.Context(), sql)
+		return err
+	}
+	if err := exec(`select onlyonce.claim_log(array[onlyonce.key('', 's', 'a')], array[0]); update onlyonce.rings set closed = '{0}', cur = 1 where name = 'keys_log'`); err != nil {
+		t.Fatal(err)
+	}
+	for _, function := range []string{"claim", "claim_log", "claim_clock"} {
+		for _, args := range []string{
+			`array[null, onlyonce.key('', 's', 'a'), onlyonce.key('', 's', 'b')], array[0, 0, 0]`,
+			`array[onlyonce.key('', 's', 'b')], array[null]::bigint[]`,
+			`array[onlyonce.key('', null, 'b')], array[0]`,
+			`null, null`, `null, array[0]`, `array[onlyonce.key('', 's', 'b')], null`,
+		} {
+			if err := exec("select onlyonce." + function + "(" + args + ")"); guard.SQLState(err) != "23502" {
+				t.Errorf("%s(%s): %v", function, args, err)
+			}
+		}
+		if err := exec("select onlyonce." + function + "(array[onlyonce.key('', 's', 'b')], array[0, 0])"); guard.SQLState(err) != "22023" {
+			t.Errorf("%s of one key and two fingerprints: %v", function, err)
+		}
 	}
 }

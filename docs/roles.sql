@@ -115,7 +115,7 @@ begin
     ('onlyonce_rotator',  'webhook_bodies', 'select, delete'),
     ('onlyonce_rotator',  'keys_log_version', 'usage, select, update'),
     ('onlyonce_rotator',  'keys_clock_version', 'usage, select, update'),
-    ('onlyonce_rotator',  'frontiers',      'select'),
+    ('onlyonce_rotator',  'frontiers',      'select, insert, update'),         -- takes back what was noted while the clock was ahead
     ('onlyonce_rotator',  'filters',        'select, insert, delete'),
     ('onlyonce_rotator',  'streams',        'select'),
     ('onlyonce_rotator',  'cursors',        'select'),

@@ -108,6 +108,24 @@ comment on table  onlyonce.frontiers is 'How far each cursor is in the time of i
 comment on column onlyonce.frontiers.run      is 'The cursor''s run that this is said of. In another one nothing is known.';
 comment on column onlyonce.frontiers.frontier is 'The latest of the times, each asked before the end of the log was, whose end the cursor has passed.';
 
+-- ---------------------------------------------------------------- cursors
+
+alter table onlyonce.cursors add column redo_until bigint;
+comment on column onlyonce.cursors.redo_until is 'Messages below it may have been handled in a history that this database does not know, or that an operator has set back: calls under their keys may have been made. Null: none.';
+
+create or replace view onlyonce.positions as
+  select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.clean,
+         c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
+         coalesce(p.next_offset, c.run_start) as next_offset,
+         p.anchor_offset, p.anchor_epoch, p.anchor_hash,
+         c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until
+    from onlyonce.cursors c
+    join onlyonce.leases l on l.id = c.id
+    left join lateral (
+      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash from onlyonce.progress q
+       where q.cursor_id = c.id and q.run = c.run
+       order by q.from_offset desc limit 1) p on true;
+
 -- ---------------------------------------------------------------- claims
 
 -- The claim, of one ring. In this order, each in a statement of its own (dedupe's and internal/ring's documentation have the interleavings):
@@ -145,8 +163,10 @@ declare
   seqscan  text     := current_setting('enable_seqscan');
   ignored  text;
 begin
-  if cardinality(keys) is distinct from cardinality(fingerprints) then
-    raise exception 'onlyonce: claim: % keys and % fingerprints', cardinality(keys), cardinality(fingerprints);
+  if keys is null or fingerprints is null or array_position(keys, null) is not null or array_position(fingerprints, null) is not null then
+    raise exception using errcode = '23502', message = 'onlyonce: claim: keys and fingerprints must not be null, nor hold a null';
+  elsif cardinality(keys) <> cardinality(fingerprints) then
+    raise exception using errcode = '22023', message = format('onlyonce: claim: %s keys and %s fingerprints', cardinality(keys), cardinality(fingerprints));
   end if;
   if cardinality(keys) = 0 then
     return '{}';
@@ -345,18 +365,123 @@ begin
   perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 end $$;
 
--- A call of a transaction of the user's own (checks 2) is looked for in the log and among parked ones too: its key is forgotten when the horizon has
--- passed, and the call may stand there still, unsent, or with an outcome that nobody knows. The body is version 3's but for that.
-do $$
+-- ---------------------------------------------------------------- calls
+
+-- Writes outbound calls in the caller's transaction. Arrays of one length, a call each, in the order in which they are to go out:
+--   checks  0: the fence and the message's claim exclude that the call stands already.
+--           1: it may stand already (the message is replayed, or done again): then nothing is written; OO004 if its bytes differ.
+--           2: a call of the user's own transaction: its key is claimed in the inbox, and when that is forgotten the call may stand there still, unsent, or
+--              parked with an outcome that nobody knows; OO004 if either has other bytes.
+--           3: as 2: code of schema 2 does not say whether it handles a message again, which code of schema 3 may have handled.
+-- The locks of the ordering keys come first, in a statement before the INSERT that draws the ids, sorted, so that two
+-- transactions that call this once cannot deadlock. 1,024 stripes: one lock a key would exhaust the server's lock table.
+create or replace function onlyonce.enqueue_calls(
+  checks smallint[], keys uuid[], order_keys uuid[], sinks text[], tenants text[], scopes text[], names text[], methods text[],
+  targets text[], headers text[], traces text[], bodies bytea[], not_before timestamptz[], origin_times timestamptz[],
+  redo boolean[], capture boolean[], sealed boolean[]
+) returns void
+language plpgsql as $$
 declare
-  before text := pg_get_functiondef('onlyonce.enqueue_calls'::regproc);
-  body   text := replace(replace(before, $q$if checks && '{1,3}'::smallint[] then$q$, $q$if checks && '{1,2,3}'::smallint[] then$q$),
-                   'where u.c in (1, 3)', 'where u.c > 0 and u.n <> all (skip)');
+  ring  onlyonce.rings;
+  skip  bigint[] := '{}';
+  old   record;
+  claim smallint[];
+  i     integer;
 begin
-  if body not like '%u.n <> all (skip)%' or before like '%if checks && ''{1,2,3}''::smallint[] then%if checks && ''{1,2,3}''::smallint[] then%' then
-    raise exception 'onlyonce: onlyonce.enqueue_calls is not version 3''s';
+  if exists (select 1 from unnest(order_keys) k where k is not null) then
+    perform pg_advisory_xact_lock(1869507705, s.stripe)
+       from (select distinct (get_byte(uuid_send(k), 0) << 8 | get_byte(uuid_send(k), 1)) & 1023 as stripe
+               from unnest(order_keys) k where k is not null order by 1) s;
   end if;
-  execute body;
+
+  if checks && '{2,3}'::smallint[] then
+    select onlyonce.claim(array_agg(c.k order by c.n), array_agg(c.f order by c.n)) into claim
+      from (select u.k, u.n, onlyonce.call_fingerprint(u.m, u.t, u.h, u.b, u.s) as f
+              from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n) where u.c >= 2) c;
+    i := 0;
+    for n in 1 .. cardinality(keys) loop
+      if checks[n] >= 2 then
+        i := i + 1;
+        if claim[i] = 2 then
+          raise exception using errcode = 'OO004',
+            message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[n], sinks[n]);
+        elsif claim[i] = 1 then
+          skip := skip || n::bigint;
+        end if;
+      end if;
+    end loop;
+  end if;
+
+  -- In statements of their own: each locks the tables that it names until the transaction ends, segments too, which then cannot be emptied.
+  if checks && '{1,2,3}'::smallint[] then
+    for old in
+      select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
+        from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
+        join lateral (
+          select r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null as erased from onlyonce.outbox_log r
+           where r.key = u.k
+          union all
+          select p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
+            from onlyonce.parked p where p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
+          limit 1) o on true
+       where u.c > 0 and u.n <> all (skip)
+    loop
+      if old.differs then
+        raise exception using errcode = 'OO004',
+          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
+      end if;
+      skip := skip || old.n;
+    end loop;
+  end if;
+  if checks && '{1,2,3}'::smallint[] then -- enqueued before schema 3
+    for old in
+      select u.n, (q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body) is distinct from (u.m, u.t, u.h, u.b) as differs
+        from unnest(checks, keys, methods, targets, headers, bodies) with ordinality as u(c, k, m, t, h, b, n)
+        join onlyonce.outbox q on q.key = u.k
+       where u.c > 0
+    loop
+      if old.differs then
+        raise exception using errcode = 'OO004',
+          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
+      end if;
+      skip := skip || old.n;
+    end loop;
+  end if;
+
+  -- The xid is assigned before the ring is read, each in a statement of its own: a rotator that announces another segment behind our
+  -- back waits for every xid that was in progress then.
+  perform pg_current_xact_id();
+  select * into ring from onlyonce.rings r where r.name = 'outbox';
+  if current_setting('transaction_isolation') <> 'read committed'
+     and ring.version <> (select last_value from onlyonce.outbox_version) then
+    raise exception using errcode = '40001', message = 'onlyonce: the outbox changed its segment since this transaction began: run it again';
+  end if;
+  insert into onlyonce.outbox_log (slot, lane, key, order_key, sink, tenant, scope, name, method, target, headers, trace, body,
+                                   not_before, origin_time, redo, capture, sealed)
+    select ring.cur, onlyonce.lane(coalesce(u.o, u.k)), u.k, u.o, u.sink, u.tenant, u.scope, u.name, u.method, u.target, u.h, u.trace, u.b,
+           u.nb, u.ot, u.redo, u.capture, u.sealed
+      from unnest(keys, order_keys, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, not_before, origin_times,
+                  redo, capture, sealed)
+           with ordinality as u(k, o, sink, tenant, scope, name, method, target, h, trace, b, nb, ot, redo, capture, sealed, n)
+     where cardinality(skip) = 0 or u.n <> all (skip)
+     order by u.n;
+end $$;
+-- A null, or arrays of two lengths, would silently leave headers out.
+create or replace function onlyonce.enqueue(
+  key uuid, tenant text, scope text, sink text, name text, method text, target text,
+  header_names text[], header_values text[], body bytea
+) returns void
+language plpgsql as $$
+begin
+  if header_names is null or header_values is null or array_position(header_names, null) is not null or array_position(header_values, null) is not null then
+    raise exception using errcode = '23502', message = 'onlyonce: enqueue: header_names and header_values must not be null, nor hold a null: for no headers give empty arrays';
+  elsif cardinality(header_names) <> cardinality(header_values) then
+    raise exception using errcode = '22023', message = format('onlyonce: enqueue: %s header_names and %s header_values', cardinality(header_names), cardinality(header_values));
+  end if;
+  perform onlyonce.enqueue_calls(array[3::smallint], array[enqueue.key], array[null::uuid], array[enqueue.sink], array[enqueue.tenant],
+    array[enqueue.scope], array[enqueue.name], array[enqueue.method], array[enqueue.target],
+    array[onlyonce.header_lines(enqueue.header_names, enqueue.header_values)], array[null::text], array[enqueue.body],
+    array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
 end $$;
 
 comment on table onlyonce.webhook_ids is 'Which event a receiver claimed when. The key itself is in the ring keys_clock and remembered by its horizon; the row demands the seal, and tells operators.';

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -364,5 +365,20 @@ func TestEnqueueOfSchema2SeesCallsOfAHandler(t *testing.T) {
 	}
 	if err := again("b"); err == nil {
 		t.Error("other bytes were accepted")
+	}
+}
+
+// Headers that would be left out silently are refused: the call would go out without them, and enqueueing it properly would then be a conflict.
+func TestEnqueueOfHalfHeaders(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for headers, code := range map[string]string{
+		`null, '{1}'`: "23502", `'{X-A}', null`: "23502", `null, null`: "23502", `array['X-A', null], '{1,2}'`: "23502", `'{X-A,X-B}', array['1', null]`: "23502",
+		`'{X-A,X-B}', '{1}'`: "22023", `'{}', '{1}'`: "22023", `'{X-A}', '{1}'`: "",
+	} {
+		_, err := r.pool.Exec(t.Context(), `select onlyonce.enqueue(gen_random_uuid(), '', 's', 'payments', 'n', 'POST', '/x', `+headers+`, '')`)
+		if guard.SQLState(err) != code || code == "" && err != nil {
+			t.Errorf("headers %s: %v, want %q", headers, err, code)
+		}
 	}
 }

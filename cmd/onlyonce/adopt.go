@@ -29,7 +29,8 @@ update onlyonce.cursors
        retired_at     = case when $3::bigint is null then retired_at end,
        replay_until   = case when $3::bigint is null then replay_until end,
        replay_resume  = case when $3::bigint is null then replay_resume end,
-       replay_resend  = case when $3::bigint is null then replay_resend else false end
+       replay_resend  = case when $3::bigint is null then replay_resend else false end,
+       redo_until     = case when $3::bigint is null then redo_until else greatest(redo_until, $4::bigint) end
  where id = $1`
 
 // createSQL makes lease and cursor where there is no cursor. In: scope, topic, partition, group or null, offset. One row:
@@ -55,6 +56,8 @@ type adoption struct {
 	group *string
 	at    *int64
 	from  *string
+	clock bool // with from
+	late  bool // with from
 
 	origin *origin // with -from
 }
@@ -74,7 +77,7 @@ type adopted struct {
 func cursorAdoptCommand() command {
 	return command{
 		name:    "cursor adopt",
-		args:    "[-postgres URL] -scope S -topic T -partition N [-group G] [-at OFFSET | -from URL] -reason WHY [-yes]",
+		args:    "[-postgres URL] -scope S -topic T -partition N [-group G] [-at OFFSET | -from URL [-clock-keys] [-late]] -reason WHY [-yes]",
 		summary: "resolve a halt: hand a cursor to another group, set its position, or take it over from another database",
 		help: `
 Resolves a halt, in one transaction: whoever owns the cursor is fenced out, the cursor is changed, and an audit row
@@ -91,9 +94,11 @@ with a key that is still kept are found to be duplicates, others are applied twi
 handles messages again. Where there is no cursor -at makes one. It brings a retired cursor back, and it ends a replay.
 
 With -from a partition moves here from another database (a shard; docs/scaling.md has the whole procedure). Its cursor
-there must be retired, with nothing parked that is not settled. Position, group, cluster and topic are taken from it, and
-every key that is kept there is claimed here too, so that copies of what was applied there are found; all in one
-transaction. It can take as long as the keys need (some 10,000 a second). The login needs the rights of a consumer here
+there must be retired, for less than keys are remembered there (else -late says that no copies can come any more), with nothing
+parked that is not settled, and not paused. Position, group, cluster and topic are taken from it, and every key of keys_log that is
+kept there is claimed here too, so that copies of what was applied there are found; all in one transaction. It can take as long as
+the keys need (some 10,000 a second). -clock-keys brings those of keys_clock too: for handlers that claim keys themselves (dedupe.Claim). Only where
+such ids mean the same in both databases: an order 17 of each would be taken for one. The login needs the rights of a consumer here
 besides those of an operator.
 
 If the last owner's group still runs, it may be the next one to come: stop it first, or give -group.
@@ -108,6 +113,8 @@ Example:
 			textVar(fs, &ask.group, "group", "the Kafka group `G` that is to own the cursor (default: the next one to come)")
 			numberVar(fs, &ask.at, "at", "the `OFFSET` that is to be handled next (default: the position stays)", 0, math.MaxInt64-1)
 			textVar(fs, &ask.from, "from", "the database that the partition moves here from, as a `URL`; its cursor there is retired")
+			fs.BoolVar(&ask.clock, "clock-keys", false, "with -from: bring the keys of keys_clock too")
+			fs.BoolVar(&ask.late, "late", false, "with -from: although keys of what was handled there may be forgotten by now")
 			ask.consent.flags(fs)
 			return func(ctx context.Context, a *app) error { return a.adopt(ctx, *address, &ask) }
 		},
@@ -125,9 +132,12 @@ func (a *app) adopt(ctx context.Context, address string, ask *adoption) error {
 		}
 		k.waiting, k.within = "bringing over the keys that are kept there", bringTimeout
 		return a.withSchema(ctx, *ask.from, func(db *database) error {
-			ask.origin = &origin{db: db, name: db.name}
+			ask.origin = &origin{db: db, name: db.name, clock: ask.clock, late: ask.late}
 			return a.adoptAs(ctx, address, k, ask)
 		})
+	}
+	if ask.clock || ask.late {
+		return usagef("-clock-keys and -late: only with -from")
 	}
 	return a.adoptAs(ctx, address, k, ask)
 }
@@ -206,18 +216,23 @@ func (q *adoption) readOrigin(ctx context.Context, here *cursorRow) error {
 	if here != nil && here.RetiredAt == nil {
 		return &refusal{fmt.Sprintf("the cursor is in use here, at offset %d, and nothing was done: -from takes a partition over where it has no cursor, or a retired one", here.Position)}
 	}
-	err := q.origin.snapshot(ctx, func(tx pgx.Tx) error { return q.origin.read(ctx, tx, &q.cursorFilter) })
-	if err == nil {
-		q.at = &q.origin.cursor.Position
+	if err := q.origin.snapshot(ctx, func(tx pgx.Tx) error { return q.origin.read(ctx, tx, &q.cursorFilter) }); err != nil {
+		return err
 	}
-	return err
+	there := q.origin.cursor
+	if here != nil && here.Position > there.Position {
+		return &refusal{fmt.Sprintf("the cursor was retired here at offset %d, which is ahead of %d, where it stands in %s, and nothing was done: the partition was here after it had been there, and would be handled again. "+
+			"Take it from where it was last; or, if the topic is another one by now, set the position yourself (cursor adopt -at)", here.Position, there.Position, q.origin.name)}
+	}
+	q.at = &there.Position
+	return nil
 }
 
 func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *cursorRow) error {
 	if err := before.fence(ctx, tx); err != nil {
 		return err
 	}
-	_, err := tx.Exec(ctx, adoptSQL, before.ID, q.group, q.at)
+	_, err := tx.Exec(ctx, adoptSQL, before.ID, q.group, q.at, before.reached())
 	return err
 }
 
@@ -246,6 +261,7 @@ func (q *adoption) planned(before *cursorRow) *cursorRow {
 		after.ClusterID, after.TopicID, after.AnchorOffset = nil, nil, nil
 		after.Attempts, after.AttemptOffset = 0, nil
 		after.RetiredAt, after.ReplayUntil, after.ReplayResume, after.ReplayResend = nil, nil, nil, false
+		after.RedoUntil = new(before.reached())
 	}
 	q.stamped(&after)
 	return &after
@@ -262,6 +278,7 @@ func (q *adoption) stamped(after *cursorRow) {
 	}
 	after.ClusterID, after.TopicID = there.ClusterID, there.TopicID
 	after.Replay = max(after.Replay, q.origin.replays)
+	after.RedoUntil = new(max(after.reached(), there.reached()))
 }
 
 // outcome puts before and after together. During a replay what counts as handled ends where the replay interrupted the work.

@@ -21,27 +21,35 @@ const bringBatch = 10_000
 const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors where scope = $1`
 
 // stampSQL carries over what the position means: whose it is, in which topic of which cluster, and the numbers of replays that are part
-// of the keys which come with it. In: id, group, cluster, topic id (each null: not known), replay number. By the primary key, under the lock on the lease.
+// of the keys which come with it. In: id, group, cluster, topic id (each null: not known), replay number, how far it was ever handled there.
+// By the primary key, under the lock on the lease.
 const stampSQL = `
-update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, replay_no = greatest(replay_no, $5) where id = $1`
+update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, replay_no = greatest(replay_no, $5), redo_until = greatest(redo_until, $6) where id = $1`
 
-// keptSQL reads every key that is kept. It names no scope, because hashes are all there is: keys of others come along, and are
-// as true in one database as in the other.
-const keptSQL = `select key, fingerprint from onlyonce.inbox`
+// keys is a part of what is kept there: the query that reads its keys, and the one that claims them here. The first names no scope, because hashes are all there is:
+// keys of others come along. In, of the second: uuid[], bigint[] of the same length. One row: how many are new here, and how many stand here for another
+// payload. It waits for transactions that hold uncommitted copies; keys that are there stay as they are. A key from before schema 5 may be of either ring.
+type keys struct{ kept, bring string }
 
-// claimantSQL makes the transaction pass for a consumer's, whose claims find the keys of messages: where those and others are kept
-// apart, the keys belong to the first. In: none.
-const claimantSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
+var (
+	// logKeys are of Kafka's messages, and as true in one database as in the other.
+	logKeys = keys{`select key, fingerprint from onlyonce.inbox where segment not like 'keys\_clock%'`,
+		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_log($1, $2)) o`}
+	// clockKeys are of webhooks, calls outside of consumers and dedupe.Claim, whose ids may mean something in their database only.
+	clockKeys = keys{`select key, fingerprint from onlyonce.inbox where segment not like 'keys\_log%'`,
+		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_clock($1, $2)) o`}
+)
 
-// bringSQL claims keys. In: uuid[], bigint[] of the same length. One row: how many are new here, and how many stand here for another payload.
-// Waits for transactions that hold uncommitted copies; keys that are there stay as they are.
-const bringSQL = `
-select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim($1, $2)) o`
+// forgottenSQL says whether the keys of a cursor that was retired at a time may be forgotten. In: the time. One row.
+const forgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'keys_log'`
 
 // origin is the database that a partition comes from.
 type origin struct {
 	db   *database
 	name string
+
+	clock bool // bring the keys of keys_clock too
+	late  bool // although keys may be forgotten
 
 	cursor  *cursorRow // as it was read last
 	replays int32
@@ -66,6 +74,8 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *cursorFilter) error {
 	case there.RetiredAt == nil:
 		return &refusal{fmt.Sprintf("the cursor in %s is in use, at offset %d, and nothing was done: retire it first (onlyonce cursor retire -postgres ...), so that nobody works on both",
 			o.name, there.Position)}
+	case there.Paused != nil:
+		return &refusal{fmt.Sprintf("it is paused in %s (%s), and nothing was done: a pause does not come along. Pause it here (onlyonce cursor pause), if it is to stand still on, and resume it there", o.name, *there.Paused)}
 	case there.ReplayUntil != nil:
 		return &refusal{fmt.Sprintf("a replay is under way in %s, and nothing was done: bring that cursor back (cursor adopt -at %d), let the replay end, and retire it again", o.name, there.Position)}
 	}
@@ -76,6 +86,14 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *cursorFilter) error {
 	if left > 0 {
 		return &refusal{fmt.Sprintf("%d messages of it are parked in %s and not settled, and nothing was done: nobody would try them again, and later ones would overtake them. "+
 			"Discard them there, or bring that cursor back (cursor adopt -at %d), settle them, and retire it again", left, o.name, there.Position)}
+	}
+	var forgotten bool
+	if err := tx.QueryRow(ctx, forgottenSQL, there.RetiredAt).Scan(&forgotten); err != nil {
+		return err
+	}
+	if forgotten && !o.late {
+		return &refusal{fmt.Sprintf("the cursor in %s was retired at %s, longer ago than keys are remembered there, and nothing was done: copies of what it handled would be applied again. "+
+			"If none can come any more, give -late", o.name, instant(*there.RetiredAt))}
 	}
 	o.cursor = there
 	return tx.QueryRow(ctx, lastReplaySQL, f.scope).Scan(&o.replays)
@@ -99,42 +117,10 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *cursorFilter, id int64
 			return &refusal{"the cursor in " + o.name + " changed meanwhile, and nothing was done: run the command again to see how it stands"}
 		}
 		b.Cursor = o.cursor
-		if _, err := tx.Exec(ctx, claimantSQL); err != nil {
+		if err := b.claim(ctx, there, tx, logKeys); err != nil || !o.clock {
 			return err
 		}
-		rows, err := there.Query(ctx, keptSQL)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		keys, fingerprints := make([][16]byte, 0, bringBatch), make([]int64, 0, bringBatch)
-		claim := func() error {
-			if len(keys) == 0 {
-				return nil
-			}
-			var fresh, conflicts int64
-			err := tx.QueryRow(ctx, bringSQL, codec.UUIDs(keys), codec.Bigints(fingerprints)).Scan(&fresh, &conflicts)
-			*b.Keys, *b.Conflicts = *b.Keys+fresh, *b.Conflicts+conflicts
-			keys, fingerprints = keys[:0], fingerprints[:0]
-			return err
-		}
-		for rows.Next() {
-			var key pgtype.UUID
-			var fingerprint int64
-			if err := rows.Scan(&key, &fingerprint); err != nil {
-				return err
-			}
-			keys, fingerprints = append(keys, key.Bytes), append(fingerprints, fingerprint)
-			if len(keys) == bringBatch {
-				if err := claim(); err != nil {
-					return err
-				}
-			}
-		}
-		if err := rows.Err(); err != nil {
-			return err
-		}
-		return claim()
+		return b.claim(ctx, there, tx, clockKeys)
 	})
 	if err != nil {
 		return nil, err
@@ -143,8 +129,45 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *cursorFilter, id int64
 	if group == nil {
 		group = c.Group
 	}
-	_, err = tx.Exec(ctx, stampSQL, id, group, c.ClusterID, topicID(c.TopicID), o.replays)
+	_, err = tx.Exec(ctx, stampSQL, id, group, c.ClusterID, topicID(c.TopicID), o.replays, c.reached())
 	return b, err
+}
+
+// claim claims a part of what is kept there in tx.
+func (b *brought) claim(ctx context.Context, there, tx pgx.Tx, part keys) error {
+	rows, err := there.Query(ctx, part.kept)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	hashes, fingerprints := make([][16]byte, 0, bringBatch), make([]int64, 0, bringBatch)
+	bring := func() error {
+		if len(hashes) == 0 {
+			return nil
+		}
+		var fresh, conflicts int64
+		err := tx.QueryRow(ctx, part.bring, codec.UUIDs(hashes), codec.Bigints(fingerprints)).Scan(&fresh, &conflicts)
+		*b.Keys, *b.Conflicts = *b.Keys+fresh, *b.Conflicts+conflicts
+		hashes, fingerprints = hashes[:0], fingerprints[:0]
+		return err
+	}
+	for rows.Next() {
+		var key pgtype.UUID
+		var fingerprint int64
+		if err := rows.Scan(&key, &fingerprint); err != nil {
+			return err
+		}
+		hashes, fingerprints = append(hashes, key.Bytes), append(fingerprints, fingerprint)
+		if len(hashes) == bringBatch {
+			if err := bring(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	return bring()
 }
 
 // topicID is the id in the form that goes back into its column.

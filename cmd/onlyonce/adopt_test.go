@@ -163,6 +163,23 @@ func TestAdoptWithoutCursor(t *testing.T) {
 	}
 }
 
+// O6: messages that are handled again because an operator set the position back may have had their calls made, whoever handles them, and however far
+// Kafka's offset was behind.
+func TestO6AdoptNotesWhatIsHandledAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.populate()
+	f.run(adoptArgs("-yes", "-at", "3")...).want(t, statusGood, "Handled again")
+	if c := f.shown(); c.RedoUntil == nil || *c.RedoUntil != 17 {
+		t.Errorf("cursor: %+v", c)
+	}
+	f.run(adoptArgs("-yes", "-at", "30")...).want(t, statusGood)
+	f.run(adoptArgs("-yes", "-at", "2")...).want(t, statusGood)
+	if c := f.shown(); *c.RedoUntil != 30 {
+		t.Errorf("cursor: %+v", c)
+	}
+}
+
 // A lease that lost its cursor, with progress of the old one: the position is the one that was asked for.
 func TestAdoptLeaseWithoutCursor(t *testing.T) {
 	t.Parallel()

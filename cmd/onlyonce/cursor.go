@@ -24,7 +24,7 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
        retired_at, (select reason from onlyonce.pauses u
                      where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
                      order by u.topic limit 1) as paused,
-       replay_no as replay, replay_until, replay_resume, replay_resend
+       replay_no as replay, replay_until, replay_resume, replay_resend, redo_until
   from onlyonce.positions p
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
@@ -54,6 +54,18 @@ type cursorRow struct {
 	ReplayUntil  *int64     `json:"replay_until"`
 	ReplayResume *int64     `json:"replay_resume"`
 	ReplayResend bool       `json:"replay_resend"`
+	RedoUntil    *int64     `json:"redo_until"` // messages below it may have been handled before
+}
+
+// reached is how far the partition was ever handled, as far as this database knows.
+func (c *cursorRow) reached() int64 {
+	at := c.Position
+	for _, ahead := range []*int64{c.ReplayResume, c.RedoUntil} {
+		if ahead != nil {
+			at = max(at, *ahead)
+		}
+	}
+	return at
 }
 
 // state says what keeps the cursor from going on as usual.

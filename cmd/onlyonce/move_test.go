@@ -235,15 +235,26 @@ func TestF13AdoptFrom(t *testing.T) {
 	s.a.run("parked", "discard", "-scope", "stock", "-reason", "OPS-40", "-yes").want(t, statusGood)
 
 	// Another message of that name is known in b already: the key stays b's, and it is told.
-	s.b.exec(`select onlyonce.claim(array[onlyonce.key('', 'stock', 'm0')], array[42])`)
-	s.a.exec(`select onlyonce.claim(array_agg(onlyonce.key('', 'other', n::text)), array_agg(0::bigint)) from generate_series(1, 25000) n`)
-	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood, "Keys that came with it: 25000.", "1 keys stand here for another payload")
+	s.b.exec(`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'm0')], array[42])`)
+	s.a.exec(`select onlyonce.claim_log(array_agg(onlyonce.key('', 'other', n::text)), array_agg(0::bigint)) from generate_series(1, 25000) n`)
+	s.a.exec(`select onlyonce.claim(array[onlyonce.key('', 'loop', 'order 17')], array[0])`)
+
+	s.a.exec(`insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 1, 'stocktaking')`)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "it is paused in", "stocktaking")
+	s.a.exec(`delete from onlyonce.pauses`)
+	s.a.exec(`update onlyonce.cursors set retired_at = retired_at - interval '8 days' where partition = 1`)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "longer ago than keys are remembered there", "-late")
+	s.b.run(moveArgs("adopt", "-at", "2", "-late")...).want(t, statusEnvironment, "only with -from")
+	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusGood, "Keys that came with it: 25000.", "1 keys stand here for another payload")
 	var was, is cursorRow
 	for f, into := range map[*fixture]*cursorRow{s.a: &was, s.b: &is} {
 		r := f.run("cursor", "show", "-partition", "1", "-json").want(t, statusGood)
 		if err := json.Unmarshal([]byte(r.out), into); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if known := one[bool](s.b, `select exists (select from onlyonce.inbox where key = onlyonce.key('', 'loop', 'order 17'))`); known {
+		t.Error("a key of keys_clock came along: another order 17 may be meant here")
 	}
 	if is.Position != 2 || *is.Group != *was.Group || *is.TopicID != *was.TopicID || *is.ClusterID != *was.ClusterID || is.Replay != 7 || is.RetiredAt != nil {
 		t.Errorf("a has %+v\nb has %+v", was, is)
@@ -252,9 +263,16 @@ func TestF13AdoptFrom(t *testing.T) {
 		t.Error("no audit row")
 	}
 
-	// And back again, to a cursor that was retired.
+	// And back again, to a cursor that was retired: not the wrong way round, which would set the partition back.
+	s.b.exec(`insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, run, 2, 3 from onlyonce.cursors where partition = 1`)
 	s.b.run(moveArgs("retire")...).want(t, statusGood)
-	s.a.run(moveArgs("adopt", "-from", s.b.url)...).want(t, statusGood, "was retired here, and is brought back")
+	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusFailed, "retired here at offset 3, which is ahead of 2")
+	s.b.exec(`delete from onlyonce.progress where from_offset = 2`)
+	s.b.exec(`select onlyonce.claim(array[onlyonce.key('', 'loop', 'order 18')], array[0])`)
+	s.a.run(moveArgs("adopt", "-from", s.b.url, "-clock-keys")...).want(t, statusGood, "was retired here, and is brought back")
+	if known := one[bool](s.a, `select exists (select from onlyonce.inbox where key = onlyonce.key('', 'loop', 'order 18') and segment like 'keys_clock%')`); !known {
+		t.Error("-clock-keys did not bring a key of keys_clock")
+	}
 	s.log.Recreate()
 	halts, stop := s.start("a", effect, nil)
 	h := next(t, halts)

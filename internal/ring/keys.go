@@ -8,7 +8,8 @@ const keySlots = 10
 // KeysLog is the ring of keys that consumers claim of Kafka's messages. It forgets by the log's time (K6).
 func KeysLog() Ring {
 	r := keys("keys_log")
-	r.Needed, r.Reads, r.Heirs = logNeeded, []string{"onlyonce.cursors", "onlyonce.frontiers"}, []string{"keys_clock"}
+	r.Needed, r.Mend, r.Heirs = logNeeded, logMend, []string{"keys_clock"}
+	r.Reads, r.Notes = []string{"onlyonce.cursors"}, []string{"onlyonce.frontiers"}
 	return r
 }
 
@@ -30,6 +31,10 @@ func keys(name string) Ring {
 
 // clockNeeded: the horizon has passed by the clock, and nothing else counts.
 const clockNeeded = `select null::text from onlyonce.segments where ring = 'keys_clock' and slot = SLOT`
+
+// logMend makes frontiers void that were noted while the clock was ahead: when it has caught up with them they would say that what was appended
+// in between is handled. The owner's next sample stands in their place.
+const logMend = `update onlyonce.frontiers set run = -1 where run >= 0 and frontier > clock_timestamp() + interval '1 minute'`
 
 // logNeeded says which cursor may still come to copies of messages whose keys are in a segment. Out: one text, null where each has
 // passed what was in its partition when the horizon had passed behind the closing of the segment.

@@ -29,12 +29,14 @@ type Ring struct {
 	// Needed is a query that says why a segment must not be emptied, in one row of one column: null where it may. SEGMENT in it stands
 	// for the segment's table, SLOT for its slot. It is run twice: before the segment is retired, and with the table locked, where it decides.
 	Needed string
+	// Mend is a statement that the rotator runs at each look. Empty: none.
+	Mend string
 	// Reads are the qualified names of the other tables that Needed reads.
 	Reads []string
 	// Keep is a statement that notes of a segment what must outlast it, run in the transaction that empties it, when it is locked and
 	// known not to be needed. SEGMENT as in Needed. Empty: nothing is noted.
 	Keep string
-	// Notes are the qualified names of the tables that Keep inserts into and updates.
+	// Notes are the qualified names of the tables that Keep and Mend insert into and update.
 	Notes []string
 }
 

@@ -51,6 +51,11 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
+	if r.ring.Mend != "" {
+		if err := r.mend(ctx); err != nil {
+			return Outcome{}, err
+		}
+	}
 	if st.sequence != st.version {
 		return Outcome{Action: Repaired}, r.move(ctx, st, repairSQL)
 	}
@@ -111,6 +116,15 @@ func (r *Rotator) read(ctx context.Context) (*state, error) {
 	}
 	r.toldClock = false
 	return &st, nil
+}
+
+func (r *Rotator) mend(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	if _, err := r.pool.Exec(bounded, r.ring.Mend); err != nil {
+		return fmt.Errorf("mending what the clock has left: %w", err)
+	}
+	return nil
 }
 
 // passed reports whether every transaction that may have read what the row said before this version has ended. The id that decides is taken
