@@ -63,7 +63,7 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 		case errors.As(err, &halt):
 			w.report(ctx, halt)
 		default:
-			wait = w.retrying(Retry{Offset: w.pos, Err: err}, retry)
+			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
 		}
 		if !sleep(ctx, wait) {
 			return nil

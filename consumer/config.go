@@ -87,8 +87,9 @@ type Config struct {
 	// bounds how long a process that was stopped in mid-batch keeps its successor waiting.
 	IdleTimeout time.Duration
 	// DrainTimeout is how long the batch in hand may still take when the partition is given up or Run is
-	// cancelled; then its context ends and it rolls back. Default 10 s. Keep it and HangTimeout together below the group's
-	// rebalance timeout.
+	// cancelled. Then its context ends and it rolls back, unless its COMMIT is out already: that is waited for, and counts. DrainTimeout
+	// also bounds each commit of an offset to Kafka. Default 10 s. It is one part of how long a stop takes: docs/operations.md, "How long a
+	// stop takes", has the sum, and what the group's rebalance timeout must not be below.
 	DrainTimeout time.Duration
 
 	// Hooks are called at events; see [Hooks].

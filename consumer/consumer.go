@@ -98,7 +98,7 @@ func (c *Consumer) kind() string {
 	return "message"
 }
 
-// Run consumes until ctx is done. Then it stops taking messages, lets the batch in hand of each partition finish (at most
+// Run consumes until ctx is done. Then it stops taking messages, lets the batch in hand of each partition finish (its context ends after
 // DrainTimeout), commits offsets, leaves the group and returns nil, when nothing of it is left. A handler that does not
 // return within HangTimeout of the end of its context is left behind, and Run returns [ErrHandlerStuck]. Any other return is
 // an error that a restart alone may not mend: the first connection failed, the schema does not fit, the topic does not exist.

@@ -101,7 +101,8 @@
 //
 // # Shutdown
 //
-// When ctx ends, Run takes no more messages, lets the batch in hand finish (at most Config.DrainTimeout, and HangTimeout for a
-// handler that does not look at its context), commits the offsets, marks the cursors as let go in order, leaves the
-// group and returns nil, or [ErrHandlerStuck] where a handler that was left behind is still running.
+// When ctx ends, Run takes no more messages, lets the batch in hand finish (its context ends after Config.DrainTimeout; HangTimeout more for
+// a handler that does not look at it), commits the offsets, marks the cursors as let go in order, leaves the
+// group and returns nil, or [ErrHandlerStuck] where a handler that was left behind is still running. docs/operations.md, "How long a stop
+// takes", has the sum of its bounds.
 package consumer

@@ -26,7 +26,9 @@ const (
 	classIntegrity  = "23" // integrity constraint violations
 )
 
-// Permanent marks an error that no retry will mend: the message is parked at once. Nil stays nil.
+// Permanent marks an error that no retry will mend: the message is parked, and not tried again. What counts is the error of a run in
+// which the message stands alone. An error in a batch, also in a batch of one message, is followed by one such run at once; the message is
+// judged by what that run returns. Nil stays nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -46,7 +48,8 @@ func IsPermanent(err error) bool {
 }
 
 // RetryAfter marks an error that is not worth another try before d has passed, such as a remote's Retry-After. It counts as an attempt
-// like any other error. Under [ParkOrderingKey] only the message's ordering key waits, otherwise the partition does. Nil
+// like any other error, and like [Permanent] it counts from a run in which the message stands alone: an error in a batch is followed by that
+// run at once, whatever it asks for. Under [ParkOrderingKey] only the message's ordering key waits, otherwise the partition does. Nil
 // stays nil; a d that is not positive changes nothing.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil || d <= 0 {

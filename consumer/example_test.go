@@ -33,7 +33,7 @@ type Order struct {
 func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	var o Order
 	if err := json.Unmarshal(m.Value, &o); err != nil {
-		return consumer.Permanent(err) // set aside at once: no retry will mend it
+		return consumer.Permanent(err) // parked, after one run alone: no retry will mend it
 	}
 	// Commits with the message's id and position, or not at all.
 	tx.Queue(`update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)

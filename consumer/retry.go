@@ -159,7 +159,7 @@ func (r *retrier) run(ctx, work context.Context) error {
 		case errors.Is(err, errPaused), final(err):
 			return err
 		case err != nil && ctx.Err() == nil:
-			wait = r.retrying(Retry{Offset: -1, Err: err}, retry)
+			wait = r.reportRetry(Retry{Offset: -1, Err: err}, retry)
 		default:
 			retry.Reset()
 		}
@@ -255,11 +255,11 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	if row.n > limit {
 		return true, r.fail(row, &verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
 	}
-	if err := r.recognize(row); err != nil {
+	if err := r.verifyIdentity(row); err != nil {
 		return true, r.fail(row, &verdict{reason: reasonPermanent, err: err}, 0) // another try would find the same
 	}
-	r.state.retrying.Store(1)
-	defer r.state.retrying.Store(0)
+	r.state.inRetry.Store(1)
+	defer r.state.inRetry.Store(0)
 	a := r.attemptOf(row)
 	err = r.attempt(work, a)
 	var f *failure
@@ -289,7 +289,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return true, r.fail(row, &verdict{reason: reasonExhausted, err: f.err}, 0)
 	}
 	v := &verdict{reason: reasonFailed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.n))}
-	r.retrying(Retry{Offset: row.m.Offset, Messages: 1, Attempt: row.n, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
+	r.reportRetry(Retry{Offset: row.m.Offset, Messages: 1, Attempt: row.n, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
 	return true, r.fail(row, v, 0)
 }
 
@@ -323,9 +323,9 @@ func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 	return row, nil
 }
 
-// recognize finds the message's id again, and refuses one that is not what it was: calls that its handler enqueues derive
+// verifyIdentity finds the message's id again, and refuses one that is not what it was: calls that its handler enqueues derive
 // their keys from it, and would go out again under others.
-func (r *retrier) recognize(row *parkedRow) error {
+func (r *retrier) verifyIdentity(row *parkedRow) error {
 	m, order := row.m, row.m.order
 	err := r.c.identify(m)
 	m.order = order // what it blocks is what it was parked for

@@ -39,10 +39,10 @@ type partitionState struct {
 	partition int32
 	shard     string
 
-	epoch, position, highWatermark, inFlight, retrying atomic.Int64
-	paused                                             atomic.Bool
-	seen                                               atomic.Pointer[seen]
-	halted                                             atomic.Pointer[HaltError]
+	epoch, position, highWatermark, inFlight, inRetry atomic.Int64
+	paused                                            atomic.Bool
+	seen                                              atomic.Pointer[seen]
+	halted                                            atomic.Pointer[HaltError]
 }
 
 // moved takes back that the partition is halted where it does not stand at that position any more.
@@ -135,7 +135,7 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 		}
 		n := counts[place{s.shard, s.topic, s.partition}]
 		p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
-			HighWatermark: s.highWatermark.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.retrying.Load() > 0,
+			HighWatermark: s.highWatermark.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
 			Paused: s.paused.Load(), Halted: s.halted.Load(), Waiting: n[0], ToRetry: n[1], Blocked: n[2]}
 		p.Lag = max(p.HighWatermark-p.Position, 0)
 		all = append(all, p)

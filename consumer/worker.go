@@ -57,8 +57,8 @@ func (w *worker) run(ctx context.Context) error {
 	if err := w.retrier.tend(ctx); err != nil { // before anything is fetched: it may be paused
 		return err
 	}
-	var retrying sync.WaitGroup
-	retrying.Go(func() {
+	var retries sync.WaitGroup
+	retries.Go(func() {
 		if err := w.retrier.run(ctx, work); err != nil {
 			stop(err)
 		}
@@ -74,7 +74,7 @@ func (w *worker) run(ctx context.Context) error {
 		err = lost
 	}
 	stop(nil)
-	retrying.Wait()
+	retries.Wait()
 	w.rest()
 	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause
@@ -230,7 +230,7 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 			if len(w.buf) == 0 && w.bufNext == w.pos {
 				w.moved = time.Now()
 			}
-			w.recognize(got.Messages)
+			w.stampReplay(got.Messages)
 			w.buf = append(w.buf, got.Messages...)
 			w.bufNext = got.Next
 		case <-linger:
@@ -245,8 +245,8 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 	}
 }
 
-// recognize says of fetched messages which log they are from, and whether they are part of a replay.
-func (w *worker) recognize(msgs []*Message) {
+// stampReplay says of fetched messages which log they are from, and whether they are part of a replay.
+func (w *worker) stampReplay(msgs []*Message) {
 	for _, m := range msgs {
 		m.cluster, m.topicID = w.id.ClusterID, w.id.TopicID
 		if w.cur.replayUntil != nil {
@@ -316,8 +316,8 @@ func (w *worker) release() {
 	_ = fault.Point(fault.Released)
 }
 
-// retrying reports that something is tried again, and returns after which wait.
-func (e *engine) retrying(r Retry, b backoff.BackOff) time.Duration {
+// reportRetry reports that something is tried again, and returns after which wait.
+func (e *engine) reportRetry(r Retry, b backoff.BackOff) time.Duration {
 	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, waitAtLeast(r.Err, b.NextBackOff())
 	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
 		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)

@@ -26,7 +26,7 @@ type Outcome int16
 const (
 	// Fresh: nobody has claimed the key; it is claimed now, and stays so if and only if this transaction commits.
 	Fresh Outcome = 0
-	// Duplicate: the key was claimed by a transaction that has committed. Skip the message.
+	// Duplicate: the key was claimed by a transaction that has committed, or earlier in this one. Skip the message.
 	Duplicate Outcome = 1
 	// Conflict: the key was claimed for another payload. One of the two producers is wrong: set the message aside
 	// and tell somebody; skipping it would lose it.

@@ -155,8 +155,8 @@ type Route struct {
 	MismatchStatus    int
 	// TTL is how long an answer is kept from its completion (H19). Default 48 hours, from 1 s to 400 days.
 	TTL time.Duration
-	// KeyWindow is for how long remotes remember keys that this route calls, in a [Step] or through the outbox; 1 s where it calls nobody. Default
-	// 24 hours, from 1 s to 400 days. A step whose outcome is unknown is not asked about after that. TTL must be an hour longer, because keys
+	// KeyWindow is for how long remotes remember keys that this route calls, in a [Step] or through the outbox. Default 24 hours, from 1 s to 400
+	// days. Set 1 s on a route that calls nobody: nothing finds that out by itself, and a TTL below 25 hours is refused until you do. A step whose outcome is unknown is not asked about after that. TTL must be an hour longer, because keys
 	// of calls are made of the request's: one that is used again when it has expired here must have expired there too, or the remote takes its call
 	// for the old one.
 	KeyWindow time.Duration

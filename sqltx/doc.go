@@ -18,6 +18,17 @@
 //		return sqltx.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "checkout", ID: id, Body: charge})
 //	})
 //
+// # Nested transactions
+//
+// GORM makes a savepoint of a transaction inside a transaction, and so do others. One that was set behind the claim and is rolled back
+// undoes effects, and leaves the claim:
+//
+//	BEGIN; claim(k): fresh; SAVEPOINT; effects; ROLLBACK TO SAVEPOINT; COMMIT
+//	the redelivery is a duplicate, and its effects were never written
+//
+// So when a savepoint behind the claim was rolled back, roll back, and run the whole transaction again. Never claim a second time in one
+// transaction to find out: the answer is [dedupe.Duplicate], because a transaction sees its own claims, and says nothing of the effects.
+//
 // # Why a package of its own
 //
 // The one seam to the database is pgx.Tx, and a second engine for another one would be a second place for each rule. So nothing is

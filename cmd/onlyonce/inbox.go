@@ -326,8 +326,9 @@ func inboxHorizonCommand() command {
 		summary: "set how long claimed keys are remembered at least",
 		help: `
 Sets how long a claimed key is remembered at least, behind the closing of its segment: of keys_log (Kafka's messages) in the time of the log, so
-that nothing is forgotten while a consumer is down or behind; of keys_clock (webhooks, HTTP, dedupe.Claim) by the database's clock. With
-"forever" nothing is forgotten, and nothing rotated.
+that nothing is forgotten while a consumer is down or behind; of keys_clock (all other keys: webhooks, dedupe.Claim,
+onlyonce.claim, calls that are enqueued outside of a consumer) by the database's clock. Answers to HTTP requests are in neither ring: they live by
+Route.TTL. With "forever" nothing is forgotten, and nothing rotated.
 
 A copy that comes later than that is a new message, and is applied again. So the horizon must be longer than the longest time for which a
 producer, a mirror or an outbox relay goes on trying, and than what webhook providers do. Shortening it takes effect at the next look of a rotator, and

@@ -66,10 +66,10 @@ to start does. Meanwhile new messages wait: they come after it. "onlyonce cursor
 "onlyonce cursor adopt -at OFFSET" ends it early. Whether the log still holds the range only a consumer can tell: it halts
 if it does not.
 
-Calls that handlers enqueue keep their keys: a call whose row is still in the outbox is not sent again, and one that now asks
-for other bytes is a conflict, which fails its message. Where retention has deleted the row, the call is written anew and
-sent again, under the key that the remote may have forgotten by now. With -resend calls get keys of their own, so that every remote
-applies them AGAIN: a charge is charged twice.
+Calls that handlers enqueue keep their keys. A call whose row is still in the outbox is not sent again, and one that now asks for
+other bytes is a conflict, which fails its message. Where the row is gone the call is written again, under its key: it is sent if the
+remote's key window, counted from the time of the message, is still open, and otherwise parked as reconcile. With -resend calls get
+keys of their own, so that every remote applies them AGAIN: a charge is charged twice.
 
 It is refused while a replay is under way, and while messages of the range are parked and not settled: redrive or discard them first.
 
@@ -187,5 +187,5 @@ func (q *replay) write(a *app, d *replayed) {
 		say("-resend: calls that their handlers enqueue get NEW keys. Every remote applies them AGAIN: what was charged or sent once is charged or sent twice.")
 		return
 	}
-	say("Calls that their handlers enqueue keep their keys: those whose rows are still in the outbox are not sent again, and one with other bytes is a conflict, which fails its message. A call whose row retention has deleted is sent again under its old key.")
+	say("Calls that their handlers enqueue keep their keys: those whose rows are still in the outbox are not sent again, and one with other bytes is a conflict, which fails its message. A call whose row is gone is written again under its key: sent if the remote's key window, counted from the time of the message, is open, else parked as reconcile.")
 }

@@ -33,9 +33,9 @@ type Config struct {
 	// Default 10 s. Shorter: a killed process is replaced sooner, and a pause of the process or the network sooner costs a rebalance.
 	// The brokers bound it (group.min.session.timeout.ms, by default 6 s, and group.max.session.timeout.ms).
 	SessionTimeout time.Duration
-	// RebalanceTimeout is how long this process may take to let a partition go. Default 30 s. Keep it above the consumer's
-	// DrainTimeout: after that time the partition goes to another all the same, and what was not committed until then is done
-	// again there (its effects stay single). Partitions that stay are not concerned.
+	// RebalanceTimeout is how long this process may take to let a partition go. Default 30 s. After that time the partition goes to
+	// another all the same, and what was not committed until then is done again there (its effects stay single). So keep it not below what
+	// letting go may take: docs/operations.md, "How long a stop takes". Partitions that stay are not concerned.
 	RebalanceTimeout time.Duration
 	// HeartbeatInterval is the time between two signs of life, and so how soon this process hears of a rebalance. Default: a
 	// third of SessionTimeout, at most 3 s. Below a third, so that a lost heartbeat or two do no harm.

@@ -42,7 +42,7 @@
 //     follows its member only while the membership lasts. What was handed over before keeps its old generation and is refused for good.
 //   - own does not let a partition go. It is claimed as long as own works, in rebalances too, so that nobody else gets it; but not longer
 //     than Config.RebalanceTimeout. After that it is claimed no more, and its commits are refused in the next generation. This
-//     process is not handed it again before that own has returned. Keep consumer.Config.DrainTimeout below RebalanceTimeout.
+//     process is not handed it again before that own has returned. What letting go may take is in docs/operations.md, "How long a stop takes".
 //   - Heartbeats stop while something drains, and the member is thrown out. They go on, apart from all work, until own has returned.
 //   - own returns ErrOwnershipLost: the database has another owner. The partition is claimed no more and, after a pause with
 //     jitter that grows with each loss, the group is joined anew; only in another generation may the partition come back. Joining at once,

@@ -28,9 +28,9 @@ type Config struct {
 	// Default 10 s. Shorter: a killed process is replaced sooner, and a pause of the process or the network sooner costs a rebalance.
 	// The brokers bound it (group.min.session.timeout.ms, by default 6 s, and group.max.session.timeout.ms).
 	SessionTimeout time.Duration
-	// RebalanceTimeout is how long a rebalance waits for this process to let its partitions go. Default 30 s. Keep it
-	// above the consumer's DrainTimeout: a member that is late loses its partitions, and what it did not
-	// commit until then is done again by another (its effects stay single).
+	// RebalanceTimeout is how long a rebalance waits for this process to let its partitions go. Default 30 s. A member that is late
+	// loses its partitions, and what it did not commit until then is done again by another (its effects stay single). So keep it not
+	// below what letting go may take: docs/operations.md, "How long a stop takes".
 	RebalanceTimeout time.Duration
 	// HeartbeatInterval is the time between two signs of life, and so how soon this process hears of a rebalance. Default: a
 	// third of SessionTimeout, at most 3 s. Below a third, so that a lost heartbeat or two do no harm.

@@ -26,8 +26,9 @@
 //
 // kafka-go stops its heartbeats when a generation ends. This package sends its own until every own has
 // returned, so that a drain may take longer than the session timeout; but not longer than the rebalance timeout, after
-// which the coordinator goes on without the member. Keep consumer.Config.DrainTimeout below it. Run itself waits as
-// long as own takes. A JoinGroup, in which kafka-go may hang for as long as another member drains, is interrupted when Run is to end.
+// which the coordinator goes on without the member. What a drain may take is in docs/operations.md, "How long a
+// stop takes". Run itself waits as long as own takes. A JoinGroup, in which kafka-go may hang for as long as another member
+// drains, is interrupted when Run is to end.
 //
 // Offsets are committed in the generation to which the partition belongs, never in another, and with metadata. A commit is
 // repeated while the coordinator moves, so it may be accepted twice.

@@ -35,7 +35,7 @@ type Config struct {
 	LeaseTTL time.Duration
 
 	// HandoverTimeout is how long a partition that another member is to have may go on until what is under way has ended. Default 30 s, at
-	// least 100 ms. Keep it above the consumer's DrainTimeout and HangTimeout together. Then the lease is released all the same.
+	// least 100 ms. Then the lease is released all the same. Keep it not below what letting go may take: docs/operations.md, "How long a stop takes".
 	HandoverTimeout time.Duration
 
 	// FetchBytes is how much one fetch reads, and one event more. Default 1 MiB.

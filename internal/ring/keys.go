@@ -13,7 +13,8 @@ func KeysLog() Ring {
 	return r
 }
 
-// KeysClock is the ring of all other keys: webhooks, HTTP, calls that are enqueued outside of a consumer, dedupe.Claim. It forgets by the database's clock.
+// KeysClock is the ring of all other keys: webhooks, calls that are enqueued outside of a consumer, dedupe.Claim, onlyonce.claim. It forgets by the database's
+// clock. HTTP requests are in neither ring: their records live by Route.TTL (K3).
 func KeysClock() Ring {
 	r := keys("keys_clock")
 	r.Needed, r.Heirs = clockNeeded, []string{"keys_log"}
