@@ -178,6 +178,8 @@ func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, err
 	if id.Partitions <= 0 {
 		return 0, nil
 	}
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
 	var was int32
 	err := c.pool.QueryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
 	if errors.Is(err, pgx.ErrNoRows) { // inserted by another process after this statement's snapshot
@@ -210,6 +212,8 @@ func (w *worker) redoBelow(ctx context.Context, cur *cursor, offset int64) error
 	if cur.redoUntil != nil && *cur.redoUntil >= offset {
 		return nil
 	}
+	ctx, cancel := w.c.bounded(ctx)
+	defer cancel()
 	if _, err := w.c.pool.Exec(ctx, redoSQL, cur.id, offset); err != nil {
 		return fmt.Errorf("noting which messages are handled again: %w", err)
 	}
@@ -264,7 +268,9 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 			policy, offset = "latest", end
 		}
 	}
-	_, err = c.pool.Exec(ctx, createCursorSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
+	bounded, cancel := c.bounded(ctx)
+	defer cancel()
+	_, err = c.pool.Exec(bounded, createCursorSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
 		uuidOrNull(id.TopicID), offset, policy)
 	if err != nil {
 		return fmt.Errorf("deciding the start of %s/%d: %w", id.Topic, id.Partition, err)
@@ -301,7 +307,9 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	}
 	nonce := newNonce()
 	var epoch *int64
-	err := w.c.pool.QueryRow(ctx, ownCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
+	bounded, cancel := w.c.bounded(ctx)
+	defer cancel()
+	err := w.c.pool.QueryRow(bounded, ownCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
 		uuidOrNull(w.id.TopicID), guard.Millis(w.c.cfg.LockTimeout)).Scan(&epoch)
 	if err != nil {
 		return false, fmt.Errorf("taking over cursor %d: %w", seen.id, err)

@@ -92,7 +92,9 @@ func (e *engine) attempt(work context.Context, a *attempt) error {
 
 // rerun repeats the transaction after serialization failures, and after the optimistic claim has met a duplicate.
 func (e *engine) rerun(work context.Context, a *attempt) error {
-	conn, err := e.c.pool.Acquire(work)
+	bounded, cancel := e.c.bounded(work)
+	conn, err := e.c.pool.Acquire(bounded) // which may ping it
+	cancel()
 	if err != nil {
 		return fmt.Errorf("getting a connection: %w", err)
 	}

@@ -54,15 +54,16 @@ func (c *committer) run(committed int64) {
 		select {
 		case <-c.kicked:
 		case <-c.quit:
-			last = true
 		}
-		if !last {
-			select {
-			case <-pause.C:
-			case <-c.quit:
-				last = true
-			}
-			pause.Reset(commitEvery)
+		select {
+		case <-pause.C:
+		case <-c.quit:
+		}
+		pause.Reset(commitEvery)
+		select {
+		case <-c.quit: // whichever else was chosen: what is committed behind it is the last
+			last = true
+		default:
 		}
 		offset := c.offset.Load()
 		if offset == committed {

@@ -147,6 +147,12 @@ func (c *Consumer) ready(ctx context.Context) error {
 	return errors.Join(faults...)
 }
 
+// bounded is for a statement of the engine's own, outside of an attempt: on a network that drops packets it would wait for as long as TCP does, and the
+// partition with it.
+func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, c.cfg.LockTimeout+c.cfg.StatementTimeout)
+}
+
 // needs is what is declared of how long copies may come.
 func (c *Consumer) needs() []inbox.Need {
 	if c.cfg.CopiesWithin == 0 {

@@ -162,6 +162,8 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 		anchorHash   []byte
 		resume       *int64
 	)
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
 	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
 		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash,
 		&r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.suspect, &r.redoUntil)
@@ -192,7 +194,9 @@ func (w *worker) endReplay(work context.Context) error {
 	if w.cur.replayResume > w.pos {
 		err = w.attempt(work, &attempt{next: w.cur.replayResume, fence: end})
 	} else {
-		_, err = w.c.pool.Exec(work, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce)
+		bounded, cancel := w.c.bounded(work)
+		defer cancel()
+		_, err = w.c.pool.Exec(bounded, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce)
 	}
 	if err == nil {
 		err = errMoved

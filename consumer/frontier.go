@@ -42,6 +42,8 @@ func (r *retrier) mark(ctx context.Context) error {
 	if r.c.events {
 		return nil // keys of events are claimed when they are appended
 	}
+	ctx, cancel := r.c.bounded(ctx)
+	defer cancel()
 	if s.asked.IsZero() {
 		if !s.last.IsZero() && time.Since(s.last) < sampleEvery {
 			return nil

@@ -171,6 +171,8 @@ func (w *worker) countAttempt(ctx context.Context, offset int64, owed int) (n in
 	if err := fault.Point(fault.Counting); err != nil {
 		return 0, err
 	}
+	ctx, cancel := w.c.bounded(ctx)
+	defer cancel()
 	err = w.c.pool.QueryRow(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset, owed).Scan(&n)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):

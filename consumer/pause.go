@@ -69,7 +69,9 @@ func (w *worker) untilResumed(ctx context.Context) bool {
 	}
 	for sleep(ctx, tendEvery) {
 		var paused bool
-		err := w.c.pool.QueryRow(ctx, pausedSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&paused)
+		bounded, cancel := w.c.bounded(ctx)
+		err := w.c.pool.QueryRow(bounded, pausedSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&paused)
+		cancel()
 		if err == nil && !paused {
 			return true
 		}

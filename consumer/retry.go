@@ -171,6 +171,8 @@ func (r *retrier) tend(ctx context.Context) error {
 	if err := fault.Point(fault.Tending); err != nil {
 		return err
 	}
+	ctx, cancel := r.c.bounded(ctx)
+	defer cancel()
 	var paused, mine bool
 	var due *float64
 	var at int64
@@ -200,6 +202,8 @@ func (r *retrier) promote(ctx context.Context) error {
 	if len(keys) == 0 && !all {
 		return nil
 	}
+	ctx, cancel := r.c.bounded(ctx)
+	defer cancel()
 	err := fault.Point(fault.Promoting)
 	var promoted int64
 	switch {

@@ -283,7 +283,7 @@ func (r Route) withDefaults() (Route, error) {
 	l.span("TTL", &r.TTL, 2*day, time.Second, 400*day)
 	l.span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
 	if r.TTL < r.KeyWindow+stepMargin {
-		l.add("TTL", "%v is shorter than KeyWindow, %v, and an hour: a key that is used again later would make a call that the remote takes for the old one (H18); KeyWindow is 1s where nobody is called", r.TTL, r.KeyWindow)
+		l.add("TTL", "%v is shorter than KeyWindow, %v, and an hour: a key that is used again later would make a call that the remote takes for the old one (H18); a route that calls nobody may say so: KeyWindow 1s", r.TTL, r.KeyWindow)
 	}
 	if r.Mode == Leased && r.Key == KeyDerived {
 		l.add("Key", "KeyDerived is not for lease mode: a derived key is forgotten long before a provider forgets its step's, and the same request after that is another one (H18)")

@@ -39,7 +39,7 @@ func (w *worker) handler(ctx context.Context, tx consumer.Tx, m *consumer.Messag
 	}
 	o, err := w.order(m)
 	if err != nil {
-		return consumer.Permanent(err) // parked, not retried
+		return consumer.Permanent(err) // parked, after one run alone
 	}
 	tx.Queue(effectSQL, w.cfg.Run, o.ID, o.AmountCents, w.Number)
 	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: w.cfg.Sink, Name: "charge", Target: "/charges", Body: o.charge()})
