@@ -83,7 +83,7 @@ func TestD1BatchTimeout(t *testing.T) {
 		r := newRig(t, 1)
 		values := r.numbered(0, 30)
 		cfg := impatient()
-		cfg.MessageTimeout, cfg.BatchTimeout = 20*time.Second, 300*time.Millisecond
+		cfg.MessageTimeout, cfg.BatchTimeout = 0, 300*time.Millisecond // one message has no more time than the batch
 		stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if m.Offset == 7 {
 				<-ctx.Done()

@@ -90,7 +90,7 @@ var inboxRules = []mutant{
 		old: "     and (f.frontier is null or f.frontier < g.closed_at + r.horizon)\n", new: "     and f.frontier is null\n",
 		pkg: "./internal/ring", test: "TestK6FrontierHoldsBackRetention"},
 	{rule: "K6 log's time", file: "internal/ring/keys.go",
-		old: "r.Needed, r.Reads, r.Heirs = logNeeded,", new: "r.Needed, r.Reads, r.Heirs = clockNeeded,",
+		old: "r.Needed, r.Mend, r.Heirs = logNeeded,", new: "r.Needed, r.Mend, r.Heirs = clockNeeded,",
 		pkg: "./consumer", test: "TestK6OutageLongerThanTheHorizon"},
 	{rule: "K6 frontier of another run", file: "internal/ring/keys.go",
 		old: "f.cursor_id = c.id and f.run = c.run\n", new: "f.cursor_id = c.id\n",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 
@@ -27,10 +28,16 @@ func newKeyRig(t *testing.T, which ring.Ring) *keyRig {
 	return &keyRig{rig: r, rotator: r.keyRotator(which)}
 }
 
-func (r *rig) keyRotator(which ring.Ring) *rotator {
+// atNoSize has a segment followed by no other one.
+func atNoSize(cfg *ring.Config) { cfg.MaxBytes = math.MaxInt64 }
+
+func (r *rig) keyRotator(which ring.Ring, change ...func(*ring.Config)) *rotator {
 	r.t.Helper()
 	x := &rotator{}
 	cfg := quick()
+	for _, c := range change {
+		c(&cfg)
+	}
 	cfg.Hooks = ring.Hooks{Failed: func(err error) { r.t.Logf("failed: %v", err) }}
 	var err error
 	if x.Rotator, err = ring.New(r.pool, which, cfg); err != nil {
@@ -254,14 +261,17 @@ func TestK3InheritedKeys(t *testing.T) {
 	r.exec(`insert into onlyonce.keys_old (key, fingerprint) values ($1, 7)`, a)
 	r.exec(`update onlyonce.rings set closed = '{10}', horizon = '1 millisecond' where name in ('keys_log', 'keys_clock')`)
 	r.exec(`update onlyonce.segments set closed_at = clock_timestamp() where slot = 10`)
-	y := r.keyRotator(ring.KeysClock())
+	x, y := r.keyRotator(ring.KeysLog(), atNoSize), r.keyRotator(ring.KeysClock(), atNoSize) // others on this server may make them wait
 	r.is(r.pool, "claim_log", a, 1)
 	r.is(r.pool, "claim", a, 1)
 	if err := r.freshly(r.pool, a); guard.SQLState(err) != "23505" {
 		t.Fatal(err)
 	}
-	r.until(r.rotator, ring.Retired)
-	r.until(r.rotator, ring.Truncated)
+	r.until(x, ring.Retired)
+	r.until(x, ring.Truncated)
+	if err := x.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	if r.segments(a) != "keys_old" {
 		t.Fatal("emptied while the other ring has it")
 	}
@@ -327,7 +337,7 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	kept := func(why string) {
 		t.Helper()
 		for range 3 {
-			if out := r.step(r.rotator); out.Action != ring.Needed || !strings.Contains(out.Why, why) {
+			if out := r.rig.until(r.rotator, ring.Needed); !strings.Contains(out.Why, why) {
 				t.Fatalf("%+v", out)
 			}
 		}
