@@ -7,9 +7,6 @@ const schema = "migrations/0001_inbox_cursors_outbox.sql"
 // schema2 has the bodies of the fence, the seal and the claims.
 const schema2 = "migrations/0002_redrive_replay_pause.sql"
 
-// schema3 has the log of the outbox and its enqueue.
-const schema3 = "migrations/0003_outbox_log.sql"
-
 // schema4 has the log of events, the claims of webhooks, and the records of HTTP requests.
 const schema4 = "migrations/0004_events_http.sql"
 
