@@ -235,7 +235,7 @@ var consumerRules = []mutant{
 		old: "	if _, err := w.c.pool.Exec(ctx, redoSQL, cur.id, offset); err != nil {", new: "	if err := ctx.Err(); err != nil {",
 		pkg: "./consumer", test: "TestO6SetBackAndTakenOverTwice"},
 	{rule: "O6 what a living owner has lost", file: "consumer/acquire.go",
-		old: "w.redoBelow(ctx, cur, was)", new: "w.redoBelow(ctx, cur, cur.next)",
+		old: "w.redoBelow(ctx, cur, was)", new: "w.redoBelow(ctx, cur, min(was, cur.next))",
 		pkg: "./consumer", test: "TestO6LostCommitsOfALivingOwner"},
 	{rule: "O6 position that an operator sets back", file: "cmd/onlyonce/adopt.go",
 		old: "else greatest(redo_until, $4::bigint) end", new: "when $4::bigint is null then redo_until else redo_until end",
