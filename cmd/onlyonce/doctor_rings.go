@@ -38,7 +38,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 		err := inbox.Holds(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
 		switch {
 		case errors.Is(err, inbox.ErrHorizon):
-			d.add(levelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D, with D above %s", ring, days(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, days(copies), ring)
+			d.add(levelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s", ring, days(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, days(copies), ring)
 		case err != nil:
 			return err
 		default:
@@ -47,7 +47,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	if d.ask.copies == nil {
-		d.add(levelInfo, "copies", "run it with -copies-within D, and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
+		d.add(levelInfo, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
 	} else if err := holds("copies", "keys_log", *d.ask.copies, "producers"); err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (d *doctor) rings(ctx context.Context, tx pgx.Tx) error {
 		}
 		d.ring(&rings[i], held > 0, who)
 	}
-	frontiers, err := collect[frontierRow](ctx, tx, frontiersSQL)
+	frontiers, err := collect[frontierRow](ctx, tx, frontiersSQL, ahead.Seconds())
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (d *doctor) ring(k *keyRing, held bool, who []string) {
 		}
 	}
 	if k.Horizon == nil {
-		d.add(levelInfo, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D, if that is not meant", k.Ring), "keys are remembered for ever: nothing is rotated, and the tables grow")
+		d.add(levelInfo, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, if that is not meant", k.Ring), "keys are remembered for ever: nothing is rotated, and the tables grow")
 		return
 	}
 	seventh := seconds(*k.Horizon / 7)
@@ -189,22 +189,26 @@ func (d *doctor) ring(k *keyRing, held bool, who []string) {
 }
 
 // frontiers judges the cursors that hold back what keys_log forgets. Beyond a seventh of the horizon its tables do not suffice, and the
-// current segment grows.
+// current segment grows. A frontier of the future was noted while the clock was ahead, and no rotator has made it void yet (K6).
 func (d *doctor) frontiers(horizon *float64, all []frontierRow) {
 	const check = "frontiers"
-	if horizon == nil {
-		d.ok(check, "nothing is forgotten, so no cursor holds that back")
-		return
-	}
-	for _, f := range all {
+	for i := range all {
+		f := &all[i]
 		where := fmt.Sprintf("scope %s, topic %s, partition %d", f.Scope, f.Topic, f.Partition)
-		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s -topic %s -partition %d", shellQuote(f.Scope), shellQuote(f.Topic), f.Partition)
+		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", shellQuote(f.Scope), shellQuote(f.Topic), f.Partition)
 		switch {
+		case f.ahead():
+			d.add(levelFail, check, "see to the clock of the database's server; a process that rotates then makes it void within seconds, and the partition's owner notes another one",
+				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that stands, keys_log may forget keys of which it has copies yet to come", where, seconds(-*f.Behind))
+		case horizon == nil:
 		case f.Behind == nil:
 			d.add(levelWarn, check, retire, "%s has not said how far it is: while it has not, keys_log forgets nothing", where)
 		case *f.Behind > *horizon/7:
 			d.add(levelWarn, check, retire, "%s is %s behind: keys_log keeps keys for that much longer, and has tables for %s", where, seconds(*f.Behind), seconds(*horizon/7))
 		}
+	}
+	if horizon == nil {
+		d.unless(check, "nothing is forgotten, so no cursor holds that back")
 	}
 	d.unless(check, "no cursor holds back what keys_log forgets for longer than it has tables for")
 }

@@ -213,7 +213,7 @@ func (d *doctor) history(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, s := range strange {
-		d.add(levelFail, "history", "onlyonce outbox rebase (docs/operations.md, After a restore)", "the cursors of sink %s are another database cluster's: relays send nothing of it", s.Sink)
+		d.add(levelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "the cursors of sink %s are another database cluster's: relays send nothing of it", s.Sink)
 	}
 	s := all[0]
 	switch {

@@ -30,6 +30,7 @@ func (f *fixture) examines(fails bool, args ...string) (r doctorReport) {
 	if err := json.Unmarshal([]byte(out.out), &r); err != nil || out.status != status {
 		f.t.Fatalf("status %d, want %d: %s%s, %v", out.status, status, out.out, out.err, err)
 	}
+	r.remediesWork(f.t)
 	return r
 }
 
@@ -50,6 +51,13 @@ const (
 		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) select id, 'stock', 'orders', 0, 0, 'earliest', 0 from l; `
 )
 
+// cursors makes so many cursors, of partitions from 0 on, which have not said how far they are.
+func cursors(n int) string {
+	return fmt.Sprintf(`with l as (insert into onlyonce.leases (name) select 'cursor/stock/orders/' || p from generate_series(0, %d - 1) p returning id, name)
+		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start)
+		select id, 'stock', 'orders', split_part(name, '/', 4)::integer, 0, 'earliest', 0 from l; `, n)
+}
+
 func frontier(ago string) string {
 	return oneCursor + `insert into onlyonce.frontiers select id, 0, now() - interval '` + ago + `' from onlyonce.cursors; `
 }
@@ -66,58 +74,64 @@ func TestDoctorFindings(t *testing.T) {
 		check, level string
 		want         []string
 	}{
-		"schema":                   {"", nil, "schema", levelOK, []string{"version 5"}},
-		"schema of the next":       {fmt.Sprintf(`insert into onlyonce.schema_version (version) values (%d)`, migrations.Latest+1), nil, "schema", levelInfo, []string{"newer than this program's", "deploy programs"}},
-		"commit timestamps":        {"", nil, "server", levelInfo, []string{"track_commit_timestamp is off"}},
-		"idle in transaction":      {"", nil, "server", levelInfo, []string{"idle_in_transaction_session_timeout is 0"}},
-		"asynchronous commit":      {set("synchronous_commit", "off"), nil, "server", levelWarn, []string{"synchronous_commit is off"}},
-		"isolation":                {set("default_transaction_isolation", "serializable"), nil, "server", levelWarn, []string{"default_transaction_isolation is serializable"}},
-		"idle sessions":            {set("idle_session_timeout", "5min"), nil, "server", levelInfo, []string{"idle_session_timeout is 5min"}},
-		"read-only":                {set("default_transaction_read_only", "on"), nil, "server", levelFail, []string{"transactions of postgres are read-only"}},
-		"clocks":                   {"", nil, "clocks", levelOK, []string{"agree"}},
-		"copies, not declared":     {"", nil, "copies", levelInfo, []string{"not declared", "-copies-within"}},
-		"copies, shorter":          {"", []string{"-copies-within", "7d"}, "copies", levelOK, []string{"at least 7d"}},
-		"copies, longer":           {"", []string{"-copies-within", "8d"}, "copies", levelFail, []string{"producers: copies may come for 8d", "-ring keys_log", "D above 8d"}},
-		"copies, for ever":         {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", levelOK, nil},
-		"relays, not declared":     {"", nil, "relay-retries", levelOK, []string{"not declared"}},
-		"relays, shorter":          {"", []string{"-relay-retries", "24h"}, "relay-retries", levelOK, []string{"at least 1d"}},
-		"relays, longer":           {"", []string{"-relay-retries", "169h"}, "relay-retries", levelFail, []string{"relays: ", "inbox horizon"}},
-		"call tried for long":      {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '8 days')`, nil, "relay-retries", levelWarn, []string{"parked call 1 to sink payments was first tried 192h", "parked show -id 1"}},
-		"call tried for less":      {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '6 days')`, nil, "relay-retries", levelOK, nil},
-		"no webhooks":              {`update onlyonce.rings set horizon = '1 day'`, nil, "webhooks", levelOK, []string{"no endpoint"}},
-		"webhooks":                 {webhookID("1 minute"), nil, "webhooks", levelOK, []string{"at least 7d"}},
-		"webhooks, too short":      {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", levelFail, []string{"-ring keys_clock", "7d at least"}},
-		"webhooks, declared":       {"", []string{"-webhook-retention", "30d"}, "webhooks", levelFail, []string{"D above 30d"}},
-		"webhooks, old ids":        {webhookID("9 days"), nil, "webhooks", levelWarn, []string{"endpoint gh has ids that are 216h", "nobody deletes them"}},
-		"log ring":                 {"", nil, "keys_log", levelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
-		"log ring, rotated":        {rotates, nil, "keys_log", levelOK, []string{"a process rotates it"}},
-		"clock ring":               {"", nil, "keys_clock", levelOK, nil},
-		"for ever":                 {`update onlyonce.rings set horizon = null`, nil, "keys_clock", levelInfo, []string{"for ever", "inbox horizon -ring keys_clock"}},
-		"nobody rotates":           {oldCurrent, nil, "keys_log", levelFail, []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
-		"nobody rotates, nor need": {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 0`, nil, "keys_log", levelOK, nil},
-		"rotated, and late":        {oldCurrent + rotates, nil, "keys_log", levelWarn, []string{"although a process holds the lease"}},
-		"rotated, and draining":    {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'keys_log'`, nil, "keys_log", levelWarn, []string{"the one before it drains", "finding transactions"}},
-		"full":                     {full + rotates, nil, "keys_log", levelWarn, []string{"no segment is free"}},
-		"too few tables":           {`update onlyonce.rings set slots = 8 where name = 'keys_clock'`, nil, "keys_clock", levelFail, []string{"has 8 tables, and a horizon takes 9"}},
-		"clock went back":          {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'keys_log' and slot = 0`, nil, "keys_log", levelFail, []string{"in the future", "rotation is halted"}},
-		"no cursors":               {"", nil, "frontiers", levelOK, nil},
-		"cursor near":              {frontier("23 hours"), nil, "frontiers", levelOK, nil},
-		"cursor behind":            {frontier("25 hours"), nil, "frontiers", levelWarn, []string{"partition 0 is 25h", "cursor retire -scope stock -topic orders -partition 0"}},
-		"cursor not heard of":      {oneCursor, nil, "frontiers", levelWarn, []string{"has not said how far it is"}},
-		"cursor, for ever":         {oneCursor + `update onlyonce.rings set horizon = null`, nil, "frontiers", levelOK, []string{"nothing is forgotten"}},
-		"slots":                    {"", nil, "slots", levelOK, nil},
-		"history":                  {"", nil, "history", levelOK, []string{"a primary on timeline 1"}},
-		"replication":              {"", nil, "replication", levelOK, nil},
-		"outbox":                   {"", nil, "outbox", levelOK, []string{"0 sinks"}},
-		"events":                   {"", nil, "events", levelOK, nil},
-		"unread stream":            {`insert into onlyonce.streams (topic, partitions) values ('hooks', 1); select onlyonce.append_events('{hooks}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`, nil, "events", levelWarn, []string{"stream hooks, which has 1 events"}},
-		"parked":                   {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'retrying', 'failed', 's')`, nil, "parked", levelOK, nil},
-		"parked, waiting":          {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'conflict', 's')`, nil, "parked", levelWarn, []string{"1 of kind message wait", "parked list -kind message -state waiting"}},
-		"parked, unknown":          {`insert into onlyonce.parked (kind, state, reason, scope, sink) values ('call', 'reconcile', 'window', 's', 'p')`, nil, "parked", levelWarn, []string{"reconcile"}},
-		"requests":                 {"", nil, "requests", levelOK, nil},
-		"request set aside":        {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day')`, nil, "requests", levelWarn, []string{"1 HTTP requests", "request resolve"}},
-		"pauses":                   {oneCursor, nil, "pauses", levelOK, []string{"1 cursors"}},
-		"paused":                   {oneCursor + `insert into onlyonce.pauses (scope, reason) values ('stock', 'why not')`, nil, "pauses", levelInfo, []string{"why not", "cursor resume -scope stock"}},
+		"schema":                    {"", nil, "schema", levelOK, []string{"version 5"}},
+		"schema of the next":        {fmt.Sprintf(`insert into onlyonce.schema_version (version) values (%d)`, migrations.Latest+1), nil, "schema", levelInfo, []string{"newer than this program's", "deploy programs"}},
+		"commit timestamps":         {"", nil, "server", levelInfo, []string{"track_commit_timestamp is off"}},
+		"idle in transaction":       {"", nil, "server", levelInfo, []string{"idle_in_transaction_session_timeout is 0"}},
+		"asynchronous commit":       {set("synchronous_commit", "off"), nil, "server", levelWarn, []string{"synchronous_commit is off"}},
+		"isolation":                 {set("default_transaction_isolation", "serializable"), nil, "server", levelWarn, []string{"default_transaction_isolation is serializable"}},
+		"idle sessions":             {set("idle_session_timeout", "5min"), nil, "server", levelInfo, []string{"idle_session_timeout is 5min"}},
+		"read-only":                 {set("default_transaction_read_only", "on"), nil, "server", levelFail, []string{"transactions of postgres are read-only"}},
+		"clocks":                    {"", nil, "clocks", levelOK, []string{"agree"}},
+		"copies, not declared":      {"", nil, "copies", levelInfo, []string{"not declared", "-copies-within"}},
+		"copies, shorter":           {"", []string{"-copies-within", "7d"}, "copies", levelOK, []string{"at least 7d"}},
+		"copies, longer":            {"", []string{"-copies-within", "8d"}, "copies", levelFail, []string{"producers: copies may come for 8d", "-ring keys_log", "D above 8d"}},
+		"copies, for ever":          {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", levelOK, nil},
+		"relays, not declared":      {"", nil, "relay-retries", levelOK, []string{"not declared"}},
+		"relays, shorter":           {"", []string{"-relay-retries", "24h"}, "relay-retries", levelOK, []string{"at least 1d"}},
+		"relays, longer":            {"", []string{"-relay-retries", "169h"}, "relay-retries", levelFail, []string{"relays: ", "inbox horizon"}},
+		"call tried for long":       {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '8 days')`, nil, "relay-retries", levelWarn, []string{"parked call 1 to sink payments was first tried 192h", "parked show -id 1"}},
+		"call tried for less":       {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '6 days')`, nil, "relay-retries", levelOK, nil},
+		"no webhooks":               {`update onlyonce.rings set horizon = '1 day'`, nil, "webhooks", levelOK, []string{"no endpoint"}},
+		"webhooks":                  {webhookID("1 minute"), nil, "webhooks", levelOK, []string{"at least 7d"}},
+		"webhooks, too short":       {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", levelFail, []string{"-ring keys_clock", "7d at least"}},
+		"webhooks, declared":        {"", []string{"-webhook-retention", "30d"}, "webhooks", levelFail, []string{"D above 30d"}},
+		"webhooks, old ids":         {webhookID("9 days"), nil, "webhooks", levelWarn, []string{"endpoint gh has ids that are 216h", "nobody deletes them"}},
+		"log ring":                  {"", nil, "keys_log", levelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
+		"log ring, rotated":         {rotates, nil, "keys_log", levelOK, []string{"a process rotates it"}},
+		"clock ring":                {"", nil, "keys_clock", levelOK, nil},
+		"for ever":                  {`update onlyonce.rings set horizon = null`, nil, "keys_clock", levelInfo, []string{"for ever", "inbox horizon -ring keys_clock"}},
+		"nobody rotates":            {oldCurrent, nil, "keys_log", levelFail, []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
+		"nobody rotates, nor need":  {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 0`, nil, "keys_log", levelOK, nil},
+		"rotated, and late":         {oldCurrent + rotates, nil, "keys_log", levelWarn, []string{"although a process holds the lease"}},
+		"rotated, and draining":     {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'keys_log'`, nil, "keys_log", levelWarn, []string{"the one before it drains", "finding transactions"}},
+		"full":                      {full + rotates, nil, "keys_log", levelWarn, []string{"no segment is free"}},
+		"too few tables":            {`update onlyonce.rings set slots = 8 where name = 'keys_clock'`, nil, "keys_clock", levelFail, []string{"has 8 tables, and a horizon takes 9"}},
+		"clock went back":           {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'keys_log' and slot = 0`, nil, "keys_log", levelFail, []string{"in the future", "rotation is halted"}},
+		"no cursors":                {"", nil, "frontiers", levelOK, nil},
+		"cursor near":               {frontier("23 hours"), nil, "frontiers", levelOK, nil},
+		"cursor behind":             {frontier("25 hours"), nil, "frontiers", levelWarn, []string{"partition 0 is 25h", "cursor retire -scope stock -topic orders -partition 0 -reason WHY"}},
+		"cursor not heard of":       {oneCursor, nil, "frontiers", levelWarn, []string{"has not said how far it is"}},
+		"cursor ahead of the clock": {frontier("-1 hour"), nil, "frontiers", levelFail, []string{"partition 0 is noted as handled up to ", "ahead of the database's clock", "see to the clock"}},
+		"cursor hardly ahead":       {frontier("-30 seconds"), nil, "frontiers", levelOK, nil},
+		"one ahead, and many":       {cursors(12) + `insert into onlyonce.frontiers select id, 0, now() + interval '1 hour' from onlyonce.cursors where partition = 11`, nil, "frontiers", levelFail, []string{"partition 11 is noted"}},
+		"ahead, and for ever":       {frontier("-1 hour") + `update onlyonce.rings set horizon = null`, nil, "frontiers", levelFail, []string{"ahead of the database's clock"}},
+		"cursor, for ever":          {oneCursor + `update onlyonce.rings set horizon = null`, nil, "frontiers", levelOK, []string{"nothing is forgotten"}},
+		"slots":                     {"", nil, "slots", levelOK, nil},
+		"history":                   {"", nil, "history", levelOK, []string{"a primary on timeline 1"}},
+		"replication":               {"", nil, "replication", levelOK, nil},
+		"outbox":                    {"", nil, "outbox", levelOK, []string{"0 sinks"}},
+		"events":                    {"", nil, "events", levelOK, nil},
+		"unread stream":             {`insert into onlyonce.streams (topic, partitions) values ('hooks', 1); select onlyonce.append_events('{hooks}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`, nil, "events", levelWarn, []string{"stream hooks, which has 1 events"}},
+		"parked":                    {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'retrying', 'failed', 's')`, nil, "parked", levelOK, nil},
+		"parked, waiting":           {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'conflict', 's')`, nil, "parked", levelWarn, []string{"1 of kind message wait", "parked list -kind message -state waiting", "parked discard -id ID"}},
+		"parked, unknown":           {`insert into onlyonce.parked (kind, state, reason, scope, sink) values ('call', 'reconcile', 'window', 's', 'p')`, nil, "parked", levelWarn, []string{"reconcile", "-verified-applied"}},
+		"requests":                  {"", nil, "requests", levelOK, nil},
+		"request set aside":         {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day')`, nil, "requests", levelWarn, []string{"1 HTTP requests", "request resolve"}},
+		"pauses":                    {oneCursor, nil, "pauses", levelOK, []string{"no scope and no partition"}},
+		"paused":                    {oneCursor + `insert into onlyonce.pauses (scope, reason) values ('stock', 'why not')`, nil, "pauses", levelInfo, []string{"scope stock as a whole is paused", "1 cursors in use", "why not", "cursor resume -scope stock -reason WHY"}},
+		"paused partition":          {oneCursor + `insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 0, 'why not')`, nil, "pauses", levelInfo, []string{"partition 0 is paused", "why not", "cursor resume -scope stock -topic orders -partition 0 -reason WHY"}},
+		"paused ahead of cursors":   {`insert into onlyonce.pauses (scope, topic, partition, reason) values ('my shop', 'orders', 0, 'why not')`, nil, "pauses", levelInfo, []string{"0 cursors in use", "-scope 'my shop' -topic orders"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -194,7 +208,9 @@ func TestDoctorJudgement(t *testing.T) {
 	}
 	d := &doctor{}
 	d.ring(&full, true, nil)
-	doctorReport{Findings: d.findings}.has(t, "keys_log", levelFail, "no login has the rights", "grant onlyonce_rotator")
+	r := doctorReport{Findings: d.findings}
+	r.has(t, "keys_log", levelFail, "no login has the rights", "grant onlyonce_rotator")
+	r.remediesWork(t)
 
 	f := newFixture(t)
 	for skew, level := range map[time.Duration]string{-time.Hour: levelWarn, time.Hour: levelWarn, 0: levelOK} {

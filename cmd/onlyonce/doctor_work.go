@@ -7,6 +7,19 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// heldSQL lists the pauses, and how many cursors in use each one holds. Reads onlyonce.pauses, which is small, and cursors by the unique index on
+// (scope, topic, partition).
+const heldSQL = `
+select u.scope, u.topic, u.partition, u.paused_at, u.actor, u.reason,
+       (select count(*) from onlyonce.cursors c
+         where c.scope = u.scope and (u.topic = '' or c.topic = u.topic and c.partition = u.partition) and c.retired_at is null) as cursors
+  from onlyonce.pauses u order by 1, 2, 3`
+
+type heldRow struct {
+	pauseRow
+	Cursors int64
+}
+
 // outbox looks for calls that nobody sends.
 func (d *doctor) outbox(ctx context.Context, tx pgx.Tx) error {
 	const check = "outbox"
@@ -26,7 +39,7 @@ func (d *doctor) outbox(ctx context.Context, tx pgx.Tx) error {
 		switch {
 		case s.PausedAt != nil:
 			p := sinkRow{s.Sink, s.PausedAt, s.PausedBy, s.PauseReason}
-			d.add(levelInfo, check, "onlyonce outbox resume -sink "+shellQuote(s.Sink), "sink %s is paused %s", s.Sink, p.paused())
+			d.add(levelInfo, check, "onlyonce outbox resume -sink "+shellQuote(s.Sink)+" -reason WHY", "sink %s is paused %s", s.Sink, p.paused())
 		case !s.Listed && pending:
 			d.add(levelWarn, check, "list the sink in a relay, or discard its calls", "no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept", s.Sink)
 		case held == 0 && pending:
@@ -64,7 +77,7 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, p := range parked {
 		if p.State == "waiting" || p.State == "reconcile" {
-			d.add(levelWarn, "parked", fmt.Sprintf("onlyonce parked list -kind %s -state %s; then redrive or discard them", p.Kind, p.State),
+			d.add(levelWarn, "parked", p.change(),
 				"%d of kind %s wait for an operator (%s, %s), the oldest since %s", p.Count, p.Kind, p.State, p.Reason, instant(p.Oldest))
 		}
 	}
@@ -81,19 +94,36 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if aside > 0 {
-		d.add(levelWarn, "requests", "onlyonce request list; then onlyonce request resolve", "%d HTTP requests have a step of unknown outcome", aside)
+		d.add(levelWarn, "requests", "onlyonce request list; then ask the provider, and onlyonce request resolve -id ID -step NAME -applied -reason WHY, or with -not-applied", "%d HTTP requests have a step of unknown outcome", aside)
 	}
 	d.unless("requests", "no HTTP request has a step of unknown outcome that is too old to ask about")
 
-	cursors, err := readCursors(ctx, tx, cursorFilter{})
+	pauses, err := collect[heldRow](ctx, tx, heldSQL)
 	if err != nil {
 		return err
 	}
-	for i := range cursors {
-		if c := &cursors[i]; c.Paused != nil && c.RetiredAt == nil {
-			d.add(levelInfo, "pauses", fmt.Sprintf("onlyonce cursor resume -scope %s", shellQuote(c.Scope)), "scope %s, topic %s, partition %d is paused: %s", c.Scope, c.Topic, c.Partition, *c.Paused)
-		}
+	for i := range pauses {
+		p := &pauses[i]
+		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.what(), instant(p.PausedAt), p.Actor, p.Cursors, oneLine(p.Reason))
 	}
-	d.unless("pauses", "%d cursors, none of which is paused", len(cursors))
+	d.unless("pauses", "no scope and no partition is paused")
 	return nil
+}
+
+// change is what to do about rows that wait for an operator.
+func (p *parkedCount) change() string {
+	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s; then ", p.Kind, p.State)
+	if p.State == "reconcile" {
+		return list + "ask the remote, and onlyonce parked redrive -id ID -verified-applied -reason WHY, or with -verified-not-applied"
+	}
+	return list + "onlyonce parked redrive -id ID -reason WHY, or onlyonce parked discard -id ID -reason WHY"
+}
+
+// change is the command that ends the pause: of the whole scope, or of the partition by its name.
+func (p *heldRow) change() string {
+	s := "onlyonce cursor resume -scope " + shellQuote(p.Scope)
+	if p.Topic != "" {
+		s += fmt.Sprintf(" -topic %s -partition %d", shellQuote(p.Topic), p.Partition)
+	}
+	return s + " -reason WHY"
 }

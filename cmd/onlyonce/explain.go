@@ -76,6 +76,7 @@ type keyReport struct {
 	Key      string             `json:"key"`
 	Of       *explainedID       `json:"of"`
 	Claimed  bool               `json:"claimed"`
+	Copies   []explainedCopy    `json:"copies"`
 	Claims   []explainedClaim   `json:"claims"`
 	Webhooks []explainedWebhook `json:"webhooks"`
 	Calls    []explainedCall    `json:"calls"`
@@ -84,6 +85,8 @@ type keyReport struct {
 	Request  *requestRow        `json:"request"`
 	Memory   []explainedMemory  `json:"memory"`
 	NotKnown []string           `json:"not_known"`
+
+	callless bool // a claim's transaction is known, and no call of it
 }
 
 // explaining is what the operator asks for.
@@ -112,12 +115,21 @@ dump, or brought by "cursor adopt -from", bears the time and the transaction tha
 what is parked under the key, conflicts too, a webhook's endpoint and time, and the HTTP request of that id. A key that is not there was never claimed, or was
 forgotten, or its claim has not committed: it says since when claims are complete.
 
+Whether a copy that comes now is a duplicate depends on who claims it, because the rings do not know each other's keys: a consumer asks keys_log for
+a message of Kafka; webhooks, dedupe.Claim and calls that are enqueued outside of consumers ask keys_clock. Both find what is parked
+under the key and not settled (conflicts apart), also where the rings have forgotten it.
+
+A claim within a savepoint bears the savepoint's transaction id, by which Postgres does not tell the transaction: the calls that it enqueued are not
+found then, and "not known" says so.
+
 With -topic, -partition and -offset: of each cursor there, or of that of -scope, whether the offset is behind it, the batch that moved it past, if
 that is still on record, what is parked of that position, and the event if the topic is a stream. A key is not stored by its position.
 
 With -json, one object. Of a key:
   key, of             as stored; {tenant, scope, id, replay}, null without -scope
-  claimed             it is remembered: a copy is a duplicate
+  claimed             a ring remembers it
+  copies              what a copy is that comes now: list of {ring (keys_log: one that a consumer reads; keys_clock: any other), duplicate, because
+                      (remembered: by that ring; parked: a row that is not settled; stored: the call is; null: it is new)}
   claims              list of {ring, segment, state (current, draining, closed; retired, forgotten: no longer asked), remembered, claimed_after,
                       claimed_before, fingerprint (null: not compared), transaction ({xid, status, committed_at}, null: not known)}
   webhooks            list of {endpoint, claimed_at}; null: not looked for, it took over 5 s
@@ -220,7 +232,11 @@ func (r *keyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 		if err != nil {
 			return err
 		}
+		r.callless = r.callless || len(calls) == 0
 		r.Calls = append(r.Calls, calls...)
+	}
+	if err := r.readCopies(ctx, tx); err != nil {
+		return err
 	}
 	for i := range r.Calls {
 		r.Calls[i].derive(r.Of)
@@ -275,6 +291,10 @@ func (r *keyReport) leaveOpen() {
 			open("which of the transaction's calls this message asked for, where derived is not yes: a batch is one transaction, and Call.ID is hashed")
 			break
 		}
+	}
+	if r.callless {
+		// Calls bear the number of the transaction, rows that of the savepoint they were written in, and nothing leads from this to that.
+		open("which calls the transaction enqueued, if it claimed the key within a savepoint: the claim bears the savepoint's number then, and calls bear the transaction's")
 	}
 	if len(r.Claims) > 0 {
 		open("calls that another transaction enqueued for it, such as a replay, and calls whose segment of the log was emptied")

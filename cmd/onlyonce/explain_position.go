@@ -178,7 +178,18 @@ func (c *cursorRow) judge(offset, runStart int64) (word, means string) {
 	case offset >= runStart:
 		return "handled", "it was applied, or was a duplicate, or was parked, or there was nothing to hand over"
 	case c.Run == 0:
-		return "before-start", "the cursor began behind it, and never handled it"
+		return "before-start", c.meansBeforeStart()
 	}
 	return "earlier-run", fmt.Sprintf("an operator has set the position since, to %d: whether it was handled before that, or passed over, the cursor does not tell", runStart)
+}
+
+// meansBeforeStart says what is known of what lies below a cursor's first position: what nobody else can have handled, and what somebody may have.
+func (c *cursorRow) meansBeforeStart() string {
+	switch c.StartPolicy {
+	case "adopted":
+		return "an operator had the cursor begin behind it, and it was not handled since: whether another database handled it before, or an earlier cursor in this one, the cursor does not tell"
+	case "committed":
+		return "the cursor began behind it, where the group's offset stood, and never handled it: whether the program that committed that offset did, the cursor does not tell"
+	}
+	return "the cursor began behind it, and never handled it"
 }

@@ -57,7 +57,7 @@ func TestExplainKey(t *testing.T) {
 			"keys_log remembers at least 7d, and holds every key that was claimed in it within the last", "keys_clock remembers at least 7d", "a transaction that has not committed"}, "fingerprint"},
 		"never, and for ever": {`update onlyonce.rings set horizon = null, closed = '{10}'`, nil, []string{"keys_log remembers for ever, and holds every key that was ever claimed in it"}, "within the last"},
 		"current": {`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
-			[]string{"is remembered: a copy is a duplicate", "onlyonce.keys_log_0, current in ring keys_log", "claimed      since ", "fingerprint  00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
+			[]string{"is remembered", "A copy that a consumer reads from Kafka is a duplicate: keys_log holds the key", "onlyonce.keys_log_0, current in ring keys_log", "claimed      since ", "fingerprint  00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
 		"stored key": {`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, []string{seven},
 			[]string{"key " + seven + "\n", "fingerprint  none", "is remembered"}, "scope"},
 		"of a tenant": {`select onlyonce.claim_clock(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, []string{"-tenant", "acct", "-scope", "stock", "a-1"},
@@ -72,7 +72,7 @@ func TestExplainKey(t *testing.T) {
 		"two segments": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'keys_log'; select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, nil,
 			[]string{"keys_log_0, draining", "keys_log_1, current"}, ""},
 		"retired": {closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'keys_log'; ` + segment("keys_log_0"), nil,
-			[]string{"no longer asked for: a copy is a new message", "retired by ring keys_log: claims do not ask it any more", "keys_log remembers"}, "is remembered"},
+			[]string{"no longer asked for", "from Kafka is new: keys_log is no longer asked for the key", "retired by ring keys_log: claims do not ask it any more", "keys_log remembers"}, "is remembered"},
 		"before schema 5": {`update onlyonce.rings set closed = '{10}'; update onlyonce.segments set closed_at = '2026-01-02 00:00Z' where slot = 10; ` + segment("keys_old"), nil,
 			[]string{"onlyonce.keys_old, closed in ring keys_log", "closed in ring keys_clock", "before schema 5, until 2026-01-02 00:00:00Z", "when before schema 5 the key was claimed"}, ""},
 		"before schema 5, forgotten by one ring": {`update onlyonce.rings set closed = '{10}' where name = 'keys_log'; ` + segment("keys_old"), nil,
@@ -139,6 +139,7 @@ func TestExplainCalls(t *testing.T) {
 		t.Errorf("%d calls are this message's for certain, want 1: %+v", derived, r.Calls)
 	}
 	s.run("explain", "a", "-scope", "stock").want(t, statusGood, "Calls of that transaction", "charge", "pending", "yes", "not known", "which of the transaction's calls").without(t, "private")
+	s.run("explain", "a", "-scope", "stock").want(t, statusGood).without(t, "savepoint")
 	if r := explains[keyReport](s.fixture, storedKey("", "stock", "a")); len(r.Calls) < 2 || r.Calls[0].Derived != nil {
 		t.Errorf("of a stored key nothing is derived: %+v", r.Calls)
 	}
@@ -209,6 +210,8 @@ func TestExplainPosition(t *testing.T) {
 		"tried alone":    {batch + `update onlyonce.cursors set attempt_offset = 20, attempts = 3`, "20", "ahead", []string{"it is tried alone, and was tried 3 times"}},
 		"retired":        {batch + `update onlyonce.cursors set retired_at = now()`, "20", "ahead", []string{"at 20 (retired)", "handles nothing any more"}},
 		"before start":   {batch, "9", "before-start", []string{"began behind it, and never handled it"}},
+		"adopted":        {strings.Replace(batch, "'earliest'", "'adopted'", 1), "9", "before-start", []string{"an operator had the cursor begin behind it", "whether another database handled it before"}},
+		"committed":      {strings.Replace(batch, "'earliest'", "'committed'", 1), "9", "before-start", []string{"where the group's offset stood", "whether the program that committed that offset did"}},
 		"pruned":         {cursor + `update onlyonce.cursors set run_start = 5; insert into onlyonce.pauses (scope, reason) values ('stock', 'x')`, "4", "before-start", []string{"(paused)"}},
 		"pruned batch":   {batch + `delete from onlyonce.progress; do $$ begin perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true); insert into onlyonce.progress (cursor_id, run, from_offset, next_offset) select id, 0, 20, 30 from onlyonce.cursors; perform onlyonce.seal(); end $$`, "15", "handled", []string{"not on record any more"}},
 		"earlier run":    {batch + `update onlyonce.cursors set run = 1, run_start = 40`, "15", "earlier-run", []string{"an operator has set the position since, to 40"}},

@@ -10,12 +10,13 @@ func (a *app) writeKey(r *keyReport) {
 	say("key %s%s", r.Key, r.Of.text())
 	switch {
 	case r.Claimed:
-		say("It was claimed, and is remembered: a copy is a duplicate.")
+		say("It was claimed, and is remembered.")
 	case len(r.Claims) > 0:
-		say("It was claimed, and is no longer asked for: a copy is a new message.")
+		say("It was claimed, and is no longer asked for.")
 	default:
 		say("No segment of the inbox holds it.")
 	}
+	a.writeCopies(r)
 	for _, c := range r.Claims {
 		say("\n%s, %s", c.Segment, ringState(c))
 		say("  claimed      %s", between(c))

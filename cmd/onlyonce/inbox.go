@@ -22,13 +22,6 @@ select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(d
   from onlyonce.rings r left join onlyonce.filters f on f.ring = r.name
  where r.name in ('keys_log', 'keys_clock') group by r.name order by r.name desc`
 
-// frontiersSQL lists the cursors that hold back the retention of the log's ring most. Out: scope, topic, partition, seconds behind the clock (null: not known).
-const frontiersSQL = `
-select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind
-  from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
- where c.retired_at is null and c.cluster_id is distinct from 'postgres'
- order by f.frontier nulls first, 1, 2, 3 limit 10`
-
 // horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for ever. By the primary key.
 const (
 	horizonSQL     = `select name as ring, extract(epoch from horizon)::float8 as was from onlyonce.rings where name = $1`
@@ -61,13 +54,6 @@ func inSeconds(d *time.Duration) *float64 {
 	return &s
 }
 
-type frontierRow struct {
-	Scope     string   `json:"scope"`
-	Topic     string   `json:"topic"`
-	Partition int32    `json:"partition"`
-	Behind    *float64 `json:"behind_seconds"`
-}
-
 type inboxReport struct {
 	Rings     []keyRing     `json:"rings"`
 	Frontiers []frontierRow `json:"frontiers"`
@@ -84,12 +70,12 @@ others, by the database's clock): how long a key is remembered at least, the seg
 cursors that hold back the retention of keys_log most. It changes nothing and works on a standby too.
 
 BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has said how far it is: start its consumer, or
-take the cursor out of use with "onlyonce cursor retire".
+take the cursor out of use with "onlyonce cursor retire". "ahead by" says that the database's clock went back: see "onlyonce doctor".
 
 With -json, one object:
   rings      list of {ring, horizon_seconds (null: for ever), filters, filter_bytes, segments (list of {table, state
              (current, draining, closed, retired, free), bytes, keys (estimate), opened_seconds, closed_seconds (ago)})}
-  frontiers  list of {scope, topic, partition, behind_seconds}, at most 10`,
+  frontiers  list of {scope, topic, partition, behind_seconds (null: unknown; below 0: ahead)}, at most 10`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			return func(ctx context.Context, a *app) error {
@@ -98,7 +84,7 @@ With -json, one object:
 					if r.Rings, err = readKeyRings(ctx, tx); err != nil {
 						return err
 					}
-					r.Frontiers, err = collect[frontierRow](ctx, tx, frontiersSQL)
+					r.Frontiers, err = collect[frontierRow](ctx, tx, frontiersSQL, ahead.Seconds())
 					return err
 				})
 				if err != nil {
@@ -150,11 +136,7 @@ func (a *app) writeInbox(r *inboxReport) {
 	if len(r.Frontiers) > 0 {
 		var rows [][]string
 		for _, f := range r.Frontiers {
-			behind := "unknown"
-			if f.Behind != nil {
-				behind = seconds(*f.Behind).String()
-			}
-			rows = append(rows, []string{f.Scope, f.Topic, strconv.Itoa(int(f.Partition)), behind})
+			rows = append(rows, []string{f.Scope, f.Topic, strconv.Itoa(int(f.Partition)), f.behind()})
 		}
 		writeTable(a.out, []string{"SCOPE", "TOPIC", "PARTITION", "BEHIND"}, rows)
 	}
@@ -341,8 +323,8 @@ Example:
 			var ask horizonChange
 			choiceVar(fs, &ask.ring, "ring", "the ring, `keys_log` or keys_clock", "keys_log", "keys_clock")
 			fs.Func("horizon", "a `duration` (7d), or forever", func(s string) error {
-				if s == "forever" {
-					ask.forever = true
+				ask.horizon, ask.forever = nil, s == "forever" // of two, the last one counts
+				if ask.forever {
 					return nil
 				}
 				d, err := parseDays(s)

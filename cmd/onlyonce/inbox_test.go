@@ -26,9 +26,27 @@ func TestInboxStatusAndHorizon(t *testing.T) {
 	f.run(append(set, "14d")...).want(t, statusGood, "were remembered at least 7d, and are from then on at least 14d", "audit row 1")
 	f.run(append(set, "14d")...).want(t, statusGood, "already: nothing was changed")
 	f.run(append(set, "forever")...).want(t, statusGood, "from then on for ever")
+	// Of two horizons the last one counts, whichever it is.
+	set = set[:len(set)-1]
+	f.run(append(set, "-horizon", "forever", "-horizon", "3d")...).want(t, statusGood, "from then on at least 3d")
+	f.run(append(set, "-horizon", "7d", "-horizon", "forever")...).want(t, statusGood, "from then on for ever")
 	out := f.run("inbox", "status", "-json").want(t, statusGood).lines(t, 0).out
 	var r inboxReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Rings) != 2 || r.Rings[0].Ring != "keys_log" || r.Rings[0].Horizon != nil || *r.Rings[1].Horizon != 7*86400 {
+		t.Errorf("%s, %v", out, err)
+	}
+}
+
+// A frontier that the clock has fallen behind is shown as such, and before those that hold back most.
+func TestInboxStatusOfFutureFrontiers(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(cursors(12) + `insert into onlyonce.frontiers select id, 0, now() + interval '1 hour' from onlyonce.cursors where partition = 11;
+		insert into onlyonce.frontiers select id, 0, now() + interval '5 seconds' from onlyonce.cursors where partition = 0`)
+	f.run("inbox", "status").want(t, statusGood, "ahead by ", "unknown").lines(t, 0)
+	out := f.run("inbox", "status", "-json").want(t, statusGood).lines(t, 0).out
+	var r inboxReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Frontiers) != 10 || r.Frontiers[0].Partition != 11 || r.Frontiers[0].Behind == nil || *r.Frontiers[0].Behind > 0 || r.Frontiers[1].Behind != nil {
 		t.Errorf("%s, %v", out, err)
 	}
 }

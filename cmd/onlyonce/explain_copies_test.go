@@ -1,0 +1,114 @@
+package main
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+)
+
+// K3, K7: a copy is judged for those who claim in each ring, because the rings do not know each other's keys, and what is parked counts for both.
+func TestExplainCopies(t *testing.T) {
+	t.Parallel()
+	const key = `onlyonce.key('', 'stock', 'a-1')`
+	parked := func(kind, state, reason, key string) string {
+		return `insert into onlyonce.parked (kind, state, reason, scope, key, settled_at) values ('` + kind + `', '` + state + `', '` + reason + `', 'stock', ` + key +
+			`, case when '` + state + `' in ('resolved', 'discarded') then now() end); `
+	}
+	const enqueued = `select onlyonce.enqueue_calls(array[0::smallint], array[` + key + `], array[null::uuid], array['payments'], array[''], array['shop'], array['charge'],
+		array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]); `
+	const log, clock = "A copy that a consumer reads from Kafka is ", "A copy that a webhook brings, that dedupe.Claim is asked for, or that is a call from outside of consumers is "
+	for name, c := range map[string]struct {
+		setup      string
+		args       []string
+		log, clock string // why a copy is a duplicate; empty: it is new
+		want       []string
+		without    string
+	}{
+		"never":                      {"", nil, "", "", []string{log + "new: keys_log does not hold the key.", clock + "new: keys_clock does not hold the key."}, "a duplicate"},
+		"a consumer's":               {`select onlyonce.claim_log(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{log + "a duplicate: keys_log holds the key.", clock + "new: keys_clock does not hold the key."}, ""},
+		"dedupe.Claim's":             {`select onlyonce.claim_clock(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{log + "new: keys_log does not hold the key.", clock + "a duplicate: keys_clock holds the key."}, ""},
+		"before schema 5, both":      {`update onlyonce.rings set closed = '{10}'; insert into onlyonce.keys_old values (` + key + `, 0)`, nil, "remembered", "remembered", nil, "is new"},
+		"before schema 5, the log's": {`update onlyonce.rings set closed = '{10}' where name = 'keys_log'; insert into onlyonce.keys_old values (` + key + `, 0)`, nil, "remembered", "", []string{clock + "new: keys_clock is no longer asked for the key."}, ""},
+		"forgotten, and parked":      {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"No segment", log + "a duplicate for as long as what is parked is not settled", clock + "a duplicate for as long"}, "is new"},
+		"retired, and parked": {`insert into onlyonce.keys_log_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'keys_log'; ` + parked("message", "blocked", "behind", key), nil, "parked", "parked",
+			[]string{"no longer asked for."}, "is new"},
+		"parked event":    {parked("event", "retrying", "failed", key), nil, "parked", "parked", nil, "is new"},
+		"settled":         {parked("message", "resolved", "failed", key) + parked("event", "discarded", "failed", key), nil, "", "", []string{"Parked: 2"}, "a duplicate"},
+		"conflict":        {parked("message", "waiting", "conflict", key), nil, "", "", []string{"Parked: 1"}, "a duplicate"},
+		"another's":       {parked("message", "waiting", "failed", "onlyonce.key('', 'stock', 'b')"), nil, "", "", nil, "a duplicate"},
+		"held and parked": {`select onlyonce.claim_log(array[` + key + `], array[0::bigint]); ` + parked("message", "waiting", "failed", key), nil, "remembered", "parked", nil, "is new"},
+		"in a replay":     {parked("message", "waiting", "failed", key), []string{"a-1", "-scope", "stock", "-replay", "2"}, "parked", "", nil, ""},
+		"call":            {enqueued, nil, "", "stored", []string{clock + "a duplicate for as long as the call is stored."}, log},
+		"parked call":     {parked("call", "reconcile", "window", key), nil, "", "stored", nil, log},
+		"settled call":    {parked("call", "discarded", "rejected", key), nil, "", "", nil, log},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			if c.setup != "" {
+				f.exec(c.setup)
+			}
+			args := c.args
+			if args == nil {
+				args = []string{"a-1", "-scope", "stock"}
+			}
+			r := f.run(append([]string{"explain"}, args...)...).want(t, statusGood, c.want...)
+			if c.without != "" {
+				r.without(t, c.without)
+			}
+			want := []explainedCopy{{Ring: "keys_log", Duplicate: c.log != ""}, {Ring: "keys_clock", Duplicate: c.clock != ""}}
+			for i, because := range []string{c.log, c.clock} {
+				if because != "" {
+					want[i].Because = &because
+				}
+			}
+			if got := explains[keyReport](f, args...).Copies; !reflect.DeepEqual(got, want) {
+				t.Errorf("%s, want %s", said(got), said(want))
+			}
+			// What is said is what the functions do that claim. (A replay's key is looked up by the consumer besides; a call is found by enqueue_calls.)
+			if c.args != nil || c.clock == "stored" {
+				return
+			}
+			hash := uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1"}.Hash()).String()
+			for i, function := range []string{"claim_log", "claim_clock"} {
+				if n := one[int16](f, `select (onlyonce.`+function+`(array[$1::uuid], array[0::bigint]))[1]`, hash); (n == 1) != want[i].Duplicate {
+					t.Errorf("%s says %d", function, n)
+				}
+			}
+		})
+	}
+}
+
+func said(copies []explainedCopy) string {
+	var all []string
+	for _, c := range copies {
+		because := "new"
+		if c.Because != nil {
+			because = *c.Because
+		}
+		all = append(all, c.Ring+": "+because)
+	}
+	return strings.Join(all, ", ")
+}
+
+// A claim within a savepoint bears the number of the savepoint, so the transaction's calls are not found by it: the answer says that it does not know.
+func TestExplainClaimInASavepoint(t *testing.T) {
+	t.Parallel()
+	const unknown = "if it claimed the key within a savepoint"
+	f := newFixture(t)
+	f.exec(`do $$ begin
+		begin perform onlyonce.claim_clock(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint]); exception when division_by_zero then null; end;
+		perform onlyonce.enqueue_calls(array[0::smallint], array[onlyonce.key('', 'payments', 'a-1')], array[null::uuid], array['payments'], array[''], array['stock'], array['charge'],
+			array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
+		perform onlyonce.claim_clock(array[onlyonce.key('', 'stock', 'a-2')], array[0::bigint]);
+	end $$`)
+	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, unknown).without(t, "Calls of that transaction")
+	if r := explains[keyReport](f, "a-1", "-scope", "stock"); len(r.Calls) != 0 || !strings.Contains(strings.Join(r.NotKnown, "\n"), unknown) {
+		t.Errorf("%+v", r)
+	}
+	f.run("explain", "a-2", "-scope", "stock").want(t, statusGood, "Calls of that transaction: 1").without(t, unknown)
+}
