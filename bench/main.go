@@ -162,7 +162,11 @@ func measureAll(ctx context.Context, o options, pairs []pair, stdout, stderr io.
 	}
 	commit := headCommit(ctx)
 	for _, p := range pairs {
-		progress("%s: %d rounds of %v a side: %s", p.names(), o.rounds, o.window, p.what)
+		if p.rounds > 0 {
+			progress("%s: %d rounds: %s", p.names(), min(p.rounds, o.rounds), p.what)
+		} else {
+			progress("%s: %d rounds of %v a side: %s", p.names(), o.rounds, o.window, p.what)
+		}
 		results, err := p.measure(ctx, srv, o, progress)
 		if err != nil {
 			return false, fmt.Errorf("%s: %w", p.names(), err)
