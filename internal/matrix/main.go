@@ -24,7 +24,7 @@ import (
 )
 
 // packages hold all that depends on the server and needs no broker.
-var packages = []string{"./consumer", "./dedupe", "./idempotency", "./migrations", "./outbox/...", "./internal/eventlog", "./internal/guard", "./internal/preflight", "./webhook"}
+var packages = []string{"./consumer", "./dedupe", "./idempotency", "./migrations", "./outbox/...", "./internal/eventlog", "./internal/guard", "./internal/inbox", "./internal/preflight", "./internal/ring", "./sqltx", "./webhook"}
 
 func main() {
 	only := flag.String("only", "", "comma-separated major versions; empty: all")
