@@ -93,6 +93,9 @@ func (w *worker) acquire(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("identity of the topic: %w", err)
 	}
+	if w.id.TopicID != id.TopicID {
+		w.redoUntil = 0 // offsets of another topic
+	}
 	w.id = id
 	if w.c.shard == "" { // the first time: a partition stays in its shard until it is given up
 		shard, err := w.c.on(id.Topic, id.Partition)
@@ -135,7 +138,10 @@ func (w *worker) acquire(ctx context.Context) error {
 			// or two processes that both believe in their ownership take turns for ever.
 			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
 		}
-		mine, was := w.cur != nil && cur.nonce == w.cur.nonce, w.pos
+		mine := w.cur != nil && cur.nonce == w.cur.nonce
+		if was := w.pos; mine && was > cur.next { // the database has lost what it had answered
+			w.redoUntil = max(w.redoUntil, was) // in memory first: the write may fail, and the next look finds the position set back
+		}
 		w.stand(cur.next, cur.anchor)
 		if err := w.admit(cur); err != nil {
 			return err
@@ -143,11 +149,9 @@ func (w *worker) acquire(ctx context.Context) error {
 		if _, err := w.onlyHere(ctx, cur); err != nil {
 			return err
 		}
-		if cur.redoUntil != nil {
-			w.redoUntil = max(w.redoUntil, *cur.redoUntil)
-		}
+		w.redoUntil = max(w.redoUntil, cur.redo(w.id.TopicID))
 		if mine {
-			if err := w.redoBelow(ctx, cur, was); err != nil { // the database has lost what it had answered
+			if err := w.redoBelow(ctx, cur, w.redoUntil); err != nil {
 				return err
 			}
 			w.cur = cur
@@ -209,12 +213,12 @@ func (w *worker) redoBelow(ctx context.Context, cur *cursor, offset int64) error
 		return nil
 	}
 	w.redoUntil = max(w.redoUntil, offset)
-	if cur.redoUntil != nil && *cur.redoUntil >= offset {
+	if cur.redo(w.id.TopicID) >= offset {
 		return nil
 	}
 	ctx, cancel := w.c.bounded(ctx)
 	defer cancel()
-	if _, err := w.c.pool.Exec(ctx, redoSQL, cur.id, offset); err != nil {
+	if _, err := w.c.pool.Exec(ctx, redoSQL, cur.id, offset, uuidOrNull(w.id.TopicID)); err != nil {
 		return fmt.Errorf("noting which messages are handled again: %w", err)
 	}
 	return nil

@@ -19,7 +19,7 @@ import (
 const readCursorSQL = `
 select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
        retired_at is not null, replay_no, replay_until, replay_resume, replay_resend,
-       case when attempts > 0 then attempt_offset end, redo_until
+       case when attempts > 0 then attempt_offset end, redo_until, redo_topic_id
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
 
@@ -40,9 +40,12 @@ on conflict do nothing`
 // was faster. Waits for a batch of the old owner that holds the lease, at most lock_timeout.
 const ownCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7)`
 
-// redoSQL notes that what lies below an offset may have been handled before (O6). It compares no owner: the highest offset that anybody knows of
-// counts, and too high a one costs looking.
-const redoSQL = `update onlyonce.cursors set redo_until = greatest(redo_until, $2) where id = $1`
+// redoSQL notes that what lies below an offset of a topic (null: not known) may have been handled before (O6). It compares no owner: the highest offset that anybody
+// knows of counts.
+const redoSQL = `
+update onlyonce.cursors
+   set redo_until = case when redo_topic_id <> $3::uuid then $2 else greatest(redo_until, $2) end, redo_topic_id = coalesce($3::uuid, redo_topic_id)
+ where id = $1`
 
 // releaseCursorSQL marks the cursor as let go in order, unless it has another owner by now.
 const releaseCursorSQL = `
@@ -130,16 +133,21 @@ type cursor struct {
 	replayUntil  *int64 // nil: no replay is under way
 	replayResume int64  // where the cursor goes on behind it
 	replayResend bool
-	redoUntil    *int64 // as engine.redoUntil; nil: nothing was handled before that is ahead of the position
+	redoUntil    *int64      // as engine.redoUntil; nil: nothing was handled before that is ahead of the position
+	redoTopicID  pgtype.UUID // in which topic; null: not known
+}
+
+// redo is the offset below which messages of a topic may have been handled before; 0: none.
+func (c *cursor) redo(topic [16]byte) int64 {
+	if c.redoUntil == nil || c.redoTopicID.Valid && topic != [16]byte{} && c.redoTopicID.Bytes != topic {
+		return 0
+	}
+	return *c.redoUntil
 }
 
 // reached is how far the partition was ever handled, as far as this database knows.
-func (c *cursor) reached() int64 {
-	at := max(c.next, c.replayResume)
-	if c.redoUntil != nil {
-		at = max(at, *c.redoUntil)
-	}
-	return at
+func (c *cursor) reached(topic [16]byte) int64 {
+	return max(c.next, c.replayResume, c.redo(topic))
 }
 
 // replayed reports whether an offset lies at or behind the end of the replay that is under way.
@@ -166,7 +174,7 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	defer cancel()
 	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
 		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash,
-		&r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.suspect, &r.redoUntil)
+		&r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.suspect, &r.redoUntil, &r.redoTopicID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}

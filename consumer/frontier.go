@@ -13,12 +13,13 @@ const sampleEvery = 30 * time.Second
 const sampleSQL = `select clock_timestamp()`
 
 // frontierSQL notes that everything that was appended before a time is handled. In: cursor, epoch, nonce, run, the time. A row, unless the
-// cursor has another owner, or the clock went back behind that time. In a run that an operator has begun elsewhere what was noted before means nothing. By primary keys.
+// cursor has another owner, or the clock went back behind that time. In a run that an operator has begun elsewhere what was noted before means nothing, nor does what lies ahead of the clock.
+// By primary keys.
 const frontierSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 insert into onlyonce.frontiers as f (cursor_id, run, frontier) select id, $4, $5::timestamptz from held where $5::timestamptz <= clock_timestamp()
 on conflict (cursor_id) do update set run = excluded.run,
-  frontier = case when f.run = excluded.run then greatest(f.frontier, excluded.frontier) else excluded.frontier end`
+  frontier = case when f.run = excluded.run and f.frontier <= clock_timestamp() then greatest(f.frontier, excluded.frontier) else excluded.frontier end`
 
 // seen is what a fetch that has returned tells of the log's end.
 type seen struct {

@@ -202,20 +202,21 @@ func (r *retrier) promote(ctx context.Context) error {
 	if len(keys) == 0 && !all {
 		return nil
 	}
-	ctx, cancel := r.c.bounded(ctx)
-	defer cancel()
 	err := fault.Point(fault.Promoting)
 	var promoted int64
 	switch {
 	case err != nil:
-	case all:
+	case all: // as long as it takes: it looks at each key that waits
 		if err = r.c.pool.QueryRow(ctx, sweepSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition).Scan(&promoted); err == nil {
 			r.swept = time.Now()
 		}
 	default:
 		for k := range keys {
 			var id *int64
-			if err = r.c.pool.QueryRow(ctx, promoteSQL, k).Scan(&id); err != nil {
+			bounded, cancel := r.c.bounded(ctx)
+			err = r.c.pool.QueryRow(bounded, promoteSQL, k).Scan(&id)
+			cancel()
+			if err != nil {
 				break
 			}
 			if id != nil {

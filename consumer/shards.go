@@ -136,7 +136,7 @@ func (c *Consumer) on(topic string, partition int32) (*Consumer, error) {
 // none), whether that is retired, which topic's it is, and how many partitions the topic had when the scope began to read it here (null: it never did). By the
 // unique (scope, topic, partition) and the primary key of onlyonce.topics.
 const elsewhereSQL = `
-select p.next_offset, coalesce(p.retired_at is not null, false), p.topic_id,
+select greatest(p.next_offset, p.replay_resume), coalesce(p.retired_at is not null, false), p.topic_id,
        (select t.partitions from onlyonce.topics t where t.scope = $1 and t.topic = $2)
   from (values (1)) one left join onlyonce.positions p on p.scope = $1 and p.topic = $2 and p.partition = $3`
 
@@ -174,7 +174,7 @@ func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err er
 			first = *partitions
 		}
 		another := topic.Valid && w.id.TopicID != [16]byte{} && topic.Bytes != w.id.TopicID
-		if at == nil || (retired && cur != nil && (another || *at <= cur.reached())) {
+		if at == nil || (retired && cur != nil && (another || *at <= cur.reached(w.id.TopicID))) {
 			continue
 		}
 		if cur == nil {

@@ -110,7 +110,8 @@ comment on column onlyonce.frontiers.frontier is 'The latest of the times, each 
 
 -- ---------------------------------------------------------------- cursors
 
-alter table onlyonce.cursors add column redo_until bigint;
+alter table onlyonce.cursors add column redo_until bigint, add column redo_topic_id uuid;
+comment on column onlyonce.cursors.redo_topic_id is 'In which topic redo_until lies: it means nothing in one that was made anew. Null: not known.';
 comment on column onlyonce.cursors.redo_until is 'Messages below it may have been handled in a history that this database does not know, or that an operator has set back: calls under their keys may have been made. Null: none.';
 
 create or replace view onlyonce.positions as
@@ -118,7 +119,7 @@ create or replace view onlyonce.positions as
          c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
-         c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until
+         c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id
     from onlyonce.cursors c
     join onlyonce.leases l on l.id = c.id
     left join lateral (

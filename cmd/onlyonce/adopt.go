@@ -30,7 +30,8 @@ update onlyonce.cursors
        replay_until   = case when $3::bigint is null then replay_until end,
        replay_resume  = case when $3::bigint is null then replay_resume end,
        replay_resend  = case when $3::bigint is null then replay_resend else false end,
-       redo_until     = case when $3::bigint is null then redo_until else greatest(redo_until, $4::bigint) end
+       redo_until     = case when $3::bigint is null then redo_until else $4::bigint end,
+       redo_topic_id  = case when $3::bigint is null then redo_topic_id else $5::uuid end
  where id = $1`
 
 // createSQL makes lease and cursor where there is no cursor. In: scope, topic, partition, group or null, offset. One row:
@@ -220,9 +221,9 @@ func (q *adoption) readOrigin(ctx context.Context, here *cursorRow) error {
 		return err
 	}
 	there := q.origin.cursor
-	if here != nil && here.Position > there.Position {
+	if here != nil && here.stood() > there.Position {
 		return &refusal{fmt.Sprintf("the cursor was retired here at offset %d, which is ahead of %d, where it stands in %s, and nothing was done: the partition was here after it had been there, and would be handled again. "+
-			"Take it from where it was last; or, if the topic is another one by now, set the position yourself (cursor adopt -at)", here.Position, there.Position, q.origin.name)}
+			"Take it from where it was last; or, if the topic is another one by now, set the position yourself (cursor adopt -at)", here.stood(), there.Position, q.origin.name)}
 	}
 	q.at = &there.Position
 	return nil
@@ -232,7 +233,8 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *cursorRow) err
 	if err := before.fence(ctx, tx); err != nil {
 		return err
 	}
-	_, err := tx.Exec(ctx, adoptSQL, before.ID, q.group, q.at, before.reached())
+	until, topic := before.redo()
+	_, err := tx.Exec(ctx, adoptSQL, before.ID, q.group, q.at, until, topic)
 	return err
 }
 
@@ -261,7 +263,6 @@ func (q *adoption) planned(before *cursorRow) *cursorRow {
 		after.ClusterID, after.TopicID, after.AnchorOffset = nil, nil, nil
 		after.Attempts, after.AttemptOffset = 0, nil
 		after.RetiredAt, after.ReplayUntil, after.ReplayResume, after.ReplayResend = nil, nil, nil, false
-		after.RedoUntil = new(before.reached())
 	}
 	q.stamped(&after)
 	return &after
@@ -278,7 +279,6 @@ func (q *adoption) stamped(after *cursorRow) {
 	}
 	after.ClusterID, after.TopicID = there.ClusterID, there.TopicID
 	after.Replay = max(after.Replay, q.origin.replays)
-	after.RedoUntil = new(max(after.reached(), there.reached()))
 }
 
 // outcome puts before and after together. During a replay what counts as handled ends where the replay interrupted the work.
@@ -290,8 +290,8 @@ func (q *adoption) outcome(before, after *cursorRow) *adopted {
 	}
 	if before != nil {
 		was := before.Position
-		if before.ReplayResume != nil && q.at != nil {
-			was = *before.ReplayResume
+		if q.at != nil {
+			was = before.stood()
 		}
 		skipped, repeated := max(after.Position-was, 0), max(was-after.Position, 0)
 		d.Skipped, d.Repeated = &skipped, &repeated

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // cursorsSQL reads cursors as they stand. In: scope, topic, partition (each may be null: any). By the unique index on
@@ -24,7 +25,7 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
        retired_at, (select reason from onlyonce.pauses u
                      where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
                      order by u.topic limit 1) as paused,
-       replay_no as replay, replay_until, replay_resume, replay_resend, redo_until
+       replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id
   from onlyonce.positions p
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
@@ -55,17 +56,31 @@ type cursorRow struct {
 	ReplayResume *int64     `json:"replay_resume"`
 	ReplayResend bool       `json:"replay_resend"`
 	RedoUntil    *int64     `json:"redo_until"` // messages below it may have been handled before
+	RedoTopicID  *string    `json:"redo_topic_id"`
 }
 
-// reached is how far the partition was ever handled, as far as this database knows.
-func (c *cursorRow) reached() int64 {
-	at := c.Position
-	for _, ahead := range []*int64{c.ReplayResume, c.RedoUntil} {
-		if ahead != nil {
-			at = max(at, *ahead)
-		}
+// stood is where the partition's own work stands, which a replay interrupts.
+func (c *cursorRow) stood() int64 {
+	if c.ReplayResume != nil {
+		return max(c.Position, *c.ReplayResume)
 	}
-	return at
+	return c.Position
+}
+
+// redo is the offset below which messages may have been handled before, when the cursor's position is set anew, and its topic (O6). What an operator has set and
+// nobody has handled does not count.
+func (c *cursorRow) redo() (until *int64, topic pgtype.UUID) {
+	until = c.RedoUntil
+	if c.RedoTopicID != nil && c.TopicID != nil && *c.RedoTopicID != *c.TopicID {
+		until = nil
+	}
+	if at := c.stood(); (c.AnchorOffset != nil || c.ReplayResume != nil) && (until == nil || *until < at) {
+		until = &at
+	}
+	if c.TopicID == nil {
+		return until, topicID(c.RedoTopicID)
+	}
+	return until, topicID(c.TopicID)
 }
 
 // state says what keeps the cursor from going on as usual.

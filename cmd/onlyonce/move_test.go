@@ -264,10 +264,10 @@ func TestF13AdoptFrom(t *testing.T) {
 	}
 
 	// And back again, to a cursor that was retired: not the wrong way round, which would set the partition back.
-	s.b.exec(`update onlyonce.cursors set run_start = 3 where partition = 1`)
+	s.b.exec(`update onlyonce.cursors set run_start = 1, replay_until = 2, replay_resume = 3 where partition = 1`) // a replay, which has interrupted the work at 3
 	s.b.run(moveArgs("retire")...).want(t, statusGood)
 	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusFailed, "retired here at offset 3, which is ahead of 2")
-	s.b.exec(`update onlyonce.cursors set run_start = 2 where partition = 1`)
+	s.b.exec(`update onlyonce.cursors set run_start = 2, replay_until = null, replay_resume = null where partition = 1`)
 	s.b.exec(`select onlyonce.claim(array[onlyonce.key('', 'loop', 'order 18')], array[0])`)
 	s.a.run(moveArgs("adopt", "-from", s.b.url, "-clock-keys")...).want(t, statusGood, "was retired here, and is brought back")
 	if known := one[bool](s.a, `select exists (select from onlyonce.inbox where key = onlyonce.key('', 'loop', 'order 18') and segment like 'keys_clock%')`); !known {

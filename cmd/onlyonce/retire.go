@@ -45,7 +45,8 @@ Takes a cursor out of use: of a topic that is gone, or of a consumer that will n
 owner is fenced out, the cursor is marked, and an audit row says who did it and why. It shows what was and what will be, and
 asks first, unless -yes is given.
 
-Nobody works on a retired cursor, and it holds back no retention. A consumer that gets its partition halts, with reason
+Nobody works on a retired cursor, and it holds back retention for one horizon more (it may be moved with its keys, or brought
+back), and then none. A consumer that gets its partition halts, with reason
 "retired". Nothing at or behind its position is handled, and nothing of what is parked there is tried again. The row stays, so
 that nobody starts the partition over by mistake: "onlyonce cursor adopt -at OFFSET" brings it back.
 

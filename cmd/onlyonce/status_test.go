@@ -84,7 +84,7 @@ func fields(t *testing.T, raw []byte) string {
 }
 
 const cursorFields = "scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset " +
-	"retired_at paused replay replay_until replay_resume replay_resend redo_until"
+	"retired_at paused replay replay_until replay_resume replay_resend redo_until redo_topic_id"
 
 func TestStatusJSON(t *testing.T) {
 	t.Parallel()

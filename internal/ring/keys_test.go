@@ -364,6 +364,21 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	r.is(r.pool, "claim_log", a, 0)
 }
 
+// K6: what was noted while the clock was ahead is void although the clock, which went back, halts everything else.
+func TestK6FrontierOfAHaltedRing(t *testing.T) {
+	r := newKeyRig(t, ring.KeysLog())
+	r.exec(`with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id),
+	  c as (insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 0, 0, 'earliest' from l returning id)
+	  insert into onlyonce.frontiers (cursor_id, run, frontier) select id, 0, clock_timestamp() + interval '1 hour' from c`)
+	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '1 hour' where ring = 'keys_log' and slot = 0`)
+	if _, err := r.rotator.Step(t.Context()); !errors.Is(err, ring.ErrClock) {
+		t.Fatalf("%v, want that the clock went back", err)
+	}
+	if run := one[int32](r.rig, `select run from onlyonce.frontiers`); run != -1 {
+		t.Error("it counts when the clock has caught up")
+	}
+}
+
 // Without a horizon nothing is rotated.
 func TestK6NoHorizon(t *testing.T) {
 	r := newKeyRig(t, ring.KeysClock())

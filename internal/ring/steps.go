@@ -41,6 +41,12 @@ func (s *state) free() (int16, bool) {
 }
 
 func (r *Rotator) step(ctx context.Context) (Outcome, error) {
+	// Before anything that a wrong clock forbids, and without the lease: each process may be the only one that is left.
+	if r.ring.Mend != "" {
+		if err := r.mend(ctx); err != nil {
+			return Outcome{}, err
+		}
+	}
 	if err := r.look(ctx); err != nil {
 		return Outcome{}, err
 	}
@@ -50,11 +56,6 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 	st, err := r.read(ctx)
 	if err != nil {
 		return Outcome{}, err
-	}
-	if r.ring.Mend != "" {
-		if err := r.mend(ctx); err != nil {
-			return Outcome{}, err
-		}
 	}
 	if st.sequence != st.version {
 		return Outcome{Action: Repaired}, r.move(ctx, st, repairSQL)
