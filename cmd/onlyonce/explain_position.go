@@ -180,7 +180,7 @@ func (c *cursorRow) judge(offset, runStart int64) (word, means string) {
 	case c.Run == 0:
 		return "before-start", c.meansBeforeStart()
 	}
-	return "earlier-run", fmt.Sprintf("an operator has set the position since, to %d: whether it was handled before that, or passed over, the cursor does not tell", runStart)
+	return "earlier-run", fmt.Sprintf("the position was set since, to %d, by an operator or with a cursor that was made anew: whether it was handled before that, or passed over, the cursor does not tell", runStart)
 }
 
 // meansBeforeStart says what is known of what lies below a cursor's first position: what nobody else can have handled, and what somebody may have.
