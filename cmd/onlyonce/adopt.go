@@ -98,9 +98,9 @@ With -from a partition moves here from another database (a shard; docs/scaling.m
 there must be retired, for less than keys are remembered there (else -late says that no copies can come any more), with nothing
 parked that is not settled, and not paused. Position, group, cluster and topic are taken from it, and every key of keys_log that is
 kept there is claimed here too, so that copies of what was applied there are found; all in one transaction. It can take as long as
-the keys need (some 10,000 a second). -clock-keys brings those of keys_clock too: for handlers that claim keys themselves (dedupe.Claim). Only where
-such ids mean the same in both databases: an order 17 of each would be taken for one. The login needs the rights of a consumer here
-besides those of an operator.
+the keys need (a million in seconds, or in a minute where the server is busy). -clock-keys brings those of keys_clock too, for
+handlers that claim keys themselves (dedupe.Claim): only where such ids mean the same in both databases, because an order 17 of
+each would be taken for one. The login needs the rights of a consumer here besides those of an operator.
 
 If the last owner's group still runs, it may be the next one to come: stop it first, or give -group.
 

@@ -55,9 +55,9 @@ select convert_from(r.body, 'UTF8')::jsonb->>'id', r.key::text, r.sink, c.state,
   from onlyonce.outbox_log r join onlyonce.calls c on c.id = r.id left join onlyonce.parked p on p.row_id = r.id`
 
 // oddSQL returns a row for each thing that must not be once all relays have left in order. Leases of those that were killed end by themselves: nobody
-// holds them.
+// holds them. Those of the inbox take up to a minute for that, and are not asked for.
 const oddSQL = `
-select format('I14 lease %s is held', name) from onlyonce.leases where until > clock_timestamp()
+select format('I14 lease %s is held', name) from onlyonce.leases where until > clock_timestamp() and (name like 'relay/%' or name = 'ring/outbox')
 union all
 select format('I13 call %s is parked as %s and nothing is said of it in the log', p.id, p.state) from onlyonce.parked p
  where p.kind = 'call' and not exists (select from onlyonce.outbox_log r where r.id = p.row_id and r.key = p.key)
