@@ -207,7 +207,7 @@ func riverSide(options) side {
 		defer stop()
 		var producer sync.WaitGroup
 		producer.Go(func() {
-			if err := riverInsert(inserting, client, &count); err != nil && inserting.Err() == nil {
+			if err := riverInsert(inserting, client, &count); inserting.Err() == nil { // it ends with an error always
 				failed <- err
 			}
 		})
