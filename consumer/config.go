@@ -26,8 +26,7 @@ type Config struct {
 	PositionsOnly bool
 	// CopiesWithin declares for how long after its first copy a message may still be written again, by a producer that goes on trying, a mirror or
 	// a relay. Run refuses to work where keys are not remembered for that long (onlyonce inbox horizon), and logs an error when that is changed while it
-	// works. 0: not declared, and not checked; at
-	// least a second otherwise. Only with Key.
+	// works. 0: not declared, and not checked; at least a second otherwise. Only with Key.
 	CopiesWithin time.Duration
 	// Tenant names the customer that a message belongs to, where customers choose ids themselves. Nil: one tenant.
 	Tenant func(*Message) string

@@ -17,6 +17,23 @@ func calling(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	return queued(ctx, tx, m)
 }
 
+// keyless is for messages whose calls derive from their positions.
+func keyless() consumer.Config {
+	cfg := testConfig()
+	cfg.Key, cfg.PositionsOnly = nil, true
+	return cfg
+}
+
+// calledFor is a rig on which five messages were handled by a consumer that goes on, each with a call.
+func calledFor(t *testing.T, cfg consumer.Config) (r *rig, stop func()) {
+	t.Helper()
+	r = newRig(t, 1)
+	r.numbered(0, 5)
+	stop = r.start(calling, cfg)
+	r.reaches(0, 5)
+	return r, stop
+}
+
 // redone counts the calls that are known to have been made before, perhaps, and the others.
 func (r *rig) redone() string {
 	r.t.Helper()
@@ -27,12 +44,8 @@ func (r *rig) redone() string {
 // offset in Kafka, and is gone before it has handled anything. The next one must know all the same.
 func TestO6SetBackAndTakenOverTwice(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 1)
-	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	r.numbered(0, 5)
-	stop := r.start(calling, cfg)
-	r.reaches(0, 5)
+	cfg := keyless()
+	r, stop := calledFor(t, cfg)
 	stop()
 	if got := r.redone(); got != "0 redone, 5 new" {
 		t.Fatal(got)
@@ -62,12 +75,7 @@ func TestO6SetBackAndTakenOverTwice(t *testing.T) {
 // O6: the database loses commits that it had answered, and the owner lives on: it knows how far it had been, wherever the group's offset stands.
 func TestO6LostCommitsOfALivingOwner(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 1)
-	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true
-	r.numbered(0, 5)
-	stop := r.start(calling, cfg)
-	r.reaches(0, 5)
+	r, stop := calledFor(t, keyless())
 	r.exec(`with p as (delete from onlyonce.progress returning 1), l as (delete from onlyonce.outbox_log returning 1) delete from effects`)
 	r.log.Append(0, "later")
 	r.reaches(0, 6)
@@ -80,10 +88,7 @@ func TestO6LostCommitsOfALivingOwner(t *testing.T) {
 // A replay that sends calls again gives them keys of their own: nobody has made those.
 func TestReplayThatSendsAgainIsNoRedo(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 1)
-	r.numbered(0, 5)
-	stop := r.start(calling, testConfig())
-	r.reaches(0, 5)
+	r, stop := calledFor(t, testConfig())
 	stop()
 	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0, replay_no = 1, replay_until = 5, replay_resume = 5, replay_resend = true`)
 	r.log.Append(0, "later", id("later"))

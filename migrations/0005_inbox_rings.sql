@@ -467,6 +467,7 @@ begin
      where cardinality(skip) = 0 or u.n <> all (skip)
      order by u.n;
 end $$;
+
 -- A null, or arrays of two lengths, would silently leave headers out.
 create or replace function onlyonce.enqueue(
   key uuid, tenant text, scope text, sink text, name text, method text, target text,
