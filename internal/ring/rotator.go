@@ -185,6 +185,28 @@ func (r *Rotator) look(ctx context.Context) error {
 	return nil
 }
 
+// allowed returns ErrRights, and all that the role lacks, unless this rotator may rotate. Who has the lease was asked already.
+func (r *Rotator) allowed(ctx context.Context) error {
+	if r.lease != nil {
+		return nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	rows, err := r.pool.Query(bounded, strings.ReplaceAll(rightsSQL, "WHO", "current_user"), r.ring.rights()...)
+	if err != nil {
+		return err
+	}
+	missing, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%w: it lacks %s", ErrRights, strings.Join(missing, ", "))
+	}
+	r.toldRights = false
+	return nil
+}
+
 // own takes the lease, or renews it.
 func (r *Rotator) own(ctx context.Context) (bool, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
@@ -199,18 +221,6 @@ func (r *Rotator) own(ctx context.Context) (bool, error) {
 		}
 		return ours, err
 	}
-	rows, err := r.pool.Query(bounded, strings.ReplaceAll(rightsSQL, "WHO", "current_user"), r.ring.rights()...)
-	if err != nil {
-		return false, err
-	}
-	missing, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return false, err
-	}
-	if len(missing) > 0 {
-		return false, fmt.Errorf("%w: it lacks %s", ErrRights, strings.Join(missing, ", "))
-	}
-	r.toldRights = false
 	l, err := lease.Acquire(bounded, r.pool, r.ring.Lease(), r.cfg.LeaseTTL)
 	if l == nil || err != nil {
 		return false, err

@@ -201,6 +201,12 @@ func TestRoleWithoutRights(t *testing.T) {
 	if one[bool](r, `select exists (select from onlyonce.leases where name = 'ring/outbox')`) {
 		t.Error("it took the lease")
 	}
+	// All that is missing is named, before anything else of a ring is tried.
+	for _, lacks := range []string{"TRUNCATE on onlyonce.keys_log_3", "UPDATE on onlyonce.frontiers", "SELECT on onlyonce.cursors"} {
+		if _, err := restricted.keyRotator(ring.KeysLog()).Step(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), lacks) {
+			t.Errorf("nothing says %q: %v", lacks, err)
+		}
+	}
 	for n := range 6 {
 		r.exec(fmt.Sprintf(`grant truncate on onlyonce.outbox_log_%d to %s`, n, role))
 	}

@@ -41,6 +41,9 @@ func (s *state) free() (int16, bool) {
 }
 
 func (r *Rotator) step(ctx context.Context) (Outcome, error) {
+	if err := r.allowed(ctx); err != nil {
+		return Outcome{}, err
+	}
 	// Before anything that a wrong clock forbids, and without the lease: each process may be the only one that is left.
 	if r.ring.Mend != "" {
 		if err := r.mend(ctx); err != nil {
