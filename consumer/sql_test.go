@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -16,8 +17,8 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{readCursorSQL, createCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL,
-		fenceSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, tendSQL, takeSQL, settleSQL, failSQL, promoteSQL, sweepSQL,
-		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, pauseSQL, resumeSQL, pausedSQL, firstPartitionsSQL, parkedCountSQL, frontierSQL, redoSQL, elsewhereSQL} {
+		fenceSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, pollSQL, leaveSQL, takeSQL, settleSQL, failSQL, promoteSQL, sweepSQL,
+		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, pauseSQL, resumeSQL, firstPartitionsSQL, parkedCountSQL, redoSQL, elsewhereSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
@@ -28,21 +29,31 @@ func TestStatementsPrepare(t *testing.T) {
 func TestK6FrontierAheadOfTheClock(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	var cursor, epoch int64
+	var id, epoch int64
 	nonce := newNonce()
 	err := pool.QueryRow(t.Context(), `
 with l as (insert into onlyonce.leases (name, epoch, nonce) values ('cursor/stock/orders/0', 7, $1) returning id, epoch)
 insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 0, 0, 'earliest' from l
-returning id, (select epoch from l)`, nonce).Scan(&cursor, &epoch)
+returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct {
+	c, err := New(pool, noSource{}, func(context.Context, Tx, *Message) error { return nil }, Config{Scope: "stock", PositionsOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	member := &polling{id: Identity{Topic: "orders"}, cur: &cursor{id: id, epoch: epoch, nonce: nonce}, state: &partitionState{}}
+	for _, frontier := range []struct {
 		ahead time.Duration
-		noted int64
-	}{{-time.Hour, 1}, {time.Hour, 0}} {
-		if tag, err := pool.Exec(t.Context(), frontierSQL, cursor, epoch, nonce, 0, time.Now().Add(c.ahead)); err != nil || tag.RowsAffected() != c.noted {
-			t.Errorf("%v ahead of the clock: %v, %v", c.ahead, tag, err)
+		noted bool
+	}{{-time.Hour, true}, {time.Hour, false}} {
+		at := time.Now().Add(frontier.ahead)
+		member.note(&at)
+		answers, err := c.poller.ask(t.Context(), []*polling{member}, nil)
+		if err != nil || answers[0].noted != frontier.noted {
+			t.Errorf("%v ahead of the clock: %+v, %v", frontier.ahead, answers, err)
 		}
 	}
 }
+
+type noSource struct{ Source }

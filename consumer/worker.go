@@ -16,10 +16,7 @@ import (
 // flushAfter is how long a position that moved without work (over control, aborted and removed records) may stay unwritten.
 const flushAfter = 5 * time.Second
 
-const (
-	pruneEvery = 256             // batches between two prunings of progress rows
-	tendEvery  = 1 * time.Second // how often the owner looks for pauses and for parked rows that are due
-)
+const pruneEvery = 256 // batches between two prunings of progress rows
 
 // worker is one owned partition's log: one goroutine, one transaction at a time.
 type worker struct {
@@ -54,7 +51,8 @@ func (w *worker) run(ctx context.Context) error {
 	})()
 
 	w.retrier = newRetrier(w)
-	if err := w.retrier.tend(ctx); err != nil { // before anything is fetched: it may be paused
+	defer w.retrier.leave()
+	if err := w.retrier.first(ctx); err != nil { // before anything is fetched: it may be paused
 		return err
 	}
 	var retries sync.WaitGroup
@@ -155,7 +153,7 @@ func (w *worker) stand(pos int64, last *anchor) {
 // committed takes note of a transaction that has committed.
 func (w *worker) committed(a *attempt, last *anchor) {
 	w.stand(a.next, last)
-	w.state.moved()
+	w.state.worked()
 	if w.batches >= pruneEvery {
 		w.batches = 0
 	}

@@ -118,7 +118,7 @@ var consumerRules = []mutant{
 		old: "	if m.resend {\n", new: "	if m.replay > 0 {\n",
 		pkg: "./cmd/onlyonce", test: "TestReplayCalls"},
 	{rule: "F1 idle owner does not look", file: "consumer/retry.go",
-		old: "	case !mine, at < known:", new: "	case !mine, at < known && paused:",
+		old: "	case !a.mine, a.at < a.known:", new: "	case !a.mine:",
 		pkg: "./consumer", test: "TestF1LostCommitsAreRedoneWithoutNewMessages"},
 	{rule: "T3 batch that was not sent", file: "internal/guard/result.go",
 		old: "(r.unsent || r.tx.undone(r.err))", new: "r.tx.undone(r.err)",
