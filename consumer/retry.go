@@ -372,7 +372,7 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 		m.id = "" // parked by a consumer without ids: its position identifies it
 		return nil
 	}
-	if hash, _ := m.hash(); m.id == "" || hash != row.key.Bytes {
+	if m.id == "" || m.ordinary() != row.key.Bytes {
 		return errors.New("Config.Key finds another id in this message than when it was parked: its calls would get other keys")
 	}
 	return nil

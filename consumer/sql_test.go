@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{readCursorSQL, createCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL,
-		fenceSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, pollSQL, leaveSQL, takeSQL, settleSQL, failSQL, promoteSQL, sweepSQL,
+		fenceSQL, openSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, pollSQL, leaveSQL, takeSQL, settleSQL, failSQL, promoteSQL, sweepSQL,
 		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, pauseSQL, resumeSQL, firstPartitionsSQL, parkedCountSQL, redoSQL, elsewhereSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
@@ -52,6 +53,54 @@ returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 		answers, err := c.poller.ask(t.Context(), []*polling{member}, nil)
 		if err != nil || answers[0].noted != frontier.noted {
 			t.Errorf("%v ahead of the clock: %+v, %v", frontier.ahead, answers, err)
+		}
+	}
+}
+
+// F1: of a cursor's rows of progress the newest is never deleted, nor anything while what is to stay is not there: a failover may have lost it.
+func TestF1PruningKeepsTheNewestRow(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	for _, c := range []struct {
+		name      string
+		run, last int // below which the rows go
+		most      int
+		deleted   int
+		left      string
+	}{
+		{"older ones", 1, 20, 100, 4, "1:20 1:30"},
+		{"the newest stays", 1, 30, 100, 5, "1:30"},
+		{"between two", 1, 25, 100, 5, "1:30"},
+		{"lost in a failover", 1, 40, 100, 0, "0:0 0:50 1:0 1:10 1:20 1:30"},
+		{"of another run", 2, 0, 100, 0, "0:0 0:50 1:0 1:10 1:20 1:30"},
+		{"some at a time", 1, 30, 3, 3, "1:10 1:20 1:30"},
+	} {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), `
+insert into onlyonce.progress (cursor_id, run, from_offset, next_offset)
+select 7, r, o, o + 10 from (values (0, 0), (0, 50), (1, 0), (1, 10), (1, 20), (1, 30)) v(r, o) union all select 8, 0, 0, 10`); err != nil {
+			t.Fatal(err)
+		}
+		var n, run, last, other int
+		var left string
+		if err := tx.QueryRow(t.Context(), pruneSQL, 7, 0, int64(math.MinInt64), c.run, c.last, c.most).Scan(&n, &run, &last); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.QueryRow(t.Context(), `
+select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filter (where cursor_id = 7), count(*) filter (where cursor_id = 8) from onlyonce.progress`).Scan(&left, &other); err != nil {
+			t.Fatal(err)
+		}
+		if n != c.deleted || left != c.left || other != 1 {
+			t.Errorf("%s: deleted %d, want %d; left %s, want %s; of another cursor %d", c.name, n, c.deleted, left, c.left, other)
+		}
+		if c.name == "some at a time" && (run != 1 || last != 0) {
+			t.Errorf("the last one deleted is %d:%d, want 1:0", run, last)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

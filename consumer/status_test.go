@@ -360,7 +360,9 @@ func TestHaltIsKnownToTheDatabase(t *testing.T) {
 	r.log.Append(0, "v0", id("m0"))
 	cfg := testConfig()
 	cfg.OnFailure = consumer.BlockPartition
-	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error { return consumer.Permanent(errors.New("out of stock")) }, cfg)
+	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error {
+		return consumer.Permanent(errors.New("out of stock"))
+	}, cfg)
 	defer stop()
 	until(t, "a row that says what is halted", func() bool {
 		return r.count(`select count(*) from onlyonce.owners o, jsonb_array_elements(o.partitions) p
