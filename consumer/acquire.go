@@ -336,7 +336,7 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	w.cur = cur
 	w.stand(cur.next, cur.anchor)
 	w.state.epoch.Store(*epoch)
-	w.aloneUntil = 0
+	w.aloneUntil, w.unclean = 0, !seen.clean
 	if !seen.clean {
 		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
 	} else if s := cur.suspect; s != nil && *s >= w.pos && *s < w.pos+int64(w.c.cfg.BatchSize) {

@@ -90,6 +90,10 @@ type Config struct {
 	// and waits for a synchronous standby. When the bound has passed the batch is done again on another connection, where the first one turns out to
 	// have committed or not.
 	CommitTimeout time.Duration
+	// BlockedAfter is how long a message that stands alone may meet nothing but what the server says against its transaction and against no message: no room (class
+	// 53), serialization failures, deadlocks, lock timeouts, sessions that an administrator ends. Then the partition halts as "blocked", so that
+	// people learn of it. The message is tried again every few seconds, and the partition goes on by itself when that succeeds. Default 1 minute.
+	BlockedAfter time.Duration
 	// DrainTimeout is how long the batch in hand may still take when the partition is given up or Run is
 	// cancelled. Then its context ends and it rolls back, unless its COMMIT is out already: that is waited for, and counts. DrainTimeout
 	// also bounds each commit of an offset to Kafka. Default 10 s. It is one part of how long a stop takes: docs/operations.md, "How long a
@@ -130,6 +134,7 @@ func (c Config) withDefaults() Config {
 	def(&c.LockTimeout, 5*time.Second)
 	def(&c.StatementTimeout, 30*time.Second)
 	def(&c.IdleTimeout, max(60*time.Second, c.BatchTimeout))
+	def(&c.BlockedAfter, time.Minute)
 	def(&c.CommitTimeout, 15*time.Second)
 	def(&c.DrainTimeout, 10*time.Second)
 	if c.Logger == nil {
@@ -228,7 +233,7 @@ func (c Config) faults(events bool) error {
 		{"Linger", c.Linger}, {"RetryMin", c.RetryMin}, {"RetryMax", c.RetryMax},
 		{"MessageTimeout", c.MessageTimeout}, {"BatchTimeout", c.BatchTimeout}, {"HangTimeout", c.HangTimeout},
 		{"LockTimeout", c.LockTimeout}, {"StatementTimeout", c.StatementTimeout},
-		{"IdleTimeout", c.IdleTimeout}, {"CommitTimeout", c.CommitTimeout}, {"DrainTimeout", c.DrainTimeout},
+		{"IdleTimeout", c.IdleTimeout}, {"CommitTimeout", c.CommitTimeout}, {"BlockedAfter", c.BlockedAfter}, {"DrainTimeout", c.DrainTimeout},
 	} {
 		switch {
 		case d.value < 0:

@@ -80,7 +80,7 @@ func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 		return nil, err
 	}
 	c.cfg = c.cfg.withDefaults()
-	c.shared = &shared{}
+	c.shared = &shared{turns: turnsOf()}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
 	c.filters = c.filtersOf(c.pool)
 	if shards != nil {

@@ -85,6 +85,9 @@ type retrier struct {
 	keys  map[pgtype.UUID]struct{} // ordering keys to promote
 	sweep bool                     // promote all
 
+	careful bool      // attempts are made alone: what was under way when the owner before died is not known
+	since   time.Time // the take-over
+
 	next   time.Duration // until the next row is due, at most tendEvery
 	sample sample
 	swept  time.Time
@@ -92,7 +95,7 @@ type retrier struct {
 
 func newRetrier(w *worker) *retrier {
 	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
-		keys: map[pgtype.UUID]struct{}{}, sweep: true}
+		keys: map[pgtype.UUID]struct{}{}, sweep: true, careful: w.unclean, since: time.Now()}
 }
 
 // parked takes note of what a transaction of the worker has parked.
@@ -266,7 +269,15 @@ type parkedRow struct {
 
 // tryNext takes the row that is due first, and reports whether there was one.
 func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
+	leave, err := r.enter(ctx, r.careful)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
 	row, err := r.take(ctx)
+	if row == nil && err == nil && time.Since(r.since) > r.c.cfg.RetryMax+time.Second {
+		r.careful = false // takeSQL makes a row due after RetryMax: all that were under way have been tried
+	}
 	if err != nil || row == nil {
 		return false, err
 	}
@@ -274,7 +285,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return false, err
 	}
 	limit := r.c.cfg.MaxAttempts
-	if row.n > limit {
+	if row.n > limit+1 { // the attempt at the limit may have been under way when another message killed the process; the one behind it was made alone
 		return true, r.fail(row, &verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
 	}
 	if err := r.verifyIdentity(row); err != nil {

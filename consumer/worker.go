@@ -29,6 +29,7 @@ type worker struct {
 	pos        int64   // position in the database
 	anchor     *anchor // last record seen below it
 	aloneUntil int64   // below it every message stands alone: the owner before died in mid-work
+	unclean    bool    // it did
 	batches    int     // since the last pruning
 
 	buf     []*Message // fetched, not yet handled
@@ -137,8 +138,11 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		}
 	}
 	err := w.engine.attempt(work, a)
-	if errors.Is(err, errFenced) {
+	switch {
+	case errors.Is(err, errFenced):
 		err = w.fenced(work, a)
+	case errors.Is(err, errChanged):
+		err = errMoved // what is in memory is not what the log holds
 	}
 	if err == nil {
 		w.committed(a, last)
