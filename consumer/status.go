@@ -3,6 +3,7 @@ package consumer
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -30,8 +31,12 @@ type PartitionStatus struct {
 	Retrying           bool // a parked message is being tried at this moment
 	Paused             bool
 	Halted             *HaltError // why it stands still, nil if it does not
-	HaltedSince        time.Time  // when this process found that first; zero while Halted is nil
-	LastBatch          time.Time  // when this process committed a batch last; zero: not since it owns the partition
+	// Failing is what an attempt, or a look at the database, has failed with that is being made again, and FailingSince when that began; nil: nothing
+	// is. A parked message that is tried again is no such failure.
+	Failing      error
+	FailingSince time.Time
+	HaltedSince  time.Time // when this process found that first; zero while Halted is nil
+	LastBatch    time.Time // when this process committed a batch last; zero: not since it owns the partition
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
 }
@@ -47,6 +52,11 @@ type partitionState struct {
 	seen                                              atomic.Pointer[seen]
 	halted                                            atomic.Pointer[HaltError]
 	haltedSince, lastBatch                            atomic.Pointer[time.Time]
+
+	mu       sync.Mutex
+	reaching trouble // of the cursor or the log
+	working  trouble // on a batch
+	tending  trouble // of the retrier
 }
 
 // stop takes note of a halt.
@@ -62,6 +72,7 @@ func (s *partitionState) worked() {
 	now := time.Now()
 	s.lastBatch.Store(&now)
 	s.moved()
+	s.fine(&s.working)
 }
 
 // moved takes back that the partition is halted where it does not stand at that position any more.
@@ -76,6 +87,7 @@ func (s *partitionState) moved() {
 func (s *partitionState) fetched(found seen) {
 	s.highWatermark.Store(found.end)
 	s.seen.Store(&found)
+	s.fine(&s.reaching)
 	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked {
 		s.halted.CompareAndSwap(h, nil)
 	}
@@ -173,6 +185,8 @@ func (s *partitionState) status() PartitionStatus {
 		HighWatermark: s.highWatermark.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
 		Paused: s.paused.Load(), Halted: s.halted.Load()}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
+	t := s.troubled()
+	p.Failing, p.FailingSince = t.err, t.since
 	if since := s.haltedSince.Load(); since != nil && p.Halted != nil {
 		p.HaltedSince = *since
 	}
@@ -182,9 +196,16 @@ func (s *partitionState) status() PartitionStatus {
 	return p
 }
 
-// Healthy returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
-// restart gets it back. A halted partition is no reason to restart: see Status.
+// Healthy returns an error if something keeps messages from being handled, each cause in it: a partition that is halted (a *[HaltError]), one that has failed
+// at the same work for longer than LockTimeout and StatementTimeout together (a server that does not answer, a message that is tried again), or a handler that
+// is stuck. It is for people and alerts. A restart mends only what [Consumer.Live] returns.
 func (c *Consumer) Healthy() error {
+	return errors.Join(append(c.unwell(), c.Live())...)
+}
+
+// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
+// restart gets it back.
+func (c *Consumer) Live() error {
 	if n := c.stuck.Load(); n > 0 {
 		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)
 	}

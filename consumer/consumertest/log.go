@@ -260,5 +260,38 @@ func (p *partitionLog) from(offset int64, limit int) consumer.Fetched {
 		values[i] = *m
 		got.Messages[i] = &values[i]
 	}
+	copyBytes(got.Messages)
 	return got
+}
+
+// copyBytes gives messages bytes of their own, as each fetch from a broker does: a handler that changes them does not change the log.
+func copyBytes(msgs []*consumer.Message) {
+	size, headers := 0, 0
+	for _, m := range msgs {
+		size += len(m.Key) + len(m.Value)
+		headers += len(m.Headers)
+		for _, h := range m.Headers {
+			size += len(h.Value)
+		}
+	}
+	all, of := make([]byte, 0, size), make([]consumer.Header, 0, headers)
+	own := func(b []byte) []byte {
+		if b == nil {
+			return nil
+		}
+		at := len(all)
+		all = append(all, b...)
+		return all[at:len(all):len(all)]
+	}
+	for _, m := range msgs {
+		m.Key, m.Value = own(m.Key), own(m.Value)
+		if m.Headers == nil {
+			continue
+		}
+		at := len(of)
+		for _, h := range m.Headers {
+			of = append(of, consumer.Header{Name: h.Name, Value: own(h.Value)})
+		}
+		m.Headers = of[at:len(of):len(of)]
+	}
 }
