@@ -21,6 +21,8 @@ type Log struct {
 	// Retention is the topic's retention by time, as Partition.Retained tells it; 0: there is none. It deletes nothing: see
 	// DeleteBefore. Set it before the log is read.
 	Retention time.Duration
+	// NoEpochs makes it a log without leader epochs, as brokers before Kafka 2.1 have it for consumers. Set it before anything is appended.
+	NoEpochs bool
 
 	topic     string
 	clusterID string
@@ -130,7 +132,7 @@ func (l *Log) AppendMessage(partition int32, m *consumer.Message) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.partitions[partition]
-	m.Topic, m.Partition, m.Offset, m.LeaderEpoch = l.topic, partition, p.end, p.leader()
+	m.Topic, m.Partition, m.Offset, m.LeaderEpoch = l.topic, partition, p.end, l.known(p.leader())
 	if m.Time.IsZero() {
 		m.Time = time.UnixMilli(1_700_000_000_000 + p.end)
 	}
@@ -299,6 +301,7 @@ func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from
 			return consumer.Fetched{}, err
 		}
 		got := p.from(from, limit)
+		got.LeaderEpoch = l.known(got.LeaderEpoch)
 		l.mu.Unlock()
 		if got.Next > from {
 			return got, nil
@@ -326,6 +329,14 @@ func (l *Log) retained(partition int32, offset int64) (time.Time, error) {
 		return time.Time{}, nil
 	}
 	return found[0].Time.Add(l.Retention), nil
+}
+
+// known is an epoch as the log tells it.
+func (l *Log) known(epoch int32) int32 {
+	if l.NoEpochs {
+		return -1
+	}
+	return epoch
 }
 
 // verify is Partition.Verify.

@@ -128,7 +128,7 @@ func (p *partition) Bounds(context.Context) (consumer.Bounds, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	log := l.partitions[p.id]
-	return consumer.Bounds{Start: log.start, End: log.stable(), LeaderEpoch: log.leader()}, nil
+	return consumer.Bounds{Start: log.start, End: log.stable(), LeaderEpoch: l.known(log.leader())}, nil
 }
 
 func (p *partition) Verify(ctx context.Context, at int64, epoch int32) error {
