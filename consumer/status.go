@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // parkedCountSQL counts what is parked and not settled. In: scope. One row for each topic, partition and state. By the partial index
@@ -25,10 +26,18 @@ type PartitionStatus struct {
 	Position  int64  // next offset to be handled
 	// HighWatermark is the offset behind the last record of the log as of the last fetch, Lag how far Position is behind it.
 	HighWatermark, Lag int64
-	InFlight           int  // messages in the transaction in hand
-	Retrying           bool // a parked message is being tried at this moment
-	Paused             bool
-	Halted             *HaltError // why it stands still, nil if it does not
+	// LastStable is the last stable offset as of the last fetch: what lies between it and HighWatermark is held back by a Kafka transaction that is
+	// still open.
+	LastStable int64
+	// WaitingSince is when this process first found that everything below LastStable is read, and records above it are held back. It waits there until the
+	// transaction ends (docs/operations.md, "When a partition waits for a transaction"). Zero: it does not wait for one.
+	WaitingSince time.Time
+	// LastBatch is when this process last committed a transaction that moved Position. Zero: it has not since it took over.
+	LastBatch time.Time
+	InFlight  int  // messages in the transaction in hand
+	Retrying  bool // a parked message is being tried at this moment
+	Paused    bool
+	Halted    *HaltError // why it stands still, nil if it does not
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
 }
@@ -39,10 +48,12 @@ type partitionState struct {
 	partition int32
 	shard     string
 
-	epoch, position, highWatermark, inFlight, inRetry atomic.Int64
-	paused                                            atomic.Bool
-	seen                                              atomic.Pointer[seen]
-	halted                                            atomic.Pointer[HaltError]
+	epoch, position, highWatermark, lastStable, inFlight, inRetry atomic.Int64
+	paused                                                        atomic.Bool
+	seen                                                          atomic.Pointer[seen]
+	waiting                                                       atomic.Pointer[waiting]
+	lastBatch                                                     atomic.Pointer[time.Time]
+	halted                                                        atomic.Pointer[HaltError]
 }
 
 // moved takes back that the partition is halted where it does not stand at that position any more.
@@ -54,12 +65,28 @@ func (s *partitionState) moved() {
 
 // fetched takes note of what was found in the log. Whoever reads it again is not halted, but for a message that blocks: that one is
 // still to come.
-func (s *partitionState) fetched(found seen) {
+func (s *partitionState) fetched(found seen, stable int64) {
 	s.highWatermark.Store(found.end)
+	s.lastStable.Store(stable)
 	s.seen.Store(&found)
 	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked {
 		s.halted.CompareAndSwap(h, nil)
 	}
+}
+
+// now is how the partition stands, but for what is parked.
+func (s *partitionState) now() PartitionStatus {
+	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
+		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
+		Paused: s.paused.Load(), Halted: s.halted.Load()}
+	p.Lag = max(p.HighWatermark-p.Position, 0)
+	if w := s.waiting.Load(); w != nil {
+		p.WaitingSince = w.since
+	}
+	if at := s.lastBatch.Load(); at != nil {
+		p.LastBatch = *at
+	}
+	return p
 }
 
 // partitions are those that this process owns.
@@ -134,10 +161,8 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 			continue
 		}
 		n := counts[place{s.shard, s.topic, s.partition}]
-		p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
-			HighWatermark: s.highWatermark.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-			Paused: s.paused.Load(), Halted: s.halted.Load(), Waiting: n[0], ToRetry: n[1], Blocked: n[2]}
-		p.Lag = max(p.HighWatermark-p.Position, 0)
+		p := s.now()
+		p.Waiting, p.ToRetry, p.Blocked = n[0], n[1], n[2]
 		all = append(all, p)
 	}
 	slices.SortFunc(all, func(a, b PartitionStatus) int {

@@ -170,6 +170,8 @@ func (w *worker) stand(pos int64, last *anchor, epoch int32) {
 func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
 	w.stand(a.next, last, epoch)
 	w.state.moved()
+	at := time.Now()
+	w.state.lastBatch.Store(&at)
 	if w.batches >= pruneEvery {
 		w.batches = 0
 	}

@@ -243,7 +243,7 @@ func fetchInOrder(t *testing.T, h Harness) {
 		}
 	}
 	// At the log's end nothing comes, and that is no error.
-	if f := x.MustFetch(t, 3); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
+	if f := x.MustFetch(t, 3); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 || f.LastStable != 3 {
 		t.Errorf("at the log's end: %+v", f)
 	}
 	if start, end := x.MustBounds(t); start != 0 || end != 3 {
@@ -311,7 +311,7 @@ func openTransactionHoldsBack(t *testing.T, h Harness) {
 	end := h.Begin(t, topic, 0, "inside")
 	h.Produce(t, topic, 0, values("behind", 1)...)
 	wantValues(t, x.ReadTo(t, 0, 1), "before0")
-	if f := x.MustFetch(t, 1); len(f.Messages) != 0 || f.Next != 1 || f.HighWatermark != 3 {
+	if f := x.MustFetch(t, 1); len(f.Messages) != 0 || f.Next != 1 || f.HighWatermark != 3 || f.LastStable != 1 {
 		t.Errorf("behind an open transaction: %+v", f)
 	}
 	if _, stable := x.MustBounds(t); stable != 1 {
