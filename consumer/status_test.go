@@ -93,6 +93,43 @@ func TestStatusTellsHowPartitionsStand(t *testing.T) {
 	r.once(values...)
 }
 
+// F8: behind an open transaction nothing is read, and Status says that the partition waits there, and since when.
+func TestStatusTellsOfAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	before := time.Now()
+	values := r.numbered(0, 5)
+	c, stop := r.watched(queued, testConfig())
+	s := r.status(c, 0, "the end", func(s consumer.PartitionStatus) bool { return s.Position == 5 && s.HighWatermark == 5 })
+	if s.LastStable != 5 || !s.WaitingSince.IsZero() || s.LastBatch.Before(before) {
+		t.Errorf("at the log's end: %+v", s)
+	}
+	end := r.log.Begin(0)
+	for _, v := range []string{"inside", "behind"} {
+		r.log.Append(0, v, id(v))
+		values = append(values, v)
+	}
+	s = r.status(c, 0, "a wait", func(s consumer.PartitionStatus) bool { return !s.WaitingSince.IsZero() && s.HighWatermark == 7 })
+	if s.Position != 5 || s.LastStable != 5 || s.Lag != 2 || s.WaitingSince.Before(s.LastBatch) || s.Halted != nil {
+		t.Errorf("behind an open transaction: %+v", s)
+	}
+	since := s.WaitingSince
+	looks := 0
+	r.status(c, 0, "some looks", func(s consumer.PartitionStatus) bool {
+		if looks++; !s.WaitingSince.Equal(since) {
+			t.Errorf("since %v, and then since %v", since, s.WaitingSince)
+		}
+		return looks > 20
+	})
+	end()
+	s = r.status(c, 0, "the end", func(s consumer.PartitionStatus) bool { return s.Position == 7 && s.LastStable == 7 })
+	if !s.WaitingSince.IsZero() || s.Lag != 0 || s.LastBatch.Before(since) {
+		t.Errorf("at the end: %+v", s)
+	}
+	stop()
+	r.once(values...)
+}
+
 // A halt stands in Status from its first to its last moment, with what it says of retention, and not only between two looks.
 func TestStatusTellsOfHalts(t *testing.T) {
 	t.Parallel()

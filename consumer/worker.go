@@ -21,16 +21,19 @@ type worker struct {
 	engine
 	p Partition
 
-	pos        int64   // position in the database
-	anchor     *anchor // last record seen below it
-	aloneUntil int64   // below it every message stands alone: the owner before died in mid-work
-	unclean    bool    // it did
-	pruning    pruning
+	pos         int64   // position in the database
+	anchor      *anchor // last record seen below it
+	leaderEpoch int32   // that no batch below pos exceeded when it was read; -1: not known
+	aloneUntil  int64   // below it every message stands alone: the owner before died in mid-work
+	unclean     bool    // it did
+	pruning     pruning
 
 	buf     []*Message // fetched, not yet handled
 	bufNext int64      // position behind buf
 	bufErr  error      // what the fetch behind buf failed with
 	moved   time.Time  // when bufNext first ran ahead of pos with nothing to handle
+
+	bufEpoch int32 // leader epoch that no batch below bufNext exceeded, -1: not known
 
 	retrier *retrier
 }
@@ -62,7 +65,7 @@ func (w *worker) run(ctx context.Context) error {
 	})
 	committer := startCommitter(w)
 	fetching := startFetching(ctx, w)
-	w.buf, w.bufNext, w.bufErr = nil, w.pos, nil
+	w.buf, w.bufNext, w.bufEpoch, w.bufErr = nil, w.pos, w.leaderEpoch, nil
 	w.pruning = startPruning()
 	err := w.loop(ctx, work, fetching, committer)
 	committer.kick(w.pos) // it may have ended in the middle of a batch
@@ -123,11 +126,12 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		last = anchorOf(a.msgs[n-1])
 	}
 	anchorOffset, anchorEpoch, anchorHash := last.args()
+	epoch := w.epochInHand()
 	a.done.From, a.done.Next = w.pos, a.next
 	ended := a.fence
 	a.fence = func(tx *guard.Tx) {
 		tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
-			anchorOffset, anchorEpoch, anchorHash, guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
+			anchorOffset, anchorEpoch, anchorHash, epochOrNull(epoch), guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
 		if ended != nil {
 			ended(tx)
 		}
@@ -140,21 +144,31 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		err = errMoved // what is in memory is not what the log holds
 	}
 	if err == nil {
-		w.committed(a, last)
+		w.committed(a, last, epoch)
 	}
 	return err
 }
 
+// epochInHand is a leader epoch that no batch below the end of the batch in hand exceeded: that of the first message behind it, or, if there is
+// none yet, of the last batch that was looked at. A bound will do: what is written after an unclean election has a higher epoch than
+// everything that was ever read (F5).
+func (w *worker) epochInHand() int32 {
+	if len(w.buf) > 0 {
+		return w.buf[0].LeaderEpoch
+	}
+	return w.bufEpoch
+}
+
 // stand notes where the cursor stands.
-func (w *worker) stand(pos int64, last *anchor) {
-	w.pos, w.anchor = pos, last
+func (w *worker) stand(pos int64, last *anchor, epoch int32) {
+	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
 	w.state.position.Store(pos)
 }
 
 // committed takes note of a transaction that has committed.
-func (w *worker) committed(a *attempt, last *anchor) {
+func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
 	w.pruning.took(w.cur.run, w.pos)
-	w.stand(a.next, last)
+	w.stand(a.next, last, epoch)
 	w.state.worked()
 	w.c.told(a)
 	w.retrier.parked(a)
@@ -228,7 +242,7 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 			}
 			w.stampReplay(got.Messages)
 			w.buf = append(w.buf, got.Messages...)
-			w.bufNext = got.Next
+			w.bufNext, w.bufEpoch = got.Next, got.LeaderEpoch
 		case <-linger:
 			return w.take(n)
 		case <-flush:

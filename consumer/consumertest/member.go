@@ -203,11 +203,11 @@ func (x *Held) MustFetch(t testing.TB, from int64) consumer.Fetched {
 // MustBounds is Bounds, and fails the test on an error.
 func (x *Held) MustBounds(t testing.TB) (start, end int64) {
 	t.Helper()
-	start, end, err := x.Bounds(x.Ctx)
+	b, err := x.Bounds(x.Ctx)
 	if err != nil {
 		t.Fatalf("bounds: %v", err)
 	}
-	return start, end
+	return b.Start, b.End
 }
 
 // ReadTo fetches from offset from until the position has reached end.
