@@ -15,11 +15,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// purgeSQL deletes records that have expired, a batch at most; abandonSQL sees to requests in lease mode that nobody came back for. By the
+// purgeSQL deletes records that have expired, a batch at most; abandonSQL sees to requests in lease mode that no client came back for (H18). By the
 // indexes http_records_expired and http_records_open; locks only what it deletes, and leaves out what is locked.
 const (
 	purgeSQL   = `select onlyonce.http_purge($1)`
-	abandonSQL = `select deleted, aside from onlyonce.http_abandon($1)`
+	abandonSQL = `select deleted, aside, abandoned from onlyonce.http_abandon($1)`
 )
 
 // Run checks the database, and then purges what has expired until ctx ends; then it returns nil. It may run in any number of processes. Without it
@@ -59,15 +59,18 @@ func (l *Layer) Run(ctx context.Context) error {
 func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.StatementTimeout)
 	defer cancel()
-	var purged, deleted, aside int
+	var purged, deleted, aside, abandoned int
 	if err := l.pool.QueryRow(ctx, purgeSQL, l.cfg.PurgeBatch).Scan(&purged); err != nil {
 		return false, fmt.Errorf("idempotency: purging: %w", err)
 	}
-	if err := l.pool.QueryRow(ctx, abandonSQL, l.cfg.PurgeBatch).Scan(&deleted, &aside); err != nil {
-		return false, fmt.Errorf("idempotency: looking for requests that nobody came back for: %w", err)
+	if err := l.pool.QueryRow(ctx, abandonSQL, l.cfg.PurgeBatch).Scan(&deleted, &aside, &abandoned); err != nil {
+		return false, fmt.Errorf("idempotency: looking for requests that no client came back for: %w", err)
 	}
 	if aside > 0 {
 		l.cfg.Logger.Error("onlyonce: requests with a step of unknown outcome wait for an operator: see `onlyonce request list`", "requests", aside)
+	}
+	if abandoned > 0 {
+		l.cfg.Logger.Error("onlyonce: requests whose steps had their effect were not completed, and no client came back: see `onlyonce request list`", "requests", abandoned)
 	}
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)

@@ -155,7 +155,7 @@ const (
 update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed = false where record_id = $1 and name = $2 and done_at is null`
 	stepAbsentSQL = `delete from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
 	reopenSQL     = `update onlyonce.http_records set state = 'running' where id = $1 and state = 'reconcile'`
-	freeSQL       = `update onlyonce.leases set until = null, nonce = null where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
+	freeSQL       = `update onlyonce.leases set until = clock_timestamp(), nonce = null where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
 )
 
 // requestDone is what came of it, and the detail of its audit row.
