@@ -78,10 +78,14 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	return purged == l.cfg.PurgeBatch, nil
 }
 
-// eraseSQL forgets an answer and the results of its steps, and keeps that the key was used. In: id. Out: the tag's count.
+// eraseSQL forgets an answer and the results of its steps, and keeps that the key was used. In: id. Out: one row, how many records that were. The steps
+// are found through what the first part has changed: a part that changes data runs whatever the others find, and a request that is not completed
+// needs the results of its steps.
 const eraseSQL = `
-with steps as (update onlyonce.http_steps set result = null where record_id = $1 and done_at is not null)
-update onlyonce.http_records set response = null, erased_at = clock_timestamp() where id = $1 and state = 'completed' and erased_at is null`
+with erased as (update onlyonce.http_records set response = null, erased_at = clock_timestamp()
+                 where id = $1 and state = 'completed' and erased_at is null returning id),
+     steps as (update onlyonce.http_steps set result = null where record_id in (select id from erased))
+select count(*) from erased`
 
 // ErrNoRecord says that nothing that could be erased is kept under a key.
 var ErrNoRecord = errors.New("idempotency: no completed record under this key")
@@ -97,11 +101,11 @@ type DB interface {
 // A [Cache] may serve the answer until Config.CacheTTL has passed.
 func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
 	id := dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()
-	tag, err := db.Exec(ctx, eraseSQL, uuid.UUID(id))
-	if err != nil {
+	var erased int
+	if err := db.QueryRow(ctx, eraseSQL, uuid.UUID(id)).Scan(&erased); err != nil {
 		return fmt.Errorf("idempotency: erasing: %w", err)
 	}
-	if tag.RowsAffected() == 0 {
+	if erased == 0 {
 		return ErrNoRecord
 	}
 	return nil

@@ -68,14 +68,12 @@ func TestH18KeysOfSteps(t *testing.T) {
 	var p provider
 	handler := func(w http.ResponseWriter, req *http.Request) {
 		for _, name := range []string{"authorize", "capture"} {
-			for range 2 { // the second time it is remembered
-				result, err := idempotency.Step(req.Context(), name, p.pay)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				_, _ = w.Write(result)
+			result, err := idempotency.Step(req.Context(), name, p.pay)
+			if err != nil {
+				t.Error(err)
+				return
 			}
+			_, _ = w.Write(result)
 		}
 		if r.runs.Load()%2 == 1 {
 			w.WriteHeader(http.StatusBadGateway)
@@ -135,6 +133,62 @@ func TestH18ConfigOfLeases(t *testing.T) {
 		c.route.Pattern, c.route.Mode = "/x", idempotency.Leased
 		if _, err := r.layer.Handle(c.route, http.NotFoundHandler()); c.fits != (err == nil) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A name is one call of a run: in a loop over items, the first one's result would be returned for each, and no call made. After an error the step may be
+// tried again, and the next run has the names anew.
+func TestH18OneCallAName(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	for _, key := range []string{"k", ""} { // with a record, and without
+		var calls []string
+		path := "/refunds/" + key
+		var again atomic.Bool
+		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased, Key: idempotency.KeyOptional}, func(w http.ResponseWriter, req *http.Request) {
+			refund := func(name string) error {
+				_, err := idempotency.Step(req.Context(), name, func(_ context.Context, key string) ([]byte, error) {
+					calls = append(calls, name)
+					if len(calls) == 1 {
+						return nil, errors.New("no answer")
+					}
+					_, err := idempotency.Step(req.Context(), name, func(context.Context, string) ([]byte, error) {
+						t.Error("a call within the call of that name")
+						return nil, nil
+					})
+					if !errors.Is(err, idempotency.ErrStep) {
+						t.Errorf("while it is under way: %v", err)
+					}
+					return []byte("refunded"), nil
+				})
+				return err
+			}
+			if !again.Load() {
+				if err := refund("refund a"); err == nil || errors.Is(err, idempotency.ErrStep) {
+					t.Errorf("the first: %v", err)
+				}
+			}
+			for _, name := range []string{"refund a", "refund b"} {
+				if err := refund(name); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if err := refund(name); !errors.Is(err, idempotency.ErrStep) || !strings.Contains(err.Error(), "name the steps apart") {
+					t.Errorf("%s again: %v", name, err)
+				}
+			}
+			if !again.Load() {
+				w.WriteHeader(http.StatusBadGateway)
+			}
+		})
+		r.post(path, key, "x")
+		if s := strings.Join(calls, ","); s != "refund a,refund a,refund b" {
+			t.Errorf("calls: %s", s)
+		}
+		if again.Store(true); key != "" {
+			if g := r.post(path, key, "x"); g.mark() != "created" || len(calls) != 3 {
+				t.Errorf("%v, calls: %v", g, calls)
+			}
 		}
 	}
 }

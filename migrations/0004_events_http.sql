@@ -378,6 +378,7 @@ create table onlyonce.http_steps (
   primary key (record_id, name)
 );
 comment on table  onlyonce.http_steps is 'External calls of handlers in lease mode: written before the first call, and again with its result.';
+comment on column onlyonce.http_steps.sealed is 'Of a step without a result: whether the layer that began it seals.';
 comment on column onlyonce.http_steps.first_at is 'Before the first call under the step''s key can have been made: the provider''s memory of it counts from here.';
 
 -- A record in transactional mode is inserted completed, one in lease mode is completed by an update: neither may come through
@@ -418,20 +419,21 @@ end $$;
 comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 somebody is at it, 2 it is completed.';
 
 -- Writes the record in the transaction of the effects, last before the seal. Raises OO010 where one stands: it shares a round trip with COMMIT.
--- One that has expired is absent, and is replaced with its steps and its lease.
+-- One that has expired is absent, and is replaced with its steps and its lease. Returns until when the record is kept.
 create function onlyonce.http_complete(
   id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval
-) returns void
+) returns timestamptz
 language plpgsql as $$
 declare
   expired record;
+  until   timestamptz := clock_timestamp() + http_complete.keep;
 begin
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, completed_at, expires_at)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
-            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), clock_timestamp() + http_complete.keep)
+            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), until)
     on conflict do nothing;
   if found then
-    return;
+    return until;
   end if;
   delete from onlyonce.http_records r where r.id = http_complete.id and r.expires_at <= clock_timestamp() returning r.lease_id into expired;
   if not found then
@@ -440,7 +442,8 @@ begin
   delete from onlyonce.leases l where l.id = expired.lease_id;
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, completed_at, expires_at)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
-            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), clock_timestamp() + http_complete.keep);
+            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), until);
+  return until;
 end $$;
 comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Keeps the answer in the transaction of its effects, or raises OO010.';
 
@@ -467,17 +470,18 @@ end $$;
 comment on function onlyonce.http_claim(uuid, text, text, bytea, uuid, interval, interval) is 'Claims a key in lease mode: one row, the lease and its epoch; none where a record stands.';
 
 -- Begins a step, a transaction of its own, before its call: so that one which may have been made is known of. first_at stays that of the
--- first attempt. Raises OO001 for an owner that was replaced. late: the first attempt is older than the provider remembers.
-create function onlyonce.http_step(lease bigint, epoch bigint, nonce uuid, record_id uuid, name text, within interval)
+-- first attempt. seals says whether its result will be sealed, so that an operator who resolves the step knows. Raises OO001 for an owner that was replaced. late: the first attempt is older than the provider remembers.
+create function onlyonce.http_step(lease bigint, epoch bigint, nonce uuid, record_id uuid, name text, within interval, seals boolean)
 returns table (done boolean, result bytea, sealed boolean, late boolean)
 language plpgsql as $$
 begin
   perform onlyonce.hold(http_step.lease, http_step.epoch, http_step.nonce);
-  insert into onlyonce.http_steps as s (record_id, name) values (http_step.record_id, http_step.name) on conflict do nothing;
+  insert into onlyonce.http_steps as s (record_id, name, sealed) values (http_step.record_id, http_step.name, http_step.seals)
+    on conflict do nothing;
   return query select s.done_at is not null, s.result, s.sealed, s.done_at is null and s.first_at + within <= clock_timestamp()
                  from onlyonce.http_steps s where s.record_id = http_step.record_id and s.name = http_step.name;
 end $$;
-comment on function onlyonce.http_step(bigint, bigint, uuid, uuid, text, interval) is 'Begins a step of a request in lease mode, or returns the result that it had.';
+comment on function onlyonce.http_step(bigint, bigint, uuid, uuid, text, interval, boolean) is 'Begins a step of a request in lease mode, or returns the result that it had.';
 
 create function onlyonce.http_step_done(lease bigint, epoch bigint, nonce uuid, record_id uuid, name text, result bytea, sealed boolean) returns void
 language plpgsql as $$
@@ -489,19 +493,23 @@ end $$;
 comment on function onlyonce.http_step_done(bigint, bigint, uuid, uuid, text, bytea, boolean) is 'Keeps a step''s result.';
 
 -- Completes a record in lease mode, last before the seal. The lease is locked as late as this: its renewal would wait for the lock, and with it
--- those of all leases of the process. Who takes over waits for this transaction, and finds no lease behind it.
-create function onlyonce.http_finish(id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean) returns void
+-- those of all leases of the process. Who takes over waits for this transaction, and finds no lease behind it. Returns until when it is kept.
+create function onlyonce.http_finish(id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean) returns timestamptz
 language plpgsql as $$
+declare
+  until timestamptz;
 begin
   perform onlyonce.hold(http_finish.lease, http_finish.epoch, http_finish.nonce);
   update onlyonce.http_records r
      set state = 'completed', lease_id = null, token = http_finish.nonce, response = http_finish.response, sealed = http_finish.sealed,
          completed_at = clock_timestamp(), expires_at = clock_timestamp() + r.keep
-   where r.id = http_finish.id and r.lease_id = http_finish.lease and r.state = 'running';
+   where r.id = http_finish.id and r.lease_id = http_finish.lease and r.state = 'running'
+  returning r.expires_at into until;
   if not found then
     raise exception using errcode = 'OO001', message = 'onlyonce: fence lost: the request is somebody else''s';
   end if;
   delete from onlyonce.leases l where l.id = http_finish.lease;
+  return until;
 end $$;
 comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean) is 'Keeps the answer of a request in lease mode, and gives its lease up.';
 

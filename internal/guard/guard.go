@@ -32,6 +32,7 @@ const (
 type step struct {
 	at   int // index of the statement
 	name string
+	into []any // what its row is scanned into; nil: it is not read
 }
 
 // Failure is the first thing that went wrong in a transaction; after it nothing more is sent.
@@ -95,8 +96,14 @@ func (t *Tx) Engine(step, sql string, args ...any) {
 	t.batch.Queue(sql, args...)
 }
 
+// EngineInto queues a statement of the engine's that returns a row. The row is scanned into dest when its answer is read: no later than Commit returns.
+func (t *Tx) EngineInto(dest []any, name, sql string, args ...any) {
+	t.steps = append(t.steps, step{t.batch.Len(), name, dest})
+	t.batch.Queue(sql, args...)
+}
+
 // note says whose statement is queued next.
-func (t *Tx) note(name string) { t.steps = append(t.steps, step{t.batch.Len(), name}) }
+func (t *Tx) note(name string) { t.steps = append(t.steps, step{at: t.batch.Len(), name: name}) }
 
 // EngineRow sends what is queued and one more statement of the engine's, and returns its row.
 func (t *Tx) EngineRow(ctx context.Context, step, sql string, args ...any) pgx.Row {

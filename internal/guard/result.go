@@ -30,7 +30,11 @@ func (r *result) skip(n int) (tag pgconn.CommandTag) {
 			return tag
 		}
 		var err error
-		tag, err = r.batch.Exec()
+		if into := r.into(); into != nil {
+			err = r.batch.QueryRow().Scan(into...)
+		} else {
+			tag, err = r.batch.Exec()
+		}
 		if err != nil {
 			r.failed(err)
 			return tag
@@ -54,6 +58,16 @@ func (t *Tx) judge(step string, tag pgconn.CommandTag) {
 
 // step is whose statement's answer is read next.
 func (r *result) step() string { return r.stepOf(r.next) }
+
+// into is what the row of the statement is scanned into whose answer is read next, nil for most.
+func (r *result) into() []any {
+	for _, s := range r.steps {
+		if s.at == r.next {
+			return s.into
+		}
+	}
+	return nil
+}
 
 // stepOf is empty for a statement of the handler.
 func (r *result) stepOf(at int) string {
