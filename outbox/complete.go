@@ -70,11 +70,8 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 		f.result = RetryLater("RelayConfig.Complete is not set", nil)
 		return
 	}
-	if f.sealed {
-		if err := t.open(f); err != nil {
-			f.result = RetryLater("the body cannot be opened: "+err.Error(), err)
-			return
-		}
+	if !t.open(f) {
+		return
 	}
 	// The lease is held locked meanwhile: the handler must be done before it is renewed.
 	ctx, cancel := context.WithTimeout(ctx, t.s.dbTimeout)
