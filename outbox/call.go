@@ -14,7 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
 // MaxBody is the largest body of a call, in bytes. A row lives in the database until its retention has passed and is

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
 // collect appends rows to what dst points to.

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
 // pickSQL picks parked calls that are due and journals their attempts. In: sink, lane; ids under way; how many; how long after the first

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
 // Config describes one remote.

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
 // request is what is sent in one attempt.

@@ -112,7 +112,7 @@ func Headers(h http.Header) (names, values []string, faults []error) {
 			continue
 		}
 		for _, v := range h[given] {
-			if err := value(name, v); err != nil {
+			if err := Value(name, v); err != nil {
 				faults = append(faults, err)
 				continue
 			}
@@ -198,9 +198,9 @@ func Token(s string) bool {
 	return s != ""
 }
 
-// value refuses what could end the header or change on its way (RFC 9110 section 5.5). It never quotes the value,
+// Value refuses what could end the header or change on its way (RFC 9110 section 5.5). It never quotes the value,
 // which may be private.
-func value(name, v string) error {
+func Value(name, v string) error {
 	for i := range len(v) {
 		if c := v[i]; (c < ' ' && c != '\t') || c >= 0x7f {
 			return fmt.Errorf("the value of %s holds a byte 0x%02x: only visible ASCII, spaces and tabs", name, c)
