@@ -22,7 +22,7 @@ const haltRecheck = 3 * time.Second
 
 // own is a partition from the time the source hands it over until it is to be given up.
 func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
-	w := &worker{engine: engine{c: c}, p: p, state: c.parts.add()}
+	w := &worker{engine: engine{c: c, state: c.parts.add()}, p: p}
 	defer func() {
 		w.rest()
 		w.release()
@@ -63,6 +63,7 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 		case errors.As(err, &halt):
 			w.report(ctx, halt)
 		default:
+			w.state.failing(&w.state.reaching, err)
 			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
 		}
 		if !sleep(ctx, wait) {

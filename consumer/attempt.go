@@ -25,9 +25,8 @@ const (
 )
 
 const (
-	claimsAhead = 32               // transactions that claim first after a duplicate was met
-	rerunLimit  = 5                // immediate runs after serialization failures and deadlocks
-	endTimeout  = 15 * time.Second // bound of COMMIT and ROLLBACK, detached from any request
+	claimsAhead = 32 // transactions that claim first after a duplicate was met
+	rerunLimit  = 5  // immediate runs after serialization failures and deadlocks
 )
 
 // failure says that an attempt was rolled back because of the handler or its statements.
@@ -46,9 +45,10 @@ var errFenced = errors.New("fenced")
 // engine runs the transactions of one owned partition. Two goroutines use one each: the worker, which reads the log, and the
 // retrier, which reads what is parked. What makes a message of theirs take effect once is the attempt's fence.
 type engine struct {
-	c   *Consumer
-	id  Identity
-	cur *cursor // what this process owns; nil before the first raise
+	c     *Consumer
+	id    Identity
+	cur   *cursor // what this process owns; nil before the first raise
+	state *partitionState
 
 	// redoUntil: what lies below it may have been handled before, in a history that the database has lost, or from which an operator has set it
 	// back (O6).
@@ -117,7 +117,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 			if err := fault.Point(fault.Sealing); err != nil {
 				tx.Fail(stepSeal, err)
 			} else {
-				_ = tx.Commit(endTimeout) // kept as the failure
+				_ = e.c.commit(tx) // kept as the failure
 			}
 		}
 		failed, lost := tx.Failure(), tx.Lost()
@@ -125,7 +125,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 			e.settled(a)
 			return fault.Point(fault.Committed)
 		}
-		tx.Rollback(endTimeout)
+		e.c.rollback(tx)
 		if err := fault.Point(fault.RolledBack); err != nil {
 			return err
 		}
@@ -157,18 +157,20 @@ func (e *engine) settled(a *attempt) {
 // transact queues or sends everything up to the handler's last statement, and returns how the handlers fared.
 func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimFirst bool) *handling {
 	h := &handling{failedAt: -1}
+	before, cancel := e.c.bounded(work) // up to the handler
+	defer cancel()
 	if hook := e.c.cfg.OnBegin; hook != nil {
-		if err := tx.Hook(func() error { return protect(func() error { return hook(work, tx) }) }); err != nil {
+		if err := tx.Hook(func() error { return protect(func() error { return hook(before, tx) }) }); err != nil {
 			return h
 		}
 	}
 	a.fence(tx)
 	verdicts := e.judgeKeys(a.msgs)
 	if !a.unclaimed {
-		e.claim(work, tx, a.msgs, verdicts, claimFirst)
+		e.claim(before, tx, a.msgs, verdicts, claimFirst)
 	}
 	if tx.Failure() == nil {
-		e.order(work, tx, a, verdicts, claimFirst)
+		e.order(before, tx, a, verdicts, claimFirst)
 	}
 	if err := fault.Point(fault.Fenced); err != nil {
 		tx.Fail(stepFence, err)

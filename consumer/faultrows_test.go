@@ -422,6 +422,12 @@ var commitRows = slices.Concat(
 		}},
 	})
 
+// silenceRows are the silent servers.
+var silenceRows = slices.Concat(
+	silentRows("claim", consumer.ClaimSQL, map[string]func(*faults){"": claimFirst, ": ordering keys": func(f *faults) { claimFirst(f); ordered(f) }}),
+	silentRows("commit", "commit", map[string]func(*faults){"": positionsOnly, ": ids": func(*faults) {}, ": ordering keys": ordered}),
+)
+
 // cutRows lose every third connection at COMMIT.
 func cutRows(fault string, what pgtest.Cut) (rows []row) {
 	for _, v := range []struct {

@@ -39,7 +39,7 @@ func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) 
 		case errors.As(err, &f):
 			return w.divide(ctx, work, msgs, next, f.index)
 		}
-		if !sleep(ctx, w.reportRetry(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
+		if !sleep(ctx, w.tryAgain(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
 			return ctx.Err()
 		}
 	}
@@ -108,7 +108,7 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 				owed, answers = 1, answers+1
 			}
 		}
-		if final(err) || !sleep(ctx, w.reportRetry(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
+		if final(err) || !sleep(ctx, w.tryAgain(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
 			if owed > 0 {
 				w.takeBack(m.Offset)
 			}
@@ -185,7 +185,7 @@ func (w *worker) countAttempt(ctx context.Context, offset int64, owed int) (n in
 
 // takeBack is one try: what stays counted errs towards caution.
 func (w *worker) takeBack(offset int64) {
-	ctx, cancel := context.WithTimeout(context.Background(), w.c.cfg.LockTimeout)
+	ctx, cancel := w.c.detached()
 	defer cancel()
 	if fault.Point(fault.TakingBack) != nil {
 		return
@@ -206,7 +206,7 @@ func (w *worker) advance(ctx, work context.Context, next int64) error {
 		if err == nil || final(err) {
 			return err
 		}
-		if !sleep(ctx, w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)) {
+		if !sleep(ctx, w.tryAgain(Retry{Offset: w.pos, Err: err}, retry)) {
 			return ctx.Err()
 		}
 	}

@@ -3,10 +3,12 @@ package consumer
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // parkedCountSQL counts what is parked and not settled. In: scope. One row for each topic, partition and state. By the partial index
@@ -29,6 +31,10 @@ type PartitionStatus struct {
 	Retrying           bool // a parked message is being tried at this moment
 	Paused             bool
 	Halted             *HaltError // why it stands still, nil if it does not
+	// Failing is what an attempt, or a look at the database, has failed with that is being made again, and FailingSince when that began; nil: nothing
+	// is. A parked message that is tried again is no such failure.
+	Failing      error
+	FailingSince time.Time
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
 }
@@ -43,6 +49,11 @@ type partitionState struct {
 	paused                                            atomic.Bool
 	seen                                              atomic.Pointer[seen]
 	halted                                            atomic.Pointer[HaltError]
+
+	mu       sync.Mutex
+	reaching trouble // of the cursor or the log
+	working  trouble // on a batch
+	tending  trouble // of the retrier
 }
 
 // moved takes back that the partition is halted where it does not stand at that position any more.
@@ -57,6 +68,7 @@ func (s *partitionState) moved() {
 func (s *partitionState) fetched(found seen) {
 	s.highWatermark.Store(found.end)
 	s.seen.Store(&found)
+	s.fine(&s.reaching)
 	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked {
 		s.halted.CompareAndSwap(h, nil)
 	}
@@ -137,6 +149,8 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 		p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 			HighWatermark: s.highWatermark.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
 			Paused: s.paused.Load(), Halted: s.halted.Load(), Waiting: n[0], ToRetry: n[1], Blocked: n[2]}
+		t := s.troubled()
+		p.Failing, p.FailingSince = t.err, t.since
 		p.Lag = max(p.HighWatermark-p.Position, 0)
 		all = append(all, p)
 	}
@@ -146,9 +160,16 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	return all, nil
 }
 
-// Healthy returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
-// restart gets it back. A halted partition is no reason to restart: see Status.
+// Healthy returns an error if something keeps messages from being handled, each cause in it: a partition that is halted (a *[HaltError]), one that has failed
+// at the same work for longer than LockTimeout and StatementTimeout together (a server that does not answer, a message that is tried again), or a handler that
+// is stuck. It is for people and alerts. A restart mends only what [Consumer.Live] returns.
 func (c *Consumer) Healthy() error {
+	return errors.Join(append(c.unwell(), c.Live())...)
+}
+
+// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
+// restart gets it back.
+func (c *Consumer) Live() error {
 	if n := c.stuck.Load(); n > 0 {
 		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)
 	}

@@ -24,8 +24,7 @@ const (
 // worker is one owned partition's log: one goroutine, one transaction at a time.
 type worker struct {
 	engine
-	p     Partition
-	state *partitionState
+	p Partition
 
 	pos        int64   // position in the database
 	anchor     *anchor // last record seen below it
@@ -53,6 +52,7 @@ func (w *worker) run(ctx context.Context) error {
 		context.AfterFunc(work, func() { t.Stop() })
 	})()
 
+	w.state.fine(&w.state.working) // of a message that may not be the next one any more
 	w.retrier = newRetrier(w)
 	if err := w.retrier.tend(ctx); err != nil { // before anything is fetched: it may be paused
 		return err
@@ -156,6 +156,7 @@ func (w *worker) stand(pos int64, last *anchor) {
 func (w *worker) committed(a *attempt, last *anchor) {
 	w.stand(a.next, last)
 	w.state.moved()
+	w.state.fine(&w.state.working)
 	if w.batches >= pruneEvery {
 		w.batches = 0
 	}
@@ -305,7 +306,7 @@ func (w *worker) release() {
 	if w.cur == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), w.c.cfg.LockTimeout)
+	ctx, cancel := w.c.detached()
 	defer cancel()
 	if fault.Point(fault.Releasing) != nil {
 		return
@@ -314,6 +315,12 @@ func (w *worker) release() {
 		w.c.cfg.Logger.Warn("onlyonce: cursor not released", "scope", w.c.cfg.Scope, "error", err)
 	}
 	_ = fault.Point(fault.Released)
+}
+
+// tryAgain is reportRetry for what keeps the partition's log from going on.
+func (w *worker) tryAgain(r Retry, b backoff.BackOff) time.Duration {
+	w.state.failing(&w.state.working, r.Err)
+	return w.reportRetry(r, b)
 }
 
 // reportRetry reports that something is tried again, and returns after which wait.

@@ -23,7 +23,7 @@
 //	Unsent    never, and the session ends   sees the connection break
 //	Unheard   now                           sees the connection break, once the server has carried it out
 //	Mute      now                           waits: no answer comes, and nothing breaks
-//	Silent    never, and the session stays  waits: no answer comes, and nothing breaks
+//	Silent    never, and the session ends   waits: no answer comes, and nothing breaks
 //	Held      when Deliver is called        sees the connection break
 //	Dropped   never, and the session stays  sees the connection break
 //	Late      when Deliver is called        waits: no answer comes, and nothing breaks

@@ -293,6 +293,9 @@ func (c *conn) Write(b []byte) (int, error) {
 			c.w.away = true
 			c.w.mu.Unlock()
 			c.in.mute(true)
+			if what == Silent {
+				_ = c.Conn.Close() // as if its host had lost power
+			}
 			if what == Held || what == Dropped {
 				c.in.end(ErrCut)
 				return 0, ErrCut
