@@ -87,6 +87,9 @@ type shared struct {
 	budget budget
 	stuck  atomic.Int64 // handlers that were left behind and still run
 	grown  sync.Map     // topic: number of partitions that Hooks.Repartitioned was told
+	turns  *turns
+	// changes says that the handler changes its messages in place, so that it gets copies whole.
+	changes atomic.Bool
 }
 
 // split makes a consumer's shards: each is the consumer with a database.
@@ -96,6 +99,7 @@ func (c *Consumer) split(s *Shards) {
 		one := *c
 		one.pool, one.shard = s.Pools[name], name
 		one.filters = c.filtersOf(one.pool)
+		one.poller = newPoller(&one)
 		c.shards = append(c.shards, &one)
 	}
 	for _, one := range c.shards {
