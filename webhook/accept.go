@@ -203,7 +203,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	if a.cfg.Forward != nil {
 		err := a.cfg.Forward.enqueue(ctx, tx, a.item)
 		if errors.Is(err, outbox.ErrCall) { // of this event no call can be made, however often it comes; nothing was sent to the database
-			tx.ClearOrigin()
+			tx.TakeBack()
 			a.keep(tx, "waiting", "forward", err)
 			return Unforwarded, true, nil
 		}
