@@ -364,7 +364,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	if err := fault.Point(fault.LogVerified); err != nil {
 		return err
 	}
-	f, err := w.p.Fetch(ctx, w.anchor.offset)
+	f, err := w.p.Fetch(ctx, w.anchor.offset, 1)
 	var out *OutOfRangeError
 	switch {
 	case errors.As(err, &out):

@@ -196,8 +196,8 @@ func (l *Log) notify() {
 	l.changed = make(chan struct{})
 }
 
-// fetch returns up to limit records from an offset, waiting for the first until ctx is done or wait is over.
-func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, limit int, wait time.Duration) (consumer.Fetched, error) {
+// fetch returns up to limit records of up to most bytes from an offset, waiting for the first until ctx is done or wait is over.
+func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, limit, most int, wait time.Duration) (consumer.Fetched, error) {
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
 	for {
@@ -212,7 +212,7 @@ func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from
 			l.mu.Unlock()
 			return consumer.Fetched{}, err
 		}
-		got := p.from(from, limit)
+		got := p.from(from, limit, most)
 		l.mu.Unlock()
 		if got.Next > from {
 			return got, nil
@@ -235,20 +235,26 @@ func (l *Log) retained(partition int32, offset int64) (time.Time, error) {
 	if offset < p.start || offset > p.end {
 		return time.Time{}, &consumer.OutOfRangeError{Offset: offset, Start: p.start, End: p.end}
 	}
-	found := p.from(offset, 1).Messages
+	found := p.from(offset, 1, 1).Messages
 	if l.Retention == 0 || len(found) == 0 {
 		return time.Time{}, nil
 	}
 	return found[0].Time.Add(l.Retention), nil
 }
 
-// from returns up to limit records from an offset, as values of their own, as from a network. They are made in one piece,
+// from returns up to limit records of up to most bytes from an offset, as values of their own, as from a network. They are made in one piece,
 // and the first is searched for, so that a benchmark on a long log measures the consumer and not the log.
-func (p *partitionLog) from(offset int64, limit int) consumer.Fetched {
+func (p *partitionLog) from(offset int64, limit, most int) consumer.Fetched {
 	first := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= offset })
 	found, next := p.records[first:], p.end
 	if limit > 0 && len(found) > limit {
 		found, next = found[:limit], found[limit].Offset
+	}
+	for i, m := range found {
+		if most -= m.Size(); most < 0 && i > 0 {
+			found, next = found[:i], m.Offset
+			break
+		}
 	}
 	got := consumer.Fetched{Next: next, HighWatermark: p.end}
 	if len(found) == 0 {

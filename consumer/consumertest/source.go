@@ -127,13 +127,13 @@ func (p *partition) Bounds(context.Context) (start, end int64, err error) {
 	return l.partitions[p.id].start, l.partitions[p.id].end, nil
 }
 
-func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	if p.s.OnFetch != nil {
 		if err := p.s.OnFetch(p.id, from); err != nil {
 			return consumer.Fetched{}, err
 		}
 	}
-	return p.s.Log.fetch(ctx, p.id, p.topicID, from, p.s.FetchLimit, 500*time.Millisecond)
+	return p.s.Log.fetch(ctx, p.id, p.topicID, from, p.s.FetchLimit, most, 500*time.Millisecond)
 }
 
 func (p *partition) Retained(_ context.Context, offset int64) (time.Time, error) {
