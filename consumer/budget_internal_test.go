@@ -56,7 +56,7 @@ func TestF14BudgetModel(t *testing.T) {
 				if rapid.Bool().Draw(t, "one message") {
 					got = rapid.Int64Range(1, 50_000).Draw(t, "size")
 				}
-				p.over = max(p.over, got-room)
+				p.over = max(p.over, got)
 				b.add(p.s, got-room)
 			default:
 				b.add(p.s, -rapid.Int64Range(0, p.s.held).Draw(t, "handled"))
