@@ -76,7 +76,8 @@ func (w *worker) report(ctx context.Context, halt *HaltError) {
 	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
 		halt.RetainedUntil = until
 	}
-	w.state.halted.Store(halt)
+	w.state.stop(halt)
+	w.c.poller.soon()
 	cfg := &w.c.cfg
 	cfg.Logger.Error("onlyonce: partition halted", "scope", cfg.Scope, "topic", halt.Topic, "partition", halt.Partition,
 		"position", halt.Position, "shard", halt.Shard, "reason", string(halt.Reason), "detail", halt.Detail, "retained_until", halt.RetainedUntil, "resolve", halt.Command())

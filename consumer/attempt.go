@@ -15,11 +15,11 @@ import (
 
 // Steps of the engine's statements.
 const (
+	stepBegin = "begin" // see guard
 	stepFence = "fence"
 	stepClaim = "claim"
 	stepOrder = "order"
 	stepPark  = "park"
-	stepPrune = "prune"
 	stepHook  = "hook" // Config.OnBegin, see guard
 	stepSeal  = "seal"
 )
@@ -108,6 +108,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
 		a.parked, a.behind, a.ran = nil, nil, false
 		tx := guard.Begin(conn.Conn())
+		e.c.timeouts(tx)
 		h := e.transact(work, tx, a, claimFirst)
 		if h.hung {
 			slot.abandon(tx)

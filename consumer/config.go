@@ -40,7 +40,7 @@ type Config struct {
 	// returns nothing waits for no other, and none for it.
 	OrderingKey func(*Message) []byte
 
-	// OnBegin is called at the start of each transaction, before anything else in it: to set the isolation level (set transaction
+	// OnBegin is called at the start of each transaction, when the timeouts below hold and before anything else in it: to set the isolation level (set transaction
 	// isolation level serializable) or variables that row security looks at (set local). Use tx.Queue, which costs no round
 	// trip. An error of it is nobody's fault: the transaction is tried again. It has to return: no timeout of this Config bounds it.
 	OnBegin func(ctx context.Context, tx Tx) error
@@ -82,7 +82,7 @@ type Config struct {
 	LockTimeout time.Duration
 	// StatementTimeout bounds each statement. Default 30 s.
 	StatementTimeout time.Duration
-	// IdleTimeout ends a transaction whose handler sends nothing for so long. Default 60 s, or BatchTimeout where that is more. It also
+	// IdleTimeout ends a transaction whose handler, or OnBegin, sends nothing for so long. Default 60 s, or BatchTimeout where that is more. It also
 	// bounds how long a process that was stopped in mid-batch keeps its successor waiting.
 	IdleTimeout time.Duration
 	// DrainTimeout is how long the batch in hand may still take when the partition is given up or Run is

@@ -45,6 +45,7 @@ type Consumer struct {
 	shards  []*Consumer                                // by name, nil where there is one database
 	of      func(topic string, partition int32) string // which of them
 	filters *inbox.Filters                             // of the closed segments of its inbox
+	poller  *poller                                    // asks this database for all partitions at once
 	*shared
 }
 
@@ -84,6 +85,7 @@ func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 	c.shared = &shared{}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
 	c.filters = inbox.NewFilters(c.pool, "keys_log", c.cfg.Logger)
+	c.poller = newPoller(c)
 	if shards != nil {
 		c.split(shards)
 	}
@@ -113,6 +115,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	var rotating sync.WaitGroup
 	for _, d := range c.databases() {
 		rotating.Go(func() { inbox.Rotate(side, d.pool, c.cfg.Logger, c.needs()...) })
+		rotating.Go(func() { d.poller.run(side) })
 		if c.cfg.Key != nil {
 			rotating.Go(func() { d.filters.Run(side) })
 		}

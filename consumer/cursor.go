@@ -70,10 +70,6 @@ update onlyonce.cursors set attempts = attempts - 1 where id = $1 and attempt_of
 // fenceSQL moves the cursor or raises; see the function's comment in the migration.
 const fenceSQL = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
 
-// pruneSQL deletes the rows of progress that the row just inserted has made obsolete. By the primary key.
-const pruneSQL = `
-delete from onlyonce.progress where cursor_id = $1 and (run, from_offset) < ($2, $3)`
-
 // anchor is the last record seen below a position: on the next assignment it must still be there.
 type anchor struct {
 	offset int64

@@ -32,12 +32,12 @@ type PartitionStatus struct {
 	// WaitingSince is when this process first found that everything below LastStable is read, and records above it are held back. It waits there until the
 	// transaction ends (docs/operations.md, "When a partition waits for a transaction"). Zero: it does not wait for one.
 	WaitingSince time.Time
-	// LastBatch is when this process last committed a transaction that moved Position. Zero: it has not since it took over.
-	LastBatch time.Time
-	InFlight  int  // messages in the transaction in hand
-	Retrying  bool // a parked message is being tried at this moment
-	Paused    bool
-	Halted    *HaltError // why it stands still, nil if it does not
+	InFlight     int  // messages in the transaction in hand
+	Retrying     bool // a parked message is being tried at this moment
+	Paused       bool
+	Halted       *HaltError // why it stands still, nil if it does not
+	HaltedSince  time.Time  // when this process found that first; zero while Halted is nil
+	LastBatch    time.Time  // when this process committed a batch last; zero: not since it owns the partition
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
 }
@@ -51,9 +51,24 @@ type partitionState struct {
 	epoch, position, highWatermark, lastStable, inFlight, inRetry atomic.Int64
 	paused                                                        atomic.Bool
 	seen                                                          atomic.Pointer[seen]
-	waiting                                                       atomic.Pointer[waiting]
-	lastBatch                                                     atomic.Pointer[time.Time]
 	halted                                                        atomic.Pointer[HaltError]
+	waiting                                                       atomic.Pointer[waiting]
+	haltedSince, lastBatch                                        atomic.Pointer[time.Time]
+}
+
+// stop takes note of a halt.
+func (s *partitionState) stop(h *HaltError) {
+	now := time.Now()
+	if before := s.halted.Swap(h); before == nil || before.Reason != h.Reason {
+		s.haltedSince.Store(&now)
+	}
+}
+
+// worked takes note of a batch that has committed.
+func (s *partitionState) worked() {
+	now := time.Now()
+	s.lastBatch.Store(&now)
+	s.moved()
 }
 
 // moved takes back that the partition is halted where it does not stand at that position any more.
@@ -72,21 +87,6 @@ func (s *partitionState) fetched(found seen, stable int64) {
 	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked {
 		s.halted.CompareAndSwap(h, nil)
 	}
-}
-
-// now is how the partition stands, but for what is parked.
-func (s *partitionState) now() PartitionStatus {
-	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
-		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-		Paused: s.paused.Load(), Halted: s.halted.Load()}
-	p.Lag = max(p.HighWatermark-p.Position, 0)
-	if w := s.waiting.Load(); w != nil {
-		p.WaitingSince = w.since
-	}
-	if at := s.lastBatch.Load(); at != nil {
-		p.LastBatch = *at
-	}
-	return p
 }
 
 // partitions are those that this process owns.
@@ -153,22 +153,44 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 			return nil, fmt.Errorf("consumer: %s: counting parked messages: %w", d.server(), err)
 		}
 	}
-	c.parts.mu.Lock()
-	defer c.parts.mu.Unlock()
-	var all []PartitionStatus
-	for s := range c.parts.all {
-		if s.topic == "" {
-			continue
+	all := c.parts.status()
+	for i := range all {
+		n := counts[place{all[i].Shard, all[i].Topic, all[i].Partition}]
+		all[i].Waiting, all[i].ToRetry, all[i].Blocked = n[0], n[1], n[2]
+	}
+	return all, nil
+}
+
+// status is what this process knows by itself.
+func (p *partitions) status() (all []PartitionStatus) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for s := range p.all {
+		if s.topic != "" {
+			all = append(all, s.status())
 		}
-		n := counts[place{s.shard, s.topic, s.partition}]
-		p := s.now()
-		p.Waiting, p.ToRetry, p.Blocked = n[0], n[1], n[2]
-		all = append(all, p)
 	}
 	slices.SortFunc(all, func(a, b PartitionStatus) int {
 		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
-	return all, nil
+	return all
+}
+
+func (s *partitionState) status() PartitionStatus {
+	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
+		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
+		Paused: s.paused.Load(), Halted: s.halted.Load()}
+	p.Lag = max(p.HighWatermark-p.Position, 0)
+	if since := s.haltedSince.Load(); since != nil && p.Halted != nil {
+		p.HaltedSince = *since
+	}
+	if w := s.waiting.Load(); w != nil {
+		p.WaitingSince = w.since
+	}
+	if last := s.lastBatch.Load(); last != nil {
+		p.LastBatch = *last
+	}
+	return p
 }
 
 // Healthy returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a

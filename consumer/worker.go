@@ -16,11 +16,6 @@ import (
 // flushAfter is how long a position that moved without work (over control, aborted and removed records) may stay unwritten.
 const flushAfter = 5 * time.Second
 
-const (
-	pruneEvery = 256             // batches between two prunings of progress rows
-	tendEvery  = 1 * time.Second // how often the owner looks for pauses and for parked rows that are due
-)
-
 // worker is one owned partition's log: one goroutine, one transaction at a time.
 type worker struct {
 	engine
@@ -31,7 +26,7 @@ type worker struct {
 	anchor      *anchor // last record seen below it
 	leaderEpoch int32   // that no batch below pos exceeded when it was read; -1: not known
 	aloneUntil  int64   // below it every message stands alone: the owner before died in mid-work
-	batches     int     // since the last pruning
+	pruning     pruning
 
 	buf     []*Message // fetched, not yet handled
 	bufNext int64      // position behind buf
@@ -57,7 +52,8 @@ func (w *worker) run(ctx context.Context) error {
 	})()
 
 	w.retrier = newRetrier(w)
-	if err := w.retrier.tend(ctx); err != nil { // before anything is fetched: it may be paused
+	defer w.retrier.leave()
+	if err := w.retrier.first(ctx); err != nil { // before anything is fetched: it may be paused
 		return err
 	}
 	var retries sync.WaitGroup
@@ -69,6 +65,7 @@ func (w *worker) run(ctx context.Context) error {
 	committer := startCommitter(w)
 	fetching := startFetching(ctx, w)
 	w.buf, w.bufNext, w.bufEpoch, w.bufErr = nil, w.pos, w.leaderEpoch, nil
+	w.pruning = startPruning()
 	err := w.loop(ctx, work, fetching, committer)
 	committer.kick(w.pos) // it may have ended in the middle of a batch
 	fetching.stop()
@@ -113,6 +110,7 @@ func (w *worker) loop(ctx, work context.Context, fetching *fetching, committer *
 			return err
 		}
 		committer.kick(w.pos)
+		w.prune(work)
 	}
 	if len(w.buf) == 0 && w.bufNext > w.pos {
 		return w.advance(ctx, work, w.cur.within(w.bufNext))
@@ -133,9 +131,6 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 	a.fence = func(tx *guard.Tx) {
 		tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
 			anchorOffset, anchorEpoch, anchorHash, epochOrNull(epoch), guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
-		if w.batches >= pruneEvery {
-			tx.Engine(stepPrune, pruneSQL, w.cur.id, w.cur.run, w.pos)
-		}
 		if ended != nil {
 			ended(tx)
 		}
@@ -168,14 +163,9 @@ func (w *worker) stand(pos int64, last *anchor, epoch int32) {
 
 // committed takes note of a transaction that has committed.
 func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
+	w.pruning.took(w.cur.run, w.pos)
 	w.stand(a.next, last, epoch)
-	w.state.moved()
-	at := time.Now()
-	w.state.lastBatch.Store(&at)
-	if w.batches >= pruneEvery {
-		w.batches = 0
-	}
-	w.batches++
+	w.state.worked()
 	w.c.told(a)
 	w.retrier.parked(a)
 }

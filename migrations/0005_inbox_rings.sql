@@ -108,6 +108,21 @@ comment on table  onlyonce.frontiers is 'How far each cursor is in the time of i
 comment on column onlyonce.frontiers.run      is 'The cursor''s run that this is said of. In another one nothing is known.';
 comment on column onlyonce.frontiers.frontier is 'The latest of the times, each asked before the end of the log was, whose end the cursor has passed.';
 
+create table onlyonce.owners (
+  id         uuid        primary key,
+  scope      text        not null,
+  host       text        not null,
+  pid        integer     not null,
+  started_at timestamptz not null default clock_timestamp(),
+  seen_at    timestamptz not null default clock_timestamp(),
+  partitions jsonb       not null
+) with (fillfactor = 50);
+create index owners_scope on onlyonce.owners (scope);
+comment on table  onlyonce.owners is 'What each consumer process knows of the partitions that it owns, for people and tools: the engine decides nothing by it.';
+comment on column onlyonce.owners.id         is 'Drawn by each Consumer.Run.';
+comment on column onlyonce.owners.seen_at    is 'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process that stops in order deletes its row.';
+comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age.';
+
 -- ---------------------------------------------------------------- cursors
 
 alter table onlyonce.cursors add column redo_until bigint, add column redo_topic_id uuid;

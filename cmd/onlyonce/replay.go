@@ -61,6 +61,10 @@ Handles the messages from -from up to, and without, -to once more, although they
 effects were undone. Each of them is applied again, ids or not; copies within the range are still applied once. Then the
 work goes on where it is now. It shows what will be done and asks first, unless -yes is given.
 
+The range is all that it knows. A record in the range that is a copy of a message outside of it (an earlier offset, or another
+partition) is applied, although that message was applied and is not undone: choose a range that has such a copy's original in it,
+or undo the original's effect too. Copies that come after the replay are duplicates, also of messages that only the replay handled.
+
 In one transaction the owner is fenced out, the position is set, the replay gets a number that is part of what its messages'
 keys are, and an audit row says who did it and why. A consumer that runs begins within seconds by itself; without one, the next
 to start does. Meanwhile new messages wait: they come after it. "onlyonce cursor show" tells how far it is, and
@@ -178,7 +182,8 @@ func (q *replay) do(ctx context.Context, tx pgx.Tx, now *replayed) (*replayed, e
 func (q *replay) write(a *app, d *replayed) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
 	a.writeCursorChange(d.Before, d.After)
-	say("Applied AGAIN: every message from offset %d to %d that the log still holds, %d offsets. Their ids do not keep them out; copies within the range are applied once.",
+	say("Applied AGAIN: every message from offset %d to %d that the log still holds, %d offsets. Their ids do not keep them out; copies within the range are applied once; "+
+		"a copy whose original lies outside of the range is applied too, although the original is not undone.",
 		d.From, d.To-1, d.To-d.From)
 	if d.From < d.Before.StartOffset {
 		say("Offsets below %d, where this cursor began, were never handled by it: they are handled for the first time.", d.Before.StartOffset)

@@ -49,7 +49,7 @@ type Harness struct {
 }
 
 // patience bounds every wait of the suite.
-const patience = 40 * time.Second
+const patience = time.Minute
 
 // Conformance checks that a Source keeps the contract of package consumer, sentence by sentence. Whoever writes an adapter runs
 // it as a test, against every kind of broker that the adapter is for:
