@@ -363,6 +363,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	if w.pos > log.End {
 		return w.halt(HaltTruncated, "the log ends at offset %d", log.End)
 	}
+	w.held = w.held || log.Start <= w.pos
 	if w.anchor != nil && w.anchor.offset >= log.Start { // otherwise there is no record left to compare with
 		if err := w.verifyAnchor(ctx); err != nil {
 			return err

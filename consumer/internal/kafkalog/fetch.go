@@ -128,6 +128,9 @@ func (l *Log) fetch(ctx context.Context, from int64, most int) (consumer.Fetched
 	}
 	l.byName = resp.Version < FetchByID
 	r := l.find(resp)
+	if r != nil && len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset && resp.ThrottleMillis == 0 && r.PreferredReadReplica < 0 {
+		return l.hole(ctx, r, from)
+	}
 	if r == nil || len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset {
 		if throttle := time.Duration(resp.ThrottleMillis) * time.Millisecond; throttle > 0 {
 			// A quota is used up: the answer is empty, and the next one comes when this time is over (KIP-219).
@@ -141,6 +144,23 @@ func (l *Log) fetch(ctx context.Context, from int64, most int) (consumer.Fetched
 		return consumer.Fetched{}, l.cluster.Error(r.ErrorCode)
 	}
 	return l.open(r, from, most)
+}
+
+// hole is what comes of an answer without a batch where the log goes on. A broker returns the first batch at least, if there is one below the last
+// stable offset. In a compacted topic there may be none: the cleaner has removed all of them, and what comes next is not stable yet, or not written. The position
+// passes over such a hole as over any other. In other topics nothing removes batches from the middle, and the answer is taken for no answer.
+//
+// No batch says which leader epoch the hole has. It has none above the leader's own.
+func (l *Log) hole(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (consumer.Fetched, error) {
+	compacted, err := l.Compacted(ctx)
+	switch {
+	case err != nil:
+		return consumer.Fetched{}, err
+	case !compacted:
+		return consumer.Fetched{}, errNothing
+	}
+	l.read = lastRead{next: r.LastStableOffset, epoch: l.at.Epoch, under: l.at.Epoch}
+	return consumer.Fetched{Next: r.LastStableOffset, LeaderEpoch: l.at.Epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
 }
 
 // leastRequest is how much is asked for however little there is room for: it stays compressed until there is.
