@@ -247,7 +247,7 @@ func TestHoleUpToTheLastStableOffset(t *testing.T) {
 			}
 		})
 		h := m.Holds(topic, 0)
-		f, err := h.Fetch(h.Ctx, 3)
+		f, err := h.Fetch(h.Ctx, 3, 1<<20)
 		cancel()
 		beside.Wait()
 		switch {
