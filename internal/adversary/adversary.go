@@ -15,7 +15,7 @@ import (
 
 // scenes are all of them.
 func allScenes() []scene {
-	return slices.Concat(consumerScenes())
+	return slices.Concat(consumerScenes(), relayScenes(), servingScenes())
 }
 
 // counts are what a run has done.
