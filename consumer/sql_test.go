@@ -15,7 +15,7 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{readCursorSQL, createCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL,
+	for _, sql := range []string{readCursorSQL, createCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
 		fenceSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, tendSQL, takeSQL, settleSQL, failSQL, promoteSQL, sweepSQL,
 		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, pauseSQL, resumeSQL, pausedSQL, firstPartitionsSQL, parkedCountSQL, frontierSQL, redoSQL, elsewhereSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {

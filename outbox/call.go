@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
@@ -102,7 +103,7 @@ type Sealer interface {
 }
 
 // ErrCall is wrapped by every error about a call that cannot be enqueued as it is.
-var ErrCall = errors.New("outbox: bad call")
+var ErrCall error = guard.Misuse("outbox: bad call")
 
 // row is a call as it is stored.
 type row struct {
