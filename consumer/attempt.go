@@ -15,11 +15,11 @@ import (
 
 // Steps of the engine's statements.
 const (
+	stepBegin = "begin" // see guard
 	stepFence = "fence"
 	stepClaim = "claim"
 	stepOrder = "order"
 	stepPark  = "park"
-	stepPrune = "prune"
 	stepHook  = "hook" // Config.OnBegin, see guard
 	stepSeal  = "seal"
 )
@@ -119,16 +119,24 @@ func (e *engine) attempt(work context.Context, a *attempt) error {
 	return err
 }
 
+// connect takes a connection of the pool.
+func (e *engine) connect(work context.Context) (*connection, error) {
+	bounded, cancel := e.c.bounded(work)
+	defer cancel()
+	conn, err := e.c.pool.Acquire(bounded) // which may ping it
+	if err != nil {
+		return nil, fmt.Errorf("getting a connection: %w", err)
+	}
+	return &connection{conn: conn}, nil
+}
+
 // rerun repeats the transaction after serialization failures, and after the optimistic claim has met a duplicate.
 func (e *engine) rerun(work context.Context, a *attempt) error {
-	bounded, cancel := e.c.bounded(work)
-	conn, err := e.c.pool.Acquire(bounded) // which may ping it
-	cancel()
+	slot, err := e.connect(work)
 	if err != nil {
-		return fmt.Errorf("getting a connection: %w", err)
+		return err
 	}
-	slot := &connection{conn: conn}
-	defer slot.release()
+	defer func() { slot.release() }()
 	if err := fault.Point(fault.Connected); err != nil {
 		return err
 	}
@@ -136,7 +144,17 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 	for run := 0; ; run++ {
 		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
 		a.parked, a.behind, a.ran = nil, nil, false
-		tx := guard.Begin(conn.Conn())
+		if slot.conn.Conn().IsClosed() { // the run before has left something in its session
+			fresh, err := e.connect(work)
+			if err != nil {
+				return err
+			}
+			slot.release()
+			slot = fresh
+		}
+		tx := guard.Begin(slot.conn.Conn())
+		tx.Report = e.c.strayed
+		e.c.timeouts(tx)
 		h := e.transact(work, tx, a, claimFirst)
 		if h.hung {
 			slot.abandon(tx)
@@ -193,7 +211,7 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 	before, cancel := e.c.bounded(work) // up to the handler
 	defer cancel()
 	if hook := e.c.cfg.OnBegin; hook != nil {
-		if err := tx.Hook(func() error { return protect(func() error { return hook(before, tx) }) }); err != nil {
+		if err := tx.Hook(func(h *guard.Handle) error { return protect(func() error { return hook(before, h) }) }); err != nil {
 			return h
 		}
 	}
@@ -253,7 +271,6 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 	changed := e.protectContents(a.msgs, fresh)
 	h = e.run(work, tx, fresh, index)
 	if !h.hung {
-		tx.CloseHandler()
 		a.done.Handled = h.handled
 		h.changed = changed != nil && changed()
 	}

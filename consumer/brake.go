@@ -157,16 +157,19 @@ func (e *engine) everythingFails(pos, offset int64, v *verdict) *HaltError {
 // the wait: nil, errMoved, errPaused, or the end of ctx.
 func (w *worker) untilProbe(ctx context.Context) error {
 	operators := newRetrier(w)
-	for until := time.Now().Add(w.brake.cfg.Every); ; {
-		left := time.Until(until)
-		if left <= 0 {
+	defer operators.leave()
+	due := time.NewTimer(w.brake.cfg.Every)
+	defer due.Stop()
+	for {
+		select {
+		case <-due.C:
 			return nil
-		}
-		if !sleep(ctx, min(left, haltRecheck)) {
+		case <-ctx.Done():
 			return ctx.Err()
-		}
-		if err := operators.tend(ctx); errors.Is(err, errMoved) || errors.Is(err, errPaused) {
-			return err
+		case a := <-operators.asks.answer:
+			if err := operators.answered(a); errors.Is(err, errMoved) || errors.Is(err, errPaused) {
+				return err
+			}
 		}
 	}
 }

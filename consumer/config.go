@@ -42,7 +42,7 @@ type Config struct {
 	// returns nothing waits for no other, and none for it.
 	OrderingKey func(*Message) []byte
 
-	// OnBegin is called at the start of each transaction, before anything else in it: to set the isolation level (set transaction
+	// OnBegin is called at the start of each transaction, when the timeouts below hold and before anything else in it: to set the isolation level (set transaction
 	// isolation level serializable) or variables that row security looks at (set local). Use tx.Queue, which costs no round
 	// trip. An error of it is nobody's fault: the transaction is tried again. Its context ends after LockTimeout and
 	// StatementTimeout together; an OnBegin that does not look at it has to return by itself.
@@ -85,7 +85,7 @@ type Config struct {
 	LockTimeout time.Duration
 	// StatementTimeout bounds each statement. Default 30 s.
 	StatementTimeout time.Duration
-	// IdleTimeout ends a transaction whose handler sends nothing for so long. Default 60 s, or BatchTimeout where that is more. It also
+	// IdleTimeout ends a transaction whose handler, or OnBegin, sends nothing for so long. Default 60 s, or BatchTimeout where that is more. It also
 	// bounds how long a process that was stopped in mid-batch keeps its successor waiting.
 	IdleTimeout time.Duration
 	// CommitTimeout bounds COMMIT and ROLLBACK, which a stop does not cut short. Default 15 s. COMMIT carries the statements that handlers have queued,

@@ -44,6 +44,7 @@ type Consumer struct {
 	shards  []*Consumer                                // by name, nil where there is one database
 	of      func(topic string, partition int32) string // which of them
 	filters *inbox.Filters                             // of the closed segments of its inbox
+	poller  *poller                                    // asks this database for all partitions at once
 	*shared
 }
 
@@ -83,6 +84,7 @@ func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 	c.shared = &shared{turns: turnsOf()}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
 	c.filters = c.filtersOf(c.pool)
+	c.poller = newPoller(c)
 	if shards != nil {
 		c.split(shards)
 	}
@@ -112,6 +114,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	var rotating sync.WaitGroup
 	for _, d := range c.databases() {
 		rotating.Go(func() { inbox.Rotate(side, d.pool, c.cfg.Logger, c.needs()...) })
+		rotating.Go(func() { d.poller.run(side) })
 		if c.cfg.Key != nil {
 			rotating.Go(func() { d.filters.Run(side) })
 		}

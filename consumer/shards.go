@@ -99,6 +99,7 @@ func (c *Consumer) split(s *Shards) {
 		one := *c
 		one.pool, one.shard = s.Pools[name], name
 		one.filters = c.filtersOf(one.pool)
+		one.poller = newPoller(&one)
 		c.shards = append(c.shards, &one)
 	}
 	for _, one := range c.shards {

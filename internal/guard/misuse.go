@@ -9,7 +9,7 @@ func (m Misuse) Error() string { return string(m) }
 
 // IsMisuse reports whether an error is one that another try makes again, whatever becomes of the world.
 func IsMisuse(err error) bool {
-	for _, one := range []error{ErrControl, ErrEnded, ErrRowsOpen, ErrSavepoints} {
+	for _, one := range []error{ErrControl, ErrEnded, ErrRowsOpen, ErrOption, ErrSavepoints} {
 		if errors.Is(err, one) {
 			return true
 		}
