@@ -22,7 +22,7 @@ const haltRecheck = 3 * time.Second
 
 // own is a partition from the time the source hands it over until it is to be given up.
 func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
-	w := &worker{engine: engine{c: c, state: c.parts.add()}, p: p}
+	w := &worker{engine: engine{c: c, state: c.parts.add(), brake: &brake{cfg: c.cfg.Brake}}, p: p}
 	defer func() {
 		w.rest()
 		w.release()
@@ -57,11 +57,18 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 			if !w.untilResumed(ctx) {
 				return nil
 			}
+			w.brake.release()
 			continue
 		case errors.Is(err, ErrOwnershipLost):
 			return err
 		case errors.As(err, &halt):
 			w.report(ctx, halt)
+			if halt.Reason == HaltEverythingFails {
+				if err := w.untilProbe(ctx); errors.Is(err, errMoved) {
+					w.brake.release() // an operator has set the position
+				}
+				wait = 0 // a pause is found by the next run
+			}
 		default:
 			w.state.failing(&w.state.reaching, err)
 			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
@@ -402,12 +409,16 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 }
 
 func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError {
-	if w.cur != nil && w.cur.replayUntil != nil {
+	return w.haltAt(w.pos, reason, detail, args...)
+}
+
+func (e *engine) haltAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
+	if e.cur != nil && e.cur.replayUntil != nil {
 		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
-		args = append(args, *w.cur.replayUntil, w.cur.replayResume)
+		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
 	}
-	return &HaltError{Scope: w.c.cfg.Scope, Group: w.c.source.Group(), Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos,
-		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: w.c.shard}
+	return &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), Topic: e.id.Topic, Partition: e.id.Partition, Position: pos,
+		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
 }
 
 // metadata goes with every offset committed to Kafka.

@@ -76,6 +76,7 @@ type engine struct {
 	id    Identity
 	cur   *cursor // what this process owns; nil before the first raise
 	state *partitionState
+	brake *brake
 
 	// redoUntil: what lies below it may have been handled before, in a history that the database has lost, or from which an operator has set it
 	// back (O6).
@@ -226,6 +227,10 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 		tx.Fail(stepFence, err)
 	}
 	if tx.Failure() != nil {
+		return h
+	}
+	if at, err := e.braked(a, verdicts); err != nil {
+		h.failedAt, h.err = at, err
 		return h
 	}
 	// Each run has its own copies of the messages: a handler that changes a field changes neither what another run sees nor what is parked.

@@ -11,7 +11,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// Message is one record as the source handed it over. Handlers must not change it, nor keep it after they return.
+// Message is one record as the source handed it over. Handlers must not keep it after they return. Each run of a handler
+// has its own copy of the struct, so it may assign fields. Bytes belong to the log: a handler that changes them in place gets copies of all of them
+// from then on, which costs memory (D6).
 type Message struct {
 	Topic     string
 	Partition int32

@@ -81,7 +81,7 @@ type retrier struct {
 }
 
 func newRetrier(w *worker) *retrier {
-	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
+	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, brake: w.brake, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
 		keys: map[pgtype.UUID]struct{}{}, sweep: true, careful: w.unclean, since: time.Now(), asks: w.c.poller.join(w.id, w.cur, w.state)}
 }
 
@@ -313,7 +313,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return true, r.fail(row, &verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
 	}
 	if err := r.verifyIdentity(row); err != nil {
-		return true, r.fail(row, &verdict{reason: reasonPermanent, err: err}, 0) // another try would find the same
+		return true, r.giveUp(row, &verdict{reason: reasonPermanent, err: err}) // another try would find the same
 	}
 	r.state.inRetry.Store(1)
 	defer r.state.inRetry.Store(0)
@@ -323,6 +323,9 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	var b *blockedError
 	switch {
 	case err == nil:
+		if r.brakes() {
+			r.endings(a.done.Handled)
+		}
 		r.c.resolved(a, row)
 		if row.m.order.Valid {
 			r.mu.Lock()
@@ -340,14 +343,29 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return false, fault.ErrInjected
 	case errors.As(f.err, &b):
 		return true, r.fail(row, b.verdict, 0)
-	case IsPermanent(f.err) && !f.lost:
-		return true, r.fail(row, &verdict{reason: reasonPermanent, err: f.err}, 0)
-	case row.n >= limit:
-		return true, r.fail(row, &verdict{reason: reasonExhausted, err: f.err}, 0)
+	case hopeless(f.err) && !f.lost, row.n >= limit, r.brakes() && r.brake.stopped():
+		return true, r.giveUp(row, &verdict{reason: gaveUp(f), err: f.err})
 	}
 	v := &verdict{reason: reasonFailed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.n))}
 	r.reportRetry(Retry{Offset: row.m.Offset, Messages: 1, Attempt: row.n, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
 	return true, r.fail(row, v, 0)
+}
+
+// brakes reports whether rows count for the brake: those of messages that failed, which are tried here. Otherwise they are an operator's.
+func (r *retrier) brakes() bool { return r.c.cfg.OnFailure == ParkOrderingKey }
+
+// giveUp leaves a row to an operator, unless the partition has to stop first.
+func (r *retrier) giveUp(row *parkedRow, v *verdict) error {
+	if r.brakes() {
+		if _, yes := r.brake.stops(v.reason); yes {
+			if err := r.fail(row, &verdict{reason: reasonFailed, err: v.err, wait: backoffFor(r.c.cfg, row.n)}, 1); err != nil {
+				return err
+			}
+			return r.everythingFails(r.state.position.Load(), row.m.Offset, v)
+		}
+		defer r.endings(0, v.reason)
+	}
+	return r.fail(row, v, 0)
 }
 
 // take counts an attempt at the row that is due first; nil where there is none. A drain does not cut it off: the attempt might

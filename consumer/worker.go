@@ -59,11 +59,13 @@ func (w *worker) run(ctx context.Context) error {
 		return err
 	}
 	var retries sync.WaitGroup
-	retries.Go(func() {
-		if err := w.retrier.run(ctx, work); err != nil {
-			stop(err)
-		}
-	})
+	if !w.brake.stopped() {
+		retries.Go(func() {
+			if err := w.retrier.run(ctx, work); err != nil {
+				stop(err)
+			}
+		})
+	}
 	committer := startCommitter(w)
 	fetching := startFetching(ctx, w)
 	w.buf, w.bufNext, w.bufEpoch, w.bufErr = nil, w.pos, w.leaderEpoch, nil
@@ -77,12 +79,13 @@ func (w *worker) run(ctx context.Context) error {
 	}
 	stop(nil)
 	retries.Wait()
+	w.retrier.rest()
 	w.rest()
-	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
-		err = cause
-	}
 	if errors.Is(err, context.Canceled) {
 		err = nil
+	}
+	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
 	}
 	return err
 }
@@ -91,6 +94,13 @@ func (w *worker) loop(ctx, work context.Context, fetching *fetching, committer *
 	for ctx.Err() == nil {
 		if w.cur.replayed(w.pos) {
 			return w.endReplay(work)
+		}
+		if w.brake.stopped() {
+			if err := w.probe(ctx, work, fetching, committer); err != nil {
+				return err
+			}
+			committer.kick(w.pos)
+			continue
 		}
 		msgs, next, err := w.collect(ctx, fetching, committer)
 		if err != nil {
@@ -172,6 +182,11 @@ func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
 	w.pruning.took(w.cur.run, w.pos)
 	w.stand(a.next, last, epoch)
 	w.state.worked()
+	reasons := make([]string, len(a.parked))
+	for i, p := range a.parked {
+		reasons[i] = p.Reason
+	}
+	w.endings(a.done.Handled, reasons...)
 	w.c.told(a)
 	w.retrier.parked(a)
 }
@@ -269,8 +284,11 @@ func (w *worker) stampReplay(msgs []*Message) {
 
 // cut returns how many buffered messages make the next batch, and whether it is full. No batch goes beyond the end of a replay.
 func (w *worker) cut() (n int, full bool) {
-	size := 0
-	for n < len(w.buf) && n < w.c.cfg.BatchSize {
+	size, most := 0, w.c.cfg.BatchSize
+	if w.brake.stopped() {
+		most = 1
+	}
+	for n < len(w.buf) && n < most {
 		if w.cur.replayed(w.buf[n].Offset) {
 			return n, n > 0
 		}
@@ -280,7 +298,7 @@ func (w *worker) cut() (n int, full bool) {
 		}
 		n++
 	}
-	return n, n == w.c.cfg.BatchSize || size >= w.c.cfg.BatchBytes
+	return n, n == most || size >= w.c.cfg.BatchBytes
 }
 
 func (w *worker) take(n int) ([]*Message, int64, error) {
