@@ -50,13 +50,16 @@ func IsPermanent(err error) bool {
 // RetryAfter marks an error that is not worth another try before d has passed, such as a remote's Retry-After. It counts as an attempt
 // like any other error, and like [Permanent] it counts from a run in which the message stands alone: an error in a batch is followed by that
 // run at once, whatever it asks for. Under [ParkOrderingKey] only the message's ordering key waits, otherwise the partition does. Nil
-// stays nil; a d that is not positive changes nothing.
+// stays nil; a d that is not positive changes nothing, and one above 24 hours counts as 24 hours.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil || d <= 0 {
 		return err
 	}
-	return &retryAfterError{err, d}
+	return &retryAfterError{err, min(d, maxRetryAfter)}
 }
+
+// maxRetryAfter bounds what a handler may ask for. A due time further ahead was written by a clock that was wrong (T9).
+const maxRetryAfter = 24 * time.Hour
 
 type retryAfterError struct {
 	error

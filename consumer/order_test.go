@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -358,4 +359,30 @@ func TestD5RedriveUnderAnotherKeyIsRefused(t *testing.T) {
 	})
 	stop()
 	r.once()
+}
+
+// T9: a due time that was written while the clock was ahead is over: the message, and its ordering key, do not wait for it.
+func TestT9DueTimeOfTheFuture(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.OnFailure, cfg.RetryMin, cfg.RetryMax, cfg.MaxAttempts = consumer.ParkOrderingKey, time.Hour, time.Hour, 10
+	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{id("a-1")}})
+	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-2"), Headers: []consumer.Header{id("a-2")}})
+	var well atomic.Bool
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if !well.Load() {
+			return errBoom
+		}
+		return effect(ctx, tx, m)
+	}, cfg)
+	r.reaches(0, 2)
+	until(t, "its next attempt is in an hour or so", func() bool {
+		return r.count(`select count(*) from onlyonce.parked where state = 'retrying' and next_attempt_at > clock_timestamp() + interval '20 minutes'`) == 1
+	})
+	well.Store(true)
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '6 days' where state = 'retrying'`)
+	until(t, "both are applied", func() bool { return r.count(`select count(*) from effects`) == 2 })
+	stop()
+	r.once("a-1", "a-2")
 }

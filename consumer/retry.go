@@ -17,27 +17,30 @@ import (
 
 // tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition, cursor, epoch, nonce. One row: whether
 // the lease is still the owner's, where the cursor stands, whether somebody paused the partition, and in how many seconds the next
-// of its parked rows is due (null: none is). By the primary keys and the indexes parked_due and parked_order. A row that stands behind an unsettled
+// of its parked rows is due (null: none is); a due time further ahead than $7 seconds is over (T9). By the primary keys and the indexes parked_due and parked_order. A row that stands behind an unsettled
 // one of its ordering key is not due, whatever its time: takeSQL does not take it.
 const tendSQL = `
 select exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
        coalesce((select next_offset from onlyonce.positions where id = $4), -1),
        exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
-       (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
+       (select extract(epoch from case when p.next_attempt_at > clock_timestamp() + make_interval(secs => $7) then clock_timestamp()
+                                       else p.next_attempt_at end - clock_timestamp())::float8 from onlyonce.parked p
          where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.state = 'retrying'
            and not exists (select 1 from onlyonce.parked f
                             where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
          order by p.next_attempt_at limit 1)`
 
 // takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
-// partition, and after how many seconds it is due again should this process die. At most one row; none too where the
+// partition, after how many seconds it is due again should this process die, and how many seconds ahead a due time is at most: one beyond that was
+// written while the clock was ahead, and is over (T9). At most one row; none too where the
 // cursor has another owner. By the indexes parked_due and parked_order: a row is due only if no unsettled one of its ordering
 // key stands before it.
 const takeSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
 due as (
   select p.id from onlyonce.parked p
-   where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying' and p.next_attempt_at <= clock_timestamp()
+   where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying'
+     and (p.next_attempt_at <= clock_timestamp() or p.next_attempt_at > clock_timestamp() + make_interval(secs => $8))
      and not exists (select 1 from onlyonce.parked f
                       where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
    order by p.next_attempt_at, p."offset" limit 1)
@@ -177,7 +180,7 @@ func (r *retrier) tend(ctx context.Context) error {
 	var due *float64
 	var at int64
 	known := r.state.position.Load() // before the query: the database is at least there, unless a failover lost commits
-	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&mine, &at, &paused, &due)
+	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.longestWait().Seconds()).Scan(&mine, &at, &paused, &due)
 	switch {
 	case err != nil:
 		return fmt.Errorf("looking for parked messages: %w", err)
@@ -298,6 +301,11 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	return true, r.fail(row, v, 0)
 }
 
+// longestWait is how far ahead a due time can lie: the schedule's waits are random around RetryMax, and a handler may ask for maxRetryAfter.
+func (c *Consumer) longestWait() time.Duration {
+	return max(2*c.cfg.RetryMax, maxRetryAfter+time.Minute)
+}
+
 // take counts an attempt at the row that is due first; nil where there is none. A drain does not cut it off: the attempt might
 // be counted and never made.
 func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
@@ -309,7 +317,7 @@ func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 	var topicID pgtype.UUID
 	m := row.m
 	err := r.c.pool.QueryRow(ctx, takeSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
-		r.c.cfg.RetryMax.Seconds()).Scan(&row.id, &row.n, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
+		r.c.cfg.RetryMax.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.n, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
 		&m.Value, &m.order, &m.cluster, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.EventID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil

@@ -46,8 +46,8 @@ const limitSQL = `select set_config('statement_timeout', $1, true)`
 // of relays of schema version 2, which hold a sink as a whole (lanes is 0). Reads onlyonce.leases, which has one row for each cursor, lane and sink.
 const relaysSQL = `
 select coalesce(l.sink, substr(e.name, length('relay/') + 1)) as sink, max(e.epoch) as epoch, max(e.until) as until,
-       bool_or((e.nonce is not null and e.until > clock_timestamp()) is true) as held, count(l.id) as lanes,
-       count(l.id) filter (where e.nonce is not null and e.until > clock_timestamp()) as lanes_held
+       bool_or((e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true) as held, count(l.id) as lanes,
+       count(l.id) filter (where e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') as lanes_held
   from onlyonce.leases e left join onlyonce.lanes l on l.id = e.id
  where starts_with(e.name, 'relay/') group by 1, l.id is null order by 1`
 
