@@ -170,8 +170,27 @@ func (e *HaltError) Error() string {
 	if !e.RetainedUntil.IsZero() {
 		kept = fmt.Sprintf("; retention may delete it from %s on", e.RetainedUntil.UTC().Format(time.RFC3339))
 	}
+	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.resolve())
+}
+
+// attributes are what is logged of the halt; what it has not is left out.
+func (e *HaltError) attributes() []any {
+	all := []any{"scope", e.Scope, "topic", e.Topic, "partition", e.Partition, "position", e.Position, "reason", string(e.Reason), "detail", e.Detail}
+	if e.Shard != "" {
+		all = append(all, "shard", e.Shard)
+	}
+	if !e.RetainedUntil.IsZero() {
+		all = append(all, "retained_until", e.RetainedUntil)
+	}
+	return append(all, "resolve", e.resolve())
+}
+
+// resolve says what to do, with the command.
+func (e *HaltError) resolve() string {
 	resolve := "to resolve it: " + e.Command()
 	switch e.Reason {
+	case HaltForeignGroup:
+		resolve = "if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then: " + e.Command()
 	case HaltNoShard:
 		resolve = "correct Shards and deploy"
 	case HaltRetired:
@@ -186,11 +205,11 @@ func (e *HaltError) Error() string {
 			resolve = fmt.Sprintf("it was taken over from the wrong database: %s, and then %s", e.Command(), e.command("adopt", e.Shard, "-from", quote("URL-OF-"+e.Other)))
 		}
 	}
-	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, resolve)
+	return resolve
 }
 
 // Command is the command that resolves the halt, for a POSIX shell, the first one where it takes two; "" where none does (no-shard). The operator fills in OFFSET, where
-// the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME.
+// the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. That of a foreign-group is refused while the other group has not let the cursor go.
 func (e *HaltError) Command() string {
 	switch {
 	case e.Reason == HaltNoShard:

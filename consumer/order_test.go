@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -385,4 +386,42 @@ func TestT9DueTimeOfTheFuture(t *testing.T) {
 	until(t, "both are applied", func() bool { return r.count(`select count(*) from effects`) == 2 })
 	stop()
 	r.once("a-1", "a-2")
+}
+
+// A halt is logged when it begins and when it changes, and not each time that the partition looks again; it says what to do about two services before it
+// gives the command that moves the cursor.
+func TestHaltIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 1)
+	stop := r.start(effect, testConfig())
+	r.reaches(0, 1)
+	stop()
+	r.src.GroupID = "other"
+	var mu sync.Mutex
+	var log strings.Builder
+	cfg := testConfig()
+	cfg.Logger = slog.New(slog.NewTextHandler(&locked{mu: &mu, w: &log}, nil))
+	stop = r.start(effect, cfg)
+	until(t, "three looks", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.halts) >= 3
+	})
+	stop()
+	mu.Lock()
+	defer mu.Unlock()
+	text := log.String()
+	if n := strings.Count(text, "partition halted"); n != 1 {
+		t.Errorf("%d lines", n)
+	}
+	for _, none := range []string{"retained_until=0001", "shard="} {
+		if strings.Contains(text, none) {
+			t.Errorf("%s is in %s", none, text)
+		}
+	}
+	services, command := strings.Index(text, "if these are two services, change Config.Scope"), strings.Index(text, "onlyonce cursor adopt")
+	if services < 0 || command < services {
+		t.Errorf("%s", text)
+	}
 }

@@ -37,6 +37,9 @@ type worker struct {
 	bufErr  error      // what the fetch behind buf failed with
 	moved   time.Time  // when bufNext first ran ahead of pos with nothing to handle
 
+	logged   haltLine // the halt that was logged last
+	loggedAt time.Time
+
 	retrier *retrier
 }
 
