@@ -425,3 +425,22 @@ func TestHaltIsLoggedOnce(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 }
+
+// K1: a message that still has no key when it is redriven is parked for that again: what is told, and the row, agree.
+func TestK1RedrivenMessageWithoutKeyKeepsItsReason(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log.Append(0, "nameless")
+	stop := r.start(effect, testConfig())
+	r.reaches(0, 1)
+	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0`)
+	until(t, "parked again", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.parked) == 2
+	})
+	stop()
+	if told, kept := r.parked[1].Reason, r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`); told != "no-key" || kept != 1 {
+		t.Errorf("told as %s, %d rows of reason no-key", told, kept)
+	}
+}

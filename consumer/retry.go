@@ -400,8 +400,11 @@ func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 	case tag.RowsAffected() == 0:
 		r.sweepSoon() // settled after all: COMMIT's answer was lost
 	case state == stateWaiting:
-		m := row.m
-		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: state, Err: v.err})
+		m, reason := row.m, v.reason
+		if row.reason == reasonConflict || row.reason == reasonNoKey {
+			reason = row.reason // which the row keeps, too
+		}
+		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: reason, State: state, Err: v.err})
 	}
 	return nil
 }

@@ -153,7 +153,8 @@ type Route struct {
 	// See [ProfileStripe].
 	StoreServerErrors bool
 	MismatchStatus    int
-	// TTL is how long an answer is kept from its completion (H19). Default 48 hours, from 1 s to 400 days.
+	// TTL is how long an answer is kept from its completion (H19). At least an hour longer than KeyWindow (25 hours, unless that is set), at most 400
+	// days. Default 48 hours.
 	TTL time.Duration
 	// KeyWindow is for how long remotes remember keys that this route calls, in a [Step] or through the outbox. Default 24 hours, from 1 s to 400
 	// days. Set 1 s on a route that calls nobody: nothing finds that out by itself, and a TTL below 25 hours is refused until you do. A step whose outcome is unknown is not asked about after that. TTL must be an hour longer, because keys

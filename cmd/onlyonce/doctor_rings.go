@@ -47,7 +47,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	if d.ask.copies == nil {
-		d.add(levelInfo, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
+		d.add(levelWarn, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
 	} else if err := holds("copies", "keys_log", *d.ask.copies, "producers"); err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ func TestDoctorFindings(t *testing.T) {
 		"idle sessions":             {set("idle_session_timeout", "5min"), nil, "server", levelInfo, []string{"idle_session_timeout is 5min"}},
 		"read-only":                 {set("default_transaction_read_only", "on"), nil, "server", levelFail, []string{"transactions of postgres are read-only"}},
 		"clocks":                    {"", nil, "clocks", levelOK, []string{"agree"}},
-		"copies, not declared":      {"", nil, "copies", levelInfo, []string{"not declared", "-copies-within"}},
+		"copies, not declared":      {"", nil, "copies", levelWarn, []string{"not declared", "-copies-within"}},
 		"copies, shorter":           {"", []string{"-copies-within", "7d"}, "copies", levelOK, []string{"at least 7d"}},
 		"copies, longer":            {"", []string{"-copies-within", "8d"}, "copies", levelFail, []string{"producers: copies may come for 8d", "-ring keys_log", "D above 8d"}},
 		"copies, for ever":          {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", levelOK, nil},

@@ -253,6 +253,9 @@ func (q *selection) write(a *app, d *selected) {
 		say("Discard %d: they are never applied, and copies of them that come later are not either.", d.Count)
 	default:
 		say("Redrive %d: each is tried again as a new message is.", d.Count)
+		if n := len(slices.DeleteFunc(slices.Clone(d.rows), func(r pickedRow) bool { return r.Reason != "no-key" })); n > 0 {
+			say("%d of them had no key: that helps only if Config.Key, or where it looks, has changed since.", n)
+		}
 	}
 	if behind > 0 && !q.discard {
 		say("%d of them stand behind others of their ordering key (BEHIND names the first), and are tried only once those are settled.", behind)

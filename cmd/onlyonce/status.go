@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,6 +52,11 @@ select coalesce(l.sink, substr(e.name, length('relay/') + 1)) as sink, max(e.epo
   from onlyonce.leases e left join onlyonce.lanes l on l.id = e.id
  where starts_with(e.name, 'relay/') group by 1, l.id is null order by 1`
 
+// membersSQL lists the leases by which relays say that they list a sink: member/SINK/N, for as long as they renew them.
+const membersSQL = `
+select name from onlyonce.leases
+ where starts_with(name, 'member/') and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
+
 type parkedCount struct {
 	Kind   string    `json:"kind"`
 	Reason string    `json:"reason"`
@@ -74,6 +80,7 @@ type relayRow struct {
 
 	Lanes     int64 `json:"lanes"`
 	LanesHeld int64 `json:"lanes_held"`
+	Members   int64 `json:"members" db:"-"` // relays that list it
 }
 
 type statusReport struct {
@@ -108,7 +115,7 @@ With -json, one object:
   outbox                  list of {sink, state, count, oldest_age_seconds (of pending rows, else null)}
   outbox_settled_counted  false: counting delivered and parked calls took over 5 s, so they are left out of outbox
   outbox_log_counted      false: counting pending calls of the log took over 5 s, so they are left out of outbox
-  relays                  list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held}; of a sink's lanes
+  relays                  list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held, members (relays that list it)}; of a sink's lanes
                           the highest epoch, the latest until, and whether any is held; lanes is 0 for a relay of schema version 2
 Of calls, delivered and parked counts only those that were enqueued before schema version 3; "onlyonce outbox status" tells more.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
@@ -150,8 +157,19 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*statusRep
 	if r.Relays, err = collect[relayRow](ctx, tx, relaysSQL); err != nil {
 		return nil, err
 	}
+	type member struct{ Name string }
+	members, err := collect[member](ctx, tx, membersSQL)
+	if err != nil {
+		return nil, err
+	}
 	for i := range r.Relays {
-		utc(r.Relays[i].Until)
+		l := &r.Relays[i]
+		utc(l.Until)
+		for _, m := range members {
+			if strings.HasPrefix(m.Name, "member/"+url.PathEscape(l.Sink)+"/") {
+				l.Members++
+			}
+		}
 	}
 	if r.Outbox, err = collect[outboxCount](ctx, tx, pendingCallsSQL); err != nil {
 		return nil, err
@@ -264,12 +282,15 @@ func (a *app) writeStatus(r *statusReport) {
 			until = instant(*l.Until)
 		}
 		held := yesNo(l.Held)
-		if l.Lanes > 0 {
-			held = fmt.Sprintf("%d of %d lanes", l.LanesHeld, l.Lanes)
+		switch {
+		case l.Lanes > 0 && l.LanesHeld == 0:
+			held = "by no relay"
+		case l.Lanes > 0:
+			held = fmt.Sprintf("%d of %d lanes, by %d relays", l.LanesHeld, l.Lanes, l.Members)
 		}
 		rows = append(rows, []string{l.Sink, number(l.Epoch), until, held})
 	}
-	say("\nRelays: %d\n", len(r.Relays))
+	say("\nSinks: %d\n", len(r.Relays))
 	a.section([]string{"SINK", "EPOCH", "UNTIL", "HELD"}, rows)
 }
 
