@@ -48,7 +48,9 @@ type handling struct {
 	handled  int
 
 	// Written by the one who waits.
+	took    time.Duration
 	overdue error // which bound ended the handlers' context
+	changed bool  // a handler has changed what its messages consist of
 	hung    bool
 	stack   string
 }
@@ -101,6 +103,7 @@ func (e *engine) run(work context.Context, tx *guard.Tx, msgs []*Message, index 
 		h.err = e.handleAll(ctx, tx, h, start)
 	}
 	defer func() {
+		h.took = time.Since(start)
 		switch {
 		case h.hung:
 			close(e.hand.work) // it ends when the handler does
@@ -293,19 +296,14 @@ func (s *connection) abandon(tx *guard.Tx) {
 	})
 }
 
-// hung reports a handler that was left behind, and makes the attempt fail because of it. The messages are copied: the handler
-// still holds the ones that it was given.
-func (e *engine) hung(work context.Context, a *attempt, h *handling) error {
+// hung reports a handler that was left behind, and makes the attempt fail because of it.
+func (e *engine) hung(work context.Context, h *handling) error {
 	at := 0
 	if e.c.batch == nil {
 		at = int(h.at.Load())
 	}
 	m := h.msgs[at]
 	e.c.leaveBehind(h, Hung{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Stack: h.stack})
-	for i, old := range a.msgs {
-		fresh := *old
-		a.msgs[i] = &fresh
-	}
 	if work.Err() != nil {
 		return context.Cause(work)
 	}

@@ -304,10 +304,23 @@ var handlerRows = []row{
 		})
 	}},
 	{"handler", "backend terminated", func(f *faults) {
-		f.misbehaves(exhausted, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
-			_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
-			return err
+		// The server does not say who ended the session. So no message is judged, and the partition says so and waits.
+		var mended atomic.Bool
+		f.begin(1, func(f *faults) { f.cfg.BlockedAfter = 100 * time.Millisecond })
+		stop := f.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			if string(m.Value) == scenario.Plain && !mended.Load() {
+				if _, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`); err != nil {
+					return err
+				}
+			}
+			return f.handle(ctx, tx, m)
 		})
+		if h := f.halted(); h.Reason != consumer.HaltBlocked || !strings.Contains(h.Detail, "57P01") {
+			f.t.Errorf("halt: %v", h)
+		}
+		mended.Store(true)
+		f.finish(stop)
+		f.parkedAs(nil)
 	}},
 	{"handler", "backend terminated: by somebody else, now and then", func(f *faults) {
 		// Innocent: attempts that a lost connection ended are made again.
@@ -458,6 +471,12 @@ var commitRows = slices.Concat(
 			f.failsOver(ordered, func(f *faults) { f.takenOver = true })
 		}},
 	})
+
+// silenceRows are the silent servers.
+var silenceRows = slices.Concat(
+	silentRows("claim", consumer.ClaimSQL, map[string]func(*faults){"": claimFirst, ": ordering keys": func(f *faults) { claimFirst(f); ordered(f) }}),
+	silentRows("commit", "commit", map[string]func(*faults){"": positionsOnly, ": ids": func(*faults) {}, ": ordering keys": ordered}),
+)
 
 // cutRows lose every third connection at COMMIT.
 func cutRows(fault string, what pgtest.Cut) (rows []row) {

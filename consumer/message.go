@@ -66,9 +66,17 @@ func (m *Message) ID() string { return cmp.Or(m.id, m.EventID) }
 // Tenant is the tenant that Config.Tenant named for the message, or that an event was appended under.
 func (m *Message) Tenant() string { return cmp.Or(m.tenant, m.EventTenant) }
 
-// hash is the stored form of the message's key and of its payload's fingerprint.
-func (m *Message) hash() ([16]byte, int64) {
-	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, ID: m.id, Replay: m.replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
+// hash is the stored form of the message's key, in a replay of its key there, and of its payload's fingerprint.
+func (m *Message) hash() ([16]byte, int64) { return m.hashIn(m.replay) }
+
+// ordinary is the stored form of the key that a copy outside of replays has, and that the message's parked row has in any case.
+func (m *Message) ordinary() [16]byte {
+	hash, _ := m.hashIn(0)
+	return hash
+}
+
+func (m *Message) hashIn(replay int32) ([16]byte, int64) {
+	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, ID: m.id, Replay: replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
 	return k.Hash(), k.Fingerprint.Int64()
 }
 

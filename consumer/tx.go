@@ -2,11 +2,13 @@ package consumer
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // Tx is the transaction that a handler works in: a [pgx.Tx] without Commit, Rollback and Conn, because the handler's
@@ -49,6 +51,18 @@ type Tx interface {
 	// batch is divided there. With one in each message set Config.BatchSize to 60 at most. While fn runs only its goroutine uses the
 	// transaction: what another one wrote meanwhile would be undone with it, so then nothing is forgiven, and the attempt fails.
 	Savepoint(ctx context.Context, fn func() error) error
+}
+
+// timeouts queues the transaction's timeouts right behind BEGIN, with which they travel, so that they hold for OnBegin too, and end a session
+// whose client went silent there (T7). The fence sets them once more, for whatever OnBegin made of them. SET takes no snapshot,
+// so that OnBegin can still choose the isolation level; set_config would.
+func (c *Consumer) timeouts(tx *guard.Tx) {
+	for _, t := range []struct {
+		name  string
+		bound time.Duration
+	}{{"lock_timeout", c.cfg.LockTimeout}, {"statement_timeout", c.cfg.StatementTimeout}, {"idle_in_transaction_session_timeout", c.cfg.IdleTimeout}} {
+		tx.Engine(stepBegin, "set local "+t.name+" = "+guard.Millis(t.bound))
+	}
 }
 
 // strayed logs a write that a handler has queued when it had returned (T6). If the transaction has ended nobody else can tell of it.

@@ -11,7 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
-const fenceSQL = `select onlyonce.fence(c.id, l.epoch, l.nonce, 0, 0, 1, null, null, null, '1s', '1s', '10s')
+const fenceSQL = `select onlyonce.fence(c.id, l.epoch, l.nonce, 0, 0, 1, null, null, null, null, '1s', '1s', '10s')
 	from onlyonce.cursors c join onlyonce.leases l on l.id = c.id`
 
 // fenced opens a transaction on a fresh cursor, with the fence queued.
