@@ -298,11 +298,14 @@ func (a *app) writeStatus(r *statusReport) {
 			until = instant(*l.Until)
 		}
 		held := yesNo(l.Held)
+		if l.Lanes > 0 {
+			held = fmt.Sprintf("%d of %d lanes", l.LanesHeld, l.Lanes)
+		}
 		switch {
+		case l.Members > 0:
+			held += fmt.Sprintf(", by %d relays", l.Members)
 		case l.Lanes > 0 && l.LanesHeld == 0:
-			held = "by no relay"
-		case l.Lanes > 0:
-			held = fmt.Sprintf("%d of %d lanes, by %d relays", l.LanesHeld, l.Lanes, l.Members)
+			held += ", by no relay"
 		}
 		rows = append(rows, []string{l.Sink, number(l.Epoch), until, held})
 	}
