@@ -79,6 +79,16 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 	}
 }
 
+// logHaltEvery is how often a halt is logged that has not changed. Hooks.Halted is called each time.
+const logHaltEvery = 5 * time.Minute
+
+// haltLine is what a halt's line in the log is about.
+type haltLine struct {
+	reason   HaltReason
+	detail   string
+	position int64
+}
+
 // report tells people that a partition stands still, and for how long that is without loss.
 func (w *worker) report(ctx context.Context, halt *HaltError) {
 	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
@@ -87,8 +97,10 @@ func (w *worker) report(ctx context.Context, halt *HaltError) {
 	w.state.stop(halt)
 	w.c.poller.soon()
 	cfg := &w.c.cfg
-	cfg.Logger.Error("onlyonce: partition halted", "scope", cfg.Scope, "topic", halt.Topic, "partition", halt.Partition,
-		"position", halt.Position, "shard", halt.Shard, "reason", string(halt.Reason), "detail", halt.Detail, "retained_until", halt.RetainedUntil, "resolve", halt.Command())
+	if now := (haltLine{halt.Reason, halt.Detail, halt.Position}); now != w.logged || time.Since(w.loggedAt) >= logHaltEvery {
+		w.logged, w.loggedAt = now, time.Now()
+		cfg.Logger.Error("onlyonce: partition halted", halt.attributes()...)
+	}
 	if cfg.Hooks.Halted != nil {
 		cfg.Hooks.Halted(halt)
 	}

@@ -145,11 +145,11 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
 		a.parked, a.behind, a.ran = nil, nil, false
 		if slot.conn.Conn().IsClosed() { // the run before has left something in its session
+			slot.release() // before: the pool may have no other
 			fresh, err := e.connect(work)
 			if err != nil {
 				return err
 			}
-			slot.release()
 			slot = fresh
 		}
 		tx := guard.Begin(slot.conn.Conn())

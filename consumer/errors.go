@@ -61,13 +61,16 @@ func hopeless(err error) bool { return IsPermanent(err) || guard.IsMisuse(err) }
 // RetryAfter marks an error that is not worth another try before d has passed, such as a remote's Retry-After. It counts as an attempt
 // like any other error, and like [Permanent] it counts from a run in which the message stands alone: an error in a batch is followed by that
 // run at once, whatever it asks for. Under [ParkOrderingKey] only the message's ordering key waits, otherwise the partition does. Nil
-// stays nil; a d that is not positive changes nothing.
+// stays nil; a d that is not positive changes nothing, and one above 24 hours counts as 24 hours.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil || d <= 0 {
 		return err
 	}
-	return &retryAfterError{err, d}
+	return &retryAfterError{err, min(d, maxRetryAfter)}
 }
+
+// maxRetryAfter bounds what a handler may ask for. A due time further ahead was written by a clock that was wrong (T9).
+const maxRetryAfter = 24 * time.Hour
 
 type retryAfterError struct {
 	error
@@ -182,10 +185,29 @@ func (e *HaltError) Error() string {
 	if !e.RetainedUntil.IsZero() {
 		kept = fmt.Sprintf("; retention may delete it from %s on", e.RetainedUntil.UTC().Format(time.RFC3339))
 	}
+	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.resolve())
+}
+
+// attributes are what is logged of the halt; what it has not is left out.
+func (e *HaltError) attributes() []any {
+	all := []any{"scope", e.Scope, "topic", e.Topic, "partition", e.Partition, "position", e.Position, "reason", string(e.Reason), "detail", e.Detail}
+	if e.Shard != "" {
+		all = append(all, "shard", e.Shard)
+	}
+	if !e.RetainedUntil.IsZero() {
+		all = append(all, "retained_until", e.RetainedUntil)
+	}
+	return append(all, "resolve", e.resolve())
+}
+
+// resolve says what to do, with the command.
+func (e *HaltError) resolve() string {
 	resolve := "to resolve it: " + e.Command()
 	switch e.Reason {
 	case HaltEverythingFails:
 		resolve = "to go on at once: " + e.Command() + "; when the cause is mended, to have what was parked tried again: " + strings.Join(e.Redrive, "; ")
+	case HaltForeignGroup:
+		resolve = "if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then: " + e.Command()
 	case HaltNoShard:
 		resolve = "correct Shards and deploy"
 	case HaltRetired:
@@ -200,11 +222,11 @@ func (e *HaltError) Error() string {
 			resolve = fmt.Sprintf("it was taken over from the wrong database: %s, and then %s", e.Command(), e.command("adopt", e.Shard, "-from", quote("URL-OF-"+e.Other)))
 		}
 	}
-	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, resolve)
+	return resolve
 }
 
 // Command is the command that resolves the halt, for a POSIX shell, the first one where it takes two; "" where none does (no-shard). The operator fills in OFFSET, where
-// the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME.
+// the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. That of a foreign-group is refused while the other group has not let the cursor go.
 func (e *HaltError) Command() string {
 	switch {
 	case e.Reason == HaltNoShard:

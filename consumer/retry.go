@@ -16,14 +16,16 @@ import (
 )
 
 // takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
-// partition, and after how many seconds it is due again should this process die. At most one row; none too where the
+// partition, after how many seconds it is due again should this process die, and how many seconds ahead a due time is at most: one beyond that was
+// written while the clock was ahead, and is over (T9). At most one row; none too where the
 // cursor has another owner. By the indexes parked_due and parked_order: a row is due only if no unsettled one of its ordering
 // key stands before it.
 const takeSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
 due as (
   select p.id from onlyonce.parked p
-   where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying' and p.next_attempt_at <= clock_timestamp()
+   where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying'
+     and (p.next_attempt_at <= clock_timestamp() or p.next_attempt_at > clock_timestamp() + make_interval(secs => $8))
      and not exists (select 1 from onlyonce.parked f
                       where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
    order by p.next_attempt_at, p."offset" limit 1)
@@ -208,7 +210,11 @@ func (r *retrier) answered(a polled) error {
 	}
 	r.due = time.Time{}
 	if a.due != nil {
-		r.dueIn(time.Duration(*a.due * float64(time.Second)))
+		due := time.Duration(*a.due * float64(time.Second))
+		if due > r.c.longestWait() {
+			due = 0 // T9: it was written while the clock was ahead
+		}
+		r.dueIn(due)
 	}
 	r.mark(a)
 	return nil
@@ -368,6 +374,11 @@ func (r *retrier) giveUp(row *parkedRow, v *verdict) error {
 	return r.fail(row, v, 0)
 }
 
+// longestWait is how far ahead a due time can lie: the schedule's waits are random around RetryMax, and a handler may ask for maxRetryAfter.
+func (c *Consumer) longestWait() time.Duration {
+	return max(2*c.cfg.RetryMax, maxRetryAfter+time.Minute)
+}
+
 // take counts an attempt at the row that is due first; nil where there is none. A drain does not cut it off: the attempt might
 // be counted and never made.
 func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
@@ -379,7 +390,7 @@ func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 	var topicID pgtype.UUID
 	m := row.m
 	err := r.c.pool.QueryRow(ctx, takeSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
-		r.c.cfg.RetryMax.Seconds()).Scan(&row.id, &row.n, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
+		r.c.cfg.RetryMax.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.n, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
 		&m.Value, &m.order, &m.cluster, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.EventID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
@@ -465,8 +476,11 @@ func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 	case tag.RowsAffected() == 0:
 		r.sweepSoon() // settled after all: COMMIT's answer was lost
 	case state == stateWaiting:
-		m := row.m
-		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: state, Err: v.err})
+		m, reason := row.m, v.reason
+		if row.reason == reasonConflict || row.reason == reasonNoKey {
+			reason = row.reason // which the row keeps, too
+		}
+		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: reason, State: state, Err: v.err})
 	}
 	return nil
 }

@@ -36,6 +36,9 @@ type worker struct {
 
 	bufEpoch int32 // leader epoch that no batch below bufNext exceeded, -1: not known
 
+	logged   haltLine // the halt that was logged last
+	loggedAt time.Time
+
 	retrier *retrier
 }
 

@@ -296,7 +296,7 @@ func TestT6ForkedRequest(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
 	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
-		if r.runs.Add(1) == 1 {
+		if r.runs.Load() == 1 {
 			tx, err := idempotency.Tx(req)
 			if err != nil {
 				t.Error(err)

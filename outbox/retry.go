@@ -18,7 +18,8 @@ import (
 // index condition. Locks the rows; skips those that somebody else has locked (an operator). A call whose window has passed is handed over too,
 // without an attempt: its age keeps it from being made, and it is left for reconciliation. One that has been accepted, and waits for its
 // completion, is not called any more. One that was never called here counts from when it was parked if the database has lost history since, in which it
-// may have been (O6). None is taken that stands behind an unsettled one of its ordering key.
+// may have been (O6). RelayConfig.RetryMax is a day at most, so a due time beyond two days was written while the clock was ahead, unless the call was
+// scheduled by its program: it is over (T9). None is taken that stands behind an unsettled one of its ordering key.
 const pickSQL = `
 with t as materialized (
   select clock_timestamp() as now,
@@ -34,14 +35,15 @@ update onlyonce.parked o
        next_attempt_at = clock_timestamp() + $6::interval
  where o.id = any (array(
          select p.id from onlyonce.parked p
-          where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at <= (select now from t)
+          where p.kind = 'call' and p.sink = $1 and p.lane = $2
+            and (p.next_attempt_at <= (select now from t) or p.next_attempt_at > (select now from t) + interval '2 days' and p.reason <> 'scheduled')
             and (p.state = 'retrying' or $7 and p.state = 'reconcile') and p.id <> all ($3::bigint[])
             and (p.row_id is null or p.row_id <> all ($8::bigint[])) and (p.order_key is null or p.order_key <> all ($9::uuid[]))
             and (p.order_key is null or not exists (
               select 1 from onlyonce.parked f
                where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
           order by p.next_attempt_at, p.id limit $4 for no key update skip locked))
-   and o.next_attempt_at <= (select now from t)
+   and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select now from t) + interval '2 days' and o.reason <> 'scheduled')
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.call_name, o.method, o.target,
           onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.sealed_as, o.key), o.first_attempt_at > (select now from t),
           o.attempts, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
@@ -51,7 +53,8 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.
 // ids in the log of rows under way; ordering keys of both.
 // One row: null if there is none. By the index parked_calls_due.
 const nextSQL = `
-select (extract(epoch from min(p.next_attempt_at) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
+select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() + interval '2 days' and p.reason <> 'scheduled' then clock_timestamp()
+                                    else p.next_attempt_at end) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
  where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at is not null and (p.state = 'retrying' or $4 and p.state = 'reconcile')
    and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
    and (p.order_key is null or p.order_key <> all ($6::uuid[]))`

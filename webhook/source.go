@@ -26,7 +26,7 @@ type SourceConfig struct {
 	Partitions int
 	// PollInterval is how often is looked for events that nobody has told of, and for members that came or went. Default 500 ms.
 	PollInterval time.Duration
-	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, at least 1 s.
+	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, from 1 s to 1 hour.
 	LeaseTTL time.Duration
 	// HandoverTimeout is how long a partition that another member is to have may go on until what is under way has ended. Default 30 s.
 	HandoverTimeout time.Duration

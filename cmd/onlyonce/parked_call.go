@@ -85,7 +85,7 @@ func (q *selection) states() []string {
 		all = []string{"waiting", "blocked", "retrying"}
 	case calls && (q.applied || q.notApplied):
 		all = []string{"reconcile"}
-	case calls && !q.newKey:
+	case calls && !q.newKey, !calls && q.id != nil: // a message that is being tried again is made due now when it is named
 		all = []string{"waiting", "retrying"}
 	}
 	if q.state == nil {

@@ -139,7 +139,10 @@ func TestRedriveKeepsOrder(t *testing.T) {
 	if got := s.states(); got != "head:waiting conflict:retrying single:resolved" {
 		t.Errorf("parked: %s", got)
 	}
-	s.redrive("-id", s.parkedID("conflict")).want(t, statusFailed, "is being tried again already")
+	s.redrive("-id", s.parkedID("conflict")).want(t, statusGood, "Done: 1 are due now") // and still waits for the head
+	if got := s.effects(); got != "used single" {
+		t.Errorf("effects: %s", got)
+	}
 	s.redrive("-id", s.parkedID("head")).want(t, statusGood)
 	s.until(`select count(*) = 4 from effects`)
 	if got := s.effects(); got != "used single head conflict" {

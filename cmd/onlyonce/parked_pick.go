@@ -211,8 +211,6 @@ func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 		return usagef("-kind: row %d is a parked %s", *q.id, r.Kind)
 	case r.State == "resolved" || r.State == "discarded":
 		return &refusal{fmt.Sprintf("row %d is settled (%s), and nothing was done", *q.id, r.State)}
-	case r.State == "retrying" && r.Kind != kindCall:
-		return &refusal{fmt.Sprintf("row %d is being tried again already, and nothing was done", *q.id)}
 	case r.State == "blocked":
 		head, err := q.head(ctx, tx)
 		if err != nil {

@@ -299,7 +299,14 @@ func (a *app) writeParkedRow(d *parkedDetail, body bool) {
 	text("method", d.Method)
 	text("target", d.Target)
 	text("key", d.Key)
-	text("event id", d.EventID)
+	if d.Kind == kindEvent && d.EventID != nil && d.Topic != nil && strings.HasPrefix(*d.Topic, "webhook.") {
+		if part := strings.SplitN(*d.EventID, "/", 3); len(part) == 3 { // endpoint, provider, and the id as its sender knows it
+			row("provider", part[1])
+			row("event id", part[2])
+		}
+	} else {
+		text("event id", d.EventID)
+	}
 	if d.Lane != nil {
 		row("lane", strconv.Itoa(int(*d.Lane)))
 	}

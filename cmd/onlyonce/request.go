@@ -20,7 +20,7 @@ import (
 // requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope (null: any), how many rows, id (null: any). Open ones by
 // http_records_open, one by its id; completed ones walk http_records_expired backwards.
 const requestsSQL = `
-select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp(), false) then 'running'
+select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false) then 'running'
                               when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end else r.state end as state,
        r.tenant, r.scope, r.created_at, r.completed_at, r.expires_at, r.erased_at, octet_length(r.response)::bigint as bytes,
        array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null order by s.first_at) as unknown,
