@@ -139,6 +139,7 @@ const (
 	HaltRetired        HaltReason = "retired"         // an operator retired the cursor
 	HaltOtherShard     HaltReason = "other-shard"     // the partition's cursor is in another shard, or was retired there and is nowhere
 	HaltNoShard        HaltReason = "no-shard"        // Shards.Of names no database for the partition
+	HaltCopies         HaltReason = "copies"          // Config.Copies, or the topics without it, differ from what the scope's ids mean
 	HaltBlocked        HaltReason = "blocked"         // a message cannot be applied, and BlockPartition says that none is passed over
 )
 
@@ -171,6 +172,8 @@ func (e *HaltError) Error() string {
 	switch e.Reason {
 	case HaltNoShard:
 		resolve = "correct Shards and deploy"
+	case HaltCopies:
+		resolve = "if this is the same consumer set Config.Copies to what the scope has, or choose it where that is not set; if it is another one give it a Scope of its own"
 	case HaltRetired:
 		if e.Shard != "" {
 			resolve = "if it was moved to another shard deploy the Shards that say so; to bring it back: " + e.Command()
@@ -186,11 +189,11 @@ func (e *HaltError) Error() string {
 	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, resolve)
 }
 
-// Command is the command that resolves the halt, for a POSIX shell, the first one where it takes two; "" where none does (no-shard). The operator fills in OFFSET, where
+// Command is the command that resolves the halt, for a POSIX shell, the first one where it takes two; "" where none does (no-shard, copies). The operator fills in OFFSET, where
 // the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME.
 func (e *HaltError) Command() string {
 	switch {
-	case e.Reason == HaltNoShard:
+	case e.Reason == HaltNoShard, e.Reason == HaltCopies:
 		return ""
 	case e.Reason == HaltOtherShard && e.otherAhead:
 		return e.command("retire", e.Shard)

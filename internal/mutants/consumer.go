@@ -124,7 +124,7 @@ var consumerRules = []mutant{
 		new: "      or p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying' and p.next_attempt_at <= clock_timestamp()\n   order by p.next_attempt_at, p.\"offset\" limit 1)\nupdate",
 		pkg: "./cmd/onlyonce", test: "TestRedriveKeepsOrder"},
 	{rule: "F10 replay identity", file: "dedupe/key.go",
-		old: "	if k.Replay == 0 {\n", new: "	if k.Replay >= 0 {\n",
+		old: "	switch replay := k.Replay != 0; {", new: "	switch replay := false; {",
 		pkg: "./cmd/onlyonce", test: "TestReplay"},
 	{rule: "F10 replay claims its own keys only", file: "consumer/claim.go",
 		old: "		e.claimOrdinary(tx, msgs, verdicts)\n", new: "",
