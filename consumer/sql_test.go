@@ -95,3 +95,45 @@ select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filt
 		}
 	}
 }
+
+// K6: only a fetch that began behind the look at the clock says where the log ended then: of what was appended between an earlier fetch and that look, the
+// fetch knows nothing.
+func TestK6FrontierWantsALaterFetch(t *testing.T) {
+	t.Parallel()
+	r := &retrier{}
+	r.c = &Consumer{pool: pgtest.DB(t), cfg: Config{Scope: "stock"}.withDefaults()}
+	r.state = &partitionState{}
+	r.cur = &cursor{epoch: 7, nonce: newNonce()}
+	err := r.c.pool.QueryRow(t.Context(), `
+with l as (insert into onlyonce.leases (name, epoch, nonce) values ('cursor/stock/orders/0', 7, $1) returning id)
+insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 5, 5, 'earliest' from l returning id`,
+		r.cur.nonce).Scan(&r.cur.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	noted := func(step string, want int) {
+		t.Helper()
+		if err := r.mark(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var n int
+		if err := r.c.pool.QueryRow(t.Context(), `select count(*) from onlyonce.frontiers where frontier = $1`, r.sample.at).Scan(&n); err != nil || n != want {
+			t.Errorf("%s: %d frontiers, want %d; %v", step, n, want, err)
+		}
+	}
+	r.state.position.Store(5)
+	early := time.Now()
+	r.state.fetched(seen{began: early, end: 5})
+	noted("asks for the clock", 0)
+	noted("the fetch before is here", 0)
+	r.state.fetched(seen{began: early, end: 5})
+	noted("a fetch that began before comes back", 0)
+	for !time.Now().After(r.sample.asked) {
+	}
+	r.state.fetched(seen{began: time.Now(), end: 7}) // two were appended in between
+	noted("a later fetch shows what is still to be handled", 0)
+	r.state.position.Store(6)
+	noted("one of two is handled", 0)
+	r.state.position.Store(7)
+	noted("all is handled", 1)
+}
