@@ -112,13 +112,13 @@ func (p partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, err
 		<-ctx.Done()
 		return consumer.Fetched{}, ctx.Err()
 	}
-	got := consumer.Fetched{Messages: make([]*consumer.Message, n), Next: from + n, HighWatermark: end}
+	got := consumer.Fetched{Messages: make([]*consumer.Message, n), Next: from + n, LeaderEpoch: -1, HighWatermark: end, LastStable: end}
 	messages, headers := make([]consumer.Message, n), make([]consumer.Header, n)
 	for i := range messages {
 		offset := from + int64(i)
 		headers[i] = consumer.Header{Name: idHeader, Value: ids[offset*idBytes:][:idBytes:idBytes]}
 		messages[i] = consumer.Message{
-			Topic: topic, Partition: p.id, Offset: offset, Time: time.UnixMilli(1_750_000_000_000 + offset/perMilli),
+			Topic: topic, Partition: p.id, Offset: offset, LeaderEpoch: -1, Time: time.UnixMilli(1_750_000_000_000 + offset/perMilli),
 			Value: p.t.bodies[offset%int64(len(p.t.bodies))], Headers: headers[i : i+1 : i+1],
 		}
 		got.Messages[i] = &messages[i]

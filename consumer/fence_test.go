@@ -306,7 +306,7 @@ func TestT6CommitNeedsFenceAndSealInOneTransaction(t *testing.T) {
 	stop := r.start(queued, testConfig())
 	r.reaches(0, 1)
 	stop()
-	const fence = `select onlyonce.fence(l.id, l.epoch, l.nonce, 0, %d, %d, null, null, null, '1s', '1s', '1s') from onlyonce.leases l`
+	const fence = `select onlyonce.fence(l.id, l.epoch, l.nonce, 0, %d, %d, null, null, null, null, '1s', '1s', '1s') from onlyonce.leases l`
 	for _, c := range []struct {
 		name string
 		sql  []string

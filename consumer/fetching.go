@@ -41,7 +41,8 @@ func (f *fetching) run(ctx context.Context, c *Consumer, id Identity, p Partitio
 		began := time.Now()
 		got, err := fetch(ctx, &c.cfg.Hooks, id, p, from)
 		if err == nil {
-			state.fetched(seen{began, got.HighWatermark})
+			state.fetched(seen{began, got.HighWatermark}, got.LastStable)
+			c.stall(id, state, from, got)
 		}
 		if err == nil && got.Next <= from {
 			continue // nothing there yet; Fetch has waited
@@ -73,7 +74,7 @@ func fetch(ctx context.Context, hooks *Hooks, id Identity, p Partition, from int
 	}
 	if hooks.FetchEnd != nil {
 		hooks.FetchEnd(ctx, FetchEnd{FetchStart: start, Messages: len(got.Messages), Bytes: int(bytesOf(got.Messages)), Next: got.Next,
-			HighWatermark: got.HighWatermark, Err: err})
+			HighWatermark: got.HighWatermark, LastStable: got.LastStable, Err: err})
 	}
 	return got, err
 }

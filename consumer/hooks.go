@@ -67,6 +67,7 @@ type FetchEnd struct {
 	Bytes         int // values, keys and headers
 	Next          int64
 	HighWatermark int64
+	LastStable    int64 // last stable offset: see Fetched
 	Err           error
 }
 

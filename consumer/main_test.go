@@ -20,7 +20,7 @@ import (
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
-var patience = pgtest.Patience(30 * time.Second)
+var patience = pgtest.Patience(time.Minute)
 
 // childVar names the scenario that a copy of this test binary plays instead of running tests.
 const childVar = "ONLYONCE_TEST_CHILD"

@@ -59,9 +59,17 @@ type Partition interface {
 	// is the latest of those that the partition has come through as this member's.
 	Commit(ctx context.Context, offset int64, metadata string) error
 
-	// Bounds returns the first offset that the log still holds, and its last stable offset: everything below that is
-	// committed or aborted for good.
-	Bounds(ctx context.Context) (start, end int64, err error)
+	// Bounds returns how far the log goes.
+	Bounds(ctx context.Context) (Bounds, error)
+
+	// Verify checks that the log still goes up to offset at, as it did when it was read (F5). epoch is a leader epoch that no batch below at
+	// exceeded then: [Fetched.LeaderEpoch], or [Bounds.LeaderEpoch]; -1 where none is known, and then there is nothing to compare. It returns an
+	// *[OutOfRangeError] if the log was cut off below at since then (an unclean election), also if other records have been written there: Start is the
+	// log's start, End where it was cut off. If retention has deleted everything below at it returns nil.
+	//
+	// A Fetch from at that follows, and each later one that goes on where the one before ended, makes the same check when the leader has
+	// changed in between. A source whose log has no leader epochs, because it loses nothing in an election, returns nil.
+	Verify(ctx context.Context, at int64, epoch int32) error
 
 	// Fetch returns committed records at or above offset from, waiting for the first a bounded time (about
 	// half a second), after which it returns none and no error. That means that from is at the last stable offset: a broker
@@ -91,6 +99,16 @@ type Identity struct {
 	Compacted bool
 }
 
+// Bounds is how far a partition's log goes.
+type Bounds struct {
+	// Start is the first offset that the log still holds.
+	Start int64
+	// End is the last stable offset: everything below it is committed or aborted for good.
+	End int64
+	// LeaderEpoch is the epoch of the leader that said so, -1 where the source has none.
+	LeaderEpoch int32
+}
+
 // Fetched is what one Fetch found.
 type Fetched struct {
 	// Messages are committed records in order of offset.
@@ -98,8 +116,14 @@ type Fetched struct {
 	// Next is the position behind everything that was looked at: behind the last message, and behind the control,
 	// aborted and removed records that follow it.
 	Next int64
+	// LeaderEpoch is the leader epoch of the last batch that was looked at, messages or not: no batch below Next has a higher one. -1 where the
+	// source has none; it does not count where Next has not moved.
+	LeaderEpoch int32
 	// HighWatermark is the offset behind the last record that is replicated; lag is counted against it.
 	HighWatermark int64
+	// LastStable is the last stable offset: what lies between it and HighWatermark belongs to a transaction that is still open, or was written after
+	// that one began, and is not returned before it ends. HighWatermark where the source has no transactions.
+	LastStable int64
 }
 
 // ErrOwnershipLost says that the group has given the partition to somebody else, or may have. What is not committed

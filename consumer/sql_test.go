@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"math"
 	"testing"
 	"time"
@@ -17,8 +18,8 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{readCursorSQL, createCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL,
-		fenceSQL, openSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, tendSQL, takeSQL, settleSQL, failSQL, promoteSQL, sweepSQL,
-		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, pauseSQL, resumeSQL, pausedSQL, firstPartitionsSQL, parkedCountSQL, frontierSQL, redoSQL, elsewhereSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
+		fenceSQL, openSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, pollSQL, leaveSQL, takeSQL, settleSQL, failSQL, promoteSQL, sweepSQL,
+		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, pauseSQL, resumeSQL, firstPartitionsSQL, parkedCountSQL, redoSQL, elsewhereSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
@@ -29,21 +30,29 @@ func TestStatementsPrepare(t *testing.T) {
 func TestK6FrontierAheadOfTheClock(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
-	var cursor, epoch int64
+	var id, epoch int64
 	nonce := newNonce()
 	err := pool.QueryRow(t.Context(), `
 with l as (insert into onlyonce.leases (name, epoch, nonce) values ('cursor/stock/orders/0', 7, $1) returning id, epoch)
 insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 0, 0, 'earliest' from l
-returning id, (select epoch from l)`, nonce).Scan(&cursor, &epoch)
+returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct {
+	c, err := New(pool, noSource{}, func(context.Context, Tx, *Message) error { return nil }, Config{Scope: "stock", PositionsOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	member := &polling{id: Identity{Topic: "orders"}, cur: &cursor{id: id, epoch: epoch, nonce: nonce}, state: &partitionState{}}
+	for _, frontier := range []struct {
 		ahead time.Duration
-		noted int64
-	}{{-time.Hour, 1}, {time.Hour, 0}} {
-		if tag, err := pool.Exec(t.Context(), frontierSQL, cursor, epoch, nonce, 0, time.Now().Add(c.ahead)); err != nil || tag.RowsAffected() != c.noted {
-			t.Errorf("%v ahead of the clock: %v, %v", c.ahead, tag, err)
+		noted bool
+	}{{-time.Hour, true}, {time.Hour, false}} {
+		at := time.Now().Add(frontier.ahead)
+		member.note(&at)
+		answers, err := c.poller.ask(t.Context(), []*polling{member}, nil)
+		if err != nil || answers[0].noted != frontier.noted {
+			t.Errorf("%v ahead of the clock: %+v, %v", frontier.ahead, answers, err)
 		}
 	}
 }
@@ -100,40 +109,34 @@ select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filt
 // fetch knows nothing.
 func TestK6FrontierWantsALaterFetch(t *testing.T) {
 	t.Parallel()
-	r := &retrier{}
-	r.c = &Consumer{pool: pgtest.DB(t), cfg: Config{Scope: "stock"}.withDefaults()}
-	r.state = &partitionState{}
-	r.cur = &cursor{epoch: 7, nonce: newNonce()}
-	err := r.c.pool.QueryRow(t.Context(), `
-with l as (insert into onlyonce.leases (name, epoch, nonce) values ('cursor/stock/orders/0', 7, $1) returning id)
-insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 5, 5, 'earliest' from l returning id`,
-		r.cur.nonce).Scan(&r.cur.id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	noted := func(step string, want int) {
+	r := &retrier{asks: &polling{}}
+	r.c, r.state = &Consumer{}, &partitionState{}
+	now := time.Now()
+	answer := func(step string, want bool) {
 		t.Helper()
-		if err := r.mark(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		var n int
-		if err := r.c.pool.QueryRow(t.Context(), `select count(*) from onlyonce.frontiers where frontier = $1`, r.sample.at).Scan(&n); err != nil || n != want {
-			t.Errorf("%s: %d frontiers, want %d; %v", step, n, want, err)
+		now = now.Add(time.Second)
+		r.mark(polled{now: now, asked: now})
+		if got := r.asks.frontier != nil; got != want {
+			t.Errorf("%s: frontier %v, want one: %t", step, r.asks.frontier, want)
 		}
 	}
 	r.state.position.Store(5)
-	early := time.Now()
-	r.state.fetched(seen{began: early, end: 5})
-	noted("asks for the clock", 0)
-	noted("the fetch before is here", 0)
-	r.state.fetched(seen{began: early, end: 5})
-	noted("a fetch that began before comes back", 0)
-	for !time.Now().After(r.sample.asked) {
-	}
-	r.state.fetched(seen{began: time.Now(), end: 7}) // two were appended in between
-	noted("a later fetch shows what is still to be handled", 0)
+	early := now
+	r.state.fetched(seen{began: early, end: 5}, 5)
+	answer("the clock is known", false)
+	sampled := now
+	answer("the fetch before is here", false)
+	r.state.fetched(seen{began: early, end: 5}, 5)
+	answer("a fetch that began before comes back", false)
+	r.state.fetched(seen{began: now, end: 7}, 7) // two were appended in between
+	answer("a later fetch shows what is still to be handled", false)
 	r.state.position.Store(6)
-	noted("one of two is handled", 0)
+	answer("one of two is handled", false)
 	r.state.position.Store(7)
-	noted("all is handled", 1)
+	answer("all is handled", true)
+	if f := r.asks.frontier; f != nil && !f.Equal(sampled) {
+		t.Errorf("the frontier is %v, want %v: when the clock was looked at", f, sampled)
+	}
 }
+
+type noSource struct{ Source }

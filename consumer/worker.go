@@ -16,24 +16,24 @@ import (
 // flushAfter is how long a position that moved without work (over control, aborted and removed records) may stay unwritten.
 const flushAfter = 5 * time.Second
 
-// tendEvery is how often the owner looks for pauses and for parked rows that are due.
-const tendEvery = 1 * time.Second
-
 // worker is one owned partition's log: one goroutine, one transaction at a time.
 type worker struct {
 	engine
-	p     Partition
-	state *partitionState
+	p Partition
 
-	pos        int64   // position in the database
-	anchor     *anchor // last record seen below it
-	aloneUntil int64   // below it every message stands alone: the owner before died in mid-work
-	pruning    pruning
+	pos         int64   // position in the database
+	anchor      *anchor // last record seen below it
+	leaderEpoch int32   // that no batch below pos exceeded when it was read; -1: not known
+	aloneUntil  int64   // below it every message stands alone: the owner before died in mid-work
+	unclean     bool    // it did
+	pruning     pruning
 
 	buf     []*Message // fetched, not yet handled
 	bufNext int64      // position behind buf
 	bufErr  error      // what the fetch behind buf failed with
 	moved   time.Time  // when bufNext first ran ahead of pos with nothing to handle
+
+	bufEpoch int32 // leader epoch that no batch below bufNext exceeded, -1: not known
 
 	retrier *retrier
 }
@@ -51,8 +51,10 @@ func (w *worker) run(ctx context.Context) error {
 		context.AfterFunc(work, func() { t.Stop() })
 	})()
 
+	w.state.fine(&w.state.working) // of a message that may not be the next one any more
 	w.retrier = newRetrier(w)
-	if err := w.retrier.tend(ctx); err != nil { // before anything is fetched: it may be paused
+	defer w.retrier.leave()
+	if err := w.retrier.first(ctx); err != nil { // before anything is fetched: it may be paused
 		return err
 	}
 	var retries sync.WaitGroup
@@ -63,7 +65,7 @@ func (w *worker) run(ctx context.Context) error {
 	})
 	committer := startCommitter(w)
 	fetching := startFetching(ctx, w)
-	w.buf, w.bufNext, w.bufErr = nil, w.pos, nil
+	w.buf, w.bufNext, w.bufEpoch, w.bufErr = nil, w.pos, w.leaderEpoch, nil
 	w.pruning = startPruning()
 	err := w.loop(ctx, work, fetching, committer)
 	committer.kick(w.pos) // it may have ended in the middle of a batch
@@ -124,36 +126,50 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		last = anchorOf(a.msgs[n-1])
 	}
 	anchorOffset, anchorEpoch, anchorHash := last.args()
+	epoch := w.epochInHand()
 	a.done.From, a.done.Next = w.pos, a.next
 	ended := a.fence
 	a.fence = func(tx *guard.Tx) {
 		tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
-			anchorOffset, anchorEpoch, anchorHash, guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
+			anchorOffset, anchorEpoch, anchorHash, epochOrNull(epoch), guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
 		if ended != nil {
 			ended(tx)
 		}
 	}
 	err := w.engine.attempt(work, a)
-	if errors.Is(err, errFenced) {
+	switch {
+	case errors.Is(err, errFenced):
 		err = w.fenced(work, a)
+	case errors.Is(err, errChanged):
+		err = errMoved // what is in memory is not what the log holds
 	}
 	if err == nil {
-		w.committed(a, last)
+		w.committed(a, last, epoch)
 	}
 	return err
 }
 
+// epochInHand is a leader epoch that no batch below the end of the batch in hand exceeded: that of the first message behind it, or, if there is
+// none yet, of the last batch that was looked at. A bound will do: what is written after an unclean election has a higher epoch than
+// everything that was ever read (F5).
+func (w *worker) epochInHand() int32 {
+	if len(w.buf) > 0 {
+		return w.buf[0].LeaderEpoch
+	}
+	return w.bufEpoch
+}
+
 // stand notes where the cursor stands.
-func (w *worker) stand(pos int64, last *anchor) {
-	w.pos, w.anchor = pos, last
+func (w *worker) stand(pos int64, last *anchor, epoch int32) {
+	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
 	w.state.position.Store(pos)
 }
 
 // committed takes note of a transaction that has committed.
-func (w *worker) committed(a *attempt, last *anchor) {
+func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
 	w.pruning.took(w.cur.run, w.pos)
-	w.stand(a.next, last)
-	w.state.moved()
+	w.stand(a.next, last, epoch)
+	w.state.worked()
 	w.c.told(a)
 	w.retrier.parked(a)
 }
@@ -226,7 +242,7 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 			}
 			w.stampReplay(got.Messages)
 			w.buf = append(w.buf, got.Messages...)
-			w.bufNext = got.Next
+			w.bufNext, w.bufEpoch = got.Next, got.LeaderEpoch
 		case <-linger:
 			return w.take(n)
 		case <-flush:
@@ -299,7 +315,7 @@ func (w *worker) release() {
 	if w.cur == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), w.c.cfg.LockTimeout)
+	ctx, cancel := w.c.detached()
 	defer cancel()
 	if fault.Point(fault.Releasing) != nil {
 		return
@@ -308,6 +324,12 @@ func (w *worker) release() {
 		w.c.cfg.Logger.Warn("onlyonce: cursor not released", "scope", w.c.cfg.Scope, "error", err)
 	}
 	_ = fault.Point(fault.Released)
+}
+
+// tryAgain is reportRetry for what keeps the partition's log from going on.
+func (w *worker) tryAgain(r Retry, b backoff.BackOff) time.Duration {
+	w.state.failing(&w.state.working, r.Err)
+	return w.reportRetry(r, b)
 }
 
 // reportRetry reports that something is tried again, and returns after which wait.

@@ -225,6 +225,66 @@ func TestTxBehindTheHandler(t *testing.T) {
 	}
 }
 
+// T6: what an earlier run of the handler has left running gets nothing of a later run's transaction, and two calls at once fail the request.
+func TestT6TxOfAnEarlierRun(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
+		r := newRig(t, leasedConfig())
+		var first *http.Request
+		again := unserializable(r, 1)
+		r.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, func(w http.ResponseWriter, req *http.Request) {
+			if first == nil {
+				first = req
+			} else if _, err := idempotency.Tx(first); err == nil {
+				t.Errorf("mode %d: the first run's request leads to the second run's transaction", mode)
+			}
+			again(w, req)
+		})
+		if g := r.post("/charges", "k", "x"); g.status != http.StatusCreated || r.effects() != 1 {
+			t.Errorf("mode %d: %v, %d effects", mode, g, r.effects())
+		}
+	}
+}
+
+// waitingSource is a copy that is under way for as long as a test wants.
+type waitingSource struct{ asked, more chan struct{} }
+
+func (w *waitingSource) Next() bool           { w.asked <- struct{}{}; <-w.more; return false }
+func (*waitingSource) Values() ([]any, error) { return nil, nil }
+func (*waitingSource) Err() error             { return nil }
+
+func TestT6ForkedRequest(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/charges"}, func(w http.ResponseWriter, req *http.Request) {
+		if r.runs.Add(1) == 1 {
+			tx, err := idempotency.Tx(req)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			src, first := &waitingSource{make(chan struct{}), make(chan struct{})}, make(chan error)
+			go func() {
+				_, err := tx.CopyFrom(req.Context(), pgx.Identifier{"effects"}, []string{"v"}, src)
+				first <- err
+			}()
+			<-src.asked
+			_, second := tx.Exec(req.Context(), `select 1`)
+			close(src.more)
+			if err := <-first; err == nil || second == nil {
+				t.Errorf("calls that overlapped: %v; %v", err, second)
+			}
+		}
+		w.WriteHeader(http.StatusCreated)
+	})
+	if g := r.post("/charges", "k", "x"); g.status != http.StatusInternalServerError {
+		t.Errorf("%v", g)
+	}
+	if g := r.post("/charges", "k", "x"); g.status != http.StatusCreated || r.runs.Load() != 2 {
+		t.Errorf("the key was not free again: %v, %d runs", g, r.runs.Load())
+	}
+}
+
 // Requests without a key run again too where the database asks for it.
 func TestSerializationFailureWithoutAKey(t *testing.T) {
 	t.Parallel()

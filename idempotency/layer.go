@@ -232,7 +232,7 @@ func (x *exchange) identify() {
 
 // clone is the request as the handler gets it: with its body from the start, and the exchange in its context.
 func (x *exchange) clone(ctx context.Context) *http.Request {
-	r := x.request.Clone(context.WithValue(ctx, exchangeKey{}, x))
+	r := x.request.Clone(context.WithValue(context.WithValue(ctx, exchangeKey{}, x), runKey{}, x.runs))
 	r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(x.body)), int64(len(x.body)), nil
 	if len(x.body) == 0 {
 		r.Body = http.NoBody

@@ -111,9 +111,6 @@ func (x *exchange) runLeased(l *lease.Lease, rec *recorder) outcome {
 
 // finish keeps what the handler answered, or gives the key back.
 func (x *exchange) finish(l *lease.Lease, rec *recorder) outcome {
-	if x.tx != nil {
-		x.tx.CloseHandler()
-	}
 	if err := fault.Point(fault.RequestHandled); err != nil {
 		return ended(refusal(codeStoreUnavailable, err))
 	}

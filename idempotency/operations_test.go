@@ -68,15 +68,17 @@ func (r *rig) state(location string, headers ...string) (s state) {
 
 func (r *rig) untilState(location, want string) state {
 	r.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		s := r.state(location)
-		if s.State == want {
-			return s
-		}
-		if time.Now().After(deadline) {
-			r.t.Fatalf("%s is %+v and not %s", location, s, want)
-		}
-	}
+	return r.untilIs(func(s state) bool { return s.State == want }, location)
+}
+
+// untilIs asks for an operation until it is as it should be; header is that of the one who asks.
+func (r *rig) untilIs(is func(state) bool, location string, header ...string) (s state) {
+	r.t.Helper()
+	until(r.t, "another state of "+location, func() bool {
+		s = r.state(location, header...)
+		return is(s)
+	})
+	return s
 }
 
 func TestH23OperationIsAcceptedOnce(t *testing.T) {
@@ -107,17 +109,9 @@ func TestH23OperationIsAcceptedOnce(t *testing.T) {
 		}
 	}
 	r.works(ops)
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		s := r.state(location, "X-Tenant", "acct_1")
-		if s.State == "succeeded" {
-			if string(s.Result) != `{"rows":3}` && string(s.Result) != `{"rows": 3}` {
-				t.Errorf("%s", s.Result)
-			}
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%+v", s)
-		}
+	ended := r.untilIs(func(s state) bool { return s.State == "succeeded" }, location, "X-Tenant", "acct_1")
+	if string(ended.Result) != `{"rows":3}` && string(ended.Result) != `{"rows": 3}` {
+		t.Errorf("%s", ended.Result)
 	}
 	if n := one[int](r, `select count(*) from effects where v = 'acct_1input'`); n != 1 {
 		t.Errorf("%d effects", n)
@@ -147,15 +141,7 @@ func TestH23OperationsEnd(t *testing.T) {
 	r.works(ops)
 	end := func(principal string) state {
 		g := r.post("/exports", "k", "x", "X-Principal", principal)
-		for deadline := time.Now().Add(20 * time.Second); ; {
-			s := r.state(g.header.Get("Location"), "X-Principal", principal)
-			if s.State != "running" {
-				return s
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: %+v", principal, s)
-			}
-		}
+		return r.untilIs(func(s state) bool { return s.State != "running" }, g.header.Get("Location"), "X-Principal", principal)
 	}
 	if s := end("refused"); s.State != "failed" || s.Error.Code != "too-large" || s.Error.Text != "more than can be exported" {
 		t.Errorf("%+v", s)

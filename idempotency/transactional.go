@@ -68,7 +68,7 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 		return outcome{reply: inProgress(time.Second), stands: n == claimStands}
 	}
 	if claimed && !x.derived { // of a derived key that has ended here the remote would remember the call
-		x.tx.SetOrigin(x.origin)
+		x.tx.Lend(&x.origin)
 	}
 	x.tx.Checkpoint()
 	if err := fault.Point(fault.RequestClaimed); err != nil {
@@ -77,7 +77,6 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 	if p := x.call(x.ctx, rec); p != nil {
 		panic(p)
 	}
-	x.tx.CloseHandler()
 	if err := fault.Point(fault.RequestHandled); err != nil {
 		return ended(refusal(codeStoreUnavailable, err))
 	}

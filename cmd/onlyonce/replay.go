@@ -18,11 +18,12 @@ const replaysSQL = `select pg_advisory_xact_lock(hashtextextended('onlyonce/repl
 // unique index on (scope, topic, partition).
 const replayNoSQL = `select coalesce(max(replay_no), 0) + 1 from onlyonce.cursors where scope = $1`
 
-// replaySQL begins a replay. In: id, from, to, position that it interrupts, number, whether calls get new keys. By the primary key,
-// under the lock on the lease. It is a run of its own, which has no anchor: nothing tells what lay before the offset.
+// replaySQL begins a replay. In: id, from, to, position that it interrupts, number, whether calls get new keys, leader epoch below the position (null:
+// not known). By the primary key, under the lock on the lease. It is a run of its own, which has no anchor: nothing tells what lay before the offset. The epoch
+// bounds what lies below every offset up to the position that is interrupted, and counts there again when the work goes on.
 const replaySQL = `
 update onlyonce.cursors
-   set run = run + 1, run_start = $2, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6,
+   set run = run + 1, run_start = $2, run_epoch = $7, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6,
        attempt_offset = null, attempts = 0
  where id = $1`
 
@@ -170,7 +171,7 @@ func (q *replay) do(ctx context.Context, tx pgx.Tx, now *replayed) (*replayed, e
 	if err := now.Before.fence(ctx, tx); err != nil {
 		return nil, err
 	}
-	if _, err := tx.Exec(ctx, replaySQL, now.Before.ID, now.From, now.To, now.Resume, now.Replay, now.Resend); err != nil {
+	if _, err := tx.Exec(ctx, replaySQL, now.Before.ID, now.From, now.To, now.Resume, now.Replay, now.Resend, now.Before.LeaderEpoch); err != nil {
 		return nil, err
 	}
 	var err error

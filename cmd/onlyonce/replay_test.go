@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -279,7 +280,7 @@ func TestReplayInterrupted(t *testing.T) {
 				select {
 				case <-there:
 				case <-time.After(testPatience):
-					t.Fatal("the replay did not get there")
+					pgtest.GaveUp(t, testPatience, "the replay, at its offset")
 				}
 				stop()
 				if got := s.shown(); got.Position > at || *got.ReplayUntil != 9 || *got.ReplayResume != 12 {

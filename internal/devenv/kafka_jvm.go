@@ -155,7 +155,7 @@ func (n *Node) format(ctx context.Context, clusterID string) error {
 
 // start starts the broker and waits until it is ready.
 func (n *Node) start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, kafkaStartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	srv, err := n.sup.StartServer(ctx, supervise.Command{
 		Argv: n.argv("kafka.Kafka", n.conf("server.properties")),

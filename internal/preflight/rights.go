@@ -44,6 +44,7 @@ var (
 		"progress":       {"SELECT", "INSERT", "DELETE"},
 		"inbox":          {"SELECT"}, // and its segments, see role
 		"frontiers":      {"SELECT", "INSERT", "UPDATE"},
+		"owners":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"filters":        {"SELECT"},
 		"parked":         {"SELECT", "INSERT", "UPDATE"},
 		"topics":         {"SELECT", "INSERT"},

@@ -101,9 +101,9 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 
 // holds returns an OutOfRangeError if the log does not hold an offset.
 func (l *Log) holds(ctx context.Context, offset int64) error {
-	start, end, err := l.Bounds(ctx)
-	if err == nil && (offset < start || offset > end) {
-		err = &consumer.OutOfRangeError{Offset: offset, Start: start, End: end}
+	b, err := l.Bounds(ctx)
+	if err == nil && (offset < b.Start || offset > b.End) {
+		err = &consumer.OutOfRangeError{Offset: offset, Start: b.Start, End: b.End}
 	}
 	return err
 }

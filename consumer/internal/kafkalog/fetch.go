@@ -179,5 +179,5 @@ func (l *Log) open(r *kmsg.FetchResponseTopicPartition, from int64) (consumer.Fe
 	if c.Next > from {
 		l.read = lastRead{next: c.Next, epoch: c.Epoch, under: l.at.Epoch}
 	}
-	return consumer.Fetched{Messages: c.Messages, Next: c.Next, HighWatermark: r.HighWatermark}, nil
+	return consumer.Fetched{Messages: c.Messages, Next: c.Next, LeaderEpoch: l.read.epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
 }

@@ -51,8 +51,8 @@ type Log struct {
 // lastRead is what was fetched last, of which the log must still be made.
 type lastRead struct {
 	next  int64 // position behind it
-	epoch int32 // leader epoch of its last batch
-	under int32 // leader epoch that the leader had then
+	epoch int32 // leader epoch that no batch below next exceeded: its last batch's
+	under int32 // leader epoch of the leader that was asked last whether the log is still made of it; -1: none was
 }
 
 // New asks nothing yet.
@@ -132,18 +132,40 @@ const (
 )
 
 // Bounds returns the log's start and its last stable offset: below that everything is committed or aborted for good.
-func (l *Log) Bounds(ctx context.Context) (start, end int64, err error) {
+func (l *Log) Bounds(ctx context.Context) (b consumer.Bounds, err error) {
 	err = Patiently(ctx, l.cluster, leaderPatience, func() (err error) {
 		if err = l.confirm(ctx); err == nil {
-			start, end, err = l.bounds(ctx)
+			b.Start, b.End, err = l.bounds(ctx)
+			b.LeaderEpoch = l.at.Epoch // the broker refuses to answer under another one
 		}
 		l.suspect = l.suspect || err != nil
 		return err
 	})
 	if err != nil {
-		return 0, 0, fmt.Errorf("%v: bounds of the log: %w", l, err)
+		return consumer.Bounds{}, fmt.Errorf("%v: bounds of the log: %w", l, err)
 	}
-	return start, end, nil
+	return b, nil
+}
+
+// Verify asks the leader where the epoch ends (KIP-320), and has the fetches that go on from there ask again whenever the leader changes. Without
+// an epoch they begin with that of the leader as it is now.
+func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
+	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
+		err := l.confirm(ctx)
+		if err == nil {
+			l.read = lastRead{next: at, epoch: epoch, under: -1}
+			if epoch < 0 {
+				l.read.epoch, l.read.under = l.at.Epoch, l.at.Epoch
+			}
+			err = l.validate(ctx, at)
+		}
+		l.suspect = l.suspect || err != nil
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%v: whether the log below offset %d is the one that was read: %w", l, at, err)
+	}
+	return nil
 }
 
 func (l *Log) bounds(ctx context.Context) (start, end int64, err error) {

@@ -54,7 +54,7 @@ type Contents struct {
 	Messages []*consumer.Message
 	// Next is the position behind everything that was looked at.
 	Next int64
-	// Epoch is the leader epoch of the last batch that lies below Next, -1 where there is none.
+	// Epoch is the leader epoch of the last batch that begins below Next, -1 where there is none.
 	Epoch int32
 	// Batches is how many whole batches there are, and Last the last offset of the last one.
 	Batches int
@@ -79,7 +79,7 @@ func (s Section) Read(raw []byte, decompress Decompress) (Contents, error) {
 	}
 	got.Next, got.Batches = next, len(batches)
 	for _, b := range batches {
-		if got.Last = b.last; b.last < next {
+		if got.Last = b.last; b.base < next {
 			got.Epoch = b.epoch
 		}
 	}

@@ -42,6 +42,7 @@ const (
 	Held
 	Dropped // like Held, but it never gets it
 	Stalled // the statement reaches the server when the channel of hold is closed; nothing breaks
+	Silent  // neither the statement nor anything behind it reaches the server, and nothing breaks: as if its host had lost power
 )
 
 // cancelRequest stands where a start-up message has its protocol (PostgreSQL, Message Formats, CancelRequest).
@@ -82,6 +83,7 @@ type wireConn struct {
 	statements map[string]string // by the name of the prepared statement
 	rest       []byte            // of a message whose end has not been written yet
 	deaf       bool              // answers are for nobody
+	mute       bool              // nothing gets through any more
 	gone       bool              // the socket belongs to whoever holds it
 }
 
@@ -89,6 +91,12 @@ type wireConn struct {
 func (c *wireConn) Write(b []byte) (int, error) {
 	if c.gone {
 		return 0, errCut
+	}
+	if c.mute {
+		if bytes.HasPrefix(b, []byte{'X', 0, 0, 0, 4}) { // Terminate: pgx has given it up, and would wait for an end that nobody tells
+			_ = c.Conn.Close()
+		}
+		return len(b), nil
 	}
 	data := append(c.rest, b...)
 	if !c.started && c.w.away.Load() && len(data) >= 8 && binary.BigEndian.Uint32(data[4:]) == cancelRequest {
@@ -108,6 +116,9 @@ func (c *wireConn) Write(b []byte) (int, error) {
 		if what != Pass {
 			c.w.Cuts.Add(1)
 			if done, err := c.cut(what, data[:at], data[at:]); done {
+				if err == nil {
+					return len(b), nil
+				}
 				return 0, err
 			}
 		}
@@ -129,6 +140,11 @@ func (c *wireConn) cut(what Cut, before, from []byte) (bool, error) {
 	case Stalled:
 		<-c.hold
 		return false, nil
+	case Silent:
+		c.mute = true
+		c.w.away.Store(true)
+		_, err := c.Conn.Write(before)
+		return true, err
 	}
 	if _, err := c.Conn.Write(before); err != nil {
 		return true, err
