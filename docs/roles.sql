@@ -69,6 +69,7 @@ begin
     ('onlyonce_app',      'owners',         'select, insert, update, delete'), -- what each process knows of its partitions
     ('onlyonce_app',      'filters',        'select'),
     ('onlyonce_app',      'topics',         'select, insert'),
+    ('onlyonce_app',      'scopes',         'select, insert, update'),
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 
     ('onlyonce_app',      'streams',        'select, insert'),
@@ -146,6 +147,7 @@ begin
     ('onlyonce_operator', 'keys_log_version', 'select'),
     ('onlyonce_operator', 'keys_clock_version', 'select'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
+    ('onlyonce_operator', 'scopes',         'select, insert, update'),         -- cursor adopt -from
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
     ('onlyonce_operator', 'http_records',   'select, update'),                 -- erase, resolve
     ('onlyonce_operator', 'http_steps',     'select, update, delete'),

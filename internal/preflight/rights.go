@@ -48,6 +48,7 @@ var (
 		"filters":        {"SELECT"},
 		"parked":         {"SELECT", "INSERT", "UPDATE"},
 		"topics":         {"SELECT", "INSERT"},
+		"scopes":         {"SELECT", "INSERT", "UPDATE"},
 		"outbox_log":     {"SELECT", "INSERT"},
 		"rings":          {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only where Consumer.Pause is called
