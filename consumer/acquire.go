@@ -370,6 +370,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	if w.pos > log.End {
 		return w.halt(HaltTruncated, "the log ends at offset %d", log.End)
 	}
+	w.held = w.held || log.Start <= w.pos
 	if w.anchor != nil && w.anchor.offset >= log.Start { // otherwise there is no record left to compare with
 		if err := w.verifyAnchor(ctx); err != nil {
 			return err
@@ -390,7 +391,7 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 	if err := fault.Point(fault.LogVerified); err != nil {
 		return err
 	}
-	f, err := w.p.Fetch(ctx, w.anchor.offset)
+	f, err := w.p.Fetch(ctx, w.anchor.offset, 1)
 	var out *OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:

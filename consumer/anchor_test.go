@@ -23,9 +23,9 @@ type deletingPartition struct {
 	before func(from int64)
 }
 
-func (d deletingPartition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+func (d deletingPartition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	d.before(from)
-	return d.Partition.Fetch(ctx, from)
+	return d.Partition.Fetch(ctx, from, most)
 }
 
 // F5: retention that passes the anchor between the question for the log's bounds and the look at the anchor is no sign of another log.

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-const (
-	pruneEvery = 128   // transactions between two looks at the rows of progress that can go
-	pruneRows  = 4_096 // how many of them one statement deletes at most
-)
+// pruneRows is how many rows of progress one statement deletes at most.
+const pruneRows = 4_096
 
 // openSQL lists the transactions of this database's other sessions. One row: their virtual transaction ids. Every role sees them, those without
 // a transaction id too, and those of other roles. Left out are sessions of which the server says that they belong to another database, or to no
@@ -59,10 +59,10 @@ type pruning struct {
 }
 
 // due reports whether it is time to look. The first look is behind the first batch.
-func (p *pruning) due() bool { return p.committed >= pruneEvery }
+func (p *pruning) due() bool { return p.committed >= pace.Prune }
 
 func startPruning() pruning {
-	return pruning{committed: pruneEvery - 1, from: progressRow{run: 0, from: math.MinInt64}}
+	return pruning{committed: pace.Prune - 1, from: progressRow{run: 0, from: math.MinInt64}}
 }
 
 // took notes a batch that has committed.

@@ -24,6 +24,7 @@ type worker struct {
 	pos         int64   // position in the database
 	anchor      *anchor // last record seen below it
 	leaderEpoch int32   // that no batch below pos exceeded when it was read; -1: not known
+	held        bool    // the log was seen to hold pos
 	aloneUntil  int64   // below it every message stands alone: the owner before died in mid-work
 	unclean     bool    // it did
 	pruning     pruning
@@ -171,6 +172,7 @@ func (w *worker) epochInHand() int32 {
 
 // stand notes where the cursor stands.
 func (w *worker) stand(pos int64, last *anchor, epoch int32) {
+	w.held = w.held && pos == w.pos || last != nil // what was read is behind a position that was reached by reading
 	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
 	w.state.position.Store(pos)
 }
@@ -316,7 +318,7 @@ func (w *worker) fetchFailed(err error) error {
 	case errors.As(err, &out) && out.Offset < out.Start:
 		// Offsets that hold nothing to handle are no gap even when retention deletes them: the position that is read from lies
 		// behind them, and is flushed.
-		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", out.Start, out.Start-w.pos)
+		return w.gap(out.Start)
 	case errors.As(err, &out):
 		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
 	case errors.Is(err, ErrIncarnation):
@@ -325,6 +327,15 @@ func (w *worker) fetchFailed(err error) error {
 		return err
 	}
 	return fmt.Errorf("fetching from %s/%d: %w", w.id.Topic, w.id.Partition, err)
+}
+
+// gap halts where the log begins above the position. Only of a position that the log once held it is certain that retention has passed it (or an operator
+// who deleted records): another may have been set where the log did not reach, by the group's committed offset, a replay or cursor adopt.
+func (w *worker) gap(start int64) *HaltError {
+	if w.held {
+		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
+	}
+	return w.halt(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set to where the log did not hold it when it was first looked for", start, start-w.pos)
 }
 
 // release lets the cursor go in order, if it is still this process's. It fails only towards caution: the next owner then works

@@ -45,7 +45,8 @@ type exchange struct {
 	woken  func() // called behind COMMIT
 	flight *flight
 
-	turn sync.Mutex // goroutines of a handler ask for its transaction one after another, and not when it has returned
+	turn  sync.Mutex          // goroutines of a handler ask for its transaction, and begin steps, one after another, and not when it has returned
+	steps map[string]struct{} // of this run, by name: under way, or done
 
 	// While a handler runs. Only tx is read by another goroutine, see abandon.
 	mu      sync.Mutex
@@ -57,9 +58,6 @@ type exchange struct {
 	aside   bool         // a step's outcome is unknown for good
 	late    bool         // its context had ended when it returned
 	over    atomic.Bool  // it has returned: what it has left running gets nothing more
-
-	stepsMu sync.Mutex
-	steps   map[string]struct{} // of this run, by name: under way, or done
 }
 
 type exchangeKey struct{}
@@ -246,10 +244,8 @@ func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
 	x.turn.Lock()
 	x.runs++
 	x.over.Store(false)
-	x.turn.Unlock()
-	x.stepsMu.Lock()
 	x.steps = make(map[string]struct{})
-	x.stepsMu.Unlock()
+	x.turn.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, x.endpoint.route.MaxHandlerTime)
 	defer cancel()
 	abandoned := make(chan struct{})

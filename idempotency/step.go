@@ -52,18 +52,15 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
 	case name == "" || len(name) > maxStepName:
 		return nil, fmt.Errorf("%w: a step's name has 1 to %d bytes", ErrStep, maxStepName)
-	case x.over.Load():
-		return nil, fmt.Errorf("%w: step %q behind the handler's return", ErrStep, name)
-	case x.tx != nil:
-		return nil, fmt.Errorf("%w: step %q behind Tx: no external call while a transaction is open", ErrStep, name)
 	}
-	if !x.nameStep(name) {
-		return nil, fmt.Errorf("%w: step %q for the second time in one run of the handler: its call would not be made; name the steps apart", ErrStep, name)
+	free, err := x.nameStep(ctx, name)
+	if err != nil {
+		return nil, err
 	}
 	done := false
 	defer func() {
 		if !done {
-			x.unnameStep(name)
+			free()
 		}
 	}()
 	result, err := x.step(ctx, name, fn)
@@ -71,19 +68,26 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 	return result, err
 }
 
-// nameStep takes a name for a step of this run, and reports false where a step that is done or under way has it.
-func (x *exchange) nameStep(name string) bool {
-	x.stepsMu.Lock()
-	defer x.stepsMu.Unlock()
-	_, taken := x.steps[name]
-	x.steps[name] = struct{}{}
-	return !taken
-}
-
-func (x *exchange) unnameStep(name string) {
-	x.stepsMu.Lock()
-	defer x.stepsMu.Unlock()
-	delete(x.steps, name)
+// nameStep takes a name for a step of the run that ctx belongs to, or says why there can be none. free gives the name back.
+func (x *exchange) nameStep(ctx context.Context, name string) (free func(), err error) {
+	x.turn.Lock()
+	defer x.turn.Unlock()
+	names := x.steps
+	_, taken := names[name]
+	switch {
+	case x.over.Load(), ctx.Value(runKey{}) != x.runs:
+		return nil, fmt.Errorf("%w: step %q behind the handler's return", ErrStep, name)
+	case x.tx != nil:
+		return nil, fmt.Errorf("%w: step %q behind Tx: no external call while a transaction is open", ErrStep, name)
+	case taken:
+		return nil, fmt.Errorf("%w: step %q for the second time in one run of the handler: its call would not be made; name the steps apart", ErrStep, name)
+	}
+	names[name] = struct{}{}
+	return func() {
+		x.turn.Lock()
+		defer x.turn.Unlock()
+		delete(names, name)
+	}, nil
 }
 
 func (x *exchange) step(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {

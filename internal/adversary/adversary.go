@@ -9,11 +9,13 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // scenes are all of them.
 func allScenes() []scene {
-	return slices.Concat(consumerScenes())
+	return slices.Concat(consumerScenes(), relayScenes(), servingScenes())
 }
 
 // counts are what a run has done.
@@ -29,6 +31,7 @@ type counts struct {
 // adversary plays what the options select, and prints it. breached reports that something did not hold.
 func adversary(ctx context.Context, server string, o *options) (n counts, breached bool, err error) {
 	began := time.Now()
+	pace.Prune = 1
 	s, err := newServer(ctx, server)
 	if err != nil {
 		return n, false, err

@@ -29,7 +29,12 @@ type stage interface {
 	done(r *rig) (bool, error)
 	// check returns what does not hold when all work is done, and nothing runs any more.
 	check(r *rig) ([]string, error)
+	// end ends what the stage itself has started.
+	end()
 }
+
+// patient is a stage that can tell that it cannot go on because of a fault, although no session waits for another one.
+type patient interface{ stuck() bool }
 
 // idleFor is how long a clean run goes on when all is done, so that what is sent now and then is met; idleLimit is how long a history
 // waits for that.
@@ -88,6 +93,7 @@ func prepare(ctx context.Context, db *database, o *options, s scene, target *his
 
 // perform is the course of every history.
 func perform(r *rig, x stage) error {
+	defer x.end()
 	if err := x.setUp(r); err != nil {
 		return err
 	}
@@ -167,10 +173,13 @@ func (c *course) finish() error {
 		why := "the process has gone on"
 		if !done {
 			blocks, err := c.r.inTheWay()
+			if p, ok := c.x.(patient); ok && p.stuck() {
+				blocks = true
+			}
 			if err != nil || !blocks {
 				return false, err
 			}
-			why = "the process waits for the session that it was cut off from"
+			why = "the process cannot go on because of the session that it was cut off from"
 		}
 		c.delivered = true
 		return false, c.r.deliver(why)
