@@ -80,7 +80,7 @@ var consumerRules = []mutant{
 		old: "claimFirst, a.done.Fallback, e.cautious = true, true, claimsAhead", new: "a.done.Fallback, e.cautious = true, 0",
 		pkg: "./consumer", test: "TestEveryMessageTakesEffectOnce"},
 	{rule: "F1 Kafka's offset counts", file: "consumer/acquire.go",
-		old: "		w.stand(cur.next, cur.anchor)\n		if err := w.admit", new: "		if o, _, _ := w.p.Committed(ctx); o >= 0 {\n			cur.run, cur.next = cur.run+1, o\n			_, _ = w.c.pool.Exec(ctx, `update onlyonce.cursors set run = run + 1, run_start = $2 where id = $1`, cur.id, o)\n		}\n		w.stand(cur.next, cur.anchor)\n		if err := w.admit",
+		old: "		w.stand(cur.next, cur.anchor, cur.leaderEpoch)\n		if err := w.admit", new: "		if o, _, _ := w.p.Committed(ctx); o >= 0 {\n			cur.run, cur.next = cur.run+1, o\n			_, _ = w.c.pool.Exec(ctx, `update onlyonce.cursors set run = run + 1, run_start = $2 where id = $1`, cur.id, o)\n		}\n		w.stand(cur.next, cur.anchor, cur.leaderEpoch)\n		if err := w.admit",
 		pkg: "./consumer", test: "TestFaults/offset/offsets_reset_to_earliest"},
 	{rule: "F1 position is not kept", file: schema2,
 		old: "         coalesce(p.next_offset, c.run_start) as next_offset,", new: "         c.run_start as next_offset,",
