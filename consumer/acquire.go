@@ -383,7 +383,7 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 	if err := fault.Point(fault.LogVerified); err != nil {
 		return err
 	}
-	f, err := w.p.Fetch(ctx, w.anchor.offset)
+	f, err := w.p.Fetch(ctx, w.anchor.offset, 1)
 	var out *OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:

@@ -60,8 +60,10 @@ type Config struct {
 	// outside. It costs a round trip a batch. Messages that stand alone, and those of a [BatchHandler], are always claimed first.
 	ClaimFirst bool
 
-	// PrefetchBytes bounds what all partitions of this process together have fetched and not handled. It may be exceeded by one
-	// fetch of each partition, because none waits for another. Default 64 MiB.
+	// PrefetchBytes bounds the messages that all partitions of this process together hold unpacked and not handled, counted by
+	// [Message.Size]. It may be exceeded by one message of each partition, so that one larger than the bound still gets through. Half of it is
+	// divided evenly between the partitions, half is lent to those that have more to read. What brokers sent and there is no room for
+	// stays compressed. docs/operations.md, "Memory", says how large a container has to be. Default 16 MiB.
 	PrefetchBytes int
 
 	// MaxAttempts is how often a message that stands alone is tried before it is parked for an operator. Under [BlockPartition] it
@@ -121,7 +123,7 @@ func (c Config) withDefaults() Config {
 	num(&c.BatchSize, 100)
 	num(&c.BatchBytes, 1<<20)
 	num(&c.MaxAttempts, 5)
-	num(&c.PrefetchBytes, 64<<20)
+	num(&c.PrefetchBytes, 16<<20)
 	def(&c.Linger, 5*time.Millisecond)
 	def(&c.RetryMin, 100*time.Millisecond)
 	def(&c.RetryMax, 10*time.Second)

@@ -218,7 +218,7 @@ comment on function onlyonce.commit_stream_offset(bigint, bigint, uuid, text, in
 alter table onlyonce.parked add column event_id text;
 comment on column onlyonce.parked.event_id is 'Id of an event, as onlyonce.event_log has it.';
 comment on column onlyonce.parked.kind   is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
-comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages and events; same-body, divergent or stale for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected or window for calls.';
+comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
 
 drop trigger sealed on onlyonce.parked;
 create constraint trigger sealed after update on onlyonce.parked
