@@ -22,7 +22,7 @@ const haltRecheck = 3 * time.Second
 
 // own is a partition from the time the source hands it over until it is to be given up.
 func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
-	w := &worker{engine: engine{c: c}, p: p, state: c.parts.add()}
+	w := &worker{engine: engine{c: c, state: c.parts.add()}, p: p}
 	defer func() {
 		w.rest()
 		w.release()
@@ -63,6 +63,7 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 		case errors.As(err, &halt):
 			w.report(ctx, halt)
 		default:
+			w.state.failing(&w.state.reaching, err)
 			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
 		}
 		if !sleep(ctx, wait) {
@@ -336,7 +337,7 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	w.cur = cur
 	w.stand(cur.next, cur.anchor, cur.leaderEpoch)
 	w.state.epoch.Store(*epoch)
-	w.aloneUntil = 0
+	w.aloneUntil, w.unclean = 0, !seen.clean
 	if !seen.clean {
 		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
 	} else if s := cur.suspect; s != nil && *s >= w.pos && *s < w.pos+int64(w.c.cfg.BatchSize) {
@@ -383,7 +384,7 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 	if err := fault.Point(fault.LogVerified); err != nil {
 		return err
 	}
-	f, err := w.p.Fetch(ctx, w.anchor.offset)
+	f, err := w.p.Fetch(ctx, w.anchor.offset, 1)
 	var out *OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:

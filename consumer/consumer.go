@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -82,9 +81,9 @@ func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 		return nil, err
 	}
 	c.cfg = c.cfg.withDefaults()
-	c.shared = &shared{}
+	c.shared = &shared{turns: turnsOf()}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
-	c.filters = inbox.NewFilters(c.pool, "keys_log", c.cfg.Logger)
+	c.filters = c.filtersOf(c.pool)
 	c.poller = newPoller(c)
 	if shards != nil {
 		c.split(shards)
@@ -123,13 +122,13 @@ func (c *Consumer) Run(ctx context.Context) error {
 	err := c.source.Run(ctx, c.own)
 	stop()
 	rotating.Wait()
-	return errors.Join(err, c.Healthy())
+	return errors.Join(err, c.Live())
 }
 
 // ready checks the database before the group is joined, so that a process that cannot work does not take partitions
 // away from those that can. With shards it looks at each of them: it may be given a partition of any.
 func (c *Consumer) ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := c.asking(ctx)
 	defer cancel()
 	var faults []error
 	for _, d := range c.databases() {
@@ -150,10 +149,11 @@ func (c *Consumer) ready(ctx context.Context) error {
 	return errors.Join(faults...)
 }
 
-// bounded is for a statement of the engine's own, outside of an attempt: on a network that drops packets it would wait for as long as TCP does, and the
-// partition with it.
-func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, c.cfg.LockTimeout+c.cfg.StatementTimeout)
+// filtersOf are the filters of a database's inbox.
+func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
+	f := inbox.NewFilters(pool, "keys_log", c.cfg.Logger)
+	f.Timeout = c.cfg.LockTimeout + c.cfg.StatementTimeout
+	return f
 }
 
 // needs is what is declared of how long copies may come.

@@ -53,14 +53,15 @@ update onlyonce.cursors c set clean = true from onlyonce.leases l
  where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
 
 // countAttemptSQL counts one attempt at a message that stands alone, before it runs, and takes back $5 that were counted
-// here and ended without being the message's fault. One row: the count; no row: the cursor has another owner. The lock on the lease
-// keeps a paused process from counting after it was replaced.
+// here and ended without being the message's fault; $6 of those before have had an answer. One row: the count, and how many before this one have
+// had none; no row: the cursor has another owner. The lock on the lease keeps a paused process from counting after it was replaced.
 const countAttemptSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.cursors c
-   set attempts = case when attempt_offset = $4 then greatest(attempts - $5, 0) + 1 else 1 end, attempt_offset = $4
+   set attempts = case when attempt_offset = $4 then greatest(attempts - $5, 0) + 1 else 1 end,
+       answers = case when attempt_offset = $4 then answers + $6 else 0 end, attempt_offset = $4
   from held where c.id = held.id
-returning attempts`
+returning attempts, attempts - 1 - answers`
 
 // takeBackSQL takes back an attempt that this process counted, and then had to leave without blaming the message. It does not
 // compare the owner: whoever that is by now, it must not take the attempt for one that ended in a crash.

@@ -21,9 +21,16 @@ const (
 // SQLSTATEs of PostgreSQL (Appendix A) that are no fault of the message: the transaction is run again.
 const (
 	codeLockTimeout = "55P03"
-	classResources  = "53" // insufficient resources
-	classData       = "22" // data exceptions
-	classIntegrity  = "23" // integrity constraint violations
+	classResources  = "53"    // insufficient resources
+	codeOwnLimit    = "53400" // of that class, and the statement's own: temp_file_limit
+	// Sessions that the server ends.
+	codeAdminShutdown      = "57P01" // an administrator or a fast shutdown
+	codeCrashShutdown      = "57P02" // another session has crashed
+	codeNotNow             = "57P03" // the server starts or stops
+	codeIdleTimeout        = "25P03" // idle_in_transaction_session_timeout
+	codeTransactionTimeout = "25P04" // transaction_timeout
+	classData              = "22"    // data exceptions
+	classIntegrity         = "23"    // integrity constraint violations
 )
 
 // Permanent marks an error that no retry will mend: the message is parked, and not tried again. What counts is the error of a run in

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"cmp"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -58,6 +59,19 @@ func (m *Message) Header(name string) (value []byte, ok bool) {
 		}
 	}
 	return nil, false
+}
+
+// structs are the sizes of a Message and of a Header without the bytes that they refer to.
+var structs = struct{ message, header int }{int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()), int(reflect.TypeFor[Header]().Size())}
+
+// Size is how many bytes of memory the message takes, and what it counts against [Config.PrefetchBytes]: key, value and headers, and about
+// 400 bytes beside them.
+func (m *Message) Size() int {
+	n := structs.message + len(m.Key) + len(m.Value) + len(m.Headers)*structs.header
+	for _, h := range m.Headers {
+		n += len(h.Name) + len(h.Value)
+	}
+	return n
 }
 
 // ID is the message's dedupe id, empty where the consumer runs on positions only.

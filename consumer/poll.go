@@ -276,6 +276,8 @@ type ownedPartition struct {
 	Position      int64    `json:"position"`
 	HighWatermark int64    `json:"high_watermark"`
 	Lag           int64    `json:"lag"`
+	LastStable    int64    `json:"last_stable"`
+	WaitingFor    float64  `json:"waiting_for,omitempty"`
 	Paused        bool     `json:"paused,omitempty"`
 	Halted        string   `json:"halted,omitempty"`
 	Detail        string   `json:"detail,omitempty"`
@@ -291,7 +293,10 @@ func (p *poller) report() (report *string, shape string, err error) {
 		if s.Shard != p.c.shard {
 			continue
 		}
-		o := ownedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, HighWatermark: s.HighWatermark, Lag: s.Lag, Paused: s.Paused}
+		o := ownedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}
+		if !s.WaitingSince.IsZero() {
+			o.WaitingFor = time.Since(s.WaitingSince).Seconds()
+		}
 		if h := s.Halted; h != nil {
 			o.Halted, o.Detail, o.HaltedFor = string(h.Reason), codec.TextUpTo(h.Detail, 512), time.Since(s.HaltedSince).Seconds()
 		}
@@ -300,7 +305,7 @@ func (p *poller) report() (report *string, shape string, err error) {
 			o.LastBatchAge = &age
 		}
 		owned = append(owned, o)
-		shape += fmt.Sprintf("%s/%d %d %v %s\n", s.Topic, s.Partition, s.Epoch, s.Paused, o.Halted)
+		shape += fmt.Sprintf("%s/%d %d %v %s %v\n", s.Topic, s.Partition, s.Epoch, s.Paused, o.Halted, s.WaitingSince.IsZero())
 	}
 	if !p.reported.IsZero() && shape == p.shape && time.Since(p.reported) < reportEvery {
 		return nil, shape, nil

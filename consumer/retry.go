@@ -47,13 +47,15 @@ update onlyonce.parked p
   from held where p.id = $4 and p.state = 'retrying' and p.attempts = $10`
 
 // promoteSQL makes the first row of an ordering key due; see the function's comment in the migration. sweepSQL does it for all keys
-// of a partition that have blocked rows: after a process died between a commit and what should have followed it.
+// of a partition that have blocked rows, after a process died between a commit and what should have followed it: so many keys at once, above $4 (null: from the
+// first). One row: how many rows became due, and the last of these keys, null where there are no more.
 const (
 	promoteSQL = `select onlyonce.promote($1)`
 	sweepSQL   = `
-select count(onlyonce.promote(k.order_key))
+select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
   from (select distinct order_key from onlyonce.parked
-         where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked') k`
+         where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked' and ($4::uuid is null or order_key > $4)
+         order by order_key limit 5000) k`
 )
 
 // sweepEvery bounds how long a row can stay blocked behind nothing.
@@ -63,12 +65,14 @@ const sweepEvery = 5 * time.Minute
 // lease. It never holds up the worker: a sick key makes only its own messages wait.
 type retrier struct {
 	engine
-	state *partitionState
-	wake  chan struct{}
+	wake chan struct{}
 
 	mu    sync.Mutex
 	keys  map[pgtype.UUID]struct{} // ordering keys to promote
 	sweep bool                     // promote all
+
+	careful bool      // attempts are made alone: what was under way when the owner before died is not known
+	since   time.Time // the take-over
 
 	asks   *polling
 	due    time.Time // when the next row is due; zero: nothing is known of one
@@ -77,8 +81,8 @@ type retrier struct {
 }
 
 func newRetrier(w *worker) *retrier {
-	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, redoUntil: w.redoUntil}, state: w.state, wake: make(chan struct{}, 1),
-		keys: map[pgtype.UUID]struct{}{}, sweep: true, asks: w.c.poller.join(w.id, w.cur, w.state)}
+	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
+		keys: map[pgtype.UUID]struct{}{}, sweep: true, careful: w.unclean, since: time.Now(), asks: w.c.poller.join(w.id, w.cur, w.state)}
 }
 
 func (r *retrier) leave() { r.c.poller.leave(r.asks) }
@@ -138,8 +142,10 @@ func (r *retrier) run(ctx, work context.Context) error {
 		case errors.Is(err, errPaused), final(err):
 			return err
 		case err != nil && ctx.Err() == nil:
+			r.state.failing(&r.state.tending, err)
 			wait = r.reportRetry(Retry{Offset: -1, Err: err}, retry)
 		case answered:
+			r.state.fine(&r.state.tending)
 			retry.Reset()
 		}
 	}
@@ -230,8 +236,8 @@ func (r *retrier) promote(ctx context.Context) error {
 	var promoted int64
 	switch {
 	case err != nil:
-	case all: // as long as it takes: it looks at each key that waits
-		if err = r.c.pool.QueryRow(ctx, sweepSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition).Scan(&promoted); err == nil {
+	case all:
+		if promoted, err = r.sweepAll(ctx); err == nil {
 			r.swept = time.Now()
 		}
 	default:
@@ -260,6 +266,20 @@ func (r *retrier) promote(ctx context.Context) error {
 	return nil
 }
 
+// sweepAll looks at each key that waits, for as long as that takes altogether.
+func (r *retrier) sweepAll(ctx context.Context) (promoted int64, err error) {
+	var last pgtype.UUID
+	for {
+		var n int64
+		bounded, cancel := r.c.bounded(ctx)
+		err := r.c.pool.QueryRow(bounded, sweepSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
+		cancel()
+		if promoted += n; err != nil || !last.Valid {
+			return promoted, err
+		}
+	}
+}
+
 // parkedRow is a message read back.
 type parkedRow struct {
 	id      int64
@@ -273,7 +293,15 @@ type parkedRow struct {
 
 // tryNext takes the row that is due first, and reports whether there was one.
 func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
+	leave, err := r.enter(ctx, r.careful)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
 	row, err := r.take(ctx)
+	if row == nil && err == nil && time.Since(r.since) > r.c.cfg.RetryMax+time.Second {
+		r.careful = false // takeSQL makes a row due after RetryMax: all that were under way have been tried
+	}
 	if err != nil || row == nil {
 		return false, err
 	}
@@ -281,7 +309,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return false, err
 	}
 	limit := r.c.cfg.MaxAttempts
-	if row.n > limit {
+	if row.n > limit+1 { // the attempt at the limit may have been under way when another message killed the process; the one behind it was made alone
 		return true, r.fail(row, &verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
 	}
 	if err := r.verifyIdentity(row); err != nil {
@@ -401,7 +429,7 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 
 // fail writes how the attempt ended. It outlives a drain: an attempt that this process gave up must not count.
 func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), r.c.cfg.LockTimeout)
+	ctx, cancel := r.c.detached()
 	defer cancel()
 	state := v.state()
 	if v.reason == row.reason && state == stateBlocked {

@@ -55,8 +55,8 @@ func TestWaitingForATransactionIsLogged(t *testing.T) {
 	id := Identity{Topic: "orders", Partition: 3}
 	open := Fetched{Next: 5, HighWatermark: 9, LastStable: 5}
 	c.stall(id, &state, 5, open)
-	if out.Len() > 0 || state.status().WaitingSince.IsZero() {
-		t.Errorf("at first: %s, %+v", &out, state.status())
+	if out.Len() > 0 || state.now().WaitingSince.IsZero() {
+		t.Errorf("at first: %s, %+v", &out, state.now())
 	}
 	w := state.waiting.Load()
 	w.since = w.since.Add(-stallAfter)
@@ -70,7 +70,7 @@ func TestWaitingForATransactionIsLogged(t *testing.T) {
 	}
 	out.Reset()
 	c.stall(id, &state, 5, Fetched{Next: 9, HighWatermark: 9, LastStable: 9})
-	if text := out.String(); strings.Count(text, "goes on") != 1 || !state.status().WaitingSince.IsZero() {
-		t.Errorf("at its end: %s, %+v", text, state.status())
+	if text := out.String(); strings.Count(text, "goes on") != 1 || !state.now().WaitingSince.IsZero() {
+		t.Errorf("at its end: %s, %+v", text, state.now())
 	}
 }

@@ -3,6 +3,7 @@ package consumer
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -32,12 +33,17 @@ type PartitionStatus struct {
 	// WaitingSince is when this process first found that everything below LastStable is read, and records above it are held back. It waits there until the
 	// transaction ends (docs/operations.md, "When a partition waits for a transaction"). Zero: it does not wait for one.
 	WaitingSince time.Time
-	InFlight     int  // messages in the transaction in hand
-	Retrying     bool // a parked message is being tried at this moment
-	Paused       bool
-	Halted       *HaltError // why it stands still, nil if it does not
-	HaltedSince  time.Time  // when this process found that first; zero while Halted is nil
-	LastBatch    time.Time  // when this process committed a batch last; zero: not since it owns the partition
+	// LastBatch is when this process last committed a transaction that moved Position. Zero: it has not since it took over.
+	LastBatch   time.Time
+	InFlight    int  // messages in the transaction in hand
+	Retrying    bool // a parked message is being tried at this moment
+	Paused      bool
+	Halted      *HaltError // why it stands still, nil if it does not
+	HaltedSince time.Time  // when this process found that first; zero while Halted is nil
+	// Failing is what an attempt, or a look at the database, has failed with that is being made again, and FailingSince when that began; nil: nothing
+	// is. A parked message that is tried again is no such failure.
+	Failing      error
+	FailingSince time.Time
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
 }
@@ -51,9 +57,14 @@ type partitionState struct {
 	epoch, position, highWatermark, lastStable, inFlight, inRetry atomic.Int64
 	paused                                                        atomic.Bool
 	seen                                                          atomic.Pointer[seen]
-	halted                                                        atomic.Pointer[HaltError]
 	waiting                                                       atomic.Pointer[waiting]
+	halted                                                        atomic.Pointer[HaltError]
 	haltedSince, lastBatch                                        atomic.Pointer[time.Time]
+
+	mu       sync.Mutex
+	reaching trouble // of the cursor or the log
+	working  trouble // on a batch
+	tending  trouble // of the retrier
 }
 
 // stop takes note of a halt.
@@ -69,6 +80,7 @@ func (s *partitionState) worked() {
 	now := time.Now()
 	s.lastBatch.Store(&now)
 	s.moved()
+	s.fine(&s.working)
 }
 
 // moved takes back that the partition is halted where it does not stand at that position any more.
@@ -84,9 +96,30 @@ func (s *partitionState) fetched(found seen, stable int64) {
 	s.highWatermark.Store(found.end)
 	s.lastStable.Store(stable)
 	s.seen.Store(&found)
+	s.fine(&s.reaching)
 	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked {
 		s.halted.CompareAndSwap(h, nil)
 	}
+}
+
+// now is how the partition stands, but for what is parked.
+func (s *partitionState) now() PartitionStatus {
+	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
+		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
+		Paused: s.paused.Load(), Halted: s.halted.Load()}
+	p.Lag = max(p.HighWatermark-p.Position, 0)
+	if w := s.waiting.Load(); w != nil {
+		p.WaitingSince = w.since
+	}
+	if at := s.lastBatch.Load(); at != nil {
+		p.LastBatch = *at
+	}
+	if since := s.haltedSince.Load(); since != nil && p.Halted != nil {
+		p.HaltedSince = *since
+	}
+	t := s.troubled()
+	p.Failing, p.FailingSince = t.err, t.since
+	return p
 }
 
 // partitions are those that this process owns.
@@ -167,7 +200,7 @@ func (p *partitions) status() (all []PartitionStatus) {
 	defer p.mu.Unlock()
 	for s := range p.all {
 		if s.topic != "" {
-			all = append(all, s.status())
+			all = append(all, s.now())
 		}
 	}
 	slices.SortFunc(all, func(a, b PartitionStatus) int {
@@ -176,26 +209,16 @@ func (p *partitions) status() (all []PartitionStatus) {
 	return all
 }
 
-func (s *partitionState) status() PartitionStatus {
-	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
-		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-		Paused: s.paused.Load(), Halted: s.halted.Load()}
-	p.Lag = max(p.HighWatermark-p.Position, 0)
-	if since := s.haltedSince.Load(); since != nil && p.Halted != nil {
-		p.HaltedSince = *since
-	}
-	if w := s.waiting.Load(); w != nil {
-		p.WaitingSince = w.since
-	}
-	if last := s.lastBatch.Load(); last != nil {
-		p.LastBatch = *last
-	}
-	return p
+// Healthy returns an error if something keeps messages from being handled, each cause in it: a partition that is halted (a *[HaltError]), one that has failed
+// at the same work for longer than LockTimeout and StatementTimeout together (a server that does not answer, a message that is tried again), or a handler that
+// is stuck. It is for people and alerts. A restart mends only what [Consumer.Live] returns.
+func (c *Consumer) Healthy() error {
+	return errors.Join(append(c.unwell(), c.Live())...)
 }
 
-// Healthy returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
-// restart gets it back. A halted partition is no reason to restart: see Status.
-func (c *Consumer) Healthy() error {
+// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
+// restart gets it back.
+func (c *Consumer) Live() error {
 	if n := c.stuck.Load(); n > 0 {
 		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)
 	}

@@ -19,14 +19,14 @@ const flushAfter = 5 * time.Second
 // worker is one owned partition's log: one goroutine, one transaction at a time.
 type worker struct {
 	engine
-	p     Partition
-	state *partitionState
+	p Partition
 
 	pos         int64   // position in the database
 	anchor      *anchor // last record seen below it
 	leaderEpoch int32   // that no batch below pos exceeded when it was read; -1: not known
 	held        bool    // the log was seen to hold pos
 	aloneUntil  int64   // below it every message stands alone: the owner before died in mid-work
+	unclean     bool    // it did
 	pruning     pruning
 
 	buf     []*Message // fetched, not yet handled
@@ -52,6 +52,7 @@ func (w *worker) run(ctx context.Context) error {
 		context.AfterFunc(work, func() { t.Stop() })
 	})()
 
+	w.state.fine(&w.state.working) // of a message that may not be the next one any more
 	w.retrier = newRetrier(w)
 	defer w.retrier.leave()
 	if err := w.retrier.first(ctx); err != nil { // before anything is fetched: it may be paused
@@ -137,8 +138,11 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		}
 	}
 	err := w.engine.attempt(work, a)
-	if errors.Is(err, errFenced) {
+	switch {
+	case errors.Is(err, errFenced):
 		err = w.fenced(work, a)
+	case errors.Is(err, errChanged):
+		err = errMoved // what is in memory is not what the log holds
 	}
 	if err == nil {
 		w.committed(a, last, epoch)
@@ -322,7 +326,7 @@ func (w *worker) release() {
 	if w.cur == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), w.c.cfg.LockTimeout)
+	ctx, cancel := w.c.detached()
 	defer cancel()
 	if fault.Point(fault.Releasing) != nil {
 		return
@@ -331,6 +335,12 @@ func (w *worker) release() {
 		w.c.cfg.Logger.Warn("onlyonce: cursor not released", "scope", w.c.cfg.Scope, "error", err)
 	}
 	_ = fault.Point(fault.Released)
+}
+
+// tryAgain is reportRetry for what keeps the partition's log from going on.
+func (w *worker) tryAgain(r Retry, b backoff.BackOff) time.Duration {
+	w.state.failing(&w.state.working, r.Err)
+	return w.reportRetry(r, b)
 }
 
 // reportRetry reports that something is tried again, and returns after which wait.

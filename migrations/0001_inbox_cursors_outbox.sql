@@ -82,6 +82,7 @@ create table onlyonce.cursors (
   clean          boolean not null default true,
   attempt_offset bigint,
   attempts       integer not null default 0,
+  answers        integer not null default 0,
   created_at     timestamptz not null default clock_timestamp(),
   unique (scope, topic, partition)
 );
@@ -98,6 +99,7 @@ comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, 
 comment on column onlyonce.cursors.clean          is 'Cleared when an owner takes over, set when it lets go in order. An owner that finds it cleared handles the next messages one at a time.';
 comment on column onlyonce.cursors.attempt_offset is 'Offset of the message that stands alone and whose attempts are counted.';
 comment on column onlyonce.cursors.attempts       is 'Attempts at that offset, counted before each one runs, so that a message that kills its process is counted too.';
+comment on column onlyonce.cursors.answers        is 'How many of those attempts are known to have ended with an error of the handler. The others took the process with them, or are under way.';
 
 create table onlyonce.progress (
   cursor_id     bigint  not null,

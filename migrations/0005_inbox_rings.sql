@@ -121,7 +121,7 @@ create index owners_scope on onlyonce.owners (scope);
 comment on table  onlyonce.owners is 'What each consumer process knows of the partitions that it owns, for people and tools: the engine decides nothing by it.';
 comment on column onlyonce.owners.id         is 'Drawn by each Consumer.Run.';
 comment on column onlyonce.owners.seen_at    is 'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process that stops in order deletes its row.';
-comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age.';
+comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, last_stable, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age, waiting_for (an open Kafka transaction holds back what lies above last_stable).';
 
 -- ---------------------------------------------------------------- cursors
 

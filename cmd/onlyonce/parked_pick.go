@@ -87,7 +87,7 @@ type selected struct {
 	rows   []pickedRow
 }
 
-var parkedReasons = []string{"permanent", "exhausted", "crashed", "conflict", "no-key", "failed", "behind", "same-body", "stale", "scheduled", "cut", "completion", "rejected", "window"}
+var parkedReasons = []string{"permanent", "exhausted", "crashed", "conflict", "no-key", "failed", "behind", "same-body", "stale", "forward", "scheduled", "cut", "completion", "rejected", "unopened", "window"}
 
 const selectors = "(-id N | [-kind KIND] [-scope S [-topic T [-partition P]]] [-sink S] [-name N] [-state STATE] [-parked-reason R] [-limit N])"
 

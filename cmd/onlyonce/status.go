@@ -104,7 +104,7 @@ stands still for good, and is counted apart.
 
 Processes are the consumers that work on this database, as each has written itself, at most 10 s ago: how many
 partitions it owns, how far it is behind the log in messages, when it committed a batch last, and how many of its
-partitions are halted, with a line for each. "silent" is a process that has not written for 30 s: it was killed, or
+partitions are halted, with a line for each; one that waits for an open Kafka transaction has a line too. "silent" is a process that has not written for 30 s: it was killed, or
 cannot reach this database. Kafka is not asked.
 
 With -json, one object:
@@ -117,8 +117,8 @@ With -json, one object:
   relays                  list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held}; of a sink's lanes
                           the highest epoch, the latest until, and whether any is held; lanes is 0 for a relay of schema version 2
   owners                  list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions}; partitions is a list of {topic,
-                          partition, epoch, position, high_watermark, lag, paused, halted, detail, halted_for, last_batch_age}, where
-                          what is absent is false or not known, and ages are in seconds at seen_at
+                          partition, epoch, position, high_watermark, lag, last_stable, paused, halted, detail, halted_for,
+                          last_batch_age, waiting_for}, where what is absent is false or not known, and ages are in seconds at seen_at
 Of calls, delivered and parked counts only those that were enqueued before schema version 3; "onlyonce outbox status" tells more.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)

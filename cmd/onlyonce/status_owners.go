@@ -37,11 +37,13 @@ type ownedPartition struct {
 	Detail       string   `json:"detail"`
 	HaltedFor    float64  `json:"halted_for"`
 	LastBatchAge *float64 `json:"last_batch_age"`
+	LastStable   int64    `json:"last_stable"`
+	WaitingFor   float64  `json:"waiting_for"`
 }
 
 func (o *ownerRow) silent() bool { return o.SeenAgeSeconds > silentAfter.Seconds() }
 
-// writeOwners shows a line for each process, and one for each partition that a living one reports as halted.
+// writeOwners shows a line for each process, and one for each partition that a living one reports as halted, or as waiting for a Kafka transaction.
 func (a *app) writeOwners(owners []ownerRow) error {
 	var rows [][]string
 	var halts []string
@@ -56,6 +58,9 @@ func (a *app) writeOwners(owners []ownerRow) error {
 			lag += p.Lag
 			if p.LastBatchAge != nil && (youngest == nil || *p.LastBatchAge < *youngest) {
 				youngest = p.LastBatchAge
+			}
+			if p.WaitingFor > 0 && !o.silent() {
+				halts = append(halts, fmt.Sprintf("waiting: %s %s/%d, at offset %d for %s: a Kafka transaction is open", o.Scope, p.Topic, p.Partition, p.LastStable, ago(p.WaitingFor+o.SeenAgeSeconds)))
 			}
 			if p.Halted == "" {
 				continue

@@ -167,11 +167,11 @@ func TestStatusOfProcesses(t *testing.T) {
 	f := newFixture(t)
 	f.exec(`insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions) values
 		(gen_random_uuid(), 'stock', 'pod-1', 7, clock_timestamp(), '[
-			{"topic": "orders", "partition": 0, "epoch": 3, "position": 90, "high_watermark": 100, "lag": 10, "last_batch_age": 2.5},
+			{"topic": "orders", "partition": 0, "epoch": 3, "position": 90, "high_watermark": 100, "lag": 10, "last_stable": 90, "waiting_for": 120, "last_batch_age": 2.5},
 			{"topic": "orders", "partition": 1, "epoch": 3, "position": 5, "high_watermark": 25, "lag": 20, "halted": "gap", "detail": "the log begins at 9", "halted_for": 3600}]'),
 		(gen_random_uuid(), 'stock', 'pod-2', 8, clock_timestamp() - interval '1 hour', '[
 			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 5, "lag": 0, "halted": "blocked", "detail": "of the past", "halted_for": 1}]')`)
-	r := f.run("status").want(t, statusGood, "Processes: 2", "pod-1", "halted: stock orders/1, gap for 1h", ": the log begins at 9", "ago (silent)")
+	r := f.run("status").want(t, statusGood, "Processes: 2", "pod-1", "halted: stock orders/1, gap for 1h", ": the log begins at 9", "waiting: stock orders/0, at offset 90 for 2m", "ago (silent)")
 	if strings.Contains(r.out, "of the past") {
 		t.Errorf("a halt of a process that is silent is shown as one of the present:\n%s", r.out)
 	}

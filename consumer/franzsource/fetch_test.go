@@ -120,14 +120,14 @@ func TestFetchesTravelTogether(t *testing.T) {
 				p := h.ID.Partition
 				if p%2 == 0 {
 					for range 3 {
-						if f, err := h.Fetch(h.Ctx, 0); err != nil || len(f.Messages) > 0 || f.Next != 0 {
+						if f, err := h.Fetch(h.Ctx, 0, 1<<20); err != nil || len(f.Messages) > 0 || f.Next != 0 {
 							t.Errorf("partition %d: %+v, %v", p, f, err)
 						}
 					}
 					return
 				}
 				for from := int64(0); from < records; {
-					f, err := h.Fetch(h.Ctx, from)
+					f, err := h.Fetch(h.Ctx, from, 1<<20)
 					if err != nil {
 						t.Errorf("partition %d at %d: %v", p, from, err)
 						return
@@ -179,7 +179,7 @@ func TestLeaderMoves(t *testing.T) {
 		resp.Topics = append(resp.Topics, rt)
 		return resp, nil, true
 	})
-	_, err := h.Fetch(h.Ctx, 6)
+	_, err := h.Fetch(h.Ctx, 6, 1<<20)
 	var out *consumer.OutOfRangeError
 	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 6, Start: 0, End: 4}) {
 		t.Errorf("fetch behind what was cut off: %v", err)
@@ -243,11 +243,11 @@ func TestHoleUpToTheLastStableOffset(t *testing.T) {
 		var beside sync.WaitGroup
 		beside.Go(func() { // another partition's fetches, which this one's travel with
 			for h := m.Holds(topic, 1); ctx.Err() == nil; {
-				_, _ = h.Fetch(ctx, 0)
+				_, _ = h.Fetch(ctx, 0, 1<<20)
 			}
 		})
 		h := m.Holds(topic, 0)
-		f, err := h.Fetch(h.Ctx, 3)
+		f, err := h.Fetch(h.Ctx, 3, 1<<20)
 		cancel()
 		beside.Wait()
 		switch {
@@ -302,7 +302,7 @@ func TestTopicRecreatedFetchingByName(t *testing.T) {
 	kafkatest.Recreate(t, kafkatest.Admin(t, brokers), topic)
 	kafkatest.Write(t, kafkatest.Client(t, brokers), topic, "c", "d", "e")
 	eventually(t, "a second to pass", func() bool { return time.Since(read) > 1100*time.Millisecond })
-	if f, err := h.Fetch(h.Ctx, 2); !errors.Is(err, consumer.ErrIncarnation) {
+	if f, err := h.Fetch(h.Ctx, 2, 1<<20); !errors.Is(err, consumer.ErrIncarnation) {
 		t.Errorf("fetch from the new incarnation: %v, %v", f.Messages, err)
 	}
 }

@@ -75,7 +75,7 @@
 // # What of kafka-go is used, and what not
 //
 // Used: ConsumerGroup and Generation; Transport, with its connections, TLS and SASL, for all other requests; Client for
-// OffsetCommit and OffsetFetch; its codecs. Requests that kafka-go has not, or in versions that are too old,
+// OffsetCommit and OffsetFetch. Requests that kafka-go has not, or in versions that are too old,
 // are written and read with kmsg, a description of Kafka's protocol without a client, and travel through the
 // same Transport (protocol.RawExchanger). What they say about a partition's log is read as in package franzsource, by the same code
 // (internal/kafkalog, internal/recordbatch). Not used, because:

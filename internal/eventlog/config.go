@@ -54,11 +54,20 @@ type Config struct {
 
 const maxGroup = 200
 
+// Fault is one fault of a Config. It wraps ErrConfig.
+type Fault struct {
+	Field  string // "Config.Group"
+	Reason string
+}
+
+func (f *Fault) Error() string { return fmt.Sprintf("%v: %s: %s", ErrConfig, f.Field, f.Reason) }
+func (f *Fault) Unwrap() error { return ErrConfig }
+
 // withDefaults fills in the zero values and returns every fault at once.
 func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
+		faults = append(faults, &Fault{Field: field, Reason: fmt.Sprintf(format, args...)})
 	}
 	duration := func(field string, d *time.Duration, def, least time.Duration) {
 		if *d == 0 {
