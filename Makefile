@@ -9,6 +9,9 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
+# In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (internal/retest).
+TEST := $(if $(CI),$(GO) run ./internal/retest $(if $(FLAKY),-flaky $(FLAKY),),$(GO) test)
+
 .PHONY: help quickstart test lint bench retention mutants matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
 help: ## list the targets
@@ -18,7 +21,7 @@ quickstart: ## the main job, end to end
 	$(GO) run ./examples/quickstart
 
 test: ## all tests, on one Postgres and, with a JVM or Docker, one real Kafka broker
-	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) test $(RACE) -timeout 15m $(PKGS)
+	$(DEVENV) -postgres -kafka $(REAL) -- $(TEST) $(RACE) -timeout 15m $(PKGS)
 	cd bench && $(GO) test $(RACE) ./...
 
 lint: ## go vet and golangci-lint

@@ -98,7 +98,7 @@ type partition struct {
 }
 
 // Fetch returns the next messages of the tape, and waits for ever at its end.
-func (p partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	ids := p.t.ids[p.id]
 	end := int64(len(ids) / idBytes)
 	n := min(fetchLimit, end-from)
@@ -112,16 +112,20 @@ func (p partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, err
 		<-ctx.Done()
 		return consumer.Fetched{}, ctx.Err()
 	}
-	got := consumer.Fetched{Messages: make([]*consumer.Message, n), Next: from + n, HighWatermark: end}
+	got := consumer.Fetched{Messages: make([]*consumer.Message, n), Next: from + n, LeaderEpoch: -1, HighWatermark: end, LastStable: end}
 	messages, headers := make([]consumer.Message, n), make([]consumer.Header, n)
 	for i := range messages {
 		offset := from + int64(i)
 		headers[i] = consumer.Header{Name: idHeader, Value: ids[offset*idBytes:][:idBytes:idBytes]}
 		messages[i] = consumer.Message{
-			Topic: topic, Partition: p.id, Offset: offset, Time: time.UnixMilli(1_750_000_000_000 + offset/perMilli),
+			Topic: topic, Partition: p.id, Offset: offset, LeaderEpoch: -1, Time: time.UnixMilli(1_750_000_000_000 + offset/perMilli),
 			Value: p.t.bodies[offset%int64(len(p.t.bodies))], Headers: headers[i : i+1 : i+1],
 		}
 		got.Messages[i] = &messages[i]
+		if most -= messages[i].Size(); most < 0 && i > 0 {
+			got.Messages, got.Next = got.Messages[:i], offset
+			break
+		}
 	}
 	return got, nil
 }

@@ -22,7 +22,7 @@ const haltRecheck = 3 * time.Second
 
 // own is a partition from the time the source hands it over until it is to be given up.
 func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
-	w := &worker{engine: engine{c: c}, p: p, state: c.parts.add()}
+	w := &worker{engine: engine{c: c, state: c.parts.add(), brake: &brake{cfg: c.cfg.Brake}}, p: p}
 	defer func() {
 		w.rest()
 		w.release()
@@ -57,12 +57,20 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 			if !w.untilResumed(ctx) {
 				return nil
 			}
+			w.brake.release()
 			continue
 		case errors.Is(err, ErrOwnershipLost):
 			return err
 		case errors.As(err, &halt):
 			w.report(ctx, halt)
+			if halt.Reason == HaltEverythingFails {
+				if err := w.untilProbe(ctx); errors.Is(err, errMoved) {
+					w.brake.release() // an operator has set the position
+				}
+				wait = 0 // a pause is found by the next run
+			}
 		default:
+			w.state.failing(&w.state.reaching, err)
 			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
 		}
 		if !sleep(ctx, wait) {
@@ -76,7 +84,8 @@ func (w *worker) report(ctx context.Context, halt *HaltError) {
 	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
 		halt.RetainedUntil = until
 	}
-	w.state.halted.Store(halt)
+	w.state.stop(halt)
+	w.c.poller.soon()
 	cfg := &w.c.cfg
 	cfg.Logger.Error("onlyonce: partition halted", "scope", cfg.Scope, "topic", halt.Topic, "partition", halt.Partition,
 		"position", halt.Position, "shard", halt.Shard, "reason", string(halt.Reason), "detail", halt.Detail, "retained_until", halt.RetainedUntil, "resolve", halt.Command())
@@ -142,7 +151,7 @@ func (w *worker) acquire(ctx context.Context) error {
 		if was := w.pos; mine && was > cur.next { // the database has lost what it had answered
 			w.redoUntil = max(w.redoUntil, was) // in memory first: the write may fail, and the next look finds the position set back
 		}
-		w.stand(cur.next, cur.anchor)
+		w.stand(cur.next, cur.anchor, cur.leaderEpoch)
 		if err := w.admit(cur); err != nil {
 			return err
 		}
@@ -261,21 +270,21 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 			Detail: fmt.Sprintf("group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, an older copy, or was the scope renamed?",
 				c.source.Group(), offset, metadata)}
 	}
+	log, err := p.Bounds(ctx)
+	if err != nil {
+		return fmt.Errorf("bounds of %s/%d: %w", id.Topic, id.Partition, err)
+	}
 	policy := "committed"
 	if offset < 0 {
-		start, end, err := p.Bounds(ctx)
-		if err != nil {
-			return fmt.Errorf("bounds of %s/%d: %w", id.Topic, id.Partition, err)
-		}
-		policy, offset = "earliest", start
+		policy, offset = "earliest", log.Start
 		if c.cfg.Start == StartLatest && id.Partition < first {
-			policy, offset = "latest", end
+			policy, offset = "latest", log.End
 		}
 	}
 	bounded, cancel := c.bounded(ctx)
 	defer cancel()
 	_, err = c.pool.Exec(bounded, createCursorSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
-		uuidOrNull(id.TopicID), offset, policy)
+		uuidOrNull(id.TopicID), offset, policy, epochOrNull(log.LeaderEpoch))
 	if err != nil {
 		return fmt.Errorf("deciding the start of %s/%d: %w", id.Topic, id.Partition, err)
 	}
@@ -333,9 +342,9 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 		return false, nil
 	}
 	w.cur = cur
-	w.stand(cur.next, cur.anchor)
+	w.stand(cur.next, cur.anchor, cur.leaderEpoch)
 	w.state.epoch.Store(*epoch)
-	w.aloneUntil = 0
+	w.aloneUntil, w.unclean = 0, !seen.clean
 	if !seen.clean {
 		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
 	} else if s := cur.suspect; s != nil && *s >= w.pos && *s < w.pos+int64(w.c.cfg.BatchSize) {
@@ -347,26 +356,46 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	return true, nil
 }
 
-// verifyLog compares the log with what was read from it last time: it must still hold the next offset, and the
-// record before it must be the one that was seen. Whether it begins too late, the first fetch tells.
+// verifyLog compares the log with what was read from it last time (F5): it must still hold the next offset, the last record that was seen below
+// it must be the same, and nothing below it may have been cut off. The last record does not say so by itself: between it and the position
+// there may be others that were looked at and handed to nobody (transaction markers, aborted records). For those the leader epoch
+// speaks. Whether the log begins too late, the first fetch tells.
 func (w *worker) verifyLog(ctx context.Context) error {
-	start, end, err := w.p.Bounds(ctx)
+	log, err := w.p.Bounds(ctx)
 	if err != nil {
 		return fmt.Errorf("bounds of %s/%d: %w", w.id.Topic, w.id.Partition, err)
 	}
-	w.state.highWatermark.Store(end)
-	if w.pos > end {
-		return w.halt(HaltTruncated, "the log ends at offset %d", end)
+	w.state.highWatermark.Store(log.End)
+	w.state.lastStable.Store(log.End)
+	if w.pos > log.End {
+		return w.halt(HaltTruncated, "the log ends at offset %d", log.End)
 	}
-	if w.anchor == nil || w.anchor.offset < start {
-		return nil // nothing left to compare with: the topic's id has to do
+	w.held = w.held || log.Start <= w.pos
+	if w.anchor != nil && w.anchor.offset >= log.Start { // otherwise there is no record left to compare with
+		if err := w.verifyAnchor(ctx); err != nil {
+			return err
+		}
 	}
+	// Last, because fetches that go on from here repeat it when the leader changes.
+	var cut *OutOfRangeError
+	if err := w.p.Verify(ctx, w.pos, w.leaderEpoch); errors.As(err, &cut) {
+		return w.halt(HaltTruncated, "the log was cut off at offset %d and written anew: leader epoch %d, up to which it was read, ends there", cut.End, w.leaderEpoch)
+	} else if err != nil {
+		return fmt.Errorf("comparing the log with what was read below the position: %w", err)
+	}
+	return nil
+}
+
+// verifyAnchor compares the last record that was seen with the one that is there now.
+func (w *worker) verifyAnchor(ctx context.Context) error {
 	if err := fault.Point(fault.LogVerified); err != nil {
 		return err
 	}
-	f, err := w.p.Fetch(ctx, w.anchor.offset)
+	f, err := w.p.Fetch(ctx, w.anchor.offset, 1)
 	var out *OutOfRangeError
 	switch {
+	case errors.As(err, &out) && out.Offset < out.Start:
+		return nil // deleted by retention since the log's start was asked for: that is no sign of another log
 	case errors.As(err, &out):
 		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
 	case err != nil:
@@ -380,12 +409,16 @@ func (w *worker) verifyLog(ctx context.Context) error {
 }
 
 func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError {
-	if w.cur != nil && w.cur.replayUntil != nil {
+	return w.haltAt(w.pos, reason, detail, args...)
+}
+
+func (e *engine) haltAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
+	if e.cur != nil && e.cur.replayUntil != nil {
 		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
-		args = append(args, *w.cur.replayUntil, w.cur.replayResume)
+		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
 	}
-	return &HaltError{Scope: w.c.cfg.Scope, Group: w.c.source.Group(), Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos,
-		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: w.c.shard}
+	return &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), Topic: e.id.Topic, Partition: e.id.Partition, Position: pos,
+		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
 }
 
 // metadata goes with every offset committed to Kafka.

@@ -15,19 +15,18 @@ import (
 
 // Steps of the engine's statements.
 const (
+	stepBegin = "begin" // see guard
 	stepFence = "fence"
 	stepClaim = "claim"
 	stepOrder = "order"
 	stepPark  = "park"
-	stepPrune = "prune"
 	stepHook  = "hook" // Config.OnBegin, see guard
 	stepSeal  = "seal"
 )
 
 const (
-	claimsAhead = 32               // transactions that claim first after a duplicate was met
-	rerunLimit  = 5                // immediate runs after serialization failures and deadlocks
-	endTimeout  = 15 * time.Second // bound of COMMIT and ROLLBACK, detached from any request
+	claimsAhead = 32 // transactions that claim first after a duplicate was met
+	rerunLimit  = 5  // immediate runs after serialization failures and deadlocks
 )
 
 // failure says that an attempt was rolled back because of the handler or its statements.
@@ -40,22 +39,52 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
+// hindrance is what the server says against a transaction that may be no message's fault: no room, others in the way, an administrator. It is
+// held against none.
+type hindrance struct {
+	failed *guard.Failure
+	index  int // message whose handler met it, -1 where it is not known
+}
+
+func (h *hindrance) Error() string { return h.failed.Error() }
+func (h *hindrance) Unwrap() error { return h.failed }
+
+// hinders reports whether a SQLSTATE says nothing about a message, however often it comes.
+func (e *engine) hinders(state string, h *handling) bool {
+	switch {
+	case guard.RunAgain(state), state == codeLockTimeout:
+		return true // others are in the way
+	case strings.HasPrefix(state, classResources):
+		return state != codeOwnLimit // the server has no room
+	case state == codeAdminShutdown, state == codeNotNow, state == codeTransactionTimeout:
+		return true // somebody ends sessions
+	case state == codeIdleTimeout:
+		return h.took < e.c.cfg.IdleTimeout // somebody else's setting, and not Config's
+	case state == codeCrashShutdown:
+		return !e.alone // another session has crashed: a neighbour's, unless there was none
+	}
+	return false
+}
+
 // errFenced says that the first statement of a transaction did not hold: its owner was replaced, or what it was to do is done.
 var errFenced = errors.New("fenced")
 
 // engine runs the transactions of one owned partition. Two goroutines use one each: the worker, which reads the log, and the
 // retrier, which reads what is parked. What makes a message of theirs take effect once is the attempt's fence.
 type engine struct {
-	c   *Consumer
-	id  Identity
-	cur *cursor // what this process owns; nil before the first raise
+	c     *Consumer
+	id    Identity
+	cur   *cursor // what this process owns; nil before the first raise
+	state *partitionState
+	brake *brake
 
 	// redoUntil: what lies below it may have been handled before, in a history that the database has lost, or from which an operator has set it
 	// back (O6).
 	redoUntil int64
 
 	hand     *hand
-	cautious int // transactions for which the claim goes first, because duplicates are about
+	alone    bool // the attempt under way is the only one of this process
+	cautious int  // transactions for which the claim goes first, because duplicates are about
 }
 
 // attempt is one transaction's worth of work.
@@ -90,16 +119,24 @@ func (e *engine) attempt(work context.Context, a *attempt) error {
 	return err
 }
 
+// connect takes a connection of the pool.
+func (e *engine) connect(work context.Context) (*connection, error) {
+	bounded, cancel := e.c.bounded(work)
+	defer cancel()
+	conn, err := e.c.pool.Acquire(bounded) // which may ping it
+	if err != nil {
+		return nil, fmt.Errorf("getting a connection: %w", err)
+	}
+	return &connection{conn: conn}, nil
+}
+
 // rerun repeats the transaction after serialization failures, and after the optimistic claim has met a duplicate.
 func (e *engine) rerun(work context.Context, a *attempt) error {
-	bounded, cancel := e.c.bounded(work)
-	conn, err := e.c.pool.Acquire(bounded) // which may ping it
-	cancel()
+	slot, err := e.connect(work)
 	if err != nil {
-		return fmt.Errorf("getting a connection: %w", err)
+		return err
 	}
-	slot := &connection{conn: conn}
-	defer slot.release()
+	defer func() { slot.release() }()
 	if err := fault.Point(fault.Connected); err != nil {
 		return err
 	}
@@ -107,17 +144,31 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 	for run := 0; ; run++ {
 		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
 		a.parked, a.behind, a.ran = nil, nil, false
-		tx := guard.Begin(conn.Conn())
+		if slot.conn.Conn().IsClosed() { // the run before has left something in its session
+			fresh, err := e.connect(work)
+			if err != nil {
+				return err
+			}
+			slot.release()
+			slot = fresh
+		}
+		tx := guard.Begin(slot.conn.Conn())
+		tx.Report = e.c.strayed
+		e.c.timeouts(tx)
 		h := e.transact(work, tx, a, claimFirst)
 		if h.hung {
 			slot.abandon(tx)
-			return e.hung(work, a, h)
+			return e.hung(work, h)
+		}
+		if h.changed {
+			e.c.rollback(tx)
+			return errChanged
 		}
 		if h.err == nil && tx.Failure() == nil {
 			if err := fault.Point(fault.Sealing); err != nil {
 				tx.Fail(stepSeal, err)
 			} else {
-				_ = tx.Commit(endTimeout) // kept as the failure
+				_ = e.c.commit(tx) // kept as the failure
 			}
 		}
 		failed, lost := tx.Failure(), tx.Lost()
@@ -125,7 +176,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 			e.settled(a)
 			return fault.Point(fault.Committed)
 		}
-		tx.Rollback(endTimeout)
+		e.c.rollback(tx)
 		if err := fault.Point(fault.RolledBack); err != nil {
 			return err
 		}
@@ -140,7 +191,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 		case failed != nil && failed.Step == stepFence && (state == codeFenceLost || state == codeRaceLost):
 			return errFenced
 		}
-		return blame(work, a, h, failed, lost)
+		return e.blame(work, a, h, failed, lost)
 	}
 }
 
@@ -157,18 +208,20 @@ func (e *engine) settled(a *attempt) {
 // transact queues or sends everything up to the handler's last statement, and returns how the handlers fared.
 func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimFirst bool) *handling {
 	h := &handling{failedAt: -1}
+	before, cancel := e.c.bounded(work) // up to the handler
+	defer cancel()
 	if hook := e.c.cfg.OnBegin; hook != nil {
-		if err := tx.Hook(func() error { return protect(func() error { return hook(work, tx) }) }); err != nil {
+		if err := tx.Hook(func(h *guard.Handle) error { return protect(func() error { return hook(before, h) }) }); err != nil {
 			return h
 		}
 	}
 	a.fence(tx)
 	verdicts := e.judgeKeys(a.msgs)
 	if !a.unclaimed {
-		e.claim(work, tx, a.msgs, verdicts, claimFirst)
+		e.claim(before, tx, a.msgs, verdicts, claimFirst)
 	}
 	if tx.Failure() == nil {
-		e.order(work, tx, a, verdicts, claimFirst)
+		e.order(before, tx, a, verdicts, claimFirst)
 	}
 	if err := fault.Point(fault.Fenced); err != nil {
 		tx.Fail(stepFence, err)
@@ -176,6 +229,12 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 	if tx.Failure() != nil {
 		return h
 	}
+	if at, err := e.braked(a, verdicts); err != nil {
+		h.failedAt, h.err = at, err
+		return h
+	}
+	// Each run has its own copies of the messages: a handler that changes a field changes neither what another run sees nor what is parked.
+	own := make([]Message, 0, len(a.msgs))
 	fresh, index := make([]*Message, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
 	for i, m := range a.msgs {
 		v := verdicts[i]
@@ -184,7 +243,8 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 		}
 		switch {
 		case v == nil:
-			fresh, index = append(fresh, m), append(index, i)
+			own = append(own, *m)
+			fresh, index = append(fresh, &own[len(own)-1]), append(index, i)
 			continue
 		case v.reason == reasonDuplicate:
 			a.done.Duplicates++
@@ -208,16 +268,17 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 		return h
 	}
 	a.ran = true
+	changed := e.protectContents(a.msgs, fresh)
 	h = e.run(work, tx, fresh, index)
 	if !h.hung {
-		tx.CloseHandler()
 		a.done.Handled = h.handled
+		h.changed = changed != nil && changed()
 	}
 	return h
 }
 
 // blame decides whose fault a rolled back attempt is: the handler's (*failure), or the server's or the way to it.
-func blame(work context.Context, a *attempt, h *handling, failed *guard.Failure, lost bool) error {
+func (e *engine) blame(work context.Context, a *attempt, h *handling, failed *guard.Failure, lost bool) error {
 	switch {
 	case work.Err() != nil:
 		return context.Cause(work) // given up while it ran: nobody's fault
@@ -225,8 +286,8 @@ func blame(work context.Context, a *attempt, h *handling, failed *guard.Failure,
 		return &failure{index: h.failedAt, err: h.overdue}
 	case failed == nil:
 		return &failure{index: h.failedAt, err: h.err, lost: lost}
-	case guard.RunAgain(sqlState(failed)), sqlState(failed) == codeLockTimeout, strings.HasPrefix(sqlState(failed), classResources):
-		return failed // others are in the way, or the server has no room, however often
+	case failed.Step != stepHook && e.hinders(sqlState(failed), h):
+		return &hindrance{failed, h.failedAt}
 	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
 		return &failure{index: h.failedAt, err: h.err, lost: lost}
 	case failed.Step == "":
@@ -237,6 +298,8 @@ func blame(work context.Context, a *attempt, h *handling, failed *guard.Failure,
 		return &failure{index: -1, err: &blockedError{&verdict{reason: reasonUnparkable, err: failed.Err}}} // the table does not take it, and never will
 	case failed.Step == stepSeal && sqlState(failed) != "":
 		return &failure{index: -1, err: failed} // a deferred constraint
+	case failed.Step != stepHook && sqlState(failed) != "":
+		return &hindrance{failed, -1} // the engine's statements are the same for every message, but not their number
 	}
 	return failed
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -69,6 +70,48 @@ func TestOnBeginSetsUpTheTransaction(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// T7: the timeouts hold from BEGIN on: for the statements of OnBegin, and for a session whose client falls silent there.
+func TestT7TimeoutsHoldFromBegin(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 5)
+	cfg := testConfig()
+	cfg.StatementTimeout, cfg.IdleTimeout = 7*time.Second, 300*time.Millisecond
+	var begun atomic.Int32
+	var wrong, ended atomic.Value
+	cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {
+		tx.Queue(`set transaction isolation level repeatable read`) // before any snapshot
+		ask := func() (got string, err error) {
+			err = tx.QueryRow(ctx, `select concat_ws(' ', current_setting('transaction_isolation'), current_setting('lock_timeout'), current_setting('statement_timeout'),
+				current_setting('idle_in_transaction_session_timeout'))`).Scan(&got)
+			return got, err
+		}
+		got, err := ask()
+		if err != nil || got != "repeatable read 2s 7s 300ms" {
+			wrong.Store(fmt.Sprintf("%q %v", got, err))
+		}
+		if begun.Add(1) > 1 {
+			return err
+		}
+		until(t, "the silent session's end", func() bool {
+			return r.count(`select count(*) from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`) == 0
+		})
+		_, err = ask()
+		ended.Store(err != nil)
+		return err
+	}
+	stop := r.start(queued, cfg)
+	r.reaches(0, 5)
+	stop()
+	r.once(values...)
+	if w := wrong.Load(); w != nil {
+		t.Errorf("in OnBegin: %v", w)
+	}
+	if ended.Load() != true {
+		t.Error("the transaction of a silent OnBegin went on")
 	}
 }
 

@@ -48,7 +48,9 @@ type handling struct {
 	handled  int
 
 	// Written by the one who waits.
+	took    time.Duration
 	overdue error // which bound ended the handlers' context
+	changed bool  // a handler has changed what its messages consist of
 	hung    bool
 	stack   string
 }
@@ -65,7 +67,7 @@ func newHand() *hand {
 	named := make(chan struct{})
 	go func() {
 		defer close(h.gone)
-		h.id = goroutineID()
+		h.id = guard.GoroutineID()
 		close(named)
 		for f := range h.work {
 			f()
@@ -96,10 +98,12 @@ func (e *engine) run(work context.Context, tx *guard.Tx, msgs []*Message, index 
 	}
 	e.hand.work <- func() {
 		defer close(h.done)
-		h.err = errGoexit // unless it returns
+		defer tx.TakeBack() // it waits for goroutines of the handler that are in a call, and the one who waits for this goroutine bounds that
+		h.err = errGoexit   // unless it returns
 		h.err = e.handleAll(ctx, tx, h, start)
 	}
 	defer func() {
+		h.took = time.Since(start)
 		switch {
 		case h.hung:
 			close(e.hand.work) // it ends when the handler does
@@ -155,7 +159,8 @@ func (e *engine) run(work context.Context, tx *guard.Tx, msgs []*Message, index 
 // handleAll is the handlers' goroutine.
 func (e *engine) handleAll(ctx context.Context, tx *guard.Tx, h *handling, start time.Time) error {
 	if e.c.batch != nil {
-		err := e.c.invoke(ctx, tx, h.msgs, func(ctx context.Context) error { return e.c.batch(ctx, tx, h.msgs) })
+		lent := tx.Lend(nil)
+		err := e.c.invoke(ctx, lent, h.msgs, func(ctx context.Context) error { return e.c.batch(ctx, lent, h.msgs) })
 		if err != nil {
 			if i := firstFailed(err, h.msgs); i >= 0 {
 				h.failedAt = h.index[i]
@@ -172,12 +177,12 @@ func (e *engine) handleAll(ctx context.Context, tx *guard.Tx, h *handling, start
 		}
 		h.at.Store(int64(i))
 		h.since.Store(int64(time.Since(start)))
-		tx.SetOrigin(m.origin())
-		err := e.handleOne(ctx, tx, m)
+		origin := m.origin()
+		err := e.handleOne(ctx, tx.Lend(&origin), m)
+		tx.TakeBack()
 		if h.left.Load() {
 			return ErrHandlerHung
 		}
-		tx.ClearOrigin()
 		switch {
 		case err != nil:
 			h.failedAt = h.index[i]
@@ -191,7 +196,7 @@ func (e *engine) handleAll(ctx context.Context, tx *guard.Tx, h *handling, start
 }
 
 // handleOne calls the message handler, with the middleware around it.
-func (e *engine) handleOne(ctx context.Context, tx *guard.Tx, m *Message) error {
+func (e *engine) handleOne(ctx context.Context, tx *guard.Handle, m *Message) error {
 	if err := fault.Point(fault.Handling); err != nil {
 		return err
 	}
@@ -216,7 +221,7 @@ func (e *engine) handleOne(ctx context.Context, tx *guard.Tx, m *Message) error 
 }
 
 // call is invoke without middleware, and without a closure.
-func (c *Consumer) call(ctx context.Context, tx *guard.Tx, m *Message) (err error) {
+func (c *Consumer) call(ctx context.Context, tx *guard.Handle, m *Message) (err error) {
 	defer recovered(&err)
 	return probed(c.handler(ctx, tx, m))
 }
@@ -291,19 +296,14 @@ func (s *connection) abandon(tx *guard.Tx) {
 	})
 }
 
-// hung reports a handler that was left behind, and makes the attempt fail because of it. The messages are copied: the handler
-// still holds the ones that it was given.
-func (e *engine) hung(work context.Context, a *attempt, h *handling) error {
+// hung reports a handler that was left behind, and makes the attempt fail because of it.
+func (e *engine) hung(work context.Context, h *handling) error {
 	at := 0
 	if e.c.batch == nil {
 		at = int(h.at.Load())
 	}
 	m := h.msgs[at]
 	e.c.leaveBehind(h, Hung{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Stack: h.stack})
-	for i, old := range a.msgs {
-		fresh := *old
-		a.msgs[i] = &fresh
-	}
 	if work.Err() != nil {
 		return context.Cause(work)
 	}
@@ -326,14 +326,6 @@ func (c *Consumer) leaveBehind(h *handling, report Hung) {
 	if c.cfg.Hooks.Hung != nil {
 		c.cfg.Hooks.Hung(report)
 	}
-}
-
-// goroutineID reads the id that a stack dump begins with ("goroutine 42 [running]:").
-func goroutineID() uint64 {
-	var buf [40]byte
-	fields := strings.Fields(string(buf[:runtime.Stack(buf[:], false)]))
-	id, _ := strconv.ParseUint(fields[1], 10, 64) // 0 finds no stack, and the report is without one
-	return id
 }
 
 // stackOf returns the stack of one goroutine, "" if it cannot be found.

@@ -104,6 +104,7 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 		return
 	}
 	if len(msgs) > 0 && msgs[0].replay > 0 {
+		e.claimOrdinary(tx, msgs, verdicts)
 		if e.leaveParked(ctx, tx, msgs, verdicts); tx.Failure() != nil {
 			return
 		}
@@ -149,14 +150,33 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 	}
 }
 
+// claimOrdinary queues the claim of the keys that copies outside of the replay have (F10). It is not asked whether they are new: the replay
+// is about messages that were handled. Those that were not, below the cursor's start or passed over by an adoption, leave a key in this way, and so does
+// one that is parked here.
+func (e *engine) claimOrdinary(tx *guard.Tx, msgs []*Message, verdicts []*verdict) {
+	if e.c.events {
+		return
+	}
+	hashes, fingerprints := make([][16]byte, 0, len(msgs)), make([]int64, 0, len(msgs))
+	for i, m := range msgs {
+		if verdicts[i] == nil {
+			hash, fingerprint := m.hashIn(0)
+			hashes, fingerprints = append(hashes, hash), append(fingerprints, fingerprint)
+		}
+	}
+	if len(hashes) > 0 {
+		asked, uses, hits := e.c.filters.Ask(hashes)
+		tx.Engine(stepClaim, claimSQL, codec.UUIDs(hashes), codec.Bigints(fingerprints), codec.Bigints(asked), codec.Bigints(uses), codec.UUIDs(hits))
+	}
+}
+
 // leaveParked takes messages out of a replay whose first handling is still to come, because they, or copies of them, are parked: their
-// keys in the replay are others than the parked rows', so the claim would find them new, and a redrive would apply them again.
+// keys in the replay are others than the parked rows', so the claim would find them new, and a redrive would apply them again. It asks behind
+// claimOrdinary, which waits for whoever is parking a copy.
 func (e *engine) leaveParked(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict) {
 	originals := make([][16]byte, len(msgs))
 	for i, m := range msgs {
-		first := *m
-		first.replay = 0
-		originals[i], _ = first.hash()
+		originals[i] = m.ordinary()
 	}
 	var parked []pgtype.UUID
 	if err := tx.EngineRow(ctx, stepClaim, parkedSQL, codec.UUIDs(originals), e.c.kind()).Scan(&parked); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -18,7 +17,7 @@ import (
 // are used up. The context ends when the partition must be given up at once.
 //
 // A handler may run more than once for one message; only one run's transaction commits. So what it does outside
-// tx may happen more than once: send calls through package outbox instead.
+// tx may happen more than once: send calls through package outbox instead. What a run assigns to m is not seen by the next one.
 type Handler func(ctx context.Context, tx Tx, m *Message) error
 
 // BatchHandler applies a batch of messages in one transaction, for writes that are made of sets (unnest, COPY). The messages are
@@ -45,6 +44,7 @@ type Consumer struct {
 	shards  []*Consumer                                // by name, nil where there is one database
 	of      func(topic string, partition int32) string // which of them
 	filters *inbox.Filters                             // of the closed segments of its inbox
+	poller  *poller                                    // asks this database for all partitions at once
 	*shared
 }
 
@@ -81,9 +81,10 @@ func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 		return nil, err
 	}
 	c.cfg = c.cfg.withDefaults()
-	c.shared = &shared{}
+	c.shared = &shared{turns: turnsOf()}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
-	c.filters = inbox.NewFilters(c.pool, "keys_log", c.cfg.Logger)
+	c.filters = c.filtersOf(c.pool)
+	c.poller = newPoller(c)
 	if shards != nil {
 		c.split(shards)
 	}
@@ -113,6 +114,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	var rotating sync.WaitGroup
 	for _, d := range c.databases() {
 		rotating.Go(func() { inbox.Rotate(side, d.pool, c.cfg.Logger, c.needs()...) })
+		rotating.Go(func() { d.poller.run(side) })
 		if c.cfg.Key != nil {
 			rotating.Go(func() { d.filters.Run(side) })
 		}
@@ -120,13 +122,13 @@ func (c *Consumer) Run(ctx context.Context) error {
 	err := c.source.Run(ctx, c.own)
 	stop()
 	rotating.Wait()
-	return errors.Join(err, c.Healthy())
+	return errors.Join(err, c.Live())
 }
 
 // ready checks the database before the group is joined, so that a process that cannot work does not take partitions
 // away from those that can. With shards it looks at each of them: it may be given a partition of any.
 func (c *Consumer) ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := c.asking(ctx)
 	defer cancel()
 	var faults []error
 	for _, d := range c.databases() {
@@ -147,10 +149,11 @@ func (c *Consumer) ready(ctx context.Context) error {
 	return errors.Join(faults...)
 }
 
-// bounded is for a statement of the engine's own, outside of an attempt: on a network that drops packets it would wait for as long as TCP does, and the
-// partition with it.
-func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, c.cfg.LockTimeout+c.cfg.StatementTimeout)
+// filtersOf are the filters of a database's inbox.
+func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
+	f := inbox.NewFilters(pool, "keys_log", c.cfg.Logger)
+	f.Timeout = c.cfg.LockTimeout + c.cfg.StatementTimeout
+	return f
 }
 
 // needs is what is declared of how long copies may come.

@@ -18,7 +18,7 @@ import (
 // readCursorSQL reads where a cursor stands and who owns it. At most one row; by the unique (scope, topic, partition).
 const readCursorSQL = `
 select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
-       retired_at is not null, replay_no, replay_until, replay_resume, replay_resend,
+       coalesce(leader_epoch, -1), coalesce(run_epoch, -1), retired_at is not null, replay_no, replay_until, replay_resume, replay_resend,
        case when attempts > 0 then attempt_offset end, redo_until, redo_topic_id
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
@@ -30,8 +30,8 @@ const createCursorSQL = `
 with lease as (
   insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)
   on conflict (name) do update set name = excluded.name returning id)
-insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy, run)
-select id, $1, $2, $3, $4, $5, $6, $7, $7, $8,
+insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy, run_epoch, run)
+select id, $1, $2, $3, $4, $5, $6, $7, $7, $8, $9,
        coalesce((select max(p.run) + 1 from onlyonce.progress p where p.cursor_id = lease.id), 0)
   from lease
 on conflict do nothing`
@@ -53,26 +53,28 @@ update onlyonce.cursors c set clean = true from onlyonce.leases l
  where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
 
 // countAttemptSQL counts one attempt at a message that stands alone, before it runs, and takes back $5 that were counted
-// here and ended without being the message's fault. One row: the count; no row: the cursor has another owner. The lock on the lease
-// keeps a paused process from counting after it was replaced.
+// here and ended without being the message's fault; $6 of those before have had an answer. One row: the count, and how many before this one have
+// had none; no row: the cursor has another owner. The lock on the lease keeps a paused process from counting after it was replaced.
 const countAttemptSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.cursors c
-   set attempts = case when attempt_offset = $4 then greatest(attempts - $5, 0) + 1 else 1 end, attempt_offset = $4
+   set attempts = case when attempt_offset = $4 then greatest(attempts - $5, 0) + 1 else 1 end,
+       answers = case when attempt_offset = $4 then answers + $6 else 0 end, attempt_offset = $4
   from held where c.id = held.id
-returning attempts`
+returning attempts, attempts - 1 - answers`
 
 // takeBackSQL takes back an attempt that this process counted, and then had to leave without blaming the message. It does not
 // compare the owner: whoever that is by now, it must not take the attempt for one that ended in a crash.
 const takeBackSQL = `
 update onlyonce.cursors set attempts = attempts - 1 where id = $1 and attempt_offset = $2 and attempts > 0`
 
-// fenceSQL moves the cursor or raises; see the function's comment in the migration.
-const fenceSQL = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`
+// forgetAttemptsSQL begins the count of a message's attempts anew.
+const forgetAttemptsSQL = `
+with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
+update onlyonce.cursors c set attempts = 0, answers = 0 from held where c.id = held.id and c.attempt_offset = $4`
 
-// pruneSQL deletes the rows of progress that the row just inserted has made obsolete. By the primary key.
-const pruneSQL = `
-delete from onlyonce.progress where cursor_id = $1 and (run, from_offset) < ($2, $3)`
+// fenceSQL moves the cursor or raises; see the function's comment in the migration.
+const fenceSQL = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
 
 // anchor is the last record seen below a position: on the next assignment it must still be there.
 type anchor struct {
@@ -116,18 +118,20 @@ func (a *anchor) args() (offset *int64, epoch *int32, hash []byte) {
 
 // cursor is a row of onlyonce.positions.
 type cursor struct {
-	id        int64
-	run       int32
-	epoch     int64
-	nonce     pgtype.UUID // null: never owned
-	groupID   *string
-	clusterID *string
-	topicID   pgtype.UUID // null: not known
-	clean     bool
-	next      int64
-	anchor    *anchor
-	retired   bool
-	suspect   *int64 // a message that stood alone, with attempts that are counted; nil: none
+	id          int64
+	run         int32
+	epoch       int64
+	nonce       pgtype.UUID // null: never owned
+	groupID     *string
+	clusterID   *string
+	topicID     pgtype.UUID // null: not known
+	clean       bool
+	next        int64
+	anchor      *anchor
+	retired     bool
+	leaderEpoch int32  // that no batch below next exceeded when it was read; -1: not known
+	runEpoch    int32  // the same of where the run began, or, in a replay, of where it goes on afterwards
+	suspect     *int64 // a message that stood alone, with attempts that are counted; nil: none
 
 	replayNo     int32
 	replayUntil  *int64 // nil: no replay is under way
@@ -174,7 +178,7 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	defer cancel()
 	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
 		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash,
-		&r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.suspect, &r.redoUntil, &r.redoTopicID)
+		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.suspect, &r.redoUntil, &r.redoTopicID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -197,6 +201,7 @@ update onlyonce.cursors set replay_until = null, replay_resume = null, replay_re
 // endReplay goes on where the replay interrupted the work. It returns errMoved when that is done: what was fetched ahead
 // is not what comes next.
 func (w *worker) endReplay(work context.Context) error {
+	w.buf, w.bufEpoch = nil, w.cur.runEpoch // what bounds the position that was interrupted
 	end := func(tx *guard.Tx) { tx.Engine(stepFence, endReplaySQL, w.cur.id, w.cur.replayNo) }
 	var err error
 	if w.cur.replayResume > w.pos {
@@ -222,6 +227,14 @@ func newNonce() pgtype.UUID {
 	n := pgtype.UUID{Valid: true}
 	rand.Read(n.Bytes[:]) // never fails (crypto/rand since Go 1.24)
 	return n
+}
+
+// epochOrNull makes -1, for a leader epoch that is not known, a null.
+func epochOrNull(epoch int32) *int32 {
+	if epoch < 0 {
+		return nil
+	}
+	return &epoch
 }
 
 // uuidOrNull makes the zero id a null. Parameters have types that pgx knows without asking the server, because behind

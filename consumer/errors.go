@@ -21,9 +21,16 @@ const (
 // SQLSTATEs of PostgreSQL (Appendix A) that are no fault of the message: the transaction is run again.
 const (
 	codeLockTimeout = "55P03"
-	classResources  = "53" // insufficient resources
-	classData       = "22" // data exceptions
-	classIntegrity  = "23" // integrity constraint violations
+	classResources  = "53"    // insufficient resources
+	codeOwnLimit    = "53400" // of that class, and the statement's own: temp_file_limit
+	// Sessions that the server ends.
+	codeAdminShutdown      = "57P01" // an administrator or a fast shutdown
+	codeCrashShutdown      = "57P02" // another session has crashed
+	codeNotNow             = "57P03" // the server starts or stops
+	codeIdleTimeout        = "25P03" // idle_in_transaction_session_timeout
+	codeTransactionTimeout = "25P04" // transaction_timeout
+	classData              = "22"    // data exceptions
+	classIntegrity         = "23"    // integrity constraint violations
 )
 
 // Permanent marks an error that no retry will mend: the message is parked, and not tried again. What counts is the error of a run in
@@ -46,6 +53,10 @@ func IsPermanent(err error) bool {
 	var p *permanentError
 	return errors.As(err, &p)
 }
+
+// hopeless reports whether no retry will mend an error: its handler says so, or it is one of the program itself, such as a COMMIT in a handler or two calls of
+// one name, which each run makes again.
+func hopeless(err error) bool { return IsPermanent(err) || guard.IsMisuse(err) }
 
 // RetryAfter marks an error that is not worth another try before d has passed, such as a remote's Retry-After. It counts as an attempt
 // like any other error, and like [Permanent] it counts from a run in which the message stands alone: an error in a batch is followed by that
@@ -139,7 +150,9 @@ const (
 	HaltRetired        HaltReason = "retired"         // an operator retired the cursor
 	HaltOtherShard     HaltReason = "other-shard"     // the partition's cursor is in another shard, or was retired there and is nowhere
 	HaltNoShard        HaltReason = "no-shard"        // Shards.Of names no database for the partition
-	HaltBlocked        HaltReason = "blocked"         // a message cannot be applied, and BlockPartition says that none is passed over
+	HaltBlocked        HaltReason = "blocked"         // a message cannot be applied, and none is passed over: by BlockPartition, or because the server refuses its transaction
+	// HaltEverythingFails: nearly all of the last messages have failed, see Brake. It ends by itself when a message is applied.
+	HaltEverythingFails HaltReason = "everything-fails"
 )
 
 // HaltError says that a partition cannot go on by itself without a chance of losing or repeating messages, and which
@@ -155,6 +168,8 @@ type HaltError struct {
 	// Shard is the database that has the partition by Shards.Of, and Other the one that has its cursor, in a halt "other-shard". Empty: there
 	// is one database.
 	Shard, Other string
+	// Redrive are the commands that have what was parked tried again, once the cause is mended, in a halt "everything-fails".
+	Redrive []string
 	// RetainedUntil is when retention by time may begin to delete the record at Position. Zero: not known, or no such time.
 	RetainedUntil time.Time
 
@@ -169,6 +184,8 @@ func (e *HaltError) Error() string {
 	}
 	resolve := "to resolve it: " + e.Command()
 	switch e.Reason {
+	case HaltEverythingFails:
+		resolve = "to go on at once: " + e.Command() + "; when the cause is mended, to have what was parked tried again: " + strings.Join(e.Redrive, "; ")
 	case HaltNoShard:
 		resolve = "correct Shards and deploy"
 	case HaltRetired:
@@ -201,12 +218,24 @@ func (e *HaltError) Command() string {
 	case e.Reason == HaltForeignGroup:
 		return e.command("adopt", e.Shard, "-group", quote(e.Group)) // by name: otherwise the old group, if it lives, may be faster
 	}
+	if e.Reason == HaltEverythingFails {
+		return e.command("adopt", e.Shard, "-at", strconv.FormatInt(e.Position, 10))
+	}
 	return e.command("adopt", e.Shard, "-at", "OFFSET")
+}
+
+// redrive is the command that has what was parked of the partition tried again.
+func (e *HaltError) redrive(kind, reason string) string {
+	return e.write([]string{"parked", "redrive"}, e.Shard, "-kind", kind, "-parked-reason", reason, "-limit", "10000")
 }
 
 // command is a command about the halted cursor, in a shard.
 func (e *HaltError) command(verb, shard string, more ...string) string {
-	args := []string{"onlyonce", "cursor", verb}
+	return e.write([]string{"cursor", verb}, shard, more...)
+}
+
+func (e *HaltError) write(verb []string, shard string, more ...string) string {
+	args := append([]string{"onlyonce"}, verb...)
 	if shard != "" {
 		args = append(args, "-postgres", quote("URL-OF-"+shard))
 	}

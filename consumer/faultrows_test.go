@@ -266,11 +266,61 @@ var handlerRows = []row{
 	{"handler", `Exec("commit")`, func(f *faults) { f.ends("commit") }},
 	{"handler", `Exec("commit"): rollback`, func(f *faults) { f.ends("rollback") }},
 	{"handler", `Exec("commit"): in a procedure`, func(f *faults) { f.ends("do $$ begin commit; end $$") }},
-	{"handler", "backend terminated", func(f *faults) {
+	{"handler", "two goroutines at once", func(f *faults) {
 		f.misbehaves(exhausted, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
-			_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
+			if !forks(ctx, tx) {
+				f.t.Error("a call that overlapped with another one was answered")
+			}
+			return nil
+		})
+	}},
+	{"handler", "two goroutines at once: one goes on behind its return", func(f *faults) {
+		f.misbehaves(exhausted, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
+			src := &gated{begun: make(chan struct{}), more: ctx.Done()}
+			go func() { _, _ = tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"value"}, src) }()
+			<-src.begun
+			return nil
+		}, func(f *faults) { f.cfg.MessageTimeout = 50 * time.Millisecond })
+	}},
+	{"handler", "transaction of an earlier message", func(f *faults) {
+		var kept consumer.Tx
+		f.misbehaves(exhausted, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
+			if kept == nil {
+				kept = tx
+				return errBoom
+			}
+			_, err := kept.Exec(ctx, `insert into effects (value) values ('astray')`)
 			return err
 		})
+	}},
+	{"handler", "session state", func(f *faults) {
+		f.misbehaves(nil, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
+			for _, sql := range []string{`create temp table scratch (i int)`, `prepare p as select 1`, `set default_transaction_read_only = on`} {
+				if _, err := tx.Exec(ctx, sql); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}},
+	{"handler", "backend terminated", func(f *faults) {
+		// The server does not say who ended the session. So no message is judged, and the partition says so and waits.
+		var mended atomic.Bool
+		f.begin(1, func(f *faults) { f.cfg.BlockedAfter = 100 * time.Millisecond })
+		stop := f.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			if string(m.Value) == scenario.Plain && !mended.Load() {
+				if _, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`); err != nil {
+					return err
+				}
+			}
+			return f.handle(ctx, tx, m)
+		})
+		if h := f.halted(); h.Reason != consumer.HaltBlocked || !strings.Contains(h.Detail, "57P01") {
+			f.t.Errorf("halt: %v", h)
+		}
+		mended.Store(true)
+		f.finish(stop)
+		f.parkedAs(nil)
 	}},
 	{"handler", "backend terminated: by somebody else, now and then", func(f *faults) {
 		// Innocent: attempts that a lost connection ended are made again.
@@ -358,7 +408,7 @@ func (f *faults) misbehaves(parked map[string]string, bad consumer.Handler, adju
 // ends lets a handler try to end the transaction, in every way that the facade has for a statement.
 func (f *faults) ends(sql string) {
 	var runs atomic.Int32
-	f.misbehaves(exhausted, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
+	f.misbehaves(map[string]string{scenario.Plain: "permanent"}, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
 		switch runs.Add(1) % 4 {
 		case 0:
 			_, _ = tx.Exec(ctx, sql)
@@ -421,6 +471,12 @@ var commitRows = slices.Concat(
 			f.failsOver(ordered, func(f *faults) { f.takenOver = true })
 		}},
 	})
+
+// silenceRows are the silent servers.
+var silenceRows = slices.Concat(
+	silentRows("claim", consumer.ClaimSQL, map[string]func(*faults){"": claimFirst, ": ordering keys": func(f *faults) { claimFirst(f); ordered(f) }}),
+	silentRows("commit", "commit", map[string]func(*faults){"": positionsOnly, ": ids": func(*faults) {}, ": ordering keys": ordered}),
+)
 
 // cutRows lose every third connection at COMMIT.
 func cutRows(fault string, what pgtest.Cut) (rows []row) {

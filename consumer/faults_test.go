@@ -30,7 +30,7 @@ type row struct {
 }
 
 // matrix is the part of the fault matrix that needs Postgres and a scripted log; what needs a broker is in package kafkasource.
-var matrix = slices.Concat(fetchRows, claimRows, handlerRows, commitRows, offsetRows, groupRows)
+var matrix = slices.Concat(fetchRows, claimRows, handlerRows, commitRows, offsetRows, groupRows, silenceRows, brakeRows)
 
 // Each row injects one fault into the same mix of messages, and the same checker decides from the database whether the invariants
 // hold: again and again meanwhile, and at the end, when nothing may be left to do.
@@ -272,21 +272,26 @@ var fetchRows = []row{
 	{"fetch", "log truncated", func(f *faults) {
 		f.stopsAt(consumer.HaltTruncated, func() { f.log.Truncate(0, 20) }, false)
 	}},
-	{"fetch", "log truncated: and written anew", func(f *faults) {
-		f.stopsAt(consumer.HaltTruncated, func() {
-			f.log.Truncate(0, 20)
-			for i := range 40 {
-				f.log.Append(0, "new", id(fmt.Sprint("new", i)))
-			}
-		}, false)
+	{"fetch", "log truncated: and written anew", func(f *faults) { f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, false) }},
+	{"fetch", "log truncated: and written anew, while it is read", func(f *faults) { f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, true) }},
+	{"fetch", "log truncated: and written anew, without leader epochs", func(f *faults) {
+		f.stopsAt(consumer.HaltTruncated, func() { f.writtenAnew() }, false, func(f *faults) { f.log.NoEpochs = true })
 	}},
+}
+
+// writtenAnew cuts the log off below the position, and below the last record, and writes beyond it.
+func (f *faults) writtenAnew() {
+	f.log.Truncate(0, 20)
+	for i := range 40 {
+		f.log.Append(0, "new", id(fmt.Sprint("new", i)))
+	}
 }
 
 // stopsAt handles the mix, lets something happen to the log, and expects a halt with its command and no call of the handler for what
 // is in the log now.
-func (f *faults) stopsAt(reason consumer.HaltReason, happens func(), alive bool) {
+func (f *faults) stopsAt(reason consumer.HaltReason, happens func(), alive bool, adjust ...func(*faults)) {
 	f.t.Helper()
-	f.begin(1)
+	f.begin(1, adjust...)
 	stop := f.start(f.handle)
 	f.done()
 	if !alive {

@@ -28,8 +28,8 @@ func TestK6FrontierFollowsThePosition(t *testing.T) {
 		return queued(ctx, tx, m)
 	}, testConfig())
 	<-held
-	until(t, "the owner has asked for the clock and the end of the log", func() bool {
-		return r.count(`select count(*) from pg_stat_activity where datname = current_database() and query = 'select clock_timestamp()'`) > 0 ||
+	until(t, "the owner has asked for the clock", func() bool {
+		return r.count(`select count(*) from pg_stat_activity where datname = current_database() and query like '%onlyonce.pauses%'`) > 0 ||
 			r.count(`select count(*) from onlyonce.frontiers`) > 0
 	})
 	for range 3 { // it looks every second

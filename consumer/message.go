@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"cmp"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -10,7 +11,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// Message is one record as the source handed it over. Handlers must not change it, nor keep it after they return.
+// Message is one record as the source handed it over. Handlers must not keep it after they return. Each run of a handler
+// has its own copy of the struct, so it may assign fields. Bytes belong to the log: a handler that changes them in place gets copies of all of them
+// from then on, which costs memory (D6).
 type Message struct {
 	Topic     string
 	Partition int32
@@ -60,15 +63,36 @@ func (m *Message) Header(name string) (value []byte, ok bool) {
 	return nil, false
 }
 
+// structs are the sizes of a Message and of a Header without the bytes that they refer to.
+var structs = struct{ message, header int }{int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()), int(reflect.TypeFor[Header]().Size())}
+
+// Size is how many bytes of memory the message takes, and what it counts against [Config.PrefetchBytes]: key, value and headers, and about
+// 400 bytes beside them.
+func (m *Message) Size() int {
+	n := structs.message + len(m.Key) + len(m.Value) + len(m.Headers)*structs.header
+	for _, h := range m.Headers {
+		n += len(h.Name) + len(h.Value)
+	}
+	return n
+}
+
 // ID is the message's dedupe id, empty where the consumer runs on positions only.
 func (m *Message) ID() string { return cmp.Or(m.id, m.EventID) }
 
 // Tenant is the tenant that Config.Tenant named for the message, or that an event was appended under.
 func (m *Message) Tenant() string { return cmp.Or(m.tenant, m.EventTenant) }
 
-// hash is the stored form of the message's key and of its payload's fingerprint.
-func (m *Message) hash() ([16]byte, int64) {
-	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, ID: m.id, Replay: m.replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
+// hash is the stored form of the message's key, in a replay of its key there, and of its payload's fingerprint.
+func (m *Message) hash() ([16]byte, int64) { return m.hashIn(m.replay) }
+
+// ordinary is the stored form of the key that a copy outside of replays has, and that the message's parked row has in any case.
+func (m *Message) ordinary() [16]byte {
+	hash, _ := m.hashIn(0)
+	return hash
+}
+
+func (m *Message) hashIn(replay int32) ([16]byte, int64) {
+	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, ID: m.id, Replay: replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
 	return k.Hash(), k.Fingerprint.Int64()
 }
 

@@ -61,8 +61,7 @@ func (v *verdict) state() string {
 func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
 	var key pgtype.UUID
 	if m.id != "" {
-		hash, _ := m.hash()
-		key = uuidOrNull(hash)
+		key = uuidOrNull(m.ordinary()) // of one parked in a replay too: copies outside of it must find it (K7)
 	}
 	names := make([][]byte, len(m.Headers))
 	values := make([][]byte, len(m.Headers))

@@ -14,7 +14,6 @@ var errPaused = errors.New("paused")
 const (
 	pauseSQL  = `insert into onlyonce.pauses (scope, topic, partition, reason) values ($1, $2, $3, $4) on conflict do nothing`
 	resumeSQL = `delete from onlyonce.pauses where scope = $1 and topic = $2 and partition = $3`
-	pausedSQL = `select exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3))`
 )
 
 // Pause stops the work on one partition, in whichever process it is, until somebody resumes it; it outlasts restarts. The
@@ -67,14 +66,16 @@ func (w *worker) untilResumed(ctx context.Context) bool {
 	if w.c.cfg.Hooks.Paused != nil {
 		w.c.cfg.Hooks.Paused(Paused{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos})
 	}
-	for sleep(ctx, tendEvery) {
-		var paused bool
-		bounded, cancel := w.c.bounded(ctx)
-		err := w.c.pool.QueryRow(bounded, pausedSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&paused)
-		cancel()
-		if err == nil && !paused {
-			return true
+	asks := w.c.poller.join(w.id, w.cur, w.state)
+	defer w.c.poller.leave(asks)
+	for {
+		select {
+		case a := <-asks.answer:
+			if a.err == nil && !a.paused {
+				return true
+			}
+		case <-ctx.Done():
+			return false
 		}
 	}
-	return false
 }

@@ -15,20 +15,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// tendSQL is what the owner of a partition asks regularly. In: scope, topic, partition, cursor, epoch, nonce. One row: whether
-// the lease is still the owner's, where the cursor stands, whether somebody paused the partition, and in how many seconds the next
-// of its parked rows is due (null: none is). By the primary keys and the indexes parked_due and parked_order. A row that stands behind an unsettled
-// one of its ordering key is not due, whatever its time: takeSQL does not take it.
-const tendSQL = `
-select exists (select 1 from onlyonce.leases where id = $4 and epoch = $5 and nonce = $6),
-       coalesce((select next_offset from onlyonce.positions where id = $4), -1),
-       exists (select 1 from onlyonce.pauses where scope = $1 and (topic = '' or topic = $2 and partition = $3)),
-       (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
-         where p.scope = $1 and p.topic = $2 and p.partition = $3 and p.state = 'retrying'
-           and not exists (select 1 from onlyonce.parked f
-                            where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
-         order by p.next_attempt_at limit 1)`
-
 // takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
 // partition, and after how many seconds it is due again should this process die. At most one row; none too where the
 // cursor has another owner. By the indexes parked_due and parked_order: a row is due only if no unsettled one of its ordering
@@ -61,13 +47,15 @@ update onlyonce.parked p
   from held where p.id = $4 and p.state = 'retrying' and p.attempts = $10`
 
 // promoteSQL makes the first row of an ordering key due; see the function's comment in the migration. sweepSQL does it for all keys
-// of a partition that have blocked rows: after a process died between a commit and what should have followed it.
+// of a partition that have blocked rows, after a process died between a commit and what should have followed it: so many keys at once, above $4 (null: from the
+// first). One row: how many rows became due, and the last of these keys, null where there are no more.
 const (
 	promoteSQL = `select onlyonce.promote($1)`
 	sweepSQL   = `
-select count(onlyonce.promote(k.order_key))
+select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
   from (select distinct order_key from onlyonce.parked
-         where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked') k`
+         where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked' and ($4::uuid is null or order_key > $4)
+         order by order_key limit 5000) k`
 )
 
 // sweepEvery bounds how long a row can stay blocked behind nothing.
@@ -77,22 +65,27 @@ const sweepEvery = 5 * time.Minute
 // lease. It never holds up the worker: a sick key makes only its own messages wait.
 type retrier struct {
 	engine
-	state *partitionState
-	wake  chan struct{}
+	wake chan struct{}
 
 	mu    sync.Mutex
 	keys  map[pgtype.UUID]struct{} // ordering keys to promote
 	sweep bool                     // promote all
 
-	next   time.Duration // until the next row is due, at most tendEvery
+	careful bool      // attempts are made alone: what was under way when the owner before died is not known
+	since   time.Time // the take-over
+
+	asks   *polling
+	due    time.Time // when the next row is due; zero: nothing is known of one
 	sample sample
 	swept  time.Time
 }
 
 func newRetrier(w *worker) *retrier {
-	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, redoUntil: w.redoUntil}, state: w.state, wake: make(chan struct{}, 1),
-		keys: map[pgtype.UUID]struct{}{}, sweep: true}
+	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, brake: w.brake, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
+		keys: map[pgtype.UUID]struct{}{}, sweep: true, careful: w.unclean, since: time.Now(), asks: w.c.poller.join(w.id, w.cur, w.state)}
 }
+
+func (r *retrier) leave() { r.c.poller.leave(r.asks) }
 
 // parked takes note of what a transaction of the worker has parked.
 func (r *retrier) parked(a *attempt) {
@@ -120,78 +113,115 @@ func (r *retrier) kick() {
 	case r.wake <- struct{}{}:
 	default:
 	}
+	r.c.poller.soon() // which row is due next may have changed
 }
 
 // run tries parked messages until ctx is done (nil), or the partition is paused (errPaused) or taken over (errMoved). The attempt in hand ends with work.
 func (r *retrier) run(ctx, work context.Context) error {
 	defer r.rest()
 	retry := newBackoff(r.c.cfg)
-	wait := r.next
+	var wait time.Duration // after a failure; 0: there was none
 	for {
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-r.wake:
-		case <-ctx.Done():
-		}
-		t.Stop()
+		answered, err := r.next(ctx, wait)
 		if ctx.Err() != nil {
 			return nil
 		}
-		err := r.tend(ctx)
 		if err == nil {
 			err = r.promote(ctx)
 		}
-		if err == nil {
-			if failed := r.mark(ctx); failed != nil && ctx.Err() == nil { // it holds back retention, and no message
-				r.c.cfg.Logger.Warn("onlyonce: how far the log is handled was not noted", "topic", r.id.Topic, "partition", r.id.Partition, "error", failed)
+		for more := err == nil && r.isDue(); more && err == nil && ctx.Err() == nil; {
+			if r.isDue() {
+				r.due = time.Time{} // as much of it as is due is taken now; what is due later is noted as it becomes known
+			}
+			if more, err = r.tryNext(ctx, work); err == nil {
+				_, err = r.look() // a pause must not wait for all of a thousand rows
 			}
 		}
-		tended := time.Now()
-		for more := err == nil && r.next <= 0; more && err == nil && ctx.Err() == nil; {
-			if more, err = r.tryNext(ctx, work); err == nil && time.Since(tended) >= tendEvery {
-				tended = time.Now()
-				err = r.tend(ctx) // a pause must not wait for all of a thousand rows
-			}
-		}
-		wait = max(r.next, time.Millisecond)
+		wait = 0
 		switch {
 		case errors.Is(err, errPaused), final(err):
 			return err
 		case err != nil && ctx.Err() == nil:
+			r.state.failing(&r.state.tending, err)
 			wait = r.reportRetry(Retry{Offset: -1, Err: err}, retry)
-		default:
+		case answered:
+			r.state.fine(&r.state.tending)
 			retry.Reset()
 		}
 	}
 }
 
-// tend asks what operators and time have done.
-func (r *retrier) tend(ctx context.Context) error {
+// first waits for the first answer.
+func (r *retrier) first(ctx context.Context) error {
+	select {
+	case a := <-r.asks.answer:
+		return r.answered(a)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// next waits until there is something to do: the poller has answered, a row is due, or another goroutine has left work. After a failure
+// it waits for that long first.
+func (r *retrier) next(ctx context.Context, failed time.Duration) (answered bool, err error) {
+	if failed > 0 && !sleep(ctx, failed) {
+		return false, nil
+	}
+	var due <-chan time.Time
+	if !r.due.IsZero() {
+		t := time.NewTimer(time.Until(r.due))
+		defer t.Stop()
+		due = t.C
+	}
+	select {
+	case a := <-r.asks.answer:
+		return true, r.answered(a)
+	case <-due:
+	case <-r.wake:
+	case <-ctx.Done():
+	}
+	return r.look()
+}
+
+// look takes the poller's answer if there is a new one.
+func (r *retrier) look() (answered bool, err error) {
+	select {
+	case a := <-r.asks.answer:
+		return true, r.answered(a)
+	default:
+		return false, nil
+	}
+}
+
+// answered takes note of what operators and time have done.
+func (r *retrier) answered(a polled) error {
 	if err := fault.Point(fault.Tending); err != nil {
 		return err
 	}
-	ctx, cancel := r.c.bounded(ctx)
-	defer cancel()
-	var paused, mine bool
-	var due *float64
-	var at int64
-	known := r.state.position.Load() // before the query: the database is at least there, unless a failover lost commits
-	err := r.c.pool.QueryRow(ctx, tendSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, r.cur.id, r.cur.epoch, r.cur.nonce).Scan(&mine, &at, &paused, &due)
 	switch {
-	case err != nil:
-		return fmt.Errorf("looking for parked messages: %w", err)
-	case !mine, at < known: // an idle partition has no fence to tell it; the next look at the cursor tells which
+	case a.err != nil:
+		return a.err
+	case !a.mine, a.at < a.known: // an idle partition has no fence to say so; the next look at the cursor says which
 		return errMoved
-	case paused:
+	case a.paused:
 		return errPaused
 	}
-	r.next = tendEvery
-	if due != nil {
-		r.next = min(r.next, time.Duration(*due*float64(time.Second)))
+	r.due = time.Time{}
+	if a.due != nil {
+		r.dueIn(time.Duration(*a.due * float64(time.Second)))
 	}
+	r.mark(a)
 	return nil
 }
+
+// dueIn notes that a row is due in a time, unless an earlier one is.
+func (r *retrier) dueIn(d time.Duration) {
+	if at := time.Now().Add(d); r.due.IsZero() || at.Before(r.due) {
+		r.due = at
+	}
+}
+
+func (r *retrier) isDue() bool { return !r.due.IsZero() && !time.Now().Before(r.due) }
 
 // promote makes due what waited behind a row that is settled by now.
 func (r *retrier) promote(ctx context.Context) error {
@@ -206,8 +236,8 @@ func (r *retrier) promote(ctx context.Context) error {
 	var promoted int64
 	switch {
 	case err != nil:
-	case all: // as long as it takes: it looks at each key that waits
-		if err = r.c.pool.QueryRow(ctx, sweepSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition).Scan(&promoted); err == nil {
+	case all:
+		if promoted, err = r.sweepAll(ctx); err == nil {
 			r.swept = time.Now()
 		}
 	default:
@@ -231,9 +261,23 @@ func (r *retrier) promote(ctx context.Context) error {
 		return fmt.Errorf("promoting blocked messages: %w", err)
 	}
 	if promoted > 0 {
-		r.next = 0
+		r.dueIn(0)
 	}
 	return nil
+}
+
+// sweepAll looks at each key that waits, for as long as that takes altogether.
+func (r *retrier) sweepAll(ctx context.Context) (promoted int64, err error) {
+	var last pgtype.UUID
+	for {
+		var n int64
+		bounded, cancel := r.c.bounded(ctx)
+		err := r.c.pool.QueryRow(bounded, sweepSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
+		cancel()
+		if promoted += n; err != nil || !last.Valid {
+			return promoted, err
+		}
+	}
 }
 
 // parkedRow is a message read back.
@@ -249,7 +293,15 @@ type parkedRow struct {
 
 // tryNext takes the row that is due first, and reports whether there was one.
 func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
+	leave, err := r.enter(ctx, r.careful)
+	if err != nil {
+		return false, err
+	}
+	defer leave()
 	row, err := r.take(ctx)
+	if row == nil && err == nil && time.Since(r.since) > r.c.cfg.RetryMax+time.Second {
+		r.careful = false // takeSQL makes a row due after RetryMax: all that were under way have been tried
+	}
 	if err != nil || row == nil {
 		return false, err
 	}
@@ -257,11 +309,11 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return false, err
 	}
 	limit := r.c.cfg.MaxAttempts
-	if row.n > limit {
+	if row.n > limit+1 { // the attempt at the limit may have been under way when another message killed the process; the one behind it was made alone
 		return true, r.fail(row, &verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
 	}
 	if err := r.verifyIdentity(row); err != nil {
-		return true, r.fail(row, &verdict{reason: reasonPermanent, err: err}, 0) // another try would find the same
+		return true, r.giveUp(row, &verdict{reason: reasonPermanent, err: err}) // another try would find the same
 	}
 	r.state.inRetry.Store(1)
 	defer r.state.inRetry.Store(0)
@@ -271,6 +323,9 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	var b *blockedError
 	switch {
 	case err == nil:
+		if r.brakes() {
+			r.endings(a.done.Handled)
+		}
 		r.c.resolved(a, row)
 		if row.m.order.Valid {
 			r.mu.Lock()
@@ -288,14 +343,29 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return false, fault.ErrInjected
 	case errors.As(f.err, &b):
 		return true, r.fail(row, b.verdict, 0)
-	case IsPermanent(f.err) && !f.lost:
-		return true, r.fail(row, &verdict{reason: reasonPermanent, err: f.err}, 0)
-	case row.n >= limit:
-		return true, r.fail(row, &verdict{reason: reasonExhausted, err: f.err}, 0)
+	case hopeless(f.err) && !f.lost, row.n >= limit, r.brakes() && r.brake.stopped():
+		return true, r.giveUp(row, &verdict{reason: gaveUp(f), err: f.err})
 	}
 	v := &verdict{reason: reasonFailed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.n))}
 	r.reportRetry(Retry{Offset: row.m.Offset, Messages: 1, Attempt: row.n, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
 	return true, r.fail(row, v, 0)
+}
+
+// brakes reports whether rows count for the brake: those of messages that failed, which are tried here. Otherwise they are an operator's.
+func (r *retrier) brakes() bool { return r.c.cfg.OnFailure == ParkOrderingKey }
+
+// giveUp leaves a row to an operator, unless the partition has to stop first.
+func (r *retrier) giveUp(row *parkedRow, v *verdict) error {
+	if r.brakes() {
+		if _, yes := r.brake.stops(v.reason); yes {
+			if err := r.fail(row, &verdict{reason: reasonFailed, err: v.err, wait: backoffFor(r.c.cfg, row.n)}, 1); err != nil {
+				return err
+			}
+			return r.everythingFails(r.state.position.Load(), row.m.Offset, v)
+		}
+		defer r.endings(0, v.reason)
+	}
+	return r.fail(row, v, 0)
 }
 
 // take counts an attempt at the row that is due first; nil where there is none. A drain does not cut it off: the attempt might
@@ -348,7 +418,7 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 		m.id = "" // parked by a consumer without ids: its position identifies it
 		return nil
 	}
-	if hash, _ := m.hash(); m.id == "" || hash != row.key.Bytes {
+	if m.id == "" || m.ordinary() != row.key.Bytes {
 		return errors.New("Config.Key finds another id in this message than when it was parked: its calls would get other keys")
 	}
 	return nil
@@ -377,7 +447,7 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 
 // fail writes how the attempt ended. It outlives a drain: an attempt that this process gave up must not count.
 func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), r.c.cfg.LockTimeout)
+	ctx, cancel := r.c.detached()
 	defer cancel()
 	state := v.state()
 	if v.reason == row.reason && state == stateBlocked {
@@ -387,6 +457,9 @@ func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 		v.wait.Seconds(), row.n)
 	if err != nil {
 		return fmt.Errorf("writing how an attempt at a parked message ended: %w", err)
+	}
+	if state == stateRetrying {
+		r.dueIn(v.wait)
 	}
 	switch {
 	case tag.RowsAffected() == 0:

@@ -8,13 +8,10 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/onlyonce/onlyonce/internal/inbox"
 )
 
 // Shards says in which of several databases the effects of each partition live. Each database has the schema onlyonce whole: a
@@ -90,6 +87,9 @@ type shared struct {
 	budget budget
 	stuck  atomic.Int64 // handlers that were left behind and still run
 	grown  sync.Map     // topic: number of partitions that Hooks.Repartitioned was told
+	turns  *turns
+	// changes says that the handler changes its messages in place, so that it gets copies whole.
+	changes atomic.Bool
 }
 
 // split makes a consumer's shards: each is the consumer with a database.
@@ -98,7 +98,8 @@ func (c *Consumer) split(s *Shards) {
 	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
 		one := *c
 		one.pool, one.shard = s.Pools[name], name
-		one.filters = inbox.NewFilters(one.pool, "keys_log", c.cfg.Logger)
+		one.filters = c.filtersOf(one.pool)
+		one.poller = newPoller(&one)
 		c.shards = append(c.shards, &one)
 	}
 	for _, one := range c.shards {
@@ -140,9 +141,6 @@ select greatest(p.next_offset, p.replay_resume), coalesce(p.retired_at is not nu
        (select t.partitions from onlyonce.topics t where t.scope = $1 and t.topic = $2)
   from (values (1)) one left join onlyonce.positions p on p.scope = $1 and p.topic = $2 and p.partition = $3`
 
-// askTimeout bounds the questions to other shards, so that one that does not answer is told of, and asked again.
-const askTimeout = 10 * time.Second
-
 // onlyHere halts unless this shard is the only one in which the partition has a cursor that counts (F12), and returns how many partitions
 // the topic had when the scope began to read it in any shard (0: not known).
 //
@@ -156,7 +154,7 @@ func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err er
 	if w.c.shards == nil || (cur != nil && cur.anchor != nil) {
 		return 0, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := w.c.asking(ctx)
 	defer cancel()
 	for _, other := range w.c.shards {
 		if other == w.c {

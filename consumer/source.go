@@ -55,16 +55,26 @@ type Partition interface {
 	// is the latest of those that the partition has come through as this member's.
 	Commit(ctx context.Context, offset int64, metadata string) error
 
-	// Bounds returns the first offset that the log still holds, and its last stable offset: everything below that is
-	// committed or aborted for good.
-	Bounds(ctx context.Context) (start, end int64, err error)
+	// Bounds returns how far the log goes.
+	Bounds(ctx context.Context) (Bounds, error)
 
-	// Fetch returns committed records at or above offset from, waiting for the first a bounded time (about
+	// Verify checks that the log still goes up to offset at, as it did when it was read (F5). epoch is a leader epoch that no batch below at
+	// exceeded then: [Fetched.LeaderEpoch], or [Bounds.LeaderEpoch]; -1 where none is known, and then there is nothing to compare. It returns an
+	// *[OutOfRangeError] if the log was cut off below at since then (an unclean election), also if other records have been written there: Start is the
+	// log's start, End where it was cut off. If retention has deleted everything below at it returns nil.
+	//
+	// A Fetch from at that follows, and each later one that goes on where the one before ended, makes the same check when the leader has
+	// changed in between. A source whose log has no leader epochs, because it loses nothing in an election, returns nil.
+	Verify(ctx context.Context, at int64, epoch int32) error
+
+	// Fetch returns committed records at or above offset from, as many as their [Message.Size] together is at most the given number of bytes, and
+	// one at least. It takes no more memory than that for records, but keeps what they lie in, compressed, for the fetches that go on
+	// where it ends. It waits for the first record a bounded time (about
 	// half a second), after which it returns none and no error. That means that from is at the last stable offset: a broker
 	// that cannot answer is an error. Records of aborted transactions and control
 	// records are never returned, but Next passes over them. It returns an *[OutOfRangeError] when the log does not
 	// hold from, and an error that wraps [ErrIncarnation] when the topic is not the one that Identity named.
-	Fetch(ctx context.Context, from int64) (Fetched, error)
+	Fetch(ctx context.Context, from int64, most int) (Fetched, error)
 
 	// Retained returns the earliest time at which retention by time may delete the record at offset, or, where that holds none, the
 	// first record above: its timestamp and the topic's retention.ms together. It is a promise of nothing: brokers delete whole
@@ -87,6 +97,16 @@ type Identity struct {
 	Compacted bool
 }
 
+// Bounds is how far a partition's log goes.
+type Bounds struct {
+	// Start is the first offset that the log still holds.
+	Start int64
+	// End is the last stable offset: everything below it is committed or aborted for good.
+	End int64
+	// LeaderEpoch is the epoch of the leader that said so, -1 where the source has none.
+	LeaderEpoch int32
+}
+
 // Fetched is what one Fetch found.
 type Fetched struct {
 	// Messages are committed records in order of offset.
@@ -94,8 +114,16 @@ type Fetched struct {
 	// Next is the position behind everything that was looked at: behind the last message, and behind the control,
 	// aborted and removed records that follow it.
 	Next int64
+	// LeaderEpoch is the leader epoch of the last batch that was looked at, messages or not: no batch below Next has a higher one. -1 where the
+	// source has none; it does not count where Next has not moved.
+	LeaderEpoch int32
 	// HighWatermark is the offset behind the last record that is replicated; lag is counted against it.
 	HighWatermark int64
+	// LastStable is the last stable offset: what lies between it and HighWatermark belongs to a transaction that is still open, or was written after
+	// that one began, and is not returned before it ends. HighWatermark where the source has no transactions.
+	LastStable int64
+	// Kept says that nothing was asked: the messages were kept by the fetch before, and HighWatermark is what that one was told.
+	Kept bool
 }
 
 // ErrOwnershipLost says that the group has given the partition to somebody else, or may have. What is not committed

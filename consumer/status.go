@@ -3,10 +3,12 @@ package consumer
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // parkedCountSQL counts what is parked and not settled. In: scope. One row for each topic, partition and state. By the partial index
@@ -25,10 +27,23 @@ type PartitionStatus struct {
 	Position  int64  // next offset to be handled
 	// HighWatermark is the offset behind the last record of the log as of the last fetch, Lag how far Position is behind it.
 	HighWatermark, Lag int64
-	InFlight           int  // messages in the transaction in hand
-	Retrying           bool // a parked message is being tried at this moment
-	Paused             bool
-	Halted             *HaltError // why it stands still, nil if it does not
+	// LastStable is the last stable offset as of the last fetch: what lies between it and HighWatermark is held back by a Kafka transaction that is
+	// still open.
+	LastStable int64
+	// WaitingSince is when this process first found that everything below LastStable is read, and records above it are held back. It waits there until the
+	// transaction ends (docs/operations.md, "When a partition waits for a transaction"). Zero: it does not wait for one.
+	WaitingSince time.Time
+	// LastBatch is when this process last committed a transaction that moved Position. Zero: it has not since it took over.
+	LastBatch   time.Time
+	InFlight    int  // messages in the transaction in hand
+	Retrying    bool // a parked message is being tried at this moment
+	Paused      bool
+	Halted      *HaltError // why it stands still, nil if it does not
+	HaltedSince time.Time  // when this process found that first; zero while Halted is nil
+	// Failing is what an attempt, or a look at the database, has failed with that is being made again, and FailingSince when that began; nil: nothing
+	// is. A parked message that is tried again is no such failure.
+	Failing      error
+	FailingSince time.Time
 
 	Waiting, ToRetry, Blocked int // parked messages in the states waiting, retrying and blocked
 }
@@ -39,10 +54,33 @@ type partitionState struct {
 	partition int32
 	shard     string
 
-	epoch, position, highWatermark, inFlight, inRetry atomic.Int64
-	paused                                            atomic.Bool
-	seen                                              atomic.Pointer[seen]
-	halted                                            atomic.Pointer[HaltError]
+	epoch, position, highWatermark, lastStable, inFlight, inRetry atomic.Int64
+	paused                                                        atomic.Bool
+	seen                                                          atomic.Pointer[seen]
+	waiting                                                       atomic.Pointer[waiting]
+	halted                                                        atomic.Pointer[HaltError]
+	haltedSince, lastBatch                                        atomic.Pointer[time.Time]
+
+	mu       sync.Mutex
+	reaching trouble // of the cursor or the log
+	working  trouble // on a batch
+	tending  trouble // of the retrier
+}
+
+// stop takes note of a halt.
+func (s *partitionState) stop(h *HaltError) {
+	now := time.Now()
+	if before := s.halted.Swap(h); before == nil || before.Reason != h.Reason {
+		s.haltedSince.Store(&now)
+	}
+}
+
+// worked takes note of a batch that has committed.
+func (s *partitionState) worked() {
+	now := time.Now()
+	s.lastBatch.Store(&now)
+	s.moved()
+	s.fine(&s.working)
 }
 
 // moved takes back that the partition is halted where it does not stand at that position any more.
@@ -52,14 +90,36 @@ func (s *partitionState) moved() {
 	}
 }
 
-// fetched takes note of what was found in the log. Whoever reads it again is not halted, but for a message that blocks: that one is
+// fetched takes note of what was found in the log. Whoever reads it again is not halted, but for one that waits for a message: that one is
 // still to come.
-func (s *partitionState) fetched(found seen) {
+func (s *partitionState) fetched(found seen, stable int64) {
 	s.highWatermark.Store(found.end)
+	s.lastStable.Store(stable)
 	s.seen.Store(&found)
-	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked {
+	s.fine(&s.reaching)
+	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked && h.Reason != HaltEverythingFails {
 		s.halted.CompareAndSwap(h, nil)
 	}
+}
+
+// now is how the partition stands, but for what is parked.
+func (s *partitionState) now() PartitionStatus {
+	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
+		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
+		Paused: s.paused.Load(), Halted: s.halted.Load()}
+	p.Lag = max(p.HighWatermark-p.Position, 0)
+	if w := s.waiting.Load(); w != nil {
+		p.WaitingSince = w.since
+	}
+	if at := s.lastBatch.Load(); at != nil {
+		p.LastBatch = *at
+	}
+	if since := s.haltedSince.Load(); since != nil && p.Halted != nil {
+		p.HaltedSince = *since
+	}
+	t := s.troubled()
+	p.Failing, p.FailingSince = t.err, t.since
+	return p
 }
 
 // partitions are those that this process owns.
@@ -126,29 +186,39 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 			return nil, fmt.Errorf("consumer: %s: counting parked messages: %w", d.server(), err)
 		}
 	}
-	c.parts.mu.Lock()
-	defer c.parts.mu.Unlock()
-	var all []PartitionStatus
-	for s := range c.parts.all {
-		if s.topic == "" {
-			continue
+	all := c.parts.status()
+	for i := range all {
+		n := counts[place{all[i].Shard, all[i].Topic, all[i].Partition}]
+		all[i].Waiting, all[i].ToRetry, all[i].Blocked = n[0], n[1], n[2]
+	}
+	return all, nil
+}
+
+// status is what this process knows by itself.
+func (p *partitions) status() (all []PartitionStatus) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for s := range p.all {
+		if s.topic != "" {
+			all = append(all, s.now())
 		}
-		n := counts[place{s.shard, s.topic, s.partition}]
-		p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
-			HighWatermark: s.highWatermark.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
-			Paused: s.paused.Load(), Halted: s.halted.Load(), Waiting: n[0], ToRetry: n[1], Blocked: n[2]}
-		p.Lag = max(p.HighWatermark-p.Position, 0)
-		all = append(all, p)
 	}
 	slices.SortFunc(all, func(a, b PartitionStatus) int {
 		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
-	return all, nil
+	return all
 }
 
-// Healthy returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
-// restart gets it back. A halted partition is no reason to restart: see Status.
+// Healthy returns an error if something keeps messages from being handled, each cause in it: a partition that is halted (a *[HaltError]), one that has failed
+// at the same work for longer than LockTimeout and StatementTimeout together (a server that does not answer, a message that is tried again), or a handler that
+// is stuck. It is for people and alerts. A restart mends only what [Consumer.Live] returns.
 func (c *Consumer) Healthy() error {
+	return errors.Join(append(c.unwell(), c.Live())...)
+}
+
+// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
+// restart gets it back.
+func (c *Consumer) Live() error {
 	if n := c.stuck.Load(); n > 0 {
 		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)
 	}

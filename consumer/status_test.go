@@ -2,10 +2,19 @@ package consumer_test
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
 )
@@ -81,6 +90,43 @@ func TestStatusTellsHowPartitionsStand(t *testing.T) {
 	if all, err := c.Status(t.Context()); err != nil || len(all) != 0 {
 		t.Errorf("%v, %v of a consumer that owns nothing", all, err)
 	}
+	r.once(values...)
+}
+
+// F8: behind an open transaction nothing is read, and Status says that the partition waits there, and since when.
+func TestStatusTellsOfAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	before := time.Now()
+	values := r.numbered(0, 5)
+	c, stop := r.watched(queued, testConfig())
+	s := r.status(c, 0, "the end", func(s consumer.PartitionStatus) bool { return s.Position == 5 && s.HighWatermark == 5 })
+	if s.LastStable != 5 || !s.WaitingSince.IsZero() || s.LastBatch.Before(before) {
+		t.Errorf("at the log's end: %+v", s)
+	}
+	end := r.log.Begin(0)
+	for _, v := range []string{"inside", "behind"} {
+		r.log.Append(0, v, id(v))
+		values = append(values, v)
+	}
+	s = r.status(c, 0, "a wait", func(s consumer.PartitionStatus) bool { return !s.WaitingSince.IsZero() && s.HighWatermark == 7 })
+	if s.Position != 5 || s.LastStable != 5 || s.Lag != 2 || s.WaitingSince.Before(s.LastBatch) || s.Halted != nil {
+		t.Errorf("behind an open transaction: %+v", s)
+	}
+	since := s.WaitingSince
+	looks := 0
+	r.status(c, 0, "some looks", func(s consumer.PartitionStatus) bool {
+		if looks++; !s.WaitingSince.Equal(since) {
+			t.Errorf("since %v, and then since %v", since, s.WaitingSince)
+		}
+		return looks > 20
+	})
+	end()
+	s = r.status(c, 0, "the end", func(s consumer.PartitionStatus) bool { return s.Position == 7 && s.LastStable == 7 })
+	if !s.WaitingSince.IsZero() || s.Lag != 0 || s.LastBatch.Before(since) {
+		t.Errorf("at the end: %+v", s)
+	}
+	stop()
 	r.once(values...)
 }
 
@@ -237,4 +283,126 @@ func TestRetriesArePausedToo(t *testing.T) {
 	}
 	until(t, "the effects", func() bool { return r.count(`select count(*) from effects where part = 0`) == 3 })
 	stop()
+}
+
+// statements counts what a pool sends, by the beginning of its text.
+type statements struct {
+	mu   sync.Mutex
+	sent []string
+}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent = append(s.sent, q.SQL)
+	return ctx
+}
+
+func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// since returns what was sent after the first n statements.
+func (s *statements) since(n int) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.sent[n:])
+}
+
+// An idle process asks for all of its partitions in one statement, and sends no other; its row says what it knows, and goes with it.
+func TestOneStatementForAllPartitions(t *testing.T) {
+	t.Parallel()
+	const partitions = 8
+	r := newRig(t, partitions)
+	cfg := r.pool.Config()
+	tracer := &statements{}
+	cfg.ConnConfig.Tracer = tracer
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	for p := range int32(partitions) {
+		r.log.Append(p, "v"+strconv.Itoa(int(p)), id("m"+strconv.Itoa(int(p))))
+	}
+	stop := r.startOn(r.src, pool, effect, testConfig())
+	for p := range int32(partitions) {
+		r.reaches(p, 1)
+	}
+	polls := func(all []string) (n int) {
+		for _, s := range all {
+			if strings.Contains(s, "onlyonce.pauses") {
+				n++
+			}
+		}
+		return n
+	}
+	// What each partition does once when it is taken over is over when nothing else was sent during three polls.
+	until(t, "nothing but polls", func() bool {
+		n := len(tracer.since(0))
+		until(t, "three polls", func() bool { return polls(tracer.since(n)) >= 3 })
+		sent := tracer.since(n)
+		for _, s := range sent {
+			if !strings.Contains(s, "onlyonce.pauses") && !strings.Contains(s, "onlyonce.rings") && !strings.Contains(s, "onlyonce.filters") && !strings.Contains(s, "leases") {
+				t.Logf("also sent: %.100s", s)
+				return false
+			}
+		}
+		return true
+	})
+	type owned struct {
+		Topic     string
+		Partition int32
+		Position  int64
+		Lag       int64
+		Last      *float64 `json:"last_batch_age"`
+	}
+	row := func() (all []owned) {
+		var raw []byte
+		err := r.pool.QueryRow(t.Context(), `select partitions from onlyonce.owners where scope = 'stock' and pid = $1`, os.Getpid()).Scan(&raw)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if err == nil {
+			err = json.Unmarshal(raw, &all)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	until(t, "a row of all partitions", func() bool {
+		all := row()
+		for _, o := range all {
+			if o.Topic != "orders" || o.Position != 1 || o.Lag != 0 || o.Last == nil {
+				return false
+			}
+		}
+		return len(all) == partitions
+	})
+	if err := r.consumer.Pause(t.Context(), "orders", 3, "a test"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "a row that says what is paused", func() bool {
+		return r.count(`select count(*) from onlyonce.owners o, jsonb_array_elements(o.partitions) p where (p ->> 'paused')::boolean and (p ->> 'partition')::int = 3`) == 1
+	})
+	stop()
+	if n := r.count(`select count(*) from onlyonce.owners`); n != 0 {
+		t.Errorf("%d rows are left behind a stop in order", n)
+	}
+}
+
+// A halt is written at once, and is known to a process that only reads the database.
+func TestHaltIsKnownToTheDatabase(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log.Append(0, "v0", id("m0"))
+	cfg := testConfig()
+	cfg.OnFailure = consumer.BlockPartition
+	stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error {
+		return consumer.Permanent(errors.New("out of stock"))
+	}, cfg)
+	defer stop()
+	until(t, "a row that says what is halted", func() bool {
+		return r.count(`select count(*) from onlyonce.owners o, jsonb_array_elements(o.partitions) p
+			where p ->> 'halted' = 'blocked' and p ->> 'detail' like '%out of stock%' and (p ->> 'halted_for')::float8 >= 0`) == 1
+	})
 }

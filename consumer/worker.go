@@ -16,26 +16,25 @@ import (
 // flushAfter is how long a position that moved without work (over control, aborted and removed records) may stay unwritten.
 const flushAfter = 5 * time.Second
 
-const (
-	pruneEvery = 256             // batches between two prunings of progress rows
-	tendEvery  = 1 * time.Second // how often the owner looks for pauses and for parked rows that are due
-)
-
 // worker is one owned partition's log: one goroutine, one transaction at a time.
 type worker struct {
 	engine
-	p     Partition
-	state *partitionState
+	p Partition
 
-	pos        int64   // position in the database
-	anchor     *anchor // last record seen below it
-	aloneUntil int64   // below it every message stands alone: the owner before died in mid-work
-	batches    int     // since the last pruning
+	pos         int64   // position in the database
+	anchor      *anchor // last record seen below it
+	leaderEpoch int32   // that no batch below pos exceeded when it was read; -1: not known
+	held        bool    // the log was seen to hold pos
+	aloneUntil  int64   // below it every message stands alone: the owner before died in mid-work
+	unclean     bool    // it did
+	pruning     pruning
 
 	buf     []*Message // fetched, not yet handled
 	bufNext int64      // position behind buf
 	bufErr  error      // what the fetch behind buf failed with
 	moved   time.Time  // when bufNext first ran ahead of pos with nothing to handle
+
+	bufEpoch int32 // leader epoch that no batch below bufNext exceeded, -1: not known
 
 	retrier *retrier
 }
@@ -53,19 +52,24 @@ func (w *worker) run(ctx context.Context) error {
 		context.AfterFunc(work, func() { t.Stop() })
 	})()
 
+	w.state.fine(&w.state.working) // of a message that may not be the next one any more
 	w.retrier = newRetrier(w)
-	if err := w.retrier.tend(ctx); err != nil { // before anything is fetched: it may be paused
+	defer w.retrier.leave()
+	if err := w.retrier.first(ctx); err != nil { // before anything is fetched: it may be paused
 		return err
 	}
 	var retries sync.WaitGroup
-	retries.Go(func() {
-		if err := w.retrier.run(ctx, work); err != nil {
-			stop(err)
-		}
-	})
+	if !w.brake.stopped() {
+		retries.Go(func() {
+			if err := w.retrier.run(ctx, work); err != nil {
+				stop(err)
+			}
+		})
+	}
 	committer := startCommitter(w)
 	fetching := startFetching(ctx, w)
-	w.buf, w.bufNext, w.bufErr = nil, w.pos, nil
+	w.buf, w.bufNext, w.bufEpoch, w.bufErr = nil, w.pos, w.leaderEpoch, nil
+	w.pruning = startPruning()
 	err := w.loop(ctx, work, fetching, committer)
 	committer.kick(w.pos) // it may have ended in the middle of a batch
 	fetching.stop()
@@ -75,12 +79,13 @@ func (w *worker) run(ctx context.Context) error {
 	}
 	stop(nil)
 	retries.Wait()
+	w.retrier.rest()
 	w.rest()
-	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
-		err = cause
-	}
 	if errors.Is(err, context.Canceled) {
 		err = nil
+	}
+	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
 	}
 	return err
 }
@@ -89,6 +94,13 @@ func (w *worker) loop(ctx, work context.Context, fetching *fetching, committer *
 	for ctx.Err() == nil {
 		if w.cur.replayed(w.pos) {
 			return w.endReplay(work)
+		}
+		if w.brake.stopped() {
+			if err := w.probe(ctx, work, fetching, committer); err != nil {
+				return err
+			}
+			committer.kick(w.pos)
+			continue
 		}
 		msgs, next, err := w.collect(ctx, fetching, committer)
 		if err != nil {
@@ -110,6 +122,7 @@ func (w *worker) loop(ctx, work context.Context, fetching *fetching, committer *
 			return err
 		}
 		committer.kick(w.pos)
+		w.prune(work)
 	}
 	if len(w.buf) == 0 && w.bufNext > w.pos {
 		return w.advance(ctx, work, w.cur.within(w.bufNext))
@@ -124,42 +137,56 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 		last = anchorOf(a.msgs[n-1])
 	}
 	anchorOffset, anchorEpoch, anchorHash := last.args()
+	epoch := w.epochInHand()
 	a.done.From, a.done.Next = w.pos, a.next
 	ended := a.fence
 	a.fence = func(tx *guard.Tx) {
 		tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
-			anchorOffset, anchorEpoch, anchorHash, guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
-		if w.batches >= pruneEvery {
-			tx.Engine(stepPrune, pruneSQL, w.cur.id, w.cur.run, w.pos)
-		}
+			anchorOffset, anchorEpoch, anchorHash, epochOrNull(epoch), guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
 		if ended != nil {
 			ended(tx)
 		}
 	}
 	err := w.engine.attempt(work, a)
-	if errors.Is(err, errFenced) {
+	switch {
+	case errors.Is(err, errFenced):
 		err = w.fenced(work, a)
+	case errors.Is(err, errChanged):
+		err = errMoved // what is in memory is not what the log holds
 	}
 	if err == nil {
-		w.committed(a, last)
+		w.committed(a, last, epoch)
 	}
 	return err
 }
 
+// epochInHand is a leader epoch that no batch below the end of the batch in hand exceeded: that of the first message behind it, or, if there is
+// none yet, of the last batch that was looked at. A bound will do: what is written after an unclean election has a higher epoch than
+// everything that was ever read (F5).
+func (w *worker) epochInHand() int32 {
+	if len(w.buf) > 0 {
+		return w.buf[0].LeaderEpoch
+	}
+	return w.bufEpoch
+}
+
 // stand notes where the cursor stands.
-func (w *worker) stand(pos int64, last *anchor) {
-	w.pos, w.anchor = pos, last
+func (w *worker) stand(pos int64, last *anchor, epoch int32) {
+	w.held = w.held && pos == w.pos || last != nil // what was read is behind a position that was reached by reading
+	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
 	w.state.position.Store(pos)
 }
 
 // committed takes note of a transaction that has committed.
-func (w *worker) committed(a *attempt, last *anchor) {
-	w.stand(a.next, last)
-	w.state.moved()
-	if w.batches >= pruneEvery {
-		w.batches = 0
+func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
+	w.pruning.took(w.cur.run, w.pos)
+	w.stand(a.next, last, epoch)
+	w.state.worked()
+	reasons := make([]string, len(a.parked))
+	for i, p := range a.parked {
+		reasons[i] = p.Reason
 	}
-	w.batches++
+	w.endings(a.done.Handled, reasons...)
 	w.c.told(a)
 	w.retrier.parked(a)
 }
@@ -232,7 +259,7 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 			}
 			w.stampReplay(got.Messages)
 			w.buf = append(w.buf, got.Messages...)
-			w.bufNext = got.Next
+			w.bufNext, w.bufEpoch = got.Next, got.LeaderEpoch
 		case <-linger:
 			return w.take(n)
 		case <-flush:
@@ -257,8 +284,11 @@ func (w *worker) stampReplay(msgs []*Message) {
 
 // cut returns how many buffered messages make the next batch, and whether it is full. No batch goes beyond the end of a replay.
 func (w *worker) cut() (n int, full bool) {
-	size := 0
-	for n < len(w.buf) && n < w.c.cfg.BatchSize {
+	size, most := 0, w.c.cfg.BatchSize
+	if w.brake.stopped() {
+		most = 1
+	}
+	for n < len(w.buf) && n < most {
 		if w.cur.replayed(w.buf[n].Offset) {
 			return n, n > 0
 		}
@@ -268,7 +298,7 @@ func (w *worker) cut() (n int, full bool) {
 		}
 		n++
 	}
-	return n, n == w.c.cfg.BatchSize || size >= w.c.cfg.BatchBytes
+	return n, n == most || size >= w.c.cfg.BatchBytes
 }
 
 func (w *worker) take(n int) ([]*Message, int64, error) {
@@ -288,7 +318,7 @@ func (w *worker) fetchFailed(err error) error {
 	case errors.As(err, &out) && out.Offset < out.Start:
 		// Offsets that hold nothing to handle are no gap even when retention deletes them: the position that is read from lies
 		// behind them, and is flushed.
-		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", out.Start, out.Start-w.pos)
+		return w.gap(out.Start)
 	case errors.As(err, &out):
 		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
 	case errors.Is(err, ErrIncarnation):
@@ -299,13 +329,22 @@ func (w *worker) fetchFailed(err error) error {
 	return fmt.Errorf("fetching from %s/%d: %w", w.id.Topic, w.id.Partition, err)
 }
 
+// gap halts where the log begins above the position. Only of a position that the log once held it is certain that retention has passed it (or an operator
+// who deleted records): another may have been set where the log did not reach, by the group's committed offset, a replay or cursor adopt.
+func (w *worker) gap(start int64) *HaltError {
+	if w.held {
+		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
+	}
+	return w.halt(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set to where the log did not hold it when it was first looked for", start, start-w.pos)
+}
+
 // release lets the cursor go in order, if it is still this process's. It fails only towards caution: the next owner then works
 // one message at a time first.
 func (w *worker) release() {
 	if w.cur == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), w.c.cfg.LockTimeout)
+	ctx, cancel := w.c.detached()
 	defer cancel()
 	if fault.Point(fault.Releasing) != nil {
 		return
@@ -314,6 +353,12 @@ func (w *worker) release() {
 		w.c.cfg.Logger.Warn("onlyonce: cursor not released", "scope", w.c.cfg.Scope, "error", err)
 	}
 	_ = fault.Point(fault.Released)
+}
+
+// tryAgain is reportRetry for what keeps the partition's log from going on.
+func (w *worker) tryAgain(r Retry, b backoff.BackOff) time.Duration {
+	w.state.failing(&w.state.working, r.Err)
+	return w.reportRetry(r, b)
 }
 
 // reportRetry reports that something is tried again, and returns after which wait.

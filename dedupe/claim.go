@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
@@ -22,10 +23,10 @@ type Tx interface {
 // Outcome is what a claim found. A duplicate is an outcome and not an error.
 type Outcome int16
 
-// Outcomes, as onlyonce.claim returns them.
+// Outcomes. The zero value is none of them, so that a program that overlooks an error does not take it for Fresh.
 const (
 	// Fresh: nobody has claimed the key; it is claimed now, and stays so if and only if this transaction commits.
-	Fresh Outcome = 0
+	Fresh Outcome = 3
 	// Duplicate: the key was claimed by a transaction that has committed, or earlier in this one. Skip the message.
 	Duplicate Outcome = 1
 	// Conflict: the key was claimed for another payload. One of the two producers is wrong: set the message aside
@@ -33,7 +34,7 @@ const (
 	Conflict Outcome = 2
 )
 
-// String is the outcome's name in lower case.
+// String is the outcome's name in lower case, "invalid" for any other value.
 func (o Outcome) String() string {
 	switch o {
 	case Fresh:
@@ -43,7 +44,38 @@ func (o Outcome) String() string {
 	case Conflict:
 		return "conflict"
 	}
-	return fmt.Sprintf("Outcome(%d)", int16(o))
+	return "invalid"
+}
+
+// codeFresh is Fresh as onlyonce.claim_clock returns it; the other codes are the outcomes' own.
+const codeFresh = 0
+
+// ErrNoTransaction says that a claim, or an enqueued call, was given a pool or a connection that is in no transaction.
+var ErrNoTransaction = errors.New("needs the transaction of the effects")
+
+// InTransaction returns [ErrNoTransaction] for what has the methods of a transaction and is none: what is written through it would commit by itself,
+// whatever becomes of the effects. Claim and package outbox ask it.
+func InTransaction(tx Tx) error {
+	switch c := tx.(type) {
+	case nil:
+		return fmt.Errorf("%w: it is nil", ErrNoTransaction)
+	case interface {
+		Acquire(ctx context.Context) (*pgxpool.Conn, error)
+	}:
+		return fmt.Errorf("%w: a pool is none", ErrNoTransaction)
+	case interface{ Conn() *pgx.Conn }: // an acquired connection; a transaction of pgx has it too
+		return onConnection(c.Conn())
+	case *pgx.Conn:
+		return onConnection(c)
+	}
+	return nil
+}
+
+func onConnection(conn *pgx.Conn) error {
+	if conn != nil && conn.PgConn().TxStatus() == 'I' {
+		return fmt.Errorf("%w: this connection is in none", ErrNoTransaction)
+	}
+	return nil
 }
 
 // claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the same order.
@@ -61,6 +93,8 @@ const claimSQL = `select onlyonce.claim_clock($1, $2)`
 // roll back: set lock_timeout in tx, or a deadline on ctx, to bound that. Under REPEATABLE READ and
 // SERIALIZABLE the wait ends in SQLSTATE 40001 when the other one commits: run the transaction again
 // (PostgreSQL documentation, chapter "Transaction Isolation").
+//
+// A pool, and a connection that is in no transaction, are refused with [ErrNoTransaction].
 func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
 	outcomes, err := ClaimAll(ctx, tx, []Key{key})
 	if err != nil {
@@ -74,6 +108,9 @@ func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
 // each other and do not deadlock; claims spread over several calls in one transaction can (SQLSTATE
 // 40P01: run the transaction again).
 func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
+	if err := InTransaction(tx); err != nil {
+		return nil, fmt.Errorf("dedupe: claim: %w", err)
+	}
 	if len(keys) == 0 {
 		return nil, nil
 	}
@@ -100,7 +137,14 @@ func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 	}
 	outcomes := make([]Outcome, len(codes))
 	for i, c := range codes {
-		outcomes[i] = Outcome(c)
+		switch o := Outcome(c); {
+		case c == codeFresh:
+			outcomes[i] = Fresh
+		case o == Duplicate, o == Conflict:
+			outcomes[i] = o
+		default:
+			return nil, fmt.Errorf("dedupe: claim: the database answered %d for key %d", c, i)
+		}
 	}
 	return outcomes, nil
 }

@@ -19,7 +19,7 @@ import (
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
-var patience = pgtest.Patience(30 * time.Second)
+var patience = pgtest.Patience(time.Minute)
 
 func key(id, payload string) dedupe.Key {
 	return dedupe.Key{Scope: "stock", ID: id, Fingerprint: dedupe.FingerprintOf([]byte(payload))}
@@ -79,6 +79,46 @@ func TestT1RolledBackClaimNeverWas(t *testing.T) {
 	}
 	if got := inTx(t, pool, key("a", "1")); got[0] != dedupe.Fresh {
 		t.Errorf("%v after a rollback", got[0])
+	}
+}
+
+// T1: a claim outside of a transaction would commit by itself, and a crash behind it loses the message. What has a transaction's methods and is none is
+// refused, and no outcome then passes for fresh.
+func TestT1ClaimNeedsATransaction(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	ended, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ended.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	type wrapped struct{ *pgxpool.Pool }
+	for what, tx := range map[string]dedupe.Tx{"pool": pool, "wrapped pool": wrapped{pool}, "pooled connection": conn, "connection": conn.Conn(), "nil": nil, "ended": ended} {
+		if o, err := dedupe.Claim(t.Context(), tx, key("a", "1")); err == nil || what != "ended" && !errors.Is(err, dedupe.ErrNoTransaction) || o.String() != "invalid" {
+			t.Errorf("%s: %v %v", what, o, err)
+		}
+		if all, err := dedupe.ClaimAll(t.Context(), tx, []dedupe.Key{key("a", "1")}); err == nil || len(all) > 0 {
+			t.Errorf("%s: all: %v %v", what, all, err)
+		}
+	}
+	if got := inTx(t, pool, key("a", "1")); got[0] != dedupe.Fresh { // nothing was claimed; a pool's transaction is one
+		t.Errorf("%v", got[0])
+	}
+	for _, sql := range []string{"begin", "", "commit"} { // so is a connection's own
+		if sql == "" {
+			if o, err := dedupe.Claim(t.Context(), conn.Conn(), key("a", "1")); o != dedupe.Duplicate || err != nil {
+				t.Error(o, err)
+			}
+		} else if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -156,7 +196,7 @@ func blocked(t *testing.T, pool *pgxpool.Pool) {
 	deadline := time.Now().Add(patience)
 	for n := 0; n == 0; <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatal("nobody waits for a lock")
+			pgtest.GaveUp(t, patience, "a session that waits for a lock")
 		}
 		err := pool.QueryRow(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`).Scan(&n)
 		if err != nil {

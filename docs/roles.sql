@@ -71,6 +71,7 @@ begin
     ('onlyonce_app',      'keys_log_version', 'select'),
     ('onlyonce_app',      'keys_clock_version', 'select'),
     ('onlyonce_app',      'frontiers',      'select, insert, update'),
+    ('onlyonce_app',      'owners',         'select, insert, update, delete'), -- what each process knows of its partitions
     ('onlyonce_app',      'filters',        'select'),
     ('onlyonce_app',      'topics',         'select, insert'),
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume

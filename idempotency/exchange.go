@@ -37,12 +37,16 @@ type exchange struct {
 	print   []byte
 	id      [16]byte
 	token   uuid.UUID
+	expires time.Time // of the record that this request has made
 	origin  dedupe.Origin
 	ctx     context.Context // the request's, without its end
 
 	runs   int
 	woken  func() // called behind COMMIT
 	flight *flight
+
+	turn  sync.Mutex          // goroutines of a handler ask for its transaction, and begin steps, one after another, and not when it has returned
+	steps map[string]struct{} // of this run, by name: under way, or done
 
 	// While a handler runs. Only tx is read by another goroutine, see abandon.
 	mu      sync.Mutex
@@ -58,6 +62,9 @@ type exchange struct {
 
 type exchangeKey struct{}
 
+// runKey is the number of the handler's run that a request belongs to: what an earlier one has left running gets nothing of a later one.
+type runKey struct{}
+
 // ErrNoTx says that a request has no transaction: it did not come through a [Layer], or through one that let it pass
 // (another method, FailOpen).
 var ErrNoTx = errors.New("idempotency: the request has no transaction")
@@ -67,16 +74,21 @@ var ErrNoTx = errors.New("idempotency: the request has no transaction")
 // derives the keys of calls from the request's key.
 //
 // It comes with the request, and not as an argument, because the handler is net/http's, which has none to spare, and so has every middleware
-// between the layer and the handler. It is valid until the handler returns, and for one goroutine.
+// between the layer and the handler. It is valid until the handler returns, and for one goroutine at a time: see [consumer.Tx].
 //
 // In lease mode the transaction begins with the first call of Tx, which comes behind the last [Step]: no external call is made
 // while a transaction is open.
 func Tx(r *http.Request) (consumer.Tx, error) {
 	x, ok := r.Context().Value(exchangeKey{}).(*exchange)
-	switch {
-	case !ok || x.bare:
+	if !ok || x.bare {
 		return nil, ErrNoTx
+	}
+	x.turn.Lock()
+	defer x.turn.Unlock()
+	switch {
 	case x.over.Load():
+		return nil, guard.ErrClosed
+	case r.Context().Value(runKey{}) != x.runs:
 		return nil, guard.ErrClosed
 	}
 	if x.tx == nil {
@@ -84,7 +96,7 @@ func Tx(r *http.Request) (consumer.Tx, error) {
 			return nil, err
 		}
 	}
-	return x.tx, nil
+	return x.tx.Handle, nil
 }
 
 // open begins the transaction of a request in lease mode.
@@ -96,7 +108,7 @@ func (x *exchange) open(ctx context.Context) error {
 		return err
 	}
 	x.tx.Engine(stepOpen, openSQL, x.bounds()...)
-	x.tx.SetOrigin(x.origin)
+	x.tx.Lend(&x.origin)
 	x.tx.Checkpoint()
 	return nil
 }
@@ -119,11 +131,17 @@ func (x *exchange) acquire(ctx context.Context, level pgx.TxIsoLevel) error {
 	}
 	x.mu.Lock()
 	x.conn, x.tx = conn, guard.Begin(conn.Conn())
+	x.tx.Report = x.strayed
 	x.mu.Unlock()
 	if level != "" {
 		x.tx.Engine(stepIsolation, isolationSQL[level])
 	}
 	return nil
+}
+
+// strayed logs a write that a handler has queued when it had returned (T6).
+func (x *exchange) strayed(err error) {
+	x.layer.cfg.Logger.Error("onlyonce: a request's handler queued a statement after it had returned; it was not sent", "route", x.endpoint.route.Pattern, "error", err)
 }
 
 func (x *exchange) bounds() []any {
@@ -192,7 +210,7 @@ func (x *exchange) attempt() (rep reply, first <-chan struct{}) {
 	switch {
 	case down:
 		x.layer.failed(rep.failed)
-		return x.bypass(newRecorder(maxStored)), nil
+		return x.bypass(x.record(maxStored)), nil
 	case route.Mode == Leased:
 		return x.leased(left), nil
 	}
@@ -218,22 +236,39 @@ func (x *exchange) recall() (left *record, rep reply, known bool) {
 	return nil, rep, true
 }
 
+// record makes the ResponseWriter of one run of the handler.
+func (x *exchange) record(limit int) *recorder { return newRecorderOver(limit, x.w.Header()) }
+
 // call runs the handler. A panic is the caller's to raise again.
 func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
+	x.turn.Lock()
 	x.runs++
 	x.over.Store(false)
+	x.steps = make(map[string]struct{})
+	x.turn.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, x.endpoint.route.MaxHandlerTime)
 	defer cancel()
 	abandoned := make(chan struct{})
 	hangs := time.AfterFunc(x.endpoint.route.MaxHandlerTime+hangGrace, func() { defer close(abandoned); x.abandon() })
 	defer func() {
 		panicked, x.late = recover(), ctx.Err() != nil
+		x.turn.Lock()
 		x.over.Store(true)
+		x.turn.Unlock()
+		if x.tx != nil {
+			x.tx.TakeBack() // waits for goroutines of the handler that are in a call, until abandon cuts them off
+		}
 		if !hangs.Stop() {
 			<-abandoned // or it would cut the connection of whoever has it next
 		}
 	}()
-	x.endpoint.next.ServeHTTP(rec, x.clone(ctx))
+	r := x.clone(ctx)
+	defer func() {
+		if r.MultipartForm != nil { // net/http removes the files of its own request only
+			_ = r.MultipartForm.RemoveAll()
+		}
+	}()
+	x.endpoint.next.ServeHTTP(rec, r)
 	return nil
 }
 
@@ -259,10 +294,10 @@ const hangGrace = 5 * time.Second
 // unprotected runs a request without a key that needs none.
 func (x *exchange) unprotected() reply {
 	if x.endpoint.route.Mode == Leased {
-		return x.bypass(newRecorder(maxStored))
+		return x.bypass(x.record(maxStored))
 	}
 	for reruns := 0; ; reruns++ {
-		if out := x.run(newRecorder(maxStored), false); !out.rerun || reruns == rerunLimit {
+		if out := x.run(x.record(maxStored), false); !out.rerun || reruns == rerunLimit {
 			return out.reply
 		}
 	}

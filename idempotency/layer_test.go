@@ -196,7 +196,7 @@ func (r *rig) settled(path, key, body string, headers ...string) (g got) {
 }
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants that make a test wait for what never comes shorten it.
-var patience = pgtest.Patience(30 * time.Second)
+var patience = pgtest.Patience(time.Minute)
 
 // until polls a condition.
 func until(t testing.TB, what string, cond func() bool) {
@@ -210,7 +210,7 @@ func wait[T any](t testing.TB, what string, c <-chan T) (v T) {
 	select {
 	case v = <-c:
 	case <-time.After(patience):
-		t.Fatalf("never happened: %s", what)
+		pgtest.GaveUp(t, patience, what)
 	}
 	return v
 }

@@ -181,11 +181,15 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err != nil {
 		return err
 	}
-	input, sealed, err := o.layer.seal(id, req.Input)
+	input, sealed, err := o.layer.seal(codec.SealPlace(id, sealedInput, ""), req.Input)
 	if err != nil {
 		return err
 	}
-	x.tx.Queue(acceptSQL, id, x.scope.Tenant, x.scope.Principal, req.Name, o.cfg.TTL)
+	tx, err := Tx(r)
+	if err != nil {
+		return err
+	}
+	tx.Queue(acceptSQL, id, x.scope.Tenant, x.scope.Principal, req.Name, o.cfg.TTL)
 	e := eventlog.Event{Topic: o.cfg.Stream, Tenant: x.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)
@@ -197,7 +201,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 			e.Headers = append(e.Headers, consumer.Header{Name: "tracestate", Value: []byte(state)})
 		}
 	}
-	if err := eventlog.Append(r.Context(), x.tx, e); err != nil {
+	if err := eventlog.Append(r.Context(), tx, e); err != nil {
 		return err
 	}
 	x.woken = o.source.Wake

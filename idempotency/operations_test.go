@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,15 +69,17 @@ func (r *rig) state(location string, headers ...string) (s state) {
 
 func (r *rig) untilState(location, want string) state {
 	r.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		s := r.state(location)
-		if s.State == want {
-			return s
-		}
-		if time.Now().After(deadline) {
-			r.t.Fatalf("%s is %+v and not %s", location, s, want)
-		}
-	}
+	return r.untilIs(func(s state) bool { return s.State == want }, location)
+}
+
+// untilIs asks for an operation until it is as it should be; header is that of the one who asks.
+func (r *rig) untilIs(is func(state) bool, location string, header ...string) (s state) {
+	r.t.Helper()
+	until(r.t, "another state of "+location, func() bool {
+		s = r.state(location, header...)
+		return is(s)
+	})
+	return s
 }
 
 func TestH23OperationIsAcceptedOnce(t *testing.T) {
@@ -107,20 +110,45 @@ func TestH23OperationIsAcceptedOnce(t *testing.T) {
 		}
 	}
 	r.works(ops)
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		s := r.state(location, "X-Tenant", "acct_1")
-		if s.State == "succeeded" {
-			if string(s.Result) != `{"rows":3}` && string(s.Result) != `{"rows": 3}` {
-				t.Errorf("%s", s.Result)
-			}
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%+v", s)
-		}
+	ended := r.untilIs(func(s state) bool { return s.State == "succeeded" }, location, "X-Tenant", "acct_1")
+	if string(ended.Result) != `{"rows":3}` && string(ended.Result) != `{"rows": 3}` {
+		t.Errorf("%s", ended.Result)
 	}
 	if n := one[int](r, `select count(*) from effects where v = 'acct_1input'`); n != 1 {
 		t.Errorf("%d effects", n)
+	}
+}
+
+// An operation is its scope's alone, and what has expired is absent, purged or not.
+func TestH23WhoSeesAnOperation(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	ops := r.operations(map[string]idempotency.Work{"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
+		return json.RawMessage(`"private"`), nil
+	}})
+	mine := []string{"X-Tenant", "acct_1", "X-Principal", "p"}
+	location := r.post("/exports", "k", "x", mine...).header.Get("Location")
+	absent := func(why string, headers ...string) {
+		t.Helper()
+		for _, ask := range []struct{ method, path string }{{http.MethodGet, location}, {http.MethodPost, location + "/cancel"}} {
+			if g := r.send(ask.method, ask.path, "", "", headers...); g.status != http.StatusNotFound || strings.Contains(g.body, "export") {
+				t.Errorf("%s, %s %s: %v", why, ask.method, ask.path, g)
+			}
+		}
+		if n := one[int](r, `select count(*) from onlyonce.operation_signals where cancel_at is not null`); n != 0 {
+			t.Errorf("%s: it was cancelled", why)
+		}
+	}
+	for _, other := range [][]string{{"X-Tenant", "acct_1"}, {"X-Tenant", "acct_1", "X-Principal", "q"}, {"X-Tenant", "acct_2", "X-Principal", "p"}, {"X-Principal", "p"}, {}} {
+		absent("to "+strings.Join(other, " "), other...)
+	}
+	r.works(ops)
+	until(t, "it is done", func() bool { return r.state(location, mine...).State == "succeeded" })
+	r.exec(`update onlyonce.operations set expires_at = clock_timestamp()`)
+	absent("expired", mine...)
+	r.exec(`update onlyonce.operations set expires_at = clock_timestamp() + interval '1 day', state = 'running'`)
+	if g := r.send(http.MethodPost, location+"/cancel", "", "", mine...); g.status != http.StatusOK || !strings.Contains(g.body, `"cancelling":true`) {
+		t.Errorf("its own client cancels it: %v", g)
 	}
 }
 
@@ -147,15 +175,7 @@ func TestH23OperationsEnd(t *testing.T) {
 	r.works(ops)
 	end := func(principal string) state {
 		g := r.post("/exports", "k", "x", "X-Principal", principal)
-		for deadline := time.Now().Add(20 * time.Second); ; {
-			s := r.state(g.header.Get("Location"), "X-Principal", principal)
-			if s.State != "running" {
-				return s
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: %+v", principal, s)
-			}
-		}
+		return r.untilIs(func(s state) bool { return s.State != "running" }, g.header.Get("Location"), "X-Principal", principal)
 	}
 	if s := end("refused"); s.State != "failed" || s.Error.Code != "too-large" || s.Error.Text != "more than can be exported" {
 		t.Errorf("%+v", s)

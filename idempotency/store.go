@@ -39,7 +39,7 @@ const (
 	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6)`
 	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`
 	reconcileSQL = `select onlyonce.http_reconcile($1, $2, $3, $4)`
-	stepSQL      = `select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6)`
+	stepSQL      = `select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6, $7)`
 	stepDoneSQL  = `select onlyonce.http_step_done($1, $2, $3, $4, $5, $6, $7)`
 )
 

@@ -78,9 +78,11 @@ create table onlyonce.cursors (
   start_policy   text    not null,
   run            integer not null default 0,
   run_start      bigint  not null,
+  run_epoch      integer,
   clean          boolean not null default true,
   attempt_offset bigint,
   attempts       integer not null default 0,
+  answers        integer not null default 0,
   created_at     timestamptz not null default clock_timestamp(),
   unique (scope, topic, partition)
 );
@@ -93,9 +95,11 @@ comment on column onlyonce.cursors.start_offset   is 'Where the partition starte
 comment on column onlyonce.cursors.start_policy   is 'Why it started there: committed (the group''s offset was taken over), earliest, or adopted by an operator.';
 comment on column onlyonce.cursors.run            is 'Rises when an operator sets the position; progress rows of earlier runs no longer count.';
 comment on column onlyonce.cursors.run_start      is 'Position at which the run began.';
+comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
 comment on column onlyonce.cursors.clean          is 'Cleared when an owner takes over, set when it lets go in order. An owner that finds it cleared handles the next messages one at a time.';
 comment on column onlyonce.cursors.attempt_offset is 'Offset of the message that stands alone and whose attempts are counted.';
 comment on column onlyonce.cursors.attempts       is 'Attempts at that offset, counted before each one runs, so that a message that kills its process is counted too.';
+comment on column onlyonce.cursors.answers        is 'How many of those attempts are known to have ended with an error of the handler. The others took the process with them, or are under way.';
 
 create table onlyonce.progress (
   cursor_id     bigint  not null,
@@ -105,6 +109,7 @@ create table onlyonce.progress (
   anchor_offset bigint,
   anchor_epoch  integer,
   anchor_hash   bytea,
+  leader_epoch  integer,
   primary key (cursor_id, run, from_offset)
 );
 comment on table  onlyonce.progress is 'Insert-only: one row for each committed batch, inserted in the batch''s transaction. A second transaction from the same offset finds the first one''s row. Old rows are pruned by the owner. (One row updated in place slows down fourfold within seconds behind an old snapshot. No foreign key: the fence has just locked the owner''s row.)';
@@ -113,16 +118,18 @@ comment on column onlyonce.progress.next_offset   is 'Position after the batch: 
 comment on column onlyonce.progress.anchor_offset is 'Offset of the last record seen below next_offset; null before the first.';
 comment on column onlyonce.progress.anchor_epoch  is 'Leader epoch of that record''s batch.';
 comment on column onlyonce.progress.anchor_hash   is 'SHA-256 of that record: tells a log that was truncated and written anew from the one that was read.';
+comment on column onlyonce.progress.leader_epoch  is 'Leader epoch that no batch below next_offset exceeded when it was read; what is written there after an unclean election has a higher one. Null: the source has no leader epochs.';
 
 create view onlyonce.positions as
   select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.clean,
          c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
          coalesce(p.next_offset, c.run_start) as next_offset,
-         p.anchor_offset, p.anchor_epoch, p.anchor_hash
+         p.anchor_offset, p.anchor_epoch, p.anchor_hash,
+         case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch
     from onlyonce.cursors c
     join onlyonce.leases l on l.id = c.id
     left join lateral (
-      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash from onlyonce.progress q
+      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash, q.leader_epoch from onlyonce.progress q
        where q.cursor_id = c.id and q.run = c.run
        order by q.from_offset desc limit 1) p on true;
 comment on view onlyonce.positions is 'Where each cursor stands: next_offset is the next offset that will be handled.';
@@ -167,7 +174,7 @@ comment on function onlyonce.reached(bigint, integer) is 'Position that a cursor
 -- most lock_timeout, which the comparison cannot see.
 create function onlyonce.fence(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
-  anchor_offset bigint, anchor_epoch integer, anchor_hash bytea,
+  anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
   lock_timeout text, statement_timeout text, idle_timeout text
 ) returns void
 language plpgsql as $$
@@ -185,7 +192,7 @@ begin
   end if;
   if stands = fence.expected then
     insert into onlyonce.progress
-      values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash)
+      values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch)
       on conflict do nothing;
     moved := found;
   end if;
@@ -196,7 +203,7 @@ begin
   end if;
   perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 end $$;
-comment on function onlyonce.fence(bigint, bigint, uuid, integer, bigint, bigint, bigint, integer, bytea, text, text, text) is
+comment on function onlyonce.fence(bigint, bigint, uuid, integer, bigint, bigint, bigint, integer, bytea, integer, text, text, text) is
   'First statement of a batch: moves the cursor from expected to next, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';
 
 -- The seal: last statement before COMMIT. It judges deferred constraints with the work that caused them, and it

@@ -22,11 +22,12 @@ create or replace view onlyonce.positions as
          c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
+         case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
          c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend
     from onlyonce.cursors c
     join onlyonce.leases l on l.id = c.id
     left join lateral (
-      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash from onlyonce.progress q
+      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash, q.leader_epoch from onlyonce.progress q
        where q.cursor_id = c.id and q.run = c.run
        order by q.from_offset desc limit 1) p on true;
 
@@ -104,7 +105,7 @@ comment on column onlyonce.pauses.partition is '-1: the whole scope.';
 -- for more, because it ends with a walk over all settings. An error in between ends the transaction, and the setting with it.
 create or replace function onlyonce.fence(
   cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
-  anchor_offset bigint, anchor_epoch integer, anchor_hash bytea,
+  anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
   lock_timeout text, statement_timeout text, idle_timeout text
 ) returns void
 language plpgsql as $$
@@ -151,7 +152,7 @@ begin
   -- Without ON CONFLICT, which writes a second record for the row: where another transaction from the same position
   -- has committed meanwhile, this raises by itself.
   insert into onlyonce.progress
-    values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash);
+    values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch);
 end $$;
 
 -- The fence compares next with expected. As a CHECK, the same is parsed and planned anew for each batch.

@@ -108,6 +108,21 @@ comment on table  onlyonce.frontiers is 'How far each cursor is in the time of i
 comment on column onlyonce.frontiers.run      is 'The cursor''s run that this is said of. In another one nothing is known.';
 comment on column onlyonce.frontiers.frontier is 'The latest of the times, each asked before the end of the log was, whose end the cursor has passed.';
 
+create table onlyonce.owners (
+  id         uuid        primary key,
+  scope      text        not null,
+  host       text        not null,
+  pid        integer     not null,
+  started_at timestamptz not null default clock_timestamp(),
+  seen_at    timestamptz not null default clock_timestamp(),
+  partitions jsonb       not null
+) with (fillfactor = 50);
+create index owners_scope on onlyonce.owners (scope);
+comment on table  onlyonce.owners is 'What each consumer process knows of the partitions that it owns, for people and tools: the engine decides nothing by it.';
+comment on column onlyonce.owners.id         is 'Drawn by each Consumer.Run.';
+comment on column onlyonce.owners.seen_at    is 'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process that stops in order deletes its row.';
+comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, last_stable, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age, waiting_for (an open Kafka transaction holds back what lies above last_stable).';
+
 -- ---------------------------------------------------------------- cursors
 
 alter table onlyonce.cursors add column redo_until bigint, add column redo_topic_id uuid;
@@ -119,11 +134,12 @@ create or replace view onlyonce.positions as
          c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
          coalesce(p.next_offset, c.run_start) as next_offset,
          p.anchor_offset, p.anchor_epoch, p.anchor_hash,
+         case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
          c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id
     from onlyonce.cursors c
     join onlyonce.leases l on l.id = c.id
     left join lateral (
-      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash from onlyonce.progress q
+      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash, q.leader_epoch from onlyonce.progress q
        where q.cursor_id = c.id and q.run = c.run
        order by q.from_offset desc limit 1) p on true;
 

@@ -15,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // MaxBody is the largest body of a call, in bytes. A row lives in the database until its retention has passed and is
@@ -105,7 +106,7 @@ type Sealer interface {
 }
 
 // ErrCall is wrapped by every error about a call that cannot be enqueued as it is.
-var ErrCall = errors.New("outbox: bad call")
+var ErrCall error = guard.Misuse("outbox: bad call")
 
 // row is a call as it is stored.
 type row struct {

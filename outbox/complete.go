@@ -94,9 +94,13 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 	ms := guard.Millis(t.s.dbTimeout)
 	tx.Engine("fence", completeSQL, t.lease.ID, t.lease.Epoch, t.lease.Nonce, f.parked, f.Attempt, ms, ms, ms)
 	// Should the database lose this, what it enqueues may have been called since the call was first made, and not before (O6).
-	tx.SetOrigin(dedupe.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: f.asked.Add(-f.age)})
-	err = t.s.cfg.Complete(ctx, tx, &Completed{Key: f.Key, Tenant: f.Tenant, Scope: f.Scope, Sink: f.Sink, Name: f.Name, Method: f.Method, Target: f.Target,
+	tx.Report = func(err error) {
+		t.s.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", f.Sink, "error", err)
+	}
+	handle := tx.Lend(&dedupe.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: f.asked.Add(-f.age)})
+	err = t.s.cfg.Complete(ctx, handle, &Completed{Key: f.Key, Tenant: f.Tenant, Scope: f.Scope, Sink: f.Sink, Name: f.Name, Method: f.Method, Target: f.Target,
 		Header: f.Header, Body: f.Body, Response: f.answer, Attempt: f.Attempt})
+	tx.TakeBack()
 	if failed := tx.Failure(); failed != nil && (err == nil || !errors.Is(err, failed)) {
 		err = errors.Join(failed, err)
 	}

@@ -8,9 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
@@ -20,12 +18,12 @@ import (
 // Errors of [Enqueue] besides [ErrCall]. Each means that the transaction must be rolled back.
 var (
 	// ErrTwice: one message asks for two calls of one name to one sink. Set Call.ID to tell them apart.
-	ErrTwice = errors.New("outbox: two calls of one name: set Call.ID to tell them apart")
+	ErrTwice error = guard.Misuse("outbox: two calls of one name: set Call.ID to tell them apart")
 	// ErrConflict: the call was enqueued before, with other bytes, and those may have been sent. SQLSTATE OO004. In a
 	// consumer's handler it comes from the statement that waits next, or from the commit.
 	ErrConflict = errors.New("outbox: the call was enqueued before with other bytes")
 	// ErrNoTransaction: Enqueue was given a connection that is in no transaction.
-	ErrNoTransaction = errors.New("outbox: Enqueue needs the transaction of the effects")
+	ErrNoTransaction = dedupe.ErrNoTransaction
 )
 
 // SQLSTATEs of onlyonce.enqueue and onlyonce.hold.
@@ -70,8 +68,8 @@ func Enqueue(ctx context.Context, tx dedupe.Tx, call Call) error { return Enqueu
 // EnqueueAll is [Enqueue] for several calls at once, in their order. Transactions that enqueue calls with ordering keys one by one can
 // deadlock (SQLSTATE 40P01: run the transaction again); with one EnqueueAll each they do not.
 func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
-	if err := inTransaction(tx); err != nil {
-		return err
+	if err := dedupe.InTransaction(tx); err != nil {
+		return fmt.Errorf("outbox: enqueue: %w", err)
 	}
 	var origin dedupe.Origin
 	handler, inbound := tx.(handlerTx)
@@ -167,22 +165,4 @@ func pgUUIDs(keys []uuid.UUID) []pgtype.UUID {
 		all[i] = pgUUID(k)
 	}
 	return all
-}
-
-// inTransaction refuses what has the methods of a transaction and is none: the call would commit by itself, whatever
-// becomes of the effects.
-func inTransaction(tx dedupe.Tx) error {
-	switch c := tx.(type) {
-	case nil:
-		return fmt.Errorf("%w: it is nil", ErrNoTransaction)
-	case *pgxpool.Pool:
-		return fmt.Errorf("%w: a pool is none", ErrNoTransaction)
-	case *pgxpool.Conn:
-		return inTransaction(c.Conn())
-	case *pgx.Conn:
-		if c.PgConn().TxStatus() == 'I' {
-			return fmt.Errorf("%w: this connection is in none", ErrNoTransaction)
-		}
-	}
-	return nil
 }

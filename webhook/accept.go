@@ -126,6 +126,7 @@ func (a *attempt) run(ctx context.Context) (Outcome, error) {
 		return "", err
 	}
 	tx := guard.Begin(conn.Conn())
+	tx.Report = a.strayed
 	outcome, commit, err := a.fill(ctx, tx)
 	if errors.Is(err, errLeftBehind) {
 		conn.Hijack() // gives the pool its place back; the handler still has the connection, which is cut
@@ -157,6 +158,11 @@ func (a *attempt) run(ctx context.Context) (Outcome, error) {
 	}
 	tx.Rollback(time.Second)
 	return "", err
+}
+
+// strayed logs a write that a handler has queued when it had returned (T6).
+func (r *Receiver) strayed(err error) {
+	r.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; it was not sent", "endpoint", r.cfg.Endpoint, "error", err)
 }
 
 // left is how long COMMIT may take.
@@ -193,11 +199,11 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 		a.keep(tx, "waiting", "stale", a.aside)
 		return Stale, true, nil //nolint:nilerr // that the handler found it stale is what this is about
 	}
-	tx.SetOrigin(dedupe.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Endpoint), ID: a.id, Time: time.Now()})
+	tx.Lend(&dedupe.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Endpoint), ID: a.id, Time: time.Now()})
 	if a.cfg.Forward != nil {
 		err := a.cfg.Forward.enqueue(ctx, tx, a.item)
 		if errors.Is(err, outbox.ErrCall) { // of this event no call can be made, however often it comes; nothing was sent to the database
-			tx.ClearOrigin()
+			tx.TakeBack()
 			a.keep(tx, "waiting", "forward", err)
 			return Unforwarded, true, nil
 		}
@@ -209,9 +215,11 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	case Inbox:
 		err = eventlog.Append(ctx, tx, a.stored(a.item))
 	case Inline:
-		err = a.handle(ctx, tx)
+		if err = a.handle(ctx, tx); errors.Is(err, errLeftBehind) {
+			return "", false, err // from here on tx is the handler's
+		}
 	}
-	tx.ClearOrigin()
+	tx.TakeBack()
 	if failed := tx.Failure(); err == nil && failed != nil {
 		err = failed
 	}

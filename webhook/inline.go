@@ -25,16 +25,17 @@ func (a *attempt) handle(ctx context.Context, tx *guard.Tx) error {
 	at, _ := ctx.Deadline()
 	work, cancel := context.WithDeadlineCause(ctx, at.Add(-a.cfg.Deadline/4), ErrHandlerTimeout)
 	defer cancel()
-	done := make(chan error, 1)
+	done, lent := make(chan error, 1), tx.Handle
 	go func() {
 		err := errGoexit // unless it returns
 		defer func() {
 			if p := recover(); p != nil {
 				err = fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack())
 			}
+			tx.TakeBack() // it waits for goroutines of the handler that are in a call
 			done <- err
 		}()
-		err = a.cfg.Handler(work, tx, a.message(a.item))
+		err = a.cfg.Handler(work, lent, a.message(a.item))
 		if err != nil {
 			_ = err.Error() // of a nil pointer, say, where a panic is still recovered
 		}
@@ -54,7 +55,6 @@ func (a *attempt) handle(ctx context.Context, tx *guard.Tx) error {
 			err = fmt.Errorf("%w: %w", context.Cause(work), err)
 		}
 	}
-	tx.CloseHandler()
 	if err != nil {
 		var failed *guard.Failure
 		a.handler = !errors.As(err, &failed) || !tx.Lost()

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/webhook"
 )
@@ -533,7 +534,7 @@ func TestW10Purge(t *testing.T) {
 	select {
 	case <-purged:
 	case <-time.After(patience):
-		t.Fatal("nothing was purged")
+		pgtest.GaveUp(t, patience, "a purge")
 	}
 	stop()
 	if err := <-done; err != nil {

@@ -22,7 +22,7 @@ import (
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took.
-const patience = 30 * time.Second
+var patience = pgtest.Patience(time.Minute)
 
 func TestMain(m *testing.M) {
 	if db := os.Getenv(childDB); db != "" {

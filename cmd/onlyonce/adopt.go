@@ -13,7 +13,7 @@ import (
 // adoptSQL changes the cursor. In: id, group or null, offset or null. By the primary key, under the lock on its lease.
 //
 // A position means something in one incarnation of the topic only. So with an offset, cluster and topic are the next
-// owner's to stamp, and a new run begins, in which there is no anchor to compare the log with. Without one everything that
+// owner's to stamp, and a new run begins, in which there is no anchor and no leader epoch to compare the log with. Without one everything that
 // proves the log to be the same stays. The ids above all: once retention has removed the anchor's record they
 // are the only proof, and a topic made anew would be read from the old one's position. An offset also brings a retired
 // cursor back, and ends a replay.
@@ -24,6 +24,7 @@ update onlyonce.cursors
        topic_id       = case when $3::bigint is null then topic_id end,
        run            = case when $3::bigint is null then run else run + 1 end,
        run_start      = coalesce($3::bigint, run_start),
+       run_epoch      = case when $3::bigint is null then run_epoch end,
        attempt_offset = case when $3::bigint is null then attempt_offset end,
        attempts       = case when $3::bigint is null then attempts else 0 end,
        retired_at     = case when $3::bigint is null then retired_at end,
@@ -260,7 +261,7 @@ func (q *adoption) planned(before *cursorRow) *cursorRow {
 	after.Group = q.group
 	if q.at != nil {
 		after.Position, after.Run = *q.at, before.Run+1
-		after.ClusterID, after.TopicID, after.AnchorOffset = nil, nil, nil
+		after.ClusterID, after.TopicID, after.AnchorOffset, after.LeaderEpoch = nil, nil, nil, nil
 		after.Attempts, after.AttemptOffset = 0, nil
 		after.RetiredAt, after.ReplayUntil, after.ReplayResume, after.ReplayResend = nil, nil, nil, false
 	}
@@ -277,7 +278,7 @@ func (q *adoption) stamped(after *cursorRow) {
 	if q.group == nil {
 		after.Group = there.Group
 	}
-	after.ClusterID, after.TopicID = there.ClusterID, there.TopicID
+	after.ClusterID, after.TopicID, after.LeaderEpoch = there.ClusterID, there.TopicID, there.LeaderEpoch
 	after.Replay = max(after.Replay, q.origin.replays)
 }
 

@@ -21,11 +21,11 @@ const bringBatch = 10_000
 const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors where scope = $1`
 
 // stampSQL carries over what the position means: whose it is, in which topic of which cluster, and the numbers of replays that are part
-// of the keys which come with it. In: id, group, cluster, topic id (each null: not known), replay number, below where it may have been handled before (null: nowhere)
+// of the keys which come with it. In: id, group, cluster, topic id, leader epoch below it (each null: not known), replay number, below where it may have been handled before (null: nowhere)
 // and in which topic. By the primary key, under the lock on the lease.
 const stampSQL = `
-update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, replay_no = greatest(replay_no, $5),
-       redo_until = case when redo_topic_id <> $7::uuid then $6 else greatest(redo_until, $6) end, redo_topic_id = coalesce($7::uuid, redo_topic_id)
+update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, run_epoch = $5, replay_no = greatest(replay_no, $6),
+       redo_until = case when redo_topic_id <> $8::uuid then $7 else greatest(redo_until, $7) end, redo_topic_id = coalesce($8::uuid, redo_topic_id)
  where id = $1`
 
 // keys is a part of what is kept there: the query that reads its keys, and the one that claims them here. The first names no scope, because hashes are all there is:
@@ -132,7 +132,7 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *cursorFilter, id int64
 		group = c.Group
 	}
 	until, topic := c.redo()
-	_, err = tx.Exec(ctx, stampSQL, id, group, c.ClusterID, topicID(c.TopicID), o.replays, until, topic)
+	_, err = tx.Exec(ctx, stampSQL, id, group, c.ClusterID, topicID(c.TopicID), c.LeaderEpoch, o.replays, until, topic)
 	return b, err
 }
 

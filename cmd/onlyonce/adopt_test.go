@@ -206,7 +206,7 @@ func TestAdoptFencesTheOwner(t *testing.T) {
 	for _, at := range [][]string{nil, {"-at", "30"}} {
 		f := newFixture(t)
 		f.populate()
-		const fence = `select onlyonce.fence($1, 4, $2::uuid, 0, 17, 18, null, null, null, '1s', '1s', '1s')`
+		const fence = `select onlyonce.fence($1, 4, $2::uuid, 0, 17, 18, null, null, null, null, '1s', '1s', '1s')`
 		id := one[int64](f, `select id from onlyonce.leases where name = 'cursor/stock/orders/0'`)
 		nonce := one[string](f, `select nonce::text from onlyonce.leases where id = $1`, id)
 		tx, err := f.pool.Begin(t.Context())
@@ -236,7 +236,7 @@ func TestAdoptWaitsForTheOwnersBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	if _, err := tx.Exec(t.Context(), `select onlyonce.fence(id, epoch, nonce, 0, 17, 19, 18, 0, '\x02', '1s', '1s', '1min'), onlyonce.seal()
+	if _, err := tx.Exec(t.Context(), `select onlyonce.fence(id, epoch, nonce, 0, 17, 19, 18, 0, '\x02', 0, '1s', '1s', '1min'), onlyonce.seal()
 		from onlyonce.leases where name = 'cursor/stock/orders/0'`); err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ const cursorsSQL = `
 select id, scope, topic, partition, next_offset as position, run, start_offset, start_policy,
        group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
        case when attempt_offset >= next_offset then attempts else 0 end as attempts,
-       case when attempt_offset >= next_offset then attempt_offset end as attempt_offset, anchor_offset,
+       case when attempt_offset >= next_offset then attempt_offset end as attempt_offset, anchor_offset, leader_epoch,
        retired_at, (select reason from onlyonce.pauses u
                      where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
                      order by u.topic limit 1) as paused,
@@ -48,6 +48,7 @@ type cursorRow struct {
 	Attempts      int32   `json:"attempts"`
 	AttemptOffset *int64  `json:"attempt_offset"`
 	AnchorOffset  *int64  `json:"anchor_offset"`
+	LeaderEpoch   *int32  `json:"leader_epoch"` // Kafka's, up to which the log was read below the position
 
 	RetiredAt    *time.Time `json:"retired_at"`
 	Paused       *string    `json:"paused"` // why
@@ -144,7 +145,7 @@ all is as usual, or one or more of: retired (nobody works on it), paused, and "r
 way up to there; the work then goes on where it was interrupted).
 
 With -json, one object a line: scope, topic, partition, position, run, start_offset, start_policy, group, cluster_id,
-topic_id, epoch, clean, attempts (0: none under way), attempt_offset, anchor_offset, retired_at, paused (why), replay
+topic_id, epoch, clean, attempts (0: none under way), attempt_offset, anchor_offset, leader_epoch, retired_at, paused (why), replay
 (number of the last one, 0: there was none), replay_until and replay_resume (null: none is under way), replay_resend.
 Null: not known, or none.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {

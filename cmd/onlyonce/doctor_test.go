@@ -127,6 +127,7 @@ func TestDoctorFindings(t *testing.T) {
 		"parked, waiting":           {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'conflict', 's')`, nil, "parked", levelWarn, []string{"1 of kind message wait", "parked list -kind message -state waiting", "parked discard -id ID"}},
 		"parked, unknown":           {`insert into onlyonce.parked (kind, state, reason, scope, sink) values ('call', 'reconcile', 'window', 's', 'p')`, nil, "parked", levelWarn, []string{"reconcile", "-verified-applied"}},
 		"requests":                  {"", nil, "requests", levelOK, nil},
+		"request abandoned":         {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now())`, nil, "requests", levelWarn, []string{"1 HTTP requests", "never completed", "request close"}},
 		"request set aside":         {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day')`, nil, "requests", levelWarn, []string{"1 HTTP requests", "request resolve"}},
 		"pauses":                    {oneCursor, nil, "pauses", levelOK, []string{"no scope and no partition"}},
 		"paused":                    {oneCursor + `insert into onlyonce.pauses (scope, reason) values ('stock', 'why not')`, nil, "pauses", levelInfo, []string{"scope stock as a whole is paused", "1 cursors in use", "why not", "cursor resume -scope stock -reason WHY"}},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
 // twoShards are the databases a and b, and a topic of two partitions.
@@ -138,7 +139,7 @@ func TestF13MoveBetweenShards(t *testing.T) {
 			select {
 			case <-entered:
 			case <-time.After(testPatience):
-				t.Fatal("the zombie got nothing")
+				pgtest.GaveUp(t, testPatience, "a message for the zombie")
 			}
 
 			// New processes, of the new Shards. Partition 0 goes on; 1 waits.

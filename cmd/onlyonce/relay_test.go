@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-const relayPatience = 60 * time.Second
+var relayPatience = pgtest.Patience(time.Minute)
 
 // program is `onlyonce` in a process of its own.
 type program struct {

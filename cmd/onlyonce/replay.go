@@ -18,11 +18,12 @@ const replaysSQL = `select pg_advisory_xact_lock(hashtextextended('onlyonce/repl
 // unique index on (scope, topic, partition).
 const replayNoSQL = `select coalesce(max(replay_no), 0) + 1 from onlyonce.cursors where scope = $1`
 
-// replaySQL begins a replay. In: id, from, to, position that it interrupts, number, whether calls get new keys. By the primary key,
-// under the lock on the lease. It is a run of its own, which has no anchor: nothing tells what lay before the offset.
+// replaySQL begins a replay. In: id, from, to, position that it interrupts, number, whether calls get new keys, leader epoch below the position (null:
+// not known). By the primary key, under the lock on the lease. It is a run of its own, which has no anchor: nothing tells what lay before the offset. The epoch
+// bounds what lies below every offset up to the position that is interrupted, and counts there again when the work goes on.
 const replaySQL = `
 update onlyonce.cursors
-   set run = run + 1, run_start = $2, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6,
+   set run = run + 1, run_start = $2, run_epoch = $7, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6,
        attempt_offset = null, attempts = 0
  where id = $1`
 
@@ -59,6 +60,10 @@ func replayCommand() command {
 Handles the messages from -from up to, and without, -to once more, although they are done: after a handler was wrong and its
 effects were undone. Each of them is applied again, ids or not; copies within the range are still applied once. Then the
 work goes on where it is now. It shows what will be done and asks first, unless -yes is given.
+
+The range is all that it knows. A record in the range that is a copy of a message outside of it (an earlier offset, or another
+partition) is applied, although that message was applied and is not undone: choose a range that has such a copy's original in it,
+or undo the original's effect too. Copies that come after the replay are duplicates, also of messages that only the replay handled.
 
 In one transaction the owner is fenced out, the position is set, the replay gets a number that is part of what its messages'
 keys are, and an audit row says who did it and why. A consumer that runs begins within seconds by itself; without one, the next
@@ -166,7 +171,7 @@ func (q *replay) do(ctx context.Context, tx pgx.Tx, now *replayed) (*replayed, e
 	if err := now.Before.fence(ctx, tx); err != nil {
 		return nil, err
 	}
-	if _, err := tx.Exec(ctx, replaySQL, now.Before.ID, now.From, now.To, now.Resume, now.Replay, now.Resend); err != nil {
+	if _, err := tx.Exec(ctx, replaySQL, now.Before.ID, now.From, now.To, now.Resume, now.Replay, now.Resend, now.Before.LeaderEpoch); err != nil {
 		return nil, err
 	}
 	var err error
@@ -177,7 +182,8 @@ func (q *replay) do(ctx context.Context, tx pgx.Tx, now *replayed) (*replayed, e
 func (q *replay) write(a *app, d *replayed) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
 	a.writeCursorChange(d.Before, d.After)
-	say("Applied AGAIN: every message from offset %d to %d that the log still holds, %d offsets. Their ids do not keep them out; copies within the range are applied once.",
+	say("Applied AGAIN: every message from offset %d to %d that the log still holds, %d offsets. Their ids do not keep them out; copies within the range are applied once; "+
+		"a copy whose original lies outside of the range is applied too, although the original is not undone.",
 		d.From, d.To-1, d.To-d.From)
 	if d.From < d.Before.StartOffset {
 		say("Offsets below %d, where this cursor began, were never handled by it: they are handled for the first time.", d.Before.StartOffset)

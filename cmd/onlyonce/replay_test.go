@@ -2,13 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -119,6 +122,94 @@ func TestReplay(t *testing.T) {
 	}
 }
 
+// F10: what a replay handles for the first time, because it lies below the start or was passed over by an adoption, keeps its copies out from then on.
+func TestF10CopyOfWhatOnlyAReplayHandled(t *testing.T) {
+	t.Parallel()
+	t.Run("below the start", func(t *testing.T) {
+		t.Parallel()
+		s := newShop(t)
+		s.keyed("a", "v0", "v1", "v2")
+		stop := s.start(effect, func(c *consumer.Config) { c.Start = consumer.StartLatest })
+		s.reaches(3)
+		s.keyed("a", "v3")
+		s.reaches(4)
+		s.times(map[int64]int{3: 1})
+		s.run(replayArgs("-from", "0", "-to", "3", "-yes")...).want(t, statusGood, "handled for the first time")
+		s.reaches(4)
+		s.times(map[int64]int{0: 1, 1: 1, 2: 1, 3: 1})
+		s.keyed("a", "v0", "v3") // copies of what was handled in the replay, and in the ordinary way
+		s.reaches(6)
+		stop()
+		s.times(map[int64]int{0: 1, 1: 1, 2: 1, 3: 1})
+	})
+	t.Run("passed over", func(t *testing.T) {
+		t.Parallel()
+		s := newShop(t)
+		s.keyed("a", "v0", "v1")
+		stop := s.start(effect, nil)
+		s.reaches(2)
+		stop()
+		s.keyed("a", "v2", "v3")
+		s.run(adoptArgs("-at", "4", "-yes")...).want(t, statusGood)
+		stop = s.start(effect, nil)
+		s.keyed("a", "v4")
+		s.reaches(5)
+		s.run(replayArgs("-from", "2", "-to", "4", "-yes")...).want(t, statusGood)
+		s.reaches(5)
+		s.keyed("a", "v3")
+		s.reaches(6)
+		stop()
+		s.times(map[int64]int{0: 1, 1: 1, 2: 1, 3: 1, 4: 1})
+	})
+}
+
+// K7: a copy of a message that was parked in a replay is a duplicate, also when its key is forgotten, and in another replay.
+func TestK7CopyOfWhatWasParkedInAReplay(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.keyed("a", "v0", "v1", "v2")
+	var well atomic.Bool
+	stop := s.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if string(m.Value) == "v1" && !well.Load() {
+			return consumer.Permanent(errors.New("not yet"))
+		}
+		return effect(ctx, tx, m)
+	}, func(c *consumer.Config) { c.Start = consumer.StartLatest })
+	s.reaches(3)
+	s.run(replayArgs("-from", "0", "-to", "3", "-yes")...).want(t, statusGood)
+	s.until(`select count(*) = 1 from onlyonce.parked where state = 'waiting'`)
+	s.reaches(3)
+	well.Store(true)
+	s.keyed("a", "v1") // offset 3
+	s.reaches(4)
+	s.times(map[int64]int{0: 1, 2: 1})
+	s.exec(`delete from onlyonce.keys_log_0`) // forgotten
+	s.keyed("a", "v1")                        // offset 4
+	s.reaches(5)
+	s.times(map[int64]int{0: 1, 2: 1})
+	s.run(replayArgs("-from", "3", "-to", "5", "-yes")...).want(t, statusGood) // of the copies alone
+	s.reaches(5)
+	s.times(map[int64]int{0: 1, 2: 1})
+	s.run("parked", "redrive", "-scope", "stock", "-reason", "x", "-yes").want(t, statusGood)
+	s.until(`select count(*) = 1 from onlyonce.parked where state = 'resolved'`)
+	stop()
+	s.times(map[int64]int{0: 1, 1: 1, 2: 1})
+}
+
+// F10: a copy in the range whose original lies outside of it is applied, and the command says so before it asks.
+func TestF10CopyFromOutsideOfTheRange(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.keyed("a", "v0", "v1", "v2", "v0") // 3 is a copy of 0
+	stop := s.start(effect, nil)
+	s.reaches(4)
+	s.times(map[int64]int{0: 1, 1: 1, 2: 1})
+	s.run(replayArgs("-from", "2", "-to", "4", "-yes")...).want(t, statusGood, "a copy whose original lies outside of the range is applied too")
+	s.reaches(4)
+	s.times(map[int64]int{0: 1, 1: 1, 2: 2, 3: 1})
+	stop()
+}
+
 // A replay outlasts the consumers that work on it.
 func TestReplayInterrupted(t *testing.T) {
 	t.Parallel()
@@ -158,7 +249,7 @@ func TestReplayInterrupted(t *testing.T) {
 				select {
 				case <-there:
 				case <-time.After(testPatience):
-					t.Fatal("the replay did not get there")
+					pgtest.GaveUp(t, testPatience, "the replay, at its offset")
 				}
 				stop()
 				if got := s.shown(); got.Position > at || *got.ReplayUntil != 9 || *got.ReplayResume != 12 {

@@ -13,7 +13,7 @@ import (
 )
 
 // testPatience bounds what tests wait for. Mutants, which make tests wait in vain, shorten it.
-var testPatience = pgtest.Patience(30 * time.Second)
+var testPatience = pgtest.Patience(time.Minute)
 
 // shop is a fixture with a log, and a table of effects without a unique constraint, so that doubles show.
 type shop struct {

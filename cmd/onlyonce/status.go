@@ -84,6 +84,7 @@ type statusReport struct {
 	OutboxSettledCounted bool          `json:"outbox_settled_counted"`
 	OutboxLogCounted     bool          `json:"outbox_log_counted"`
 	Relays               []relayRow    `json:"relays"`
+	Owners               []ownerRow    `json:"owners"`
 }
 
 func statusCommand() command {
@@ -99,7 +100,12 @@ still to be sent; and which relays hold their sink. It changes nothing and works
 A cursor's group is the Kafka group that owns it; "-" means that the next one to come will. "clean" says that
 the last owner let go in order; while somebody works it reads "no". "attempts" are those at a message that stands
 alone because it failed, with its offset. STATE says whether a cursor is retired, paused or replayed: a retired one
-stands still for good, and is counted apart. Lag is Kafka's to tell: this command does not ask it.
+stands still for good, and is counted apart.
+
+Processes are the consumers that work on this database, as each has written itself, at most 10 s ago: how many
+partitions it owns, how far it is behind the log in messages, when it committed a batch last, and how many of its
+partitions are halted, with a line for each; one that waits for an open Kafka transaction has a line too. "silent" is a process that has not written for 30 s: it was killed, or
+cannot reach this database. Kafka is not asked.
 
 With -json, one object:
   schema_version          number
@@ -110,6 +116,9 @@ With -json, one object:
   outbox_log_counted      false: counting pending calls of the log took over 5 s, so they are left out of outbox
   relays                  list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held}; of a sink's lanes
                           the highest epoch, the latest until, and whether any is held; lanes is 0 for a relay of schema version 2
+  owners                  list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions}; partitions is a list of {topic,
+                          partition, epoch, position, high_watermark, lag, last_stable, paused, halted, detail, halted_for,
+                          last_batch_age, waiting_for}, where what is absent is false or not known, and ages are in seconds at seen_at
 Of calls, delivered and parked counts only those that were enqueued before schema version 3; "onlyonce outbox status" tells more.`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
@@ -126,7 +135,7 @@ Of calls, delivered and parked counts only those that were enqueued before schem
 					return writeJSON(a.out, report)
 				}
 				a.writeStatus(report)
-				return nil
+				return a.writeOwners(report.Owners)
 			}
 		},
 	}
@@ -152,6 +161,13 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*statusRep
 	}
 	for i := range r.Relays {
 		utc(r.Relays[i].Until)
+	}
+	if r.Owners, err = collect[ownerRow](ctx, tx, ownersSQL); err != nil {
+		return nil, err
+	}
+	for i := range r.Owners {
+		utc(&r.Owners[i].StartedAt)
+		utc(&r.Owners[i].SeenAt)
 	}
 	if r.Outbox, err = collect[outboxCount](ctx, tx, pendingCallsSQL); err != nil {
 		return nil, err

@@ -83,7 +83,7 @@ func fields(t *testing.T, raw []byte) string {
 	return strings.Join(names, " ")
 }
 
-const cursorFields = "scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset " +
+const cursorFields = "scope topic partition position run start_offset start_policy group cluster_id topic_id epoch clean attempts attempt_offset anchor_offset leader_epoch " +
 	"retired_at paused replay replay_until replay_resume replay_resend redo_until redo_topic_id"
 
 func TestStatusJSON(t *testing.T) {
@@ -94,7 +94,7 @@ func TestStatusJSON(t *testing.T) {
 	if strings.Count(r.out, "\n") != 1 {
 		t.Errorf("not one line:\n%s", r.out)
 	}
-	if got := fields(t, []byte(r.out)); got != "schema_version cursors parked outbox outbox_settled_counted outbox_log_counted relays" {
+	if got := fields(t, []byte(r.out)); got != "schema_version cursors parked outbox outbox_settled_counted outbox_log_counted relays owners" {
 		t.Errorf("fields: %s", got)
 	}
 	var lists struct{ Cursors, Parked, Outbox, Relays []json.RawMessage }
@@ -157,8 +157,29 @@ func TestStatusForPeople(t *testing.T) {
 	f := newFixture(t)
 	f.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest), "Cursors: 0", "Parked: 0", "Outbox: 0 pending", "Relays: 0")
 	f.populate()
-	r := f.run("status").want(t, statusGood, "Cursors: 2", "Parked: 5", "Outbox: 2 pending", "Relays: 3", "2 at 17", "30m").lines(t, 0)
+	r := f.run("status").want(t, statusGood, "Cursors: 2", "Parked: 5", "Outbox: 2 pending", "Relays: 3", "2 at 17", "30m", "Processes: 0").lines(t, 0)
 	t.Log("\n" + r.out)
+}
+
+// What consumer processes have written of themselves: one that lives, and one that was killed an hour ago.
+func TestStatusOfProcesses(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(`insert into onlyonce.owners (id, scope, host, pid, seen_at, partitions) values
+		(gen_random_uuid(), 'stock', 'pod-1', 7, clock_timestamp(), '[
+			{"topic": "orders", "partition": 0, "epoch": 3, "position": 90, "high_watermark": 100, "lag": 10, "last_stable": 90, "waiting_for": 120, "last_batch_age": 2.5},
+			{"topic": "orders", "partition": 1, "epoch": 3, "position": 5, "high_watermark": 25, "lag": 20, "halted": "gap", "detail": "the log begins at 9", "halted_for": 3600}]'),
+		(gen_random_uuid(), 'stock', 'pod-2', 8, clock_timestamp() - interval '1 hour', '[
+			{"topic": "orders", "partition": 2, "epoch": 3, "position": 5, "high_watermark": 5, "lag": 0, "halted": "blocked", "detail": "of the past", "halted_for": 1}]')`)
+	r := f.run("status").want(t, statusGood, "Processes: 2", "pod-1", "halted: stock orders/1, gap for 1h", ": the log begins at 9", "waiting: stock orders/0, at offset 90 for 2m", "ago (silent)")
+	if strings.Contains(r.out, "of the past") {
+		t.Errorf("a halt of a process that is silent is shown as one of the present:\n%s", r.out)
+	}
+	t.Log("\n" + r.out)
+	var report statusReport
+	if err := json.Unmarshal([]byte(f.run("status", "-json").want(t, statusGood).out), &report); err != nil || len(report.Owners) != 2 {
+		t.Errorf("%+v, %v", report.Owners, err)
+	}
 }
 
 func TestStatusEmptyListsAreLists(t *testing.T) {

@@ -27,6 +27,10 @@ type Harness struct {
 	Skip func(t testing.TB, topic string, partition int32)
 	// DeleteBefore deletes the records below an offset, as retention does.
 	DeleteBefore func(t testing.TB, topic string, partition int32, offset int64)
+	// Elect makes another leader of a partition, which has everything that the one before had. May be nil.
+	Elect func(t testing.TB, topic string, partition int32)
+	// Truncate makes another leader, which has nothing from an offset on. May be nil.
+	Truncate func(t testing.TB, topic string, partition int32, offset int64)
 	// Recreate deletes a topic and makes it again, empty, with one partition.
 	Recreate func(t testing.TB, topic string)
 	// Identity is what others say about a topic: cluster, id, number of partitions.
@@ -45,7 +49,7 @@ type Harness struct {
 }
 
 // patience bounds every wait of the suite.
-const patience = 40 * time.Second
+const patience = time.Minute
 
 // Conformance checks that a Source keeps the contract of package consumer, sentence by sentence. Whoever writes an adapter runs
 // it as a test, against every kind of broker that the adapter is for:
@@ -66,6 +70,7 @@ func Conformance(t *testing.T, h Harness) {
 		{"AbortedRecordsArePassedOver", abortedArePassedOver},
 		{"OpenTransactionHoldsBack", openTransactionHoldsBack},
 		{"OutOfRange", outOfRange},
+		{"LogCutOff", logCutOff},
 		{"Incarnation", incarnation},
 		{"Retained", retained},
 		{"MembersShare", membersShare},
@@ -128,7 +133,7 @@ func runReturnsNil(t *testing.T, h Harness) {
 	m.Drain = func(x *Held) {
 		// What is under way is finished, and committed, before Run returns.
 		ctx := context.WithoutCancel(x.Ctx)
-		if _, err := x.Fetch(ctx, 0); err != nil {
+		if _, err := x.Fetch(ctx, 0, fetchBytes); err != nil {
 			t.Errorf("fetch after the end of own's context: %v", err)
 		}
 		if err := x.Commit(ctx, 0, "bye"); err != nil {
@@ -188,7 +193,7 @@ func committedOffsets(t *testing.T, h Harness) {
 	}
 	fetched := make(chan error, 1)
 	go func() {
-		_, err := x.Fetch(x.Ctx, 0)
+		_, err := x.Fetch(x.Ctx, 0, fetchBytes)
 		fetched <- err
 	}()
 	if err := x.Commit(x.Ctx, 11, "x"); err != nil {
@@ -238,11 +243,11 @@ func fetchInOrder(t *testing.T, h Harness) {
 		}
 	}
 	// At the log's end nothing comes, and that is no error.
-	if f := x.MustFetch(t, 3); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 {
+	if f := x.MustFetch(t, 3); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 || f.LastStable != 3 {
 		t.Errorf("at the log's end: %+v", f)
 	}
-	if start, end, err := x.Bounds(x.Ctx); start != 0 || end != 3 || err != nil {
-		t.Errorf("bounds are %d and %d, %v", start, end, err)
+	if start, end := x.MustBounds(t); start != 0 || end != 3 {
+		t.Errorf("bounds are %d and %d", start, end)
 	}
 	// What is written while a fetch waits is read by it or by the next.
 	h.Produce(t, topic, 1, values("late", 1)...)
@@ -306,7 +311,7 @@ func openTransactionHoldsBack(t *testing.T, h Harness) {
 	end := h.Begin(t, topic, 0, "inside")
 	h.Produce(t, topic, 0, values("behind", 1)...)
 	wantValues(t, x.ReadTo(t, 0, 1), "before0")
-	if f := x.MustFetch(t, 1); len(f.Messages) != 0 || f.Next != 1 || f.HighWatermark != 3 {
+	if f := x.MustFetch(t, 1); len(f.Messages) != 0 || f.Next != 1 || f.HighWatermark != 3 || f.LastStable != 1 {
 		t.Errorf("behind an open transaction: %+v", f)
 	}
 	if _, stable := x.MustBounds(t); stable != 1 {
@@ -324,7 +329,7 @@ func outOfRange(t *testing.T, h Harness) {
 	h.DeleteBefore(t, topic, 0, 4)
 	for _, from := range []int64{0, 3, 11, 1000} {
 		want := consumer.OutOfRangeError{Offset: from, Start: 4, End: 10}
-		_, err := x.Fetch(x.Ctx, from)
+		_, err := x.Fetch(x.Ctx, from, fetchBytes)
 		var out *consumer.OutOfRangeError
 		if !errors.As(err, &out) || *out != want {
 			t.Errorf("fetch at %d: %v", from, err)
@@ -339,6 +344,70 @@ func outOfRange(t *testing.T, h Harness) {
 	wantValues(t, x.ReadTo(t, 4, 10), valuesOf(values("v", 10))[4:]...)
 }
 
+// What was read up to a position is found to be there for as long as it is, whoever leads; when it was cut off below the position, and others have
+// written since, whoever reads on is told, and so is whoever comes with that position later.
+func logCutOff(t *testing.T, h Harness) {
+	topic, x := one(t, h)
+	verify := func(at int64, epoch int32, want *consumer.OutOfRangeError) {
+		t.Helper()
+		err := x.Verify(x.Ctx, at, epoch)
+		var out *consumer.OutOfRangeError
+		if errors.As(err, &out); (err == nil) != (want == nil) || err != nil && (out == nil || *out != *want) {
+			t.Errorf("offset %d, read under epoch %d: %v, want %v", at, epoch, err, want)
+		}
+	}
+	verify(0, -1, nil)
+	h.Produce(t, topic, 0, values("a", 5)...)
+	f := x.MustFetch(t, 0)
+	if f.Next != 5 || f.Messages[0].LeaderEpoch > f.LeaderEpoch {
+		t.Fatalf("fetched up to %d in epoch %d, the first message in epoch %d", f.Next, f.LeaderEpoch, f.Messages[0].LeaderEpoch)
+	}
+	b, err := x.Bounds(x.Ctx)
+	if err != nil || f.LeaderEpoch > b.LeaderEpoch || (f.LeaderEpoch < 0) != (b.LeaderEpoch < 0) {
+		t.Errorf("the leader's epoch is %d, and the log's %d: %v", b.LeaderEpoch, f.LeaderEpoch, err)
+	}
+	for _, epoch := range []int32{f.LeaderEpoch, b.LeaderEpoch, -1} {
+		for at := range int64(6) {
+			verify(at, epoch, nil)
+		}
+	}
+	if h.Elect == nil {
+		t.Log("this harness cannot have another leader elected")
+	} else {
+		h.Elect(t, topic, 0)
+		verify(5, f.LeaderEpoch, nil)
+		h.Produce(t, topic, 0, values("b", 2)...)
+		wantValues(t, x.ReadTo(t, 5, 7), "b0", "b1")
+		verify(5, f.LeaderEpoch, nil)
+		h.Elect(t, topic, 0)
+		verify(5, f.LeaderEpoch, nil)
+	}
+	if h.Truncate == nil {
+		t.Log("this harness cannot have a log cut off")
+		return
+	}
+	h.Produce(t, topic, 0, values("c", 3)...)
+	_, end := x.MustBounds(t)
+	f = x.MustFetch(t, end-3)
+	h.Truncate(t, topic, 0, end-2)
+	h.Produce(t, topic, 0, values("d", 6)...)
+	cut := &consumer.OutOfRangeError{Offset: end, Start: 0, End: end - 2}
+	if got, err := x.Fetch(x.Ctx, end, 1<<20); err == nil || !strings.Contains(err.Error(), cut.Error()) {
+		t.Errorf("fetched behind what was cut off: %v, %v", valuesOf(got.Messages), err)
+	}
+	verify(end, f.LeaderEpoch, cut)
+	verify(end-2, f.LeaderEpoch, nil)
+	x = Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0) // one that has read nothing
+	verify(end, f.LeaderEpoch, cut)
+	if got, err := x.Fetch(x.Ctx, end, 1<<20); err == nil || !strings.Contains(err.Error(), cut.Error()) {
+		t.Errorf("fetched behind what was cut off, after the position was refused: %v, %v", valuesOf(got.Messages), err)
+	}
+	verify(end-2, f.LeaderEpoch, nil)
+	wantValues(t, x.ReadTo(t, end-2, end+4), valuesOf(values("d", 6))...)
+	h.DeleteBefore(t, topic, 0, end+1)
+	verify(end, f.LeaderEpoch, nil) // deleted is not cut off
+}
+
 // A topic deleted, created again and written to beyond the position, all between two fetches, is noticed; Identity, asked
 // again, names the new one, and from then on it is read.
 func incarnation(t *testing.T, h Harness) {
@@ -348,7 +417,7 @@ func incarnation(t *testing.T, h Harness) {
 	h.Recreate(t, topic)
 	h.Produce(t, topic, 0, values("new", 8)...)
 	for range 2 {
-		if f, err := x.Fetch(x.Ctx, 5); !errors.Is(err, consumer.ErrIncarnation) {
+		if f, err := x.Fetch(x.Ctx, 5, fetchBytes); !errors.Is(err, consumer.ErrIncarnation) {
 			t.Fatalf("fetch from the new incarnation: %v, %v", valuesOf(f.Messages), err)
 		}
 	}
@@ -418,7 +487,7 @@ func handedOverAfterReturn(t *testing.T, h Harness) {
 		// Some work, within what a rebalance may take, and in the middle of it nobody else has the partition.
 		ctx := context.WithoutCancel(x.Ctx)
 		for range 3 {
-			if _, err := x.Fetch(ctx, 0); err != nil {
+			if _, err := x.Fetch(ctx, 0, fetchBytes); err != nil {
 				t.Error(err)
 			}
 		}

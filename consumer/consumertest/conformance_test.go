@@ -28,6 +28,10 @@ func TestConformance(t *testing.T) {
 		DeleteBefore: func(_ testing.TB, topic string, partition int32, offset int64) {
 			logs[topic].DeleteBefore(partition, offset)
 		},
+		Elect: func(_ testing.TB, topic string, partition int32) { logs[topic].Elect(partition) },
+		Truncate: func(_ testing.TB, topic string, partition int32, offset int64) {
+			logs[topic].Truncate(partition, offset)
+		},
 		Recreate: func(_ testing.TB, topic string) { logs[topic].Recreate() },
 		Identity: func(_ testing.TB, topic string) consumer.Identity { return logs[topic].Identity() },
 		Source: func(_ testing.TB, group string, _ time.Duration, topics ...string) consumer.Source {

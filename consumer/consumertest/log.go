@@ -21,6 +21,8 @@ type Log struct {
 	// Retention is the topic's retention by time, as Partition.Retained tells it; 0: there is none. It deletes nothing: see
 	// DeleteBefore. Set it before the log is read.
 	Retention time.Duration
+	// NoEpochs makes it a log without leader epochs, as brokers before Kafka 2.1 have it for consumers. Set it before anything is appended.
+	NoEpochs bool
 
 	topic     string
 	clusterID string
@@ -37,6 +39,60 @@ type Log struct {
 type partitionLog struct {
 	start, end int64
 	records    []*consumer.Message // in order of offset; offsets without a record are holes
+	epochs     []leaderEpoch       // never empty; the last one is the present leader's
+	open       map[int64]int       // first offsets of open transactions, and how many begin there
+}
+
+// leaderEpoch says from which offset on a log was written under it.
+type leaderEpoch struct {
+	epoch int32
+	start int64
+}
+
+func newPartitionLog() *partitionLog {
+	return &partitionLog{epochs: []leaderEpoch{{}}, open: map[int64]int{}}
+}
+
+// leader is the epoch of the present leader.
+func (p *partitionLog) leader() int32 { return p.epochs[len(p.epochs)-1].epoch }
+
+// elect makes another one the leader, whose log goes on at the end.
+func (p *partitionLog) elect() {
+	next := leaderEpoch{p.leader() + 1, p.end}
+	p.epochs = slices.DeleteFunc(p.epochs, func(e leaderEpoch) bool { return e.start >= p.end })
+	p.epochs = append(p.epochs, next)
+}
+
+// epochOf is the leader epoch under which the offset was written.
+func (p *partitionLog) epochOf(offset int64) int32 {
+	epoch := p.epochs[0].epoch
+	for _, e := range p.epochs {
+		if e.start <= offset {
+			epoch = e.epoch
+		}
+	}
+	return epoch
+}
+
+// verify returns an OutOfRangeError if the log was cut off below an offset since it was read up to there under an epoch.
+func (p *partitionLog) verify(at int64, epoch int32) error {
+	end := p.end
+	if i := slices.IndexFunc(p.epochs, func(e leaderEpoch) bool { return e.epoch > epoch }); i >= 0 {
+		end = p.epochs[i].start
+	}
+	if epoch < 0 || end >= at || p.start >= at {
+		return nil
+	}
+	return &consumer.OutOfRangeError{Offset: at, Start: p.start, End: end}
+}
+
+// stable is the last stable offset.
+func (p *partitionLog) stable() int64 {
+	stable := p.end
+	for first := range p.open {
+		stable = min(stable, first)
+	}
+	return stable
 }
 
 type group struct {
@@ -54,7 +110,7 @@ func NewLog(topic string, partitions int) *Log {
 	l := &Log{topic: topic, clusterID: "cluster-1", groups: map[string]*group{}, changed: make(chan struct{})}
 	l.identify()
 	for range partitions {
-		l.partitions = append(l.partitions, &partitionLog{})
+		l.partitions = append(l.partitions, newPartitionLog())
 	}
 	return l
 }
@@ -71,12 +127,12 @@ func (l *Log) Append(partition int32, value string, headers ...consumer.Header) 
 	return l.AppendMessage(partition, &consumer.Message{Value: []byte(value), Headers: headers})
 }
 
-// AppendMessage adds a record; topic, partition, offset and (where it is zero) time are filled in.
+// AppendMessage adds a record; topic, partition, offset, leader epoch and (where it is zero) time are filled in.
 func (l *Log) AppendMessage(partition int32, m *consumer.Message) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.partitions[partition]
-	m.Topic, m.Partition, m.Offset = l.topic, partition, p.end
+	m.Topic, m.Partition, m.Offset, m.LeaderEpoch = l.topic, partition, p.end, l.known(p.leader())
 	if m.Time.IsZero() {
 		m.Time = time.UnixMilli(1_700_000_000_000 + p.end)
 	}
@@ -116,7 +172,33 @@ func (l *Log) Compact(partition int32, offset int64) {
 	l.notify()
 }
 
-// Truncate is a lossy change of leader: offsets from there on were never written.
+// Begin begins a transaction: no fetch returns what lies behind the log's present end until end is called. (What is appended meanwhile is
+// all of it committed then; use Skip for what is not.)
+func (l *Log) Begin(partition int32) (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.partitions[partition]
+	first := p.end
+	p.open[first]++
+	return sync.OnceFunc(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if p.open[first]--; p.open[first] == 0 {
+			delete(p.open, first)
+		}
+		l.notify()
+	})
+}
+
+// Elect is a change of leader that loses nothing.
+func (l *Log) Elect(partition int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.partitions[partition].elect()
+	l.notify()
+}
+
+// Truncate is a lossy change of leader: offsets from there on were never written. What is written there afterwards has another leader epoch.
 func (l *Log) Truncate(partition int32, offset int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -125,6 +207,7 @@ func (l *Log) Truncate(partition int32, offset int64) {
 	for len(p.records) > 0 && p.records[len(p.records)-1].Offset >= offset {
 		p.records = p.records[:len(p.records)-1]
 	}
+	p.elect()
 	l.notify()
 }
 
@@ -135,7 +218,7 @@ func (l *Log) Recreate() {
 	l.incarnation++
 	l.identify()
 	for i := range l.partitions {
-		l.partitions[i] = &partitionLog{}
+		l.partitions[i] = newPartitionLog()
 	}
 	l.notify()
 }
@@ -145,7 +228,7 @@ func (l *Log) AddPartitions(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for range n {
-		l.partitions = append(l.partitions, &partitionLog{})
+		l.partitions = append(l.partitions, newPartitionLog())
 	}
 	l.notify()
 }
@@ -196,8 +279,9 @@ func (l *Log) notify() {
 	l.changed = make(chan struct{})
 }
 
-// fetch returns up to limit records from an offset, waiting for the first until ctx is done or wait is over.
-func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, limit int, wait time.Duration) (consumer.Fetched, error) {
+// fetch returns up to limit records of up to most bytes from an offset, waiting for the first until ctx is done or wait is over. epoch is that of
+// what was read below; -1: it does not go on where something was read.
+func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, epoch int32, limit, most int, wait time.Duration) (consumer.Fetched, error) {
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
 	for {
@@ -212,7 +296,12 @@ func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from
 			l.mu.Unlock()
 			return consumer.Fetched{}, err
 		}
-		got := p.from(from, limit)
+		if err := p.verify(from, epoch); err != nil {
+			l.mu.Unlock()
+			return consumer.Fetched{}, err
+		}
+		got := p.from(from, limit, most)
+		got.LeaderEpoch = l.known(got.LeaderEpoch)
 		l.mu.Unlock()
 		if got.Next > from {
 			return got, nil
@@ -235,22 +324,45 @@ func (l *Log) retained(partition int32, offset int64) (time.Time, error) {
 	if offset < p.start || offset > p.end {
 		return time.Time{}, &consumer.OutOfRangeError{Offset: offset, Start: p.start, End: p.end}
 	}
-	found := p.from(offset, 1).Messages
+	found := p.from(offset, 1, 1).Messages
 	if l.Retention == 0 || len(found) == 0 {
 		return time.Time{}, nil
 	}
 	return found[0].Time.Add(l.Retention), nil
 }
 
-// from returns up to limit records from an offset, as values of their own, as from a network. They are made in one piece,
+// known is an epoch as the log tells it.
+func (l *Log) known(epoch int32) int32 {
+	if l.NoEpochs {
+		return -1
+	}
+	return epoch
+}
+
+// verify is Partition.Verify.
+func (l *Log) verify(partition int32, at int64, epoch int32) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.partitions[partition].verify(at, epoch)
+}
+
+// from returns up to limit records of up to most bytes from an offset, as values of their own, as from a network. They are made in one piece,
 // and the first is searched for, so that a benchmark on a long log measures the consumer and not the log.
-func (p *partitionLog) from(offset int64, limit int) consumer.Fetched {
+func (p *partitionLog) from(offset int64, limit, most int) consumer.Fetched {
+	next := max(p.stable(), offset) // a position behind an open transaction is not set back
 	first := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= offset })
-	found, next := p.records[first:], p.end
+	last := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= next })
+	found := p.records[first:last]
 	if limit > 0 && len(found) > limit {
 		found, next = found[:limit], found[limit].Offset
 	}
-	got := consumer.Fetched{Next: next, HighWatermark: p.end}
+	for i, m := range found {
+		if most -= m.Size(); most < 0 && i > 0 {
+			found, next = found[:i], m.Offset
+			break
+		}
+	}
+	got := consumer.Fetched{Next: next, LeaderEpoch: p.epochOf(next - 1), HighWatermark: p.end, LastStable: p.stable()}
 	if len(found) == 0 {
 		return got
 	}
@@ -260,5 +372,38 @@ func (p *partitionLog) from(offset int64, limit int) consumer.Fetched {
 		values[i] = *m
 		got.Messages[i] = &values[i]
 	}
+	copyBytes(got.Messages)
 	return got
+}
+
+// copyBytes gives messages bytes of their own, as each fetch from a broker does: a handler that changes them does not change the log.
+func copyBytes(msgs []*consumer.Message) {
+	size, headers := 0, 0
+	for _, m := range msgs {
+		size += len(m.Key) + len(m.Value)
+		headers += len(m.Headers)
+		for _, h := range m.Headers {
+			size += len(h.Value)
+		}
+	}
+	all, of := make([]byte, 0, size), make([]consumer.Header, 0, headers)
+	own := func(b []byte) []byte {
+		if b == nil {
+			return nil
+		}
+		at := len(all)
+		all = append(all, b...)
+		return all[at:len(all):len(all)]
+	}
+	for _, m := range msgs {
+		m.Key, m.Value = own(m.Key), own(m.Value)
+		if m.Headers == nil {
+			continue
+		}
+		at := len(of)
+		for _, h := range m.Headers {
+			of = append(of, consumer.Header{Name: h.Name, Value: own(h.Value)})
+		}
+		m.Headers = of[at:len(of):len(of)]
+	}
 }

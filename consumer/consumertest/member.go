@@ -133,7 +133,7 @@ func (m *Member) Until(what string, cond func(has map[string]*Held, seen int) bo
 		case <-m.done:
 			m.t.Fatalf("waiting for %s: Run has returned: %v", what, m.err)
 		case <-deadline:
-			m.t.Fatalf("waited %v for %s", patience, what)
+			gaveUp(m.t, what)
 		}
 	}
 }
@@ -185,15 +185,18 @@ func (m *Member) Wait() error {
 	case <-m.done:
 		return m.err
 	case <-time.After(patience):
-		m.t.Fatalf("Run did not return within %v", patience)
+		gaveUp(m.t, "the end of Run")
 		return nil
 	}
 }
 
+// fetchBytes is more than a fetch in a test returns.
+const fetchBytes = 64 << 20
+
 // MustFetch is Fetch, and fails the test on an error.
 func (x *Held) MustFetch(t testing.TB, from int64) consumer.Fetched {
 	t.Helper()
-	f, err := x.Fetch(x.Ctx, from)
+	f, err := x.Fetch(x.Ctx, from, fetchBytes)
 	if err != nil {
 		t.Fatalf("fetch at %d: %v", from, err)
 	}
@@ -203,11 +206,11 @@ func (x *Held) MustFetch(t testing.TB, from int64) consumer.Fetched {
 // MustBounds is Bounds, and fails the test on an error.
 func (x *Held) MustBounds(t testing.TB) (start, end int64) {
 	t.Helper()
-	start, end, err := x.Bounds(x.Ctx)
+	b, err := x.Bounds(x.Ctx)
 	if err != nil {
 		t.Fatalf("bounds: %v", err)
 	}
-	return start, end
+	return b.Start, b.End
 }
 
 // ReadTo fetches from offset from until the position has reached end.
@@ -228,7 +231,7 @@ func (x *Held) ReadTo(t testing.TB, from, end int64) []*consumer.Message {
 		}
 		msgs, from = append(msgs, f.Messages...), f.Next
 		if time.Now().After(deadline) {
-			t.Fatalf("position %d after %v, and it should be %d", from, patience, end)
+			gaveUp(t, fmt.Sprintf("position %d is not %d yet", from, end))
 		}
 	}
 	if from != end {
@@ -244,7 +247,17 @@ func eventually(t testing.TB, what string, cond func() bool) {
 	defer tick.Stop()
 	for deadline := time.Now().Add(patience); !cond(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for %s", patience, what)
+			gaveUp(t, what)
 		}
 	}
+}
+
+// gaveUp ends a test because its patience is over. Test runners of ours look for its first words: such a test is tried again, unless it
+// had failed before.
+func gaveUp(t testing.TB, what string) {
+	t.Helper()
+	if t.Failed() {
+		t.Fatalf("after the failure above, not within %v: %s", patience, what)
+	}
+	t.Fatalf("gave up waiting after %v: %s", patience, what)
 }

@@ -70,7 +70,7 @@ func (s *Source) runGeneration(ctx context.Context, own func(context.Context, co
 	var wg sync.WaitGroup
 	for i := range errs {
 		wg.Go(func() {
-			errs[i] = own(ctx, &partition{s: s, generation: generation, id: int32(i)})
+			errs[i] = own(ctx, &partition{s: s, generation: generation, id: int32(i), epoch: -1})
 			if errs[i] != nil {
 				end() // the generation ends for all, as it does with kafka-go
 			}
@@ -90,6 +90,9 @@ type partition struct {
 	generation int
 	id         int32
 	topicID    [16]byte // of the last Identity
+
+	next  int64 // position behind what was read last
+	epoch int32 // leader epoch of that, -1: nothing was
 }
 
 func (p *partition) Identity(context.Context) (consumer.Identity, error) {
@@ -120,20 +123,41 @@ func (p *partition) Commit(_ context.Context, offset int64, metadata string) err
 	return nil
 }
 
-func (p *partition) Bounds(context.Context) (start, end int64, err error) {
+func (p *partition) Bounds(context.Context) (consumer.Bounds, error) {
 	l := p.s.Log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.partitions[p.id].start, l.partitions[p.id].end, nil
+	log := l.partitions[p.id]
+	return consumer.Bounds{Start: log.start, End: log.stable(), LeaderEpoch: l.known(log.leader())}, nil
 }
 
-func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+func (p *partition) Verify(ctx context.Context, at int64, epoch int32) error {
+	if epoch < 0 {
+		b, err := p.Bounds(ctx)
+		if err != nil {
+			return err
+		}
+		epoch = b.LeaderEpoch
+	}
+	p.next, p.epoch = at, epoch
+	return p.s.Log.verify(p.id, at, epoch)
+}
+
+func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	if p.s.OnFetch != nil {
 		if err := p.s.OnFetch(p.id, from); err != nil {
 			return consumer.Fetched{}, err
 		}
 	}
-	return p.s.Log.fetch(ctx, p.id, p.topicID, from, p.s.FetchLimit, 500*time.Millisecond)
+	epoch := int32(-1)
+	if from == p.next {
+		epoch = p.epoch
+	}
+	got, err := p.s.Log.fetch(ctx, p.id, p.topicID, from, epoch, p.s.FetchLimit, most, 500*time.Millisecond)
+	if err == nil && got.Next > from {
+		p.next, p.epoch = got.Next, got.LeaderEpoch
+	}
+	return got, err
 }
 
 func (p *partition) Retained(_ context.Context, offset int64) (time.Time, error) {

@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
 // Members come, go, and lose partitions by the database's word, at random. No partition is ever in two hands, whoever has one commits
@@ -83,7 +84,7 @@ func TestChurn(t *testing.T) {
 					t.Errorf("Run: %v", err)
 				}
 			case <-time.After(patience):
-				t.Fatal("Run does not return")
+				pgtest.GaveUp(t, patience, "the end of Run")
 			}
 			members = append(members[:i], members[i+1:]...)
 		}

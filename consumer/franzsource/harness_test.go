@@ -10,10 +10,11 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
 // patience bounds every wait of these tests.
-const patience = 30 * time.Second
+var patience = pgtest.Patience(time.Minute)
 
 // onBoth runs a test against a real broker and against kfake.
 func onBoth(t *testing.T, f func(t *testing.T, brokers []string)) {
@@ -44,13 +45,7 @@ func join(t *testing.T, cfg franzsource.Config) *consumertest.Member {
 // eventually polls a condition that nothing announces.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(patience); !cond(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for %s", patience, what)
-		}
-	}
+	pgtest.Until(t, patience, what, cond)
 }
 
 func values(msgs []*consumer.Message) []string {

@@ -77,7 +77,7 @@ func TestFetchReportsWhatStays(t *testing.T) {
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 		script(c, kmsg.Fetch, 1, fetchError(code))
 		h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
-		if _, err := h.Fetch(h.Ctx, 0); !errors.Is(err, code) {
+		if _, err := h.Fetch(h.Ctx, 0, 1<<20); !errors.Is(err, code) {
 			t.Errorf("%v: %v", code, err)
 		}
 	}
@@ -116,18 +116,57 @@ func TestTruncatedLog(t *testing.T) {
 	if err := c.MoveTopicPartition(topic, 0, 1-c.LeaderFor(topic, 0)); err != nil {
 		t.Fatal(err)
 	}
-	asked := script(c, kmsg.OffsetForLeaderEpoch, 1, func(r kmsg.Request, resp *kmsg.OffsetForLeaderEpochResponse) {
-		rt := kmsg.NewOffsetForLeaderEpochResponseTopic()
-		rt.Topic = topic
-		rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
-		rp.LeaderEpoch, rp.EndOffset = r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0].LeaderEpoch, 7
-		rt.Partitions = append(rt.Partitions, rp)
-		resp.Topics = append(resp.Topics, rt)
-	})
-	_, err := h.Fetch(h.Ctx, 10)
+	asked := script(c, kmsg.OffsetForLeaderEpoch, 1, epochEnds(topic, 7))
+	_, err := h.Fetch(h.Ctx, 10, 1<<20)
 	var out *consumer.OutOfRangeError
 	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 10, Start: 0, End: 7}) {
 		t.Errorf("fetch behind what was cut off: %v (asked %d times)", err, asked.Load())
+	}
+}
+
+// epochEnds answers that the epoch which is asked for ends at an offset.
+func epochEnds(topic string, end int64) func(kmsg.Request, *kmsg.OffsetForLeaderEpochResponse) {
+	return func(r kmsg.Request, resp *kmsg.OffsetForLeaderEpochResponse) {
+		rt := kmsg.NewOffsetForLeaderEpochResponseTopic()
+		rt.Topic = topic
+		rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
+		rp.LeaderEpoch, rp.EndOffset = r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0].LeaderEpoch, end
+		rt.Partitions = append(rt.Partitions, rp)
+		resp.Topics = append(resp.Topics, rt)
+	}
+}
+
+// Whoever takes over has read nothing himself, and asks where the epoch ends up to which another one has read; an owner who has found nothing since he took
+// over asks when the leader has changed.
+func TestF5TruncatedBeforeTheTakeOver(t *testing.T) {
+	t.Parallel()
+	for _, epoch := range []int32{0, -1} {
+		c := kafkatest.FakeCluster(t, kfake.NumBrokers(2))
+		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
+		kafkatest.Write(t, kafkatest.Client(t, c.ListenAddrs()), topic, numbered("v", 10)...)
+		h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
+		cut := consumer.OutOfRangeError{Offset: 10, Start: 0, End: 7}
+		var out *consumer.OutOfRangeError
+		if epoch >= 0 {
+			script(c, kmsg.OffsetForLeaderEpoch, 1, epochEnds(topic, 7))
+			if err := h.Verify(h.Ctx, 10, epoch); !errors.As(err, &out) || *out != cut {
+				t.Errorf("cut off: %v", err)
+			}
+		}
+		if err := h.Verify(h.Ctx, 10, epoch); err != nil {
+			t.Errorf("not cut off: %v", err)
+		}
+		h.MustFetch(t, 10) // nothing new
+		if err := c.MoveTopicPartition(topic, 0, 1-c.LeaderFor(topic, 0)); err != nil {
+			t.Fatal(err)
+		}
+		script(c, kmsg.OffsetForLeaderEpoch, 1, epochEnds(topic, 7))
+		if f, err := h.Fetch(h.Ctx, 10, 1<<20); !errors.As(err, &out) || *out != cut {
+			t.Errorf("cut off while nothing was read: %+v, %v", f, err)
+		}
+		if f := h.MustFetch(t, 10); f.Next != 10 {
+			t.Errorf("fetched %+v", f)
+		}
 	}
 }
 
@@ -144,7 +183,7 @@ func TestThrottled(t *testing.T) {
 		t.Errorf("read %v", f)
 	}
 	script(c, kmsg.Fetch, 1<<30, func(_ kmsg.Request, resp *kmsg.FetchResponse) { resp.ThrottleMillis = 50 })
-	if f, err := h.Fetch(h.Ctx, 0); err == nil || !strings.Contains(err.Error(), "throttles") {
+	if f, err := h.Fetch(h.Ctx, 0, 1<<20); err == nil || !strings.Contains(err.Error(), "throttles") {
 		t.Errorf("throttled for good: %v, %v", f, err)
 	}
 }

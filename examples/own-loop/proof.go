@@ -36,7 +36,7 @@ type proof struct {
 	say      func(string)
 	ids      []string
 	begun    bool            // the servers took what was made first: what fails now is no fault of the surroundings
-	outcomes [3]atomic.Int64 // by dedupe.Outcome
+	outcomes [4]atomic.Int64 // by dedupe.Outcome
 }
 
 // result is what -json prints.

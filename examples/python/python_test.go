@@ -27,7 +27,7 @@ import (
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took.
-const patience = 60 * time.Second
+var patience = pgtest.Patience(time.Minute)
 
 // python returns an interpreter that has psycopg 3. Debian's is asked first: another one in the path may not see its packages.
 func python(t *testing.T) string {

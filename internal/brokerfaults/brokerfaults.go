@@ -131,7 +131,13 @@ func (f *faults) beginFake(partitions int) {
 
 func (f *faults) beginOn(brokers []string, partitions int) {
 	f.t.Helper()
-	f.brokers, f.topic = brokers, kafkatest.Topic(f.t, brokers, partitions, nil)
+	f.beginWith(brokers, kafkatest.Topic(f.t, brokers, partitions, nil), partitions)
+}
+
+// beginWith is begin with a topic that is there.
+func (f *faults) beginWith(brokers []string, topic string, partitions int) {
+	f.t.Helper()
+	f.brokers, f.topic = brokers, topic
 	f.pool = pgtest.DB(f.t)
 	if _, err := f.pool.Exec(f.t.Context(), scenario.EffectsSQL); err != nil {
 		f.t.Fatal(err)

@@ -30,12 +30,8 @@ var fetchRows = []row{
 			}
 			return f.handle(ctx, tx, m)
 		}))
-		ends, err := kafkatest.Admin(f.t, f.brokers).ListEndOffsets(f.t.Context(), f.topic)
-		if err != nil {
-			f.t.Fatal(err)
-		}
-		if end, _ := ends.Lookup(f.topic, 0); f.position(0) != end.Offset {
-			f.t.Errorf("position %d, want %d, behind the last marker", f.position(0), end.Offset)
+		if end := f.logEnd(); f.position(0) != end {
+			f.t.Errorf("position %d, want %d, behind the last marker", f.position(0), end)
 		}
 	}},
 	{"fetch", "log start passed the position", func(f *faults) {
@@ -50,11 +46,70 @@ var fetchRows = []row{
 	}},
 	{"fetch", "topic recreated", func(f *faults) { f.stopsAt(consumer.HaltNewTopic, f.recreate, false) }},
 	{"fetch", "topic recreated: between two fetches", func(f *faults) { f.stopsAt(consumer.HaltNewTopic, f.recreate, true) }},
+	{"fetch", "log truncated", cutOff},
 	{"fetch", "corrupt batch", func(f *faults) {
 		f.beginFake(1)
 		f.corrupt(func() bool { return f.retried("checksum") == 0 })
 		f.finish(f.start(f.handle))
 	}},
+}
+
+// logEnd is where partition 0 ends.
+func (f *faults) logEnd() int64 {
+	f.t.Helper()
+	ends, err := kafkatest.Admin(f.t, f.brokers).ListEndOffsets(f.t.Context(), f.topic)
+	if err == nil {
+		err = ends.Error()
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	end, _ := ends.Lookup(f.topic, 0)
+	return end.Offset
+}
+
+// cutOff has an unclean election cut the log off below the position, while nobody reads it, and in such a way that every record which reached a
+// handler is still there: what is gone are aborted records and their marker, which only broker 1 had. Then others write beyond the position.
+func cutOff(f *faults) {
+	k := kafkatest.Cluster(f.t)
+	one, two := k.Nodes[0], k.Nodes[1]
+	topic := kafkatest.TopicOn(f.t, k.Brokers, map[string]string{"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}, int32(one.ID), int32(two.ID))
+	f.beginWith(k.Brokers, topic, 1)
+	kafkatest.Led(f.t, k.Brokers, topic, int32(one.ID), int32(one.ID), int32(two.ID))
+	both := f.logEnd()
+	if err := two.Pause(f.t.Context()); err != nil {
+		f.t.Fatal(err)
+	}
+	kafkatest.Led(f.t, k.Brokers, topic, int32(one.ID), int32(one.ID))
+	f.log.Skip(0, 5)
+	end := f.logEnd()
+	stop := f.start(f.handle)
+	f.done()
+	f.until("the position at the log's end", func() bool { return f.position(0) == end })
+	stop()
+	before := f.calls.Load()
+	if err := one.Kill(f.t.Context()); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := two.Continue(f.t.Context()); err != nil {
+		f.t.Fatal(err)
+	}
+	f.brokers = k.Brokers[1:]
+	kafkatest.Led(f.t, f.brokers, topic, int32(two.ID), int32(two.ID))
+	if at := f.logEnd(); at < both || at >= end {
+		f.t.Fatalf("the log ends at %d: it was to lose what lies between %d and %d, and no more", at, both, end)
+	}
+	fresh := newTopicLog(f.t, f.brokers, topic) // a client that knows the topic as it is now
+	for f.logEnd() < end+20 {
+		fresh.AppendMessage(0, &consumer.Message{Value: []byte("unseen")})
+	}
+	stop = f.start(f.handle)
+	f.halted(consumer.HaltTruncated)
+	stop()
+	if n := f.calls.Load(); n != before || f.position(0) != end {
+		f.t.Errorf("position %d, and %d calls of the handler after that", f.position(0), n-before)
+	}
+	f.decide()
 }
 
 func (f *faults) recreate(adm *kadm.Client) { kafkatest.Recreate(f.t, adm, f.topic) }

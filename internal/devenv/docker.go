@@ -125,7 +125,7 @@ func containerSettings(changes map[string]string, port, broker string) map[strin
 
 // untilGroupsWork polls until the broker answers or its start takes too long.
 func untilGroupsWork(ctx context.Context, broker string) error {
-	ctx, cancel := context.WithTimeout(ctx, kafkaStartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

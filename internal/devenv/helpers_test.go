@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/devenv"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
 // envParent makes the test binary a program that starts the server that the
@@ -203,16 +204,7 @@ func unreachable(t *testing.T, err error) {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !is() {
-		select {
-		case <-deadline:
-			t.Fatalf("not within 20 s: %s", what)
-		case <-tick.C:
-		}
-	}
+	pgtest.Until(t, time.Minute, what, is)
 }
 
 func exists(path string) bool {

@@ -13,9 +13,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// kafkaStartTimeout bounds the wait for a broker that was started.
-const kafkaStartTimeout = 60 * time.Second
-
 // Kafka is a cluster that was found or started: of one broker, unless
 // Options.Brokers asked for three.
 type Kafka struct {

@@ -155,7 +155,7 @@ func (n *Node) format(ctx context.Context, clusterID string) error {
 
 // start starts the broker and waits until it is ready.
 func (n *Node) start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, kafkaStartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	srv, err := n.sup.StartServer(ctx, supervise.Command{
 		Argv: n.argv("kafka.Kafka", n.conf("server.properties")),
@@ -222,3 +222,6 @@ func (n *Node) writeProperties() error {
 	}
 	return os.WriteFile(n.conf("server.properties"), []byte(b.String()), 0o644)
 }
+
+// Java is the command that a program on the broker's class path begins with, and that path.
+func (n *Node) Java() (java, classPath string) { return n.java, n.classes }

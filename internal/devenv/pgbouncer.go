@@ -10,15 +10,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/devenv/supervise"
 )
-
-// pgBouncerStartTimeout bounds the wait for its first answer.
-const pgBouncerStartTimeout = 20 * time.Second
 
 // ErrNoPgBouncer says that the program is not on this machine.
 var ErrNoPgBouncer = errors.New("devenv: no pgbouncer in PATH or /usr/sbin (Debian: apt-get install pgbouncer)")
@@ -95,7 +91,7 @@ func (b *PgBouncer) Stop() error { return b.closer.close(b.sup.Close) }
 
 // startPgBouncer returns the port on which it answers.
 func startPgBouncer(ctx context.Context, sup *supervise.Supervisor, user *supervise.User, program string, poolSize int, server *pgx.ConnConfig) (port int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, pgBouncerStartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	// Clients are trusted (it listens on loopback only); the password is for the server.
 	users := fmt.Sprintf("\"%s\" \"%s\"\n", quoted(server.User), quoted(server.Password))

@@ -117,7 +117,7 @@ func (l *localPostgres) startAnywhere(ctx context.Context) (version string, err 
 
 // start starts the server on l.port and waits until it answers.
 func (l *localPostgres) start(ctx context.Context) (version string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, postgresStartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	settings := map[string]string{
 		"listen_addresses":        "127.0.0.1",
@@ -167,8 +167,8 @@ func untilReady(ctx context.Context, sup *supervise.Supervisor, srv *supervise.S
 			return fmt.Errorf("the server ended (%s) before it answered; the end of its log:\n%s",
 				srv.Status(), sup.LogTail("server.log"))
 		case <-ctx.Done():
-			return fmt.Errorf("the server did not answer in time: %w (last try: %w); the end of its log:\n%s",
-				ctx.Err(), err, sup.LogTail("server.log"))
+			return fmt.Errorf("gave up waiting after %v: the server did not answer: %w (last try: %w); the end of its log:\n%s",
+				startTimeout, ctx.Err(), err, sup.LogTail("server.log")) // internal/retest looks for the first words
 		case <-tick.C:
 		}
 	}

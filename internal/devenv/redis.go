@@ -9,13 +9,9 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/onlyonce/onlyonce/internal/devenv/supervise"
 )
-
-// redisStartTimeout bounds the wait for its first answer.
-const redisStartTimeout = 20 * time.Second
 
 // ErrNoRedis says that the program is not on this machine.
 var ErrNoRedis = errors.New("devenv: no redis-server or valkey-server in PATH (Debian: apt-get install redis-server)")
@@ -68,7 +64,7 @@ func StartRedis(ctx context.Context, o Options) (*Redis, error) {
 
 // Restart starts it again after Kill, empty, and returns when it answers.
 func (r *Redis) Restart(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, redisStartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	_, port, err := net.SplitHostPort(r.Addr)
 	if err != nil {

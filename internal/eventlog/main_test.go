@@ -14,7 +14,7 @@ import (
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took.
-const patience = 30 * time.Second
+var patience = pgtest.Patience(time.Minute)
 
 func TestMain(m *testing.M) {
 	pgtest.Main(m)

@@ -168,13 +168,17 @@ func (p *partition) bounds(ctx context.Context, more func(b *pgx.Batch, s stream
 }
 
 // Bounds implements consumer.Partition.
-func (p *partition) Bounds(ctx context.Context) (start, end int64, err error) {
-	return p.bounds(ctx, nil)
+func (p *partition) Bounds(ctx context.Context) (consumer.Bounds, error) {
+	start, end, err := p.bounds(ctx, nil)
+	return consumer.Bounds{Start: start, End: end, LeaderEpoch: -1}, err
 }
+
+// Verify implements consumer.Partition: the log has no leader epochs. A failover that loses events loses the positions behind them with them.
+func (p *partition) Verify(context.Context, int64, int32) error { return nil }
 
 // Retained implements consumer.Partition: what a cursor has not passed is not deleted by time.
 func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, error) {
-	start, end, err := p.Bounds(ctx)
+	start, end, err := p.bounds(ctx, nil)
 	if err == nil && (offset < start || offset > end) {
 		err = &consumer.OutOfRangeError{Offset: offset, Start: start, End: end}
 	}
@@ -182,21 +186,24 @@ func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, erro
 }
 
 // Fetch implements consumer.Partition. At the log's end it asks nothing of the database: the source's one scout looks for all partitions.
-func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	if from == p.caught.Load() {
 		if calm, err := p.wait(ctx); err != nil {
 			return consumer.Fetched{}, err
 		} else if calm {
-			return consumer.Fetched{Next: from, HighWatermark: from}, nil
+			return consumer.Fetched{Next: from, LeaderEpoch: -1, HighWatermark: from, LastStable: from}, nil
 		}
 	}
-	f := consumer.Fetched{Next: from}
+	f := consumer.Fetched{Next: from, LeaderEpoch: -1}
 	start, end, err := p.bounds(ctx, func(b *pgx.Batch, s streamRef) {
-		b.Queue(pageSQL, s.id, p.nr, from, p.s.cfg.FetchBytes).Query(func(rows pgx.Rows) error {
+		b.Queue(pageSQL, s.id, p.nr, from, min(p.s.cfg.FetchBytes, most)).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
 				m, erased, err := p.message(rows)
 				if err != nil {
 					return err
+				}
+				if most -= m.Size(); most < 0 && len(f.Messages) > 0 {
+					break
 				}
 				f.Next = m.Offset + 1
 				if !erased {
@@ -214,7 +221,7 @@ func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, er
 	case f.Next == from: // nothing, or offsets that were left out before the end
 		f.Next = end
 	}
-	f.HighWatermark = end
+	f.HighWatermark, f.LastStable = end, end // it has no transactions that are open: offsets are given out at COMMIT
 	p.caught.Store(-1)
 	if f.Next == end {
 		p.caught.Store(end)

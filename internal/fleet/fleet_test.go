@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/fleet"
 )
 
@@ -136,14 +137,5 @@ func TestWorkerThatGivesUp(t *testing.T) {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !is() {
-		select {
-		case <-deadline:
-			t.Fatalf("not within 30 s: %s", what)
-		case <-tick.C:
-		}
-	}
+	pgtest.Until(t, time.Minute, what, is)
 }

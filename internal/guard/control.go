@@ -2,18 +2,69 @@ package guard
 
 import "strings"
 
-// controls reports whether a statement begins with a keyword that controls the transaction. The extended protocol
-// takes one statement at a time, and a procedure cannot end the transaction that it was called in (PostgreSQL
-// documentation, "Transaction Management" in the PL/pgSQL chapter), so that the first word decides. It is the
-// first of three checks: see the package documentation.
-func controls(sql string) bool {
+// classify looks at how a statement begins. control: it is one that controls the transaction. sticky: it leaves something in the session that
+// outlives the transaction, which the next user of the connection would meet.
+//
+// The extended protocol takes one statement at a time, and a procedure cannot end the transaction that it was called in (PostgreSQL
+// documentation, "Transaction Management" in the PL/pgSQL chapter), so that the first word decides about control. It is the first of three
+// checks: see the package documentation. Sticky has this one only: what hides further in (SELECT ... INTO TEMP, set_config, pg_advisory_lock) is
+// not seen.
+func classify(sql string) (control, sticky bool) {
 	first, rest := word(sql)
 	switch strings.ToLower(first) {
 	case "begin", "start", "commit", "end", "rollback", "abort", "savepoint", "release":
-		return true
+		return true, false
 	case "prepare":
-		second, _ := word(rest)
-		return strings.EqualFold(second, "transaction")
+		control = second(rest) == "transaction"
+		return control, !control
+	case "set":
+		switch second(rest) {
+		case "local", "constraints", "transaction":
+			return false, false
+		}
+		return false, true
+	case "reset", "deallocate", "discard", "listen", "unlisten", "load":
+		return false, true
+	case "declare":
+		return false, mentions(rest, "with", "hold")
+	case "create":
+		switch second(rest) {
+		case "temp", "temporary", "local", "global":
+			return false, !mentions(rest, "on", "commit", "drop")
+		case "or": // or replace temp view
+			return false, mentions(rest, "temp") || mentions(rest, "temporary")
+		}
+		return false, false
+	}
+	return false, false
+}
+
+// second is the first word of what follows a first word.
+func second(rest string) string {
+	w, _ := word(rest)
+	return strings.ToLower(w)
+}
+
+// mentions reports whether words stand one behind the other in sql. It looks into literals and comments too.
+func mentions(sql string, words ...string) bool {
+	at := 0
+	for sql != "" {
+		var w string
+		if w, sql = word(sql); w == "" {
+			if sql != "" {
+				sql = sql[1:]
+			}
+			at = 0
+			continue
+		}
+		if !strings.EqualFold(w, words[at]) {
+			at = 0
+		}
+		if strings.EqualFold(w, words[at]) {
+			if at++; at == len(words) {
+				return true
+			}
+		}
 	}
 	return false
 }
@@ -24,11 +75,11 @@ func word(sql string) (first, rest string) {
 		sql = strings.TrimLeft(sql, " \t\r\n\f\v;")
 		switch {
 		case strings.HasPrefix(sql, "--"):
-			_, after, found := strings.Cut(sql, "\n")
-			if !found {
+			end := strings.IndexAny(sql, "\r\n") // PostgreSQL ends the comment at either
+			if end < 0 {
 				return "", ""
 			}
-			sql = after
+			sql = sql[end+1:]
 		case strings.HasPrefix(sql, "/*"):
 			sql = afterComment(sql)
 		default:

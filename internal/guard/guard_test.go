@@ -11,7 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
-const fenceSQL = `select onlyonce.fence(c.id, l.epoch, l.nonce, 0, 0, 1, null, null, null, '1s', '1s', '10s')
+const fenceSQL = `select onlyonce.fence(c.id, l.epoch, l.nonce, 0, 0, 1, null, null, null, null, '1s', '1s', '10s')
 	from onlyonce.cursors c join onlyonce.leases l on l.id = c.id`
 
 // fenced opens a transaction on a fresh cursor, with the fence queued.
@@ -115,11 +115,11 @@ func TestControls(t *testing.T) {
 	for sql, want := range map[string]bool{
 		"commit": true, " \n\tBegin": true, "END;": true, "abort": true, "start transaction": true, "rollback to x": true,
 		"savepoint a": true, "release a": true, "prepare transaction 'a'": true, "/* a /* b */ c */ -- d\n ;commit": true,
-		"/**/commit": true, "--\ncommit": true,
+		"/**/commit": true, "--\ncommit": true, "-- x\rsavepoint s": true, "--\r\ncommit": true,
 		"prepare p as select 1": false, "select 1": false, "insert into commit values (1)": false, "(select 1)": false, "": false,
 		"-- commit": false, "/* commit": false, "committed()": false, "endure": false, "with begin as (select 1) select": false,
 	} {
-		if got := controls(sql); got != want {
+		if got, _ := classify(sql); got != want {
 			t.Errorf("%q: %v", sql, got)
 		}
 	}
@@ -129,8 +129,11 @@ func FuzzControls(f *testing.F) {
 	f.Add("/* */ commit")
 	f.Add("--\n")
 	f.Fuzz(func(t *testing.T, sql string) {
-		if controls(sql) && !controls("/* x */ -- y\n"+sql) {
-			t.Fatalf("a comment in front hides %q", sql)
+		for _, comment := range []string{"/* x */ -- y\n", "-- y\r"} {
+			plain, left := classify(sql)
+			if behind, leaves := classify(comment + sql); behind != plain || leaves != left {
+				t.Fatalf("a comment in front hides %q", sql)
+			}
 		}
 	})
 }

@@ -9,13 +9,15 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// result reads the answers of one pipeline. It is also the pgx.Rows of its last statement.
+// result reads the answers of one pipeline. It is also the pgx.Rows of its last statement; handlers get it behind a
+// guarded.
 type result struct {
 	tx       *Tx
 	batch    pgx.BatchResults // nil: the query went by itself
 	steps    []step
 	who      string // whose statements are those that have no step of their own
 	queries  []*pgx.QueuedQuery
+	base     int // what Tx.stated was before the first of them
 	next     int // statement whose answer is read next
 	rows     pgx.Rows
 	finished bool
@@ -30,32 +32,48 @@ func (r *result) skip(n int) (tag pgconn.CommandTag) {
 			return tag
 		}
 		var err error
-		tag, err = r.batch.Exec()
+		if into := r.into(); into != nil {
+			err = r.batch.QueryRow().Scan(into...)
+		} else {
+			tag, err = r.batch.Exec()
+		}
 		if err != nil {
 			r.failed(err)
 			return tag
 		}
-		r.tx.judge(r.step(), tag)
+		r.judge(tag)
 		r.next++
 	}
 	return tag
 }
 
 // judge refuses the tag of a statement that ended the transaction.
-func (t *Tx) judge(step string, tag pgconn.CommandTag) {
+func (r *result) judge(tag pgconn.CommandTag) {
+	step, at, sql := r.place(r.next)
+	r.tx.judge(step, at, sql, tag)
+}
+
+func (t *Tx) judge(step string, at int, sql string, tag pgconn.CommandTag) {
 	if step != stepUser && step != stepHook {
 		return
 	}
 	switch tag.String() {
 	case "BEGIN", "START TRANSACTION", "COMMIT", "ROLLBACK", "PREPARE TRANSACTION":
-		t.fail(step, fmt.Errorf("%w: a statement was answered with %q", ErrEnded, tag))
+		t.failAt(step, at, sql, fmt.Errorf("%w: a statement was answered with %q", ErrEnded, tag))
 	}
 }
 
-// step is whose statement's answer is read next.
-func (r *result) step() string { return r.stepOf(r.next) }
+// into is what the row of the statement is scanned into whose answer is read next, nil for most.
+func (r *result) into() []any {
+	for _, s := range r.steps {
+		if s.at == r.next {
+			return s.into
+		}
+	}
+	return nil
+}
 
-// stepOf is empty for a statement of the handler.
+// stepOf is whose statement it is, empty for one of the handler.
 func (r *result) stepOf(at int) string {
 	for _, s := range r.steps { // a handful
 		if s.at == at {
@@ -65,21 +83,40 @@ func (r *result) stepOf(at int) string {
 	return r.who
 }
 
+// place is whose statement it is, its place among those of handlers (-1: it is none of them), and its text.
+func (r *result) place(i int) (step string, at int, sql string) {
+	if i < len(r.queries) {
+		sql = r.queries[i].SQL
+	}
+	step, at = r.who, r.base+i
+	for _, s := range r.steps {
+		switch {
+		case s.at == i && !s.counted:
+			return s.name, -1, sql
+		case s.at == i:
+			step = s.name
+		case s.at < i && !s.counted:
+			at--
+		}
+	}
+	return step, at, sql
+}
+
 // failed keeps an error under the step that it belongs to.
 func (r *result) failed(err error) {
-	step := r.step()
+	i := r.next
 	var pre pgx.ErrPreprocessingBatch
 	if errors.As(err, &pre) {
 		// Preparing or encoding failed before anything was executed: pgx tells by the SQL whose statement it was.
-		step = r.who
-		for i, q := range r.queries {
+		for n, q := range r.queries {
 			if q.SQL == pre.SQL() {
-				step = r.stepOf(i)
+				i = n
 				break
 			}
 		}
 	}
-	r.tx.fail(step, err)
+	step, at, sql := r.place(i)
+	r.tx.failAt(step, at, sql, err)
 }
 
 // finish reads what is left and gives the connection back to the transaction.
@@ -97,7 +134,7 @@ func (r *result) finish() {
 	if r.err = r.end(); r.err != nil && (r.unsent || r.tx.undone(r.err)) {
 		r.failed(r.err)
 	}
-	if r.stepOf(len(r.queries)-1) != stepCommit {
+	if len(r.queries) == 0 || r.stepOf(len(r.queries)-1) != stepCommit {
 		r.tx.check()
 	}
 	r.tx.drop()
@@ -111,8 +148,6 @@ func (r *result) end() error {
 	return r.batch.Close()
 }
 
-func (r *result) row() pgx.Row { return row{r} }
-
 // Next, Close and the rest are pgx.Rows.
 func (r *result) Next() bool {
 	if r.rows != nil && !r.finished && r.rows.Next() {
@@ -125,13 +160,14 @@ func (r *result) Next() bool {
 func (r *result) Close() {
 	if r.rows != nil && !r.finished {
 		r.rows.Close()
-		r.tx.judge(r.step(), r.rows.CommandTag())
+		step, at, sql := r.place(r.next)
+		r.tx.judge(step, at, sql, r.rows.CommandTag())
 	}
 	r.finish()
 }
 
 func (r *result) Err() error {
-	if r.rows != nil {
+	if r.rows != nil && r.tx.failure == nil {
 		if err := r.rows.Err(); err != nil {
 			return err
 		}
@@ -175,9 +211,79 @@ func (r *result) RawValues() [][]byte {
 }
 
 func (r *result) TypeMap() *pgtype.Map { return r.tx.conn.TypeMap() }
+func (r *result) Conn() *pgx.Conn      { return nil }
 
-// Conn is nil: a handler does not get at the connection.
-func (r *result) Conn() *pgx.Conn { return nil }
+// guarded are rows as a handler gets them: each method is a call of its handle's, and there is no connection.
+type guarded struct {
+	rows pgx.Rows
+	h    *Handle
+}
+
+func (g guarded) Next() bool {
+	if g.h.enter() != nil {
+		return false
+	}
+	defer g.h.leave(nil)
+	return g.rows.Next()
+}
+
+func (g guarded) Close() {
+	if g.h.enter() == nil {
+		defer g.h.leave(nil)
+		g.rows.Close()
+	}
+}
+
+func (g guarded) Err() (err error) {
+	if err := g.h.enter(); err != nil {
+		return err
+	}
+	defer g.h.leave(&err)
+	return g.rows.Err()
+}
+
+func (g guarded) CommandTag() (tag pgconn.CommandTag) {
+	if g.h.enter() == nil {
+		defer g.h.leave(nil)
+		tag = g.rows.CommandTag()
+	}
+	return tag
+}
+
+func (g guarded) FieldDescriptions() (fields []pgconn.FieldDescription) {
+	if g.h.enter() == nil {
+		defer g.h.leave(nil)
+		fields = g.rows.FieldDescriptions()
+	}
+	return fields
+}
+
+func (g guarded) Scan(dest ...any) (err error) {
+	if err := g.h.enter(); err != nil {
+		return err
+	}
+	defer g.h.leave(&err)
+	return g.rows.Scan(dest...)
+}
+
+func (g guarded) Values() (values []any, err error) {
+	if err := g.h.enter(); err != nil {
+		return nil, err
+	}
+	defer g.h.leave(&err)
+	return g.rows.Values()
+}
+
+func (g guarded) RawValues() (values [][]byte) {
+	if g.h.enter() == nil {
+		defer g.h.leave(nil)
+		values = g.rows.RawValues()
+	}
+	return values
+}
+
+func (g guarded) TypeMap() *pgtype.Map { return g.rows.TypeMap() }
+func (guarded) Conn() *pgx.Conn        { return nil }
 
 // row makes a pgx.Row of rows, as pgx's own QueryRow does.
 type row struct{ pgx.Rows }
@@ -201,33 +307,55 @@ func (r row) Scan(dest ...any) error {
 }
 
 // userBatch is the user's own batch inside the transaction.
-type userBatch struct{ r *result }
+type userBatch struct {
+	r *result
+	h *Handle
+}
 
-func (b userBatch) Exec() (pgconn.CommandTag, error) {
-	tag, err := b.r.batch.Exec()
-	if err == nil {
-		b.r.tx.judge(b.r.who, tag)
+func (b userBatch) Exec() (tag pgconn.CommandTag, err error) {
+	if err := b.h.enter(); err != nil {
+		return tag, err
+	}
+	defer b.h.leave(&err)
+	if tag, err = b.r.batch.Exec(); err == nil {
+		b.r.judge(tag)
+		b.r.next++
 	}
 	return tag, err
 }
-func (b userBatch) Query() (pgx.Rows, error) {
-	rows, err := b.r.batch.Query()
-	return noConn{rows}, err
+
+func (b userBatch) Query() (rows pgx.Rows, err error) {
+	if err := b.h.enter(); err != nil {
+		return failedRows{err}, err
+	}
+	defer b.h.leave(&err)
+	if rows, err = b.r.batch.Query(); err == nil {
+		b.r.next++
+	}
+	return guarded{rows, b.h}, err
 }
-func (b userBatch) QueryRow() pgx.Row { return b.r.batch.QueryRow() }
-func (b userBatch) Tx() pgx.Tx        { return nil }
-func (b userBatch) Close() error {
+
+func (b userBatch) QueryRow() pgx.Row {
+	rows, err := b.Query()
+	if err != nil {
+		return row{failedRows{err}}
+	}
+	return row{rows}
+}
+
+func (b userBatch) Tx() pgx.Tx { return nil }
+
+func (b userBatch) Close() (err error) {
+	if err := b.h.enter(); err != nil {
+		return err
+	}
+	defer b.h.leave(&err)
 	b.r.finish()
 	if err := b.r.tx.err(); err != nil {
 		return err
 	}
 	return b.r.err // of the caller's own code: a callback, or a Scan
 }
-
-// noConn hides the connection of rows.
-type noConn struct{ pgx.Rows }
-
-func (noConn) Conn() *pgx.Conn { return nil }
 
 // failedBatch and failedRows answer a statement that was never sent.
 type failedBatch struct{ err error }

@@ -278,7 +278,7 @@ func TestHookFailsAsTheHook(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tx, _ := fenced(t)
-			_ = tx.Hook(func() error { return fn(t.Context(), tx) })
+			_ = tx.Hook(func(*Handle) error { return fn(t.Context(), tx) })
 			_, _ = tx.Exec(t.Context(), `select 1`)
 			if f := tx.Failure(); f == nil || f.Step != stepHook {
 				t.Errorf("failure: %v", f)
@@ -289,7 +289,7 @@ func TestHookFailsAsTheHook(t *testing.T) {
 	t.Run("rows left open", func(t *testing.T) {
 		t.Parallel()
 		tx, _ := fenced(t)
-		_ = tx.Hook(func() error { _, err := tx.Query(t.Context(), `select generate_series(1, 1000)`); return err })
+		_ = tx.Hook(func(*Handle) error { _, err := tx.Query(t.Context(), `select generate_series(1, 1000)`); return err })
 		tx.Queue(`select 1`)
 		if err := tx.Commit(5 * time.Second); err != nil {
 			t.Error(err)

@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -11,102 +12,216 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Queue adds a write whose answer nobody waits for.
-func (t *Tx) Queue(sql string, args ...any) {
+// Queue adds a write whose answer nobody waits for. One that comes when the handler has returned is lost: it is reported (see [Tx.Report]), and
+// the transaction fails if it has not ended yet.
+func (h *Handle) Queue(sql string, args ...any) {
+	if err := h.enter(); err != nil {
+		if errors.Is(err, ErrClosed) {
+			h.tx.straying(sql)
+		}
+		return // what overlaps fails the attempt
+	}
+	defer h.leave(nil)
+	t := h.tx
 	if t.ready(sql) != nil {
 		return // kept as the failure of the attempt
 	}
-	t.Engine(t.who, sql, args...)
+	opts, args, _, err := t.options(args)
+	if err == nil && len(opts) > 0 {
+		err = fmt.Errorf("%w: %T in Queue", ErrOption, opts[0])
+	}
+	if err != nil {
+		t.failAt(t.who, t.stated, sql, err)
+		return
+	}
+	t.state(sql, args)
 }
 
 // Exec sends what is queued and one statement more, and returns that one's tag.
-func (t *Tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := t.ready(sql); err != nil {
-		return pgconn.CommandTag{}, err
+func (h *Handle) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+	if err := h.enter(); err != nil {
+		return tag, err
 	}
-	if t.single(args) {
-		tag, err := t.conn.Exec(ctx, sql, args...)
-		t.answered(tag, err)
+	defer h.leave(&err)
+	t := h.tx
+	if err := t.ready(sql); err != nil {
+		return tag, err
+	}
+	opts, args, rewriter, err := t.options(args)
+	if i := slices.IndexFunc(opts, isFormats); err == nil && i >= 0 {
+		err = fmt.Errorf("%w: %T in Exec, which returns no rows", ErrOption, opts[i])
+	}
+	if err != nil {
+		t.failAt(t.who, t.stated, sql, err)
 		return tag, t.err()
 	}
-	t.Engine(t.who, sql, args...)
+	single := len(args) > 0 && !rewriter // pgx sends others by the simple protocol, whatever their mode; see options
+	if single && len(opts) > 0 {
+		if err := t.flush(ctx); err != nil {
+			return tag, err
+		}
+		args = slices.Concat(opts, args)
+	}
+	if single && t.batch.Len() == 0 {
+		at := t.stated
+		t.stated++
+		tag, err = t.conn.Exec(ctx, sql, args...)
+		t.answered(at, sql, tag, err)
+		return tag, t.err()
+	}
+	t.state(sql, args)
 	r := t.send(ctx)
-	tag := r.skip(len(r.queries))
+	tag = r.skip(len(r.queries))
 	r.finish()
 	return tag, t.err()
 }
 
-// single reports whether a statement may go by itself rather than as a pipeline of one, which costs the client about a
-// third more. Only one with parameters, and without options of pgx in front of them: pgx sends the others by the simple protocol, in which
-// a text may hold several statements, and the last of them may be COMMIT.
-func (t *Tx) single(args []any) bool {
-	if t.batch.Len() > 0 || len(args) == 0 {
-		return false
+// options takes pgx's options apart: those that only a statement by itself can have, and the arguments, with a query rewriter (pgx.NamedArgs)
+// in front if there is one.
+//
+// A statement may go by itself rather than as a pipeline of one, which costs the client about a third more. It must not go by the simple
+// protocol, in which a text may hold several statements, and the last of them may be COMMIT: pgx sends what has no arguments that way, and
+// what asks for it. The latter is refused.
+func (t *Tx) options(all []any) (opts, args []any, rewriter bool, err error) {
+	mode := false
+	for i, a := range all {
+		switch a := a.(type) {
+		case pgx.QueryExecMode:
+			if mode = true; a == pgx.QueryExecModeSimpleProtocol {
+				return nil, nil, false, fmt.Errorf("%w: pgx.QueryExecModeSimpleProtocol: one text could be several statements, and the last one COMMIT", ErrOption)
+			}
+			opts = append(opts, a)
+		case pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+			opts = append(opts, a)
+		case pgx.QueryRewriter:
+			rewriter, args = true, []any{a}
+		default:
+			if i == 0 {
+				return nil, all, false, nil
+			}
+			args = append(args, all[i:]...)
+			all = nil
+		}
+		if all == nil {
+			break
+		}
 	}
-	switch args[0].(type) {
-	case pgx.QueryExecMode, pgx.QueryRewriter, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
-		return false
+	if len(opts) > 0 && !mode && t.conn.Config().DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol {
+		opts = nil // formats mean nothing there
 	}
-	return true
+	return opts, args, rewriter, nil
+}
+
+func isFormats(opt any) bool {
+	switch opt.(type) {
+	case pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+		return true
+	}
+	return false
 }
 
 // answered takes note of the answer to a single statement.
-func (t *Tx) answered(tag pgconn.CommandTag, err error) {
+func (t *Tx) answered(at int, sql string, tag pgconn.CommandTag, err error) {
 	if err != nil {
-		t.fail(t.who, err)
+		t.failAt(t.who, at, sql, err)
 	} else {
-		t.judge(t.who, tag)
+		t.judge(t.who, at, sql, tag)
 	}
 	t.check()
 	t.drop()
 }
 
 // Query sends what is queued and one query more, and returns its rows.
-func (t *Tx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := t.ready(sql); err != nil {
+func (h *Handle) Query(ctx context.Context, sql string, args ...any) (_ pgx.Rows, err error) {
+	if err := h.enter(); err != nil {
 		return failedRows{err: err}, err
 	}
-	r := t.query(ctx, t.who, sql, args)
-	return r, r.Err()
+	defer h.leave(&err)
+	if err := h.tx.ready(sql); err != nil {
+		return failedRows{err: err}, err
+	}
+	r := h.tx.query(ctx, sql, args)
+	return guarded{r, h}, r.Err()
 }
 
 // QueryRow is Query for one row; its error comes with Scan.
-func (t *Tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if err := t.ready(sql); err != nil {
+func (h *Handle) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	rows, err := h.Query(ctx, sql, args...)
+	if err != nil {
 		return row{failedRows{err: err}}
 	}
-	return row{t.query(ctx, t.who, sql, args)}
+	return row{rows}
 }
 
 // SendBatch sends what is queued, and then the user's batch.
-func (t *Tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	for _, q := range b.QueuedQueries {
-		if err := t.ready(q.SQL); err != nil {
-			return failedBatch{err}
-		}
-	}
-	if err := t.flush(ctx); err != nil {
+func (h *Handle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if err := h.enter(); err != nil {
 		return failedBatch{err}
 	}
-	r := &result{tx: t, who: t.who, batch: t.conn.SendBatch(ctx, b)}
+	var err error
+	defer h.leave(&err)
+	t := h.tx
+	for _, q := range b.QueuedQueries {
+		if err = t.ready(q.SQL); err != nil {
+			return failedBatch{err}
+		}
+		if opts, _, _, err := t.options(q.Arguments); err != nil || len(opts) > 0 {
+			if err == nil {
+				err = fmt.Errorf("%w: %T in a batch", ErrOption, opts[0])
+			}
+			t.failAt(t.who, t.stated, q.SQL, err)
+			return failedBatch{t.err()}
+		}
+	}
+	if err = t.flush(ctx); err != nil {
+		return failedBatch{err}
+	}
+	r := &result{tx: t, who: t.who, queries: b.QueuedQueries, base: t.stated}
+	t.stated += b.Len()
+	r.batch = t.conn.SendBatch(ctx, r.followed())
 	// Arguments that do not fit and a context that has ended are neither the server's errors nor the connection's. Until its results are
 	// closed, a batch that is under way keeps the connection busy.
 	r.unsent = b.Len() > 0 && !t.conn.PgConn().IsBusy()
 	t.open = r
-	return userBatch{r}
+	return userBatch{r, h}
+}
+
+// followed is the user's batch, with callbacks by which Close says at which statement it is.
+func (r *result) followed() *pgx.Batch {
+	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, len(r.queries))}
+	for i, q := range r.queries {
+		one := *q
+		one.Fn = func(results pgx.BatchResults) error {
+			r.next = i
+			if q.Fn != nil {
+				return q.Fn(results)
+			}
+			_, err := results.Exec()
+			return err
+		}
+		b.QueuedQueries[i] = &one
+	}
+	return b
 }
 
 // CopyFrom sends what is queued, and then the rows by COPY.
-func (t *Tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+func (h *Handle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (n int64, err error) {
+	if err := h.enter(); err != nil {
+		return 0, err
+	}
+	defer h.leave(&err)
+	t := h.tx
 	if err := t.ready(""); err != nil {
 		return 0, err
 	}
 	if err := t.flush(ctx); err != nil {
 		return 0, err
 	}
-	n, err := t.conn.CopyFrom(ctx, table, columns, src)
+	at := t.stated
+	t.stated++
+	n, err = t.conn.CopyFrom(ctx, table, columns, src)
 	if err != nil {
-		t.fail(t.who, err)
+		t.failAt(t.who, at, "copy "+table.Sanitize(), err)
 	}
 	t.check()
 	return n, t.err()
@@ -114,31 +229,68 @@ func (t *Tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []strin
 
 // Savepoint calls fn. When fn returns an error, or one of its statements fails, what fn did in the transaction is undone, and
 // the transaction goes on; that error is returned. Errors that say that the transaction is broken, or must be run again, stay.
-func (t *Tx) Savepoint(ctx context.Context, fn func() error) error {
-	if err := t.ready(""); err != nil {
+//
+// What another goroutine writes while fn runs would be undone with it, and that goroutine does not learn of it: then nothing is forgiven, and
+// the transaction fails.
+func (h *Handle) Savepoint(ctx context.Context, fn func() error) error {
+	name, marks, late, err := h.begin(ctx)
+	if err != nil {
 		return err
 	}
-	if t.savepoints++; t.savepoints > maxSavepoints {
-		t.fail(t.who, ErrSavepoints)
-		return t.err()
-	}
-	name := "onlyonce_" + strconv.Itoa(t.savepoints)
-	t.Engine(t.who, "savepoint "+name)
-	if err := t.flush(ctx); err != nil { // statements queued before fn are judged before it, and not undone with it
-		return err
-	}
-	marks, late := maps.Clone(t.marks), len(t.late)
 	returned := false
 	defer func() {
 		if !returned { // a panic, or Goexit: should somebody recover it, what fn wrote so far must not stay
-			_ = t.undo(ctx, name, marks, late)
+			_ = h.end(ctx, name, marks, late, errUnwinding)
 		}
 	}()
-	err := fn()
+	err = fn()
 	returned = true
+	return h.end(ctx, name, marks, late, err)
+}
+
+// errUnwinding stands for a panic.
+var errUnwinding = errors.New("the savepoint's function did not return")
+
+// begin sets a savepoint.
+func (h *Handle) begin(ctx context.Context) (name string, marks map[[16]byte]struct{}, late int, err error) {
+	if err := h.enter(); err != nil {
+		return "", nil, 0, err
+	}
+	defer h.leave(&err)
+	t := h.tx
+	if err := t.ready(""); err != nil {
+		return "", nil, 0, err
+	}
+	if t.savepoints++; t.savepoints > maxSavepoints {
+		t.fail(t.who, ErrSavepoints)
+		return "", nil, 0, t.err()
+	}
+	name = "onlyonce_" + strconv.Itoa(t.savepoints)
+	t.Engine(t.who, "savepoint "+name)
+	if err := t.flush(ctx); err != nil { // statements queued before fn are judged before it, and not undone with it
+		return "", nil, 0, err
+	}
+	t.levels = append(t.levels, level{name: name, by: GoroutineID()})
+	return name, maps.Clone(t.marks), len(t.late), nil
+}
+
+// end releases a savepoint, or goes back to it where fn or one of its statements has failed.
+func (h *Handle) end(ctx context.Context, name string, marks map[[16]byte]struct{}, late int, err error) (told error) {
+	if refused := h.enter(); refused != nil {
+		return refused
+	}
+	defer h.leave(&told)
+	t := h.tx
 	if t.open != nil {
 		t.open.finish()
 	}
+	n := len(t.levels) - 1
+	if n < 0 || t.levels[n].name != name { // another goroutine's savepoint lies within this one, or around it
+		t.breaks(ErrForked)
+		return t.err()
+	}
+	foreign := t.levels[n].foreign
+	t.levels = t.levels[:n]
 	if err == nil && t.failure == nil {
 		t.Engine(t.who, "release savepoint "+name)
 		err = t.flush(ctx)
@@ -148,6 +300,9 @@ func (t *Tx) Savepoint(ctx context.Context, fn func() error) error {
 		return nil
 	case t.failure != nil && !t.forgivable():
 		return t.failure
+	case foreign:
+		t.breaks(ErrForked)
+		return t.err()
 	case err == nil:
 		err = t.failure
 	}
@@ -206,8 +361,8 @@ func (t *Tx) forgivable() bool {
 	if RunAgain(SQLState(t.failure.Err)) {
 		return false
 	}
-	for _, broken := range []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrSavepoints} {
-		if errors.Is(t.failure, broken) {
+	for _, b := range broken {
+		if errors.Is(t.failure, b) {
 			return false
 		}
 	}
@@ -225,36 +380,59 @@ func (t *Tx) flush(ctx context.Context) error {
 	return t.err()
 }
 
-// query sends what is queued and one statement more, and leaves its rows to be read.
-func (t *Tx) query(ctx context.Context, step, sql string, args []any) *result {
-	var r *result
-	var err error
-	if step == t.who && t.single(args) {
-		r = &result{tx: t, who: t.who}
-		r.rows, err = t.conn.Query(ctx, sql, args...)
-	} else {
-		t.Engine(step, sql, args...)
-		r = t.send(ctx)
-		r.skip(len(r.queries) - 1)
-		if t.failure != nil {
-			r.finish()
-			return r
-		}
-		r.rows, err = r.batch.Query()
+// query sends what is queued and one statement of the handler's more, and leaves its rows to be read.
+func (t *Tx) query(ctx context.Context, sql string, args []any) *result {
+	opts, args, rewriter, err := t.options(args)
+	if err == nil && len(opts) > 0 {
+		err = t.flush(ctx)
+		args = slices.Concat(opts, args)
 	}
-	r.next++
+	if err != nil {
+		t.failAt(t.who, t.stated, sql, err)
+		return &result{tx: t, who: t.who, finished: true}
+	}
+	if t.batch.Len() > 0 || len(opts) == 0 && (len(args) == 0 || rewriter) {
+		t.state(sql, args)
+		return t.last(ctx)
+	}
+	r := &result{tx: t, who: t.who, queries: []*pgx.QueuedQuery{{SQL: sql}}, base: t.stated}
+	t.stated++
+	rows, err := t.conn.Query(ctx, sql, args...)
+	return r.opened(rows, err)
+}
+
+// last sends what is queued and leaves the rows of the last statement to be read.
+func (t *Tx) last(ctx context.Context) *result {
+	r := t.send(ctx)
+	r.skip(len(r.queries) - 1)
+	if t.failure != nil {
+		r.finish()
+		return r
+	}
+	rows, err := r.batch.Query()
+	return r.opened(rows, err)
+}
+
+// opened has the rows of the statement that is next.
+func (r *result) opened(rows pgx.Rows, err error) *result {
+	r.rows = rows
 	if err != nil {
 		r.failed(err)
 		r.finish()
 		return r
 	}
-	t.open = r
+	r.tx.open = r
 	return r
 }
 
 // send puts the queued statements on the wire.
 func (t *Tx) send(ctx context.Context) *result {
-	r := &result{tx: t, who: t.who, steps: t.steps, queries: t.batch.QueuedQueries}
+	r := &result{tx: t, who: t.who, steps: t.steps, queries: t.batch.QueuedQueries, base: t.stated - t.batch.Len()}
+	for _, s := range t.steps {
+		if !s.counted {
+			r.base++
+		}
+	}
 	r.batch = t.conn.SendBatch(ctx, t.batch)
 	t.batch, t.steps = &pgx.Batch{}, nil
 	return r

@@ -25,6 +25,9 @@ const loadSQL = `select filter from onlyonce.filters where ring = $1 and use = $
 // Filters are those of a ring's closed segments, as far as this process has loaded them. A claim that has asked them names their uses; the
 // server looks into the segments of other uses by itself, so that what is missing here costs time and nothing else.
 type Filters struct {
+	// Timeout bounds each statement. Default 30 s. To be set before Run.
+	Timeout time.Duration
+
 	pool *pgxpool.Pool
 	ring string
 	log  *slog.Logger
@@ -48,7 +51,7 @@ func (l *loaded) size() (keys, bytes int64) {
 
 // NewFilters returns the filters of a ring, none of which is loaded.
 func NewFilters(pool *pgxpool.Pool, ring string, log *slog.Logger) *Filters {
-	return &Filters{pool: pool, ring: ring, log: log}
+	return &Filters{Timeout: answerTimeout, pool: pool, ring: ring, log: log}
 }
 
 // Run loads filters now, and as segments are closed, until ctx ends.
@@ -69,16 +72,7 @@ func (f *Filters) Run(ctx context.Context) {
 
 // Load loads what is there and not loaded, and forgets what is closed no more. A filter that cannot be read is left out.
 func (f *Filters) Load(ctx context.Context) error {
-	rows, err := f.pool.Query(ctx, listSQL, f.ring)
-	if err != nil {
-		return err
-	}
-	type entry struct {
-		Use     int64
-		Keys    []int64
-		Digests [][]byte
-	}
-	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[entry])
+	list, err := f.list(ctx)
 	if err != nil {
 		return err
 	}
@@ -94,11 +88,8 @@ func (f *Filters) Load(ctx context.Context) error {
 		}
 		one := loaded{use: e.Use}
 		for part := range e.Keys {
-			var stored []byte
 			var p *filter
-			if err = f.pool.QueryRow(ctx, loadSQL, f.ring, e.Use, len(e.Keys), part).Scan(&stored); err == nil {
-				p, err = decode(stored, e.Digests[part], e.Keys[part])
-			}
+			p, err = f.part(ctx, e, part)
 			if err != nil {
 				failed = fmt.Errorf("filter of use %d, part %d of %d: %w", e.Use, part, len(e.Keys), err)
 				break
@@ -113,6 +104,33 @@ func (f *Filters) Load(ctx context.Context) error {
 	}
 	f.set.Store(&now)
 	return failed
+}
+
+// entry is a row of listSQL.
+type entry struct {
+	Use     int64
+	Keys    []int64
+	Digests [][]byte
+}
+
+func (f *Filters) list(ctx context.Context) ([]entry, error) {
+	ctx, cancel := context.WithTimeout(ctx, f.Timeout)
+	defer cancel()
+	rows, err := f.pool.Query(ctx, listSQL, f.ring)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[entry])
+}
+
+func (f *Filters) part(ctx context.Context, e entry, part int) (*filter, error) {
+	ctx, cancel := context.WithTimeout(ctx, f.Timeout)
+	defer cancel()
+	var stored []byte
+	if err := f.pool.QueryRow(ctx, loadSQL, f.ring, e.Use, len(e.Keys), part).Scan(&stored); err != nil {
+		return nil, err
+	}
+	return decode(stored, e.Digests[part], e.Keys[part])
 }
 
 // Bytes is what the loaded filters take in memory, and Segments of how many segments they are.

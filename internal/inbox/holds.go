@@ -45,12 +45,14 @@ func Holds(ctx context.Context, db DB, n Need) error {
 }
 
 // watch compares needs with horizons, each so often, until ctx ends, and tells once of one that is no longer met: an operator may shorten a horizon
-// while processes run. Whoever declares a need compares it with Holds when it starts.
-func watch(ctx context.Context, db DB, log *slog.Logger, every time.Duration, needs []Need) {
+// while processes run. A server that does not answer within a bound is asked again. Whoever declares a need compares it with Holds when it starts.
+func watch(ctx context.Context, db DB, log *slog.Logger, every, bound time.Duration, needs []Need) {
 	told := make([]bool, len(needs))
 	for pause(ctx, every) {
 		for i, n := range needs {
-			err := Holds(ctx, db, n)
+			asking, cancel := context.WithTimeout(ctx, bound)
+			err := Holds(asking, db, n)
+			cancel()
 			short := errors.Is(err, ErrHorizon)
 			if short && !told[i] {
 				log.Error("onlyonce: keys may be forgotten while copies still come", "declared", n.Whose, "error", err)

@@ -40,7 +40,7 @@ func TestK6HorizonIsShortenedMeanwhile(t *testing.T) {
 	looks := inbox.Counted(r.pool)
 	go func() {
 		defer close(ended)
-		inbox.Watch(ctx, looks, slog.New(slog.NewTextHandler(&told, nil)), time.Millisecond, []inbox.Need{{Ring: "keys_log", Copies: time.Hour, Whose: "Config.CopiesWithin"}})
+		inbox.Watch(ctx, looks, slog.New(slog.NewTextHandler(&told, nil)), time.Millisecond, time.Minute, []inbox.Need{{Ring: "keys_log", Copies: time.Hour, Whose: "Config.CopiesWithin"}})
 	}()
 	const line = "declared=Config.CopiesWithin"
 	looked := func() {

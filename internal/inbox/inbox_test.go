@@ -17,7 +17,7 @@ import (
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took.
-const patience = 30 * time.Second
+var patience = pgtest.Patience(time.Minute)
 
 type rig struct {
 	t       *testing.T

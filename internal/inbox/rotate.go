@@ -15,6 +15,9 @@ import (
 // interval is how often a process looks at the rings. Segments are open for hours.
 const interval = 10 * time.Second
 
+// answerTimeout bounds a statement whose server may be gone without a word.
+const answerTimeout = 30 * time.Second
+
 // askAgain is how long a process waits whose role lacks rights: they may be granted while it runs.
 const askAgain = 5 * time.Minute
 
@@ -47,7 +50,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 	}
 	all.Go(func() { NewBuilder(pool, ring.KeysLog(), log).Run(ctx) })
 	if len(needs) > 0 {
-		all.Go(func() { watch(ctx, pool, log, interval, needs) })
+		all.Go(func() { watch(ctx, pool, log, interval, answerTimeout, needs) })
 	}
 	all.Wait()
 }

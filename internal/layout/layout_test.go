@@ -49,6 +49,16 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	}
 }
 
+// Users' own tests will link it, and nothing else of the laboratory.
+func TestWireIsGround(t *testing.T) {
+	t.Parallel()
+	for _, d := range deps(t, "./internal/wire") {
+		if d == "testing" || strings.Contains(d, ".") && d != module+"internal/wire" && !strings.HasPrefix(d, "vendor/") {
+			t.Errorf("./internal/wire links %s", d)
+		}
+	}
+}
+
 // The program links it too: its relay has a sink for Kafka.
 func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	t.Parallel()

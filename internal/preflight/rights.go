@@ -55,6 +55,7 @@ var (
 		"progress":       {"SELECT", "INSERT", "DELETE"},
 		"inbox":          {"SELECT"}, // and its segments, see role
 		"frontiers":      {"SELECT", "INSERT", "UPDATE"},
+		"owners":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"filters":        {"SELECT"},
 		"parked":         updating(settles, "SELECT", "INSERT"),
 		"topics":         {"SELECT", "INSERT"},

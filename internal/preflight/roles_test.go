@@ -25,7 +25,7 @@ import (
 )
 
 // patience bounds what tests wait for.
-const patience = 30 * time.Second
+var patience = pgtest.Patience(time.Minute)
 
 // cluster is a server of the test's own, because roles belong to a server: migrated by onlyonce_migrator, with docs/roles.sql run as
 // it says, and one login for each role.

@@ -19,7 +19,7 @@ import (
 // Tests of this package are not parallel: each waits for all transactions of the server, and some keep one open.
 
 // patience bounds what tests wait for; nothing is judged by how long it took.
-var patience = pgtest.Patience(30 * time.Second)
+var patience = pgtest.Patience(time.Minute)
 
 func TestMain(m *testing.M) {
 	pgtest.Main(m)

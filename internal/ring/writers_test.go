@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -122,7 +123,7 @@ func (r *rig) blocked(like string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			r.t.Fatalf("nothing like %s waits for a lock", like)
+			pgtest.GaveUp(r.t, patience, "a session that waits for a lock in "+like)
 		}
 	}
 }

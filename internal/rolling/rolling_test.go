@@ -21,7 +21,7 @@ import (
 )
 
 // patience bounds what the test waits for; nothing is judged by how long it took.
-const patience = 60 * time.Second
+var patience = pgtest.Patience(time.Minute)
 
 const partitions = 4
 
@@ -260,7 +260,7 @@ func (r *rig) ends(p *process) {
 	select {
 	case <-p.ended:
 	case <-time.After(patience):
-		r.t.Fatalf("%s does not end", p.name)
+		pgtest.GaveUp(r.t, patience, "the end of "+p.name)
 	}
 	if !p.cmd.ProcessState.Success() {
 		r.t.Fatalf("%s: %v", p.name, p.cmd.ProcessState)

@@ -3,6 +3,7 @@ package httpsink_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"net"
 	"net/http"
@@ -13,26 +14,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took.
-const patience = 30 * time.Second
+var patience = pgtest.Patience(time.Minute)
 
 func untilReady(t *testing.T, s *httpsink.Sink, want int) {
 	t.Helper()
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for s.Ready() != want {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("ready for %d calls, want %d", s.Ready(), want)
-		}
-	}
+	pgtest.Until(t, patience, fmt.Sprintf("ready for %d calls", want), func() bool { return s.Ready() == want })
 }
 
 // What says that a host is down opens the breaker, and then no call is made; what says that it is up, or nothing, does not.

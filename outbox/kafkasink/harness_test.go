@@ -18,7 +18,7 @@ import (
 )
 
 // patience bounds every wait of these tests; nothing is judged by how long it took.
-const patience = 60 * time.Second
+var patience = pgtest.Patience(time.Minute)
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {

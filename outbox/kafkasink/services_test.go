@@ -48,7 +48,7 @@ func started(t *testing.T, what string, run func(context.Context) error) (stop f
 				t.Errorf("%s: %v", what, err)
 			}
 		case <-time.After(patience):
-			t.Fatalf("%s did not end", what)
+			pgtest.GaveUp(t, patience, "the end of "+what)
 		}
 	}
 }

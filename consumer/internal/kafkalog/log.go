@@ -25,8 +25,10 @@ type Options struct {
 	MaxBytes int
 	// MaxWait is how long a fetch waits at the broker where there is nothing new.
 	MaxWait time.Duration
-	// Decompress is the client library's.
-	Decompress recordbatch.Decompress
+	// MaxRecord is how large a record may be, uncompressed.
+	MaxRecord int
+	// Codecs are the source's.
+	Codecs *recordbatch.Codecs
 	// Throttled is called where a broker throttles this client.
 	Throttled func(topic string, partition int32, by time.Duration)
 }
@@ -46,13 +48,23 @@ type Log struct {
 	byName  bool              // the broker's fetches do not name the topic by its id
 	fetched time.Time         // the last fetch's end
 	read    lastRead
+	rest    *rest // what the last fetch's response holds beyond that; nil: nothing
+}
+
+// rest is what a response holds that was not returned yet, because the consumer had no room for it.
+type rest struct {
+	contents *recordbatch.Contents
+	next     int64 // where it goes on
+	high     int64 // the response's high watermark
+	stable   int64 // and its last stable offset
+	under    int32 // leader epoch that the leader had
 }
 
 // lastRead is what was fetched last, of which the log must still be made.
 type lastRead struct {
 	next  int64 // position behind it
-	epoch int32 // leader epoch of its last batch
-	under int32 // leader epoch that the leader had then
+	epoch int32 // leader epoch that no batch below next exceeded: its last batch's
+	under int32 // leader epoch of the leader that was asked last whether the log is still made of it; -1: none was
 }
 
 // New asks nothing yet.
@@ -64,6 +76,7 @@ func (l *Log) String() string { return fmt.Sprintf("%s/%d", l.topic, l.index) }
 
 // Identity asks the cluster, and makes the answer what later fetches are compared with.
 func (l *Log) Identity(ctx context.Context) (consumer.Identity, error) {
+	l.forget() // who asks this begins anew, and compares the log with what it knows
 	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
 		id, at, err := l.locate(ctx)
 		if err == nil {
@@ -132,18 +145,40 @@ const (
 )
 
 // Bounds returns the log's start and its last stable offset: below that everything is committed or aborted for good.
-func (l *Log) Bounds(ctx context.Context) (start, end int64, err error) {
+func (l *Log) Bounds(ctx context.Context) (b consumer.Bounds, err error) {
 	err = Patiently(ctx, l.cluster, leaderPatience, func() (err error) {
 		if err = l.confirm(ctx); err == nil {
-			start, end, err = l.bounds(ctx)
+			b.Start, b.End, err = l.bounds(ctx)
+			b.LeaderEpoch = l.at.Epoch // the broker refuses to answer under another one
 		}
 		l.suspect = l.suspect || err != nil
 		return err
 	})
 	if err != nil {
-		return 0, 0, fmt.Errorf("%v: bounds of the log: %w", l, err)
+		return consumer.Bounds{}, fmt.Errorf("%v: bounds of the log: %w", l, err)
 	}
-	return start, end, nil
+	return b, nil
+}
+
+// Verify asks the leader where the epoch ends (KIP-320), and has the fetches that go on from there ask again whenever the leader changes. Without
+// an epoch they begin with that of the leader as it is now.
+func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
+	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
+		err := l.confirm(ctx)
+		if err == nil {
+			l.read = lastRead{next: at, epoch: epoch, under: -1}
+			if epoch < 0 {
+				l.read.epoch, l.read.under = l.at.Epoch, l.at.Epoch
+			}
+			err = l.validate(ctx, at)
+		}
+		l.suspect = l.suspect || err != nil
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%v: whether the log below offset %d is the one that was read: %w", l, at, err)
+	}
+	return nil
 }
 
 func (l *Log) bounds(ctx context.Context) (start, end int64, err error) {

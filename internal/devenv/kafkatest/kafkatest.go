@@ -10,14 +10,17 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/internal/devenv"
 )
@@ -143,6 +146,83 @@ func untilLed(ctx context.Context, adm *kadm.Client, topic string, partitions in
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-tick.C:
+		}
+	}
+}
+
+// Cluster returns three real brokers of this test's own, each of which it may kill and pause. They end with the test.
+func Cluster(t testing.TB) *devenv.Kafka {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	k, err := devenv.StartKafka(ctx, devenv.Options{Own: true, Brokers: 3})
+	switch {
+	case err == nil:
+		t.Cleanup(func() {
+			if err := k.Stop(); err != nil {
+				t.Errorf("kafkatest: %v", err)
+			}
+		})
+		return k
+	case os.Getenv("CI") == "true":
+		t.Fatalf("kafkatest: no cluster of three Kafka brokers: %v", err)
+	default:
+		t.Skipf("kafkatest: no cluster of three Kafka brokers: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
+}
+
+// TopicOn creates a topic of one partition that has its replicas on these brokers, the first of which is to lead, and waits until it does and all are in
+// sync.
+func TopicOn(t testing.TB, brokers []string, configs map[string]string, replicas ...int32) string {
+	t.Helper()
+	name := TopicName(t)
+	rt := kmsg.NewCreateTopicsRequestTopic()
+	rt.Topic, rt.NumPartitions, rt.ReplicationFactor = name, -1, -1
+	ra := kmsg.NewCreateTopicsRequestTopicReplicaAssignment()
+	ra.Partition, ra.Replicas = 0, replicas
+	rt.ReplicaAssignment = append(rt.ReplicaAssignment, ra)
+	for k, v := range configs {
+		rc := kmsg.NewCreateTopicsRequestTopicConfig()
+		rc.Name, rc.Value = k, &v
+		rt.Configs = append(rt.Configs, rc)
+	}
+	req := kmsg.NewPtrCreateTopicsRequest()
+	req.Topics = append(req.Topics, rt)
+	ctx, cancel := context.WithTimeout(context.Background(), topicTimeout)
+	defer cancel()
+	resp, err := req.RequestWith(ctx, Client(t, brokers))
+	if err == nil && len(resp.Topics) == 1 {
+		err = kerr.ErrorForCode(resp.Topics[0].ErrorCode)
+	}
+	if err != nil {
+		t.Fatalf("kafkatest: create topic %s: %v", name, err)
+	}
+	Led(t, brokers, name, replicas[0], replicas...)
+	return name
+}
+
+// Led waits until a broker leads partition 0 of a topic, and answers for it, and exactly these are in sync.
+func Led(t testing.TB, brokers []string, topic string, leader int32, inSync ...int32) {
+	t.Helper()
+	adm := Admin(t, brokers)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // sessions of brokers have to end
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	want := slices.Sorted(slices.Values(inSync))
+	for {
+		topics, err := adm.ListTopics(ctx, topic)
+		p := topics[topic].Partitions[0]
+		if err == nil && p.Leader == leader && slices.Equal(slices.Sorted(slices.Values(p.ISR)), want) {
+			if ends, err := adm.ListEndOffsets(ctx, topic); err == nil && ends.Error() == nil {
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("kafkatest: %s: broker %d leads and %v are in sync, want %d and %v: %v", topic, p.Leader, p.ISR, leader, want, err)
 		case <-tick.C:
 		}
 	}

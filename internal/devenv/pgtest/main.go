@@ -37,7 +37,17 @@ func Until(t testing.TB, within time.Duration, what string, cond func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			t.Fatalf("never happened: %s", what)
+			GaveUp(t, within, what)
 		}
 	}
+}
+
+// GaveUp ends a test because its patience is over. If the test had not failed before, its words are those that internal/retest
+// looks for: a slow machine can cause such a failure, so CI runs the test a second time, alone.
+func GaveUp(t testing.TB, within time.Duration, what string) {
+	t.Helper()
+	if t.Failed() {
+		t.Fatalf("after the failure above, not within %v: %s", within, what)
+	}
+	t.Fatalf("gave up waiting after %v: %s", within, what)
 }

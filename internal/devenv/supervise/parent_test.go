@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/devenv/supervise"
 )
 
@@ -140,16 +141,7 @@ func openTempDir(t *testing.T) string {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !is() {
-		select {
-		case <-deadline:
-			t.Fatalf("not within 20 s: %s", what)
-		case <-tick.C:
-		}
-	}
+	pgtest.Until(t, time.Minute, what, is)
 }
 
 func exists(path string) bool {

@@ -1,0 +1,53 @@
+package consumer
+
+import (
+	"bytes"
+	"errors"
+	"hash/maphash"
+	"slices"
+)
+
+// errChanged says that a handler has changed the bytes of its message in place, so that what the log holds is to be read again.
+var errChanged = errors.New("the handler has changed its message's bytes in place: the message is read again, and handlers get copies from now on")
+
+var contentsSeed = maphash.MakeSeed()
+
+// protectContents sees to it that a handler does not change the bytes that other runs and a parked row are made of. The first time that one does is noticed by a
+// hash over all of a batch's bytes before and after the handlers (some 0.1 ms for 1 MiB): the function that it returns reports it, and the attempt is undone.
+// From then on each run of this consumer gets its own copy of all bytes, which costs the memory of one more batch, and the function is nil.
+func (e *engine) protectContents(originals, msgs []*Message) (changed func() bool) {
+	if e.c.changes.Load() {
+		for _, m := range msgs {
+			m.Key, m.Value, m.Headers = bytes.Clone(m.Key), bytes.Clone(m.Value), slices.Clone(m.Headers)
+			for i := range m.Headers {
+				m.Headers[i].Value = bytes.Clone(m.Headers[i].Value)
+			}
+		}
+		return nil
+	}
+	before := sumOf(originals)
+	return func() bool {
+		if sumOf(originals) == before {
+			return false
+		}
+		if !e.c.changes.Swap(true) {
+			e.c.cfg.Logger.Error("onlyonce: the handler changes its message's bytes in place; handlers get copies of all bytes from now on",
+				"scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
+		}
+		return true
+	}
+}
+
+// sumOf is a hash over what messages consist of.
+func sumOf(msgs []*Message) (sum uint64) {
+	add := func(part uint64) { sum = (sum ^ part) * 0x9E3779B97F4A7C15 }
+	for _, m := range msgs {
+		add(maphash.Bytes(contentsSeed, m.Key))
+		add(maphash.Bytes(contentsSeed, m.Value))
+		for _, h := range m.Headers {
+			add(maphash.String(contentsSeed, h.Name))
+			add(maphash.Bytes(contentsSeed, h.Value))
+		}
+	}
+	return sum
+}

@@ -1,0 +1,80 @@
+package consumer_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// changers change their message in ways that Handler forbids, and apply what is left of it.
+var changers = map[string]consumer.Handler{
+	"fields": func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		m.Value = m.Value[5:] // a schema registry's prefix
+		err := effect(ctx, tx, m)
+		m.Offset, m.Partition, m.Key, m.Headers = 4711, 7, nil, nil
+		return err
+	},
+	"bytes": func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		for i, c := range "XXXXX" {
+			m.Value[i] ^= byte(c)
+		}
+		own := *m
+		own.Value = m.Value[5:]
+		err := effect(ctx, tx, &own)
+		m.Headers[0].Value[0]++
+		m.Headers[0].Name = "none"
+		return err
+	},
+}
+
+// D6: a handler that changes its message changes neither what another run of it sees, nor what is parked, nor what is compared with copies.
+func TestD6HandlerThatChangesItsMessage(t *testing.T) {
+	for name, change := range changers {
+		for _, policy := range []consumer.FailurePolicy{consumer.ParkMessage, consumer.ParkOrderingKey} {
+			t.Run(name, func(t *testing.T) {
+				both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+					r := newRig(t, 1)
+					cfg := testConfig()
+					cfg.OnFailure = policy
+					var mended atomic.Bool
+					stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+						sick := string(m.Value) == "12345sick"
+						if err := change(ctx, tx, m); err != nil {
+							return err
+						}
+						if sick && !mended.Load() {
+							return errBoom
+						}
+						return nil
+					}, cfg)
+					r.log.Append(0, "12345first", id("a"))
+					r.reaches(0, 1)
+					r.log.Append(0, "12345second", id("b"))
+					r.log.Append(0, "12345first", id("a")) // a copy: the optimistic claim raises, and the handlers run again
+					r.log.Append(0, "12345sick", id("c"))
+					r.log.Append(0, "12345third", id("d"))
+					r.reaches(0, 5)
+					until(t, "the sick one to be left to an operator", func() bool {
+						return r.count(`select count(*) from onlyonce.parked where state = 'waiting' and body = '12345sick' and "offset" = 3 and header_values[1] = 'c'`) == 1
+					})
+					mended.Store(true)
+					r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp()`)
+					until(t, "the sick one to be applied", func() bool { return r.count(`select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
+					r.log.Append(0, "12345sick", id("c"))
+					r.reaches(0, 6)
+					stop()
+					stop = start(r, change, cfg) // the anchor is the log's
+					r.log.Append(0, "12345last", id("e"))
+					r.reaches(0, 7)
+					stop()
+					r.once("first", "second", "third", "sick", "last")
+					if n := r.count(`select count(*) from onlyonce.parked where reason = 'conflict'`); n > 0 || len(r.halts) > 0 {
+						t.Errorf("%d conflicts, halts %v", n, r.halts)
+					}
+				})
+			})
+		}
+	}
+}

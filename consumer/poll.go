@@ -1,0 +1,319 @@
+package consumer
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+)
+
+const (
+	pollEvery   = 1 * time.Second  // how often a process asks what operators and time have done
+	reportEvery = 10 * time.Second // how often it writes its row of onlyonce.owners when nothing has changed
+)
+
+// pollSQL is what a process asks the database regularly, in one statement for all partitions that it owns there. In: scope; of each
+// partition its topic, number, cursor, epoch, nonce, run and frontier to note (null: none); then the process's row of onlyonce.owners: id,
+// host, pid, and the report as JSON (null: not this time).
+//
+// One row for each partition: its place in the arrays, from 1, whether the lease is still this owner's, the position, whether an operator has paused the
+// partition, in how many seconds the next of its parked rows is due (null: none is), whether the frontier was noted, and the database's clock.
+// By primary keys and the indexes parked_due and parked_order. A row that waits for an unsettled one of its ordering key is not due,
+// whatever its time: takeSQL does not take it.
+//
+// A frontier is noted for the present owner only, and not while a take-over holds the lease: then the next poll tries again, so that one
+// partition never holds up the others. In a run that an operator has begun elsewhere what was noted before means nothing, nor does what
+// lies ahead of the clock (K6).
+const pollSQL = `
+with asked as (
+  select * from unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::uuid[], $7::integer[], $8::timestamptz[])
+           with ordinality as a (topic, partition, cursor_id, epoch, nonce, run, frontier, n)),
+held as (
+  select l.id from asked a join onlyonce.leases l on l.id = a.cursor_id and l.epoch = a.epoch and l.nonce = a.nonce
+   where a.frontier is not null for share of l skip locked),
+noted as (
+  insert into onlyonce.frontiers as f (cursor_id, run, frontier)
+  select a.cursor_id, a.run, a.frontier from asked a join held on held.id = a.cursor_id where a.frontier <= clock_timestamp()
+  on conflict (cursor_id) do update set run = excluded.run,
+    frontier = case when f.run = excluded.run and f.frontier <= clock_timestamp() then greatest(f.frontier, excluded.frontier) else excluded.frontier end
+  returning f.cursor_id),
+reported as (
+  insert into onlyonce.owners as o (id, scope, host, pid, partitions)
+  select $9::uuid, $1::text, $10::text, $11::integer, $12::text::jsonb where $12::text is not null
+  on conflict (id) do update set seen_at = clock_timestamp(), partitions = excluded.partitions),
+forgotten as (
+  delete from onlyonce.owners where $12::text is not null and scope = $1::text and seen_at < clock_timestamp() - interval '1 day')
+select a.n,
+       exists (select 1 from onlyonce.leases l where l.id = a.cursor_id and l.epoch = a.epoch and l.nonce = a.nonce),
+       coalesce((select p.next_offset from onlyonce.positions p where p.id = a.cursor_id), -1),
+       exists (select 1 from onlyonce.pauses p where p.scope = $1::text and (p.topic = '' or p.topic = a.topic and p.partition = a.partition)),
+       (select extract(epoch from p.next_attempt_at - clock_timestamp())::float8 from onlyonce.parked p
+         where p.scope = $1::text and p.topic = a.topic and p.partition = a.partition and p.state = 'retrying'
+           and not exists (select 1 from onlyonce.parked f
+                            where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
+         order by p.next_attempt_at limit 1),
+       exists (select 1 from noted n where n.cursor_id = a.cursor_id),
+       clock_timestamp()
+  from asked a`
+
+// leaveSQL deletes the process's row of onlyonce.owners. In: its id.
+const leaveSQL = `delete from onlyonce.owners where id = $1`
+
+// polled is what one poll says of a partition.
+type polled struct {
+	mine   bool // the lease is this owner's
+	at     int64
+	known  int64 // the position that this process knew before it asked
+	paused bool
+	due    *float64 // seconds until the next parked row is due; nil: none is
+	noted  bool     // the frontier was noted
+	now    time.Time
+	asked  time.Time // when the answer was here
+	err    error
+}
+
+// polling is a partition of which the poller asks, from when its owner joins until it leaves.
+type polling struct {
+	id     Identity
+	cur    *cursor
+	state  *partitionState
+	answer chan polled // the latest answer; capacity 1
+
+	mu       sync.Mutex
+	frontier *time.Time // to be noted
+}
+
+// note has the next polls note a frontier; nil: not any more.
+func (p *polling) note(frontier *time.Time) {
+	p.mu.Lock()
+	p.frontier = frontier
+	p.mu.Unlock()
+}
+
+// tell replaces an answer that was not read by a newer one.
+func (p *polling) tell(a polled) {
+	for {
+		select {
+		case p.answer <- a:
+			return
+		default:
+		}
+		select {
+		case <-p.answer:
+		default:
+		}
+	}
+}
+
+// poller asks one database regularly for all partitions that this process owns there: a statement a second, however many they are. It
+// writes what the process knows of them as well.
+type poller struct {
+	c    *Consumer
+	id   pgtype.UUID
+	host string
+	wake chan struct{}
+
+	mu      sync.Mutex
+	members map[*polling]struct{}
+
+	reported time.Time // when the process's row was written last; zero: never
+	shape    string    // of what was written then
+}
+
+func newPoller(c *Consumer) *poller {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return &poller{c: c, id: newNonce(), host: host, wake: make(chan struct{}, 1), members: map[*polling]struct{}{}}
+}
+
+// join adds a partition, and has the poller ask at once.
+func (p *poller) join(id Identity, cur *cursor, state *partitionState) *polling {
+	m := &polling{id: id, cur: cur, state: state, answer: make(chan polled, 1)}
+	p.mu.Lock()
+	p.members[m] = struct{}{}
+	p.mu.Unlock()
+	p.soon()
+	return m
+}
+
+func (p *poller) leave(m *polling) {
+	p.mu.Lock()
+	delete(p.members, m)
+	p.mu.Unlock()
+}
+
+// soon has the poller ask at once: a partition has come, or its state has changed.
+func (p *poller) soon() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run polls until ctx is done, and takes the process's row away then.
+func (p *poller) run(ctx context.Context) {
+	retry := newBackoff(p.c.cfg)
+	wait := time.Duration(0)
+	for {
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-p.wake:
+		case <-ctx.Done():
+		}
+		t.Stop()
+		if ctx.Err() != nil {
+			break
+		}
+		wait = pollEvery
+		if err := p.poll(ctx); err != nil {
+			wait = max(retry.NextBackOff(), pollEvery)
+		} else {
+			retry.Reset()
+		}
+	}
+	if p.reported.IsZero() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.c.cfg.LockTimeout)
+	defer cancel()
+	if _, err := p.c.pool.Exec(ctx, leaveSQL, p.id); err != nil {
+		p.c.cfg.Logger.Warn("onlyonce: the process's row of onlyonce.owners was not deleted; it is ignored once it is old", "scope", p.c.cfg.Scope, "error", err)
+	}
+}
+
+// poll asks once, and gives each partition its answer.
+func (p *poller) poll(ctx context.Context) error {
+	p.mu.Lock()
+	members := make([]*polling, 0, len(p.members))
+	for m := range p.members {
+		members = append(members, m)
+	}
+	p.mu.Unlock()
+	report, shape, err := p.report()
+	if err != nil {
+		return err
+	}
+	if len(members) == 0 && report == nil {
+		return nil
+	}
+	answers, err := p.ask(ctx, members, report)
+	if err != nil {
+		err = fmt.Errorf("asking what operators and time have done: %w", err)
+		if ctx.Err() != nil {
+			return err
+		}
+	} else if report != nil {
+		p.reported, p.shape = time.Now(), shape
+	}
+	for i, m := range members {
+		if err != nil {
+			m.tell(polled{err: err})
+		} else {
+			m.tell(answers[i])
+		}
+	}
+	return err
+}
+
+func (p *poller) ask(ctx context.Context, members []*polling, report *string) ([]polled, error) {
+	n := len(members)
+	answers, topics := make([]polled, n), make([]string, n)
+	for i, m := range members {
+		topics[i] = m.id.Topic
+		answers[i].known = m.state.position.Load() // before the query: the database is at least there, unless a failover lost commits
+	}
+	ctx, cancel := p.c.bounded(ctx)
+	defer cancel()
+	rows, err := p.c.pool.Query(ctx, pollSQL, p.c.cfg.Scope, topics,
+		codec.Array(n, func(i int) pgtype.Int4 { return pgtype.Int4{Int32: members[i].id.Partition, Valid: true} }),
+		codec.Array(n, func(i int) pgtype.Int8 { return pgtype.Int8{Int64: members[i].cur.id, Valid: true} }),
+		codec.Array(n, func(i int) pgtype.Int8 { return pgtype.Int8{Int64: members[i].cur.epoch, Valid: true} }),
+		codec.Array(n, func(i int) pgtype.UUID { return members[i].cur.nonce }),
+		codec.Array(n, func(i int) pgtype.Int4 { return pgtype.Int4{Int32: members[i].cur.run, Valid: true} }),
+		codec.Array(n, func(i int) pgtype.Timestamptz { return members[i].toNote() }),
+		p.id, p.host, int32(os.Getpid()), report)
+	if err != nil {
+		return nil, err
+	}
+	var at int64
+	var a polled
+	_, err = pgx.ForEachRow(rows, []any{&at, &a.mine, &a.at, &a.paused, &a.due, &a.noted, &a.now}, func() error {
+		a.known = answers[at-1].known
+		answers[at-1] = a
+		return nil
+	})
+	now := time.Now()
+	for i := range answers {
+		answers[i].asked = now
+	}
+	return answers, err
+}
+
+func (p *polling) toNote() (t pgtype.Timestamptz) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.frontier != nil {
+		t = pgtype.Timestamptz{Time: *p.frontier, Valid: true}
+	}
+	return t
+}
+
+// ownedPartition is an element of onlyonce.owners.partitions.
+type ownedPartition struct {
+	Topic         string   `json:"topic"`
+	Partition     int32    `json:"partition"`
+	Epoch         int64    `json:"epoch"`
+	Position      int64    `json:"position"`
+	HighWatermark int64    `json:"high_watermark"`
+	Lag           int64    `json:"lag"`
+	LastStable    int64    `json:"last_stable"`
+	WaitingFor    float64  `json:"waiting_for,omitempty"`
+	Paused        bool     `json:"paused,omitempty"`
+	Halted        string   `json:"halted,omitempty"`
+	Detail        string   `json:"detail,omitempty"`
+	HaltedFor     float64  `json:"halted_for,omitempty"`
+	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none since the process owns it
+}
+
+// report returns what this process knows of its partitions in this database, and the part of it that is written at once when it
+// changes; nil if it need not be written now.
+func (p *poller) report() (report *string, shape string, err error) {
+	owned := []ownedPartition{}
+	for _, s := range p.c.parts.status() {
+		if s.Shard != p.c.shard {
+			continue
+		}
+		o := ownedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}
+		if !s.WaitingSince.IsZero() {
+			o.WaitingFor = time.Since(s.WaitingSince).Seconds()
+		}
+		if h := s.Halted; h != nil {
+			o.Halted, o.Detail, o.HaltedFor = string(h.Reason), codec.TextUpTo(h.Detail, 512), time.Since(s.HaltedSince).Seconds()
+		}
+		if !s.LastBatch.IsZero() {
+			age := time.Since(s.LastBatch).Seconds()
+			o.LastBatchAge = &age
+		}
+		owned = append(owned, o)
+		shape += fmt.Sprintf("%s/%d %d %v %s %v\n", s.Topic, s.Partition, s.Epoch, s.Paused, o.Halted, s.WaitingSince.IsZero())
+	}
+	if !p.reported.IsZero() && shape == p.shape && time.Since(p.reported) < reportEvery {
+		return nil, shape, nil
+	}
+	b, err := json.Marshal(owned)
+	if err != nil {
+		return nil, "", fmt.Errorf("writing what this process knows of its partitions: %w", err)
+	}
+	text := string(b)
+	return &text, shape, nil
+}

@@ -1,0 +1,51 @@
+package consumer
+
+import (
+	"strconv"
+	"time"
+)
+
+// stallAfter is how long a partition waits at an open Kafka transaction before the log says so. Producers end theirs within seconds, and brokers end
+// those of a producer that died after its transaction.timeout.ms, a minute by default.
+const stallAfter = time.Minute
+
+// waiting is what is known of a partition whose next offset is the last stable one, with records above: they belong to a transaction that is
+// still open, or came after it began, and no fetch returns them before it ends. A transaction that no producer and no coordinator knows
+// any more (a hanging one) ends only when an operator aborts it.
+type waiting struct {
+	offset int64     // the last stable offset
+	since  time.Time // when this process found it there first
+	told   bool      // in the log
+}
+
+// next is what a fetch from an offset, which returned at a time, makes of it: nil where the partition does not wait, or not any more.
+func (w *waiting) next(from int64, got Fetched, at time.Time) *waiting {
+	switch {
+	case got.Next > from || from != got.LastStable || got.HighWatermark <= from:
+		return nil
+	case w == nil || w.offset != from:
+		return &waiting{offset: from, since: at}
+	case !w.told && at.Sub(w.since) >= stallAfter:
+		return &waiting{w.offset, w.since, true}
+	}
+	return w
+}
+
+// stall takes note of what a fetch says about the last stable offset, and has the log say where a partition waits for long, once, and when it goes on.
+func (c *Consumer) stall(id Identity, state *partitionState, from int64, got Fetched) {
+	was := state.waiting.Load()
+	is := was.next(from, got, time.Now())
+	if is == was {
+		return
+	}
+	state.waiting.Store(is)
+	switch {
+	case is != nil && is.told:
+		c.cfg.Logger.Warn("onlyonce: partition waits for an open Kafka transaction: nothing behind the last stable offset can be read before it ends; if it does not end by itself, find its producer",
+			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", is.offset, "high_watermark", got.HighWatermark, "since", is.since,
+			"find", "kafka-transactions.sh --bootstrap-server BROKERS describe-producers --topic "+quote(id.Topic)+" --partition "+strconv.Itoa(int(id.Partition)))
+	case was != nil && was.told:
+		c.cfg.Logger.Info("onlyonce: partition goes on: the Kafka transaction that it waited for has ended",
+			"scope", c.cfg.Scope, "topic", id.Topic, "partition", id.Partition, "last_stable_offset", got.LastStable, "since", was.since)
+	}
+}

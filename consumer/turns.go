@@ -1,0 +1,94 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// turns keeps a message that may kill its process apart from everything else that this process works on (F9). Attempts are counted before
+// they run, and a process that dies leaves the count of each attempt that was under way. One of them was the cause; the others were neighbours, on other
+// partitions. So a message that has such a count is tried with no other attempt under way: if the process dies again, that message was the cause.
+//
+// An attempt enters shared or alone, before it is counted, and leaves when it has ended. One that waits to be alone goes before those that want to
+// share. It waits for nothing but attempts that are under way, each of which has bounds; attempts wait for no other that has not begun.
+type turns struct {
+	mu      sync.Mutex
+	in      int  // attempts under way
+	alone   bool // the only one of them asked to be alone
+	waiting int  // for being alone
+	changed chan struct{}
+}
+
+// process is what all consumers of a process share: one of them kills the partitions of the others too.
+var process = &turns{}
+
+// turnsOf returns the turns of a new consumer; tests give each consumer its own.
+var turnsOf = func() *turns { return process }
+
+// enter waits until the attempt may begin, and returns what ends its turn. It fails if ctx ends first, or when the bound for being alone has passed.
+func (t *turns) enter(ctx context.Context, alone bool, bound time.Duration) (leave func(), err error) {
+	var late <-chan time.Time
+	t.mu.Lock()
+	if alone {
+		timer := time.NewTimer(bound)
+		defer timer.Stop()
+		late = timer.C
+		t.waiting++
+		defer func() {
+			t.mu.Lock()
+			t.waiting--
+			t.wake()
+			t.mu.Unlock()
+		}()
+	}
+	defer t.mu.Unlock()
+	for {
+		if alone && t.in == 0 || !alone && !t.alone && t.waiting == 0 {
+			t.in++
+			t.alone = alone
+			return sync.OnceFunc(t.leave), nil
+		}
+		if t.changed == nil {
+			t.changed = make(chan struct{})
+		}
+		changed := t.changed
+		t.mu.Unlock()
+		select {
+		case <-changed:
+		case <-late:
+			err = fmt.Errorf("a message that may have killed a process waits for a moment in which this process handles nothing else, and found none in %v", bound)
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		t.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (t *turns) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.in--
+	t.alone = false
+	t.wake()
+}
+
+func (t *turns) wake() {
+	if t.changed != nil {
+		close(t.changed)
+		t.changed = nil
+	}
+}
+
+// enter waits for the engine's turn. An attempt that is alone is one of which the engine knows that nothing else of the process was under way.
+func (e *engine) enter(ctx context.Context, alone bool) (leave func(), err error) {
+	cfg := &e.c.cfg
+	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.CommitTimeout + cfg.LockTimeout + cfg.StatementTimeout)
+	leave, err = e.c.turns.enter(ctx, alone, bound)
+	e.alone = alone && err == nil
+	return leave, err
+}

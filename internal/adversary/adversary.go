@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
+)
+
+// scenes are all of them.
+func allScenes() []scene {
+	return slices.Concat(consumerScenes(), relayScenes(), servingScenes())
+}
+
+// counts are what a run has done.
+type counts struct {
+	scenes, points, unsteady int // points of clean runs; those that only some clean runs have
+	drawn                    int
+	histories, struck        int
+	unstruck                 []string
+	breaches                 int
+	late, dead               int // late deliveries; those whose session had ended
+}
+
+// adversary plays what the options select, and prints it. breached reports that something did not hold.
+func adversary(ctx context.Context, server string, o *options) (n counts, breached bool, err error) {
+	began := time.Now()
+	pace.Prune = 1
+	s, err := newServer(ctx, server)
+	if err != nil {
+		return n, false, err
+	}
+	defer s.close(context.WithoutCancel(ctx), o.workers)
+	dbs := make(chan *database, o.workers)
+	for i := range o.workers {
+		d, err := newDatabase(ctx, s, i)
+		if err != nil {
+			return n, false, err
+		}
+		defer func() { d.pool.Close() }()
+		dbs <- d
+	}
+	all, err := enumerate(ctx, dbs, o, &n)
+	if err != nil {
+		return n, false, err
+	}
+	picked := slices.DeleteFunc(slices.Clone(all), func(h history) bool { return !selects(o.only, h.String()) })
+	if len(picked) == 0 {
+		return n, false, errNothing
+	}
+	n.drawn = len(picked)
+	if o.list {
+		for _, h := range picked {
+			_, _ = fmt.Fprintln(o.out, h)
+		}
+		return n, false, nil
+	}
+	random := draw(o.seed)
+	random.Shuffle(len(picked), func(i, j int) { picked[i], picked[j] = picked[j], picked[i] })
+	if o.sample > 0 && o.sample < len(picked) {
+		picked = picked[:o.sample]
+	}
+	_, _ = fmt.Fprintf(o.out, "adversary: %d scenes, %d points, %d histories, %d of them played, seed %s, %d at once\n", n.scenes, n.points, len(all), len(picked), o.seed, o.workers)
+	if err := playAll(ctx, dbs, o, picked, &n); err != nil {
+		return n, false, err
+	}
+	breached = n.breaches > 0 || len(n.unstruck) > 0
+	for _, name := range n.unstruck {
+		_, _ = fmt.Fprintf(o.out, "never struck: %s: the process did not send it any more\n", name)
+	}
+	_, _ = fmt.Fprintf(o.out, "left out: %d histories that were not drawn; %d messages that only some clean runs send; Describe, Execute, Close, Flush and Terminate, behind whose neighbours the server does nothing; requests to cancel; %d of %d late deliveries found their session ended\n",
+		len(all)-len(picked), n.unsteady, n.dead, n.late)
+	verdict := "ok"
+	if breached {
+		verdict = fmt.Sprintf("BREACH breaches=%d unstruck=%d", n.breaches, len(n.unstruck))
+	}
+	_, _ = fmt.Fprintf(o.out, "adversary %s points=%d histories=%d seconds=%d seed=%s\n", verdict, n.points, n.struck, int(time.Since(began).Seconds()), o.seed)
+	return n, breached, nil
+}
+
+func draw(seed string) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(seed))
+	return rand.New(rand.NewPCG(h.Sum64(), 7)) //nolint:gosec // reproducible by intent
+}
+
+// recordings is how often a scene is played without a fault: what each of them has is a point.
+const recordings = 3
+
+// enumerate plays the scenes without faults, and returns all histories.
+func enumerate(ctx context.Context, dbs chan *database, o *options, n *counts) (all []history, err error) {
+	scenes := slices.DeleteFunc(allScenes(), func(s scene) bool { return !touches(o.only, s.name) })
+	found := make([][]history, len(scenes))
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i, s := range scenes {
+		wg.Go(func() {
+			db := <-dbs
+			defer func() { dbs <- db }()
+			points, unsteady, failed := steady(ctx, db, o, s)
+			mu.Lock()
+			defer mu.Unlock()
+			if failed != nil {
+				if err == nil {
+					err = failed
+				}
+				return
+			}
+			n.scenes++
+			n.points += len(points)
+			n.unsteady += unsteady
+			for _, p := range points {
+				for _, f := range faults {
+					if f.meets(p.kind) {
+						found[i] = append(found[i], history{s, p, f})
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return slices.Concat(found...), err
+}
+
+// steady returns what every clean run of a scene sends, and how many messages only some do.
+func steady(ctx context.Context, db *database, o *options, s scene) (points []point, unsteady int, err error) {
+	times := map[string]int{}
+	first := map[string]point{}
+	for range recordings {
+		if ctx.Err() != nil {
+			return nil, 0, ctx.Err()
+		}
+		sent, err := record(ctx, db, o, s)
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, p := range sent {
+			times[p.String()]++
+			if was, there := first[p.String()]; !there || p.phase > was.phase {
+				first[p.String()] = p // the latest phase: a history waits that long for it
+			}
+			if times[p.String()] == 1 {
+				points = append(points, p)
+			}
+		}
+	}
+	for i, p := range points {
+		points[i] = first[p.String()]
+	}
+	met := map[string]bool{}
+	points = slices.DeleteFunc(points, func(p point) bool { // what is sent now and then for as long as nothing happens, once is enough
+		again := p.phase == idle && met[p.label]
+		met[p.label] = met[p.label] || p.phase == idle
+		return again
+	})
+	some := func(p point) bool { return times[p.String()] < recordings }
+	for _, p := range points {
+		if some(p) {
+			unsteady++
+		}
+	}
+	return slices.DeleteFunc(points, some), unsteady, nil
+}
+
+// tries is how often a history is played whose fault does not strike: what a process sends now and then may come too late.
+const tries = 3
+
+// playAll plays histories, several at once.
+func playAll(ctx context.Context, dbs chan *database, o *options, picked []history, n *counts) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	last := time.Now()
+	for _, h := range picked {
+		db := <-dbs
+		mu.Lock()
+		failed := err
+		mu.Unlock()
+		if failed != nil || ctx.Err() != nil {
+			dbs <- db
+			break
+		}
+		wg.Go(func() {
+			defer func() { dbs <- db }()
+			out, failed := outcome{}, error(nil)
+			for range tries {
+				if out, failed = play(ctx, db, o, h); failed != nil || out.struck || out.breach != nil {
+					break
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if failed != nil {
+				if err == nil {
+					err = failed
+					cancel()
+				}
+				return
+			}
+			n.histories++
+			if out.struck {
+				n.struck++
+			} else if out.breach == nil {
+				n.unstruck = append(n.unstruck, h.String())
+			}
+			if h.fault.name == "late" && out.struck {
+				n.late++
+				if out.dead {
+					n.dead++
+				}
+			}
+			if out.breach != nil {
+				n.breaches++
+				report(o, h, out)
+			}
+			if o.verbose && out.breach == nil {
+				_, _ = fmt.Fprintf(o.out, "\n%s (%.1f s)\n%s\n", h, out.took.Seconds(), joined(out.lines))
+			}
+			if time.Since(last) > 30*time.Second {
+				last = time.Now()
+				_, _ = fmt.Fprintf(o.out, "%d of %d histories\n", n.histories, len(picked))
+			}
+		})
+	}
+	wg.Wait()
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// report prints a breach.
+func report(o *options, h history, out outcome) {
+	_, _ = fmt.Fprintf(o.out, "\nBREACH %s (%.1f s)\n", h, out.took.Seconds())
+	for _, w := range out.breach.what {
+		_, _ = fmt.Fprintf(o.out, "  %s\n", w)
+	}
+	_, _ = fmt.Fprintf(o.out, "%s\n  again: %s'%s'\n", joined(out.lines), o.command, h)
+}
+
+func joined(lines []string) string {
+	return "    " + strings.Join(lines, "\n    ")
+}

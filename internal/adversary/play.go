@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// scene is a workload of one part of onlyonce.
+type scene struct {
+	name string
+	// fresh: its histories change what every database begins with, and need a new one each.
+	fresh bool
+	make  func() stage
+}
+
+// stage is one playing of a scene.
+type stage interface {
+	// setUp makes what is there before the process under test starts.
+	setUp(r *rig) error
+	// start starts a process on a pool: the one under test, or its successor.
+	start(r *rig, pool *pgxpool.Pool) (stop func() error, err error)
+	// more adds work: when the fault has struck, and for the successor.
+	more(r *rig) error
+	// done reports whether all work is done. It is asked often.
+	done(r *rig) (bool, error)
+	// check returns what does not hold when all work is done, and nothing runs any more.
+	check(r *rig) ([]string, error)
+	// end ends what the stage itself has started.
+	end()
+}
+
+// patient is a stage that can tell that it cannot go on because of a fault, although no session waits for another one.
+type patient interface{ stuck() bool }
+
+// idleFor is how long a clean run goes on when all is done, so that what is sent now and then is met; idleLimit is how long a history
+// waits for that.
+const (
+	idleFor   = 1500 * time.Millisecond
+	idleLimit = 15 * time.Second
+)
+
+// record plays a scene without a fault, and returns what its process sends.
+func record(ctx context.Context, db *database, o *options, s scene) ([]point, error) {
+	r, err := prepare(ctx, db, o, s, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	if err := perform(r, s.make()); err != nil {
+		return nil, fmt.Errorf("%s without a fault: %w\n%s", s.name, err, joined(r.timeline()))
+	}
+	return r.recorded(), nil
+}
+
+// outcome is what became of a history.
+type outcome struct {
+	struck bool
+	dead   bool // what was delivered late found its session ended
+	breach *breach
+	lines  []string
+	took   time.Duration
+}
+
+// play plays a history.
+func play(ctx context.Context, db *database, o *options, h history) (outcome, error) {
+	began := time.Now()
+	r, err := prepare(ctx, db, o, h.scene, &h)
+	if err != nil {
+		return outcome{}, err
+	}
+	defer r.close()
+	err = perform(r, h.scene.make())
+	out := outcome{struck: r.hasStruck(), dead: r.dead, took: time.Since(began), lines: r.timeline()}
+	if errors.As(err, &out.breach) {
+		err = nil
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w\n%s", h, err, joined(r.timeline()))
+	}
+	return out, err
+}
+
+func prepare(ctx context.Context, db *database, o *options, s scene, target *history) (*rig, error) {
+	if err := db.empty(ctx, s.fresh); err != nil {
+		return nil, fmt.Errorf("emptying the database: %w", err)
+	}
+	return newRig(ctx, db, o, target)
+}
+
+// perform is the course of every history.
+func perform(r *rig, x stage) error {
+	defer x.end()
+	if err := x.setUp(r); err != nil {
+		return err
+	}
+	stop, err := x.start(r, r.pool)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stop() }()
+	c := &course{r: r, x: x}
+	if err := c.finish(); err != nil {
+		return err
+	}
+	if r.target == nil || r.target.point.phase == idle && !r.hasStruck() {
+		r.enter(idle)
+		wait := idleLimit
+		if r.target == nil {
+			wait = idleFor
+		}
+		select {
+		case <-r.struck:
+		case <-time.After(wait):
+		case <-r.ctx.Done():
+			return r.ctx.Err()
+		}
+		if err := c.finish(); err != nil {
+			return err
+		}
+	}
+	r.enter(stopping)
+	r.say("the process is told to stop")
+	if err := stop(); err != nil {
+		return err
+	}
+	r.say("it has stopped, and its successor starts")
+	stop, err = x.start(r, r.next)
+	if err != nil {
+		return err
+	}
+	if err := x.more(r); err != nil {
+		return err
+	}
+	c.added = true
+	if err := c.finish(); err != nil {
+		return err
+	}
+	if err := stop(); err != nil {
+		return err
+	}
+	stop = func() error { return nil }
+	found, err := x.check(r)
+	if err == nil && len(found) > 0 {
+		err = &breach{found}
+	}
+	return err
+}
+
+// course is how far a history has come.
+type course struct {
+	r                *rig
+	x                stage
+	added, delivered bool
+}
+
+// finish returns when all work is done. When the fault strikes meanwhile there is more work; and what it has kept back is
+// delivered when the process has done all of that, or cannot go on because of it.
+func (c *course) finish() error {
+	return c.r.until("done", func() (bool, error) {
+		struck := c.r.hasStruck()
+		if struck && !c.added {
+			c.added = true
+			return false, c.x.more(c.r)
+		}
+		done, err := c.x.done(c.r)
+		if err != nil || !struck || c.r.target.fault.name != "late" || c.delivered {
+			return done, err
+		}
+		why := "the process has gone on"
+		if !done {
+			blocks, err := c.r.inTheWay()
+			if p, ok := c.x.(patient); ok && p.stuck() {
+				blocks = true
+			}
+			if err != nil || !blocks {
+				return false, err
+			}
+			why = "the process cannot go on because of the session that it was cut off from"
+		}
+		c.delivered = true
+		return false, c.r.deliver(why)
+	})
+}

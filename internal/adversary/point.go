@@ -1,0 +1,138 @@
+package main
+
+import (
+	"fmt"
+	"hash/fnv"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/onlyonce/onlyonce/internal/wire"
+)
+
+// phase is when a message is sent in the clean run.
+type phase int
+
+// Phases.
+const (
+	working  phase = iota // there is work
+	idle                  // everything is done, and the process goes on
+	stopping              // the process was told to stop
+)
+
+// point is one message of a scene: the n-th of its kind and statement.
+type point struct {
+	label string // of the statement, with the kind
+	n     int
+	kind  wire.Kind
+	phase phase
+}
+
+func (p point) String() string { return fmt.Sprintf("%s.%d", p.label, p.n) }
+
+// fault is what happens at a point.
+type fault struct {
+	name   string
+	action wire.Action
+	// answers: it is about an answer, and there is one for each round trip.
+	answers bool
+}
+
+var faults = []fault{
+	{"before", wire.Unsent, false},
+	{"after", wire.Unheard, true},
+	{"silent", wire.Mute, true},
+	{"late", wire.Late, false},
+}
+
+// meets reports whether a fault can strike at a kind of message.
+func (f fault) meets(k wire.Kind) bool {
+	switch k {
+	case wire.Sync, wire.Query, wire.Startup:
+		return true
+	case wire.Parse, wire.Bind:
+		return !f.answers
+	}
+	return false
+}
+
+var (
+	function = regexp.MustCompile(`^select (?:\w+(?:, \w+)* from )?onlyonce\.(\w+)\(`)
+	table    = regexp.MustCompile(`\b(update|insert into|delete from|from|truncate) (?:onlyonce\.)?(\w+)`)
+	word     = regexp.MustCompile(`\w+`)
+)
+
+// label names a message by its statement and kind.
+func label(m wire.Message) string {
+	if m.Kind == wire.Startup {
+		return "connect.startup"
+	}
+	return statement(m.SQL) + "." + string(m.Kind)
+}
+
+// statement is a short name for a statement. Two statements with one name have different endings, which are made of their text.
+func statement(sql string) string {
+	s := strings.Join(strings.Fields(strings.ToLower(sql)), " ")
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(s))
+	mark := fmt.Sprintf("#%04x", h.Sum32()&0xffff)
+	if found := function.FindStringSubmatch(s); found != nil {
+		return found[1]
+	}
+	switch s {
+	case "begin", "commit", "rollback":
+		return s
+	case "":
+		return "nothing"
+	}
+	if found := table.FindStringSubmatch(s); found != nil {
+		return strings.ReplaceAll(strings.TrimSuffix(found[1], " into"), " ", "-") + "-" + found[2] + mark
+	}
+	words := word.FindAllString(s, 3)
+	return strings.Join(words, "-") + mark
+}
+
+// history is one fault at one point of a scene.
+type history struct {
+	scene scene
+	point point
+	fault fault
+}
+
+func (h history) String() string { return h.scene.name + "/" + h.fault.name + "/" + h.point.String() }
+
+// selects reports whether a name is picked by one of the patterns: each part of a pattern is matched as path.Match does, and a pattern with
+// fewer parts than the name matches all that begins so. No pattern picks everything.
+func selects(patterns []string, name string) bool {
+	parts := strings.Split(name, "/")
+	for _, p := range patterns {
+		if matches(strings.Split(p, "/"), parts) {
+			return true
+		}
+	}
+	return len(patterns) == 0
+}
+
+// touches reports whether histories of a scene can be picked.
+func touches(patterns []string, scene string) bool {
+	parts := strings.Split(scene, "/")
+	for _, p := range patterns {
+		of := strings.Split(p, "/")
+		if matches(of[:min(len(of), len(parts))], parts) {
+			return true
+		}
+	}
+	return len(patterns) == 0
+}
+
+func matches(pattern, parts []string) bool {
+	if len(pattern) > len(parts) {
+		return false
+	}
+	for i, p := range pattern {
+		if ok, err := path.Match(p, parts[i]); err != nil || !ok {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/wire"
+)
+
+// rig is what a scene is played on: a database, and a way to it that the adversary has a hand on.
+type rig struct {
+	ctx  context.Context
+	db   *database
+	pool *pgxpool.Pool // through the wire: the process under test has it
+	next *pgxpool.Pool // its successor's
+	wire *wire.Wire
+
+	// bound is what each bound of the process is set to, or a part of it; patience is how long the rig waits before it says that
+	// something waits beyond its bound.
+	bound, patience time.Duration
+
+	mu     sync.Mutex
+	target *history // nil: a clean run
+	phase  phase
+	counts map[string]int
+	sent   []point
+	struck chan struct{} // closed when the fault has happened
+	began  time.Time
+	lines  []string
+	fault  int  // line of the fault
+	dead   bool // what was delivered late found its session ended
+}
+
+func newRig(ctx context.Context, db *database, o *options, target *history) (*rig, error) {
+	r := &rig{ctx: ctx, db: db, bound: o.bound, patience: o.patience, target: target, counts: map[string]int{}, struck: make(chan struct{}), began: time.Now()}
+	r.wire = &wire.Wire{At: r.at, Answered: r.answered}
+	var err error
+	if r.pool, err = r.open(r.wire); err != nil {
+		return nil, err
+	}
+	r.next, err = r.open(nil)
+	return r, err
+}
+
+// open returns a pool of the database.
+func (r *rig) open(w *wire.Wire) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(r.db.server.address(r.db.name))
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns = 6
+	cfg.ConnConfig.RuntimeParams["application_name"] = applicationName
+	cfg.ConnConfig.ConnectTimeout = r.bound
+	if w != nil {
+		cfg.ConnConfig.DialFunc = w.Dial(cfg.ConnConfig.DialFunc)
+	}
+	return pgxpool.NewWithConfig(r.ctx, cfg)
+}
+
+// close ends what is left.
+func (r *rig) close() {
+	r.wire.Close()
+	r.pool.Close()
+	r.next.Close()
+}
+
+// at is asked at each message of the process under test.
+func (r *rig) at(m wire.Message) wire.Action {
+	if m.Kind == wire.Other {
+		return wire.Pass
+	}
+	l := label(m)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.counts[l]++
+	p := point{label: l, n: r.counts[l], kind: m.Kind, phase: r.phase}
+	r.sent = append(r.sent, p)
+	if r.target == nil || p.String() != r.target.point.String() || r.hasStruck() {
+		r.note("#%d sends %s", m.Conn, p)
+		return wire.Pass
+	}
+	r.fault = len(r.lines)
+	r.note("#%d sends %s  <<<<<< %s", m.Conn, p, strings.ToUpper(r.target.fault.name))
+	close(r.struck)
+	return r.target.fault.action
+}
+
+func (r *rig) answered(a wire.Answer) {
+	if strings.HasPrefix(a.Text, "ERROR") || a.Text == "COMMIT" || a.Text == "ROLLBACK" {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.note("#%d is answered %.160s", a.Conn, a.Text)
+	}
+}
+
+// note writes a line of the timeline. The caller has the lock.
+func (r *rig) note(format string, args ...any) {
+	r.lines = append(r.lines, fmt.Sprintf("%8.3fs  ", time.Since(r.began).Seconds())+fmt.Sprintf(format, args...))
+}
+
+// say is note for who has no lock.
+func (r *rig) say(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.note(format, args...)
+}
+
+// enter begins a phase.
+func (r *rig) enter(p phase) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.phase = p
+}
+
+func (r *rig) hasStruck() bool {
+	select {
+	case <-r.struck:
+		return true
+	default:
+		return false
+	}
+}
+
+// recorded returns what was sent, and forgets it.
+func (r *rig) recorded() []point {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]point(nil), r.sent...)
+}
+
+// timeline is the part of what happened that explains a breach.
+func (r *rig) timeline() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	from, most := max(r.fault-14, 0), 70
+	lines := r.lines[from:]
+	if len(lines) > most {
+		cut := len(lines) - most
+		lines = append(append(append([]string(nil), lines[:most/2]...), fmt.Sprintf("          ... %d lines ...", cut)), lines[most/2+cut:]...)
+	}
+	return lines
+}
+
+// breach says that something does not hold.
+type breach struct{ what []string }
+
+func (b *breach) Error() string { return strings.Join(b.what, "; ") }
+
+// until polls, and returns a breach if the condition does not come.
+func (r *rig) until(what string, cond func() (bool, error)) error {
+	end := time.Now().Add(r.patience)
+	tick := time.NewTicker(4 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, err := cond()
+		if ok || err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			return r.ctx.Err()
+		}
+		if time.Now().After(end) {
+			r.say("nothing more happens: %s", strings.Join(r.sessions(), " | "))
+			return &breach{[]string{fmt.Sprintf("waits beyond its bound: after %v not %s", r.patience, what)}}
+		}
+	}
+}
+
+// sessions says what the server's sessions do.
+func (r *rig) sessions() []string {
+	rows, err := r.db.pool.Query(r.ctx, `
+select format('pid %s %s %s blocked by %s: %s', pid, state, coalesce(wait_event, '-'), pg_blocking_pids(pid), left(regexp_replace(query, '\s+', ' ', 'g'), 70))
+  from pg_stat_activity where datname = current_database() and application_name = $1`, applicationName)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return []string{err.Error()}
+	}
+	return found
+}
+
+// inTheWay reports whether a session whose client is cut off from it keeps another one waiting.
+func (r *rig) inTheWay() (blocks bool, err error) {
+	pids := r.wire.Pending()
+	if len(pids) == 0 {
+		return false, nil
+	}
+	of := make([]int32, len(pids))
+	for i, p := range pids {
+		of[i] = int32(p)
+	}
+	err = r.db.pool.QueryRow(r.ctx, `
+select exists (select from pg_locks l, unnest(pg_blocking_pids(l.pid)) b where not l.granted and b = any ($1::int[]))`, of).Scan(&blocks)
+	return blocks, err
+}
+
+// deliver lets the server have what was kept back.
+func (r *rig) deliver(why string) error {
+	r.say("%s: what was kept back is delivered", why)
+	ctx, cancel := context.WithTimeout(r.ctx, r.patience)
+	defer cancel()
+	n, err := r.wire.Deliver(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &breach{[]string{fmt.Sprintf("waits beyond its bound: the server does not come to an end with what was delivered late: %s", strings.Join(r.sessions(), " | "))}}
+	}
+	if n == 0 {
+		r.say("its session had ended")
+		r.dead = true
+	}
+	return err
+}
+
+// logger writes what a process logs into the timeline.
+func (r *rig) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(logLines{r}, &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: short}))
+}
+
+func short(_ []string, a slog.Attr) slog.Attr {
+	if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
+		return slog.Attr{}
+	}
+	return a
+}
+
+type logLines struct{ r *rig }
+
+func (l logLines) Write(b []byte) (int, error) {
+	l.r.say("process: %.300s", strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+var _ io.Writer = logLines{}
+
+// process runs something until it is stopped, and again whenever it returns, as a supervisor does.
+func (r *rig) process(run func(context.Context) error) (stop func() error) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			if err := run(ctx); err != nil {
+				r.say("the process ends with: %.300v", err)
+			}
+			select {
+			case <-time.After(5 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return func() error {
+		cancel()
+		select {
+		case <-ended:
+			return nil
+		case <-time.After(r.patience):
+			return &breach{[]string{fmt.Sprintf("waits beyond its bound: a stop takes longer than %v", r.patience)}}
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package guard
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+)
+
+// Handle is what a handler gets of a transaction: its statements, and nothing that ends it. It is valid for one turn, that is from
+// [Tx.Lend] until [Tx.TakeBack]: a goroutine that a handler has left running, and a handler that kept the one of an earlier message, are
+// refused with [ErrClosed].
+//
+// It is for one goroutine at a time. Two calls that overlap fail both, and the transaction with them: see [ErrForked].
+type Handle struct {
+	tx     *Tx
+	turn   int
+	origin *dedupe.Origin
+}
+
+// gate lets one call at a time through, and only those of the handle that is lent. Its mutex is held for moments; what a call does on the
+// connection and to the fields of Tx comes between enter and leave.
+type gate struct {
+	mu     sync.Mutex
+	idle   sync.Cond // signals that busy became false
+	turn   int       // number of the handle that was lent last
+	lent   bool      // that handle may call
+	busy   bool      // a call is under way
+	forked bool      // and another one was made meanwhile
+	cut    bool      // Abandon was called
+	sealed bool      // the transaction ends, and stray changes nothing any more
+	stray  error     // a write that came behind its handler's return
+}
+
+// level is a savepoint that is open.
+type level struct {
+	name    string
+	by      uint64 // goroutine that has called Savepoint
+	foreign bool   // another one has used the transaction since
+}
+
+// Lend begins a turn and returns its handle; origin is the inbound message that it is about, nil where there is none. Handles of earlier
+// turns are refused from now on. The caller has taken the last one back.
+func (t *Tx) Lend(origin *dedupe.Origin) *Handle {
+	t.gate.mu.Lock()
+	defer t.gate.mu.Unlock()
+	t.gate.turn++
+	t.gate.lent = true
+	t.marks, t.turns = nil, append(t.turns, t.stated)
+	t.Handle = &Handle{tx: t, turn: t.gate.turn, origin: origin}
+	return t.Handle
+}
+
+// TakeBack ends the turn. It waits for a call that another goroutine of the handler has under way, because that has the connection; the
+// transaction fails then, because the handler has returned without its answer. Rows that are open are closed.
+func (t *Tx) TakeBack() {
+	g := &t.gate
+	g.mu.Lock()
+	g.lent = false
+	waited := g.busy
+	for g.busy {
+		g.idle.Wait()
+	}
+	g.mu.Unlock()
+	if waited {
+		t.breaks(ErrUnderWay)
+	}
+	if t.open != nil {
+		t.open.finish()
+	}
+}
+
+// enter begins a call. It and the call behind it are one step: until leave the handle is not taken back.
+func (h *Handle) enter() error {
+	t := h.tx
+	g := &t.gate
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.cut || !g.lent || h.turn != g.turn:
+		return ErrClosed
+	case g.busy:
+		g.forked = true // leave makes the other call fail
+		return &Failure{Step: t.who, Err: ErrForked}
+	}
+	g.busy = true
+	if n := len(t.levels); n > 0 && !t.levels[n-1].foreign && GoroutineID() != t.levels[n-1].by {
+		t.levels[n-1].foreign = true
+	}
+	return nil
+}
+
+// leave ends a call; err, if there is one, becomes the error of a call that another one has overlapped.
+func (h *Handle) leave(err *error) {
+	t := h.tx
+	g := &t.gate
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.busy = false
+	if g.forked {
+		t.breaks(ErrForked)
+		if err != nil {
+			*err = t.failure
+		}
+	}
+	g.idle.Broadcast()
+}
+
+// breaks makes the transaction fail for good. An error that a savepoint may undo gives way; one that is the engine's, or asks for another run,
+// stays.
+func (t *Tx) breaks(err error) {
+	if t.failure == nil || t.forgivable() {
+		t.failure = &Failure{Step: t.who, Err: err}
+	}
+}
+
+// straying takes note of a write without an answer that came when its handler had returned: it is lost, and only the log can say so where the
+// transaction has ended.
+func (t *Tx) straying(sql string) {
+	err := &Failure{Step: stepUser, SQL: excerpt(sql), Err: fmt.Errorf("%w: the statement was not sent", ErrClosed)}
+	t.gate.mu.Lock()
+	if !t.gate.sealed && t.gate.stray == nil {
+		t.gate.stray = err
+	}
+	t.gate.mu.Unlock()
+	if t.Report != nil {
+		t.Report(err)
+	}
+}
+
+// seals says that the transaction ends now, and returns the write that was lost before.
+func (t *Tx) seals() error {
+	t.gate.mu.Lock()
+	defer t.gate.mu.Unlock()
+	t.gate.sealed = true
+	return t.gate.stray
+}
+
+// numbered is the place of a statement among those of its turn, from 1, given its place among all of the transaction, from 0.
+func (t *Tx) numbered(at int) int {
+	i, found := slices.BinarySearch(t.turns, at)
+	if !found {
+		i--
+	}
+	for i+1 < len(t.turns) && t.turns[i+1] == at { // turns without a statement
+		i++
+	}
+	if i < 0 {
+		return at + 1
+	}
+	return at - t.turns[i] + 1
+}
+
+// excerpt is how a statement begins, on one line.
+func excerpt(sql string) string {
+	const most = 80
+	line := []rune(strings.Join(strings.Fields(strings.ToValidUTF8(sql[:min(len(sql), 16*most)], "?")), " "))
+	if len(line) > most {
+		return string(line[:most]) + "..."
+	}
+	return string(line)
+}
+
+// GoroutineID reads the id that a stack dump begins with ("goroutine 42 [running]:").
+func GoroutineID() uint64 {
+	var buf [40]byte
+	fields := strings.Fields(string(buf[:runtime.Stack(buf[:], false)]))
+	id, _ := strconv.ParseUint(fields[1], 10, 64) // 0 is no goroutine's
+	return id
+}

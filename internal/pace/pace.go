@@ -1,0 +1,6 @@
+// Package pace has the paces of the engines that no user has a reason to change, so that a test can: what comes once in a
+// hundred transactions has to come in a history of ten. A test sets them before anything runs.
+package pace
+
+// Prune is how many transactions of a partition lie between two looks at the rows of progress that can go.
+var Prune = 128

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// played is the judgement of output that tests have printed: package, test, and its lines; the tests named in failed have failed.
+func played(t *testing.T, lines [][3]string, failed ...string) (again []string, wrong bool) {
+	t.Helper()
+	var all strings.Builder
+	put := func(e event) {
+		b, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(append(b, '\n'))
+	}
+	for _, l := range lines {
+		put(event{Action: "output", Package: l[0], Test: l[1], Output: l[2] + "\n"})
+	}
+	for _, f := range failed {
+		pkg, test, _ := strings.Cut(f, " ")
+		put(event{Action: "fail", Package: pkg, Test: test})
+	}
+	r, err := read(strings.NewReader(all.String()), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, wrong := r.judge()
+	for _, n := range names {
+		again = append(again, n.String())
+	}
+	return again, wrong
+}
+
+func TestOnlyWhoGaveUpWaitingRunsAgain(t *testing.T) {
+	slow := [3]string{"p", "TestA", "    a_test.go:7: gave up waiting after 30s: position 7"}
+	kept := [3]string{"p", "TestA", "    pgtest.go:161: pgtest: the database is kept: postgres://x"}
+	for _, c := range []struct {
+		name   string
+		lines  [][3]string
+		failed []string
+		again  []string
+		wrong  bool
+	}{
+		{"gave up", [][3]string{{"p", "TestA", "    a_test.go:3: a log"}, slow, kept}, []string{"p TestA", "p "}, []string{"p TestA"}, false},
+		{"gave up in a subtest", [][3]string{{"p", "TestA/x", slow[2]}, {"p", "TestA/y", slow[2]}}, []string{"p TestA/x", "p TestA/y", "p TestA", "p "}, []string{"p TestA"}, false},
+		{"a server that did not start", [][3]string{{"p", "", "gave up waiting after 2m0s: postgres"}}, []string{"p "}, []string{"p"}, false},
+		{"something wrong", [][3]string{{"p", "TestA", "    a_test.go:7: applied twice"}}, []string{"p TestA", "p "}, nil, true},
+		{"something wrong elsewhere", [][3]string{slow, {"q", "TestB", "    b_test.go:7: applied twice"}}, []string{"p TestA", "p ", "q TestB", "q "}, []string{"p TestA"}, true},
+		{"a checker that complains afterwards", [][3]string{slow, {"p", "TestA", "    check.go:7: I1: message 3 is lost"}}, []string{"p TestA", "p "}, nil, true},
+		{"a parent that complains", [][3]string{{"p", "TestA/x", slow[2]}, {"p", "TestA", "    a_test.go:9: lost"}}, []string{"p TestA/x", "p TestA", "p "}, []string{"p TestA"}, true},
+		{"a data race beside it", [][3]string{slow, {"p", "", "WARNING: DATA RACE"}}, []string{"p TestA", "p "}, []string{"p TestA"}, true},
+		{"a panic", [][3]string{slow, {"p", "TestA", "panic: nil"}}, []string{"p TestA", "p "}, []string{"p TestA"}, true},
+		{"a build", [][3]string{{"p", "", "x.go:1:1: undefined: y"}}, []string{"p "}, nil, true},
+	} {
+		again, wrong := played(t, c.lines, c.failed...)
+		if !slices.Equal(again, c.again) || wrong != c.wrong {
+			t.Errorf("%s: again %v, wrong %v; want %v, %v", c.name, again, wrong, c.again, c.wrong)
+		}
+	}
+}
