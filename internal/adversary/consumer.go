@@ -96,7 +96,7 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	b := r.bound
 	cfg := consumer.Config{
 		Scope: scope, BatchSize: 2, Linger: time.Millisecond, MaxAttempts: 40, RetryMin: time.Millisecond, RetryMax: 20 * time.Millisecond,
-		MessageTimeout: b, BatchTimeout: b, HangTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: 3 * b, CommitTimeout: b, DrainTimeout: b,
+		MessageTimeout: b, BatchTimeout: b, HangTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: r.idleTimeout(), CommitTimeout: b, DrainTimeout: b,
 		OnBegin: x.begin, Logger: r.logger(),
 	}
 	switch x.key {

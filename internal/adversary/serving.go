@@ -141,7 +141,7 @@ func post(ctx context.Context, client *http.Client, address, key string) (status
 	return res.StatusCode, string(read), err
 }
 
-const webhookSecret = "whsec_adversary"
+const webhookSecret = "whsec_of_the_adversary"
 
 // heard notes an answer, and reports whether the client is content.
 func (x *serving) heard(key string, status int, body string) bool {
@@ -270,7 +270,7 @@ func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level
 	layer, err := idempotency.New(pool, idempotency.Config{
 		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
 		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
-		AcquireTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: 3 * b, CommitTimeout: b, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
+		AcquireTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: r.idleTimeout(), CommitTimeout: b, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
 	})
 	if err != nil {
 		return nil, nil, err
