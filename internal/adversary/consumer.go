@@ -50,6 +50,8 @@ type consuming struct {
 	log *consumertest.Log
 	mix *scenario.Mix
 	n   int
+
+	handle consumer.Handler // nil: scenario.Handle
 }
 
 // setUp implements stage.
@@ -123,7 +125,11 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		if x.handler == "batch" {
 			c, err = consumer.NewBatch(pool, source, each, cfg)
 		} else {
-			c, err = consumer.New(pool, source, scenario.Handle, cfg)
+			handle := x.handle
+			if handle == nil {
+				handle = scenario.Handle
+			}
+			c, err = consumer.New(pool, source, handle, cfg)
 		}
 		if err != nil {
 			return err

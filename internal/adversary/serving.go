@@ -218,7 +218,7 @@ func (x *serving) done(*rig) (bool, error) {
 
 const effectsTwiceSQL = `
 select format('I2 %s has %s effects', value, count(*)) from effects group by value having count(*) <> 1
-union all select format('I2 event %s is stored %s times', event_id, count(*)) from onlyonce.event_log group by event_id having count(*) <> 1`
+union all select format('I2 event %s is stored %s times', id, count(*)) from onlyonce.event_log group by id having count(*) <> 1`
 
 // check implements stage.
 func (x *serving) check(r *rig) ([]string, error) {
@@ -235,7 +235,7 @@ func (x *serving) check(r *rig) ([]string, error) {
 	found = append(found, x.wrong...)
 	for key := range x.ids {
 		var n int
-		if err := r.db.pool.QueryRow(r.ctx, `select (select count(*) from effects where value = $1) + (select count(*) from onlyonce.event_log where event_id = $1)`, key).Scan(&n); err != nil {
+		if err := r.db.pool.QueryRow(r.ctx, `select (select count(*) from effects where value = $1) + (select count(*) from onlyonce.event_log where id = 'e/stripe/' || $1)`, key).Scan(&n); err != nil {
 			return nil, err
 		}
 		if n == 0 {
