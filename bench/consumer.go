@@ -88,6 +88,19 @@ func allPairs() []pair {
 			metrics: []metric{{name: "P20a", shown: true, of: rates}, {name: "P20b", shown: true, unit: "ms", of: answerTime}}, open: received},
 		{what: "replays with the Redis tier, 8 at once; plain: without",
 			metrics: []metric{{name: "P21", shown: true, of: rates}}, open: replaysByRedis},
+		{what: "peak of resident memory with defaults, 120,000 messages of 5,000 equal bytes, zstd, 8 partitions, the larger of both adapters; P23b: franz-go alone; P23c: Java's consumer",
+			metrics: peakOfMemory([3]string{"P23a", "P23b", "P23c"}, 256), rounds: 1, open: peaksEqual.open},
+		{what: "the same, 500,000 messages of 100 bytes, not compressed; P23e: franz-go alone; P23f: Java's consumer",
+			metrics: peakOfMemory([3]string{"P23d", "P23e", "P23f"}, 96), rounds: 1, open: peaksSmall.open},
+	}
+}
+
+// peakOfMemory are a consumer's peak, and those that it is printed beside.
+func peakOfMemory(names [3]string, bar float64) []metric {
+	return []metric{
+		{name: names[0], bar: bar, atMost: true, unit: "MiB", of: func(w, _ sample) (float64, bool) { return w.peak, true }},
+		{name: names[1], shown: true, unit: "MiB", of: func(_, p sample) (float64, bool) { return p.peak, true }},
+		{name: names[2], shown: true, unit: "MiB", of: func(_, p sample) (float64, bool) { return p.javaPeak, true }},
 	}
 }
 

@@ -21,6 +21,15 @@ func ownCPU() (time.Duration, bool) {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano()), true
 }
 
+// maxRSS returns the peak of a process's resident memory in MiB, as the kernel told when it was waited for.
+func maxRSS(s *os.ProcessState) (mib float64, ok bool) {
+	r, ok := s.SysUsage().(*syscall.Rusage)
+	if !ok {
+		return 0, false
+	}
+	return float64(r.Maxrss) / 1024, true
+}
+
 // postmasterOf returns the parent of a server process, 0 where that is no process of this machine.
 func postmasterOf(backend int) int {
 	st, ok := readStat(strconv.Itoa(backend))

@@ -98,7 +98,7 @@ type partition struct {
 }
 
 // Fetch returns the next messages of the tape, and waits for ever at its end.
-func (p partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	ids := p.t.ids[p.id]
 	end := int64(len(ids) / idBytes)
 	n := min(fetchLimit, end-from)
@@ -122,6 +122,10 @@ func (p partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, err
 			Value: p.t.bodies[offset%int64(len(p.t.bodies))], Headers: headers[i : i+1 : i+1],
 		}
 		got.Messages[i] = &messages[i]
+		if most -= messages[i].Size(); most < 0 && i > 0 {
+			got.Messages, got.Next = got.Messages[:i], offset
+			break
+		}
 	}
 	return got, nil
 }

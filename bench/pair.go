@@ -31,6 +31,8 @@ type sample struct {
 	used     usage         // by this process and the server
 	disk     float64       // bytes a message that the tables of onlyonce hold at the end
 	p50, p99 time.Duration // of a batch or a call, where that is what is measured
+	peak     float64       // of resident memory in MiB, where that is what is measured
+	javaPeak float64       // and of the Java consumer that is printed beside it
 	gap      time.Duration // longest time without a commit, where that is what is measured
 }
 
@@ -124,6 +126,9 @@ func (p pair) measure(ctx context.Context, srv *server, o options, progress func
 // String is for progress lines.
 func (s sample) String() string {
 	per := func(d time.Duration) float64 { return d.Seconds() * 1e6 / float64(s.messages) }
+	if s.peak > 0 {
+		return fmt.Sprintf("%.0f MiB", s.peak)
+	}
 	if s.p50 > 0 {
 		return fmt.Sprintf("p50 %v, p99 %v (%.0f/s, %.0f us of CPU each)", s.p50.Round(time.Microsecond), s.p99.Round(time.Microsecond), s.rate(), s.cpu())
 	}

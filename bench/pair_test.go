@@ -121,7 +121,7 @@ func TestTape(t *testing.T) {
 	p := partition{t: tp, id: 1}
 	ids := map[string]bool{}
 	for from := int64(0); from < fetchLimit+10; {
-		got, err := p.Fetch(t.Context(), from)
+		got, err := p.Fetch(t.Context(), from, 1<<30)
 		if err != nil || got.Next <= from {
 			t.Fatalf("fetch from %d: next %d, %v", from, got.Next, err)
 		}

@@ -22,7 +22,7 @@ const haltRecheck = 3 * time.Second
 
 // own is a partition from the time the source hands it over until it is to be given up.
 func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
-	w := &worker{engine: engine{c: c, state: c.parts.add()}, p: p}
+	w := &worker{engine: engine{c: c, state: c.parts.add(), brake: &brake{cfg: c.cfg.Brake}}, p: p}
 	defer func() {
 		w.rest()
 		w.release()
@@ -57,11 +57,18 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 			if !w.untilResumed(ctx) {
 				return nil
 			}
+			w.brake.release()
 			continue
 		case errors.Is(err, ErrOwnershipLost):
 			return err
 		case errors.As(err, &halt):
 			w.report(ctx, halt)
+			if halt.Reason == HaltEverythingFails {
+				if err := w.untilProbe(ctx); errors.Is(err, errMoved) {
+					w.brake.release() // an operator has set the position
+				}
+				wait = 0 // a pause is found by the next run
+			}
 		default:
 			w.state.failing(&w.state.reaching, err)
 			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
@@ -72,6 +79,16 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 	}
 }
 
+// logHaltEvery is how often a halt is logged that has not changed. Hooks.Halted is called each time.
+const logHaltEvery = 5 * time.Minute
+
+// haltLine is what a halt's line in the log is about.
+type haltLine struct {
+	reason   HaltReason
+	detail   string
+	position int64
+}
+
 // report tells people that a partition stands still, and for how long that is without loss.
 func (w *worker) report(ctx context.Context, halt *HaltError) {
 	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
@@ -80,8 +97,10 @@ func (w *worker) report(ctx context.Context, halt *HaltError) {
 	w.state.stop(halt)
 	w.c.poller.soon()
 	cfg := &w.c.cfg
-	cfg.Logger.Error("onlyonce: partition halted", "scope", cfg.Scope, "topic", halt.Topic, "partition", halt.Partition,
-		"position", halt.Position, "shard", halt.Shard, "reason", string(halt.Reason), "detail", halt.Detail, "retained_until", halt.RetainedUntil, "resolve", halt.Command())
+	if now := (haltLine{halt.Reason, halt.Detail, halt.Position}); now != w.logged || time.Since(w.loggedAt) >= logHaltEvery {
+		w.logged, w.loggedAt = now, time.Now()
+		cfg.Logger.Error("onlyonce: partition halted", halt.attributes()...)
+	}
 	if cfg.Hooks.Halted != nil {
 		cfg.Hooks.Halted(halt)
 	}
@@ -363,6 +382,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	if w.pos > log.End {
 		return w.halt(HaltTruncated, "the log ends at offset %d", log.End)
 	}
+	w.held = w.held || log.Start <= w.pos
 	if w.anchor != nil && w.anchor.offset >= log.Start { // otherwise there is no record left to compare with
 		if err := w.verifyAnchor(ctx); err != nil {
 			return err
@@ -383,7 +403,7 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 	if err := fault.Point(fault.LogVerified); err != nil {
 		return err
 	}
-	f, err := w.p.Fetch(ctx, w.anchor.offset)
+	f, err := w.p.Fetch(ctx, w.anchor.offset, 1)
 	var out *OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:
@@ -401,12 +421,16 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 }
 
 func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError {
-	if w.cur != nil && w.cur.replayUntil != nil {
+	return w.haltAt(w.pos, reason, detail, args...)
+}
+
+func (e *engine) haltAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
+	if e.cur != nil && e.cur.replayUntil != nil {
 		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
-		args = append(args, *w.cur.replayUntil, w.cur.replayResume)
+		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
 	}
-	return &HaltError{Scope: w.c.cfg.Scope, Group: w.c.source.Group(), Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos,
-		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: w.c.shard}
+	return &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), Topic: e.id.Topic, Partition: e.id.Partition, Position: pos,
+		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
 }
 
 // metadata goes with every offset committed to Kafka.

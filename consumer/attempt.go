@@ -76,6 +76,7 @@ type engine struct {
 	id    Identity
 	cur   *cursor // what this process owns; nil before the first raise
 	state *partitionState
+	brake *brake
 
 	// redoUntil: what lies below it may have been handled before, in a history that the database has lost, or from which an operator has set it
 	// back (O6).
@@ -144,11 +145,11 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
 		a.parked, a.behind, a.ran = nil, nil, false
 		if slot.conn.Conn().IsClosed() { // the run before has left something in its session
+			slot.release() // before: the pool may have no other
 			fresh, err := e.connect(work)
 			if err != nil {
 				return err
 			}
-			slot.release()
 			slot = fresh
 		}
 		tx := guard.Begin(slot.conn.Conn())
@@ -226,6 +227,10 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 		tx.Fail(stepFence, err)
 	}
 	if tx.Failure() != nil {
+		return h
+	}
+	if at, err := e.braked(a, verdicts); err != nil {
+		h.failedAt, h.err = at, err
 		return h
 	}
 	// Each run has its own copies of the messages: a handler that changes a field changes neither what another run sees nor what is parked.

@@ -131,15 +131,16 @@ func TestD1BatchHandlerFails(t *testing.T) {
 		"commit": {among(func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
 			_, _ = tx.Exec(ctx, `commit`)
 			return nil
-		}), "exhausted"},
+		}), "permanent"},
 		"its connection": {among(func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
-			_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
+			_, err := tx.Exec(ctx, cutSQL)
 			return err
 		}), "exhausted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, 1)
+			r.cutting()
 			values := r.numbered(0, 30)
 			var judged atomic.Int32
 			stop := r.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {

@@ -36,6 +36,8 @@ type Config struct {
 
 	// OnFailure is what becomes of a message that cannot be applied. Default [ParkMessage].
 	OnFailure FailurePolicy
+	// Brake stops a partition nearly all of whose messages fail, instead of parking them. Default on; see [Brake].
+	Brake Brake
 	// OrderingKey finds what orders messages under [ParkOrderingKey]. Nil: the record key. A message for which it
 	// returns nothing waits for no other, and none for it.
 	OrderingKey func(*Message) []byte
@@ -60,8 +62,10 @@ type Config struct {
 	// outside. It costs a round trip a batch. Messages that stand alone, and those of a [BatchHandler], are always claimed first.
 	ClaimFirst bool
 
-	// PrefetchBytes bounds what all partitions of this process together have fetched and not handled. It may be exceeded by one
-	// fetch of each partition, because none waits for another. Default 64 MiB.
+	// PrefetchBytes bounds the messages that all partitions of this process together hold unpacked and not handled, counted by
+	// [Message.Size]. It may be exceeded by one message of each partition, so that one larger than the bound still gets through. Half of it is
+	// divided evenly between the partitions, half is lent to those that have more to read. What brokers sent and there is no room for
+	// stays compressed. docs/operations.md, "Memory", says how large a container has to be. Default 16 MiB.
 	PrefetchBytes int
 
 	// MaxAttempts is how often a message that stands alone is tried before it is parked for an operator. Under [BlockPartition] it
@@ -121,7 +125,7 @@ func (c Config) withDefaults() Config {
 	num(&c.BatchSize, 100)
 	num(&c.BatchBytes, 1<<20)
 	num(&c.MaxAttempts, 5)
-	num(&c.PrefetchBytes, 64<<20)
+	num(&c.PrefetchBytes, 16<<20)
 	def(&c.Linger, 5*time.Millisecond)
 	def(&c.RetryMin, 100*time.Millisecond)
 	def(&c.RetryMax, 10*time.Second)
@@ -134,6 +138,7 @@ func (c Config) withDefaults() Config {
 	def(&c.LockTimeout, 5*time.Second)
 	def(&c.StatementTimeout, 30*time.Second)
 	def(&c.IdleTimeout, max(60*time.Second, c.BatchTimeout))
+	c.Brake = c.Brake.withDefaults()
 	def(&c.BlockedAfter, time.Minute)
 	def(&c.CommitTimeout, 15*time.Second)
 	def(&c.DrainTimeout, 10*time.Second)
@@ -221,7 +226,8 @@ func (c Config) faults(events bool) error {
 		field string
 		value int
 	}{{"BatchSize", c.BatchSize}, {"BatchBytes", c.BatchBytes}, {"MaxAttempts", c.MaxAttempts},
-		{"PrefetchBytes", c.PrefetchBytes}} {
+		{"PrefetchBytes", c.PrefetchBytes}, {"Brake.Window", c.Brake.Window},
+		{"Brake.Percent", c.Brake.Percent}, {"Brake.Least", c.Brake.Least}} {
 		if n.value < 0 {
 			fault(n.field, "is %d: must be positive, or 0 for the default", n.value)
 		}
@@ -233,7 +239,7 @@ func (c Config) faults(events bool) error {
 		{"Linger", c.Linger}, {"RetryMin", c.RetryMin}, {"RetryMax", c.RetryMax},
 		{"MessageTimeout", c.MessageTimeout}, {"BatchTimeout", c.BatchTimeout}, {"HangTimeout", c.HangTimeout},
 		{"LockTimeout", c.LockTimeout}, {"StatementTimeout", c.StatementTimeout},
-		{"IdleTimeout", c.IdleTimeout}, {"CommitTimeout", c.CommitTimeout}, {"BlockedAfter", c.BlockedAfter}, {"DrainTimeout", c.DrainTimeout},
+		{"IdleTimeout", c.IdleTimeout}, {"CommitTimeout", c.CommitTimeout}, {"BlockedAfter", c.BlockedAfter}, {"Brake.Every", c.Brake.Every}, {"DrainTimeout", c.DrainTimeout},
 	} {
 		switch {
 		case d.value < 0:
@@ -243,6 +249,12 @@ func (c Config) faults(events bool) error {
 		}
 	}
 	w := c.withDefaults()
+	if w.Brake.Percent > 100 {
+		fault("Brake.Percent", "is %d: must not be above 100; Brake.Off switches the brake off", w.Brake.Percent)
+	}
+	if w.Brake.Least > w.Brake.Window {
+		fault("Brake.Least", "is %d: must not be above Brake.Window, %d", w.Brake.Least, w.Brake.Window)
+	}
 	if w.RetryMin > w.RetryMax {
 		fault("RetryMax", "is %v: must not be below RetryMin, %v", w.RetryMax, w.RetryMin)
 	}

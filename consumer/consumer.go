@@ -17,7 +17,7 @@ import (
 // are used up. The context ends when the partition must be given up at once.
 //
 // A handler may run more than once for one message; only one run's transaction commits. So what it does outside
-// tx may happen more than once: send calls through package outbox instead.
+// tx may happen more than once: send calls through package outbox instead. What a run assigns to m is not seen by the next one.
 type Handler func(ctx context.Context, tx Tx, m *Message) error
 
 // BatchHandler applies a batch of messages in one transaction, for writes that are made of sets (unnest, COPY). The messages are

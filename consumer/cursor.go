@@ -68,6 +68,11 @@ returning attempts, attempts - 1 - answers`
 const takeBackSQL = `
 update onlyonce.cursors set attempts = attempts - 1 where id = $1 and attempt_offset = $2 and attempts > 0`
 
+// forgetAttemptsSQL begins the count of a message's attempts anew.
+const forgetAttemptsSQL = `
+with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
+update onlyonce.cursors c set attempts = 0, answers = 0 from held where c.id = held.id and c.attempt_offset = $4`
+
 // fenceSQL moves the cursor or raises; see the function's comment in the migration.
 const fenceSQL = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
 

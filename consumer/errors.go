@@ -54,16 +54,23 @@ func IsPermanent(err error) bool {
 	return errors.As(err, &p)
 }
 
+// hopeless reports whether no retry will mend an error: its handler says so, or it is one of the program itself, such as a COMMIT in a handler or two calls of
+// one name, which each run makes again.
+func hopeless(err error) bool { return IsPermanent(err) || guard.IsMisuse(err) }
+
 // RetryAfter marks an error that is not worth another try before d has passed, such as a remote's Retry-After. It counts as an attempt
 // like any other error, and like [Permanent] it counts from a run in which the message stands alone: an error in a batch is followed by that
 // run at once, whatever it asks for. Under [ParkOrderingKey] only the message's ordering key waits, otherwise the partition does. Nil
-// stays nil; a d that is not positive changes nothing.
+// stays nil; a d that is not positive changes nothing, and one above 24 hours counts as 24 hours.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil || d <= 0 {
 		return err
 	}
-	return &retryAfterError{err, d}
+	return &retryAfterError{err, min(d, maxRetryAfter)}
 }
+
+// maxRetryAfter bounds what a handler may ask for. A due time further ahead was written by a clock that was wrong (T9).
+const maxRetryAfter = 24 * time.Hour
 
 type retryAfterError struct {
 	error
@@ -146,7 +153,9 @@ const (
 	HaltRetired        HaltReason = "retired"         // an operator retired the cursor
 	HaltOtherShard     HaltReason = "other-shard"     // the partition's cursor is in another shard, or was retired there and is nowhere
 	HaltNoShard        HaltReason = "no-shard"        // Shards.Of names no database for the partition
-	HaltBlocked        HaltReason = "blocked"         // a message cannot be applied, and BlockPartition says that none is passed over
+	HaltBlocked        HaltReason = "blocked"         // a message cannot be applied, and none is passed over: by BlockPartition, or because the server refuses its transaction
+	// HaltEverythingFails: nearly all of the last messages have failed, see Brake. It ends by itself when a message is applied.
+	HaltEverythingFails HaltReason = "everything-fails"
 )
 
 // HaltError says that a partition cannot go on by itself without a chance of losing or repeating messages, and which
@@ -162,6 +171,8 @@ type HaltError struct {
 	// Shard is the database that has the partition by Shards.Of, and Other the one that has its cursor, in a halt "other-shard". Empty: there
 	// is one database.
 	Shard, Other string
+	// Redrive are the commands that have what was parked tried again, once the cause is mended, in a halt "everything-fails".
+	Redrive []string
 	// RetainedUntil is when retention by time may begin to delete the record at Position. Zero: not known, or no such time.
 	RetainedUntil time.Time
 
@@ -174,8 +185,29 @@ func (e *HaltError) Error() string {
 	if !e.RetainedUntil.IsZero() {
 		kept = fmt.Sprintf("; retention may delete it from %s on", e.RetainedUntil.UTC().Format(time.RFC3339))
 	}
+	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.resolve())
+}
+
+// attributes are what is logged of the halt; what it has not is left out.
+func (e *HaltError) attributes() []any {
+	all := []any{"scope", e.Scope, "topic", e.Topic, "partition", e.Partition, "position", e.Position, "reason", string(e.Reason), "detail", e.Detail}
+	if e.Shard != "" {
+		all = append(all, "shard", e.Shard)
+	}
+	if !e.RetainedUntil.IsZero() {
+		all = append(all, "retained_until", e.RetainedUntil)
+	}
+	return append(all, "resolve", e.resolve())
+}
+
+// resolve says what to do, with the command.
+func (e *HaltError) resolve() string {
 	resolve := "to resolve it: " + e.Command()
 	switch e.Reason {
+	case HaltEverythingFails:
+		resolve = "to go on at once: " + e.Command() + "; when the cause is mended, to have what was parked tried again: " + strings.Join(e.Redrive, "; ")
+	case HaltForeignGroup:
+		resolve = "if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then: " + e.Command()
 	case HaltNoShard:
 		resolve = "correct Shards and deploy"
 	case HaltRetired:
@@ -190,11 +222,11 @@ func (e *HaltError) Error() string {
 			resolve = fmt.Sprintf("it was taken over from the wrong database: %s, and then %s", e.Command(), e.command("adopt", e.Shard, "-from", quote("URL-OF-"+e.Other)))
 		}
 	}
-	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, resolve)
+	return resolve
 }
 
 // Command is the command that resolves the halt, for a POSIX shell, the first one where it takes two; "" where none does (no-shard). The operator fills in OFFSET, where
-// the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME.
+// the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. That of a foreign-group is refused while the other group has not let the cursor go.
 func (e *HaltError) Command() string {
 	switch {
 	case e.Reason == HaltNoShard:
@@ -208,12 +240,24 @@ func (e *HaltError) Command() string {
 	case e.Reason == HaltForeignGroup:
 		return e.command("adopt", e.Shard, "-group", quote(e.Group)) // by name: otherwise the old group, if it lives, may be faster
 	}
+	if e.Reason == HaltEverythingFails {
+		return e.command("adopt", e.Shard, "-at", strconv.FormatInt(e.Position, 10))
+	}
 	return e.command("adopt", e.Shard, "-at", "OFFSET")
+}
+
+// redrive is the command that has what was parked of the partition tried again.
+func (e *HaltError) redrive(kind, reason string) string {
+	return e.write([]string{"parked", "redrive"}, e.Shard, "-kind", kind, "-parked-reason", reason, "-limit", "10000")
 }
 
 // command is a command about the halted cursor, in a shard.
 func (e *HaltError) command(verb, shard string, more ...string) string {
-	args := []string{"onlyonce", "cursor", verb}
+	return e.write([]string{"cursor", verb}, shard, more...)
+}
+
+func (e *HaltError) write(verb []string, shard string, more ...string) string {
+	args := append([]string{"onlyonce"}, verb...)
 	if shard != "" {
 		args = append(args, "-postgres", quote("URL-OF-"+shard))
 	}

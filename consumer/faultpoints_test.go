@@ -112,8 +112,8 @@ type tailPartition struct {
 	tail chan struct{}
 }
 
-func (p tailPartition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
-	got, err := p.Partition.Fetch(ctx, from)
+func (p tailPartition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+	got, err := p.Partition.Fetch(ctx, from, most)
 	if n := len(got.Messages); n > 0 {
 		got.Next = got.Messages[n-1].Offset + 1
 	} else if got.Next > from {

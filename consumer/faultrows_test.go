@@ -408,7 +408,7 @@ func (f *faults) misbehaves(parked map[string]string, bad consumer.Handler, adju
 // ends lets a handler try to end the transaction, in every way that the facade has for a statement.
 func (f *faults) ends(sql string) {
 	var runs atomic.Int32
-	f.misbehaves(exhausted, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
+	f.misbehaves(map[string]string{scenario.Plain: "permanent"}, func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
 		switch runs.Add(1) % 4 {
 		case 0:
 			_, _ = tx.Exec(ctx, sql)

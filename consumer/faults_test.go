@@ -30,7 +30,7 @@ type row struct {
 }
 
 // matrix is the part of the fault matrix that needs Postgres and a scripted log; what needs a broker is in package kafkasource.
-var matrix = slices.Concat(fetchRows, claimRows, handlerRows, commitRows, offsetRows, groupRows, silenceRows)
+var matrix = slices.Concat(fetchRows, claimRows, handlerRows, commitRows, offsetRows, groupRows, silenceRows, brakeRows)
 
 // Each row injects one fault into the same mix of messages, and the same checker decides from the database whether the invariants
 // hold: again and again meanwhile, and at the end, when nothing may be left to do.

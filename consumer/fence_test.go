@@ -174,7 +174,22 @@ func TestF6GapHaltsAndMarkersDoNot(t *testing.T) {
 	stop = r.start(queued, testConfig())
 	h := r.halted()
 	stop()
-	if h.Reason != consumer.HaltGap || h.Position != 7 {
+	if h.Reason != consumer.HaltGap || h.Position != 7 || !strings.Contains(h.Detail, "begins at offset 8: 1 offsets were deleted before they were handled (retention)") {
+		t.Errorf("halt: %v", h)
+	}
+}
+
+// F6: a position that was set below what the log holds is a gap too, and no word is said of retention.
+func TestF6GapBelowAPositionThatWasSet(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 10)
+	r.log.DeleteBefore(0, 5)
+	r.log.SetCommitted("stock", 0, 2, "somebody else's")
+	stop := r.start(queued, testConfig())
+	h := r.halted()
+	stop()
+	if h.Reason != consumer.HaltGap || h.Position != 2 || !strings.Contains(h.Detail, "begins at offset 5, 3 offsets above the position") || strings.Contains(h.Detail, "retention") {
 		t.Errorf("halt: %v", h)
 	}
 }

@@ -180,8 +180,14 @@ func TestT6StatementQueuedTooLate(t *testing.T) {
 	r.reaches(0, 4)
 	stop()
 	r.once(values...)
-	if len(r.tries) == 0 || !strings.Contains(r.tries[0].Err.Error(), "after its handler returned") {
-		t.Errorf("the batch did not fail: %v", r.tries)
+	runs := 0
+	for _, v := range r.seen {
+		if v == values[1] {
+			runs++
+		}
+	}
+	if runs < 2 {
+		t.Errorf("the transaction that had lost the statement has committed: %d run", runs)
 	}
 }
 

@@ -42,9 +42,18 @@ func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) 
 		leave()
 		var f *failure
 		var h *hindrance
+		var stop *brakeError
 		switch {
 		case err == nil || final(err):
 			return err
+		case errors.As(err, &f) && errors.As(f.err, &stop):
+			if f.index == 0 {
+				return w.everythingFails(w.pos, msgs[0].Offset, stop.verdict)
+			}
+			if err := w.part(ctx, work, msgs[:f.index], nextOf(msgs, f.index, next)); err != nil {
+				return err
+			}
+			return w.part(ctx, work, msgs[f.index:], next)
 		case errors.As(err, &f) && f.lost && lost < lostLimit:
 			lost++
 		case errors.As(err, &f):
@@ -170,7 +179,11 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted,
 	err := w.applyOrPark(work, m, next, counted, n, unanswered)
 	var f *failure
 	var b *blockedError
+	var stop *brakeError
 	switch {
+	case errors.As(err, &f) && errors.As(f.err, &stop):
+		w.forgetAttempts(m.Offset)
+		return w.everythingFails(w.pos, m.Offset, stop.verdict)
 	case !errors.As(err, &f) || !errors.As(f.err, &b):
 		return err
 	case b.reason == reasonCrashed: // the count stands, whatever is deployed
@@ -195,13 +208,15 @@ func (w *worker) applyOrPark(work context.Context, m *Message, next int64, count
 	var f *failure
 	var b *blockedError
 	switch {
-	case !errors.As(err, &f) || errors.As(f.err, &b):
+	case !errors.As(err, &f) || errors.As(f.err, &b) || errors.As(f.err, new(*brakeError)):
 		return err
-	case IsPermanent(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
+	case w.brake.stopped():
+		return &failure{err: &brakeError{&verdict{reason: gaveUp(f), err: f.err}}}
+	case hopeless(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
 		return &failure{err: &blockedError{&verdict{reason: reasonPermanent, err: f.err}}}
 	case w.c.cfg.OnFailure == BlockPartition:
 		return err
-	case IsPermanent(f.err) && !f.lost:
+	case hopeless(f.err) && !f.lost:
 		return park(&verdict{reason: reasonPermanent, err: f.err, attempts: n})
 	case n >= limit:
 		return park(&verdict{reason: reasonExhausted, err: f.err, attempts: n})
@@ -209,6 +224,23 @@ func (w *worker) applyOrPark(work context.Context, m *Message, next int64, count
 		return park(&verdict{reason: reasonFailed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(w.c.cfg, n))})
 	}
 	return err
+}
+
+// gaveUp is the reason for which a message is given up whose last attempt ended so.
+func gaveUp(f *failure) string {
+	if hopeless(f.err) && !f.lost {
+		return reasonPermanent
+	}
+	return reasonExhausted
+}
+
+// forgetAttempts is for a message that is not given up although its attempts are used up. It is one try, as takeBack is.
+func (w *worker) forgetAttempts(offset int64) {
+	ctx, cancel := w.c.detached()
+	defer cancel()
+	if _, err := w.c.pool.Exec(ctx, forgetAttemptsSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset); err != nil {
+		w.c.cfg.Logger.Warn("onlyonce: attempts not forgotten", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
+	}
 }
 
 // countAttempt counts an attempt before it is made, less what is owed, and notes how many of those before had an answer that counts.

@@ -64,7 +64,7 @@ type FetchStart struct {
 type FetchEnd struct {
 	FetchStart
 	Messages      int
-	Bytes         int // values, keys and headers
+	Bytes         int // what the messages take of Config.PrefetchBytes
 	Next          int64
 	HighWatermark int64
 	LastStable    int64 // last stable offset: see Fetched

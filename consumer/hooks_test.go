@@ -41,6 +41,7 @@ func TestHooksComeInPairs(t *testing.T) {
 		delete(open, no)
 		ended[kind]++
 	}
+	r.cutting()
 	cfg := impatient()
 	cfg.Hooks = consumer.Hooks{
 		FetchStart: func(ctx context.Context, _ consumer.FetchStart) context.Context { return begin(ctx, "fetch") },
@@ -96,7 +97,7 @@ func TestHooksComeInPairs(t *testing.T) {
 		case 31:
 			<-release
 		case 38:
-			_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
+			_, err := tx.Exec(ctx, cutSQL)
 			return err
 		}
 		return queued(ctx, tx, m)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
@@ -177,6 +178,13 @@ func (r *rig) run(c *consumer.Consumer) (stop func()) {
 	}
 	r.t.Cleanup(stop)
 	return stop
+}
+
+// cutSQL is a statement that breaks its connection, as one that crashes its backend does, once cutting has been called.
+const cutSQL = `select 'the connection breaks here'`
+
+func (r *rig) cutting() {
+	r.pool = pgtest.Wired(r.t, r.pool, pgx.QueryExecModeCacheStatement, &pgtest.Wire{Statement: cutSQL, At: func(int32) pgtest.Cut { return pgtest.Unsent }}, nil)
 }
 
 // until polls a condition.

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"cmp"
+	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -10,7 +11,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// Message is one record as the source handed it over. Handlers must not change it, nor keep it after they return.
+// Message is one record as the source handed it over. Handlers must not keep it after they return. Each run of a handler
+// has its own copy of the struct, so it may assign fields. Bytes belong to the log: a handler that changes them in place gets copies of all of them
+// from then on, which costs memory (D6).
 type Message struct {
 	Topic     string
 	Partition int32
@@ -58,6 +61,19 @@ func (m *Message) Header(name string) (value []byte, ok bool) {
 		}
 	}
 	return nil, false
+}
+
+// structs are the sizes of a Message and of a Header without the bytes that they refer to.
+var structs = struct{ message, header int }{int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()), int(reflect.TypeFor[Header]().Size())}
+
+// Size is how many bytes of memory the message takes, and what it counts against [Config.PrefetchBytes]: key, value and headers, and about
+// 400 bytes beside them.
+func (m *Message) Size() int {
+	n := structs.message + len(m.Key) + len(m.Value) + len(m.Headers)*structs.header
+	for _, h := range m.Headers {
+		n += len(h.Name) + len(h.Value)
+	}
+	return n
 }
 
 // ID is the message's dedupe id, empty where the consumer runs on positions only.

@@ -3,9 +3,11 @@ package consumer_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -358,4 +360,87 @@ func TestD5RedriveUnderAnotherKeyIsRefused(t *testing.T) {
 	})
 	stop()
 	r.once()
+}
+
+// T9: a due time that was written while the clock was ahead is over: the message, and its ordering key, do not wait for it.
+func TestT9DueTimeOfTheFuture(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	cfg := testConfig()
+	cfg.OnFailure, cfg.RetryMin, cfg.RetryMax, cfg.MaxAttempts = consumer.ParkOrderingKey, time.Hour, time.Hour, 10
+	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-1"), Headers: []consumer.Header{id("a-1")}})
+	r.log.AppendMessage(0, &consumer.Message{Key: []byte("a"), Value: []byte("a-2"), Headers: []consumer.Header{id("a-2")}})
+	var well atomic.Bool
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if !well.Load() {
+			return errBoom
+		}
+		return effect(ctx, tx, m)
+	}, cfg)
+	r.reaches(0, 2)
+	until(t, "its next attempt is in an hour or so", func() bool {
+		return r.count(`select count(*) from onlyonce.parked where state = 'retrying' and next_attempt_at > clock_timestamp() + interval '20 minutes'`) == 1
+	})
+	well.Store(true)
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '6 days' where state = 'retrying'`)
+	until(t, "both are applied", func() bool { return r.count(`select count(*) from effects`) == 2 })
+	stop()
+	r.once("a-1", "a-2")
+}
+
+// A halt is logged when it begins and when it changes, and not each time that the partition looks again; it says what to do about two services before it
+// gives the command that moves the cursor.
+func TestHaltIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.numbered(0, 1)
+	stop := r.start(effect, testConfig())
+	r.reaches(0, 1)
+	stop()
+	r.src.GroupID = "other"
+	var mu sync.Mutex
+	var log strings.Builder
+	cfg := testConfig()
+	cfg.Logger = slog.New(slog.NewTextHandler(&locked{mu: &mu, w: &log}, nil))
+	stop = r.start(effect, cfg)
+	until(t, "three looks", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.halts) >= 3
+	})
+	stop()
+	mu.Lock()
+	defer mu.Unlock()
+	text := log.String()
+	if n := strings.Count(text, "partition halted"); n != 1 {
+		t.Errorf("%d lines", n)
+	}
+	for _, none := range []string{"retained_until=0001", "shard="} {
+		if strings.Contains(text, none) {
+			t.Errorf("%s is in %s", none, text)
+		}
+	}
+	services, command := strings.Index(text, "if these are two services, change Config.Scope"), strings.Index(text, "onlyonce cursor adopt")
+	if services < 0 || command < services {
+		t.Errorf("%s", text)
+	}
+}
+
+// K1: a message that still has no key when it is redriven is parked for that again: what is told, and the row, agree.
+func TestK1RedrivenMessageWithoutKeyKeepsItsReason(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	r.log.Append(0, "nameless")
+	stop := r.start(effect, testConfig())
+	r.reaches(0, 1)
+	r.exec(`update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0`)
+	until(t, "parked again", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.parked) == 2
+	})
+	stop()
+	if told, kept := r.parked[1].Reason, r.count(`select count(*) from onlyonce.parked where reason = 'no-key' and state = 'waiting'`); told != "no-key" || kept != 1 {
+		t.Errorf("told as %s, %d rows of reason no-key", told, kept)
+	}
 }

@@ -25,8 +25,8 @@ func (s eventLog) Run(ctx context.Context, own func(context.Context, consumer.Pa
 
 type eventPartition struct{ consumer.Partition }
 
-func (p eventPartition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
-	f, err := p.Partition.Fetch(ctx, from)
+func (p eventPartition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+	f, err := p.Partition.Fetch(ctx, from, most)
 	for _, m := range f.Messages {
 		m.EventID = string(m.Value)
 	}

@@ -16,14 +16,16 @@ import (
 )
 
 // takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
-// partition, and after how many seconds it is due again should this process die. At most one row; none too where the
+// partition, after how many seconds it is due again should this process die, and how many seconds ahead a due time is at most: one beyond that was
+// written while the clock was ahead, and is over (T9). At most one row; none too where the
 // cursor has another owner. By the indexes parked_due and parked_order: a row is due only if no unsettled one of its ordering
 // key stands before it.
 const takeSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
 due as (
   select p.id from onlyonce.parked p
-   where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying' and p.next_attempt_at <= clock_timestamp()
+   where p.scope = $4 and p.topic = $5 and p.partition = $6 and p.state = 'retrying'
+     and (p.next_attempt_at <= clock_timestamp() or p.next_attempt_at > clock_timestamp() + make_interval(secs => $8))
      and not exists (select 1 from onlyonce.parked f
                       where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))
    order by p.next_attempt_at, p."offset" limit 1)
@@ -81,7 +83,7 @@ type retrier struct {
 }
 
 func newRetrier(w *worker) *retrier {
-	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
+	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, brake: w.brake, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
 		keys: map[pgtype.UUID]struct{}{}, sweep: true, careful: w.unclean, since: time.Now(), asks: w.c.poller.join(w.id, w.cur, w.state)}
 }
 
@@ -208,7 +210,11 @@ func (r *retrier) answered(a polled) error {
 	}
 	r.due = time.Time{}
 	if a.due != nil {
-		r.dueIn(time.Duration(*a.due * float64(time.Second)))
+		due := time.Duration(*a.due * float64(time.Second))
+		if due > r.c.longestWait() {
+			due = 0 // T9: it was written while the clock was ahead
+		}
+		r.dueIn(due)
 	}
 	r.mark(a)
 	return nil
@@ -313,7 +319,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return true, r.fail(row, &verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
 	}
 	if err := r.verifyIdentity(row); err != nil {
-		return true, r.fail(row, &verdict{reason: reasonPermanent, err: err}, 0) // another try would find the same
+		return true, r.giveUp(row, &verdict{reason: reasonPermanent, err: err}) // another try would find the same
 	}
 	r.state.inRetry.Store(1)
 	defer r.state.inRetry.Store(0)
@@ -323,6 +329,9 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	var b *blockedError
 	switch {
 	case err == nil:
+		if r.brakes() {
+			r.endings(a.done.Handled)
+		}
 		r.c.resolved(a, row)
 		if row.m.order.Valid {
 			r.mu.Lock()
@@ -340,14 +349,34 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return false, fault.ErrInjected
 	case errors.As(f.err, &b):
 		return true, r.fail(row, b.verdict, 0)
-	case IsPermanent(f.err) && !f.lost:
-		return true, r.fail(row, &verdict{reason: reasonPermanent, err: f.err}, 0)
-	case row.n >= limit:
-		return true, r.fail(row, &verdict{reason: reasonExhausted, err: f.err}, 0)
+	case hopeless(f.err) && !f.lost, row.n >= limit, r.brakes() && r.brake.stopped():
+		return true, r.giveUp(row, &verdict{reason: gaveUp(f), err: f.err})
 	}
 	v := &verdict{reason: reasonFailed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.n))}
 	r.reportRetry(Retry{Offset: row.m.Offset, Messages: 1, Attempt: row.n, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
 	return true, r.fail(row, v, 0)
+}
+
+// brakes reports whether rows count for the brake: those of messages that failed, which are tried here. Otherwise they are an operator's.
+func (r *retrier) brakes() bool { return r.c.cfg.OnFailure == ParkOrderingKey }
+
+// giveUp leaves a row to an operator, unless the partition has to stop first.
+func (r *retrier) giveUp(row *parkedRow, v *verdict) error {
+	if r.brakes() {
+		if _, yes := r.brake.stops(v.reason); yes {
+			if err := r.fail(row, &verdict{reason: reasonFailed, err: v.err, wait: backoffFor(r.c.cfg, row.n)}, 1); err != nil {
+				return err
+			}
+			return r.everythingFails(r.state.position.Load(), row.m.Offset, v)
+		}
+		defer r.endings(0, v.reason)
+	}
+	return r.fail(row, v, 0)
+}
+
+// longestWait is how far ahead a due time can lie: the schedule's waits are random around RetryMax, and a handler may ask for maxRetryAfter.
+func (c *Consumer) longestWait() time.Duration {
+	return max(2*c.cfg.RetryMax, maxRetryAfter+time.Minute)
 }
 
 // take counts an attempt at the row that is due first; nil where there is none. A drain does not cut it off: the attempt might
@@ -361,7 +390,7 @@ func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 	var topicID pgtype.UUID
 	m := row.m
 	err := r.c.pool.QueryRow(ctx, takeSQL, r.cur.id, r.cur.epoch, r.cur.nonce, r.c.cfg.Scope, r.id.Topic, r.id.Partition,
-		r.c.cfg.RetryMax.Seconds()).Scan(&row.id, &row.n, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
+		r.c.cfg.RetryMax.Seconds(), r.c.longestWait().Seconds()).Scan(&row.id, &row.n, &row.reason, &row.tenant, &row.key, &m.Offset, &at, &m.Key, &names, &values,
 		&m.Value, &m.order, &m.cluster, &topicID, &m.LogAppendTime, &m.replay, &m.resend, &m.EventID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
@@ -447,8 +476,11 @@ func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 	case tag.RowsAffected() == 0:
 		r.sweepSoon() // settled after all: COMMIT's answer was lost
 	case state == stateWaiting:
-		m := row.m
-		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: state, Err: v.err})
+		m, reason := row.m, v.reason
+		if row.reason == reasonConflict || row.reason == reasonNoKey {
+			reason = row.reason // which the row keeps, too
+		}
+		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: reason, State: state, Err: v.err})
 	}
 	return nil
 }

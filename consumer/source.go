@@ -67,12 +67,14 @@ type Partition interface {
 	// changed in between. A source whose log has no leader epochs, because it loses nothing in an election, returns nil.
 	Verify(ctx context.Context, at int64, epoch int32) error
 
-	// Fetch returns committed records at or above offset from, waiting for the first a bounded time (about
+	// Fetch returns committed records at or above offset from, as many as their [Message.Size] together is at most the given number of bytes, and
+	// one at least. It takes no more memory than that for records, but keeps what they lie in, compressed, for the fetches that go on
+	// where it ends. It waits for the first record a bounded time (about
 	// half a second), after which it returns none and no error. That means that from is at the last stable offset: a broker
 	// that cannot answer is an error. Records of aborted transactions and control
 	// records are never returned, but Next passes over them. It returns an *[OutOfRangeError] when the log does not
 	// hold from, and an error that wraps [ErrIncarnation] when the topic is not the one that Identity named.
-	Fetch(ctx context.Context, from int64) (Fetched, error)
+	Fetch(ctx context.Context, from int64, most int) (Fetched, error)
 
 	// Retained returns the earliest time at which retention by time may delete the record at offset, or, where that holds none, the
 	// first record above: its timestamp and the topic's retention.ms together. It is a promise of nothing: brokers delete whole
@@ -120,6 +122,8 @@ type Fetched struct {
 	// LastStable is the last stable offset: what lies between it and HighWatermark belongs to a transaction that is still open, or was written after
 	// that one began, and is not returned before it ends. HighWatermark where the source has no transactions.
 	LastStable int64
+	// Kept says that nothing was asked: the messages were kept by the fetch before, and HighWatermark is what that one was told.
+	Kept bool
 }
 
 // ErrOwnershipLost says that the group has given the partition to somebody else, or may have. What is not committed

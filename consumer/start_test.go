@@ -102,21 +102,25 @@ func TestF10ForeignOffsetIsTold(t *testing.T) {
 	}
 }
 
-// What is fetched and not handled stays within the budget and one fetch a partition, and everything goes through.
-func TestPrefetchStaysWithinItsBudget(t *testing.T) {
+// F14: what all partitions of a process hold unpacked stays within the budget and one message a partition, whatever they are handed over by their
+// fetches, and everything goes through.
+func TestF14PrefetchStaysWithinItsBudget(t *testing.T) {
 	t.Parallel()
-	const partitions, value, fetch = 3, 100, 5
-	const size = value + len("message-id") + len("0-000")
-	for _, limit := range []int{1, 20 * size} {
+	const partitions, each = 50, 40
+	message := func(p int32, i int) *consumer.Message {
+		m := &consumer.Message{Value: fmt.Appendf(nil, "%0*d", 1000, i)}
+		m.Headers = []consumer.Header{{Name: "message-id", Value: fmt.Appendf(nil, "%02d-%03d", p, i)}}
+		return m
+	}
+	size := message(0, 0).Size()
+	for _, limit := range []int{1, 20 * size, 200 * size, 1000 * size} {
 		r := newRig(t, partitions)
-		want := 0
 		for p := range int32(partitions) {
-			for i := range 100 {
-				r.log.Append(p, fmt.Sprintf("%0*d", value, i), id(fmt.Sprintf("%d-%03d", p, i)))
-				want++
+			for i := range each {
+				m := message(p, i)
+				r.log.Append(p, string(m.Value), m.Headers...)
 			}
 		}
-		r.src.FetchLimit = fetch
 		var held, most atomic.Int64
 		cfg := testConfig()
 		cfg.PrefetchBytes, cfg.BatchSize = limit, 7
@@ -133,14 +137,14 @@ func TestPrefetchStaysWithinItsBudget(t *testing.T) {
 		}
 		stop := r.start(queued, cfg)
 		for p := range int32(partitions) {
-			r.reaches(p, 100)
+			r.reaches(p, each)
 		}
 		stop()
-		if n := r.count(`select count(*) from effects`); n != want {
-			t.Errorf("%d effects, want %d", n, want)
+		if n := r.count(`select count(*) from effects`); n != partitions*each {
+			t.Errorf("%d effects, want %d", n, partitions*each)
 		}
-		if n := most.Load(); n > int64(limit+partitions*fetch*size) || n < int64(fetch*size) {
-			t.Errorf("%d bytes were held, with a budget of %d and fetches of %d", n, limit, fetch*size)
+		if n := most.Load(); n > int64(limit+partitions*size) || n < int64(size) {
+			t.Errorf("%d bytes were held, with a budget of %d and %d messages of %d", n, limit, partitions, size)
 		}
 	}
 }

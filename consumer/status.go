@@ -90,14 +90,14 @@ func (s *partitionState) moved() {
 	}
 }
 
-// fetched takes note of what was found in the log. Whoever reads it again is not halted, but for a message that blocks: that one is
+// fetched takes note of what was found in the log. Whoever reads it again is not halted, but for one that waits for a message: that one is
 // still to come.
 func (s *partitionState) fetched(found seen, stable int64) {
 	s.highWatermark.Store(found.end)
 	s.lastStable.Store(stable)
 	s.seen.Store(&found)
 	s.fine(&s.reaching)
-	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked {
+	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked && h.Reason != HaltEverythingFails {
 		s.halted.CompareAndSwap(h, nil)
 	}
 }

@@ -24,6 +24,7 @@ type worker struct {
 	pos         int64   // position in the database
 	anchor      *anchor // last record seen below it
 	leaderEpoch int32   // that no batch below pos exceeded when it was read; -1: not known
+	held        bool    // the log was seen to hold pos
 	aloneUntil  int64   // below it every message stands alone: the owner before died in mid-work
 	unclean     bool    // it did
 	pruning     pruning
@@ -34,6 +35,9 @@ type worker struct {
 	moved   time.Time  // when bufNext first ran ahead of pos with nothing to handle
 
 	bufEpoch int32 // leader epoch that no batch below bufNext exceeded, -1: not known
+
+	logged   haltLine // the halt that was logged last
+	loggedAt time.Time
 
 	retrier *retrier
 }
@@ -58,11 +62,13 @@ func (w *worker) run(ctx context.Context) error {
 		return err
 	}
 	var retries sync.WaitGroup
-	retries.Go(func() {
-		if err := w.retrier.run(ctx, work); err != nil {
-			stop(err)
-		}
-	})
+	if !w.brake.stopped() {
+		retries.Go(func() {
+			if err := w.retrier.run(ctx, work); err != nil {
+				stop(err)
+			}
+		})
+	}
 	committer := startCommitter(w)
 	fetching := startFetching(ctx, w)
 	w.buf, w.bufNext, w.bufEpoch, w.bufErr = nil, w.pos, w.leaderEpoch, nil
@@ -76,12 +82,13 @@ func (w *worker) run(ctx context.Context) error {
 	}
 	stop(nil)
 	retries.Wait()
+	w.retrier.rest()
 	w.rest()
-	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
-		err = cause
-	}
 	if errors.Is(err, context.Canceled) {
 		err = nil
+	}
+	if cause := context.Cause(ctx); err == nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause
 	}
 	return err
 }
@@ -90,6 +97,13 @@ func (w *worker) loop(ctx, work context.Context, fetching *fetching, committer *
 	for ctx.Err() == nil {
 		if w.cur.replayed(w.pos) {
 			return w.endReplay(work)
+		}
+		if w.brake.stopped() {
+			if err := w.probe(ctx, work, fetching, committer); err != nil {
+				return err
+			}
+			committer.kick(w.pos)
+			continue
 		}
 		msgs, next, err := w.collect(ctx, fetching, committer)
 		if err != nil {
@@ -161,6 +175,7 @@ func (w *worker) epochInHand() int32 {
 
 // stand notes where the cursor stands.
 func (w *worker) stand(pos int64, last *anchor, epoch int32) {
+	w.held = w.held && pos == w.pos || last != nil // what was read is behind a position that was reached by reading
 	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
 	w.state.position.Store(pos)
 }
@@ -170,6 +185,11 @@ func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
 	w.pruning.took(w.cur.run, w.pos)
 	w.stand(a.next, last, epoch)
 	w.state.worked()
+	reasons := make([]string, len(a.parked))
+	for i, p := range a.parked {
+		reasons[i] = p.Reason
+	}
+	w.endings(a.done.Handled, reasons...)
 	w.c.told(a)
 	w.retrier.parked(a)
 }
@@ -267,8 +287,11 @@ func (w *worker) stampReplay(msgs []*Message) {
 
 // cut returns how many buffered messages make the next batch, and whether it is full. No batch goes beyond the end of a replay.
 func (w *worker) cut() (n int, full bool) {
-	size := 0
-	for n < len(w.buf) && n < w.c.cfg.BatchSize {
+	size, most := 0, w.c.cfg.BatchSize
+	if w.brake.stopped() {
+		most = 1
+	}
+	for n < len(w.buf) && n < most {
 		if w.cur.replayed(w.buf[n].Offset) {
 			return n, n > 0
 		}
@@ -278,7 +301,7 @@ func (w *worker) cut() (n int, full bool) {
 		}
 		n++
 	}
-	return n, n == w.c.cfg.BatchSize || size >= w.c.cfg.BatchBytes
+	return n, n == most || size >= w.c.cfg.BatchBytes
 }
 
 func (w *worker) take(n int) ([]*Message, int64, error) {
@@ -298,7 +321,7 @@ func (w *worker) fetchFailed(err error) error {
 	case errors.As(err, &out) && out.Offset < out.Start:
 		// Offsets that hold nothing to handle are no gap even when retention deletes them: the position that is read from lies
 		// behind them, and is flushed.
-		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", out.Start, out.Start-w.pos)
+		return w.gap(out.Start)
 	case errors.As(err, &out):
 		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
 	case errors.Is(err, ErrIncarnation):
@@ -307,6 +330,15 @@ func (w *worker) fetchFailed(err error) error {
 		return err
 	}
 	return fmt.Errorf("fetching from %s/%d: %w", w.id.Topic, w.id.Partition, err)
+}
+
+// gap halts where the log begins above the position. Only of a position that the log once held it is certain that retention has passed it (or an operator
+// who deleted records): another may have been set where the log did not reach, by the group's committed offset, a replay or cursor adopt.
+func (w *worker) gap(start int64) *HaltError {
+	if w.held {
+		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
+	}
+	return w.halt(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set to where the log did not hold it when it was first looked for", start, start-w.pos)
 }
 
 // release lets the cursor go in order, if it is still this process's. It fails only towards caution: the next owner then works

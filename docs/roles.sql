@@ -138,7 +138,7 @@ begin
     ('onlyonce_operator', 'outbox',         'select, update'),
     ('onlyonce_operator', 'outbox_log',     'select, update'),                 -- rebase, erase
     ('onlyonce_operator', 'calls',          'select'),
-    ('onlyonce_operator', 'sinks',          'select, update'),
+    ('onlyonce_operator', 'sinks',          'select, insert, update'),
     ('onlyonce_operator', 'lanes',          'select, update'),
     ('onlyonce_operator', 'rings',          'select, update'),                 -- rebase
     ('onlyonce_operator', 'segments',       'select, update'),

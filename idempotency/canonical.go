@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -22,7 +23,8 @@ var errJSON = errors.New("idempotency: the body cannot be read as JSON")
 // they differ in nothing else.
 //
 // It refuses what parsers disagree on, because the handler's may read another request than was compared: names that stand twice
-// in an object, also in other escapes; bytes that are no UTF-8, and halves of surrogate pairs, which decoders replace with
+// in an object, also in other escapes, or but for case (Go's own decoder takes the last of "amount" and "Amount" for either, and the order of members
+// is what is lost here); bytes that are no UTF-8, and halves of surrogate pairs, which decoders replace with
 // one and the same character, so that different strings would become equal. Numbers are kept as they are written: two
 // of them may be one float64, and not one decimal.
 func canonicalJSON(text []byte) ([]byte, error) {
@@ -166,13 +168,29 @@ func (c *canonical) object(depth int) error {
 			c.out = append(c.out, written[m.begin-start:m.end-start]...)
 		}
 	}
-	for i := 1; i < len(members); i++ {
-		if members[i].name == members[i-1].name {
-			return c.fault("a member stands twice in the object that ends here")
+	if len(members) > 1 {
+		seen := make(map[string]struct{}, len(members))
+		for _, m := range members {
+			seen[foldCase(m.name)] = struct{}{}
+		}
+		if len(seen) < len(members) {
+			return c.fault("a member stands twice, or but for the case of its name, in the object that ends here")
 		}
 	}
 	c.out = append(c.out, '}')
 	return nil
+}
+
+// foldCase makes one string of all that are equal under strings.EqualFold, which is what encoding/json goes by: of each character the first that is the same
+// but for case.
+func foldCase(name string) string {
+	return strings.Map(func(r rune) rune {
+		first := r
+		for next := unicode.SimpleFold(r); next != r; next = unicode.SimpleFold(next) {
+			first = min(first, next)
+		}
+		return first
+	}, name)
 }
 
 // number copies one (RFC 8259 section 6).

@@ -116,7 +116,7 @@ func TestStoreThatBreaksAnywhere(t *testing.T) {
 			"select onlyonce.seal()", "rollback",
 		},
 		idempotency.Leased: {
-			"select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)", "select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6)",
+			"select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)", "select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6, $7)",
 			"select onlyonce.http_step_done($1, $2, $3, $4, $5, $6, $7)", "select onlyonce.http_open($1, $2, $3)", "select onlyonce.http_finish($1, $2, $3, $4, $5, $6)",
 			"select onlyonce.http_release($1, $2, $3, $4)", "select onlyonce.raise_epoch($1, $2, $3, $4)",
 		},

@@ -14,15 +14,17 @@ import (
 //	1 byte    version, 1
 //	1 byte    1: a tombstone; 0: none
 //	2 bytes   status
-//	4 bytes   number of headers
+//	4 bytes   number of headers that are set
 //	          for each, by name: name, number of values (4 bytes), values in their order
+//	4 bytes   number of headers that are added to what stands around the layer, and these, likewise
 //	          body
 //
 // Numbers are big-endian; names, values and body have their length, 4 bytes, before them. An answer has one encoding, so that
 // records can be compared.
 type response struct {
 	Status    int
-	Header    http.Header // what storable has left
+	Header    http.Header // what storable has left: in the place of what stands around the layer
+	Added     http.Header // the same, behind what stands around it
 	Body      []byte      // nil is empty
 	Tombstone bool        // it was too long to be stored, or not to be: the body is not kept
 }
@@ -37,11 +39,13 @@ const (
 var errEnvelope = errors.New("idempotency: malformed stored answer")
 
 func (r *response) encode() []byte {
-	size := 12 + len(r.Body)
-	for name, values := range r.Header {
-		size += 8 + len(name)
-		for _, v := range values {
-			size += 4 + len(v)
+	size := 16 + len(r.Body)
+	for _, h := range []http.Header{r.Header, r.Added} {
+		for name, values := range h {
+			size += 8 + len(name)
+			for _, v := range values {
+				size += 4 + len(v)
+			}
 		}
 	}
 	out := make([]byte, 0, size)
@@ -53,13 +57,15 @@ func (r *response) encode() []byte {
 	out = binary.BigEndian.AppendUint16(out, uint16(r.Status))
 	number := func(n int) { out = binary.BigEndian.AppendUint32(out, uint32(n)) }
 	text := func(s string) { number(len(s)); out = append(out, s...) }
-	names := slices.DeleteFunc(slices.Sorted(maps.Keys(r.Header)), func(name string) bool { return len(r.Header[name]) == 0 })
-	number(len(names))
-	for _, name := range names {
-		text(name)
-		number(len(r.Header[name]))
-		for _, v := range r.Header[name] {
-			text(v)
+	for _, h := range []http.Header{r.Header, r.Added} {
+		names := slices.DeleteFunc(slices.Sorted(maps.Keys(h)), func(name string) bool { return len(h[name]) == 0 })
+		number(len(names))
+		for _, name := range names {
+			text(name)
+			number(len(h[name]))
+			for _, v := range h[name] {
+				text(v)
+			}
 		}
 	}
 	number(len(r.Body))
@@ -74,7 +80,7 @@ func decodeResponse(b []byte) (*response, error) {
 	if v := d.bytes(1); v != nil && v[0] != envelopeVersion {
 		return nil, fmt.Errorf("%w: version %d", errEnvelope, v[0])
 	}
-	r := &response{Header: http.Header{}}
+	r := &response{}
 	if v := d.bytes(1); v != nil {
 		r.Tombstone = v[0] == 1
 		d.fail(v[0] > 1, "flags")
@@ -83,6 +89,20 @@ func decodeResponse(b []byte) (*response, error) {
 		r.Status = int(binary.BigEndian.Uint16(v))
 		d.fail(r.Status < firstFinal || r.Status > lastStatus, "status")
 	}
+	r.Header, r.Added = d.headers(), d.headers()
+	if body := d.text(); len(body) > 0 {
+		r.Body = body
+	}
+	d.fail(len(d.rest) > 0, "something stands behind it")
+	if d.err != nil {
+		return nil, d.err
+	}
+	return r, nil
+}
+
+// headers reads a list of headers.
+func (d *decoder) headers() http.Header {
+	h := http.Header{}
 	before := ""
 	for range d.number(8) {
 		name := string(d.text())
@@ -97,20 +117,13 @@ func decodeResponse(b []byte) (*response, error) {
 			values = append(values, value)
 		}
 		if d.err != nil {
-			return nil, d.err
+			return nil
 		}
 		if unstorable(name) == "" {
-			r.Header[name] = values
+			h[name] = values
 		}
 	}
-	if body := d.text(); len(body) > 0 {
-		r.Body = body
-	}
-	d.fail(len(d.rest) > 0, "something stands behind it")
-	if d.err != nil {
-		return nil, d.err
-	}
-	return r, nil
+	return h
 }
 
 // decoder keeps its first fault, and reads nothing after it.

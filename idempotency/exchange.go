@@ -37,6 +37,7 @@ type exchange struct {
 	print   []byte
 	id      [16]byte
 	token   uuid.UUID
+	expires time.Time // of the record that this request has made
 	origin  dedupe.Origin
 	ctx     context.Context // the request's, without its end
 
@@ -44,7 +45,8 @@ type exchange struct {
 	woken  func() // called behind COMMIT
 	flight *flight
 
-	turn sync.Mutex // goroutines of a handler ask for its transaction one after another, and not when it has returned
+	turn  sync.Mutex          // goroutines of a handler ask for its transaction, and begin steps, one after another, and not when it has returned
+	steps map[string]struct{} // of this run, by name: under way, or done
 
 	// While a handler runs. Only tx is read by another goroutine, see abandon.
 	mu      sync.Mutex
@@ -208,7 +210,7 @@ func (x *exchange) attempt() (rep reply, first <-chan struct{}) {
 	switch {
 	case down:
 		x.layer.failed(rep.failed)
-		return x.bypass(newRecorder(maxStored)), nil
+		return x.bypass(x.record(maxStored)), nil
 	case route.Mode == Leased:
 		return x.leased(left), nil
 	}
@@ -234,11 +236,15 @@ func (x *exchange) recall() (left *record, rep reply, known bool) {
 	return nil, rep, true
 }
 
+// record makes the ResponseWriter of one run of the handler.
+func (x *exchange) record(limit int) *recorder { return newRecorderOver(limit, x.w.Header()) }
+
 // call runs the handler. A panic is the caller's to raise again.
 func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
 	x.turn.Lock()
 	x.runs++
 	x.over.Store(false)
+	x.steps = make(map[string]struct{})
 	x.turn.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, x.endpoint.route.MaxHandlerTime)
 	defer cancel()
@@ -256,7 +262,13 @@ func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
 			<-abandoned // or it would cut the connection of whoever has it next
 		}
 	}()
-	x.endpoint.next.ServeHTTP(rec, x.clone(ctx))
+	r := x.clone(ctx)
+	defer func() {
+		if r.MultipartForm != nil { // net/http removes the files of its own request only
+			_ = r.MultipartForm.RemoveAll()
+		}
+	}()
+	x.endpoint.next.ServeHTTP(rec, r)
 	return nil
 }
 
@@ -282,10 +294,10 @@ const hangGrace = 5 * time.Second
 // unprotected runs a request without a key that needs none.
 func (x *exchange) unprotected() reply {
 	if x.endpoint.route.Mode == Leased {
-		return x.bypass(newRecorder(maxStored))
+		return x.bypass(x.record(maxStored))
 	}
 	for reruns := 0; ; reruns++ {
-		if out := x.run(newRecorder(maxStored), false); !out.rerun || reruns == rerunLimit {
+		if out := x.run(x.record(maxStored), false); !out.rerun || reruns == rerunLimit {
 			return out.reply
 		}
 	}

@@ -46,6 +46,14 @@ func (l *faultList) header(field string, name *string, initial string) {
 	*name = http.CanonicalHeaderKey(*name)
 }
 
+// requestHeader is header for one that is looked for in requests.
+func (l *faultList) requestHeader(field string, name *string, initial string) {
+	l.header(field, name, initial)
+	if *name == "Transfer-Encoding" || *name == "Trailer" {
+		l.add(field, "%q never counts: net/http takes it out of the request's header, and what carries it ends at the next hop", *name)
+	}
+}
+
 // methods fills in the default methods, and judges those that are given.
 func (l *faultList) methods(methods *[]string) {
 	if *methods == nil {

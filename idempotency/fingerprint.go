@@ -26,7 +26,7 @@ const (
 	// FingerprintJSON compares what JSON bodies say: the order of members, white space and the way in which a string is
 	// escaped do not count. Numbers count as they are written: 1.0 is not 1, because which of the two it was may matter to
 	// the handler, and because no reading of numbers keeps all that are sent. It is for clients that write the same request anew each
-	// time. A body that is no JSON text, has a member twice, is not UTF-8 or is nested deeper than 64 is refused; an empty
+	// time. A body that is no JSON text, has a member twice (or two whose names differ only in case), is not UTF-8 or is nested deeper than 64 is refused; an empty
 	// one is not, and equals an empty one.
 	FingerprintJSON
 )
@@ -77,7 +77,9 @@ type subject struct {
 	Path               string // escaped, as it came
 	Query              string // raw
 	MediaType          string // the field Content-Type, as it came
+	Coding             string // the field Content-Encoding, as it came
 	Headers            [][2]string
+	Trailers           [][2]string
 	Body               []byte
 	Mode               Fingerprint
 }
@@ -133,21 +135,34 @@ func (f *fingerprinter) with(version byte, mode Fingerprint, id uint32, s *subje
 		mac.Write(b)
 	}
 	field(s.Record[:])
-	for _, v := range []string{s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, mediaType(s.MediaType)} {
+	for _, v := range []string{s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, mediaType(s.MediaType), coding(s.Coding)} {
 		field([]byte(v))
 	}
-	headers := slices.Clone(s.Headers)
-	for i := range headers {
-		headers[i][0] = strings.ToLower(headers[i][0])
-	}
-	slices.SortStableFunc(headers, func(a, b [2]string) int { return cmp.Compare(a[0], b[0]) })
-	number(len(headers))
-	for _, h := range headers {
-		field([]byte(h[0]))
-		field([]byte(h[1]))
+	for _, fields := range [][][2]string{s.Headers, s.Trailers} {
+		fields := slices.Clone(fields)
+		for i := range fields {
+			fields[i][0] = strings.ToLower(fields[i][0])
+		}
+		slices.SortStableFunc(fields, func(a, b [2]string) int { return cmp.Compare(a[0], b[0]) })
+		number(len(fields))
+		for _, f := range fields {
+			field([]byte(f[0]))
+			field([]byte(f[1]))
+		}
 	}
 	field(body)
 	return mac.Sum(out), nil
+}
+
+// coding is how a Content-Encoding counts: its codings in their order, without their case; "identity" says nothing.
+func coding(field string) string {
+	var codings []string
+	for c := range strings.SplitSeq(strings.ToLower(field), ",") {
+		if c = strings.Trim(c, " \t"); c != "" && c != "identity" {
+			codings = append(codings, c)
+		}
+	}
+	return strings.Join(codings, ",")
 }
 
 // mediaType is how a Content-Type counts: type and names of parameters without their case, parameters in any order, quoted or not. A

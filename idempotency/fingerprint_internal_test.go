@@ -30,8 +30,8 @@ func testPrinter(t testing.TB, current uint32, ids ...byte) *fingerprinter {
 
 func wholeSubject() *subject {
 	return &subject{
-		Record: [16]byte{1, 2, 3}, Tenant: "tenant", Scope: "scope", Key: "key", Method: "POST", Path: "/a%2Fb", Query: "q=1&r=2", MediaType: "application/json",
-		Headers: [][2]string{{"X-A", "1"}, {"X-B", "2"}}, Body: []byte(`{"amount":1}`),
+		Record: [16]byte{1, 2, 3}, Tenant: "tenant", Scope: "scope", Key: "key", Method: "POST", Path: "/a%2Fb", Query: "q=1&r=2", MediaType: "application/json", Coding: "gzip",
+		Headers: [][2]string{{"X-A", "1"}, {"X-B", "2"}}, Trailers: [][2]string{{"X-Sum", "3"}}, Body: []byte(`{"amount":1}`),
 	}
 }
 
@@ -75,6 +75,12 @@ func TestH7EachFieldCounts(t *testing.T) {
 		"query":                    func(s *subject) { s.Query = "r=2&q=1" },
 		"no query":                 func(s *subject) { s.Query = "" },
 		"media type":               func(s *subject) { s.MediaType = "application/xml" },
+		"coding":                   func(s *subject) { s.Coding = "br" },
+		"no coding":                func(s *subject) { s.Coding = "" },
+		"a coding more":            func(s *subject) { s.Coding = "gzip, br" },
+		"trailer's value":          func(s *subject) { s.Trailers[0][1] = "4" },
+		"no trailer":               func(s *subject) { s.Trailers = nil },
+		"trailer into header":      func(s *subject) { s.Headers, s.Trailers = append(s.Headers, s.Trailers...), nil },
 		"header's value":           func(s *subject) { s.Headers[0][1] = "2" },
 		"header's name":            func(s *subject) { s.Headers[0][0] = "X-C" },
 		"a header less":            func(s *subject) { s.Headers = s.Headers[:1] },
@@ -108,6 +114,7 @@ func TestH7EachFieldCounts(t *testing.T) {
 	}
 	for name, change := range map[string]func(*subject){
 		"names' case":   func(s *subject) { s.Headers[0][0] = "x-a" },
+		"coding's case": func(s *subject) { s.Coding = "identity, GZIP ,," },
 		"names' order":  func(s *subject) { slices.Reverse(s.Headers) },
 		"an empty body": func(s *subject) { s.Body = []byte{} },
 	} {
@@ -126,8 +133,8 @@ func TestH7EachFieldCounts(t *testing.T) {
 func TestH7KnownFingerprint(t *testing.T) {
 	t.Parallel()
 	for mode, want := range map[Fingerprint]string{
-		FingerprintRaw:  "010000000007286f456830dfebd2882e22f98841b304abdaf3e9451e14d00ed683b30d9e0dd5",
-		FingerprintJSON: "01010000000725d108a82c0596b93d89b7fa305b270920308b90c6e06510fdc64b5c21c766ab",
+		FingerprintRaw:  "010000000007f1f9e6e83dba6a59a9a677fdf5fb248cff30412eb8a26ab5fab016a626e95dea",
+		FingerprintJSON: "01010000000789b2967a16978ef85116b74dcac0e8908d9c197cab7e326fc3fc22968df0a2ed",
 	} {
 		s := wholeSubject()
 		s.Mode = mode
@@ -240,6 +247,7 @@ func TestH7CanonicalJSON(t *testing.T) {
 		`"\ud800"`: "surrogate", `"\udc00"`: "surrogate", `"\ud800\ud800"`: "surrogate", `"\ud800x"`: "surrogate", `"\ud83d\n"`: "surrogate", `"\udc00\ud800"`: "surrogate",
 		"\"\xff\"": "UTF-8", "\"\xc3\"": "UTF-8", "\"\xed\xa0\x80\"": "UTF-8", "\"\xc0\x80\"": "UTF-8", "{\"\xff\":1}": "UTF-8",
 		`{"a":1,"a":1}`: "twice", `{"a":1,"b":2,"\u0061":1}`: "twice", `[{"x":{"":1,"":2}}]`: "twice", `{"é":1,"\u00e9":2}`: "twice",
+		`{"amount":1,"Amount":2}`: "case", `[{"x":{"É":1,"b":2,"\u00e9":3}}]`: "case", `{"k":1,"\u212a":2}`: "case", `{"ſ":1,"S":2}`: "case",
 		strings.Repeat("[", 65) + strings.Repeat("]", 65): "nested", strings.Repeat(`{"a":`, 65) + "1" + strings.Repeat("}", 65): "nested", strings.Repeat("[", 1<<20): "nested",
 	} {
 		got, err := canonicalJSON([]byte(text))

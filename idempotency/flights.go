@@ -27,7 +27,11 @@ type flight struct {
 	ended bool
 }
 
-type tenantLoad struct{ running, waiting int }
+type tenantLoad struct {
+	running, waiting int
+	conns            chan struct{} // as many places as its handlers may hold connections
+	held             int           // how many hold one, or wait for it
+}
 
 // enter counts a request of a tenant, if it may be worked on.
 func (f *flights) enter(tenant string, limit int) bool {
@@ -48,9 +52,49 @@ func (f *flights) enter(tenant string, limit int) bool {
 func (f *flights) leave(tenant string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if t := f.tenants[tenant]; t.running > 1 {
-		t.running--
-	} else {
+	t := f.tenants[tenant]
+	t.running--
+	f.forget(tenant, t)
+}
+
+// connect waits until a tenant's handler may hold one of the connections that are the tenant's share, and reports false where ctx ended before that.
+// Then disconnect gives it back. It waits here and not in the pool, where the other tenants wait.
+func (f *flights) connect(ctx context.Context, tenant string, share int) bool {
+	f.mu.Lock()
+	t := f.tenants[tenant]
+	if t == nil {
+		t = &tenantLoad{}
+		f.tenants[tenant] = t
+	}
+	if t.conns == nil {
+		t.conns = make(chan struct{}, share)
+	}
+	t.held++
+	f.mu.Unlock()
+	select {
+	case t.conns <- struct{}{}:
+		return true
+	case <-ctx.Done():
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t.held--
+	f.forget(tenant, t)
+	return false
+}
+
+func (f *flights) disconnect(tenant string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	t := f.tenants[tenant]
+	<-t.conns
+	t.held--
+	f.forget(tenant, t)
+}
+
+// forget drops a tenant that has nothing under way.
+func (f *flights) forget(tenant string, t *tenantLoad) {
+	if t.running == 0 && t.held == 0 {
 		delete(f.tenants, tenant)
 	}
 }

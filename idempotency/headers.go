@@ -12,8 +12,8 @@ import (
 // storedHeaders are the headers that are kept with an answer and given to whoever asks again (H14). It is a list of what may be kept, and not
 // of what may not: a header that nobody thought of belongs to the first client alone.
 var storedHeaders = []string{
-	"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Location", "Content-Type", "Etag",
-	"Last-Modified", "Link", "Location", "Vary",
+	"Accept-Patch", "Accept-Post", "Allow", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Location",
+	"Content-Range", "Content-Type", "Etag", "Last-Modified", "Link", "Location", "Retry-After", "Vary",
 }
 
 // unstorable says why a header is never kept (H14), or "". Names are canonical.
@@ -48,20 +48,34 @@ func checkExtra(names []string) error {
 	return errors.Join(faults...)
 }
 
-// storable returns what is kept of an answer's headers, by canonical names, values in their order. What Connection names is for one
-// connection (RFC 9110 section 7.6.1), whatever its name.
-func storable(h http.Header, extra []string) http.Header {
+// storable returns what is kept of an answer's headers: of those that are set, and of those that are added to what stands outside. final are all of
+// them, with Connection, which says what else is not kept.
+func storable(set, added, final http.Header, extra []string) (keepSet, keepAdded http.Header) {
+	named := connectionNames(final)
+	return kept(set, named, extra), kept(added, named, extra)
+}
+
+// connectionNames are the headers that are for one connection (RFC 9110 section 7.6.1), whatever their names.
+func connectionNames(h http.Header) map[string]bool {
 	named := map[string]bool{}
+	for name, values := range h {
+		if http.CanonicalHeaderKey(name) != "Connection" {
+			continue
+		}
+		for _, value := range values {
+			for option := range strings.SplitSeq(value, ",") {
+				named[http.CanonicalHeaderKey(strings.Trim(option, " \t"))] = true
+			}
+		}
+	}
+	return named
+}
+
+// kept are the headers that may be stored, by canonical names, values in their order.
+func kept(h http.Header, named map[string]bool, extra []string) http.Header {
 	keep := http.Header{}
 	for _, name := range slices.Sorted(maps.Keys(h)) { // sorted: where a map has a name in two cases, their order is no accident
 		canonical := http.CanonicalHeaderKey(name)
-		if canonical == "Connection" {
-			for _, value := range h[name] {
-				for option := range strings.SplitSeq(value, ",") {
-					named[http.CanonicalHeaderKey(strings.Trim(option, " \t"))] = true
-				}
-			}
-		}
 		if unstorable(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
 			continue
 		}
@@ -75,12 +89,22 @@ func storable(h http.Header, extra []string) http.Header {
 	return keep
 }
 
-// restore puts stored headers into the header of an answer, in the place of what is there under their names. An answer that was
-// stored without a Content-Type gets none: net/http would guess one.
-func restore(to, from http.Header) {
+// restore puts an answer's headers into the header that it is sent with: set in the place of what is there under their names, added behind it. An answer
+// without a Content-Type gets none: net/http would guess one.
+func restore(to, set, added http.Header) {
+	for name := range to {
+		if canonical := http.CanonicalHeaderKey(name); canonical != name {
+			if _, has := set[canonical]; has {
+				delete(to, name)
+			}
+		}
+	}
 	to["Content-Type"] = nil
-	for name, values := range from {
+	for name, values := range set {
 		to[name] = slices.Clone(values)
+	}
+	for name, values := range added {
+		to[name] = append(slices.Clip(to[name]), values...)
 	}
 }
 

@@ -31,7 +31,7 @@ func TestH14StoredHeaders(t *testing.T) {
 		"no values":              {h: http.Header{"Content-Type": nil, "Vary": {}}, want: http.Header{}},
 		"an empty value":         {h: http.Header{"Vary": {""}}, want: http.Header{"Vary": {""}}},
 	} {
-		got := storable(c.h, extra)
+		got, _ := storable(c.h, nil, c.h, extra)
 		if !maps.EqualFunc(got, c.want, slices.Equal) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
@@ -49,11 +49,13 @@ func TestH14NeverStored(t *testing.T) {
 		if err := checkExtra([]string{name}); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s may be configured: %v", name, err)
 		}
-		if got := storable(http.Header{name: {"1"}, "Vary": {"a"}}, []string{name}); len(got) != 1 {
-			t.Errorf("%s is stored: %v", name, got)
+		h := http.Header{name: {"1"}, "Vary": {"a"}}
+		if set, added := storable(h, h, h, []string{name}); len(set) != 1 || len(added) != 1 {
+			t.Errorf("%s is stored: %v, %v", name, set, added)
 		}
-		r := &response{Status: 200, Header: http.Header{http.CanonicalHeaderKey(name): {"1"}, "Vary": {"a"}}}
-		if got, err := decodeResponse(r.encode()); err != nil || len(got.Header) != 1 {
+		both := http.Header{http.CanonicalHeaderKey(name): {"1"}, "Vary": {"a"}}
+		r := &response{Status: 200, Header: both, Added: both}
+		if got, err := decodeResponse(r.encode()); err != nil || len(got.Header) != 1 || len(got.Added) != 1 {
 			t.Errorf("%s is replayed: %v, %v", name, got, err)
 		}
 	}
@@ -84,18 +86,20 @@ func TestH14FieldsThatCanBeSent(t *testing.T) {
 
 func TestRestore(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ to, from, want http.Header }{
-		{http.Header{"X": {"1"}, "Vary": {"Origin"}}, http.Header{"Vary": {"a", "b"}, "Content-Type": {"a/b"}}, http.Header{"X": {"1"}, "Vary": {"a", "b"}, "Content-Type": {"a/b"}}},
-		{http.Header{}, http.Header{"Vary": {"a"}}, http.Header{"Vary": {"a"}, "Content-Type": nil}},
+	for _, c := range []struct{ to, set, added, want http.Header }{
+		{http.Header{"X": {"1"}, "Vary": {"Origin"}}, http.Header{"Vary": {"a", "b"}, "Content-Type": {"a/b"}}, nil, http.Header{"X": {"1"}, "Vary": {"a", "b"}, "Content-Type": {"a/b"}}},
+		{http.Header{}, http.Header{"Vary": {"a"}}, nil, http.Header{"Vary": {"a"}, "Content-Type": nil}},
+		{http.Header{"Vary": {"Origin"}}, nil, http.Header{"Vary": {"a", "b"}, "Link": {"</a>"}}, http.Header{"Vary": {"Origin", "a", "b"}, "Link": {"</a>"}, "Content-Type": nil}},
+		{http.Header{"vary": {"Origin"}}, http.Header{"Vary": {"a"}}, nil, http.Header{"Vary": {"a"}, "Content-Type": nil}},
 	} {
-		restore(c.to, c.from)
+		restore(c.to, c.set, c.added)
 		if _, has := c.to["Content-Type"]; !has || !maps.EqualFunc(c.to, c.want, slices.Equal) {
 			t.Errorf("%v, want %v", c.to, c.want)
 		}
 	}
 	// Without a Content-Type none is guessed.
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		restore(w.Header(), http.Header{})
+		restore(w.Header(), nil, nil)
 		_, _ = w.Write([]byte("<html>"))
 	}))
 	defer srv.Close()

@@ -103,14 +103,17 @@ func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.next.ServeHTTP(w, r)
 		return
 	}
-	rep := x.serve(r)
-	status := x.respond(rep)
+	rep, status := reply{mark: Released}, 0 // of a handler that panics, or ends its goroutine
+	defer func() {
+		if e.layer.cfg.Hooks.Served != nil {
+			e.layer.cfg.Hooks.Served(Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: x.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
+				Status: status, Runs: x.runs, Took: time.Since(begun)})
+		}
+	}()
+	rep = x.serve(r)
+	status = x.respond(rep)
 	if rep.failed != nil {
 		e.layer.failed(rep.failed)
-	}
-	if e.layer.cfg.Hooks.Served != nil {
-		e.layer.cfg.Hooks.Served(Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: x.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
-			Status: status, Runs: x.runs, Took: time.Since(begun)})
 	}
 }
 
@@ -125,18 +128,15 @@ func (l *Layer) failed(err error) {
 // serve finds out whose request it is and what names it, and runs it.
 func (x *exchange) serve(r *http.Request) reply {
 	e := x.endpoint
-	scope, err := e.layer.cfg.Scope(r)
-	if err == nil {
-		err = scope.check()
+	body, code, err := e.read(x.w, r)
+	if code != "" {
+		return refusal(code, err)
 	}
+	scope, err := e.scope(r, body)
 	if err != nil {
 		return refusal(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
 	}
 	x.scope = scope
-	body, code := e.read(x.w, r)
-	if code != "" {
-		return refusal(code, nil)
-	}
 	x.request, x.body = r, body
 	key, found, err := e.keys.find(r.Header, body)
 	if err != nil {
@@ -169,30 +169,61 @@ func (x *exchange) serve(r *http.Request) reply {
 	return x.once()
 }
 
-// read returns the body, whatever Content-Length says (H6).
-func (e *endpoint) read(w http.ResponseWriter, r *http.Request) ([]byte, code) {
-	if r.Body == nil || r.Body == http.NoBody {
-		return nil, ""
+// read returns the body, whatever Content-Length says (H6). What stands around the layer may have read it before: a form that it has parsed is
+// handed on to the handler, and the bytes are gone, so that the layer would take every form for the same empty request. That is refused.
+func (e *endpoint) read(w http.ResponseWriter, r *http.Request) (body []byte, c code, err error) {
+	if r.Body != nil && r.Body != http.NoBody {
+		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.route.MaxBody)))
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.route.MaxBody)))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, codeRequestTooLarge
+		return nil, codeRequestTooLarge, nil
 	case err != nil:
-		return nil, codeBodyUnreadable
+		return nil, codeBodyUnreadable, nil
+	case int64(len(body)) < r.ContentLength || len(body) == 0 && (len(r.PostForm) > 0 || r.MultipartForm != nil):
+		return nil, codeBodyConsumed, fmt.Errorf("%w: %d bytes are left of Content-Length %d", errConsumed, len(body), r.ContentLength)
 	}
-	return body, ""
+	return body, "", nil
+}
+
+// errConsumed says what is wrong with the program around the layer.
+var errConsumed = errors.New("idempotency: the request's body was read outside of the layer (ParseForm, FormValue or a logger, for example): " +
+	"let that work behind the layer, or give the request its body back")
+
+// scope asks whose request it is. Config.Scope gets a request of its own, which has the same header and a body to read.
+func (e *endpoint) scope(r *http.Request, body []byte) (Scope, error) {
+	own := r.WithContext(r.Context())
+	own.Body = io.NopCloser(bytes.NewReader(body))
+	defer func() {
+		if own.MultipartForm != nil && own.MultipartForm != r.MultipartForm {
+			_ = own.MultipartForm.RemoveAll()
+		}
+	}()
+	scope, err := e.layer.cfg.Scope(own)
+	if err == nil {
+		err = scope.check()
+	}
+	return scope, err
 }
 
 // subject is what the fingerprint is made of.
 func (e *endpoint) subject(scope Scope, r *http.Request, body []byte) subject {
 	s := subject{Tenant: scope.Tenant, Scope: e.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
 		Body: body, Mode: e.route.Fingerprint}
-	s.MediaType = r.Header.Get("Content-Type")
+	s.MediaType, s.Coding = r.Header.Get("Content-Type"), strings.Join(r.Header.Values("Content-Encoding"), ",")
 	for _, name := range e.route.FingerprintHeaders {
+		if name == "Host" { // net/http takes it out of the header
+			s.Headers = append(s.Headers, [2]string{name, strings.ToLower(r.Host)})
+			continue
+		}
 		for _, v := range r.Header.Values(name) {
 			s.Headers = append(s.Headers, [2]string{name, v})
+		}
+	}
+	for name, values := range r.Trailer { // the body has been read: they are there, and the handler sees them
+		for _, v := range values {
+			s.Trailers = append(s.Trailers, [2]string{name, v})
 		}
 	}
 	return s

@@ -32,7 +32,9 @@ func GlobalScope() func(*http.Request) (Scope, error) {
 // out of range is an error of [New] and never adjusted.
 type Config struct {
 	// Scope finds whose request it is. Required: use [GlobalScope] where everybody may see everybody's answers. It
-	// runs behind your authentication; an error refuses the request with 403.
+	// runs behind your authentication; an error refuses the request with 403. The request it gets is a copy: it may parse the form, and the
+	// handler parses it again. Nothing else around the layer may read the body without giving it back: such a request is answered 500
+	// ("body-consumed"), because requests with other bodies could not be told from it.
 	Scope func(*http.Request) (Scope, error)
 
 	// FingerprintKeys are secrets that requests are hashed with, by an id of yours, and FingerprintKey the id of the one for new records
@@ -40,9 +42,13 @@ type Config struct {
 	FingerprintKeys map[uint32]FingerprintKey
 	FingerprintKey  uint32
 
-	// Sealer encrypts what is stored of answers and of steps (H16). Nil: they are stored as they are. Records that were
-	// stored before are read either way.
+	// Sealer encrypts what is stored of answers, steps and operations (H16), bound to the place that it is stored in (H24). Nil: they are stored as
+	// they are.
 	Sealer *seal.Sealer
+	// RequireSealed refuses stored values that are not sealed, as if they could not be opened: who can write to the tables can otherwise put
+	// answers of his own there, unsealed. Default false: what was stored before there was a Sealer is read. Set it when those records have expired.
+	// It needs a Sealer.
+	RequireSealed bool
 
 	// Cache keeps completed records outside the database, for reading (H21). It needs a Sealer. Nil: none.
 	Cache Cache
@@ -63,6 +69,10 @@ type Config struct {
 
 	// TenantLimit is how many requests of one tenant this process works on at once; those beyond it get 429. Default 1000.
 	TenantLimit int
+	// TenantConns is how many connections of the pool handlers of one tenant hold at once in transactional mode, so that a tenant whose handlers are
+	// slow leaves connections to the others. A request beyond it waits for AcquireTimeout, and then gets 429. Default half of the pool's MaxConns, and at least 1, where a request has a
+	// tenant; those without one ([GlobalScope]) are not bounded by default.
+	TenantConns int
 
 	// AcquireTimeout is how long a connection of the pool is waited for, and any one look at the store may take. Then it is 503. Default 5 s,
 	// from 10 ms to 1 minute.
@@ -137,7 +147,8 @@ type Route struct {
 
 	// Fingerprint says what makes two bodies the same request. Default [FingerprintRaw].
 	Fingerprint Fingerprint
-	// FingerprintHeaders are request headers that are part of it, because they change what is done.
+	// FingerprintHeaders are request headers that are part of it, because they change what is done. Content-Type and Content-Encoding are part of it
+	// anyway, and so are trailers. Transfer-Encoding and Trailer are refused.
 	FingerprintHeaders []string
 
 	// MaxBody is the longest request, MaxResponse the longest answer that is stored, in bytes. Default 1 MiB each, up to 32 MiB (H6, H15).
@@ -153,7 +164,9 @@ type Route struct {
 	// See [ProfileStripe].
 	StoreServerErrors bool
 	MismatchStatus    int
-	// TTL is how long an answer is kept from its completion (H19). Default 48 hours, from 1 s to 400 days.
+	// TTL is how long an answer is kept from its completion (H19). Default 48 hours, up to 400 days, and at least an hour longer than KeyWindow: 25
+	// hours with the default of that. In lease mode it is also how long after its last attempt a request that was never completed is shown to
+	// operators.
 	TTL time.Duration
 	// KeyWindow is for how long remotes remember keys that this route calls, in a [Step] or through the outbox. Default 24 hours, from 1 s to 400
 	// days. Set 1 s on a route that calls nobody: nothing finds that out by itself, and a TTL below 25 hours is refused until you do. A step whose outcome is unknown is not asked about after that. TTL must be an hour longer, because keys
@@ -199,15 +212,18 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Cache != nil && c.Sealer == nil {
 		l.add("Cache", "needs a Sealer: answers leave the database only sealed (H21)")
 	}
+	if c.RequireSealed && c.Sealer == nil {
+		l.add("RequireSealed", "needs a Sealer: nothing that this layer stores could be read")
+	}
 	if c.Cache == nil && (c.CacheTTL != 0 || c.CacheTimeout != 0) {
 		l.add("CacheTTL", "or CacheTimeout is set, and Cache is not: nothing would use it")
 	}
 	l.span("CacheTTL", &c.CacheTTL, 5*time.Minute, time.Second, 24*time.Hour)
 	l.span("CacheTimeout", &c.CacheTimeout, 50*time.Millisecond, time.Millisecond, 10*time.Second)
-	l.header("Header", &c.Header, "Idempotency-Key")
+	l.requestHeader("Header", &c.Header, "Idempotency-Key")
 	c.Aliases = slices.Clone(c.Aliases)
 	for i := range c.Aliases {
-		if l.header(fmt.Sprintf("Aliases[%d]", i), &c.Aliases[i], ""); c.Aliases[i] == "" {
+		if l.requestHeader(fmt.Sprintf("Aliases[%d]", i), &c.Aliases[i], ""); c.Aliases[i] == "" {
 			l.add(fmt.Sprintf("Aliases[%d]", i), "is empty")
 		}
 	}
@@ -215,6 +231,9 @@ func (c Config) withDefaults() (Config, error) {
 	l.header("ReplayedHeader", &c.ReplayedHeader, "Idempotent-Replayed")
 	l.header("ExpiresHeader", &c.ExpiresHeader, "Idempotency-Expires")
 	l.number("TenantLimit", &c.TenantLimit, 1000, 1, 1<<20)
+	if c.TenantConns < 0 || c.TenantConns > 1<<20 {
+		l.add("TenantConns", "%d is not from 0 to %d", c.TenantConns, 1<<20)
+	}
 	l.span("AcquireTimeout", &c.AcquireTimeout, 5*time.Second, 10*time.Millisecond, time.Minute)
 	l.span("LockTimeout", &c.LockTimeout, 5*time.Second, time.Millisecond, time.Hour)
 	l.span("StatementTimeout", &c.StatementTimeout, 30*time.Second, time.Millisecond, time.Hour)
@@ -260,7 +279,7 @@ func (r Route) withDefaults() (Route, error) {
 	}
 	r.FingerprintHeaders = slices.Clone(r.FingerprintHeaders)
 	for i := range r.FingerprintHeaders {
-		if l.header(fmt.Sprintf("FingerprintHeaders[%d]", i), &r.FingerprintHeaders[i], ""); r.FingerprintHeaders[i] == "" {
+		if l.requestHeader(fmt.Sprintf("FingerprintHeaders[%d]", i), &r.FingerprintHeaders[i], ""); r.FingerprintHeaders[i] == "" {
 			l.add(fmt.Sprintf("FingerprintHeaders[%d]", i), "is empty")
 		}
 	}

@@ -4,7 +4,7 @@ import "time"
 
 // Hooks are called once a request is answered, from its goroutine. Nil hooks are skipped. The structs may grow.
 type Hooks struct {
-	// Served is called for every request of a method that keys count for.
+	// Served is called for every request of a method that keys count for, also for one whose handler panicked.
 	Served func(Served)
 	// Purged is called by [Layer.Run] when it has deleted records.
 	Purged func(records int)
@@ -19,7 +19,7 @@ type Served struct {
 	Mark Mark
 	// Code is the problem's, empty where the answer is the handler's.
 	Code string
-	// Status is the answer's.
+	// Status is the answer's; 0 where there was none, because the handler panicked or ended its goroutine. Mark is then [Released].
 	Status int
 	// Runs is how often the handler ran for this request: more than once after serialization failures.
 	Runs int

@@ -338,7 +338,7 @@ func TestH18FenceOfTheLastStatement(t *testing.T) {
 	}
 	for name, sql := range map[string]string{
 		"finish": `select onlyonce.http_finish($1, $2, $3, $4, '\x00', false)`, "release": `select onlyonce.http_release($1, $2, $3, $4)`, "reconcile": `select onlyonce.http_reconcile($1, $2, $3, $4)`,
-		"step": `select onlyonce.http_step($2, $3, $4, $1, 's', '1 hour')`, "step done": `select onlyonce.http_step_done($2, $3, $4, $1, 's', '\x00', false)`,
+		"step": `select onlyonce.http_step($2, $3, $4, $1, 's', '1 hour', false)`, "step done": `select onlyonce.http_step_done($2, $3, $4, $1, 's', '\x00', false)`,
 	} {
 		if _, err := r.pool.Exec(ctx, sql, id, lease, epoch, nonce); err == nil || !strings.Contains(err.Error(), "OO001") {
 			t.Errorf("%s: %v", name, err)

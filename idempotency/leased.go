@@ -70,7 +70,7 @@ func (x *exchange) work(l *lease.Lease) reply {
 	}
 	for reruns := 0; ; reruns++ {
 		x.aside, x.renewed = false, nil
-		out := x.runLeased(l, newRecorder(limit))
+		out := x.runLeased(l, x.record(limit))
 		if x.renewed != nil {
 			l = x.renewed
 		}
@@ -159,7 +159,7 @@ func (x *exchange) settle(l *lease.Lease, rep reply, stored []byte, sealed bool)
 		err := x.settleOnce(l, stored, sealed)
 		switch {
 		case err == nil:
-			return ended(rep)
+			return ended(x.until(rep))
 		case toRerun(err):
 			if written {
 				return outcome{reply: conflicting(err), rerun: true}
@@ -195,7 +195,7 @@ func (x *exchange) settleOnce(l *lease.Lease, stored []byte, sealed bool) error 
 		}
 		x.tx.Engine(stepOpen, openSQL, x.bounds()...)
 	}
-	x.tx.Engine(stepRecord, finishSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce, stored, sealed)
+	x.tx.EngineInto([]any{&x.expires}, stepRecord, finishSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce, stored, sealed)
 	if err := fault.Point(fault.RequestSealing); err != nil {
 		return err
 	}
@@ -215,6 +215,7 @@ func (x *exchange) resolveLeased(l *lease.Lease, rep reply, cause error) outcome
 		switch {
 		case err != nil:
 		case rec != nil && rec.state == stateCompleted && rec.token == x.token:
+			rep.expires = rec.expires
 			return ended(rep)
 		case rec == nil || rec.state != stateRunning || rec.nonce == nil || *rec.nonce != x.token:
 			return ended(inProgress(time.Second))
@@ -247,6 +248,7 @@ func (x *exchange) mine(rep reply) reply {
 	x.letGo()
 	rec, err := x.layer.look(x.ctx, x.id)
 	if err == nil && rec != nil && rec.state == stateCompleted && rec.token == x.token {
+		rep.expires = rec.expires
 		return rep
 	}
 	return inProgress(time.Second)

@@ -138,8 +138,10 @@ func (o *Operations) find(ctx context.Context, id uuid.UUID, scope Scope) (*oper
 	if code != nil {
 		s.Error = &operationError{Code: *code, Text: text}
 	}
-	if s.Result, err = o.layer.open(id, result, sealed); err != nil {
-		return nil, fmt.Errorf("%w: %w", errUnreadable, err)
+	if result != nil {
+		if s.Result, err = o.layer.open(codec.SealPlace(id, sealedResult, ""), result, sealed); err != nil {
+			return nil, fmt.Errorf("%w: %w", errUnreadable, err)
+		}
 	}
 	return &s, nil
 }
@@ -190,7 +192,7 @@ func (o *Operations) apply(ctx context.Context, tx consumer.Tx, m *consumer.Mess
 		return fmt.Errorf("idempotency: this process has no work %q", op.Name)
 	}
 	sealed, _ := m.Header(headerSealed)
-	if op.Input, err = o.layer.open(op.id, m.Value, string(sealed) == sealedMark[true]); err != nil {
+	if op.Input, err = o.layer.open(codec.SealPlace(op.id, sealedInput, ""), m.Value, string(sealed) == sealedMark[true]); err != nil {
 		if errors.Is(err, errNoSealer) { // another process may have one
 			return err
 		}
@@ -250,7 +252,7 @@ const (
 func (o *Operations) end(tx consumer.Tx, op *Operation, state string, result []byte, f *failure) (err error) {
 	sealed := false
 	if result != nil {
-		if result, sealed, err = o.layer.seal(op.id, result); err != nil {
+		if result, sealed, err = o.layer.seal(codec.SealPlace(op.id, sealedResult, ""), result); err != nil {
 			return err
 		}
 	}

@@ -181,7 +181,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err != nil {
 		return err
 	}
-	input, sealed, err := o.layer.seal(id, req.Input)
+	input, sealed, err := o.layer.seal(codec.SealPlace(id, sealedInput, ""), req.Input)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -115,6 +116,39 @@ func TestH23OperationIsAcceptedOnce(t *testing.T) {
 	}
 	if n := one[int](r, `select count(*) from effects where v = 'acct_1input'`); n != 1 {
 		t.Errorf("%d effects", n)
+	}
+}
+
+// An operation is its scope's alone, and what has expired is absent, purged or not.
+func TestH23WhoSeesAnOperation(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	ops := r.operations(map[string]idempotency.Work{"export": func(context.Context, consumer.Tx, *idempotency.Operation) (json.RawMessage, error) {
+		return json.RawMessage(`"private"`), nil
+	}})
+	mine := []string{"X-Tenant", "acct_1", "X-Principal", "p"}
+	location := r.post("/exports", "k", "x", mine...).header.Get("Location")
+	absent := func(why string, headers ...string) {
+		t.Helper()
+		for _, ask := range []struct{ method, path string }{{http.MethodGet, location}, {http.MethodPost, location + "/cancel"}} {
+			if g := r.send(ask.method, ask.path, "", "", headers...); g.status != http.StatusNotFound || strings.Contains(g.body, "export") {
+				t.Errorf("%s, %s %s: %v", why, ask.method, ask.path, g)
+			}
+		}
+		if n := one[int](r, `select count(*) from onlyonce.operation_signals where cancel_at is not null`); n != 0 {
+			t.Errorf("%s: it was cancelled", why)
+		}
+	}
+	for _, other := range [][]string{{"X-Tenant", "acct_1"}, {"X-Tenant", "acct_1", "X-Principal", "q"}, {"X-Tenant", "acct_2", "X-Principal", "p"}, {"X-Principal", "p"}, {}} {
+		absent("to "+strings.Join(other, " "), other...)
+	}
+	r.works(ops)
+	until(t, "it is done", func() bool { return r.state(location, mine...).State == "succeeded" })
+	r.exec(`update onlyonce.operations set expires_at = clock_timestamp()`)
+	absent("expired", mine...)
+	r.exec(`update onlyonce.operations set expires_at = clock_timestamp() + interval '1 day', state = 'running'`)
+	if g := r.send(http.MethodPost, location+"/cancel", "", "", mine...); g.status != http.StatusOK || !strings.Contains(g.body, `"cancelling":true`) {
+		t.Errorf("its own client cancels it: %v", g)
 	}
 }
 

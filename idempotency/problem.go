@@ -24,6 +24,7 @@ const (
 	codeRecordUnreadable code = "record-unreadable"
 	codeScopeMissing     code = "scope-missing"
 	codeBodyUnreadable   code = "body-unreadable"
+	codeBodyConsumed     code = "body-consumed"
 	codeRolledBack       code = "rolled-back"
 )
 
@@ -48,6 +49,7 @@ var problems = map[code]struct {
 	codeRecordUnreadable: {http.StatusInternalServerError, "The stored response cannot be read", false},
 	codeScopeMissing:     {http.StatusForbidden, "Whose request this is cannot be told", false},
 	codeBodyUnreadable:   {http.StatusBadRequest, "The request body could not be read", true},
+	codeBodyConsumed:     {http.StatusInternalServerError, "The request body was read before it could be compared", false},
 	codeRolledBack:       {http.StatusInternalServerError, "The request was undone", true},
 }
 

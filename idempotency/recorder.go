@@ -27,15 +27,21 @@ var ErrResponseTooLarge = errors.New("idempotency: the answer is longer than may
 //
 // Like net/http's it is for one goroutine, and must not be used once the handler has returned.
 type recorder struct {
-	limit int
-	live  http.Header // the handler's
-	sent  http.Header // as it stood when the status was written
-	code  int         // 0: not written yet
-	buf   []byte
-	over  bool
+	limit   int
+	outside http.Header // what stood in the answer's header before the handler ran, as far as it can be sent
+	live    http.Header // the handler's: it begins with what is outside, as without the layer
+	sent    http.Header // as it stood when the status was written
+	code    int         // 0: not written yet
+	buf     []byte
+	over    bool
 }
 
-func newRecorder(limit int) *recorder { return &recorder{limit: limit, live: http.Header{}} }
+func newRecorder(limit int) *recorder { return newRecorderOver(limit, http.Header{}) }
+
+// newRecorderOver is for an answer whose header has something already, from what stands around the layer.
+func newRecorderOver(limit int, outside http.Header) *recorder {
+	return &recorder{limit: limit, outside: sendable(outside), live: outside.Clone()}
+}
 
 // Header returns the headers that the status will be written with.
 func (r *recorder) Header() http.Header { return r.live }
@@ -51,13 +57,13 @@ func (r *recorder) WriteHeader(status int) {
 	if status < firstFinal {
 		return
 	}
-	r.code, r.sent = status, r.snapshot()
+	r.code, r.sent = status, sendable(r.live)
 }
 
-// snapshot copies the headers that can be sent.
-func (r *recorder) snapshot() http.Header {
+// sendable copies the headers that can be sent.
+func sendable(live http.Header) http.Header {
 	h := http.Header{}
-	for _, name := range slices.Sorted(maps.Keys(r.live)) {
+	for _, name := range slices.Sorted(maps.Keys(live)) {
 		canonical := http.CanonicalHeaderKey(name)
 		switch canonical {
 		case "Content-Length", "Transfer-Encoding", "Trailer":
@@ -66,10 +72,10 @@ func (r *recorder) snapshot() http.Header {
 		if !validName(name) || strings.HasPrefix(name, http.TrailerPrefix) {
 			continue
 		}
-		values := slices.DeleteFunc(slices.Clone(r.live[name]), func(v string) bool { return !validHeader(name, v) })
+		values := slices.DeleteFunc(slices.Clone(live[name]), func(v string) bool { return !validHeader(name, v) })
 		if len(values) > 0 {
 			h[canonical] = append(h[canonical], values...)
-		} else if _, has := h[canonical]; !has && len(r.live[name]) == 0 {
+		} else if _, has := h[canonical]; !has && len(live[name]) == 0 {
 			h[canonical] = nil // says to net/http: not even a default
 		}
 	}
@@ -114,7 +120,7 @@ func (r *recorder) status() int {
 func (r *recorder) header() http.Header {
 	h := r.sent
 	if r.code == 0 {
-		h = r.snapshot()
+		h = sendable(r.live)
 	}
 	h = h.Clone()
 	_, has := h["Content-Type"]
@@ -122,6 +128,31 @@ func (r *recorder) header() http.Header {
 		h.Set("Content-Type", http.DetectContentType(r.buf))
 	}
 	return h
+}
+
+// change is what the handler has made of the header that was there before it: set are headers that stand in the place of what was there, none where it has
+// no values; added are values behind those that were there. The rest is as it was. The Content-Type is set whoever has set it: it says what the body's
+// bytes are. A Vary of the handler's alone is added, because what stands around the layer may have one in the next answer.
+func (r *recorder) change() (set, added http.Header) {
+	set, added = http.Header{}, http.Header{}
+	final := r.header()
+	for name, values := range final {
+		before, had := r.outside[name]
+		switch more := len(values) - len(before); {
+		case name == "Content-Type":
+			set[name] = values
+		case !had && name == "Vary", more > 0 && len(before) > 0 && slices.Equal(values[:len(before)], before):
+			added[name] = values[len(before):]
+		case !had || !slices.Equal(values, before):
+			set[name] = values
+		}
+	}
+	for name := range r.outside {
+		if _, has := final[name]; !has {
+			set[name] = nil
+		}
+	}
+	return set, added
 }
 
 // body is the answer's.

@@ -13,9 +13,9 @@ import (
 // reply is what is answered: a problem, or an answer of the handler's.
 type reply struct {
 	mark       Mark
-	code       code // of a problem
-	status     int  // of a problem: 0 is its code's
-	header     http.Header
+	code       code        // of a problem
+	status     int         // of a problem: 0 is its code's
+	set, added http.Header // of the answer: in the place of what stands around the layer, and behind it
 	body       []byte
 	expires    *time.Time
 	retryAfter time.Duration
@@ -25,7 +25,8 @@ type reply struct {
 
 // answer is the handler's, to the first client: with all its headers.
 func answer(m Mark, rec *recorder) reply {
-	return reply{mark: m, status: rec.status(), header: rec.header(), body: rec.body()}
+	set, added := rec.change()
+	return reply{mark: m, status: rec.status(), set: set, added: added, body: rec.body()}
 }
 
 // refusal is a problem.
@@ -55,9 +56,13 @@ func inProgress(left time.Duration) reply {
 func (x *exchange) respond(rep reply) int {
 	h, cfg := x.w.Header(), &x.layer.cfg
 	if rep.code == "" {
-		restore(h, rep.header)
-	} else if location := rep.header.Get("Location"); location != "" {
+		restore(h, rep.set, rep.added)
+	} else if location := rep.set.Get("Location"); location != "" {
 		h.Set("Location", location)
+	}
+	// A handler that passes on a provider's answer passes on what that says of itself. These headers speak of this layer alone.
+	for _, own := range []string{cfg.StatusHeader, cfg.ReplayedHeader, cfg.ExpiresHeader, cfg.Header, cfg.Header + "-Derived"} {
+		h.Del(own)
 	}
 	h.Set(cfg.StatusHeader, string(rep.mark))
 	if rep.mark == Replayed {
@@ -105,7 +110,9 @@ func (x *exchange) instance() string {
 
 // stored is what of a handler's answer is answered again.
 func (e *endpoint) stored(rec *recorder) *response {
-	r := &response{Status: rec.status(), Header: storable(rec.header(), e.route.KeepHeaders), Body: rec.body()}
+	set, added := rec.change()
+	r := &response{Status: rec.status(), Body: rec.body()}
+	r.Header, r.Added = storable(set, added, rec.header(), e.route.KeepHeaders)
 	if e.route.NoStoreBody && len(r.Body) > 0 || len(r.Body) > e.route.MaxResponse {
 		r.Body, r.Tombstone = nil, true
 	}
@@ -114,30 +121,46 @@ func (e *endpoint) stored(rec *recorder) *response {
 
 // envelope is that as it is kept.
 func (x *exchange) envelope(rec *recorder) (stored []byte, sealed bool, err error) {
-	return x.layer.seal(x.id, x.endpoint.stored(rec).encode())
+	return x.layer.seal(codec.SealPlace(x.id, sealedAnswer, ""), x.endpoint.stored(rec).encode())
 }
 
-// seal makes of a value what is stored under an id, and says whether that is sealed (H16).
-func (l *Layer) seal(id [16]byte, value []byte) (stored []byte, sealed bool, err error) {
+// Which of a row's values a sealed one is, see codec.SealPlace: the answer of a record and the results of its steps, the input of an operation and
+// its result, and a record's entry in the cache (H24).
+const (
+	sealedAnswer = "answer"
+	sealedStep   = "step"
+	sealedInput  = "input"
+	sealedResult = "result"
+	sealedEntry  = "entry"
+)
+
+// seal makes of a value what is stored in a place, and says whether that is sealed (H16).
+func (l *Layer) seal(place [16]byte, value []byte) (stored []byte, sealed bool, err error) {
 	if l.cfg.Sealer == nil {
 		return value, false, nil
 	}
-	stored, err = l.cfg.Sealer.Seal(id, value)
+	stored, err = l.cfg.Sealer.Seal(place, value)
 	return stored, true, err
 }
 
-// errNoSealer says that what is stored cannot be read here.
-var errNoSealer = errors.New("idempotency: what is stored is sealed, and there is no Config.Sealer")
+var (
+	// errNoSealer says that what is stored cannot be read here.
+	errNoSealer = errors.New("idempotency: what is stored is sealed, and there is no Config.Sealer")
+	// errUnsealed says that what is stored is not to be believed here.
+	errUnsealed = errors.New("idempotency: what is stored is not sealed, and Config.RequireSealed is set")
+)
 
-// open is what was stored under an id.
-func (l *Layer) open(id [16]byte, stored []byte, sealed bool) ([]byte, error) {
+// open is what was stored in a place.
+func (l *Layer) open(place [16]byte, stored []byte, sealed bool) ([]byte, error) {
 	switch {
+	case !sealed && l.cfg.RequireSealed:
+		return nil, errUnsealed
 	case !sealed:
 		return stored, nil
 	case l.cfg.Sealer == nil:
 		return nil, errNoSealer
 	}
-	return l.cfg.Sealer.Open(id, stored)
+	return l.cfg.Sealer.Open(place, stored)
 }
 
 // judge answers a request under whose key a record stands.
@@ -162,7 +185,7 @@ func (x *exchange) judge(r *record) reply {
 	if r.erased {
 		return gone(nil)
 	}
-	stored, err := x.layer.open(x.id, r.response, r.sealed)
+	stored, err := x.layer.open(codec.SealPlace(x.id, sealedAnswer, ""), r.response, r.sealed)
 	if err != nil {
 		return refusal(codeRecordUnreadable, err)
 	}
@@ -179,12 +202,12 @@ func again(resp *response, expires *time.Time) reply {
 	if resp.Tombstone {
 		return gone(resp.Header)
 	}
-	return reply{mark: Replayed, status: resp.Status, header: resp.Header, body: resp.Body, expires: expires}
+	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: resp.Body, expires: expires}
 }
 
 // gone is the answer where the first one's was not stored, or was erased.
 func gone(h http.Header) reply {
-	rep := reply{mark: Replayed, code: codeNotReplayable, header: http.Header{}}
-	maps.Copy(rep.header, h)
+	rep := reply{mark: Replayed, code: codeNotReplayable, set: http.Header{}}
+	maps.Copy(rep.set, h)
 	return rep
 }

@@ -378,3 +378,60 @@ func TestNothingIsAskedOfTheStoreForARequestThatIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// What a request is counts whole: how its body is coded, its trailers, and its host where the route says so.
+func TestH7CodingTrailersAndHost(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testConfig())
+	r.handle(idempotency.Route{Pattern: "/charges"}, effect)
+	r.handle(idempotency.Route{Pattern: "/hosts", FingerprintHeaders: []string{"host"}}, effect)
+	send := func(path, host string, trailer http.Header, headers ...string) got {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.srv.URL+path, io.MultiReader(strings.NewReader("body")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Idempotency-Key", "k")
+		for i := 0; i < len(headers); i += 2 {
+			req.Header.Add(headers[i], headers[i+1])
+		}
+		req.Host, req.Trailer = host, trailer
+		resp, err := r.srv.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		return got{resp.StatusCode, resp.Header, string(b)}
+	}
+	sum := func(v string) http.Header { return http.Header{"X-Sum": {v}} }
+	if g := send("/charges", "", sum("1"), "Content-Encoding", "x-ours"); g.mark() != "created" {
+		t.Errorf("%v", g)
+	}
+	if g := send("/charges", "other.example.com", sum("1"), "Content-Encoding", "identity", "Content-Encoding", "X-Ours"); g.mark() != "replayed" {
+		t.Errorf("the same: %v", g)
+	}
+	for name, g := range map[string]got{
+		"no coding": send("/charges", "", sum("1")), "another coding": send("/charges", "", sum("1"), "Content-Encoding", "gzip"),
+		"another trailer": send("/charges", "", sum("2"), "Content-Encoding", "x-ours"), "no trailer": send("/charges", "", nil, "Content-Encoding", "x-ours"),
+	} {
+		if g.mark() != "mismatch" {
+			t.Errorf("%s: %v", name, g)
+		}
+	}
+	for _, c := range [][2]string{{"live.example.com", "created"}, {"LIVE.example.com", "replayed"}, {"test.example.com", "mismatch"}} {
+		if g := send("/hosts", c[0], nil); g.mark() != c[1] {
+			t.Errorf("%s: %v, want %s", c[0], g, c[1])
+		}
+	}
+	for _, name := range []string{"Transfer-Encoding", "trailer"} {
+		if _, err := r.layer.Handle(idempotency.Route{Pattern: "/x", FingerprintHeaders: []string{name}}, http.NotFoundHandler()); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "FingerprintHeaders[0]") {
+			t.Errorf("%s may be configured: %v", name, err)
+		}
+		cfg := testConfig()
+		cfg.Aliases = []string{name}
+		if _, err := idempotency.New(r.pool, cfg); !errors.Is(err, idempotency.ErrConfig) {
+			t.Errorf("%s may carry a key: %v", name, err)
+		}
+	}
+}

@@ -2,6 +2,8 @@ package idempotency_test
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,8 +11,10 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -114,6 +118,7 @@ func TestH14HeadersThatAreKept(t *testing.T) {
 	kept := map[string]string{
 		"Content-Type": "text/x", "Content-Language": "de", "Content-Encoding": "identity", "Content-Disposition": "inline", "Content-Location": "/c", "Location": "/l",
 		"Etag": `"e"`, "Last-Modified": "Tue, 15 Nov 1994 12:45:26 GMT", "Link": "</n>", "Cache-Control": "private", "Vary": "Accept", "X-Ours": "kept",
+		"Allow": "GET, HEAD", "Accept-Post": "application/json", "Accept-Patch": "text/x", "Retry-After": "2", "Content-Range": "bytes 0-9/10",
 	}
 	dropped := map[string]string{
 		"Set-Cookie": "session=1", "Authorization": "Bearer s", "Www-Authenticate": "Basic", "Proxy-Authenticate": "Basic", "Access-Control-Allow-Origin": "https://a", "Age": "1",
@@ -298,5 +303,103 @@ func TestH16AnswersAreSealed(t *testing.T) {
 	}
 	if only2.runs.Load()+r.runs.Load() != runs || r.effects() != 3 {
 		t.Error("it ran again")
+	}
+}
+
+// A sealed value opens in its place alone: that of another step of the same request does not, nor an operation's input as its result.
+func TestH24SealedInItsPlace(t *testing.T) {
+	t.Parallel()
+	cfg := leasedConfig()
+	cfg.Sealer, cfg.RequireSealed = testSealer(t), true
+	r := newRig(t, cfg)
+	var healthy atomic.Bool
+	var opened atomic.Pointer[string]
+	r.handle(idempotency.Route{Pattern: "/charges", Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+		said := ""
+		for name, result := range map[string]string{"risk-check": "approved", "charge": "declined"} {
+			got, err := idempotency.Step(req.Context(), name, func(context.Context, string) ([]byte, error) { return []byte(result), nil })
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusBadGateway)
+				return
+			}
+			if name == "charge" {
+				said = string(got)
+			}
+		}
+		opened.Store(&said)
+		if !healthy.Load() {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		_, _ = io.WriteString(w, said)
+	})
+	r.post("/charges", "k", "x")
+	r.exec(`create table kept as select name, result, sealed from onlyonce.http_steps`)
+	for what, sql := range map[string]string{
+		"another step's": `update onlyonce.http_steps a set result = b.result from kept b where a.name = 'charge' and b.name = 'risk-check'`,
+		"not sealed":     `update onlyonce.http_steps set result = 'approved', sealed = false where name = 'charge'`,
+		"none":           `update onlyonce.http_steps set result = null, sealed = false where name = 'charge'`,
+	} {
+		opened.Store(nil)
+		r.exec(sql)
+		if g := r.post("/charges", "k", "x"); g.status != http.StatusBadGateway || opened.Load() != nil {
+			t.Errorf("%s: %v", what, g)
+		}
+		r.exec(`update onlyonce.http_steps a set result = b.result, sealed = b.sealed from kept b where a.name = b.name`)
+	}
+	healthy.Store(true)
+	if g := r.post("/charges", "k", "x"); g.body != "declined" {
+		t.Errorf("%v", g)
+	}
+	for what, sql := range map[string]string{
+		"a step's result as the answer": `update onlyonce.http_records set response = (select result from kept where name = 'charge')`,
+		"an answer that is not sealed":  `update onlyonce.http_records set sealed = false`,
+	} {
+		r.exec(sql)
+		if g := r.post("/charges", "k", "x"); g.code() != "record-unreadable" {
+			t.Errorf("%s: %v", what, g)
+		}
+	}
+}
+
+func TestH24OperationsAreSealedInTheirPlaces(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	cfg.Sealer, cfg.RequireSealed = testSealer(t), true
+	r := newRig(t, cfg)
+	ops := r.operations(map[string]idempotency.Work{"export": func(_ context.Context, _ consumer.Tx, op *idempotency.Operation) (json.RawMessage, error) {
+		return json.Marshal(string(op.Input))
+	}})
+	location := r.post("/exports", "k", "x").header.Get("Location")
+	input := one[[]byte](r, `select body from onlyonce.event_log`)
+	if bytes.Contains(input, []byte("input")) {
+		t.Errorf("the input is stored as it is: %q", input)
+	}
+	r.works(ops)
+	if s := r.untilState(location, "succeeded"); string(s.Result) != `"input"` {
+		t.Errorf("%s", s.Result)
+	}
+	result := one[[]byte](r, `select result from onlyonce.operations`)
+	for what, change := range map[string]func(){
+		"the input":  func() { r.exec(`update onlyonce.operations set result = $1`, input) },
+		"not sealed": func() { r.exec(`update onlyonce.operations set result = '"other"', sealed = false`) },
+	} {
+		change()
+		if g := r.send(http.MethodGet, location, "", ""); g.code() != "record-unreadable" {
+			t.Errorf("%s: %v", what, g)
+		}
+		r.exec(`update onlyonce.operations set result = $1, sealed = true`, result)
+	}
+	if s := r.state(location); string(s.Result) != `"input"` {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestRequireSealedNeedsASealer(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	cfg.RequireSealed = true
+	if _, err := idempotency.New(nil, cfg); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "Config.RequireSealed") {
+		t.Errorf("%v", err)
 	}
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// purgeSQL deletes records that have expired, a batch at most; abandonSQL sees to requests in lease mode that nobody came back for. By the
+// purgeSQL deletes records that have expired, a batch at most; abandonSQL sees to requests in lease mode that no client came back for (H18). By the
 // indexes http_records_expired and http_records_open; locks only what it deletes, and leaves out what is locked.
 const (
 	purgeSQL   = `select onlyonce.http_purge($1)`
-	abandonSQL = `select deleted, aside from onlyonce.http_abandon($1)`
+	abandonSQL = `select deleted, aside, abandoned from onlyonce.http_abandon($1)`
 )
 
 // Run checks the database, and then purges what has expired until ctx ends; then it returns nil. It may run in any number of processes. Without it
@@ -59,15 +59,18 @@ func (l *Layer) Run(ctx context.Context) error {
 func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.StatementTimeout)
 	defer cancel()
-	var purged, deleted, aside int
+	var purged, deleted, aside, abandoned int
 	if err := l.pool.QueryRow(ctx, purgeSQL, l.cfg.PurgeBatch).Scan(&purged); err != nil {
 		return false, fmt.Errorf("idempotency: purging: %w", err)
 	}
-	if err := l.pool.QueryRow(ctx, abandonSQL, l.cfg.PurgeBatch).Scan(&deleted, &aside); err != nil {
-		return false, fmt.Errorf("idempotency: looking for requests that nobody came back for: %w", err)
+	if err := l.pool.QueryRow(ctx, abandonSQL, l.cfg.PurgeBatch).Scan(&deleted, &aside, &abandoned); err != nil {
+		return false, fmt.Errorf("idempotency: looking for requests that no client came back for: %w", err)
 	}
 	if aside > 0 {
 		l.cfg.Logger.Error("onlyonce: requests with a step of unknown outcome wait for an operator: see `onlyonce request list`", "requests", aside)
+	}
+	if abandoned > 0 {
+		l.cfg.Logger.Error("onlyonce: requests whose steps had their effect were not completed, and no client came back: see `onlyonce request list`", "requests", abandoned)
 	}
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)
@@ -75,10 +78,14 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	return purged == l.cfg.PurgeBatch, nil
 }
 
-// eraseSQL forgets an answer and the results of its steps, and keeps that the key was used. In: id. Out: the tag's count.
+// eraseSQL forgets an answer and the results of its steps, and keeps that the key was used. In: id. Out: one row, how many records that were. The steps
+// are found through what the first part has changed: a part that changes data runs whatever the others find, and a request that is not completed
+// needs the results of its steps.
 const eraseSQL = `
-with steps as (update onlyonce.http_steps set result = null where record_id = $1 and done_at is not null)
-update onlyonce.http_records set response = null, erased_at = clock_timestamp() where id = $1 and state = 'completed' and erased_at is null`
+with erased as (update onlyonce.http_records set response = null, erased_at = clock_timestamp()
+                 where id = $1 and state = 'completed' and erased_at is null returning id),
+     steps as (update onlyonce.http_steps set result = null where record_id in (select id from erased))
+select count(*) from erased`
 
 // ErrNoRecord says that nothing that could be erased is kept under a key.
 var ErrNoRecord = errors.New("idempotency: no completed record under this key")
@@ -94,11 +101,11 @@ type DB interface {
 // A [Cache] may serve the answer until Config.CacheTTL has passed.
 func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
 	id := dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()
-	tag, err := db.Exec(ctx, eraseSQL, uuid.UUID(id))
-	if err != nil {
+	var erased int
+	if err := db.QueryRow(ctx, eraseSQL, uuid.UUID(id)).Scan(&erased); err != nil {
 		return fmt.Errorf("idempotency: erasing: %w", err)
 	}
-	if tag.RowsAffected() == 0 {
+	if erased == 0 {
 		return ErrNoRecord
 	}
 	return nil

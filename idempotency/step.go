@@ -14,7 +14,8 @@ import (
 )
 
 var (
-	// ErrStep says that a [Step] is none: outside of lease mode, without a name, behind [Tx], or behind the handler's return.
+	// ErrStep says that a [Step] is none: outside of lease mode, without a name, under a name that this run of the handler has used, behind [Tx], or
+	// behind the handler's return.
 	ErrStep = errors.New("idempotency: no step is possible here")
 	// ErrOutcomeUnknown says that an earlier attempt at a step may have had its effect, longer ago than the provider remembers its
 	// key: asking again could do it twice. The request is set aside for an operator, whatever the handler answers.
@@ -37,6 +38,10 @@ const (
 //
 // An answer of the provider that says "in use" or "in progress" is an error, not a result: the attempt before may still be under way.
 //
+// The name says which of a request's calls it is, so each call needs its own: "refund " and the item's id, in a loop over items. A second Step of a name in
+// one run of the handler is [ErrStep], because it would return the first one's result and make no call. After an error of fn the name is free: the step may
+// be tried again.
+//
 // No transaction may be open: call it before [Tx].
 func Step(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
 	x, ok := ctx.Value(exchangeKey{}).(*exchange)
@@ -47,11 +52,45 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
 	case name == "" || len(name) > maxStepName:
 		return nil, fmt.Errorf("%w: a step's name has 1 to %d bytes", ErrStep, maxStepName)
-	case x.over.Load():
+	}
+	free, err := x.nameStep(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	done := false
+	defer func() {
+		if !done {
+			free()
+		}
+	}()
+	result, err := x.step(ctx, name, fn)
+	done = err == nil
+	return result, err
+}
+
+// nameStep takes a name for a step of the run that ctx belongs to, or says why there can be none. free gives the name back.
+func (x *exchange) nameStep(ctx context.Context, name string) (free func(), err error) {
+	x.turn.Lock()
+	defer x.turn.Unlock()
+	names := x.steps
+	_, taken := names[name]
+	switch {
+	case x.over.Load(), ctx.Value(runKey{}) != x.runs:
 		return nil, fmt.Errorf("%w: step %q behind the handler's return", ErrStep, name)
 	case x.tx != nil:
 		return nil, fmt.Errorf("%w: step %q behind Tx: no external call while a transaction is open", ErrStep, name)
+	case taken:
+		return nil, fmt.Errorf("%w: step %q for the second time in one run of the handler: its call would not be made; name the steps apart", ErrStep, name)
 	}
+	names[name] = struct{}{}
+	return func() {
+		x.turn.Lock()
+		defer x.turn.Unlock()
+		delete(names, name)
+	}, nil
+}
+
+func (x *exchange) step(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
 	key := x.stepKey(name)
 	if x.bare {
 		return fn(ctx, key)
@@ -95,7 +134,8 @@ func (x *exchange) beginStep(ctx context.Context, name string) (done bool, resul
 	defer cancel()
 	l := x.held.lease
 	var sealed, late bool
-	err = x.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(x.id), name, x.endpoint.route.KeyWindow-min(stepMargin, x.endpoint.route.KeyWindow/2)).
+	err = x.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(x.id), name, x.endpoint.route.KeyWindow-min(stepMargin, x.endpoint.route.KeyWindow/2),
+		x.layer.cfg.Sealer != nil).
 		Scan(&done, &result, &sealed, &late)
 	if err != nil {
 		return false, nil, x.stepError(name, err)
@@ -105,14 +145,14 @@ func (x *exchange) beginStep(ctx context.Context, name string) (done bool, resul
 		return false, nil, fmt.Errorf("%w: step %q", ErrOutcomeUnknown, name)
 	}
 	if done {
-		result, err = x.layer.open(x.id, result, sealed)
+		result, err = x.layer.open(codec.SealPlace(x.id, sealedStep, name), result, sealed)
 	}
 	return done, result, err
 }
 
 // endStep keeps the result. It goes on when the handler's context has ended, because what is not kept here is asked for again.
 func (x *exchange) endStep(name string, result []byte) error {
-	result, sealed, err := x.layer.seal(x.id, result)
+	result, sealed, err := x.layer.seal(codec.SealPlace(x.id, sealedStep, name), result)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -67,14 +68,12 @@ func TestH18KeysOfSteps(t *testing.T) {
 	var p provider
 	handler := func(w http.ResponseWriter, req *http.Request) {
 		for _, name := range []string{"authorize", "capture"} {
-			for range 2 { // the second time it is remembered
-				result, err := idempotency.Step(req.Context(), name, p.pay)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				_, _ = w.Write(result)
+			result, err := idempotency.Step(req.Context(), name, p.pay)
+			if err != nil {
+				t.Error(err)
+				return
 			}
+			_, _ = w.Write(result)
 		}
 		if r.runs.Load()%2 == 1 {
 			w.WriteHeader(http.StatusBadGateway)
@@ -138,6 +137,62 @@ func TestH18ConfigOfLeases(t *testing.T) {
 	}
 }
 
+// A name is one call of a run: in a loop over items, the first one's result would be returned for each, and no call made. After an error the step may be
+// tried again, and the next run has the names anew.
+func TestH18OneCallAName(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	for _, key := range []string{"k", ""} { // with a record, and without
+		var calls []string
+		path := "/refunds/" + key
+		var again atomic.Bool
+		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased, Key: idempotency.KeyOptional}, func(w http.ResponseWriter, req *http.Request) {
+			refund := func(name string) error {
+				_, err := idempotency.Step(req.Context(), name, func(_ context.Context, key string) ([]byte, error) {
+					calls = append(calls, name)
+					if len(calls) == 1 {
+						return nil, errors.New("no answer")
+					}
+					_, err := idempotency.Step(req.Context(), name, func(context.Context, string) ([]byte, error) {
+						t.Error("a call within the call of that name")
+						return nil, nil
+					})
+					if !errors.Is(err, idempotency.ErrStep) {
+						t.Errorf("while it is under way: %v", err)
+					}
+					return []byte("refunded"), nil
+				})
+				return err
+			}
+			if !again.Load() {
+				if err := refund("refund a"); err == nil || errors.Is(err, idempotency.ErrStep) {
+					t.Errorf("the first: %v", err)
+				}
+			}
+			for _, name := range []string{"refund a", "refund b"} {
+				if err := refund(name); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if err := refund(name); !errors.Is(err, idempotency.ErrStep) || !strings.Contains(err.Error(), "name the steps apart") {
+					t.Errorf("%s again: %v", name, err)
+				}
+			}
+			if !again.Load() {
+				w.WriteHeader(http.StatusBadGateway)
+			}
+		})
+		r.post(path, key, "x")
+		if s := strings.Join(calls, ","); s != "refund a,refund a,refund b" {
+			t.Errorf("calls: %s", s)
+		}
+		if again.Store(true); key != "" {
+			if g := r.post(path, key, "x"); g.mark() != "created" || len(calls) != 3 {
+				t.Errorf("%v, calls: %v", g, calls)
+			}
+		}
+	}
+}
+
 func TestH18StepsThatAreNone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -173,7 +228,8 @@ func TestH18StepsThatAreNone(t *testing.T) {
 	}
 }
 
-// Requests that nobody came back for are deleted, or set aside where a step's outcome is unknown.
+// Of the requests in lease mode that no client came back for, only one without a step is deleted. One whose step had its effect stays, operators see
+// it, and the next request goes on with the step's result. One with a step of unknown outcome is set aside.
 func TestH18AbandonedRequests(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()
@@ -182,10 +238,14 @@ func TestH18AbandonedRequests(t *testing.T) {
 	var p provider
 	g := newGate(t)
 	fails := func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") }
+	var healthy atomic.Bool
 	for path, step := range map[string]func(context.Context, string) ([]byte, error){"/known": p.pay, "/unknown": fails} {
 		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
-			_, _ = idempotency.Step(req.Context(), "charge", step)
-			w.WriteHeader(http.StatusBadGateway)
+			result, _ := idempotency.Step(req.Context(), "charge", step)
+			if !healthy.Load() {
+				w.WriteHeader(http.StatusBadGateway)
+			}
+			_, _ = w.Write(result)
 		})
 	}
 	r.handle(idempotency.Route{Pattern: "/alive", Mode: idempotency.Leased}, g.before(effect))
@@ -193,19 +253,26 @@ func TestH18AbandonedRequests(t *testing.T) {
 	r.post("/unknown", "k", "x")
 	alive := r.background("/alive", "k", "x")
 	wait(t, "it runs", g.begun)
-	r.exec(`update onlyonce.http_records set created_at = created_at - interval '47 hours'`)
+	// A process that died before its first step.
+	r.exec(`select onlyonce.http_claim(gen_random_uuid(), '', 'http POST /stepless', '', gen_random_uuid(), '2 days', '-1 second')`)
+	earlier := func(hours int) {
+		r.exec(`update onlyonce.http_records set created_at = created_at - make_interval(hours => $1)`, hours)
+		r.exec(`update onlyonce.leases set until = until - make_interval(hours => $1) where until <= clock_timestamp()`, hours)
+		r.exec(`update onlyonce.http_steps set first_at = first_at - make_interval(hours => $1), done_at = done_at - make_interval(hours => $1)`, hours)
+	}
+	earlier(47)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.layer.Run(ctx) }()
 	states := func() string {
-		return one[string](r, `select coalesce(string_agg(substr(scope, 11) || ' ' || state, ', ' order by scope), '') from onlyonce.http_records`)
+		return one[string](r, `select coalesce(string_agg(substr(scope, 11) || ' ' || case when abandoned_at is null then state else 'abandoned' end, ', ' order by scope), '') from onlyonce.http_records`)
 	}
 	r.exec(`select onlyonce.http_abandon(100)`)
-	if s := states(); s != "/alive running, /known running, /unknown running" {
+	if s := states(); s != "/alive running, /known running, /stepless running, /unknown running" {
 		t.Errorf("before their time: %s", s)
 	}
-	r.exec(`update onlyonce.http_records set created_at = created_at - interval '2 hours'`)
-	until(t, "those that were left are seen to", func() bool { return states() == "/alive running, /unknown reconcile" })
+	earlier(2)
+	until(t, "those that were left are seen to", func() bool { return states() == "/alive running, /known abandoned, /unknown reconcile" })
 	g.release()
 	if a := wait(t, "the one that works goes on", alive); a.mark() != "created" {
 		t.Errorf("%v", a)
@@ -216,5 +283,40 @@ func TestH18AbandonedRequests(t *testing.T) {
 	}
 	if a := r.post("/unknown", "k", "x"); a.code() != "commit-unknown" {
 		t.Errorf("%v", a)
+	}
+	healthy.Store(true)
+	if a := r.post("/known", "k", "x"); a.mark() != "created" || !strings.HasPrefix(a.body, "paid under ") {
+		t.Errorf("%v", a)
+	}
+	if keys, calls := p.keys(); keys != 1 || calls != 1 {
+		t.Errorf("%d payments in %d calls", keys, calls)
+	}
+}
+
+// The age of a request that was left counts from its last attempt: a client that has asked all the time is not one that never came back.
+func TestH18AgeCountsFromTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, leasedConfig())
+	var p provider
+	for path, step := range map[string]func(context.Context, string) ([]byte, error){
+		"/known": p.pay, "/unknown": func(context.Context, string) ([]byte, error) { return nil, errors.New("no answer") },
+	} {
+		r.handle(idempotency.Route{Pattern: path, Mode: idempotency.Leased}, func(w http.ResponseWriter, req *http.Request) {
+			_, _ = idempotency.Step(req.Context(), "charge", step)
+			w.WriteHeader(http.StatusServiceUnavailable)
+		})
+	}
+	for range 2 { // the second attempt is two days behind the first
+		r.post("/known", "k", "x")
+		r.post("/unknown", "k", "x")
+		r.exec(`update onlyonce.http_records set created_at = created_at - interval '49 hours'`)
+	}
+	r.exec(`select onlyonce.http_abandon(100)`)
+	if n := one[int](r, `select count(*) from onlyonce.http_records where state = 'running' and abandoned_at is null`); n != 2 {
+		t.Errorf("%d requests are as they were, want 2", n)
+	}
+	r.post("/known", "k", "x")
+	if keys, calls := p.keys(); keys != 1 || calls != 1 {
+		t.Errorf("%d payments in %d calls", keys, calls)
 	}
 }

@@ -21,7 +21,7 @@ select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not
 
 // leaseSQL finds the lease of a record that is running. In: lease. Out: at most one row: epoch, nonce, whether it is free, seconds until it ends.
 const leaseSQL = `
-select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp(), coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
+select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour', coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
   from onlyonce.leases l where l.id = $1`
 
 // beginSQL claims a key in transactional mode, openSQL opens a transaction without one. See the functions' comments in the migration.
@@ -39,7 +39,7 @@ const (
 	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6)`
 	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`
 	reconcileSQL = `select onlyonce.http_reconcile($1, $2, $3, $4)`
-	stepSQL      = `select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6)`
+	stepSQL      = `select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6, $7)`
 	stepDoneSQL  = `select onlyonce.http_step_done($1, $2, $3, $4, $5, $6, $7)`
 )
 

@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"sync/atomic"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/sony/gobreaker/v2"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -238,11 +238,8 @@ func bounded(ctx context.Context, timeout time.Duration, op func(context.Context
 	}
 }
 
-// entryName is what an entry is sealed under. It is not the record's id, under which its row is sealed.
-func entryName(id [16]byte) (name [16]byte) {
-	sum := sha256.Sum256(append([]byte("onlyonce/idempotency/cache\x00"), id[:]...))
-	return [16]byte(sum[:16])
-}
+// entryName is what an entry is sealed under: another place than the answer's in its row.
+func entryName(id [16]byte) [16]byte { return codec.SealPlace(id, sealedEntry, "") }
 
 // An entry, before it is sealed; numbers are big-endian, times in microseconds:
 //

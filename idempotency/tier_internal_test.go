@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -299,7 +300,7 @@ func TestH21Garbage(t *testing.T) {
 		s.entries[recID] = under(entryName(recID), plain)
 		wants(t, tier, entry()) // so the following fail for their own reasons
 		for name, bad := range map[string][]byte{
-			"not sealed": plain, "of another recID": under(entryName([16]byte{2}), plain), "sealed as a row is": under(recID, plain), "a row's answer": under(entryName(recID), entry().Response.encode()),
+			"not sealed": plain, "of another recID": under(entryName([16]byte{2}), plain), "sealed as a row is": under(codec.SealPlace(recID, sealedAnswer, ""), plain), "a row's answer": under(entryName(recID), entry().Response.encode()),
 			"version": under(entryName(recID), append([]byte{2}, plain[1:]...)), "empty": under(entryName(recID), nil), "cut off": under(entryName(recID), plain[:len(plain)-1]), "longer": under(entryName(recID), append(bytes.Clone(plain), 0)),
 			"a huge fingerprint": under(entryName(recID), append(append(bytes.Clone(plain[:29]), 0xff, 0xff, 0xff, 0xff), plain[33:]...)), "text": []byte("OK"), "no bytes": {},
 		} {

@@ -42,7 +42,7 @@ func (x *exchange) transactional() reply {
 				return rep
 			}
 		}
-		out := x.run(newRecorder(limit), true)
+		out := x.run(x.record(limit), true)
 		switch {
 		case out.stands:
 		case out.rerun && reruns < rerunLimit:
@@ -56,6 +56,15 @@ func (x *exchange) transactional() reply {
 
 // run runs the handler once in a transaction of its own; claimed says that the request has a key.
 func (x *exchange) run(rec *recorder, claimed bool) outcome {
+	if share := x.layer.share(x.scope.Tenant); share > 0 {
+		ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
+		mine := x.layer.flights.connect(ctx, x.scope.Tenant, share)
+		cancel()
+		if !mine {
+			return ended(refusal(codeOverCapacity, nil))
+		}
+		defer x.layer.flights.disconnect(x.scope.Tenant)
+	}
 	defer x.letGo()
 	if err := x.acquire(x.ctx, x.endpoint.route.Isolation); err != nil {
 		return ended(refusal(codeStoreUnavailable, err))
@@ -96,8 +105,16 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 	if err != nil {
 		return ended(refusal(codeRolledBack, err))
 	}
-	x.tx.Engine(stepRecord, completeSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.print, x.token, stored, sealed, x.ttl)
+	x.tx.EngineInto([]any{&x.expires}, stepRecord, completeSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.print, x.token, stored, sealed, x.ttl)
 	return x.commit(answer(Created, rec))
+}
+
+// share is how many connections a tenant's handlers may hold at once; 0: any number.
+func (l *Layer) share(tenant string) int {
+	if l.cfg.TenantConns > 0 || tenant == "" {
+		return l.cfg.TenantConns
+	}
+	return max(1, int(l.pool.Config().MaxConns)/2)
 }
 
 // What onlyonce.http_begin returns.
@@ -211,7 +228,7 @@ func (x *exchange) commit(rep reply) outcome {
 			x.woken()
 		}
 		x.layer.seen.add(x.id)
-		return ended(rep)
+		return ended(x.until(rep))
 	case lost && x.key == "": // it has no key to be found by, and whoever sent it again might have it done twice
 		unknown := refusal(codeCommitUnknown, err)
 		unknown.retryAfter, unknown.final = 0, true
@@ -224,6 +241,14 @@ func (x *exchange) commit(rep reply) outcome {
 		return outcome{reply: conflicting(err), rerun: true}
 	}
 	return ended(refusal(codeRolledBack, err)) // a deferred constraint: the handler's
+}
+
+// until says until when a first answer is given again, where it is.
+func (x *exchange) until(rep reply) reply {
+	if rep.mark == Created {
+		rep.expires = &x.expires
+	}
+	return rep
 }
 
 // resolve finds out what became of a COMMIT that nobody answered (T4). The old transaction held the key's lock; whoever gets it
@@ -240,6 +265,7 @@ func (x *exchange) resolve(rep reply, cause error) outcome {
 		case err == nil && n == claimStands:
 			rec, err := x.layer.look(x.ctx, x.id)
 			if err == nil && rec != nil && rec.token == x.token {
+				rep.expires = rec.expires
 				return ended(rep)
 			}
 			if err == nil {

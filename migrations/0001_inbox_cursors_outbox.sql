@@ -50,6 +50,7 @@ comment on function onlyonce.hold(bigint, bigint, uuid) is
 -- Returns the new epoch, or null when somebody else raised it first, or when a lease on time has not ended. That is
 -- asked here although the caller has seen the end: a late renewal keeps the epoch, so the epoch alone would not show
 --   A reads "ended", the owner's renewal arrives late and succeeds, A raises: two owners until A's is noticed.
+-- No lease lasts for more than an hour. One that ends later was written while the clock was ahead, and is over.
 create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
 language plpgsql as $$
 declare
@@ -57,12 +58,13 @@ declare
 begin
   update onlyonce.leases l
     set epoch = l.epoch + 1, nonce = new_nonce, until = clock_timestamp() + ttl
-    where l.id = raise_epoch.lease and l.epoch = seen_epoch and (l.until is null or l.until <= clock_timestamp())
+    where l.id = raise_epoch.lease and l.epoch = seen_epoch
+      and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour')
     returning l.epoch into raised;
   return raised;
 end $$;
 comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval) is
-  'Takes a lease over if its epoch is still the one that was read and its time, if it has one, is over; returns the new epoch or null.';
+  'Takes a lease over if its epoch is still the one that was read and its time, if it has one, is over, or lies more than an hour ahead (written by a clock that was wrong); returns the new epoch or null.';
 
 -- ---------------------------------------------------------------- cursors
 

@@ -336,6 +336,7 @@ alter table onlyonce.parked
   add column first_attempt_at timestamptz,
   add column capture          boolean not null default false,
   add column sealed           boolean not null default false,
+  add column sealed_as        uuid,
   add column trace            text,
   add column response_status  integer,
   add column response_headers text,
@@ -343,9 +344,10 @@ alter table onlyonce.parked
   add column erased_at        timestamptz;
 comment on column onlyonce.parked.row_id           is 'Id of the call in onlyonce.outbox_log; with lane as partition and this as offset calls of an ordering key are sorted.';
 comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
+comment on column onlyonce.parked.sealed_as        is 'Key that the body was sealed under, if an operator has given the call another key since. Null: the row''s key.';
 comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
 comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
-comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages; failed, scheduled, behind, cut, completion, rejected or window for calls.';
+comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
 
 -- A row of the log is parked once.
 create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;

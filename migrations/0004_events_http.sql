@@ -218,7 +218,7 @@ comment on function onlyonce.commit_stream_offset(bigint, bigint, uuid, text, in
 alter table onlyonce.parked add column event_id text;
 comment on column onlyonce.parked.event_id is 'Id of an event, as onlyonce.event_log has it.';
 comment on column onlyonce.parked.kind   is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
-comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages and events; same-body, divergent or stale for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected or window for calls.';
+comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
 
 drop trigger sealed on onlyonce.parked;
 create constraint trigger sealed after update on onlyonce.parked
@@ -348,7 +348,8 @@ create table onlyonce.http_records (
   created_at   timestamptz not null default clock_timestamp(),
   completed_at timestamptz,
   expires_at   timestamptz,
-  erased_at    timestamptz
+  erased_at    timestamptz,
+  abandoned_at timestamptz
 );
 comment on table  onlyonce.http_records is 'Requests that came with an Idempotency-Key: what the first one was answered. In transactional mode a record commits with the writes that it stands for.';
 comment on column onlyonce.http_records.id           is 'onlyonce.key(tenant, scope, key): the key itself is not kept.';
@@ -360,6 +361,7 @@ comment on column onlyonce.http_records.lease_id     is 'While running: whose it
 comment on column onlyonce.http_records.response     is 'Status, headers and body as they are answered again; null while running.';
 comment on column onlyonce.http_records.keep         is 'How long it is kept from its completion.';
 comment on column onlyonce.http_records.expires_at   is 'From when on it counts as absent, by the database clock. Null: not completed.';
+comment on column onlyonce.http_records.abandoned_at is 'Since when operators are shown that no client came back for it: its steps had their effect, and it was never completed. The next request goes on.';
 
 -- What may be purged.
 create index http_records_expired on onlyonce.http_records (expires_at);
@@ -376,6 +378,7 @@ create table onlyonce.http_steps (
   primary key (record_id, name)
 );
 comment on table  onlyonce.http_steps is 'External calls of handlers in lease mode: written before the first call, and again with its result.';
+comment on column onlyonce.http_steps.sealed is 'Of a step without a result: whether the layer that began it seals.';
 comment on column onlyonce.http_steps.first_at is 'Before the first call under the step''s key can have been made: the provider''s memory of it counts from here.';
 
 -- A record in transactional mode is inserted completed, one in lease mode is completed by an update: neither may come through
@@ -416,26 +419,31 @@ end $$;
 comment on function onlyonce.http_begin(uuid, text, text, text) is 'Claims a key in transactional mode: 1 claimed, 0 somebody is at it, 2 it is completed.';
 
 -- Writes the record in the transaction of the effects, last before the seal. Raises OO010 where one stands: it shares a round trip with COMMIT.
--- One that has expired is absent, and is replaced with its steps.
+-- One that has expired is absent, and is replaced with its steps and its lease. Returns until when the record is kept.
 create function onlyonce.http_complete(
   id uuid, tenant text, scope text, fingerprint bytea, token uuid, response bytea, sealed boolean, keep interval
-) returns void
+) returns timestamptz
 language plpgsql as $$
+declare
+  expired record;
+  until   timestamptz := clock_timestamp() + http_complete.keep;
 begin
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, completed_at, expires_at)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
-            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), clock_timestamp() + http_complete.keep)
+            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), until)
     on conflict do nothing;
   if found then
-    return;
+    return until;
   end if;
-  delete from onlyonce.http_records r where r.id = http_complete.id and r.expires_at <= clock_timestamp();
+  delete from onlyonce.http_records r where r.id = http_complete.id and r.expires_at <= clock_timestamp() returning r.lease_id into expired;
   if not found then
     raise exception using errcode = 'OO010', message = 'onlyonce: the request was answered by somebody else meanwhile';
   end if;
+  delete from onlyonce.leases l where l.id = expired.lease_id;
   insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, response, sealed, keep, completed_at, expires_at)
     values (http_complete.id, http_complete.tenant, http_complete.scope, http_complete.fingerprint, http_complete.token, 'completed',
-            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), clock_timestamp() + http_complete.keep);
+            http_complete.response, http_complete.sealed, http_complete.keep, clock_timestamp(), until);
+  return until;
 end $$;
 comment on function onlyonce.http_complete(uuid, text, text, bytea, uuid, bytea, boolean, interval) is 'Keeps the answer in the transaction of its effects, or raises OO010.';
 
@@ -462,17 +470,18 @@ end $$;
 comment on function onlyonce.http_claim(uuid, text, text, bytea, uuid, interval, interval) is 'Claims a key in lease mode: one row, the lease and its epoch; none where a record stands.';
 
 -- Begins a step, a transaction of its own, before its call: so that one which may have been made is known of. first_at stays that of the
--- first attempt. Raises OO001 for an owner that was replaced. late: the first attempt is older than the provider remembers.
-create function onlyonce.http_step(lease bigint, epoch bigint, nonce uuid, record_id uuid, name text, within interval)
+-- first attempt. seals says whether its result will be sealed, so that an operator who resolves the step knows. Raises OO001 for an owner that was replaced. late: the first attempt is older than the provider remembers.
+create function onlyonce.http_step(lease bigint, epoch bigint, nonce uuid, record_id uuid, name text, within interval, seals boolean)
 returns table (done boolean, result bytea, sealed boolean, late boolean)
 language plpgsql as $$
 begin
   perform onlyonce.hold(http_step.lease, http_step.epoch, http_step.nonce);
-  insert into onlyonce.http_steps as s (record_id, name) values (http_step.record_id, http_step.name) on conflict do nothing;
+  insert into onlyonce.http_steps as s (record_id, name, sealed) values (http_step.record_id, http_step.name, http_step.seals)
+    on conflict do nothing;
   return query select s.done_at is not null, s.result, s.sealed, s.done_at is null and s.first_at + within <= clock_timestamp()
                  from onlyonce.http_steps s where s.record_id = http_step.record_id and s.name = http_step.name;
 end $$;
-comment on function onlyonce.http_step(bigint, bigint, uuid, uuid, text, interval) is 'Begins a step of a request in lease mode, or returns the result that it had.';
+comment on function onlyonce.http_step(bigint, bigint, uuid, uuid, text, interval, boolean) is 'Begins a step of a request in lease mode, or returns the result that it had.';
 
 create function onlyonce.http_step_done(lease bigint, epoch bigint, nonce uuid, record_id uuid, name text, result bytea, sealed boolean) returns void
 language plpgsql as $$
@@ -484,19 +493,23 @@ end $$;
 comment on function onlyonce.http_step_done(bigint, bigint, uuid, uuid, text, bytea, boolean) is 'Keeps a step''s result.';
 
 -- Completes a record in lease mode, last before the seal. The lease is locked as late as this: its renewal would wait for the lock, and with it
--- those of all leases of the process. Who takes over waits for this transaction, and finds no lease behind it.
-create function onlyonce.http_finish(id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean) returns void
+-- those of all leases of the process. Who takes over waits for this transaction, and finds no lease behind it. Returns until when it is kept.
+create function onlyonce.http_finish(id uuid, lease bigint, epoch bigint, nonce uuid, response bytea, sealed boolean) returns timestamptz
 language plpgsql as $$
+declare
+  until timestamptz;
 begin
   perform onlyonce.hold(http_finish.lease, http_finish.epoch, http_finish.nonce);
   update onlyonce.http_records r
      set state = 'completed', lease_id = null, token = http_finish.nonce, response = http_finish.response, sealed = http_finish.sealed,
          completed_at = clock_timestamp(), expires_at = clock_timestamp() + r.keep
-   where r.id = http_finish.id and r.lease_id = http_finish.lease and r.state = 'running';
+   where r.id = http_finish.id and r.lease_id = http_finish.lease and r.state = 'running'
+  returning r.expires_at into until;
   if not found then
     raise exception using errcode = 'OO001', message = 'onlyonce: fence lost: the request is somebody else''s';
   end if;
   delete from onlyonce.leases l where l.id = http_finish.lease;
+  return until;
 end $$;
 comment on function onlyonce.http_finish(uuid, bigint, bigint, uuid, bytea, boolean) is 'Keeps the answer of a request in lease mode, and gives its lease up.';
 
@@ -510,13 +523,13 @@ end $$;
 comment on function onlyonce.http_reconcile(uuid, bigint, bigint, uuid) is 'Sets a request aside for an operator.';
 
 -- Gives a request in lease mode back whose answer is not kept: without a step it is as if it had never come, with one the next
--- request goes on where this one has stopped.
+-- request goes on where this one has stopped. The lease keeps when it ended: onlyonce.http_abandon counts from the last attempt.
 create function onlyonce.http_release(id uuid, lease bigint, epoch bigint, nonce uuid) returns void
 language plpgsql as $$
 begin
   perform onlyonce.hold(http_release.lease, http_release.epoch, http_release.nonce);
   if exists (select from onlyonce.http_steps s where s.record_id = http_release.id) then
-    update onlyonce.leases l set until = null, nonce = null where l.id = http_release.lease;
+    update onlyonce.leases l set until = clock_timestamp(), nonce = null where l.id = http_release.lease;
   else
     delete from onlyonce.http_records r where r.id = http_release.id and r.lease_id = http_release.lease and r.state = 'running';
     delete from onlyonce.leases l where l.id = http_release.lease;
@@ -524,7 +537,7 @@ begin
 end $$;
 comment on function onlyonce.http_release(uuid, bigint, bigint, uuid) is 'Gives a request in lease mode back whose answer is not kept.';
 
--- Deletes at most `most` records that have expired, and what their steps kept. Who holds one locked keeps it. Expiry is asked again
+-- Deletes at most `most` records that have expired, what their steps kept, and the leases of those that an operator has closed. Who holds one locked keeps it. Expiry is asked again
 -- where it decides: a record may have been replaced since it was found.
 create function onlyonce.http_purge(most integer) returns integer
 language plpgsql as $$
@@ -532,31 +545,42 @@ declare
   purged integer;
 begin
   with old as (
-    select r.id from onlyonce.http_records r where r.expires_at <= clock_timestamp() order by r.expires_at limit most for update skip locked)
-  delete from onlyonce.http_records r using old where r.id = old.id and r.expires_at <= clock_timestamp();
-  get diagnostics purged = row_count;
+    select r.id from onlyonce.http_records r where r.expires_at <= clock_timestamp() order by r.expires_at limit most for update skip locked),
+  gone as (
+    delete from onlyonce.http_records r using old where r.id = old.id and r.expires_at <= clock_timestamp() returning r.lease_id),
+  free as (
+    delete from onlyonce.leases l using gone where l.id = gone.lease_id)
+  select count(*) into purged from gone;
   return purged;
 end $$;
 comment on function onlyonce.http_purge(integer) is 'Deletes records of the HTTP layer that have expired, at most so many; returns how many.';
 
--- Sees to requests in lease mode whose client has not come back: where the lease ended longer ago than the record would be kept, a record
--- without a step of unknown outcome is as good as absent, and one with such a step is for an operator. The lease is locked before it is
--- looked at again, so nobody takes it over meanwhile.
-create function onlyonce.http_abandon(most integer, out deleted integer, out aside integer)
+-- Sees to requests in lease mode whose client has not come back: whose last attempt ended longer ago than the record would be kept. Only one
+-- without a step is as good as absent. One with a step is never deleted: its provider may have forgotten the step's key by now, so a client
+-- that still asks would have the call made a second time. Where a step's outcome is unknown the request is set aside; where all are known it is
+-- marked, so that operators see it, and the next request goes on with the results that are there. The lease is locked before the steps are
+-- looked at, in a statement behind it: nobody takes it over or begins a step meanwhile.
+create function onlyonce.http_abandon(most integer, out deleted integer, out aside integer, out abandoned integer)
 language plpgsql as $$
 declare
   r record;
 begin
   deleted := 0;
   aside := 0;
+  abandoned := 0;
   for r in
     select h.id, l.id as lease from onlyonce.http_records h join onlyonce.leases l on l.id = h.lease_id
-     where h.completed_at is null and h.state = 'running' and coalesce(l.until, h.created_at) + h.keep <= clock_timestamp()
+     where h.completed_at is null and h.state = 'running' and l.until + h.keep <= clock_timestamp()
+       and (h.abandoned_at is null or exists (select from onlyonce.http_steps s where s.record_id = h.id and s.done_at is null))
      order by h.created_at limit most for update of l skip locked
   loop
     if exists (select from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) then
       update onlyonce.http_records h set state = 'reconcile' where h.id = r.id and h.state = 'running';
+      update onlyonce.leases l set epoch = l.epoch + 1, nonce = null where l.id = r.lease; -- who has just read the record does not take it over
       aside := aside + 1;
+    elsif exists (select from onlyonce.http_steps s where s.record_id = r.id) then
+      update onlyonce.http_records h set abandoned_at = clock_timestamp() where h.id = r.id and h.state = 'running';
+      abandoned := abandoned + 1;
     else
       delete from onlyonce.http_records h where h.id = r.id and h.state = 'running';
       delete from onlyonce.leases l where l.id = r.lease;
@@ -564,7 +588,7 @@ begin
     end if;
   end loop;
 end $$;
-comment on function onlyonce.http_abandon(integer) is 'Deletes requests in lease mode that nobody came back for, or sets them aside where a step''s outcome is unknown.';
+comment on function onlyonce.http_abandon(integer) is 'Sees to requests in lease mode that no client came back for: deletes those without a step, and shows the others to operators.';
 
 -- ---------------------------------------------------------------- operations
 

@@ -14,7 +14,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // MaxBody is the largest body of a call, in bytes. A row lives in the database until its retention has passed and is
@@ -98,11 +99,14 @@ type Call struct {
 type Sealer interface {
 	// Seal encrypts body and binds it to the call's key: it can be opened with no other.
 	Seal(key [16]byte, body []byte) ([]byte, error)
+	// Open decrypts what Seal returned for the same key. An error that wraps [seal.ErrValue] says that sealed will never open: the call is parked and waits
+	// for an operator. After any other error (an encryption key that is not deployed yet) the relay tries again, every 10 s or as RelayConfig's RetryMin
+	// and RetryMax bound it. Neither counts as an attempt at the call.
 	Open(key [16]byte, sealed []byte) ([]byte, error)
 }
 
 // ErrCall is wrapped by every error about a call that cannot be enqueued as it is.
-var ErrCall = errors.New("outbox: bad call")
+var ErrCall error = guard.Misuse("outbox: bad call")
 
 // row is a call as it is stored.
 type row struct {

@@ -17,9 +17,10 @@ const patience = 250 * time.Millisecond
 // flight is one attempt at one call.
 type flight struct {
 	Delivery
-	key    uuid.UUID
-	order  *uuid.UUID // nil: it waits for no other
-	sealed bool
+	key      uuid.UUID
+	order    *uuid.UUID // nil: it waits for no other
+	sealed   bool
+	sealedAs uuid.UUID // the key that the body was sealed under
 
 	asked    time.Time     // before the database measured age and wait
 	age      time.Duration // since the first call under the key can have been made
@@ -33,6 +34,8 @@ type flight struct {
 	state    flightState
 	parked   int64 // id of the row that it was picked from; 0: it comes from the log
 	made     bool  // the call may have left
+	unopened bool  // its body could not be opened: no call was made
+	first    bool  // its key's window has begun with this attempt
 	asking   bool  // whether the call was applied: none is made
 	work     func(context.Context, *flight)
 	result   Result
@@ -78,6 +81,7 @@ func (t *tenure) begin(rows []*flight, asked time.Time) {
 		f.blocked = f.blocked || f.order != nil && slices.Contains(under, *f.order)
 		f.Sink, f.Attempt, f.chunk, f.asked = t.s.name, 1, c, asked
 		f.suspect = f.suspect || i < t.cursor.suspect
+		f.first = !f.suspect
 		if window != Forever {
 			f.notAfter = asked.Add(window - f.age)
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
 // Response is a remote's answer to a call that asked for it (Call.Capture).
@@ -70,11 +70,8 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 		f.result = RetryLater("RelayConfig.Complete is not set", nil)
 		return
 	}
-	if f.sealed {
-		if err := t.open(f); err != nil {
-			f.result = RetryLater("the body cannot be opened: "+err.Error(), err)
-			return
-		}
+	if !t.open(f) {
+		return
 	}
 	// The lease is held locked meanwhile: the handler must be done before it is renewed.
 	ctx, cancel := context.WithTimeout(ctx, t.s.dbTimeout)

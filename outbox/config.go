@@ -14,17 +14,16 @@ import (
 // RelayConfig is what a [Relay] needs. The zero value of a field is the default that its comment names; a value out of
 // range is an error of [NewRelay] and never adjusted.
 type RelayConfig struct {
-	// Sinks send the calls; each Call.Sink is the name of one. Required, names unique. Processes that list a sink of one
-	// name must mean the same remote: whichever holds that sink's lease sends all its calls.
+	// Sinks send the calls; each Call.Sink is the name of one. Required, names unique. Relays that list a sink of one name must mean the same remote: they
+	// share the sink's 16 lanes, so a call is sent by whichever of them holds the call's lane.
 	Sinks []Sink
 
-	// Concurrency is the number of calls under way at once, for each sink. Default 8, at most 1,000. Each holds
+	// Concurrency is the number of calls under way at once, for each sink, in this relay. Default 8, at most 1,000. Each holds
 	// one row in memory, its body included. Few make a slow remote the bottleneck; many may be what a
 	// remote answers with 429, and are what is sent twice (under the same keys) when a relay dies.
 	Concurrency int
 
-	// PollInterval is how often a sink's due rows are looked for when nobody calls Wake, and how often a relay that stands
-	// by looks whether it may take over. Default 500 ms, from 10 ms to 1 minute. It is the delay of a call that was
+	// PollInterval is how often a relay looks for due calls in its lanes when nobody calls Wake, and for lanes of its sinks that are free. Default 500 ms, from 10 ms to 1 minute. It is the delay of a call that was
 	// committed without a Wake. Each poll is one short transaction.
 	PollInterval time.Duration
 

@@ -18,7 +18,7 @@ import (
 // Errors of [Enqueue] besides [ErrCall]. Each means that the transaction must be rolled back.
 var (
 	// ErrTwice: one message asks for two calls of one name to one sink. Set Call.ID to tell them apart.
-	ErrTwice = errors.New("outbox: two calls of one name: set Call.ID to tell them apart")
+	ErrTwice error = guard.Misuse("outbox: two calls of one name: set Call.ID to tell them apart")
 	// ErrConflict: the call was enqueued before, with other bytes, and those may have been sent. SQLSTATE OO004. In a
 	// consumer's handler it comes from the statement that waits next, or from the commit.
 	ErrConflict = errors.New("outbox: the call was enqueued before with other bytes")

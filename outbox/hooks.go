@@ -39,6 +39,8 @@ const (
 	SettledRetry Settlement = "retry"
 	// SettledRejected: the remote rejected the call for good. It is parked, and waits for an operator.
 	SettledRejected Settlement = "rejected"
+	// SettledUnopened: the body will never open ([seal.ErrValue]), so no call was made. It is parked, and waits for an operator.
+	SettledUnopened Settlement = "unopened"
 	// SettledReconcile: there was no final answer as long as the remote remembers the key, so nobody knows whether it applied the
 	// call. It is parked, and no further call is made.
 	SettledReconcile Settlement = "reconcile"
@@ -105,7 +107,7 @@ func (o observer) settled(s Settled) {
 		o.hooks.Settled(s)
 	}
 	level := slog.LevelDebug
-	if s.As == SettledRejected || s.As == SettledReconcile {
+	if s.As == SettledRejected || s.As == SettledUnopened || s.As == SettledReconcile {
 		level = slog.LevelWarn // an operator has to look at it
 	}
 	if !o.log.Enabled(context.Background(), level) {

@@ -27,6 +27,7 @@ const (
 	reasonCut        = "cut"        // the lane was given back, or the call is still under way
 	reasonCompletion = "completion" // the remote has accepted it; RelayConfig.Complete has not
 	reasonRejected   = "rejected"
+	reasonUnopened   = "unopened" // its body will never open
 	reasonWindow     = "window"
 )
 
@@ -70,7 +71,8 @@ func (t *tenure) decide(f *flight) verdict {
 	case f.decision == NotApplied:
 		return verdict{as: SettledRetry, state: stateRetrying, reason: reasonFailed, due: true, fresh: true}
 	case f.decision == Unknown:
-		v.as, v.state, v.reason, v.due, v.delay = SettledReconcile, stateReconcile, reasonWindow, true, t.s.retryDelay(f.Attempt, 0)
+		v.as, v.state, v.reason = SettledReconcile, stateReconcile, reasonWindow
+		v.due, v.delay = r.Outcome != Rejected, t.delay(f)
 	case r.Outcome == Delivered && f.completing():
 		return verdict{as: SettledDelivered, state: stateResolved}
 	case r.Outcome == Delivered && f.Capture:
@@ -83,6 +85,8 @@ func (t *tenure) decide(f *flight) verdict {
 		return verdict{as: SettledDelivered, state: stateResolved}
 	case r.Outcome == Rejected && f.completing():
 		v.as, v.state, v.reason = SettledRejected, stateWaiting, reasonCompletion
+	case r.Outcome == Rejected && f.unopened:
+		v.as, v.state, v.reason = SettledUnopened, stateWaiting, reasonUnopened
 	case r.Outcome == Rejected:
 		v.as, v.state, v.reason = SettledRejected, stateWaiting, reasonRejected
 	case errors.Is(r.Err, ErrWindow) && !f.completing():
@@ -91,7 +95,7 @@ func (t *tenure) decide(f *flight) verdict {
 		if r.Outcome != Retry { // a sink that forgot to say: never taken for success
 			v.text = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
 		}
-		v.as, v.state, v.reason, v.due, v.delay = SettledRetry, stateRetrying, reasonFailed, true, t.s.retryDelay(f.Attempt, r.RetryAfter)
+		v.as, v.state, v.reason, v.due, v.delay = SettledRetry, stateRetrying, reasonFailed, true, t.delay(f)
 		if f.completing() {
 			v.reason = reasonCompletion
 		}
@@ -115,6 +119,18 @@ func (v verdict) event(f *flight) Settled {
 		e.Wait = v.delay
 	}
 	return e
+}
+
+// openEvery is how often a relay tries to open a body for which it lacks the key, within RetryMin and RetryMax. It is no backoff, because such a try is no
+// attempt and nothing counts it.
+const openEvery = 10 * time.Second
+
+// delay is how long a call waits that is tried again.
+func (t *tenure) delay(f *flight) time.Duration {
+	if f.unopened {
+		return max(t.s.cfg.RetryMin, min(openEvery, t.s.cfg.RetryMax))
+	}
+	return t.s.retryDelay(f.Attempt, f.result.RetryAfter)
 }
 
 // retryDelay is how long a call waits after its attempt number n.

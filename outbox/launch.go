@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // returns are calls of a tenure that have returned, until its own goroutine takes them in. Whoever returns never waits.
@@ -105,11 +106,8 @@ func (t *tenure) ready(f *flight) bool {
 		f.result = RetryLater(err.Error(), err)
 		return false
 	}
-	if f.sealed {
-		if err := t.open(f); err != nil {
-			f.result = RetryLater("the body cannot be opened: "+err.Error(), err)
-			return false
-		}
+	if !t.open(f) {
+		return false
 	}
 	f.made = true
 	if err := fault.Point(fault.RelayCalling); err != nil {
@@ -177,12 +175,24 @@ func (t *tenure) attemptAll(calls []*flight) {
 	rest = RetryLater("the sink did not say how the call ended", nil)
 }
 
-// open decrypts a body.
-func (t *tenure) open(f *flight) error {
-	if t.s.cfg.Sealer == nil {
-		return errors.New("RelayConfig.Sealer is not set")
+// open decrypts a body that is sealed, under the key that it was sealed under (O13). If it cannot be opened, f.result says why and nothing else is done with
+// the call: no attempt counts. One that will never open waits for an operator. For any other error another try may help, with a key that is deployed later.
+func (t *tenure) open(f *flight) bool {
+	if !f.sealed {
+		return true
 	}
-	body, err := t.s.cfg.Sealer.Open(f.key, f.Body)
-	f.Body, f.sealed = body, err != nil
-	return err
+	body, err := []byte(nil), errors.New("RelayConfig.Sealer is not set")
+	if t.s.cfg.Sealer != nil {
+		body, err = t.s.cfg.Sealer.Open(f.sealedAs, f.Body)
+	}
+	if err == nil {
+		f.Body, f.sealed = body, false
+		return true
+	}
+	f.unopened = true
+	reason := "the body cannot be opened: " + err.Error()
+	if f.result = RetryLater(reason, err); errors.Is(err, seal.ErrValue) {
+		f.result = Reject(reason, err)
+	}
+	return false
 }

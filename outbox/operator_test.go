@@ -167,3 +167,30 @@ func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
 	r.states("delivered", "discarded")
 }
+
+// T9: a call whose due time was written while the clock was ahead is due; one that its program has scheduled for then is not.
+func TestT9CallDueInTheFuture(t *testing.T) {
+	r := newRig(t)
+	var ok atomic.Bool
+	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {
+		if !ok.Load() {
+			res := outbox.RetryLater("busy", nil)
+			res.RetryAfter = time.Hour
+			return res
+		}
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	scheduled := charge("scheduled")
+	scheduled.NotBefore = time.Now().Add(6 * 24 * time.Hour)
+	r.start(testConfig(sink))
+	r.enqueue(charge("waits"), scheduled)
+	until(t, "both wait", func() bool {
+		return one[int](r, `select count(*) from onlyonce.parked where state = 'retrying' and next_attempt_at > now() + interval '30 min'`) == 2
+	})
+	ok.Store(true)
+	r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() + interval '6 days' where reason <> 'scheduled'`)
+	until(t, "the one is sent", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'resolved'`) == 1 })
+	if n := one[int](r, `select count(*) from onlyonce.parked where state = 'retrying' and reason = 'scheduled'`); n != 1 {
+		t.Error("the scheduled one did not wait")
+	}
+}

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
 // collect appends rows to what dst points to.
@@ -71,7 +71,7 @@ func (r *flightReader) read(row pgx.CollectableRow) (*flight, error) {
 		order := uuid.UUID(r.order.Bytes)
 		f.order, f.Order = &order, order.String()
 	}
-	f.sealed, f.suspect, f.blocked = r.sealed, r.suspect, r.blocked
+	f.sealed, f.sealedAs, f.suspect, f.blocked = r.sealed, f.key, r.suspect, r.blocked
 	f.age, f.wait = max(micros(r.age), 0), micros(r.wait) // the database's clock may have been set back
 	return f, nil
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// Relay sends what is in the outbox. Any number of relays may run, in any number of processes: for each sink one of
-// them sends, and another takes over when it stops or dies.
+// Relay sends what is in the outbox. Any number of relays may run, in any number of processes: those that list a sink share its 16 lanes out evenly, and each
+// sends the calls of its own lanes. When one stops the others take its lanes over at once, and when one dies as soon as its leases have ended.
 type Relay struct {
 	cfg     RelayConfig
 	pool    *pgxpool.Pool

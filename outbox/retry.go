@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/fault"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
 // pickSQL picks parked calls that are due and journals their attempts. In: sink, lane; ids under way; how many; how long after the first
@@ -18,14 +18,15 @@ import (
 // index condition. Locks the rows; skips those that somebody else has locked (an operator). A call whose window has passed is handed over too,
 // without an attempt: its age keeps it from being made, and it is left for reconciliation. One that has been accepted, and waits for its
 // completion, is not called any more. One that was never called here counts from when it was parked if the database has lost history since, in which it
-// may have been (O6). None is taken that stands behind an unsettled one of its ordering key.
+// may have been (O6). RelayConfig.RetryMax is a day at most, so a due time beyond two days was written while the clock was ahead, unless the call was
+// scheduled by its program: it is over (T9). None is taken that stands behind an unsettled one of its ordering key.
 const pickSQL = `
 with t as materialized (
   select clock_timestamp() as now,
          (select case when a.timeline <> substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) then 'infinity' else a.history_at end
             from onlyonce.lanes a where a.sink = $1 and a.lane = $2) as history)
 update onlyonce.parked o
-   set attempts = o.attempts + case when o.state = 'reconcile' or o.first_attempt_at <= (select now from t) - $5::interval then 0 else 1 end,
+   set attempts = o.attempts + case when o.state = 'reconcile' or o.response_status is null and o.first_attempt_at <= (select now from t) - $5::interval then 0 else 1 end,
        first_attempt_at = case when o.state = 'reconcile' or o.response_status is not null then o.first_attempt_at
                                else coalesce(o.first_attempt_at,
                                  case when o.reason in ('behind', 'scheduled', 'cut') and o.parked_at < (select history from t)
@@ -34,43 +35,48 @@ update onlyonce.parked o
        next_attempt_at = clock_timestamp() + $6::interval
  where o.id = any (array(
          select p.id from onlyonce.parked p
-          where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at <= (select now from t)
+          where p.kind = 'call' and p.sink = $1 and p.lane = $2
+            and (p.next_attempt_at <= (select now from t) or p.next_attempt_at > (select now from t) + interval '2 days' and p.reason <> 'scheduled')
             and (p.state = 'retrying' or $7 and p.state = 'reconcile') and p.id <> all ($3::bigint[])
             and (p.row_id is null or p.row_id <> all ($8::bigint[])) and (p.order_key is null or p.order_key <> all ($9::uuid[]))
             and (p.order_key is null or not exists (
               select 1 from onlyonce.parked f
                where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")))
           order by p.next_attempt_at, p.id limit $4 for no key update skip locked))
-   and o.next_attempt_at <= (select now from t)
+   and (o.next_attempt_at <= (select now from t) or o.next_attempt_at > (select now from t) + interval '2 days' and o.reason <> 'scheduled')
 returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.call_name, o.method, o.target,
-          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, o.attempts, o.state,
-          coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
+          onlyonce.header_lines(o.header_names, o.header_values), coalesce(o.trace, ''), o.body, o.capture, o.sealed, coalesce(o.sealed_as, o.key), o.first_attempt_at > (select now from t),
+          o.attempts, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
           o.response_status, coalesce(o.response_headers, ''), o.response_body`
 
 // nextSQL says in how many microseconds the next parked call of a lane is due. In: sink, lane, ids under way, whether calls of unknown outcome are asked about,
 // ids in the log of rows under way; ordering keys of both.
 // One row: null if there is none. By the index parked_calls_due.
 const nextSQL = `
-select (extract(epoch from min(p.next_attempt_at) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
+select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() + interval '2 days' and p.reason <> 'scheduled' then clock_timestamp()
+                                    else p.next_attempt_at end) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
  where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at is not null and (p.state = 'retrying' or $4 and p.state = 'reconcile')
    and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
    and (p.order_key is null or p.order_key <> all ($6::uuid[]))`
 
 // settleSQL writes how attempts at parked calls ended. In: arrays of one length: ids, 0 for a row that is known by the log's id alone; the log's ids; states,
 // reasons, errors, microseconds until they are due (null: never by themselves), whether the key's window counts anew, status, headers and body of an answer;
-// then whether a dead call lets go of its ordering key; whether the attempt asked what became of the call; the attempts' numbers. Rows that an operator has changed meanwhile stay as they are. By the primary key and
+// then whether a dead call lets go of its ordering key; whether the attempt asked what became of the call; the attempts' numbers, and whether each was none
+// (it is not counted then). Rows that an operator has changed meanwhile stay as they are. By the primary key and
 // the index parked_row; locks the rows.
 const settleSQL = `
 update onlyonce.parked p
    set state = s.state, reason = case when s.state = 'resolved' then p.reason else s.reason end, error = s.error,
+       attempts = p.attempts - case when s.none then 1 else 0 end,
        next_attempt_at = clock_timestamp() + s.delay * interval '1 microsecond',
        first_attempt_at = case when s.fresh then null else p.first_attempt_at end,
        settled_at = case when s.state = 'resolved' then clock_timestamp() end,
        order_key = case when $11 and s.state in ('waiting', 'reconcile') then null else p.order_key end,
        response_status = coalesce(s.status, p.response_status), response_headers = coalesce(s.response_headers, p.response_headers),
        response_body = coalesce(s.response_body, p.response_body)
-  from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[], $12::boolean[], $13::int[])
-       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, attempts)
+  from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::int[], $9::text[], $10::bytea[], $12::boolean[], $13::int[],
+              $14::boolean[])
+       as s(id, row_id, state, reason, error, delay, fresh, status, response_headers, response_body, asked, attempts, none)
  where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call'
    and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.attempts = s.attempts`
 
@@ -191,12 +197,14 @@ func (t *tenure) scanParked(r pgx.CollectableRow) (*flight, error) {
 	var age int64
 	var status *int32
 	var answer []byte
-	err := r.Scan(&f.parked, &f.ID, &f.key, &f.order, &f.Tenant, &f.Scope, &f.Name, &f.Method, &f.Target, &headers, &f.Trace, &f.Body, &f.Capture, &f.sealed,
-		&f.Attempt, &state, &age, &status, &answerHeaders, &answer)
+	var first *bool // null: in state reconcile, without an attempt
+	err := r.Scan(&f.parked, &f.ID, &f.key, &f.order, &f.Tenant, &f.Scope, &f.Name, &f.Method, &f.Target, &headers, &f.Trace, &f.Body, &f.Capture, &f.sealed, &f.sealedAs,
+		&first, &f.Attempt, &state, &age, &status, &answerHeaders, &answer)
 	if f.order != nil {
 		f.Order = f.order.String()
 	}
 	f.Key, f.Sink, f.Header = f.key.String(), t.s.name, frozen.Parse(headers)
+	f.first = first != nil && *first
 	f.age = max(micros(age), 0) // the database's clock may have been set back
 	switch {
 	case status != nil:
@@ -220,6 +228,7 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 		bodies                [][]byte
 		asked                 []bool
 		attempts              []int32
+		none                  []bool
 	)
 	for _, f := range done {
 		v := t.judge(f)
@@ -227,7 +236,8 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 			continue
 		}
 		asked, attempts = append(asked, f.asking), append(attempts, int32(f.Attempt))
-		ids, rows, states, reasons, errs, fresh = append(ids, f.parked), append(rows, f.ID), append(states, v.state), append(reasons, v.reason), append(errs, v.text), append(fresh, v.fresh)
+		none = append(none, f.unopened && !f.asking) // to ask is not counted in the first place
+		ids, rows, states, reasons, errs, fresh = append(ids, f.parked), append(rows, f.ID), append(states, v.state), append(reasons, v.reason), append(errs, v.text), append(fresh, v.fresh || f.unopened && f.first)
 		var delay *int64
 		if v.due {
 			d := v.delay.Microseconds()
@@ -237,7 +247,7 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
 	}
 	if len(ids) > 0 {
-		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, t.s.cfg.PassOn, asked, attempts).Exec(anyRows)
+		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, t.s.cfg.PassOn, asked, attempts, none).Exec(anyRows)
 	}
 }
 
@@ -272,11 +282,8 @@ func (t *tenure) promoteBlocked() error {
 // reconcile asks the user whether a call whose key the remote may have forgotten was applied.
 func (t *tenure) reconcile(ctx context.Context, f *flight) {
 	f.decision, f.result = Unknown, RetryLater("RelayConfig.Reconcile does not know", nil)
-	if f.sealed {
-		if err := t.open(f); err != nil {
-			f.result = RetryLater("the body cannot be opened: "+err.Error(), err)
-			return
-		}
+	if !t.open(f) {
+		return
 	}
 	decision, err := t.s.cfg.Reconcile(ctx, &f.Delivery)
 	switch {

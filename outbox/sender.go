@@ -33,10 +33,10 @@ on conflict do nothing`
 // surveySQL says how a sink's lanes stand. In: sink, how a member's lease name starts. Out: one row: how many relays there are that list
 // the sink; whether somebody paused it; lanes that nobody holds, in no order; whether rows of schema 2 wait to be carried over.
 const surveySQL = `
-select (select count(*) from onlyonce.leases where starts_with(name, $2) and until > clock_timestamp()),
+select (select count(*) from onlyonce.leases where starts_with(name, $2) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'),
        coalesce((select paused_at is not null from onlyonce.sinks where name = $1), false),
        array(select a.lane from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
-              where a.sink = $1 and (l.until is null or l.until <= clock_timestamp()) order by random()),
+              where a.sink = $1 and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour') order by random()),
        exists (select 1 from onlyonce.outbox where sink = $1 and state = 'pending')`
 
 // scoutSQL says which lanes have something to do. In: sink, lanes; whether the relay is asked to decide about calls of unknown outcome; versions of the
@@ -49,7 +49,8 @@ select * from (
          or exists (select 1 from pg_snapshot_xip(coalesce(a.target, a.prev)) x cross join lateral (
                       select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid = x offset 0) r) as fresh,
          exists (select 1 from onlyonce.parked p where p.kind = 'call' and p.sink = a.sink and p.lane = a.lane
-                    and p.next_attempt_at <= clock_timestamp() and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due,
+                    and (p.next_attempt_at <= clock_timestamp() or p.next_attempt_at > clock_timestamp() + interval '2 days' and p.reason <> 'scheduled')
+                    and (p.state = 'retrying' or $3 and p.state = 'reconcile')) as due,
          a.version < m.version as lost
     from onlyonce.lanes a join unnest($2::smallint[], $4::bigint[]) as m(lane, version) on m.lane = a.lane where a.sink = $1) s
  where fresh or due or lost`

@@ -3,6 +3,7 @@ package outbox_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -40,6 +41,41 @@ func TestGracefulStop(t *testing.T) {
 	}
 	if n := one[int](r, `select count(*) from onlyonce.leases where nonce is not null`); n != 0 {
 		t.Errorf("%d leases are held: the relay has not said goodbye", n)
+	}
+}
+
+// A relay that is stopped ends when its last call is settled: it waits neither for the end of the drain nor for that of a lease. All calls are in one lane, so
+// that the others' release shows that the stop has reached it.
+func TestStopWaitsForItsCallsOnly(t *testing.T) {
+	r := newRig(t)
+	g := r.gate()
+	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
+		g.pass(d)
+		return outbox.Result{Outcome: outbox.Delivered}
+	})
+	cfg := testConfig(sink)
+	cfg.Concurrency, cfg.DrainTimeout, cfg.LeaseTTL = 2, 10*time.Minute, 10*time.Minute // both longer than the test waits
+	first := charge("1")
+	calls := []outbox.Call{first}
+	for range 5 {
+		c := charge("")
+		c.ID = r.sameLane(first, fmt.Sprint("more-", len(calls)))
+		calls = append(calls, c)
+	}
+	r.enqueue(calls...)
+	x := r.start(cfg)
+	g.wait()
+	g.wait()
+	x.cancel()
+	const held = `select count(*) from onlyonce.leases where nonce is not null and name like 'relay/%'`
+	until(t, "the other lanes are released", func() bool { return one[int](r, held) == 1 })
+	g.release()
+	x.stop()
+	if n := one[int](r, held); n != 0 {
+		t.Errorf("%d lanes are held", n)
+	}
+	if got := one[string](r, `select string_agg(state, ' ' order by state) from onlyonce.calls`); got != "delivered delivered pending pending pending pending" {
+		t.Errorf("rows %s", got)
 	}
 }
 

@@ -152,7 +152,7 @@ func (t *tenure) serve() error {
 	for t.ctx.Err() == nil {
 		now := time.Now()
 		if !t.stopAt.IsZero() {
-			if t.calling == 0 && t.chunk == nil && len(t.done) == 0 {
+			if t.drained() {
 				return nil
 			}
 			if !now.Before(t.stopAt) {
@@ -215,6 +215,9 @@ func (t *tenure) serve() error {
 	return nil
 }
 
+// drained says whether nothing is left to be settled before the lane is given back.
+func (t *tenure) drained() bool { return t.calling == 0 && t.chunk == nil && len(t.done) == 0 }
+
 // starting says whether calls may be started.
 func (t *tenure) starting() bool { return t.stopAt.IsZero() && t.s.open() }
 
@@ -230,6 +233,9 @@ func (t *tenure) next() time.Time {
 		}
 	}
 	stopping := !t.stopAt.IsZero()
+	if stopping && t.drained() {
+		return time.Now()
+	}
 	if c := t.chunk; c != nil {
 		switch {
 		case c.ending, c.finished(t.starting()):

@@ -1,5 +1,5 @@
 // Package seal encrypts what is stored: bodies of outbound calls, and answers to HTTP requests. It is a package of its own because both
-// use it, and whoever needs neither links none of it.
+// use it.
 //
 // A sealed value is AES-256-GCM (NIST SP 800-38D) with a random nonce of 96 bits, bound to the key that it is stored under:
 //

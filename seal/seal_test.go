@@ -2,6 +2,7 @@ package seal_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"slices"
 	"testing"
@@ -78,6 +79,48 @@ func TestRefusesWhatWasChanged(t *testing.T) {
 	}
 	if _, err := s.Open([16]byte{8}, sealed); !errors.Is(err, seal.ErrValue) {
 		t.Errorf("in another row: %v", err)
+	}
+}
+
+// The head says by which key a value is opened, and is part of what the tag is over: it cannot be exchanged for that of another key that happens to
+// have the same bytes under another id.
+func TestHeadIsAuthenticated(t *testing.T) {
+	key := [16]byte{7}
+	one, err := seal.New(1, map[uint32]seal.Key{1: {9}, 2: {9}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealed, _ := one.Seal(key, []byte("value"))
+	binary.BigEndian.PutUint32(sealed[1:], 2)
+	if got, err := one.Open(key, sealed); !errors.Is(err, seal.ErrValue) {
+		t.Errorf("opened as %q, %v", got, err)
+	}
+}
+
+// Under one key no nonce is used twice: with AES-GCM two values of one nonce give away each other and the key that tags are made with. What is asked for
+// is that all of its bytes are random: of a thousand, no two are equal, and none of its 12 bytes is the same in all.
+func TestNoncesDiffer(t *testing.T) {
+	s, key := sealer(t, 1, 1), [16]byte{7}
+	seen := map[string]bool{}
+	var values [12]map[byte]bool
+	for range 1000 {
+		sealed, _ := s.Seal(key, []byte("the same value"))
+		nonce := sealed[5:17]
+		if seen[string(nonce)] {
+			t.Fatalf("nonce %x twice", nonce)
+		}
+		seen[string(nonce)] = true
+		for i, b := range nonce {
+			if values[i] == nil {
+				values[i] = map[byte]bool{}
+			}
+			values[i][b] = true
+		}
+	}
+	for i, v := range values {
+		if len(v) < 100 {
+			t.Errorf("byte %d has %d values in a thousand nonces", i, len(v))
+		}
 	}
 }
 

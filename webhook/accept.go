@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventlog"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // receiveSQL claims the event, and is the transaction's fence; see the function's comment in the migration. One row: what it found.
@@ -200,7 +201,13 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	}
 	tx.Lend(&dedupe.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Endpoint), ID: a.id, Time: time.Now()})
 	if a.cfg.Forward != nil {
-		if err := a.cfg.Forward.enqueue(ctx, tx, a.item); err != nil {
+		err := a.cfg.Forward.enqueue(ctx, tx, a.item)
+		if errors.Is(err, outbox.ErrCall) { // of this event no call can be made, however often it comes; nothing was sent to the database
+			tx.TakeBack()
+			a.keep(tx, "waiting", "forward", err)
+			return Unforwarded, true, nil
+		}
+		if err != nil {
 			return "", false, err
 		}
 	}

@@ -7,13 +7,15 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventlog"
 )
 
@@ -105,11 +107,14 @@ type item struct {
 }
 
 // item makes one of an event that was delivered, or that a reconciliation lists.
-func (r *Receiver) item(e *Event, reconciled bool) *item {
+func (r *Receiver) item(e *Event, reconciled bool) (*item, error) {
 	// The endpoint has no slash, nor has the provider.
 	i := &item{Event: e, id: r.cfg.Endpoint + "/" + e.Provider + "/" + e.ID, headers: headersOf(e), reconciled: reconciled}
 	if r.cfg.Tenant != nil {
-		i.tenant = codec.Text(call(r.cfg.Tenant, e))
+		var err error
+		if i.tenant, err = tenant(r.cfg.Tenant, e); err != nil {
+			return nil, err
+		}
 	}
 	i.hash = pgtype.UUID{Bytes: dedupe.Key{Tenant: i.tenant, Scope: Scope(r.cfg.Endpoint), ID: i.id}.Hash(), Valid: true}
 	i.fingerprint = dedupe.FingerprintOf(i.Body).Int64()
@@ -120,18 +125,40 @@ func (r *Receiver) item(e *Event, reconciled bool) *item {
 	if r.cfg.OrderingKey != nil {
 		switch key := call(r.cfg.OrderingKey, e); {
 		case len(key) > maxKey: // of a body that somebody else has written: it must not keep the event from being stored
-			i.key = fmt.Appendf(nil, "sha256:%x", sha256.Sum256([]byte(key)))
+			i.key = hashed([]byte(key))
 		case key != "":
 			i.key = []byte(key)
 		}
 	}
-	return i
+	return i, nil
 }
+
+// hashed is what stands for an ordering key that is too long.
+func hashed(key []byte) []byte { return fmt.Appendf(nil, "sha256:%x", sha256.Sum256(key)) }
+
+// tenant asks whose event it is. There is no answer to fall back on: ids count within a tenant, so that under a wrong one an event is taken for a copy, and lost.
+func tenant(f func(*Event) string, e *Event) (name string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			name, err = "", fmt.Errorf("%w: it panicked: %v", ErrTenant, p)
+		}
+	}()
+	name = f(e)
+	switch {
+	case len(name) > maxTenant:
+		return "", fmt.Errorf("%w: it returned %d bytes, more than %d", ErrTenant, len(name), maxTenant)
+	case !utf8.ValidString(name) || strings.IndexFunc(name, unicode.IsControl) >= 0:
+		return "", fmt.Errorf("%w: it returned what is not UTF-8, or has control characters", ErrTenant)
+	}
+	return name, nil
+}
+
+const maxTenant = 255 // bytes, as of a call's
 
 // maxKey is the longest ordering key that a call may have.
 const maxKey = 1024
 
-// call calls a function of the user's, which must not keep an event from being stored.
+// call calls a function of the user's that finds an ordering key, which must not keep an event from being stored.
 func call(f func(*Event) string, e *Event) (s string) {
 	defer func() {
 		if recover() != nil {

@@ -41,6 +41,8 @@ var (
 	ErrStore = errors.New("webhook: the database did not take the event")
 	// ErrHandler: an inline handler failed; nothing of the event was stored. 500 (W8).
 	ErrHandler = errors.New("webhook: the handler failed")
+	// ErrTenant: ReceiverConfig.Tenant panicked, or returned what is no tenant; nothing of the event was stored. 500.
+	ErrTenant = errors.New("webhook: ReceiverConfig.Tenant did not name a tenant")
 	// ErrBusy: ReceiverConfig.MaxInFlight requests are being worked on. 503.
 	ErrBusy = errors.New("webhook: too many requests at once")
 
@@ -86,7 +88,12 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.answer(w, start, e, Probed, e.Challenge)
 		return
 	}
-	outcome, err := r.accept(ctx, r.item(e, false))
+	i, err := r.item(e, false)
+	if err != nil {
+		r.refuse(w, start, http.StatusInternalServerError, err)
+		return
+	}
+	outcome, err := r.accept(ctx, i)
 	switch {
 	case err == nil:
 		r.answer(w, start, e, outcome, "")

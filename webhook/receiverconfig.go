@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // Mode is what a receiver does with an event that is new.
@@ -53,7 +52,9 @@ type ReceiverConfig struct {
 	// OrderingKey finds what an event is about: events of one key are handled in the order of their arrival, one after another. Nil, or an empty
 	// key: in no order. It may panic and return anything; its event is then one without a key.
 	OrderingKey func(*Event) string
-	// Tenant names the customer that an event belongs to, where customers choose ids themselves. Nil: one tenant.
+	// Tenant names the customer that an event belongs to, where customers choose ids themselves: at most 255 bytes of UTF-8 without control characters. If it
+	// panics or returns anything else the request is answered with 500 and nothing is stored ([ErrTenant]), because under a tenant that it does not belong to
+	// an event passes for a copy of another customer's. Event.Header has the kept headers only. Nil: one tenant.
 	Tenant func(*Event) string
 
 	// Partitions is how many partitions the endpoint's stream gets: how many events are handled at once, at most; and events of one partition
@@ -140,11 +141,8 @@ func (c ReceiverConfig) withDefaults(pool *pgxpool.Pool) (ReceiverConfig, error)
 		fault("ReceiverConfig.Forward", "must be set in mode ForwardOnly")
 	}
 	if c.Forward != nil {
-		for _, err := range c.Forward.faults() {
+		for _, err := range c.Forward.faults(c.Verifier) {
 			fault("ReceiverConfig.Forward", "%v", err)
-		}
-		if c.Verifier != nil && c.Verifier.maxBody > outbox.MaxBody {
-			fault("ReceiverConfig.Forward", "the verifier's MaxBody, %d, must not be above that of a call, %d", c.Verifier.maxBody, outbox.MaxBody)
 		}
 	}
 	if len(c.Sources) > 0 && c.Mode != Inbox {

@@ -7,12 +7,13 @@ type Outcome string
 
 // Outcomes.
 const (
-	Accepted  Outcome = "accepted"  // it is new, and stored, handled or forwarded
-	Duplicate Outcome = "duplicate" // it was accepted before
-	Divergent Outcome = "divergent" // one of its id was accepted before, with another body
-	SameBody  Outcome = "same-body" // one of its body was accepted lately under another id: set aside in the parked table
-	Stale     Outcome = "stale"     // its handler found it older than what was applied, and it is set aside in the parked table
-	Probed    Outcome = "probed"    // the provider asked whether somebody is here
+	Accepted    Outcome = "accepted"    // it is new, and stored, handled or forwarded
+	Duplicate   Outcome = "duplicate"   // it was accepted before
+	Divergent   Outcome = "divergent"   // one of its id was accepted before, with another body
+	SameBody    Outcome = "same-body"   // one of its body was accepted lately under another id: set aside in the parked table
+	Stale       Outcome = "stale"       // its handler found it older than what was applied, and it is set aside in the parked table
+	Unforwarded Outcome = "unforwarded" // the outbox takes no call of it ([Forward]): neither stored nor handled, and set aside in the parked table
+	Probed      Outcome = "probed"      // the provider asked whether somebody is here
 )
 
 // Received tells of a request that was answered with 200, or of an event that a reconciliation brought.

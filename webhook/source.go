@@ -2,7 +2,11 @@ package webhook
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,7 +26,7 @@ type SourceConfig struct {
 	Partitions int
 	// PollInterval is how often is looked for events that nobody has told of, and for members that came or went. Default 500 ms.
 	PollInterval time.Duration
-	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, at least 1 s.
+	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, from 1 s to 1 hour.
 	LeaseTTL time.Duration
 	// HandoverTimeout is how long a partition that another member is to have may go on until what is under way has ended. Default 30 s.
 	HandoverTimeout time.Duration
@@ -47,19 +51,53 @@ var _ consumer.EventSource = (*Source)(nil)
 
 // NewSource checks the configuration and returns every fault of it at once. It does not connect.
 func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
+	var faults []error
+	fault := func(field, format string, args ...any) {
+		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
+	}
+	if len(cfg.Endpoints) == 0 {
+		fault("SourceConfig.Endpoints", "must not be empty: name the endpoints whose events are read")
+	}
 	topics := make([]string, len(cfg.Endpoints))
 	for i, endpoint := range cfg.Endpoints {
 		topics[i] = Topic(endpoint)
+		switch {
+		case !validEndpoint.MatchString(endpoint):
+			fault("SourceConfig.Endpoints", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", endpoint)
+		case slices.Contains(cfg.Endpoints[:i], endpoint):
+			fault("SourceConfig.Endpoints", "%q is there twice", endpoint)
+		}
 	}
 	if cfg.Partitions == 0 {
 		cfg.Partitions = 16
 	}
 	s, err := eventlog.NewSource(pool, eventlog.Config{Group: cfg.Group, Topics: topics, Partitions: cfg.Partitions, PollInterval: cfg.PollInterval,
 		LeaseTTL: cfg.LeaseTTL, HandoverTimeout: cfg.HandoverTimeout, Retention: cfg.Retention, SegmentBytes: cfg.SegmentBytes, Logger: cfg.Logger})
-	if err != nil {
-		return nil, err
+	for _, one := range split(err) {
+		var f *eventlog.Fault
+		switch {
+		case !errors.As(one, &f):
+			faults = append(faults, one)
+		case f.Field == "Config.Topics": // told above, by the endpoint
+		default:
+			fault(strings.Replace(f.Field, "Config.", "SourceConfig.", 1), "%s", f.Reason)
+		}
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
 	}
 	return &Source{s}, nil
+}
+
+// split takes the faults of a configuration apart.
+func split(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the outermost is errors.Join's
+		return joined.Unwrap()
+	}
+	return []error{err}
 }
 
 // Run implements consumer.Source.

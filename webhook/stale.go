@@ -30,6 +30,9 @@ const (
 // ErrOvertaken says that an event is older than what was applied of its object.
 var ErrOvertaken = errors.New("webhook: the event is older than what was applied of its object")
 
+// errForeignTx: objects are compared within a scope, and only the transaction knows it. Under another scope an event could be found overtaken by one of another consumer's.
+var errForeignTx = errors.New("webhook: InOrder: tx is not the Tx that the consumer or the receiver gave to its handler")
+
 // Ordered says which events overtake which. Senders deliver in any order, and an event that failed comes again later.
 type Ordered struct {
 	// Version returns what the event is about, and which of two events is the later one: the object's version, or its time in whatever unit (for
@@ -87,11 +90,15 @@ func (cfg *Ordered) newer(ctx context.Context, tx consumer.Tx, m *consumer.Messa
 	if object == "" {
 		return true, nil
 	}
-	scope := ""
-	if of, ok := tx.(interface{ Origin() (dedupe.Origin, bool) }); ok {
-		o, _ := of.Origin()
-		scope = o.Scope
+	of, ok := tx.(interface{ Origin() (dedupe.Origin, bool) })
+	if !ok {
+		return false, consumer.Permanent(errForeignTx)
 	}
+	origin, ok := of.Origin()
+	if !ok {
+		return false, consumer.Permanent(errForeignTx)
+	}
+	scope := origin.Scope
 	sum := codec.Hash("onlyonce/object/1", m.Tenant(), scope, object)
 	id := pgtype.UUID{Valid: true}
 	copy(id.Bytes[:], sum[:16])

@@ -255,6 +255,43 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
+// W10: a reconciliation lists nothing that is older than ids are remembered: it would be brought a second time.
+func TestW10ReconciliationAfterALongPause(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const retention = 10 * 24 * time.Hour
+	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, reconciled_at) values ('e', clock_timestamp() - interval '40 days')`)
+	r.exec(`update onlyonce.rings set horizon = '11 days' where name = 'keys_clock'`)
+	asked := make(chan time.Time, 1)
+	x := r.receiver(samples(t)["Stripe"], func(c *webhook.ReceiverConfig) {
+		c.Retention = retention
+		c.Reconcile = &webhook.Reconcile{List: func(_ context.Context, since time.Time, _ func(*webhook.Event) error) error {
+			asked <- since
+			return nil
+		}}
+	})
+	before := one[time.Time](r, `select clock_timestamp()`)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- x.Run(ctx) }()
+	var since time.Time
+	select {
+	case since = <-asked:
+	case err := <-ended:
+		t.Fatal(err)
+	case <-time.After(patience):
+		t.Fatal("nothing is listed")
+	}
+	after := one[time.Time](r, `select clock_timestamp()`)
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if since.Before(before.Add(-retention)) || since.After(after.Add(-retention)) {
+		t.Errorf("it lists what came since %v; ids are remembered from between %v and %v on", since, before.Add(-retention), after.Add(-retention))
+	}
+}
+
 func TestReceiverFaults(t *testing.T) {
 	t.Parallel()
 	_, err := webhook.NewReceiver(nil, webhook.ReceiverConfig{Endpoint: "a/b", Mode: 7, Handler: effect, Forward: &webhook.Forward{}, Partitions: -1,

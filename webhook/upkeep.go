@@ -233,9 +233,13 @@ func (r *Receiver) bring(ctx context.Context, e *Event) (fresh bool, err error) 
 	start := time.Now()
 	mine := *e
 	mine.Provider, mine.IDSigned = r.cfg.Verifier.scheme.Name, r.cfg.Verifier.scheme.IDSigned
+	i, err := r.item(&mine, true)
+	if err != nil {
+		return false, err
+	}
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Deadline)
 	defer cancel()
-	outcome, err := r.accept(bounded, r.item(&mine, true))
+	outcome, err := r.accept(bounded, i)
 	if err != nil {
 		return false, err
 	}

@@ -56,6 +56,7 @@ type adoption struct {
 	cursorFilter
 	consent
 	group *string
+	stop  bool // with group: the old one is stopped
 	at    *int64
 	from  *string
 	clock bool // with from
@@ -79,12 +80,15 @@ type adopted struct {
 func cursorAdoptCommand() command {
 	return command{
 		name:    "cursor adopt",
-		args:    "[-postgres URL] -scope S -topic T -partition N [-group G] [-at OFFSET | -from URL [-clock-keys] [-late]] -reason WHY [-yes]",
+		args:    "[-postgres URL] -scope S -topic T -partition N [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-clock-keys] [-late]] -reason WHY [-yes]",
 		summary: "resolve a halt: hand a cursor to another group, set its position, or take it over from another database",
 		help: `
 Resolves a halt, in one transaction: whoever owns the cursor is fenced out, the cursor is changed, and an audit row
 says who did it and why. It shows what was and what will be, and asks first, unless -yes is given. A consumer that is
 halted looks again every few seconds and goes on by itself.
+
+Two services with one scope are a mistake: change Config.Scope of one of them. If a group was renamed, stop the old one, and then give -group; a cursor that the
+old group has not let go is not handed over, unless -old-group-stopped says that its processes died.
 
 Without -at only the group changes (halt "foreign-group"): the next owner stamps its own, or the one that -group
 names. The position stays, and so does everything that proves that the log is the same.
@@ -113,6 +117,7 @@ Example:
 			var ask adoption
 			ask.cursorFilter.flags(fs)
 			textVar(fs, &ask.group, "group", "the Kafka group `G` that is to own the cursor (default: the next one to come)")
+			fs.BoolVar(&ask.stop, "old-group-stopped", false, "with -group: although the old group has not let the cursor go, because its processes died")
 			numberVar(fs, &ask.at, "at", "the `OFFSET` that is to be handled next (default: the position stays)", 0, math.MaxInt64-1)
 			textVar(fs, &ask.from, "from", "the database that the partition moves here from, as a `URL`; its cursor there is retired")
 			fs.BoolVar(&ask.clock, "clock-keys", false, "with -from: bring the keys of keys_clock too")
@@ -166,6 +171,8 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*adopted, error) {
 		return nil, usagef("there is no cursor (%s): correct the flags, or give -at OFFSET to make one", q.cursorFilter)
 	case before != nil && before.RetiredAt != nil && q.at == nil:
 		return nil, &refusal{"the cursor is retired, and nothing was done: -at OFFSET brings it back, from that offset on"}
+	case before != nil && before.RetiredAt == nil && q.group != nil && before.Group != nil && *before.Group != *q.group && !before.Clean && !q.stop:
+		return nil, &refusal{fmt.Sprintf("group %q has not let the cursor go, and nothing was done: if it is another service, give one of the two another Config.Scope; if it was renamed, stop its processes; if they died, say so with -old-group-stopped", *before.Group)}
 	}
 	return q.outcome(before, q.planned(before)), nil
 }

@@ -96,7 +96,12 @@ func TestAdoptForAGroup(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.populate()
-	r := f.run(adoptArgs("-yes", "-group", "g2")...).want(t, statusGood, "g2")
+	// What a halt prints is refused while the old group may live.
+	f.run(adoptArgs("-yes", "-group", "g2")...).want(t, statusFailed, `group "g1" has not let the cursor go`, "Config.Scope", "-old-group-stopped")
+	if c := f.shown(); *c.Group != "g1" || c.Epoch != 4 {
+		t.Errorf("cursor: %+v", c)
+	}
+	r := f.run(adoptArgs("-yes", "-group", "g2", "-old-group-stopped")...).want(t, statusGood, "g2")
 	if strings.Contains(r.out, "not let go in order") {
 		t.Errorf("the old group is warned of although it is kept out:\n%s", r.out)
 	}

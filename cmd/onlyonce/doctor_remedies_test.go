@@ -89,6 +89,7 @@ func TestDoctorRemedies(t *testing.T) {
 		insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'exhausted', 's'), ('event', 'waiting', 'stale', 's');
 		insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'reconcile', 'window', 's', 'p', now() - interval '8 days'), ('call', 'waiting', 'rejected', 's', 'p', null);
 		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day');
+		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now());
 		update onlyonce.rings set horizon = null where name = 'keys_clock'; ` + oldCurrent)
 	f.lists("mail")
 	f.run("outbox", "pause", "-sink", "mail", "-reason", "why", "-yes").want(t, statusGood)
@@ -98,7 +99,8 @@ func TestDoctorRemedies(t *testing.T) {
 		"inbox horizon -ring keys_log -horizon D -reason WHY", "inbox horizon -ring keys_clock -horizon D -reason WHY", "inbox rotate", "cursor retire -scope stock -topic orders -partition 0 -reason WHY",
 		"cursor resume -scope it's -reason WHY", "cursor resume -scope stock -topic orders -partition 0 -reason WHY", "outbox resume -sink mail -reason WHY", "outbox rebase -reason WHY",
 		"parked show -id 3", "parked list -kind message -state waiting", "parked list -kind call -state reconcile", "parked redrive -id ID -reason WHY", "parked discard -id ID -reason WHY",
-		"parked redrive -id ID -verified-applied -reason WHY", "request list", "request resolve -id ID -step NAME -applied -reason WHY",
+		"parked redrive -id ID -verified-applied -reason WHY", "request list", "request resolve -id ID -step NAME -applied -result TEXT -reason WHY",
+		"request close -id ID -reason WHY",
 	} {
 		if !slices.Contains(seen, want) {
 			t.Errorf("no finding says %q; they say %q", want, seen)

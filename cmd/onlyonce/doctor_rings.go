@@ -24,7 +24,7 @@ select id, sink, extract(epoch from clock_timestamp() - first_attempt_at)::float
   from onlyonce.parked where kind = 'call' and settled_at is null and first_attempt_at is not null order by first_attempt_at limit 1`
 
 // rotatorSQL reads who rotates a ring. In: name of its lease. By the unique index.
-const rotatorSQL = `select count(*) from onlyonce.leases where name = $1 and nonce is not null and until > clock_timestamp()`
+const rotatorSQL = `select count(*) from onlyonce.leases where name = $1 and nonce is not null and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 // leastWebhooks is what package webhook asks of a receiver at least (W10).
 const leastWebhooks = 7 * 24 * time.Hour
@@ -47,7 +47,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	if d.ask.copies == nil {
-		d.add(levelInfo, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
+		d.add(levelWarn, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
 	} else if err := holds("copies", "keys_log", *d.ask.copies, "producers"); err != nil {
 		return err
 	}

@@ -87,16 +87,23 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	aside := 0
+	aside, abandoned := 0, 0
 	for _, r := range requests {
-		if r.State == "reconcile" {
+		switch r.State {
+		case "reconcile":
 			aside++
+		case "abandoned":
+			abandoned++
 		}
 	}
 	if aside > 0 {
-		d.add(levelWarn, "requests", "onlyonce request list; then ask the provider, and onlyonce request resolve -id ID -step NAME -applied -reason WHY, or with -not-applied", "%d HTTP requests have a step of unknown outcome", aside)
+		d.add(levelWarn, "requests", "onlyonce request list; then ask the provider, and onlyonce request resolve -id ID -step NAME -applied -result TEXT -reason WHY, or with -not-applied", "%d HTTP requests have a step of unknown outcome", aside)
 	}
-	d.unless("requests", "no HTTP request has a step of unknown outcome that is too old to ask about")
+	if abandoned > 0 {
+		d.add(levelWarn, "requests", "onlyonce request list; then have the client send the request again, or ask the provider, and onlyonce request close -id ID -reason WHY",
+			"%d HTTP requests were never completed although their steps had their effect, and no client has come back", abandoned)
+	}
+	d.unless("requests", "no HTTP request has a step of unknown outcome that is too old to ask about, and none was abandoned behind a step")
 
 	pauses, err := collect[heldRow](ctx, tx, heldSQL)
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -93,20 +95,21 @@ type keyReport struct {
 type explaining struct {
 	cursorFilter
 	tenant         *string
+	provider       *string
 	replay, offset *int64
 }
 
 func explainCommand() command {
 	return command{
 		name:    "explain",
-		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-replay N]] | -topic T -partition N -offset O [-scope S]) [-json]",
+		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-replay N] [-provider P]] | -topic T -partition N -offset O [-scope S]) [-json]",
 		operand: true,
 		summary: "tell what is stored of a key or of a position, and nothing else",
 		help: `
 Tells what the database holds of one message, webhook, call or request, and guesses nothing. It changes nothing and works on a standby too.
 
 KEY is a message's id, with -scope the consumer's Scope, -tenant where the consumer has tenants, and -replay for the claim in that replay; of a
-webhook -scope is webhook/ENDPOINT, of a request "http POST /v1/charges" and so on. Without -scope KEY is the stored key, a UUID, as other commands show
+webhook its sender's, with -scope webhook/ENDPOINT and, for a provider of your own (webhook.HMAC) of which nothing is stored yet, -provider; of a request "http POST /v1/charges" and so on. Without -scope KEY is the stored key, a UUID, as other commands show
 it; of a call the idempotency key that the remote saw. A KEY that begins with a dash follows "--".
 
 Of a key: the segments that hold it, and between which times it was claimed (of a key from before schema 5 only until when); its payload's fingerprint, the
@@ -156,6 +159,7 @@ Examples:
 			ask := &explaining{}
 			ask.cursorFilter.flags(fs)
 			textVar(fs, &ask.tenant, "tenant", "the tenant `T` of the key (default: none)")
+			textVar(fs, &ask.provider, "provider", "of a webhook, the `P` that sent it (default: whichever is known for the endpoint)")
 			numberVar(fs, &ask.replay, "replay", "the replay `N` in which the key was claimed (default: none)", 1, math.MaxInt32)
 			numberVar(fs, &ask.offset, "offset", "the offset `O`", 0, math.MaxInt64-1)
 			return func(ctx context.Context, a *app) error {
@@ -175,8 +179,10 @@ func (q *explaining) key(operand *string) (uuid.UUID, *explainedID, error) {
 		return uuid.UUID{}, nil, usagef("missing: KEY, or -topic, -partition and -offset")
 	case *operand == "":
 		return uuid.UUID{}, nil, usagef("KEY must not be empty")
-	case q.scope == nil && (q.tenant != nil || q.replay != nil):
-		return uuid.UUID{}, nil, usagef("missing: -scope: it goes with -tenant and -replay")
+	case q.scope == nil && (q.tenant != nil || q.replay != nil || q.provider != nil):
+		return uuid.UUID{}, nil, usagef("missing: -scope: it goes with -tenant, -replay and -provider")
+	case q.provider != nil && q.endpoint() == "":
+		return uuid.UUID{}, nil, usagef("-provider goes with -scope webhook/ENDPOINT")
 	case q.scope == nil:
 		key, err := uuid.Parse(*operand)
 		if err != nil {
@@ -191,7 +197,90 @@ func (q *explaining) key(operand *string) (uuid.UUID, *explainedID, error) {
 	if q.replay != nil {
 		of.Replay = *q.replay
 	}
-	return dedupe.Key{Tenant: of.Tenant, Scope: of.Scope, ID: of.ID, Replay: int32(of.Replay)}.Hash(), of, nil
+	if q.provider != nil {
+		of.ID = q.endpoint() + "/" + *q.provider + "/" + of.ID
+	}
+	return of.hash(), of, nil
+}
+
+func (of *explainedID) hash() uuid.UUID {
+	return dedupe.Key{Tenant: of.Tenant, Scope: of.Scope, ID: of.ID, Replay: int32(of.Replay)}.Hash()
+}
+
+// endpoint is whose webhooks are asked for, "" if none.
+func (q *explaining) endpoint() string {
+	if q.scope == nil {
+		return ""
+	}
+	endpoint, _ := strings.CutPrefix(*q.scope, "webhook/")
+	if endpoint == *q.scope {
+		return ""
+	}
+	return endpoint
+}
+
+// providers are those of package webhook. Others name themselves (webhook.HMAC).
+var providers = []string{"github", "shopify", "slack", "standard", "stripe"}
+
+// providersSQL finds providers of an endpoint by what is stored of it: an event's id is endpoint/provider/id. In: endpoint, scope. Of the stream the latest
+// 1,000 events of each partition, by the unique index of each segment; of what is parked by the index parked_position.
+const providersSQL = `
+select distinct split_part(i.id, '/', 2) as provider
+  from (select e.id from onlyonce.streams s cross join generate_series(0, s.partitions - 1) n
+         cross join lateral (select l.id from onlyonce.event_log l where l.stream = s.id and l.partition = n order by l."offset" desc limit 1000) e
+         where s.topic = 'webhook.' || $1::text
+        union all select p.event_id from onlyonce.parked p where p.kind = 'event' and p.scope = $2) i(id)
+ where starts_with(i.id, $1::text || '/') and split_part(i.id, '/', 2) <> ''`
+
+// ofSender turns the sender's id of a webhook into the one that its receiver claims: endpoint/provider/id. Which provider it is shows in what is stored; where
+// nothing of it is, the answer is about the id as it was given.
+func (r *keyReport) ofSender(ctx context.Context, tx pgx.Tx, endpoint string, limit time.Duration) error {
+	if strings.HasPrefix(r.Of.ID, endpoint+"/") {
+		return nil // it is in that form
+	}
+	type row struct{ Provider string }
+	found, err := collect[row](ctx, tx, providersSQL, endpoint, r.Of.Scope)
+	if err != nil {
+		return err
+	}
+	all := slices.Clone(providers)
+	for _, f := range found {
+		all = append(all, f.Provider)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	for _, p := range all {
+		of := *r.Of
+		of.ID = endpoint + "/" + p + "/" + r.Of.ID
+		key := of.hash().String()
+		is, err := r.stored(ctx, tx, key, limit)
+		if err != nil {
+			return err
+		}
+		if is {
+			r.Key, r.Of = key, &of
+			return nil
+		}
+	}
+	if is, err := r.stored(ctx, tx, r.Key, limit); is || err != nil {
+		return err
+	}
+	r.NotKnown = append(r.NotKnown, fmt.Sprintf("whether it came from another provider than %s: say which with -provider", strings.Join(all, ", ")))
+	return nil
+}
+
+// stored reports whether anything is stored under a webhook's key.
+func (r *keyReport) stored(ctx context.Context, tx pgx.Tx, key string, limit time.Duration) (bool, error) {
+	claims, err := collect[claimRow](ctx, tx, claimsSQL, key)
+	if err != nil || len(claims) > 0 {
+		return len(claims) > 0, err
+	}
+	parked, err := parkedOf(ctx, tx, nil, &key, nil, nil, nil)
+	if err != nil || len(parked) > 0 {
+		return len(parked) > 0, err
+	}
+	noted, err := collectWithin[explainedWebhook](ctx, tx, limit, webhookSQL, key, nil, nil)
+	return len(noted) > 0, err
 }
 
 func (a *app) explainKey(ctx context.Context, address string, ask *explaining, asJSON bool) error {
@@ -200,7 +289,14 @@ func (a *app) explainKey(ctx context.Context, address string, ask *explaining, a
 		return err
 	}
 	r := &keyReport{Key: key.String(), Of: of, Claims: []explainedClaim{}, Calls: []explainedCall{}, NotKnown: []string{}}
-	if err := a.readSnapshot(ctx, address, "looking for the key", func(ctx context.Context, tx pgx.Tx) error { return r.read(ctx, tx, a.countLimit) }); err != nil {
+	if err := a.readSnapshot(ctx, address, "looking for the key", func(ctx context.Context, tx pgx.Tx) error {
+		if endpoint := ask.endpoint(); endpoint != "" && ask.provider == nil {
+			if err := r.ofSender(ctx, tx, endpoint, a.countLimit); err != nil {
+				return err
+			}
+		}
+		return r.read(ctx, tx, a.countLimit)
+	}); err != nil {
 		return err
 	}
 	if asJSON {

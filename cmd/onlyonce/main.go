@@ -79,7 +79,7 @@ func commands() []command {
 	return []command{migrateCommand(), doctorCommand(), statusCommand(), explainCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
 		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
 		parkedDiscardCommand(), outboxStatusCommand(), outboxPauseCommand(), outboxResumeCommand(), outboxRebaseCommand(),
-		outboxEraseCommand(), inboxPlanCommand(), inboxStatusCommand(), inboxHorizonCommand(), inboxRotateCommand(), eventsStatusCommand(), eventsEraseCommand(), requestListCommand(), requestResolveCommand(), requestEraseCommand(),
+		outboxEraseCommand(), inboxPlanCommand(), inboxStatusCommand(), inboxHorizonCommand(), inboxRotateCommand(), eventsStatusCommand(), eventsEraseCommand(), requestListCommand(), requestResolveCommand(), requestCloseCommand(), requestEraseCommand(),
 		relayCommand()}
 }
 

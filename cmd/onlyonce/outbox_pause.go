@@ -20,7 +20,9 @@ const lockSinkSQL = `select name from onlyonce.sinks where name = $1 for no key 
 
 // pauseSinkSQL and resumeSinkSQL set and end a pause. In: name; reason. By the primary key, under the lock on the row.
 const (
-	pauseSinkSQL  = `update onlyonce.sinks set paused_at = clock_timestamp(), paused_by = current_user, pause_reason = $2 where name = $1`
+	pauseSinkSQL = `
+insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason) values ($1, clock_timestamp(), current_user, $2)
+on conflict (name) do update set paused_at = excluded.paused_at, paused_by = excluded.paused_by, pause_reason = excluded.pause_reason`
 	resumeSinkSQL = `update onlyonce.sinks set paused_at = null, paused_by = null, pause_reason = null where name = $1`
 )
 
@@ -39,25 +41,32 @@ func (s *sinkRow) paused() string {
 // sinkStop is a pause of a sink or its end, as the operator asks for it. What came of it, and the detail of the audit row, is the sink as it was.
 type sinkStop struct {
 	consent
-	sink   *string
-	resume bool
+	sink     *string
+	resume   bool
+	unlisted bool
 }
 
 func outboxPauseCommand() command {
 	return command{
 		name:    "outbox pause",
-		args:    "[-postgres URL] -sink S -reason WHY [-yes]",
+		args:    "[-postgres URL] -sink S [-unlisted] -reason WHY [-yes]",
 		summary: "start no more calls to a sink",
 		help: `
 Has relays start no more calls to a sink until somebody resumes it: while a remote is being repaired, say, or must not be called.
 It outlasts restarts. Calls that are under way end; relays keep their lanes. Applications go on enqueueing, and nothing is lost, but keys
 age: what was called before without a final answer goes to state reconcile if the remote may have forgotten its key meanwhile.
 
+A sink that no relay has listed is refused, because its name may be misspelt. -unlisted pauses it all the same: ahead of its first relay, which then starts no call.
+
 It asks first, unless -yes is given, and writes an audit row. What is paused already stays so: status 0, nothing is written.
 
 Example:
   onlyonce outbox pause -sink payments -reason "the bank asks us to stop, INC-9"`,
-		setup: func(fs *flag.FlagSet) func(context.Context, *app) error { return sinkStopFlags(fs, &sinkStop{}) },
+		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			ask := &sinkStop{}
+			fs.BoolVar(&ask.unlisted, "unlisted", false, "although no relay has listed the sink yet")
+			return sinkStopFlags(fs, ask)
+		},
 	}
 }
 
@@ -111,8 +120,15 @@ func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*sinkRow, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(rows) == 0 && q.unlisted {
+		return &sinkRow{Name: *q.sink}, nil
+	}
 	if len(rows) == 0 {
-		return nil, unknownSink(ctx, tx, *q.sink)
+		err := unknownSink(ctx, tx, *q.sink)
+		if !q.resume {
+			err = fmt.Errorf("%w; -unlisted pauses it ahead of its first relay", err)
+		}
+		return nil, err
 	}
 	s := &rows[0]
 	utc(s.PausedAt)

@@ -33,7 +33,7 @@ with recursive of_log as (
 
 // lanesSQL reads the lanes and who owns them, by the database's clock. In: sink (null: any). By the index on (sink, lane).
 const lanesSQL = `
-select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > clock_timestamp()) is true as held
+select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true as held
   from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
  where $1::text is null or l.sink = $1 order by 1, 2`
 

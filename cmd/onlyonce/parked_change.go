@@ -16,10 +16,11 @@ import (
 // statement on: what became of it shows only to a statement after this one. In the order of ids, as every command does.
 const lockPickedSQL = `select id from onlyonce.parked where id = any ($1::bigint[]) order by id for update`
 
-// redriveSQL makes parked messages and events due, with all attempts before them. In: ids. Under the lock on the rows.
+// redriveSQL makes parked messages and events due, with all attempts before them; one that is being retried keeps its attempts, by which its
+// consumer settles it. In: ids. Under the lock on the rows.
 const redriveSQL = `
-update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = 0
- where id = any ($1::bigint[]) and kind in ('message', 'event') and state = 'waiting' and (kind = 'message' or "offset" is not null)`
+update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when state = 'retrying' then attempts else 0 end
+ where id = any ($1::bigint[]) and kind in ('message', 'event') and state in ('waiting', 'retrying') and (kind = 'message' or "offset" is not null)`
 
 // appendParkedSQL appends events to their streams that a receiver has set aside before they were; see the function's comment in the migration.
 const appendParkedSQL = `select onlyonce.append_parked($1)`
@@ -53,14 +54,14 @@ become due at once, with as many attempts as a new message has. It shows them an
 audit row.
 
 It is the consumer of that scope which applies them, within a second or two if it runs, else when it starts; one that fails
-again at all its attempts waits again. Each is applied once at most, with its position and its id as they are, so calls that it
+again at all its attempts waits again. A message that is being tried again already, and is named by -id, becomes due now. Each is applied once at most, with its position and its id as they are, so calls that it
 enqueues keep their keys. Order within an ordering key is kept: a message is not tried before those in front of it are
 settled, and those that are blocked behind it follow by themselves. So what is blocked cannot be redriven: redrive or discard
 the first of its key.
 
 Messages of reason conflict (an id that was used before for another payload) are left out unless -id or -parked-reason conflict
 picks them. To redrive one says that it is another message than the first: its calls get keys of their own, which derive from
-its position. If it is the same one, rendered anew, discard it. Events are redriven as messages are, with -kind event or by their id. What a webhook receiver has set aside (same-body, stale)
+its position. If it is the same one, rendered anew, discard it. Events are redriven as messages are, with -kind event or by their id. What a webhook receiver has set aside (same-body, stale, forward)
 is appended to the endpoint's stream, and handled as if it had come now.
 
 Calls are picked by their id, or with -kind call by sink, name, scope, state or reason. Their relay sends them, under the keys that
@@ -252,6 +253,9 @@ func (q *selection) write(a *app, d *selected) {
 		say("Discard %d: they are never applied, and copies of them that come later are not either.", d.Count)
 	default:
 		say("Redrive %d: each is tried again as a new message is.", d.Count)
+		if n := len(slices.DeleteFunc(slices.Clone(d.rows), func(r pickedRow) bool { return r.Reason != "no-key" })); n > 0 {
+			say("%d of them had no key: that helps only if Config.Key, or where it looks, has changed since.", n)
+		}
 	}
 	if behind > 0 && !q.discard {
 		say("%d of them stand behind others of their ordering key (BEHIND names the first), and are tried only once those are settled.", behind)

@@ -139,7 +139,10 @@ func TestRedriveKeepsOrder(t *testing.T) {
 	if got := s.states(); got != "head:waiting conflict:retrying single:resolved" {
 		t.Errorf("parked: %s", got)
 	}
-	s.redrive("-id", s.parkedID("conflict")).want(t, statusFailed, "is being tried again already")
+	s.redrive("-id", s.parkedID("conflict")).want(t, statusGood, "Done: 1 are due now") // and still waits for the head
+	if got := s.effects(); got != "used single" {
+		t.Errorf("effects: %s", got)
+	}
 	s.redrive("-id", s.parkedID("head")).want(t, statusGood)
 	s.until(`select count(*) = 4 from effects`)
 	if got := s.effects(); got != "used single head conflict" {
@@ -285,7 +288,7 @@ func TestParkedShow(t *testing.T) {
 	}
 	whole := s.run("parked", "show", "-id", row, "-body", "-json").want(t, statusGood)
 	if got := fields(t, []byte(whole.out)); got != "id kind state reason error attempts next_attempt_at tenant scope key event_id topic partition offset cluster_id topic_id "+
-		"record_time log_append_time record_key headers sink name method target replay replay_resend parked_at settled_at order_key ahead behind head row_id lane first_attempt_at erased_at capture sealed trace response body_bytes body" {
+		"record_time log_append_time record_key headers sink name method target replay replay_resend parked_at settled_at order_key ahead behind head row_id lane first_attempt_at erased_at capture sealed sealed_as trace response body_bytes body" {
 		t.Errorf("fields: %s", got)
 	}
 	var d parkedDetail

@@ -87,7 +87,7 @@ type selected struct {
 	rows   []pickedRow
 }
 
-var parkedReasons = []string{"permanent", "exhausted", "crashed", "conflict", "no-key", "failed", "behind", "same-body", "stale", "scheduled", "cut", "completion", "rejected", "window"}
+var parkedReasons = []string{"permanent", "exhausted", "crashed", "conflict", "no-key", "failed", "behind", "same-body", "stale", "forward", "scheduled", "cut", "completion", "rejected", "unopened", "window"}
 
 const selectors = "(-id N | [-kind KIND] [-scope S [-topic T [-partition P]]] [-sink S] [-name N] [-state STATE] [-parked-reason R] [-limit N])"
 
@@ -211,8 +211,6 @@ func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 		return usagef("-kind: row %d is a parked %s", *q.id, r.Kind)
 	case r.State == "resolved" || r.State == "discarded":
 		return &refusal{fmt.Sprintf("row %d is settled (%s), and nothing was done", *q.id, r.State)}
-	case r.State == "retrying" && r.Kind != kindCall:
-		return &refusal{fmt.Sprintf("row %d is being tried again already, and nothing was done", *q.id)}
 	case r.State == "blocked":
 		head, err := q.head(ctx, tx)
 		if err != nil {

@@ -21,7 +21,8 @@ select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, 
        p.topic, p.partition, p."offset", p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
        p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
        p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
-       octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed, p.trace, p.response_status,
+       octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed,
+       p.sealed_as::text as sealed_as, p.trace, p.response_status,
        p.response_headers, octet_length(p.response_body) as response_bytes,
        case when $2::boolean then p.body end as body, case when $2::boolean then p.response_body end as response_body
   from onlyonce.parked p
@@ -79,6 +80,7 @@ type parkedWhole struct {
 	ErasedAt        *time.Time
 	Capture         bool
 	Sealed          bool
+	SealedAs        *string
 	Trace           *string
 	ResponseStatus  *int32
 	ResponseHeaders *string
@@ -160,6 +162,7 @@ type parkedDetail struct {
 	ErasedAt      *time.Time     `json:"erased_at"`
 	Capture       bool           `json:"capture"`
 	Sealed        bool           `json:"sealed"`
+	SealedAs      *string        `json:"sealed_as"`
 	Trace         *string        `json:"trace"`
 	Response      *response      `json:"response"`
 	BodyBytes     *int32         `json:"body_bytes"`
@@ -187,7 +190,7 @@ func (p *parkedWhole) detail() *parkedDetail {
 		RecordKey: octetsOf(p.RecordKey), Headers: []parkedHeader{}, Sink: p.Sink, Name: p.Name, Method: p.Method, Target: p.Target,
 		Replay: p.Replay, ReplayResend: p.ReplayResend, ParkedAt: p.ParkedAt, SettledAt: p.SettledAt, OrderKey: p.OrderKey,
 		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, Body: octetsOf(p.Body), RowID: p.RowID, Lane: p.Lane,
-		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, Trace: p.Trace}
+		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, SealedAs: p.SealedAs, Trace: p.Trace}
 	if p.ResponseStatus != nil {
 		d.Response = &response{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, octetsOf(p.ResponseBody)}
 	}
@@ -220,6 +223,7 @@ With -json, one object:
   row_id, lane               of a call: its id and lane in the log of the outbox; null: of a relay of schema version 2
   first_attempt_at           of a call: since when the remote may know its key; null: it was never made
   erased_at, capture, sealed, trace   of a call
+  sealed_as                  of a sealed call: the key that its body was sealed under, if that is not key; else null
   response                   {status, headers, body_bytes, body (with -body only)} of a call that was accepted, else null
   order_key (as stored), ahead, behind, head   unsettled rows of its ordering key before and behind it, and the first of those before
   parked_at, settled_at      times
@@ -295,7 +299,14 @@ func (a *app) writeParkedRow(d *parkedDetail, body bool) {
 	text("method", d.Method)
 	text("target", d.Target)
 	text("key", d.Key)
-	text("event id", d.EventID)
+	if d.Kind == kindEvent && d.EventID != nil && d.Topic != nil && strings.HasPrefix(*d.Topic, "webhook.") {
+		if part := strings.SplitN(*d.EventID, "/", 3); len(part) == 3 { // endpoint, provider, and the id as its sender knows it
+			row("provider", part[1])
+			row("event id", part[2])
+		}
+	} else {
+		text("event id", d.EventID)
+	}
 	if d.Lane != nil {
 		row("lane", strconv.Itoa(int(*d.Lane)))
 	}

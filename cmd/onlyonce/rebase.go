@@ -78,7 +78,7 @@ const judgedSQL = `
 // rebaseLanesSQL counts what is to be sent. In: sink (null: any). One row for each lane that has something, those without a cursor too.
 const rebaseLanesSQL = `
 select coalesce(l.sink, j.sink) as sink, coalesce(l.lane, j.lane) as lane, l.id is not null as listed, coalesce(j.pending, 0) as pending, j.oldest,
-       (e.until > clock_timestamp() and e.nonce is not null) is true as held, coalesce(e.epoch, 0) as epoch, e.until,
+       (e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour' and e.nonce is not null) is true as held, coalesce(e.epoch, 0) as epoch, e.until,
        coalesce(l.version, 0) as version
   from (select * from onlyonce.lanes where $1::text is null or sink = $1) l
   join onlyonce.leases e on e.id = l.id

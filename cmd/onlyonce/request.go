@@ -2,23 +2,29 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope (null: any), how many rows, id (null: any). Open ones by
 // http_records_open, one by its id; completed ones walk http_records_expired backwards.
 const requestsSQL = `
-select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp(), false) then 'running'
-                              when r.state = 'running' then 'left' else r.state end as state,
+select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false) then 'running'
+                              when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end else r.state end as state,
        r.tenant, r.scope, r.created_at, r.completed_at, r.expires_at, r.erased_at, octet_length(r.response)::bigint as bytes,
        array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null order by s.first_at) as unknown,
+       array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is not null order by s.first_at) as done,
        (select min(s.first_at) from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) as unknown_since
   from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id
  where ($1 or r.completed_at is null) and ($2::text is null or r.tenant = $2) and ($3::text is null or r.scope = $3)
@@ -36,6 +42,7 @@ type requestRow struct {
 	ErasedAt     *time.Time `json:"erased_at"`
 	Bytes        *int64     `json:"bytes"`
 	Unknown      []string   `json:"unknown"`
+	Done         []string   `json:"done"`
 	UnknownSince *time.Time `json:"unknown_since"`
 }
 
@@ -55,14 +62,16 @@ func requestListCommand() command {
 Lists requests of the HTTP layer that are not completed: those in lease mode, because nobody sees one in transactional mode. With -all
 completed ones too, until they are purged. Keys, fingerprints and answers are not shown: ID is what the key is kept as. It changes nothing.
 
-States: running; left, by a process that died or a handler that answered 5xx, until the client comes back; reconcile, for an operator, because
-a step's outcome is unknown and too old to ask about ("onlyonce request resolve"); completed.
+States: running; left, by a process that died or a handler that answered 5xx, until the client comes back; abandoned, for an operator, because
+its steps had their effect and no client has come back for as long as its answer would be kept: the next copy of it goes on, or "onlyonce request
+close" ends it; reconcile, for an operator, because a step's outcome is unknown and too old to ask about ("onlyonce request resolve"); completed.
 
 With -json, one object a line:
   id, state, tenant, scope
   created_at, completed_at, expires_at, erased_at   times or null
   bytes                    what is stored of the answer, null: nothing
   unknown, unknown_since   names of steps without a result, and since when the provider may know the first one's key
+  done                     names of steps with a result
 
 Example:
   onlyonce request list -tenant acct_17`,
@@ -108,7 +117,7 @@ func (a *app) writeRequests(rows []requestRow, asJSON bool) error {
 		if r.ExpiresAt != nil {
 			expires = instant(*r.ExpiresAt)
 		}
-		cells = append(cells, []string{r.ID, r.State, r.Tenant, r.Scope, instant(r.CreatedAt), expires, strings.Join(r.Unknown, ", ")})
+		cells = append(cells, []string{r.ID, r.State, r.Tenant, r.Scope, instant(r.CreatedAt), expires, strings.Join(r.Done, ", "), strings.Join(r.Unknown, ", ")})
 	}
 	if asJSON {
 		return nil
@@ -117,11 +126,11 @@ func (a *app) writeRequests(rows []requestRow, asJSON bool) error {
 		_, _ = fmt.Fprintln(a.out, "No requests.")
 		return nil
 	}
-	writeTable(a.out, []string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS OF UNKNOWN OUTCOME"}, cells)
+	writeTable(a.out, []string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS DONE", "STEPS OF UNKNOWN OUTCOME"}, cells)
 	return nil
 }
 
-// requestChange is what both commands that change a request ask for.
+// requestChange is what the commands that change a request ask for.
 type requestChange struct {
 	consent
 	id                *string
@@ -129,6 +138,9 @@ type requestChange struct {
 	key               *string
 	step, result      *string
 	applied, opposite bool
+	close             bool
+	keysFile          *string
+	sealer            *seal.Sealer // of keysFile
 }
 
 // keySQL is the id of a request. In: tenant, scope, key.
@@ -149,13 +161,25 @@ const (
 )
 
 // stepAppliedSQL keeps what an operator has found out as a step's result, stepAbsentSQL forgets that it was begun, and reopenSQL lets the
-// next request go on. In: id, and the step's name, and its result.
+// next request go on. stepSealedSQL says whether the layer that began a step seals. In: id, and the step's name, and its result, and whether that is sealed.
 const (
 	stepAppliedSQL = `
-update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed = false where record_id = $1 and name = $2 and done_at is null`
+update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed = $4 where record_id = $1 and name = $2 and done_at is null`
 	stepAbsentSQL = `delete from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
 	reopenSQL     = `update onlyonce.http_records set state = 'running' where id = $1 and state = 'reconcile'`
-	freeSQL       = `update onlyonce.leases set until = null, nonce = null where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
+	stepSealedSQL = `select sealed from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
+	freeSQL       = `update onlyonce.leases set until = clock_timestamp(), nonce = null where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
+)
+
+// openSealSQL, closeSQL and closeSealSQL complete a request without an answer: a record that becomes completed needs the seal. fenceOffSQL is for who has
+// just read that the request may be taken over: it does not find the epoch that it has read. In: id.
+const (
+	openSealSQL = `select onlyonce.http_open('10s', '30s', '30s')`
+	fenceOffSQL = `update onlyonce.leases set epoch = epoch + 1, nonce = null, until = clock_timestamp() where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
+	closeSQL    = `
+update onlyonce.http_records set state = 'completed', response = null, completed_at = clock_timestamp(), erased_at = clock_timestamp(), expires_at = clock_timestamp() + keep
+ where id = $1 and state in ('running', 'reconcile')`
+	closeSealSQL = `select onlyonce.seal()`
 )
 
 // requestDone is what came of it, and the detail of its audit row.
@@ -200,6 +224,12 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*requestDone, erro
 		return nil, usagef("there is no request %s: it was never made, or is purged", id)
 	}
 	d := &requestDone{requestRow: rows[0], Step: c.step}
+	if c.close {
+		if !slices.Contains([]string{"left", "abandoned", "reconcile"}, d.State) {
+			return nil, &refusal{fmt.Sprintf("the request is %s, and nothing was done: only one that is left, abandoned or set aside can be closed", d.State)}
+		}
+		return d, nil
+	}
 	if c.step == nil {
 		switch {
 		case d.State != "completed":
@@ -211,12 +241,33 @@ func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*requestDone, erro
 	}
 	d.Applied = &c.applied
 	switch {
-	case d.State != "reconcile" && d.State != "left":
+	case d.State != "reconcile" && d.State != "left" && d.State != "abandoned":
 		return nil, &refusal{fmt.Sprintf("the request is %s, and nothing was done: only one that is set aside, or left, can be resolved", d.State)}
 	case !slices.Contains(d.Unknown, *c.step):
 		return nil, usagef("-step: the request has no step %q of unknown outcome, but: %s", *c.step, oneLine(strings.Join(d.Unknown, ", ")))
+	case c.applied && c.sealer == nil:
+		var sealed bool
+		if err := tx.QueryRow(ctx, stepSealedSQL, id, *c.step).Scan(&sealed); err != nil {
+			return nil, err
+		}
+		if sealed {
+			return nil, usagef("-seal-keys: must be given, because the layer that began the step seals results: TEXT would lie in the table as it is, and a layer with RequireSealed would not read it")
+		}
 	}
 	return d, nil
+}
+
+// stored is what is kept of -result.
+func (c *requestChange) stored(id string) (result []byte, sealed bool, err error) {
+	if c.sealer == nil {
+		return []byte(*c.result), false, nil
+	}
+	record, err := uuid.Parse(id)
+	if err != nil {
+		return nil, false, err
+	}
+	result, err = c.sealer.Seal(codec.SealPlace(record, "step", *c.step), []byte(*c.result))
+	return result, true, err
 }
 
 func (c *requestChange) differs(shown, now *requestDone) bool {
@@ -232,14 +283,16 @@ func (c *requestChange) do(ctx context.Context, tx pgx.Tx, now *requestDone) (*r
 	}
 	var steps []func() error
 	switch {
+	case c.close:
+		steps = append(steps, exec(openSealSQL), exec(fenceOffSQL, now.ID), exec(closeSQL, now.ID), exec(closeSealSQL))
 	case c.step == nil:
 		steps = append(steps, exec(eraseRequestSQL, now.ID), exec(eraseStepsSQL, now.ID))
 	case c.applied:
-		result := ""
-		if c.result != nil {
-			result = *c.result
+		result, sealed, err := c.stored(now.ID)
+		if err != nil {
+			return nil, err
 		}
-		steps = append(steps, exec(stepAppliedSQL, now.ID, *c.step, []byte(result)))
+		steps = append(steps, exec(stepAppliedSQL, now.ID, *c.step, result, sealed))
 	default:
 		steps = append(steps, exec(stepAbsentSQL, now.ID, *c.step))
 	}
@@ -257,6 +310,8 @@ func (c *requestChange) do(ctx context.Context, tx pgx.Tx, now *requestDone) (*r
 func (c *requestChange) write(a *app, d *requestDone) {
 	_ = a.writeRequests([]requestRow{d.requestRow}, false)
 	switch {
+	case c.close:
+		_, _ = fmt.Fprintln(a.out, "Close the request: copies of it get 410 and do not run. Whatever its steps did at the provider stands, and what the handler would have written does not.")
 	case c.step == nil:
 		_, _ = fmt.Fprintln(a.out, "Erase the answer. It cannot be brought back; copies of the request get 410 and do not run.")
 	case c.applied:
@@ -290,12 +345,16 @@ func (c *requestChange) parseID() error {
 func requestResolveCommand() command {
 	return command{
 		name:    "request resolve",
-		args:    "[-postgres URL] -id ID -step NAME (-applied [-result TEXT] | -not-applied) -reason WHY [-yes]",
+		args:    "[-postgres URL] -id ID -step NAME (-applied -result TEXT [-seal-keys FILE] | -not-applied) -reason WHY [-yes]",
 		summary: "say what became of a step whose outcome is unknown",
 		help: `
 Says what became of an external call that a request in lease mode has begun, whose outcome nobody knows any more: ask the provider first. With
--applied the handler gets TEXT as the step's result when the request is sent again, and goes on; with -not-applied the call is made
-again, under the key that it had. It asks first, unless -yes is given, and writes an audit row.
+-applied the handler gets TEXT as the step's result when the request is sent again, and goes on: give what the step would have returned, mostly the
+provider's answer (-result "" where it returns nothing). With -not-applied the call is made again, under the key that it had. It asks first, unless
+-yes is given, and writes an audit row, without TEXT.
+
+Where the layer seals results FILE must hold its keys, and the first one seals: {"seal_keys": [{"id": 1, "key": SECRET}]}, as in the configuration of
+"onlyonce relay": 32 bytes in base64, as {"file": PATH} or {"env": NAME}.
 
 Example:
   onlyonce request resolve -id 5f0c... -step charge -applied -result '{"id":"ch_1"}' -reason "found at the provider, ticket 812"`,
@@ -307,6 +366,7 @@ Example:
 			fs.BoolVar(&c.applied, "applied", false, "it had its effect")
 			fs.BoolVar(&c.opposite, "not-applied", false, "it had no effect")
 			textVar(fs, &c.result, "result", "what the step returns, `TEXT`")
+			textVar(fs, &c.keysFile, "seal-keys", "the layer's sealing keys, in `FILE`")
 			c.consent.flags(fs)
 			return func(ctx context.Context, a *app) error {
 				if err := missing(given{"-id", c.id != nil}, given{"-step", c.step != nil}, given{"-applied or -not-applied", c.applied || c.opposite}, given{"-reason", c.reason != nil}); err != nil {
@@ -317,11 +377,71 @@ Example:
 					return usagef("-not-applied: contradicts -applied")
 				case c.opposite && c.result != nil:
 					return usagef("-result: a call without an effect has none")
+				case c.opposite && c.keysFile != nil:
+					return usagef("-seal-keys: nothing is sealed with -not-applied")
+				case c.applied && c.result == nil:
+					return usagef("missing: -result, what the step returns to the handler (-result \"\" where that is nothing)")
+				}
+				if c.keysFile != nil {
+					var err error
+					if c.sealer, err = readSealKeys(*c.keysFile, a.env); err != nil {
+						return err
+					}
 				}
 				if err := c.parseID(); err != nil {
 					return err
 				}
 				return c.carryOut(ctx, a, *address, "request resolve")
+			}
+		},
+	}
+}
+
+// readSealKeys reads the keys that a layer seals with; the first one seals.
+func readSealKeys(file string, env func(string) string) (*seal.Sealer, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, usagef("-seal-keys: %v", err)
+	}
+	var faults []error
+	top := parseSection("", data, &faults, env)
+	s := top.sealer()
+	top.unknown()
+	if s == nil && len(faults) == 0 {
+		faults = append(faults, errors.New("seal_keys: holds no key"))
+	}
+	if err := errors.Join(faults...); err != nil {
+		return nil, usagef("-seal-keys: %s: %s", file, oneLine(err.Error()))
+	}
+	return s, nil
+}
+
+func requestCloseCommand() command {
+	return command{
+		name:    "request close",
+		args:    "[-postgres URL] -id ID -reason WHY [-yes]",
+		summary: "end a request that no client comes back for",
+		help: `
+Ends a request in lease mode that was never completed, without an answer: one that is left, abandoned or set aside. Nothing else ends one that has
+a step, because a copy of it would make its calls again. Ask the provider first what its steps did, and set that right: what the handler would have
+written is never written. Copies of the request get 410, until its record expires as a completed one does. It asks first, unless -yes is given, and
+writes an audit row.
+
+Example:
+  onlyonce request close -id 5f0c... -reason "refunded by hand, ticket 812"`,
+		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
+			address := postgresVar(fs)
+			c := &requestChange{close: true}
+			textVar(fs, &c.id, "id", "the request's `ID`, as `onlyonce request list` shows it")
+			c.consent.flags(fs)
+			return func(ctx context.Context, a *app) error {
+				if err := missing(given{"-id", c.id != nil}, given{"-reason", c.reason != nil}); err != nil {
+					return err
+				}
+				if err := c.parseID(); err != nil {
+					return err
+				}
+				return c.carryOut(ctx, a, *address, "request close")
 			}
 		},
 	}

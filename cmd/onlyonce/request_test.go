@@ -1,9 +1,17 @@
 package main
 
 import (
+	"encoding/base64"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/seal"
 )
 
 // claims does what the HTTP layer does with a request in lease mode whose process has died: a step was begun, and has no result.
@@ -40,8 +48,9 @@ func TestRequestResolve(t *testing.T) {
 	}
 
 	f.run("request", "resolve", "-id", applied, "-step", "charge", "-reason", "r", "-yes").want(t, statusEnvironment, "-applied or -not-applied")
-	f.run("request", "resolve", "-id", applied, "-step", "refund", "-applied", "-reason", "r", "-yes").want(t, statusEnvironment, `no step "refund"`, "charge")
-	f.run("request", "resolve", "-id", running, "-step", "charge", "-applied", "-reason", "r", "-yes").want(t, statusFailed, "the request is running")
+	f.run("request", "resolve", "-id", applied, "-step", "refund", "-applied", "-result", "x", "-reason", "r", "-yes").want(t, statusEnvironment, `no step "refund"`, "charge")
+	f.run("request", "resolve", "-id", running, "-step", "charge", "-applied", "-result", "x", "-reason", "r", "-yes").want(t, statusFailed, "the request is running")
+	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-reason", "found it", "-yes").want(t, statusEnvironment, "missing: -result")
 	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-result", "ch_1", "-reason", "found it", "-yes").want(t, statusGood, "had its effect", "audit row")
 	f.run("request", "resolve", "-id", absent, "-step", "charge", "-not-applied", "-reason", "not there", "-yes").want(t, statusGood, "had no effect")
 	if got := one[string](f, `select convert_from(result, 'UTF8') from onlyonce.http_steps where record_id = $1 and done_at is not null`, applied); got != "ch_1" {
@@ -50,10 +59,77 @@ func TestRequestResolve(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.http_steps where record_id = $1`, absent); n != 0 {
 		t.Errorf("%d steps", n)
 	}
-	if n := one[int](f, `select count(*) from onlyonce.http_records r join onlyonce.leases l on l.id = r.lease_id where r.state = 'running' and l.until is null and l.nonce is null`); n != 2 {
+	if n := one[int](f, `select count(*) from onlyonce.http_records r join onlyonce.leases l on l.id = r.lease_id where r.state = 'running' and l.until <= clock_timestamp() and l.nonce is null`); n != 2 {
 		t.Errorf("%d requests can be taken over, want 2", n)
 	}
-	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-reason", "again", "-yes").want(t, statusEnvironment, `no step "charge"`)
+	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-result", "x", "-reason", "again", "-yes").want(t, statusEnvironment, `no step "charge"`)
+}
+
+// What an operator says of a step whose layer seals is sealed too, in its place, or refused.
+func TestRequestResolveSeals(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	id := f.claims("acct_1", "k1", "charge")
+	f.exec(`update onlyonce.http_steps set sealed = true`)
+	resolve := func(more ...string) result {
+		return f.run(append([]string{"request", "resolve", "-id", id, "-step", "charge", "-reason", "r", "-yes"}, more...)...)
+	}
+	resolve("-applied", "-result", "ch_1").want(t, statusEnvironment, "-seal-keys", "RequireSealed")
+	file := func(text string) string {
+		name := filepath.Join(t.TempDir(), "keys.json")
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	secret := file(base64.StdEncoding.EncodeToString(append([]byte{1}, make([]byte, 31)...)))
+	keys := file(`{"seal_keys": [{"id": 7, "key": {"file": "` + secret + `"}}]}`)
+	resolve("-not-applied", "-seal-keys", keys).want(t, statusEnvironment, "-seal-keys: nothing is sealed")
+	resolve("-applied", "-result", "ch_1", "-seal-keys", file(`{"keys": []}`)).want(t, statusEnvironment, "keys")
+	resolve("-applied", "-result", "ch_1", "-seal-keys", file(`{}`)).want(t, statusEnvironment, "holds no key")
+	if n := one[int](f, `select count(*) from onlyonce.http_steps where done_at is null`); n != 1 {
+		t.Fatal("a refused command has changed the step")
+	}
+	resolve("-applied", "-result", "ch_1", "-seal-keys", keys).want(t, statusGood, "had its effect")
+	sealer, err := seal.New(7, map[uint32]seal.Key{7: {1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := one[[]byte](f, `select result from onlyonce.http_steps where sealed and done_at is not null`)
+	if got, err := sealer.Open(codec.SealPlace(uuid.MustParse(id), "step", "charge"), stored); err != nil || string(got) != "ch_1" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if detail := one[string](f, `select string_agg(detail::text, ' ') from onlyonce.audit`); strings.Contains(detail, "ch_1") {
+		t.Errorf("the audit row has the result: %s", detail)
+	}
+}
+
+// A request that is never completed is ended by an operator alone: it has taken effect, so that copies get 410, and who has just read that it is
+// free does not take it over.
+func TestRequestClose(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	left, running := f.claims("acct_1", "k1", "charge"), f.claims("acct_2", "k2", "charge")
+	f.exec(`update onlyonce.http_steps set done_at = clock_timestamp(), result = 'ch_1' where record_id = $1`, left)
+	f.exec(`update onlyonce.http_records set abandoned_at = clock_timestamp() where id = $1`, left)
+	f.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour' where name = $1`, "http/"+running)
+	f.run("request", "list").want(t, statusGood, left, "abandoned", "STEPS DONE", "charge")
+	f.run("request", "close", "-id", running, "-reason", "r", "-yes").want(t, statusFailed, "the request is running")
+	f.run("request", "close", "-reason", "r", "-yes").want(t, statusEnvironment, "missing: -id")
+	epoch := one[int64](f, `select epoch from onlyonce.leases where name = $1`, "http/"+left)
+	f.run("request", "close", "-id", left, "-reason", "refunded by hand", "-yes").want(t, statusGood, "copies of it get 410", "audit row")
+	if n := one[int](f, `select count(*) from onlyonce.http_records where id = $1 and state = 'completed' and erased_at is not null and response is null and expires_at > clock_timestamp() + interval '47 hours'`, left); n != 1 {
+		t.Error("it is not completed as one that is erased")
+	}
+	if raised := one[*int64](f, `select onlyonce.raise_epoch(id, $2, gen_random_uuid(), '1 minute') from onlyonce.leases where name = $1`, "http/"+left, epoch); raised != nil {
+		t.Error("it can be taken over")
+	}
+	f.run("request", "close", "-id", left, "-reason", "r", "-yes").want(t, statusFailed, "the request is completed")
+	f.exec(`update onlyonce.http_records set expires_at = clock_timestamp() where id = $1`, left)
+	f.exec(`select onlyonce.http_purge(10)`)
+	if n := one[int](f, `select (select count(*) from onlyonce.http_steps) + (select count(*) from onlyonce.leases)`); n != 2 {
+		t.Errorf("%d rows of steps and leases, want those of the request that runs", n)
+	}
 }
 
 func TestRequestErase(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,10 +47,15 @@ const limitSQL = `select set_config('statement_timeout', $1, true)`
 // of relays of schema version 2, which hold a sink as a whole (lanes is 0). Reads onlyonce.leases, which has one row for each cursor, lane and sink.
 const relaysSQL = `
 select coalesce(l.sink, substr(e.name, length('relay/') + 1)) as sink, max(e.epoch) as epoch, max(e.until) as until,
-       bool_or((e.nonce is not null and e.until > clock_timestamp()) is true) as held, count(l.id) as lanes,
-       count(l.id) filter (where e.nonce is not null and e.until > clock_timestamp()) as lanes_held
+       bool_or((e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true) as held, count(l.id) as lanes,
+       count(l.id) filter (where e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') as lanes_held
   from onlyonce.leases e left join onlyonce.lanes l on l.id = e.id
  where starts_with(e.name, 'relay/') group by 1, l.id is null order by 1`
+
+// membersSQL lists the leases by which relays say that they list a sink: member/SINK/N, for as long as they renew them.
+const membersSQL = `
+select name from onlyonce.leases
+ where starts_with(name, 'member/') and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 type parkedCount struct {
 	Kind   string    `json:"kind"`
@@ -74,6 +80,7 @@ type relayRow struct {
 
 	Lanes     int64 `json:"lanes"`
 	LanesHeld int64 `json:"lanes_held"`
+	Members   int64 `json:"members" db:"-"` // relays that list it
 }
 
 type statusReport struct {
@@ -114,7 +121,7 @@ With -json, one object:
   outbox                  list of {sink, state, count, oldest_age_seconds (of pending rows, else null)}
   outbox_settled_counted  false: counting delivered and parked calls took over 5 s, so they are left out of outbox
   outbox_log_counted      false: counting pending calls of the log took over 5 s, so they are left out of outbox
-  relays                  list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held}; of a sink's lanes
+  relays                  list of {sink, epoch, until (null: given back), held (until has not come), lanes, lanes_held, members (relays that list it)}; of a sink's lanes
                           the highest epoch, the latest until, and whether any is held; lanes is 0 for a relay of schema version 2
   owners                  list of {scope, host, pid, started_at, seen_at, seen_age_seconds, partitions}; partitions is a list of {topic,
                           partition, epoch, position, high_watermark, lag, last_stable, paused, halted, detail, halted_for,
@@ -159,8 +166,19 @@ func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*statusRep
 	if r.Relays, err = collect[relayRow](ctx, tx, relaysSQL); err != nil {
 		return nil, err
 	}
+	type member struct{ Name string }
+	members, err := collect[member](ctx, tx, membersSQL)
+	if err != nil {
+		return nil, err
+	}
 	for i := range r.Relays {
-		utc(r.Relays[i].Until)
+		l := &r.Relays[i]
+		utc(l.Until)
+		for _, m := range members {
+			if strings.HasPrefix(m.Name, "member/"+url.PathEscape(l.Sink)+"/") {
+				l.Members++
+			}
+		}
 	}
 	if r.Owners, err = collect[ownerRow](ctx, tx, ownersSQL); err != nil {
 		return nil, err
@@ -283,9 +301,15 @@ func (a *app) writeStatus(r *statusReport) {
 		if l.Lanes > 0 {
 			held = fmt.Sprintf("%d of %d lanes", l.LanesHeld, l.Lanes)
 		}
+		switch {
+		case l.Members > 0:
+			held += fmt.Sprintf(", by %d relays", l.Members)
+		case l.Lanes > 0 && l.LanesHeld == 0:
+			held += ", by no relay"
+		}
 		rows = append(rows, []string{l.Sink, number(l.Epoch), until, held})
 	}
-	say("\nRelays: %d\n", len(r.Relays))
+	say("\nSinks: %d\n", len(r.Relays))
 	a.section([]string{"SINK", "EPOCH", "UNTIL", "HELD"}, rows)
 }
 

@@ -105,10 +105,10 @@ func TestStatusJSON(t *testing.T) {
 		}
 	}
 	for want, row := range map[string]json.RawMessage{
-		cursorFields:                             lists.Cursors[0],
-		"kind reason state count oldest":         lists.Parked[0],
-		"sink state count oldest_age_seconds":    lists.Outbox[0],
-		"sink epoch until held lanes lanes_held": lists.Relays[0],
+		cursorFields:                                     lists.Cursors[0],
+		"kind reason state count oldest":                 lists.Parked[0],
+		"sink state count oldest_age_seconds":            lists.Outbox[0],
+		"sink epoch until held lanes lanes_held members": lists.Relays[0],
 	} {
 		if got := fields(t, row); got != want {
 			t.Errorf("fields %s, want %s", got, want)
@@ -155,9 +155,9 @@ func TestStatusJSON(t *testing.T) {
 func TestStatusForPeople(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest), "Cursors: 0", "Parked: 0", "Outbox: 0 pending", "Relays: 0")
+	f.run("status").want(t, statusGood, fmt.Sprintf("schema version %d", migrations.Latest), "Cursors: 0", "Parked: 0", "Outbox: 0 pending", "Sinks: 0")
 	f.populate()
-	r := f.run("status").want(t, statusGood, "Cursors: 2", "Parked: 5", "Outbox: 2 pending", "Relays: 3", "2 at 17", "30m", "Processes: 0").lines(t, 0)
+	r := f.run("status").want(t, statusGood, "Cursors: 2", "Parked: 5", "Outbox: 2 pending", "Sinks: 3", "2 at 17", "30m", "Processes: 0").lines(t, 0)
 	t.Log("\n" + r.out)
 }
 
@@ -205,4 +205,20 @@ func TestStatusDoesNotWaitForSettledCalls(t *testing.T) {
 		t.Errorf("delivered rows are shown:\n%s", r.out)
 	}
 	f.run("status", "-json").want(t, statusGood, `"outbox_settled_counted":false`, `"state":"pending","count":2`, `"relays":[{`)
+}
+
+// A sink that no relay holds is not counted as a relay, and those that list one are counted.
+func TestStatusOfRelays(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(`insert into onlyonce.sinks (name) values ('a/b'), ('mail');
+		insert into onlyonce.leases (name) select 'relay/' || s || '/' || n from unnest(array['a/b', 'mail']) s, generate_series(0, 15) n;
+		insert into onlyonce.lanes (id, sink, lane) select id, substr(name, 7, length(name) - 7 - length(substring(name from '[0-9]+$'))), substring(name from '[0-9]+$')::smallint from onlyonce.leases;
+		update onlyonce.leases set nonce = gen_random_uuid(), until = clock_timestamp() + interval '1 minute' where starts_with(name, 'relay/a/b/');
+		insert into onlyonce.leases (name, nonce, until) values ('member/a%2Fb/0', gen_random_uuid(), clock_timestamp() + interval '1 minute'),
+			('member/a%2Fb/1', gen_random_uuid(), clock_timestamp() + interval '1 minute'), ('member/mail/0', null, clock_timestamp() - interval '1 minute')`)
+	r := f.run("status").want(t, statusGood, "Sinks: 2", "16 of 16 lanes, by 2 relays", "0 of 16 lanes, by no relay")
+	if strings.Contains(r.out, "Relays:") {
+		t.Errorf("%s", r.out)
+	}
 }

@@ -133,7 +133,7 @@ func runReturnsNil(t *testing.T, h Harness) {
 	m.Drain = func(x *Held) {
 		// What is under way is finished, and committed, before Run returns.
 		ctx := context.WithoutCancel(x.Ctx)
-		if _, err := x.Fetch(ctx, 0); err != nil {
+		if _, err := x.Fetch(ctx, 0, fetchBytes); err != nil {
 			t.Errorf("fetch after the end of own's context: %v", err)
 		}
 		if err := x.Commit(ctx, 0, "bye"); err != nil {
@@ -193,7 +193,7 @@ func committedOffsets(t *testing.T, h Harness) {
 	}
 	fetched := make(chan error, 1)
 	go func() {
-		_, err := x.Fetch(x.Ctx, 0)
+		_, err := x.Fetch(x.Ctx, 0, fetchBytes)
 		fetched <- err
 	}()
 	if err := x.Commit(x.Ctx, 11, "x"); err != nil {
@@ -329,7 +329,7 @@ func outOfRange(t *testing.T, h Harness) {
 	h.DeleteBefore(t, topic, 0, 4)
 	for _, from := range []int64{0, 3, 11, 1000} {
 		want := consumer.OutOfRangeError{Offset: from, Start: 4, End: 10}
-		_, err := x.Fetch(x.Ctx, from)
+		_, err := x.Fetch(x.Ctx, from, fetchBytes)
 		var out *consumer.OutOfRangeError
 		if !errors.As(err, &out) || *out != want {
 			t.Errorf("fetch at %d: %v", from, err)
@@ -392,14 +392,14 @@ func logCutOff(t *testing.T, h Harness) {
 	h.Truncate(t, topic, 0, end-2)
 	h.Produce(t, topic, 0, values("d", 6)...)
 	cut := &consumer.OutOfRangeError{Offset: end, Start: 0, End: end - 2}
-	if got, err := x.Fetch(x.Ctx, end); err == nil || !strings.Contains(err.Error(), cut.Error()) {
+	if got, err := x.Fetch(x.Ctx, end, 1<<20); err == nil || !strings.Contains(err.Error(), cut.Error()) {
 		t.Errorf("fetched behind what was cut off: %v, %v", valuesOf(got.Messages), err)
 	}
 	verify(end, f.LeaderEpoch, cut)
 	verify(end-2, f.LeaderEpoch, nil)
 	x = Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0) // one that has read nothing
 	verify(end, f.LeaderEpoch, cut)
-	if got, err := x.Fetch(x.Ctx, end); err == nil || !strings.Contains(err.Error(), cut.Error()) {
+	if got, err := x.Fetch(x.Ctx, end, 1<<20); err == nil || !strings.Contains(err.Error(), cut.Error()) {
 		t.Errorf("fetched behind what was cut off, after the position was refused: %v, %v", valuesOf(got.Messages), err)
 	}
 	verify(end-2, f.LeaderEpoch, nil)
@@ -417,7 +417,7 @@ func incarnation(t *testing.T, h Harness) {
 	h.Recreate(t, topic)
 	h.Produce(t, topic, 0, values("new", 8)...)
 	for range 2 {
-		if f, err := x.Fetch(x.Ctx, 5); !errors.Is(err, consumer.ErrIncarnation) {
+		if f, err := x.Fetch(x.Ctx, 5, fetchBytes); !errors.Is(err, consumer.ErrIncarnation) {
 			t.Fatalf("fetch from the new incarnation: %v, %v", valuesOf(f.Messages), err)
 		}
 	}
@@ -487,7 +487,7 @@ func handedOverAfterReturn(t *testing.T, h Harness) {
 		// Some work, within what a rebalance may take, and in the middle of it nobody else has the partition.
 		ctx := context.WithoutCancel(x.Ctx)
 		for range 3 {
-			if _, err := x.Fetch(ctx, 0); err != nil {
+			if _, err := x.Fetch(ctx, 0, fetchBytes); err != nil {
 				t.Error(err)
 			}
 		}

@@ -279,9 +279,9 @@ func (l *Log) notify() {
 	l.changed = make(chan struct{})
 }
 
-// fetch returns up to limit records from an offset, waiting for the first until ctx is done or wait is over. epoch is that of what was read below; -1:
-// it does not go on where something was read.
-func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, epoch int32, limit int, wait time.Duration) (consumer.Fetched, error) {
+// fetch returns up to limit records of up to most bytes from an offset, waiting for the first until ctx is done or wait is over. epoch is that of
+// what was read below; -1: it does not go on where something was read.
+func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, epoch int32, limit, most int, wait time.Duration) (consumer.Fetched, error) {
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
 	for {
@@ -300,7 +300,7 @@ func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from
 			l.mu.Unlock()
 			return consumer.Fetched{}, err
 		}
-		got := p.from(from, limit)
+		got := p.from(from, limit, most)
 		got.LeaderEpoch = l.known(got.LeaderEpoch)
 		l.mu.Unlock()
 		if got.Next > from {
@@ -324,7 +324,7 @@ func (l *Log) retained(partition int32, offset int64) (time.Time, error) {
 	if offset < p.start || offset > p.end {
 		return time.Time{}, &consumer.OutOfRangeError{Offset: offset, Start: p.start, End: p.end}
 	}
-	found := p.from(offset, 1).Messages
+	found := p.from(offset, 1, 1).Messages
 	if l.Retention == 0 || len(found) == 0 {
 		return time.Time{}, nil
 	}
@@ -346,15 +346,21 @@ func (l *Log) verify(partition int32, at int64, epoch int32) error {
 	return l.partitions[partition].verify(at, epoch)
 }
 
-// from returns up to limit records from an offset, as values of their own, as from a network. They are made in one piece,
+// from returns up to limit records of up to most bytes from an offset, as values of their own, as from a network. They are made in one piece,
 // and the first is searched for, so that a benchmark on a long log measures the consumer and not the log.
-func (p *partitionLog) from(offset int64, limit int) consumer.Fetched {
+func (p *partitionLog) from(offset int64, limit, most int) consumer.Fetched {
 	next := max(p.stable(), offset) // a position behind an open transaction is not set back
 	first := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= offset })
 	last := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= next })
 	found := p.records[first:last]
 	if limit > 0 && len(found) > limit {
 		found, next = found[:limit], found[limit].Offset
+	}
+	for i, m := range found {
+		if most -= m.Size(); most < 0 && i > 0 {
+			found, next = found[:i], m.Offset
+			break
+		}
 	}
 	got := consumer.Fetched{Next: next, LeaderEpoch: p.epochOf(next - 1), HighWatermark: p.end, LastStable: p.stable()}
 	if len(found) == 0 {

@@ -190,10 +190,13 @@ func (m *Member) Wait() error {
 	}
 }
 
+// fetchBytes is more than a fetch in a test returns.
+const fetchBytes = 64 << 20
+
 // MustFetch is Fetch, and fails the test on an error.
 func (x *Held) MustFetch(t testing.TB, from int64) consumer.Fetched {
 	t.Helper()
-	f, err := x.Fetch(x.Ctx, from)
+	f, err := x.Fetch(x.Ctx, from, fetchBytes)
 	if err != nil {
 		t.Fatalf("fetch at %d: %v", from, err)
 	}

@@ -143,7 +143,7 @@ func (p *partition) Verify(ctx context.Context, at int64, epoch int32) error {
 	return p.s.Log.verify(p.id, at, epoch)
 }
 
-func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	if p.s.OnFetch != nil {
 		if err := p.s.OnFetch(p.id, from); err != nil {
 			return consumer.Fetched{}, err
@@ -153,7 +153,7 @@ func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, er
 	if from == p.next {
 		epoch = p.epoch
 	}
-	got, err := p.s.Log.fetch(ctx, p.id, p.topicID, from, epoch, p.s.FetchLimit, 500*time.Millisecond)
+	got, err := p.s.Log.fetch(ctx, p.id, p.topicID, from, epoch, p.s.FetchLimit, most, 500*time.Millisecond)
 	if err == nil && got.Next > from {
 		p.next, p.epoch = got.Next, got.LeaderEpoch
 	}

@@ -44,12 +44,16 @@ type Config struct {
 	PartitionWatchInterval time.Duration
 
 	// FetchMaxBytes is how much one fetch from one partition returns at most, compressed as it is stored. Default 1 MiB. A
-	// record batch that is larger is returned whole. Each partition holds up to about three fetches in memory. Fetches from one
+	// record batch that is larger is returned whole. It stays as it is until the consumer has room for its messages
+	// (consumer.Config.PrefetchBytes), and less is asked for where there is little. Fetches from one
 	// broker travel together, with at most 50 MiB in one response, or this if it is more.
 	FetchMaxBytes int
 	// FetchMaxWait is how long a fetch waits at the broker where there is nothing new. Default 500 ms. It delays no
 	// record; more means fewer requests for idle partitions.
 	FetchMaxWait time.Duration
+	// MaxRecordBytes is how large one record may be, uncompressed. Default 64 MiB. A larger one is an error that names its offset, and the
+	// partition waits there: a few bytes can be made to unpack to any number. A process needs memory for one such record of each partition.
+	MaxRecordBytes int
 
 	// TLS encrypts all connections. Nil: they are plain. An empty ServerName becomes each broker's host.
 	TLS *tls.Config
@@ -65,13 +69,15 @@ type Config struct {
 func (c Config) settings() kafkalog.Settings {
 	return kafkalog.Settings{Brokers: c.Brokers, GroupID: c.GroupID, Topics: c.Topics,
 		SessionTimeout: c.SessionTimeout, RebalanceTimeout: c.RebalanceTimeout, HeartbeatInterval: c.HeartbeatInterval,
-		PartitionWatchInterval: c.PartitionWatchInterval, FetchMaxBytes: c.FetchMaxBytes, FetchMaxWait: c.FetchMaxWait}
+		PartitionWatchInterval: c.PartitionWatchInterval, FetchMaxBytes: c.FetchMaxBytes, FetchMaxWait: c.FetchMaxWait,
+		MaxRecordBytes: c.MaxRecordBytes}
 }
 
 func (c Config) withDefaults() Config {
 	d := c.settings().WithDefaults()
 	c.SessionTimeout, c.RebalanceTimeout, c.HeartbeatInterval = d.SessionTimeout, d.RebalanceTimeout, d.HeartbeatInterval
 	c.PartitionWatchInterval, c.FetchMaxBytes, c.FetchMaxWait = d.PartitionWatchInterval, d.FetchMaxBytes, d.FetchMaxWait
+	c.MaxRecordBytes = d.MaxRecordBytes
 	if c.ClientID == "" {
 		c.ClientID = "onlyonce"
 	}

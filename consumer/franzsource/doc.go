@@ -75,7 +75,7 @@
 // # Compacted topics
 //
 // Of a compacted topic every record that is left is handed over, once and in order. Records that were compacted away before they were read are
-// not, and nobody can tell that they were there: that is what compaction means, and right where a message replaces those
+// not, and nobody can tell that they were there; where none are left up to the last stable offset the position passes over: that is what compaction means, and right where a message replaces those
 // of the same key before it. It is wrong where each message is an order of its own: use cleanup.policy=delete there.
 // Identity.Compacted tells the consumer that the record by which it knows the log again may be gone.
 //

@@ -1,6 +1,7 @@
 package franzsource_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -119,14 +120,14 @@ func TestFetchesTravelTogether(t *testing.T) {
 				p := h.ID.Partition
 				if p%2 == 0 {
 					for range 3 {
-						if f, err := h.Fetch(h.Ctx, 0); err != nil || len(f.Messages) > 0 || f.Next != 0 {
+						if f, err := h.Fetch(h.Ctx, 0, 1<<20); err != nil || len(f.Messages) > 0 || f.Next != 0 {
 							t.Errorf("partition %d: %+v, %v", p, f, err)
 						}
 					}
 					return
 				}
 				for from := int64(0); from < records; {
-					f, err := h.Fetch(h.Ctx, from)
+					f, err := h.Fetch(h.Ctx, from, 1<<20)
 					if err != nil {
 						t.Errorf("partition %d at %d: %v", p, from, err)
 						return
@@ -178,7 +179,7 @@ func TestLeaderMoves(t *testing.T) {
 		resp.Topics = append(resp.Topics, rt)
 		return resp, nil, true
 	})
-	_, err := h.Fetch(h.Ctx, 6)
+	_, err := h.Fetch(h.Ctx, 6, 1<<20)
 	var out *consumer.OutOfRangeError
 	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 6, Start: 0, End: 4}) {
 		t.Errorf("fetch behind what was cut off: %v", err)
@@ -204,6 +205,66 @@ func TestThrottled(t *testing.T) {
 	h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
 	if f := h.MustFetch(t, 0); !slices.Equal(values(f.Messages), []string{"v"}) {
 		t.Errorf("read %v", values(f.Messages))
+	}
+}
+
+// Where the cleaner has removed every batch up to the last stable offset, fetches find none, and never will: the position passes over. In a topic that is not
+// compacted that is no answer, and nothing is passed over.
+func TestHoleUpToTheLastStableOffset(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t)
+	brokers := c.ListenAddrs()
+	for _, policy := range []string{"compact", "delete"} {
+		topic := kafkatest.Topic(t, brokers, 2, map[string]string{"cleanup.policy": policy})
+		kafkatest.Write(t, kafkatest.Client(t, brokers), topic, "0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+		c.ControlKey(int16(kmsg.Fetch), func(r kmsg.Request) (kmsg.Response, error, bool) {
+			c.KeepControl()
+			req, resp := r.(*kmsg.FetchRequest), r.ResponseKind().(*kmsg.FetchResponse)
+			hole := false
+			for _, rt := range req.Topics {
+				st := kmsg.NewFetchResponseTopic()
+				st.Topic, st.TopicID = rt.Topic, rt.TopicID
+				for _, rp := range rt.Partitions {
+					sp := kmsg.NewFetchResponseTopicPartition()
+					sp.Partition = rp.Partition
+					if rp.Partition == 0 {
+						sp.HighWatermark, sp.LastStableOffset = 10, 8
+						hole = hole || rp.FetchOffset >= 3 && rp.FetchOffset < 8
+					}
+					st.Partitions = append(st.Partitions, sp)
+				}
+				resp.Topics = append(resp.Topics, st)
+			}
+			return resp, nil, hole
+		})
+		m := join(t, quick(brokers, topic))
+		m.HoldsExactly(2)
+		ctx, cancel := context.WithCancel(t.Context())
+		var beside sync.WaitGroup
+		beside.Go(func() { // another partition's fetches, which this one's travel with
+			for h := m.Holds(topic, 1); ctx.Err() == nil; {
+				_, _ = h.Fetch(ctx, 0, 1<<20)
+			}
+		})
+		h := m.Holds(topic, 0)
+		f, err := h.Fetch(h.Ctx, 3, 1<<20)
+		cancel()
+		beside.Wait()
+		switch {
+		case policy == "delete":
+			if err == nil {
+				t.Errorf("%s: fetched %+v", policy, f)
+			}
+		case err != nil || len(f.Messages) > 0 || f.Next != 8 || f.LastStable != 8 || f.HighWatermark != 10 || f.LeaderEpoch != 0:
+			t.Errorf("%s: fetched %+v, %v", policy, f, err)
+		default:
+			if err := h.Verify(h.Ctx, f.Next, f.LeaderEpoch); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := m.Leave(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -241,7 +302,7 @@ func TestTopicRecreatedFetchingByName(t *testing.T) {
 	kafkatest.Recreate(t, kafkatest.Admin(t, brokers), topic)
 	kafkatest.Write(t, kafkatest.Client(t, brokers), topic, "c", "d", "e")
 	eventually(t, "a second to pass", func() bool { return time.Since(read) > 1100*time.Millisecond })
-	if f, err := h.Fetch(h.Ctx, 2); !errors.Is(err, consumer.ErrIncarnation) {
+	if f, err := h.Fetch(h.Ctx, 2, 1<<20); !errors.Is(err, consumer.ErrIncarnation) {
 		t.Errorf("fetch from the new incarnation: %v, %v", f.Messages, err)
 	}
 }

@@ -23,7 +23,7 @@ const (
 	lately = time.Second
 	// responseBytes bounds a response for many partitions. 50 MiB is what Kafka's own client asks for.
 	responseBytes = 50 << 20
-	// passedOver is how often a partition may come out of a response empty-handed, because others have used up its size.
+	// passedOver is how often a partition may come out of a shared response empty-handed, because others have used up its size. Then it is asked for alone.
 	passedOver = 10
 )
 
@@ -149,6 +149,11 @@ func (w *fetcher) collect() (asks []*fetchAsk, missing bool) {
 	default:
 	}
 	w.waiting = slices.DeleteFunc(w.waiting, func(a *fetchAsk) bool { return a.ctx.Err() != nil })
+	for _, a := range w.waiting {
+		if a.passed >= passedOver {
+			return []*fetchAsk{a}, len(w.waiting) > 1 // the others wait, and so it is a short one
+		}
+	}
 	for k, at := range w.recent {
 		if time.Since(at) > lately {
 			delete(w.recent, k)
@@ -193,7 +198,7 @@ func (w *fetcher) round(asks []*fetchAsk, missing bool) {
 	for _, a := range asks {
 		if err == nil && resp != nil {
 			part := split(resp, a, len(asks) > 1)
-			if a.waitsOn(part, now) {
+			if a.waitsOn(part, now, len(asks) > 1) {
 				continue
 			}
 			a.answer <- part
@@ -205,9 +210,9 @@ func (w *fetcher) round(asks []*fetchAsk, missing bool) {
 	}
 }
 
-// waitsOn says whether a response is none yet for this partition. Where the log holds more than nothing, others have used up the
-// response's size; the partition then comes earlier in the next request, since those who were answered ask behind it.
-func (a *fetchAsk) waitsOn(resp *kmsg.FetchResponse, now time.Time) bool {
+// waitsOn says whether a response is none yet for this partition. Where the log goes on and a shared response has no records of it, others may have used up the
+// response's size; the partition then comes earlier in the next request, since those who were answered ask behind it, and in the end in one of its own.
+func (a *fetchAsk) waitsOn(resp *kmsg.FetchResponse, now time.Time, shared bool) bool {
 	if resp.ErrorCode != 0 || resp.ThrottleMillis > 0 || len(resp.Topics) == 0 {
 		return false
 	}
@@ -217,7 +222,7 @@ func (a *fetchAsk) waitsOn(resp *kmsg.FetchResponse, now time.Time) bool {
 	}
 	if a.req.Topics[0].Partitions[0].FetchOffset < p.LastStableOffset {
 		a.passed++
-		return a.passed <= passedOver
+		return shared
 	}
 	// All that have waited for half of their time are answered together, so that they ask together from then on: one request for
 	// all, where each would end the others' long poll with its own deadline.

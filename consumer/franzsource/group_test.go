@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
@@ -113,7 +116,7 @@ func TestDrainOutlivesSession(t *testing.T) {
 			ctx := context.WithoutCancel(h.Ctx)
 			for until := time.Now().Add(2500 * time.Millisecond); time.Now().Before(until); {
 				// Fetches wait half a second and tell the group nothing; commits would.
-				if _, err := h.Fetch(ctx, 0); err != nil {
+				if _, err := h.Fetch(ctx, 0, 1<<20); err != nil {
 					t.Error(err)
 				}
 			}
@@ -237,6 +240,56 @@ func TestExpelled(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A coordinator that was away for longer than the session has the member still when it is back, and would wait a whole session for it to come: so it comes
+// as the same, and as another one only when the group does not know it.
+func TestMemberComesBackAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	c := kafkatest.FakeCluster(t)
+	brokers := c.ListenAddrs()
+	topic := kafkatest.Topic(t, brokers, 1, nil)
+	cfg := quick(brokers, topic)
+	cfg.SessionTimeout = 2 * time.Second
+	m := join(t, cfg)
+	old := m.Holds(topic, 0)
+	groups, err := kafkatest.Admin(t, brokers).DescribeGroups(t.Context(), cfg.GroupID)
+	if err != nil || len(groups[cfg.GroupID].Members) != 1 {
+		t.Fatalf("%v, %v", groups, err)
+	}
+	member := groups[cfg.GroupID].Members[0].MemberID
+
+	var away atomic.Bool
+	var mu sync.Mutex
+	var came []string // as whom it joined after the outage
+	away.Store(true)
+	c.ControlKey(int16(kmsg.Heartbeat), func(r kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		if !away.Load() {
+			return nil, nil, false
+		}
+		resp := r.ResponseKind().(*kmsg.HeartbeatResponse)
+		resp.ErrorCode = kerr.CoordinatorNotAvailable.Code
+		return resp, nil, true
+	})
+	c.ControlKey(int16(kmsg.JoinGroup), func(r kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		mu.Lock()
+		defer mu.Unlock()
+		came = append(came, r.(*kmsg.JoinGroupRequest).MemberID)
+		away.Store(false)
+		return nil, nil, false
+	})
+	m.Until("the partition again", func(has map[string]*consumertest.Held, seen int) bool { return seen == 2 && len(has) == 1 })
+	mu.Lock()
+	defer mu.Unlock()
+	if old.Ctx.Err() == nil || len(came) == 0 || came[0] != member {
+		t.Errorf("it joined as %q, want first as %q, which it was; what it held before: %v", came, member, old.Ctx.Err())
+	}
+	h := m.Holds(topic, 0)
+	if err := h.Commit(h.Ctx, 1, ""); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestNewPartitionsAreOwned(t *testing.T) {

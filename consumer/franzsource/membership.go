@@ -199,11 +199,17 @@ func (m *membership) heartbeat(ctx context.Context) error {
 	return err
 }
 
-// forfeit is what happens when the group has lost this process: all that it held may be others' by now.
+// forfeit is what happens when the group has lost this process, or must be taken to have: all that it held may be others' by now. The member's id stays,
+// unless the group does not know it. A coordinator that was away for longer than the session has the member still, and gives each one that it finds in its log
+// a whole session more: under another id this process would wait for itself.
 func (m *membership) forfeit(err error) {
 	m.net.log.Warn("onlyonce: the group has lost this process, joining anew", "error", err)
 	m.update(func() {
-		m.standing, m.assigned = standing{generation: -1}, nil
+		lost := standing{generation: -1}
+		if !errors.Is(err, kerr.UnknownMemberID) {
+			lost.member = m.standing.member
+		}
+		m.standing, m.assigned = lost, nil
 		for _, h := range m.held {
 			h.p.frozen = true
 			h.cancel()

@@ -31,12 +31,13 @@ type network struct {
 	log    *slog.Logger
 	client *kgo.Client
 	fetch  *fetchers
+	codecs *recordbatch.Codecs
 }
 
 var _ kafkalog.Cluster = (*network)(nil)
 
 func newNetwork(cfg Config) (*network, error) {
-	n := &network{cfg: cfg, log: cfg.Logger.With("group", cfg.GroupID)}
+	n := &network{cfg: cfg, log: cfg.Logger.With("group", cfg.GroupID), codecs: recordbatch.NewCodecs()}
 	most, least := kversion.Stable(), new(kversion.Versions)
 	most.SetMaxKeyVersion(kmsg.OffsetCommit.Int16(), offsetsVersion)
 	most.SetMaxKeyVersion(kmsg.OffsetFetch.Int16(), offsetsVersion)
@@ -128,11 +129,7 @@ func (n *network) Code(err error) (int16, bool) {
 
 // reading is what the configuration says about reading.
 func (n *network) reading() kafkalog.Options {
-	codecs := kgo.DefaultDecompressor()
-	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait,
-		Decompress: func(codec recordbatch.Compression, src []byte) ([]byte, error) {
-			return codecs.Decompress(src, kgo.CompressionCodecType(codec))
-		},
+	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, MaxRecord: n.cfg.MaxRecordBytes, Codecs: n.codecs,
 		Throttled: func(topic string, partition int32, by time.Duration) {
 			n.log.Debug("onlyonce: throttled by the broker", "topic", topic, "partition", partition, "for", by)
 		}}

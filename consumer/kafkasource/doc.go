@@ -60,21 +60,22 @@
 //
 // When the leadership of a partition changes, the new leader is asked how far its log goes in the leader epoch of the record
 // read last (KIP-320). If an unclean election has cut it off below the position, Fetch returns an OutOfRangeError with
-// the end of what is left, also where others have written beyond the position since. Out of range is reported only after a
+// the end of what is left, also where others have written beyond the position since. Whoever takes a partition over asks the same with the
+// leader epoch that is stored with the position (Partition.Verify). Out of range is reported only after a
 // broker that knows itself to be the leader, of the same incarnation, has confirmed it.
 //
 // # What is refused
 //
 // Topics that do not exist when Run begins: brokers may create topics that are asked for, and choose the number of
 // partitions. Topics with cleanup.policy=compact, because compaction deletes records that were not handled yet, and nothing tells a
-// reader that they were there. That takes the permission DescribeConfigs on the topic, beside Read and Describe; without it Run
+// reader that they were there: package franzsource reads what is left of such a topic. That takes the permission DescribeConfigs on the topic, beside Read and Describe; without it Run
 // fails and says so, since an assumption would be a silent choice of a weaker guarantee. A policy changed while Run runs is not
 // noticed; records that are left are still read right.
 //
 // # What of kafka-go is used, and what not
 //
 // Used: ConsumerGroup and Generation; Transport, with its connections, TLS and SASL, for all other requests; Client for
-// OffsetCommit and OffsetFetch; its codecs. Requests that kafka-go has not, or in versions that are too old,
+// OffsetCommit and OffsetFetch. Requests that kafka-go has not, or in versions that are too old,
 // are written and read with kmsg, a description of Kafka's protocol without a client, and travel through the
 // same Transport (protocol.RawExchanger). What they say about a partition's log is read as in package franzsource, by the same code
 // (internal/kafkalog, internal/recordbatch). Not used, because:

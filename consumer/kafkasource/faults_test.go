@@ -77,7 +77,7 @@ func TestFetchReportsWhatStays(t *testing.T) {
 		topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
 		script(c, kmsg.Fetch, 1, fetchError(code))
 		h := join(t, quick(c.ListenAddrs(), topic)).Holds(topic, 0)
-		if _, err := h.Fetch(h.Ctx, 0); !errors.Is(err, code) {
+		if _, err := h.Fetch(h.Ctx, 0, 1<<20); !errors.Is(err, code) {
 			t.Errorf("%v: %v", code, err)
 		}
 	}
@@ -117,7 +117,7 @@ func TestTruncatedLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	asked := script(c, kmsg.OffsetForLeaderEpoch, 1, epochEnds(topic, 7))
-	_, err := h.Fetch(h.Ctx, 10)
+	_, err := h.Fetch(h.Ctx, 10, 1<<20)
 	var out *consumer.OutOfRangeError
 	if !errors.As(err, &out) || *out != (consumer.OutOfRangeError{Offset: 10, Start: 0, End: 7}) {
 		t.Errorf("fetch behind what was cut off: %v (asked %d times)", err, asked.Load())
@@ -161,7 +161,7 @@ func TestF5TruncatedBeforeTheTakeOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		script(c, kmsg.OffsetForLeaderEpoch, 1, epochEnds(topic, 7))
-		if f, err := h.Fetch(h.Ctx, 10); !errors.As(err, &out) || *out != cut {
+		if f, err := h.Fetch(h.Ctx, 10, 1<<20); !errors.As(err, &out) || *out != cut {
 			t.Errorf("cut off while nothing was read: %+v, %v", f, err)
 		}
 		if f := h.MustFetch(t, 10); f.Next != 10 {
@@ -183,7 +183,7 @@ func TestThrottled(t *testing.T) {
 		t.Errorf("read %v", f)
 	}
 	script(c, kmsg.Fetch, 1<<30, func(_ kmsg.Request, resp *kmsg.FetchResponse) { resp.ThrottleMillis = 50 })
-	if f, err := h.Fetch(h.Ctx, 0); err == nil || !strings.Contains(err.Error(), "throttles") {
+	if f, err := h.Fetch(h.Ctx, 0, 1<<20); err == nil || !strings.Contains(err.Error(), "throttles") {
 		t.Errorf("throttled for good: %v, %v", f, err)
 	}
 }

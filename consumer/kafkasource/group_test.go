@@ -68,7 +68,7 @@ func TestDrainOutlivesSession(t *testing.T) {
 			ctx := context.WithoutCancel(h.Ctx)
 			for until := time.Now().Add(2500 * time.Millisecond); time.Now().Before(until); {
 				// Fetches wait half a second and tell the group nothing; commits would.
-				if _, err := h.Fetch(ctx, 0); err != nil {
+				if _, err := h.Fetch(ctx, 0, 1<<20); err != nil {
 					t.Error(err)
 				}
 			}

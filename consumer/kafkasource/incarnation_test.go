@@ -29,7 +29,7 @@ func TestTopicRecreatedFetchingByName(t *testing.T) {
 	kafkatest.Recreate(t, kafkatest.Admin(t, brokers), topic)
 	kafkatest.Write(t, kafkatest.Client(t, brokers), topic, numbered("new", 8)...)
 	eventually(t, "a second to pass", func() bool { return time.Since(read) > 1100*time.Millisecond })
-	if f, err := h.Fetch(h.Ctx, 5); !errors.Is(err, consumer.ErrIncarnation) {
+	if f, err := h.Fetch(h.Ctx, 5, 1<<20); !errors.Is(err, consumer.ErrIncarnation) {
 		t.Errorf("fetch from the new incarnation: %v, %v", f.Messages, err)
 	}
 }
@@ -77,7 +77,7 @@ func TestTopicDeleted(t *testing.T) {
 		if _, err := adm.DeleteTopic(t.Context(), topic); err != nil {
 			t.Fatal(err)
 		}
-		_, err := h.Fetch(h.Ctx, 5)
+		_, err := h.Fetch(h.Ctx, 5, 1<<20)
 		if err == nil || errors.Is(err, consumer.ErrIncarnation) || !strings.Contains(err.Error(), topic) {
 			t.Errorf("fetch from a deleted topic: %v", err)
 		}

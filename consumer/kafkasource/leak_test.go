@@ -49,7 +49,7 @@ func TestCancelLeavesNothing(t *testing.T) {
 			cfg.FetchMaxWait = 20 * time.Second // the broker holds on to a fetch that nobody waits for any more
 			err := kafkasource.New(cfg).Run(ctx, func(ctx context.Context, p consumer.Partition) error {
 				for from := int64(0); ctx.Err() == nil; {
-					f, err := p.Fetch(ctx, from)
+					f, err := p.Fetch(ctx, from, 1<<20)
 					if err == nil {
 						from = f.Next
 					} else if ctx.Err() == nil {

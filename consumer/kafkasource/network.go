@@ -1,7 +1,6 @@
 package kafkasource
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
-	"github.com/segmentio/kafka-go/compress"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
@@ -62,13 +60,14 @@ type network struct {
 	format    *kmsg.RequestFormatter
 	lastID    atomic.Int32 // correlation ids
 	versions  sync.Map     // broker address -> apiVersions
+	codecs    *recordbatch.Codecs
 }
 
 func newNetwork(cfg Config) *network {
 	n := &network{
 		cfg: cfg, log: cfg.Logger.With("group", cfg.GroupID), addr: kafka.TCP(cfg.Brokers...),
 		data: newConnections(dialTimeout), group: newConnections(dialTimeout),
-		format: kmsg.NewRequestFormatter(kmsg.FormatterClientID(cfg.ClientID)),
+		format: kmsg.NewRequestFormatter(kmsg.FormatterClientID(cfg.ClientID)), codecs: recordbatch.NewCodecs(),
 	}
 	n.transport = &kafka.Transport{
 		Dial: n.data.dial, DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
@@ -119,18 +118,8 @@ func (n *network) Code(err error) (int16, bool) {
 
 // reading is what the configuration says about reading.
 func (n *network) reading() kafkalog.Options {
-	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, Decompress: decompress,
+	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, MaxRecord: n.cfg.MaxRecordBytes, Codecs: n.codecs,
 		Throttled: func(topic string, partition int32, by time.Duration) {
 			n.log.Debug("onlyonce: throttled by the broker", "topic", topic, "partition", partition, "for", by)
 		}}
-}
-
-// decompress uses kafka-go's codecs.
-func decompress(codec recordbatch.Compression, src []byte) ([]byte, error) {
-	var out bytes.Buffer
-	out.Grow(4 * len(src))
-	r := compress.Compression(codec).Codec().NewReader(bytes.NewReader(src))
-	_, err := out.ReadFrom(r)
-	_ = r.Close()
-	return out.Bytes(), err
 }

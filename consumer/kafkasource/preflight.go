@@ -82,7 +82,7 @@ func refuseCompacted(ctx context.Context, n *network) error {
 		case !ok:
 			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not tell its %s", t, kafkalog.CleanupPolicy))
 		case kafkalog.Compacts(value):
-			faults = append(faults, fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes records that were not handled yet, and nobody can tell; use a topic with %s=delete",
+			faults = append(faults, fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes records that were not handled yet, and nobody can tell; use a topic with %s=delete, or read what is left of this one with package franzsource",
 				t, kafkalog.CleanupPolicy, value, kafkalog.CleanupPolicy))
 		}
 	}

@@ -119,7 +119,7 @@ func TestCompactedTopicRefused(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		for _, policy := range []string{"compact", "compact,delete"} {
 			topic := kafkatest.Topic(t, brokers, 1, map[string]string{"cleanup.policy": policy})
-			wantAll(t, runFails(t, quick(brokers, topic)), `topic "`+topic+`" is compacted`, "cleanup.policy="+policy, "not handled yet")
+			wantAll(t, runFails(t, quick(brokers, topic)), `topic "`+topic+`" is compacted`, "cleanup.policy="+policy, "not handled yet", "package franzsource")
 		}
 	})
 }

@@ -121,9 +121,9 @@ func accountOf(ctx context.Context) (string, bool) {
 // authenticated finds the account of an API key, given as a bearer token.
 func (a *api) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		account, ok := a.cfg.Accounts[token]
-		if !ok {
+		if !ok || !strings.EqualFold(scheme, "Bearer") {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="payments"`)
 			write(w, nil, refused(http.StatusUnauthorized, "unauthenticated", "no account has this API key"))
 			return

@@ -90,6 +90,9 @@ const showChargeSQL = `select ` + chargeColumns + ` from onlyonce_payments.charg
 
 func (a *api) showCharge(r *http.Request) (*answer, error) {
 	account, _ := accountOf(r.Context())
+	if !storable(r.PathValue("id")) {
+		return nil, missing(pgx.ErrNoRows)
+	}
 	c, err := scanCharge(a.pool.QueryRow(r.Context(), showChargeSQL, r.PathValue("id"), account))
 	if err != nil {
 		return nil, missing(err)
@@ -118,6 +121,9 @@ func (a *api) capture(r *http.Request) (*answer, error) {
 	if err := in.fault(); err != nil {
 		return nil, err
 	}
+	if !storable(r.PathValue("id")) {
+		return nil, missing(pgx.ErrNoRows)
+	}
 	tx, err := idempotency.Tx(r)
 	if err != nil {
 		return nil, err
@@ -140,11 +146,12 @@ func (a *api) capture(r *http.Request) (*answer, error) {
 	return &answer{status: http.StatusOK, object: c}, nil
 }
 
-// instruction is what the provider is told.
+// instruction is what the provider is told: about a charge, or to pay out to a destination.
 type instruction struct {
-	Charge    string `json:"charge"`
-	Reference string `json:"reference"`
-	Amount    int64  `json:"amount"`
+	Charge      string `json:"charge,omitempty"`
+	Destination string `json:"destination,omitempty"`
+	Reference   string `json:"reference"`
+	Amount      int64  `json:"amount"`
 }
 
 // enqueue asks for a call to the provider that commits with the transaction: its key is derived from the request's, and calls about one charge

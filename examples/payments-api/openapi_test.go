@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -112,6 +113,13 @@ func TestOpenAPI(t *testing.T) {
 		{"POST", "/v1/charges", "k7", `{"x":"` + strings.Repeat("x", 1<<20) + `"}`, nil, 413, "request-too-large"},
 		{"POST", "/v1/charges", "k8", `amount=700&currency=usd&source=tok_visa&metadata[reference]=b`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 201, ""},
 		{"POST", "/v1/charges", "k9", `{}`, []string{"Authorization", "Bearer nobody"}, 401, "unauthenticated"},
+		{"POST", "/v1/charges", "k9", `{}`, []string{"Authorization", "sk_test_1"}, 401, "unauthenticated"}, // no scheme
+		{"POST", "/v1/charges", "k24", "amount=700&currency=usd%00&source=tok_visa", []string{"Content-Type", "application/x-www-form-urlencoded"}, 400, "invalid"},
+		{"POST", "/v1/charges", "k25", `{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":"\u0000"}}`, nil, 400, "invalid"},
+		{"POST", "/v1/charges", "k26", "amount=700&currency=usd&source=tok_visa&metadata[reference]=%ff", []string{"Content-Type", "application/x-www-form-urlencoded"}, 400, "invalid"},
+		{"POST", "/v1/charges", "k27", `{"amount":500,"currency":"eur","source":""}`, nil, 400, "invalid"},
+		{"POST", "/v1/charges/ch_%00/capture", "k28", ``, nil, 404, "charge-not-found"},
+		{"POST", "/v1/payouts", "k29", `{"amount":900,"destination":"ba_\u0000"}`, nil, 400, "invalid"}, // before the provider is asked
 		{"POST", location + "/capture", "k10", `{"amount":501}`, nil, 422, "capture-too-large"},
 		{"POST", location + "/capture", "k11", `{"amount":200,"metadata":{"reference":"c"}}`, nil, 200, ""},
 		{"POST", location + "/capture", "k12", ``, nil, 200, ""},
@@ -128,6 +136,7 @@ func TestOpenAPI(t *testing.T) {
 		{"GET", location, "", "", nil, 200, ""},
 		{"GET", location, "", "", []string{"Authorization", "Bearer sk_test_2"}, 404, "charge-not-found"}, // another account's
 		{"GET", "/v1/charges/ch_none", "", "", nil, 404, "charge-not-found"},
+		{"GET", "/v1/charges/ch_%00", "", "", nil, 404, "charge-not-found"},
 	} {
 		got := ask(e.method, e.path, e.key, e.body, e.headers...)
 		for e.path == "/v1/payouts" && got.Status == http.StatusBadGateway { // the provider fails now and then
@@ -143,6 +152,15 @@ func TestOpenAPI(t *testing.T) {
 	if got := ask("POST", "/v1/charges", "k1", `{"amount":500,"currency":"eur","source":"tok_visa","capture":false,"metadata":{"reference":"a"}}`); got.Status != http.StatusGone {
 		t.Errorf("erased: %d %s", got.Status, got.Body)
 	}
+	if said, err := s.provider.said("/payouts"); err != nil || len(said) == 0 {
+		t.Errorf("%d payouts, %v", len(said), err)
+	} else {
+		for _, in := range said {
+			if in.Destination != "ba_1" || in.Charge != "" {
+				t.Errorf("the provider is told %+v", in)
+			}
+		}
+	}
 	s.provider.Close()
 	if got := ask("POST", "/v1/payouts", "k22", `{"amount":900,"destination":"ba_1"}`); got.Status != http.StatusBadGateway {
 		t.Errorf("without the provider: %d %s", got.Status, got.Body)
@@ -151,6 +169,23 @@ func TestOpenAPI(t *testing.T) {
 	if got := ask("POST", "/v1/charges", "k23", `{"amount":900,"currency":"eur","source":"tok_visa"}`); got.Status != http.StatusServiceUnavailable {
 		t.Errorf("without the database: %d %s", got.Status, got.Body)
 	}
+}
+
+// said returns what the provider was told at a path.
+func (p *provider) said(path string) (all []instruction, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.calls {
+		if c.path != path {
+			continue
+		}
+		var in instruction
+		if err := json.Unmarshal(c.body, &in); err != nil {
+			return nil, err
+		}
+		all = append(all, in)
+	}
+	return all, nil
 }
 
 // The description is no rubber stamp: an answer that is not as it says is found.
@@ -166,15 +201,18 @@ func TestOpenAPIFindsWhatIsWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	header := http.Header{"Content-Type": {"application/json"}, "Location": {"/v1/charges/ch_aaaaaaaaaaaaaaaaaaaaaaaaaa"}, "Idempotency-Status": {"created"}}
+	header := http.Header{"Content-Type": {"application/json"}, "Location": {"/v1/charges/ch_aaaaaaaaaaaaaaaaaaaaaaaaaa"}, "Idempotency-Status": {"created"},
+		"Idempotency-Expires": {"Sun, 22 Nov 2026 09:00:00 GMT"}}
 	for what, s := range map[string]seen{
 		"":                  {Request: request("/v1/charges"), Status: 201, Header: header, Body: good},
 		"status":            {Request: request("/v1/charges"), Status: 299, Header: header, Body: good},
 		"a field too many":  {Request: request("/v1/charges"), Status: 201, Header: header, Body: bytes.Replace(good, []byte("{"), []byte(`{"secret":1,`), 1)},
 		"a field of a kind": {Request: request("/v1/charges"), Status: 201, Header: header, Body: bytes.Replace(good, []byte(`"amount":500`), []byte(`"amount":"500"`), 1)},
-		"no mark":           {Request: request("/v1/charges"), Status: 201, Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"]}, Body: good},
+		"no mark":           {Request: request("/v1/charges"), Status: 201, Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"], "Idempotency-Expires": header["Idempotency-Expires"]}, Body: good},
 		"a wrong mark": {Request: request("/v1/charges"), Status: 201, Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"],
-			"Idempotency-Status": {"mismatch"}}, Body: good},
+			"Idempotency-Status": {"mismatch"}, "Idempotency-Expires": header["Idempotency-Expires"]}, Body: good},
+		"no expiry": {Request: request("/v1/charges"), Status: 201, Header: http.Header{"Content-Type": {"application/json"}, "Location": header["Location"],
+			"Idempotency-Status": {"created"}}, Body: good},
 	} {
 		if err := c.compare(s, false); (err == nil) != (what == "") {
 			t.Errorf("%q: %v", what, err)

@@ -4,11 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // params are a request's: from JSON, or from a form with Stripe's names (metadata[reference]), by the same code behind that.
@@ -56,8 +59,16 @@ func readParams(r *http.Request) (*params, error) {
 	default:
 		return nil, refused(http.StatusUnsupportedMediaType, "unsupported-media-type", "send application/json or application/x-www-form-urlencoded")
 	}
+	for _, name := range slices.Sorted(maps.Keys(p.given)) {
+		if !storable(p.given[name]) { // asked here: behind the call of a payout, the database's refusal would come too late
+			p.faults = append(p.faults, fmt.Sprintf("%q must be UTF-8 without NUL", name))
+		}
+	}
 	return p, nil
 }
+
+// storable says whether a column of type text takes a value.
+func storable(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
 // reference is the client's own name for what it wants.
 func (p *params) reference() string { return p.given["metadata[reference]"] }

@@ -92,7 +92,7 @@ func (a *api) payout(r *http.Request) (*answer, error) {
 		return nil, err
 	}
 	// Made of the request alone: the provider must get the same bytes whoever asks.
-	order, err := json.Marshal(instruction{Reference: in.reference(), Amount: amount})
+	order, err := json.Marshal(instruction{Destination: destination, Reference: in.reference(), Amount: amount})
 	if err != nil {
 		return nil, err
 	}

@@ -222,3 +222,6 @@ func (n *Node) writeProperties() error {
 	}
 	return os.WriteFile(n.conf("server.properties"), []byte(b.String()), 0o644)
 }
+
+// Java is the command that a program on the broker's class path begins with, and that path.
+func (n *Node) Java() (java, classPath string) { return n.java, n.classes }

@@ -31,7 +31,7 @@ type Config struct {
 	// at least 10 ms. It bounds how long an event waits that another process has appended.
 	PollInterval time.Duration
 
-	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, at least 1 s. Renewed at a third of it.
+	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, from 1 s to 1 hour. Renewed at a third of it.
 	LeaseTTL time.Duration
 
 	// HandoverTimeout is how long a partition that another member is to have may go on until what is under way has ended. Default 30 s, at
@@ -54,11 +54,20 @@ type Config struct {
 
 const maxGroup = 200
 
+// Fault is one fault of a Config. It wraps ErrConfig.
+type Fault struct {
+	Field  string // "Config.Group"
+	Reason string
+}
+
+func (f *Fault) Error() string { return fmt.Sprintf("%v: %s: %s", ErrConfig, f.Field, f.Reason) }
+func (f *Fault) Unwrap() error { return ErrConfig }
+
 // withDefaults fills in the zero values and returns every fault at once.
 func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {
-		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
+		faults = append(faults, &Fault{Field: field, Reason: fmt.Sprintf(format, args...)})
 	}
 	duration := func(field string, d *time.Duration, def, least time.Duration) {
 		if *d == 0 {
@@ -90,6 +99,9 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	}
 	duration("PollInterval", &c.PollInterval, 500*time.Millisecond, 10*time.Millisecond)
 	duration("LeaseTTL", &c.LeaseTTL, 15*time.Second, time.Second)
+	if c.LeaseTTL > time.Hour {
+		fault("Config.LeaseTTL", "%v is above %v", c.LeaseTTL, time.Hour)
+	}
 	duration("HandoverTimeout", &c.HandoverTimeout, 30*time.Second, 100*time.Millisecond)
 	duration("Retention", &c.Retention, 7*24*time.Hour, time.Millisecond)
 	if c.FetchBytes == 0 {

@@ -186,7 +186,7 @@ func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, erro
 }
 
 // Fetch implements consumer.Partition. At the log's end it asks nothing of the database: the source's one scout looks for all partitions.
-func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	if from == p.caught.Load() {
 		if calm, err := p.wait(ctx); err != nil {
 			return consumer.Fetched{}, err
@@ -196,11 +196,14 @@ func (p *partition) Fetch(ctx context.Context, from int64) (consumer.Fetched, er
 	}
 	f := consumer.Fetched{Next: from, LeaderEpoch: -1}
 	start, end, err := p.bounds(ctx, func(b *pgx.Batch, s streamRef) {
-		b.Queue(pageSQL, s.id, p.nr, from, p.s.cfg.FetchBytes).Query(func(rows pgx.Rows) error {
+		b.Queue(pageSQL, s.id, p.nr, from, min(p.s.cfg.FetchBytes, most)).Query(func(rows pgx.Rows) error {
 			for rows.Next() {
 				m, erased, err := p.message(rows)
 				if err != nil {
 					return err
+				}
+				if most -= m.Size(); most < 0 && len(f.Messages) > 0 {
+					break
 				}
 				f.Next = m.Offset + 1
 				if !erased {

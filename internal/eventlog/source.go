@@ -26,10 +26,11 @@ const ClusterID = "postgres"
 // there: topic, id, incarnation, partitions, how many members there are, partitions that nobody holds, in no order. Takes no lock.
 const surveySQL = `
 select s.topic, s.id, s.incarnation, s.partitions,
-       (select count(*) from onlyonce.leases l where starts_with(l.name, $2::text || s.topic || '/') and l.until > clock_timestamp()),
+       (select count(*) from onlyonce.leases l where starts_with(l.name, $2::text || s.topic || '/') and l.until > clock_timestamp()
+          and l.until <= clock_timestamp() + interval '1 hour'),
        array(select n::smallint from generate_series(0, s.partitions - 1) n
                left join onlyonce.leases l on l.name = $3::text || s.topic || '/' || n
-              where l.until is null or l.until <= clock_timestamp() order by random())
+              where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour' order by random())
   from onlyonce.streams s where s.topic = any ($1::text[])`
 
 // scoutSQL says where partitions end. In: topics and partitions, of one length. Out: a row for each: topic, partition, incarnation (null: the

@@ -31,7 +31,8 @@ const (
 type step struct {
 	at      int // index of the statement
 	name    string
-	counted bool // the engine's are not, and the handler's that it did not write itself
+	counted bool  // the engine's are not, and the handler's that it did not write itself
+	into    []any // what its row is scanned into; nil: it is not read
 }
 
 // Failure is the first thing that went wrong in a transaction; after it nothing more is sent.
@@ -120,6 +121,12 @@ func Begin(conn *pgx.Conn) *Tx {
 // Engine queues a statement of the engine's under the name of a step.
 func (t *Tx) Engine(name, sql string, args ...any) {
 	t.steps = append(t.steps, step{at: t.batch.Len(), name: name})
+	t.batch.Queue(sql, args...)
+}
+
+// EngineInto queues a statement of the engine's that returns a row. The row is scanned into dest when its answer is read: no later than Commit returns.
+func (t *Tx) EngineInto(dest []any, name, sql string, args ...any) {
+	t.steps = append(t.steps, step{at: t.batch.Len(), name: name, into: dest})
 	t.batch.Queue(sql, args...)
 }
 

@@ -32,7 +32,11 @@ func (r *result) skip(n int) (tag pgconn.CommandTag) {
 			return tag
 		}
 		var err error
-		tag, err = r.batch.Exec()
+		if into := r.into(); into != nil {
+			err = r.batch.QueryRow().Scan(into...)
+		} else {
+			tag, err = r.batch.Exec()
+		}
 		if err != nil {
 			r.failed(err)
 			return tag
@@ -57,6 +61,16 @@ func (t *Tx) judge(step string, at int, sql string, tag pgconn.CommandTag) {
 	case "BEGIN", "START TRANSACTION", "COMMIT", "ROLLBACK", "PREPARE TRANSACTION":
 		t.failAt(step, at, sql, fmt.Errorf("%w: a statement was answered with %q", ErrEnded, tag))
 	}
+}
+
+// into is what the row of the statement is scanned into whose answer is read next, nil for most.
+func (r *result) into() []any {
+	for _, s := range r.steps {
+		if s.at == r.next {
+			return s.into
+		}
+	}
+	return nil
 }
 
 // stepOf is whose statement it is, empty for one of the handler.

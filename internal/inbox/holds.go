@@ -13,8 +13,12 @@ import (
 // ErrHorizon says that keys are not remembered for as long as somebody needs them.
 var ErrHorizon = errors.New("the inbox's horizon is too short")
 
-// horizonSQL reads for how many seconds a ring remembers keys at least. In: ring. Out: a row; null: for ever.
-const horizonSQL = `select extract(epoch from horizon)::float8 from onlyonce.rings where name = $1`
+// horizonSQL reads for how many seconds a ring remembers keys at least. In: ring. Out: a row; null: for ever. A horizon with months, which only SQL sets, is as
+// long as the shortest of them: rotation adds it to a date.
+const horizonSQL = `
+select case when extract(month from horizon) = 0 and extract(year from horizon) = 0 then extract(epoch from horizon)
+            else (select min(extract(epoch from d + horizon - d)) from generate_series(timestamp '2023-01-01', '2027-12-31', '1 day') d) end::float8
+  from onlyonce.rings where name = $1`
 
 // DB is what Holds asks: a pool, a connection or a transaction.
 type DB interface {

@@ -3,12 +3,14 @@ package inbox_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 )
 
@@ -63,4 +65,19 @@ func TestK6HorizonIsShortenedMeanwhile(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+// K6: a month is as short as the shortest one: rotation adds it to a date.
+func TestK6HorizonOfAMonth(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	if _, err := pool.Exec(t.Context(), `update onlyonce.rings set horizon = '1 mon'`); err != nil {
+		t.Fatal(err)
+	}
+	for days, holds := range map[time.Duration]bool{28: true, 29: false, 30: false} {
+		err := inbox.Holds(t.Context(), pool, inbox.Need{Ring: "keys_log", Copies: days * 24 * time.Hour})
+		if (err == nil) != holds || err != nil && !errors.Is(err, inbox.ErrHorizon) {
+			t.Errorf("%d days: %v", days, err)
+		}
+	}
 }

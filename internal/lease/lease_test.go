@@ -114,3 +114,22 @@ func TestSameEpochOtherNonce(t *testing.T) {
 		t.Error("held by the epoch alone")
 	}
 }
+
+// T9: a lease that ends later than any lasts was written while the clock was ahead. It is over, and its owner is fenced out; one of an hour is not.
+func TestT9LeaseOfTheFuture(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	for ahead, over := range map[string]bool{"6 days": true, "61 minutes": true, "59 minutes": false} {
+		first := mustTake(t, pool, "ring/"+ahead)
+		if _, err := pool.Exec(t.Context(), `update onlyonce.leases set until = clock_timestamp() + $2::interval where id = $1`, first.ID, ahead); err != nil {
+			t.Fatal(err)
+		}
+		second := take(t, pool, "ring/"+ahead)
+		if (second != nil) != over {
+			t.Errorf("%s ahead: taken over: %v", ahead, second != nil)
+		}
+		if ours, err := first.Renew(t.Context(), pool, ttl); err != nil || ours == over {
+			t.Errorf("%s ahead: still the first one's: %v, %v", ahead, ours, err)
+		}
+	}
+}

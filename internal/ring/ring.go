@@ -148,7 +148,7 @@ type Config struct {
 	// a slot is needed before this has passed the current segment grows beyond MaxBytes, and Full is told.
 	Retention time.Duration
 
-	// LeaseTTL is how long a dead rotator keeps others from taking over. Default 30 s, at least 1 s. It is renewed at a third of it.
+	// LeaseTTL is how long a dead rotator keeps others from taking over. Default 30 s, from 1 s to 1 hour. It is renewed at a third of it.
 	LeaseTTL time.Duration
 
 	// LockTimeout is how long writers and readers of the segment may queue behind the TRUNCATE while it waits for those before it.
@@ -211,6 +211,9 @@ func (c Config) withDefaults(pool *pgxpool.Pool, ring Ring) (Config, error) {
 	duration("MaxAge", &c.MaxAge, time.Hour, time.Millisecond)
 	duration("Retention", &c.Retention, 24*time.Hour, time.Millisecond)
 	duration("LeaseTTL", &c.LeaseTTL, 30*time.Second, time.Second)
+	if c.LeaseTTL > time.Hour {
+		fault("Config.LeaseTTL", "%v is above %v", c.LeaseTTL, time.Hour)
+	}
 	duration("LockTimeout", &c.LockTimeout, 200*time.Millisecond, time.Millisecond)
 	duration("LockPause", &c.LockPause, time.Second, time.Millisecond)
 	duration("Timeout", &c.Timeout, 10*time.Second, time.Second)

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
 // Config describes one remote.
@@ -65,7 +65,8 @@ type Config struct {
 
 	// Authorize adds authentication to a request right before it is sent: a header, or parameters in the query. It may read
 	// the request's body (to sign it) and its headers; the key, the method, the host and the path must stay as they
-	// are, and so must the headers that are there. Its context ends with the attempt. An error puts the call off, and no call is made.
+	// are, and so must the headers that are there, in whatever case, and the query: parameters of other names may be appended to URL.RawQuery, and no header of the
+	// connection may be added. Its context ends with the attempt. An error puts the call off, and no call is made.
 	// See [Bearer] and [SecretHeader] for the common ones. Nil: nothing is added.
 	Authorize func(*http.Request) error
 

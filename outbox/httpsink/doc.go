@@ -16,9 +16,8 @@
 // cannot change. A secret that cannot be had puts the call off, and no call is made. Neither secrets nor the errors of looking them up
 // are stored.
 //
-// A trace context (W3C traceparent and tracestate) goes out if it is among the row's headers. Those are compared when the call is
-// enqueued again, so only one that is copied from the message belongs there. The spans of the transaction that enqueues are
-// others at each run; a row has no place outside of the compared bytes for them.
+// A call's trace context ([outbox.Call.Trace]) goes out in the headers traceparent and tracestate. It is not part of what is frozen, and not compared when the
+// call is enqueued again. A traceparent among the row's own headers, which are frozen, goes out in its place.
 //
 // # What an answer means
 //

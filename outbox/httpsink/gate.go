@@ -13,8 +13,12 @@ import (
 	"time"
 )
 
-// errResend is told to a transport that is about to send a request a second time.
-var errResend = errors.New("the connection broke off, and the transport tried to send again by itself")
+var (
+	// errResend is told to a transport that is about to send a request a second time.
+	errResend = errors.New("the connection broke off, and the transport tried to send again by itself")
+	// errUngated: see attach.
+	errUngated = errors.New("no call was made: the transport's connection has no check in it")
+)
 
 // gate lets one request out, once, and only while it may still start. It stands in the connection's Write, behind
 // everything that takes time: waiting for a connection, connecting, the TLS handshake.
@@ -34,15 +38,24 @@ type gate struct {
 	err  error
 }
 
-// attach is the transport's hook for "this connection will carry the request"; nothing has been written yet.
+// attach is the transport's hook for "this connection will carry the request"; nothing has been written yet. The check is below every layer of TLS:
+// there are two where the remote and a proxy are both reached over it. A connection without the check is closed, so that the request cannot be written.
 func (g *gate) attach(info httptrace.GotConnInfo) {
-	conn := info.Conn
-	if c, ok := conn.(interface{ NetConn() net.Conn }); ok { // *tls.Conn
+	for conn := info.Conn; ; {
+		if c, ok := conn.(*gatedConn); ok {
+			c.gate.Store(g)
+			return
+		}
+		c, ok := conn.(interface{ NetConn() net.Conn }) // *tls.Conn
+		if !ok {
+			break
+		}
 		conn = c.NetConn()
 	}
-	if c, ok := conn.(*gatedConn); ok {
-		c.gate.Store(g)
-	}
+	g.mu.Lock()
+	g.err = errUngated
+	g.mu.Unlock()
+	_ = info.Conn.Close()
 }
 
 func (g *gate) pass(c *gatedConn) error {

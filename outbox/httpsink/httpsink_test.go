@@ -216,6 +216,14 @@ func TestAuthorize(t *testing.T) {
 	if f := fault.Load(); f != nil || got.Header.Get("Authorization") != "Bearer token" || got.URL.Query().Get("sig") != "1" {
 		t.Errorf("%v %v %v", f, got.Header, got.URL)
 	}
+	appended := delivery()
+	appended.Target += "?z=%7e&a=1"
+	if r := newSink(t, base, with(func(r *http.Request) error {
+		r.URL.RawQuery += "&sig=1"
+		return withoutQuery(sign)(r)
+	})).Send(t.Context(), appended); r.Outcome != outbox.Delivered || got.URL.RawQuery != "z=%7e&a=1&sig=1" {
+		t.Errorf("%+v, query %s", r, got.URL.RawQuery)
+	}
 	before := requests.Load()
 	other, _ := url.Parse("http://127.0.0.1:1/")
 	for name, f := range map[string]func(*http.Request) error{
@@ -226,8 +234,24 @@ func TestAuthorize(t *testing.T) {
 		"the host":   func(r *http.Request) error { r.Host = "elsewhere"; return nil },
 		"the URL":    func(r *http.Request) error { r.URL = other; return nil },
 		"the path":   func(r *http.Request) error { r.URL.Path = "/x"; return nil },
+
+		"the opaque form of the URL":  func(r *http.Request) error { r.URL.Opaque = "//elsewhere/x"; return nil },
+		"a 2nd key, in another case":  func(r *http.Request) error { r.Header["idempotency-key"] = []string{"another"}; return nil },
+		"a header, in another case":   func(r *http.Request) error { r.Header["x-TWO"] = []string{"c"}; return nil },
+		"the framing, in lower case":  func(r *http.Request) error { r.Header["transfer-encoding"] = []string{"chunked"}; return nil },
+		"the length":                  func(r *http.Request) error { r.Header["content-length"] = []string{"1"}; return nil },
+		"the host as a header":        func(r *http.Request) error { r.Header["host"] = []string{"elsewhere"}; return nil },
+		"another query":               func(r *http.Request) error { r.URL.RawQuery = "sig=1"; return nil },
+		"the query in another order":  func(r *http.Request) error { r.URL.RawQuery = "b=2&amount=1&sig=1"; return nil },
+		"the query without its end":   func(r *http.Request) error { r.URL.RawQuery = "amount=1"; return nil },
+		"a longer value in the query": func(r *http.Request) error { r.URL.RawQuery += "3"; return nil },
+		"a parameter twice":           func(r *http.Request) error { r.URL.RawQuery += "&sig=1&amount=2"; return nil },
+		"a parameter in another case": func(r *http.Request) error { r.URL.RawQuery += "&%41mount=2"; return nil },
+		"a parameter behind ;":        func(r *http.Request) error { r.URL.RawQuery += "&sig=1;amount=2"; return nil },
 	} {
-		r := newSink(t, base, with(f)).Send(t.Context(), delivery())
+		d := delivery()
+		d.Target += "?amount=1&b=2"
+		r := newSink(t, base, with(f)).Send(t.Context(), d)
 		if r.Outcome != outbox.Retry || r.Err == nil || strings.Contains(r.Reason, "secret-token") {
 			t.Errorf("%s: %+v", name, r)
 		}
@@ -237,12 +261,22 @@ func TestAuthorize(t *testing.T) {
 	}
 }
 
+// withoutQuery leaves the query as it is.
+func withoutQuery(authorize func(*http.Request) error) func(*http.Request) error {
+	return func(r *http.Request) error {
+		query := r.URL.RawQuery
+		err := authorize(r)
+		r.URL.RawQuery = query
+		return err
+	}
+}
+
 // A row cannot choose the host, nor leave the base path; neither at Enqueue, nor when it was written in SQL.
 func TestRowsCannotEscape(t *testing.T) {
 	base, requests := serve(t, func(http.ResponseWriter, *http.Request) {})
 	s := newSink(t, base+"/v1", func(c *httpsink.Config) { c.KeyHeader = "X-Key" })
 	for _, target := range []string{"//evil.example/x", "https://evil.example/", "@evil.example/", ":80/x", "x", "/../admin", "/a/../../admin", "/%2e%2e/admin", "/..%2fadmin",
-		`/..\admin`, "/a/./b", "/a b", "/a\r\nHost: evil", "/a#b", "/%zz", "/\x80", "/" + strings.Repeat("a", 3000), "?a=%zz"} {
+		`/..\admin`, "/a/./b", "/a b", "/a\r\nHost: evil", "/a#b", "/%zz", "/x/..;/admin", "/x/..;a=b/admin", "/.;/admin", "/%2e%2e%3b/admin", "/%252e%252e/admin", "/%25252e./admin", "/x%252f..%252fadmin", "/a%255c..%255cadmin", "/\x80", "/" + strings.Repeat("a", 3000), "?a=%zz"} {
 		d := delivery()
 		d.Target = target
 		if r := s.Send(t.Context(), d); r.Outcome != outbox.Rejected {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
 // Profile is how a remote takes idempotency keys. Those below hold what providers say about themselves; write your own

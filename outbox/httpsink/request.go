@@ -11,8 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
 // request is what is sent in one attempt.
@@ -106,19 +106,60 @@ func (s *Sink) authorize(req *request) error {
 	if s.cfg.Authorize == nil {
 		return nil
 	}
-	method, host, before, header := req.Method, req.Host, *req.URL, req.Header.Clone()
+	method, host, before, header := req.Method, req.Host, *req.URL, req.Header.Clone() // whose names are canonical
 	if err := s.cfg.Authorize(req.Request); err != nil {
 		return err
 	}
 	if req.Method != method || req.Host != host || req.URL == nil || req.URL.Scheme != before.Scheme || req.URL.Host != before.Host ||
-		req.URL.EscapedPath() != before.EscapedPath() || req.URL.User != nil || len(req.TransferEncoding) > 0 || len(req.Trailer) > 0 {
+		req.URL.Opaque != "" || req.URL.EscapedPath() != before.EscapedPath() || req.URL.User != nil || len(req.TransferEncoding) > 0 || len(req.Trailer) > 0 {
 		return errors.New("httpsink: Authorize changed the method, the host, the path or the framing")
+	}
+	if !addsToQuery(&before, req.URL) {
+		return errors.New("httpsink: Authorize changed the query, which is the call's: it may append parameters of other names to URL.RawQuery")
 	}
 	for name, values := range header { // the key's among them
 		if !slices.Equal(req.Header[name], values) {
 			return fmt.Errorf("httpsink: Authorize changed the header %s, which is the call's", name)
 		}
 	}
+	for name := range req.Header {
+		canonical := http.CanonicalHeaderKey(name) // names are sent as they are written, and read in any case
+		if _, ours := header[canonical]; ours && name != canonical || frozen.Framing(canonical) {
+			return fmt.Errorf("httpsink: Authorize set the header %s, which is the call's or the connection's", canonical)
+		}
+	}
 	withBody(req.Request, req.body) // it may have been read
 	return nil
+}
+
+// addsToQuery says whether the query is the frozen one, byte for byte, with nothing but parameters of other names behind it: of two parameters of one name
+// which one counts is for the remote to say.
+func addsToQuery(frozen, now *url.URL) bool {
+	more, prefixed := strings.CutPrefix(now.RawQuery, frozen.RawQuery)
+	switch {
+	case !prefixed:
+		return false
+	case more == "":
+		return now.ForceQuery == frozen.ForceQuery || now.RawQuery != ""
+	case frozen.RawQuery == "":
+		return true
+	case more[0] != '&':
+		return false
+	}
+	taken := parameters(frozen.RawQuery)
+	return !slices.ContainsFunc(parameters(more), func(name string) bool {
+		return slices.ContainsFunc(taken, func(t string) bool { return strings.EqualFold(t, name) })
+	})
+}
+
+// parameters are the names in a query, decoded where they can be. Some servers take ; for &.
+func parameters(query string) (names []string) {
+	for _, pair := range strings.FieldsFunc(query, func(r rune) bool { return r == '&' || r == ';' }) {
+		name, _, _ := strings.Cut(pair, "=")
+		if decoded, err := url.QueryUnescape(name); err == nil {
+			name = decoded
+		}
+		names = append(names, name)
+	}
+	return names
 }

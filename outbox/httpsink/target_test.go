@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/outbox"
-	"github.com/onlyonce/onlyonce/outbox/internal/frozen"
 )
 
 // Whatever target is accepted, the request goes to the base URL's host and stays below its path.

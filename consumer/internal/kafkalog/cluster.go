@@ -29,7 +29,8 @@ type Cluster interface {
 	// Ask sends a request to any broker.
 	Ask(ctx context.Context, req kmsg.Request) (kmsg.Response, error)
 	// AskLeader sends a request about one partition to the broker that leads it. A fetch may be merged with
-	// those for other partitions, if the response to each is complete and no later for it.
+	// those for other partitions, if the response to each is no later for it, and as complete as if it had been sent alone: one without records
+	// says that there are none, and not that others have used up the response's size.
 	AskLeader(ctx context.Context, leader int32, req kmsg.Request) (kmsg.Response, error)
 	// Error returns the client library's error for a broker's code, nil for 0.
 	Error(code int16) error

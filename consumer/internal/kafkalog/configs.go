@@ -84,9 +84,13 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	if err != nil || ms < 0 {
 		return time.Time{}, l.holds(ctx, offset) // the broker does not tell, or tells that there is no bound
 	}
-	defer func(was lastRead) { l.read = was }(l.read) // a look aside is no part of what is read in order
+	defer func(read lastRead, rest *rest) { // a look aside is no part of what is read in order
+		l.forget()
+		l.read, l.rest = read, rest
+	}(l.read, l.rest)
+	l.rest = nil
 	for {
-		got, err := l.Fetch(ctx, offset)
+		got, err := l.Fetch(ctx, offset, 1)
 		switch {
 		case err != nil:
 			return time.Time{}, err

@@ -21,16 +21,26 @@ const isolationCommitted = 1
 // end of the log: a consumer that looks for a record that it has seen before would take it for lost.
 var errNothing = errors.New("the broker returned nothing")
 
-// Fetch returns committed records at or above from. While a leader moves it asks again, for some seconds, and only then fails.
-func (l *Log) Fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
+// Fetch returns committed records at or above from, of up to most bytes. Where that is less than the broker's response holds, the next
+// Fetch goes on with the rest of it. While a leader moves it asks again, for some seconds, and only then fails.
+func (l *Log) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	var got consumer.Fetched
+	if l.rest != nil && l.rest.next == from {
+		got, err := l.unpack(from, most)
+		if err != nil {
+			return consumer.Fetched{}, fmt.Errorf("%v: going on from offset %d: %w", l, from, err)
+		}
+		got.Kept = true
+		return got, nil
+	}
+	l.forget()
 	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
 		err := l.confirm(ctx)
 		if err == nil {
 			err = l.validate(ctx, from)
 		}
 		if err == nil {
-			got, err = l.fetch(ctx, from)
+			got, err = l.fetch(ctx, from, most)
 		}
 		if err == nil {
 			return nil
@@ -107,8 +117,8 @@ func (l *Log) validate(ctx context.Context, from int64) error {
 }
 
 // fetch asks once.
-func (l *Log) fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
-	resp, err := ask[*kmsg.FetchResponse](ctx, l.cluster, &l.at.Leader, l.fetchRequest(from))
+func (l *Log) fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+	resp, err := ask[*kmsg.FetchResponse](ctx, l.cluster, &l.at.Leader, l.fetchRequest(from, most))
 	l.fetched = time.Now()
 	if err != nil {
 		return consumer.Fetched{}, err
@@ -118,6 +128,9 @@ func (l *Log) fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
 	}
 	l.byName = resp.Version < FetchByID
 	r := l.find(resp)
+	if r != nil && len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset && resp.ThrottleMillis == 0 && r.PreferredReadReplica < 0 {
+		return l.hole(ctx, r, from)
+	}
 	if r == nil || len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset {
 		if throttle := time.Duration(resp.ThrottleMillis) * time.Millisecond; throttle > 0 {
 			// A quota is used up: the answer is empty, and the next one comes when this time is over (KIP-219).
@@ -130,17 +143,37 @@ func (l *Log) fetch(ctx context.Context, from int64) (consumer.Fetched, error) {
 	if r.ErrorCode != 0 {
 		return consumer.Fetched{}, l.cluster.Error(r.ErrorCode)
 	}
-	return l.open(r, from)
+	return l.open(r, from, most)
 }
 
-func (l *Log) fetchRequest(from int64) *kmsg.FetchRequest {
+// hole is what comes of an answer without a batch where the log goes on. A broker returns the first batch at least, if there is one below the last
+// stable offset. In a compacted topic there may be none: the cleaner has removed all of them, and what comes next is not stable yet, or not written. The position
+// passes over such a hole as over any other. In other topics nothing removes batches from the middle, and the answer is taken for no answer.
+//
+// No batch says which leader epoch the hole has. It has none above the leader's own.
+func (l *Log) hole(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (consumer.Fetched, error) {
+	compacted, err := l.Compacted(ctx)
+	switch {
+	case err != nil:
+		return consumer.Fetched{}, err
+	case !compacted:
+		return consumer.Fetched{}, errNothing
+	}
+	l.read = lastRead{next: r.LastStableOffset, epoch: l.at.Epoch, under: l.at.Epoch}
+	return consumer.Fetched{Next: r.LastStableOffset, LeaderEpoch: l.at.Epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
+}
+
+// leastRequest is how much is asked for however little there is room for: it stays compressed until there is.
+const leastRequest = 64 << 10
+
+func (l *Log) fetchRequest(from int64, most int) *kmsg.FetchRequest {
 	req := kmsg.NewPtrFetchRequest()
 	req.ReplicaID, req.IsolationLevel = -1, isolationCommitted
 	// The limit is the partition's, of which there is one. (kfake, where it hits the request's, lists no aborted transactions.)
 	req.MinBytes, req.MaxBytes, req.MaxWaitMillis = 1, math.MaxInt32, int32(l.opts.MaxWait.Milliseconds())
 	req.SessionID, req.SessionEpoch = 0, -1 // no fetch session
 	rt, rp := kmsg.NewFetchRequestTopic(), kmsg.NewFetchRequestTopicPartition()
-	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = l.index, from, int32(l.opts.MaxBytes)
+	rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = l.index, from, int32(min(l.opts.MaxBytes, max(most, leastRequest)))
 	rp.CurrentLeaderEpoch, rp.LastFetchedEpoch, rp.LogStartOffset = l.at.Epoch, -1, -1
 	rt.Topic, rt.TopicID, rt.Partitions = l.topic, l.id.TopicID, append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
@@ -164,20 +197,43 @@ func (l *Log) find(resp *kmsg.FetchResponse) *kmsg.FetchResponseTopicPartition {
 }
 
 // open takes the batches apart and keeps what is committed (F8).
-func (l *Log) open(r *kmsg.FetchResponseTopicPartition, from int64) (consumer.Fetched, error) {
+func (l *Log) open(r *kmsg.FetchResponseTopicPartition, from int64, most int) (consumer.Fetched, error) {
 	section := recordbatch.Section{Topic: l.topic, Partition: l.index, From: from, Stable: r.LastStableOffset}
 	for _, a := range r.AbortedTransactions {
 		section.Aborted = append(section.Aborted, recordbatch.Aborted{Producer: a.ProducerID, First: a.FirstOffset})
 	}
-	c, err := section.Read(r.RecordBatches, l.opts.Decompress)
+	c, err := section.Open(r.RecordBatches, l.opts.Codecs, l.opts.MaxRecord)
 	switch {
 	case err != nil:
 		return consumer.Fetched{}, err
 	case c.Batches > 0 && c.Last < from:
 		return consumer.Fetched{}, fmt.Errorf("%w at or above offset %d, and %d batches below it", errNothing, from, c.Batches)
 	}
-	if c.Next > from {
-		l.read = lastRead{next: c.Next, epoch: c.Epoch, under: l.at.Epoch}
+	l.rest = &rest{contents: c, next: from, high: r.HighWatermark, stable: r.LastStableOffset, under: l.at.Epoch}
+	return l.unpack(from, most)
+}
+
+// unpack returns what comes next in a response.
+func (l *Log) unpack(from int64, most int) (consumer.Fetched, error) {
+	r := l.rest
+	p, err := r.contents.Read(most)
+	if err != nil {
+		l.forget()
+		return consumer.Fetched{}, err
 	}
-	return consumer.Fetched{Messages: c.Messages, Next: c.Next, LeaderEpoch: l.read.epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
+	if p.Next > from {
+		l.read = lastRead{next: p.Next, epoch: p.Epoch, under: r.under}
+	}
+	if r.next = p.Next; !p.More {
+		l.rest = nil
+	}
+	return consumer.Fetched{Messages: p.Messages, Next: p.Next, LeaderEpoch: l.read.epoch, HighWatermark: r.high, LastStable: r.stable}, nil
+}
+
+// forget gives up what is left of the last response.
+func (l *Log) forget() {
+	if l.rest != nil {
+		l.rest.contents.Close()
+		l.rest = nil
+	}
 }

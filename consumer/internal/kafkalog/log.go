@@ -25,8 +25,10 @@ type Options struct {
 	MaxBytes int
 	// MaxWait is how long a fetch waits at the broker where there is nothing new.
 	MaxWait time.Duration
-	// Decompress is the client library's.
-	Decompress recordbatch.Decompress
+	// MaxRecord is how large a record may be, uncompressed.
+	MaxRecord int
+	// Codecs are the source's.
+	Codecs *recordbatch.Codecs
 	// Throttled is called where a broker throttles this client.
 	Throttled func(topic string, partition int32, by time.Duration)
 }
@@ -46,6 +48,16 @@ type Log struct {
 	byName  bool              // the broker's fetches do not name the topic by its id
 	fetched time.Time         // the last fetch's end
 	read    lastRead
+	rest    *rest // what the last fetch's response holds beyond that; nil: nothing
+}
+
+// rest is what a response holds that was not returned yet, because the consumer had no room for it.
+type rest struct {
+	contents *recordbatch.Contents
+	next     int64 // where it goes on
+	high     int64 // the response's high watermark
+	stable   int64 // and its last stable offset
+	under    int32 // leader epoch that the leader had
 }
 
 // lastRead is what was fetched last, of which the log must still be made.
@@ -64,6 +76,7 @@ func (l *Log) String() string { return fmt.Sprintf("%s/%d", l.topic, l.index) }
 
 // Identity asks the cluster, and makes the answer what later fetches are compared with.
 func (l *Log) Identity(ctx context.Context) (consumer.Identity, error) {
+	l.forget() // who asks this begins anew, and compares the log with what it knows
 	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
 		id, at, err := l.locate(ctx)
 		if err == nil {

@@ -19,8 +19,9 @@ type Settings struct {
 	HeartbeatInterval      time.Duration
 	PartitionWatchInterval time.Duration
 
-	FetchMaxBytes int
-	FetchMaxWait  time.Duration
+	FetchMaxBytes  int
+	FetchMaxWait   time.Duration
+	MaxRecordBytes int
 }
 
 // WithDefaults replaces zero values.
@@ -37,6 +38,9 @@ func (s Settings) WithDefaults() Settings {
 	def(&s.FetchMaxWait, 500*time.Millisecond)
 	if s.FetchMaxBytes == 0 {
 		s.FetchMaxBytes = 1 << 20
+	}
+	if s.MaxRecordBytes == 0 {
+		s.MaxRecordBytes = 64 << 20
 	}
 	return s
 }
@@ -91,6 +95,9 @@ func (s Settings) Faults(pkg string) []error {
 	}
 	if s.FetchMaxBytes < 0 || s.FetchMaxBytes > math.MaxInt32 {
 		fault("FetchMaxBytes", "is %d: must be positive and fit into 32 bits, or 0 for the default", s.FetchMaxBytes)
+	}
+	if s.MaxRecordBytes < 0 || s.MaxRecordBytes > math.MaxInt32 {
+		fault("MaxRecordBytes", "is %d: must be positive and fit into 32 bits, or 0 for the default", s.MaxRecordBytes)
 	}
 	return faults
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
 )
@@ -21,7 +20,6 @@ type batch struct {
 	producer   int64
 	count      int
 	payload    []byte // the records, perhaps compressed; the whole message where magic is below 2
-	decompress Decompress
 }
 
 // Attributes of a batch.
@@ -54,7 +52,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // splitBatches takes a fetch response's records apart, and checks the checksum of each batch. Brokers copy the log up to the size
 // that was asked for: the last batch may be cut off, and is then left for the next fetch. The first one is always whole.
-func splitBatches(b []byte, decompress Decompress) ([]batch, error) {
+func splitBatches(b []byte) ([]batch, error) {
 	var batches []batch
 	for len(b) > magicAt {
 		size := prefixSize + int64(int32(binary.BigEndian.Uint32(b[lengthAt:])))
@@ -68,7 +66,6 @@ func splitBatches(b []byte, decompress Decompress) ([]batch, error) {
 		if err != nil {
 			return nil, err
 		}
-		one.decompress = decompress
 		batches = append(batches, one)
 		b = b[size:]
 	}
@@ -106,85 +103,32 @@ func parseBatch(b []byte) (batch, error) {
 	return out, nil
 }
 
-// minRecord is the size of a record without anything in it.
-const minRecord = 7
-
-// records returns the batch's records, uncompressed, for the reader to take apart.
-func (b *batch) records() (reader, error) {
-	data, err := b.plain(b.payload)
-	if err != nil {
-		return reader{}, err
-	}
-	if b.count > len(data)/minRecord {
-		return reader{}, fmt.Errorf("%w at offset %d: %d records in %d bytes", ErrMalformed, b.base, b.count, len(data))
-	}
-	return reader{b: data}, nil
-}
-
-// plain undoes the batch's compression.
-func (b *batch) plain(data []byte) ([]byte, error) {
-	c := b.compression()
-	switch {
-	case c == None:
-		return data, nil
-	case c > Zstd:
-		return nil, fmt.Errorf("%w at offset %d: compression %d is not known", ErrMalformed, b.base, c)
-	}
-	out, err := b.decompress(c, data)
-	if err != nil {
-		return nil, fmt.Errorf("%w at offset %d: %v: %w", ErrMalformed, b.base, c, err)
-	}
-	return out, nil
-}
-
 // abortMarker says whether a control batch ends a transaction by aborting it.
-func (b *batch) abortMarker() (bool, error) {
+func (b *batch) abortMarker(codecs *Codecs) (bool, error) {
 	if b.count == 0 {
 		return false, nil // its record was removed; by then the transaction's are, too
 	}
-	r, err := b.records()
+	r, err := b.open(codecs, maxMarker)
 	if err != nil {
 		return false, err
 	}
-	var rec record
-	if !r.record(&rec) || len(rec.key) < 4 {
+	defer r.in.park(true)
+	var m consumer.Message
+	if err = r.resume(); err == nil {
+		var offset int64
+		if offset, _, err = r.next(); err == nil {
+			err = r.read(&m, &arena{}, offset)
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+	if len(m.Key) < 4 {
 		return false, fmt.Errorf("%w at offset %d: not a control record", ErrMalformed, b.base)
 	}
 	// The key is a version and a type: 0 aborts, 1 commits.
-	return binary.BigEndian.Uint16(rec.key[2:]) == 0, nil
+	return binary.BigEndian.Uint16(m.Key[2:]) == 0, nil
 }
 
-// appendMessages appends the batch's records in [from, before). Their bytes are those of the response, or of the
-// uncompressed batch, and nobody else's: nothing is pooled.
-func (b *batch) appendMessages(msgs []*consumer.Message, topic string, partition int32, from, before int64) ([]*consumer.Message, error) {
-	if b.magic < 2 {
-		return b.appendOldMessages(msgs, topic, partition, from, before)
-	}
-	r, err := b.records()
-	if err != nil {
-		return nil, err
-	}
-	slab := make([]consumer.Message, b.count)
-	var rec record
-	for i := range slab {
-		if !r.record(&rec) || rec.offsetDelta < 0 || rec.offsetDelta > b.last-b.base {
-			return nil, fmt.Errorf("%w at offset %d: record %d of %d", ErrMalformed, b.base, i, b.count)
-		}
-		offset := b.base + rec.offsetDelta
-		if offset < from || offset >= before {
-			continue
-		}
-		m := &slab[i]
-		m.Topic, m.Partition, m.Offset, m.LeaderEpoch = topic, partition, offset, b.epoch
-		m.Key, m.Value, m.Headers = rec.key, rec.value, rec.headers
-		m.Time, m.LogAppendTime = time.UnixMilli(b.firstTime+rec.timeDelta).UTC(), b.logAppendTime()
-		if m.LogAppendTime {
-			m.Time = time.UnixMilli(b.maxTime).UTC() // the broker wrote only this, and left the records alone
-		}
-		msgs = append(msgs, m)
-	}
-	if len(r.b) != 0 {
-		return nil, fmt.Errorf("%w at offset %d: %d bytes behind its last record", ErrMalformed, b.base, len(r.b))
-	}
-	return msgs, nil
-}
+// maxMarker is far more than a control record takes.
+const maxMarker = 64 << 10

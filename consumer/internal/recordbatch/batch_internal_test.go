@@ -124,7 +124,7 @@ func TestBatchesRoundTrip(t *testing.T) {
 				}
 			}
 		}
-		batches, err := splitBatches(raw, decompress)
+		batches, err := splitBatches(raw)
 		if err != nil || len(batches) != whole {
 			t.Fatalf("%d batches, want %d: %v", len(batches), whole, err)
 		}
@@ -165,7 +165,7 @@ func TestBatchChecksum(t *testing.T) {
 	for i := crcAt; i < len(raw); i++ {
 		changed := bytes.Clone(raw)
 		changed[i] ^= 0x10
-		if _, err := splitBatches(changed, decompress); !errors.Is(err, ErrMalformed) {
+		if _, err := splitBatches(changed); !errors.Is(err, ErrMalformed) {
 			t.Errorf("byte %d changed: %v", i, err)
 		}
 	}
@@ -192,7 +192,7 @@ func TestMalformedRecords(t *testing.T) {
 		raw := encodeBatch(header, good)
 		spoil(raw)
 		binary.BigEndian.PutUint32(raw[crcAt:], crc32.Checksum(raw[crcFrom:], castagnoli))
-		batches, err := splitBatches(raw, decompress)
+		batches, err := splitBatches(raw)
 		for i := range batches {
 			if _, err = batches[i].appendMessages(nil, "t", 0, 0, 1<<62); err != nil {
 				break
@@ -205,7 +205,7 @@ func TestMalformedRecords(t *testing.T) {
 	for name, raw := range map[string][]byte{"cut off": encodeBatch(header, good)[:50], "too short for anything": {1, 2, 3},
 		"negative length": func() []byte { b := encodeBatch(header, good); b[lengthAt] = 0xff; return b }(),
 		"unknown format":  func() []byte { b := encodeBatch(header, good); b[magicAt] = 3; return b }()} {
-		if _, err := splitBatches(raw, decompress); !errors.Is(err, ErrMalformed) {
+		if _, err := splitBatches(raw); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -236,7 +236,7 @@ func TestOldMessages(t *testing.T) {
 			offset++
 		}
 		var got []*consumer.Message
-		batches, err := splitBatches(raw, decompress)
+		batches, err := splitBatches(raw)
 		for i := range batches {
 			if got, err = batches[i].appendMessages(got, "t", 0, 100, 1<<62); err != nil {
 				break
@@ -251,7 +251,7 @@ func TestOldMessages(t *testing.T) {
 			{Topic: "t", Offset: 102, LeaderEpoch: -1, Time: at, Key: []byte("gone")},
 		})
 		raw[len(raw)-1] ^= 1
-		batches, err = splitBatches(raw, decompress)
+		batches, err = splitBatches(raw)
 		for i := range batches {
 			if err == nil {
 				_, err = batches[i].appendMessages(nil, "t", 0, 100, 1<<62)
@@ -275,11 +275,11 @@ func FuzzBatches(f *testing.F) {
 				binary.BigEndian.PutUint32(raw[crcAt:], crc32.Checksum(raw[crcFrom:size], castagnoli))
 			}
 		}
-		batches, err := splitBatches(raw, decompress)
+		batches, err := splitBatches(raw)
 		if err != nil {
 			return
 		}
-		_, next, err := readCommitted(batches, []Aborted{{3, 7}}, 0, 1<<62)
+		_, next, err := readCommitted(batches, []Aborted{{3, 7}}, 0, 1<<62, NewCodecs())
 		if err == nil && next < 0 {
 			t.Fatalf("position %d", next)
 		}

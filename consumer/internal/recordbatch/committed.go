@@ -18,7 +18,7 @@ type Aborted struct {
 // touch what they return. A producer has one open transaction at a time. So a producer enters the set of aborted ones with the
 // first offset of a listed transaction, and leaves it with its next abort marker; in between, all its
 // transactional batches are void. Commit markers need no attention: the transactions that they end are not listed.
-func readCommitted(batches []batch, aborted []Aborted, from, stable int64) (kept []batch, next int64, err error) {
+func readCommitted(batches []batch, aborted []Aborted, from, stable int64, codecs *Codecs) (kept []batch, next int64, err error) {
 	aborted = slices.Clone(aborted)
 	slices.SortFunc(aborted, func(a, b Aborted) int { return cmp.Compare(a.First, b.First) })
 	void := make(map[int64]bool, len(aborted))
@@ -32,7 +32,7 @@ func readCommitted(batches []batch, aborted []Aborted, from, stable int64) (kept
 			aborted = aborted[1:]
 		}
 		if b.control() {
-			abort, err := b.abortMarker()
+			abort, err := b.abortMarker(codecs)
 			if err != nil {
 				return nil, 0, err
 			}

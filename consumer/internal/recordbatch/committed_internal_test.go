@@ -121,11 +121,11 @@ func TestReadCommittedModel(t *testing.T) {
 			list[i], list[j] = list[j], list[i]
 		}
 
-		batches, err := splitBatches(raw, decompress)
+		batches, err := splitBatches(raw)
 		if err != nil {
 			t.Fatal(err)
 		}
-		kept, next, err := readCommitted(batches, list, from, stable)
+		kept, next, err := readCommitted(batches, list, from, stable, NewCodecs())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,11 +149,11 @@ func TestReadCommittedModel(t *testing.T) {
 func TestReadCommittedStopsAtStable(t *testing.T) {
 	raw := encodeBatch(batch{base: 0, last: 1, producer: -1}, []rawRecord{{}, {delta: 1}})
 	raw = append(raw, encodeBatch(batch{base: 2, last: 2, producer: 4, attributes: attrTransactional}, []rawRecord{{}})...)
-	batches, err := splitBatches(raw, decompress)
+	batches, err := splitBatches(raw)
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept, next, err := readCommitted(batches, nil, 0, 2)
+	kept, next, err := readCommitted(batches, nil, 0, 2, NewCodecs())
 	if err != nil || len(kept) != 1 || next != 2 {
 		t.Errorf("kept %d batches, position %d, %v", len(kept), next, err)
 	}
@@ -161,11 +161,11 @@ func TestReadCommittedStopsAtStable(t *testing.T) {
 
 func TestControlBatchMalformed(t *testing.T) {
 	for name, key := range map[string][]byte{"short": {0, 0, 0}, "null": nil} {
-		batches, err := splitBatches(encodeBatch(batch{producer: 1, attributes: attrControl | attrTransactional}, []rawRecord{{key: key}}), decompress)
+		batches, err := splitBatches(encodeBatch(batch{producer: 1, attributes: attrControl | attrTransactional}, []rawRecord{{key: key}}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := readCommitted(batches, nil, 0, 10); err == nil {
+		if _, _, err := readCommitted(batches, nil, 0, 10, NewCodecs()); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
@@ -175,11 +175,11 @@ func TestControlBatchMalformed(t *testing.T) {
 func TestPositionIsBehindRemovedRecords(t *testing.T) {
 	raw := encodeBatch(batch{base: 10, last: 19, producer: -1}, []rawRecord{{delta: 2}, {delta: 5}})
 	raw = append(raw, encodeBatch(batch{base: 20, last: 24, producer: -1}, nil)...)
-	batches, err := splitBatches(raw, decompress)
+	batches, err := splitBatches(raw)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if kept, next, err := readCommitted(batches, nil, 16, 100); next != 25 || len(kept) != 2 || err != nil {
+	if kept, next, err := readCommitted(batches, nil, 16, 100, NewCodecs()); next != 25 || len(kept) != 2 || err != nil {
 		t.Errorf("kept %d batches, position %d, %v", len(kept), next, err)
 	}
 }

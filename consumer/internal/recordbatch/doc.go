@@ -8,32 +8,8 @@
 package recordbatch
 
 import (
-	"fmt"
-
 	"github.com/onlyonce/onlyonce/consumer"
 )
-
-// Compression is how a batch's records are compressed, by Kafka's number.
-type Compression int8
-
-// The numbers that Kafka has given out.
-const (
-	None Compression = iota
-	Gzip
-	Snappy
-	Lz4
-	Zstd
-)
-
-func (c Compression) String() string {
-	if names := []string{"uncompressed", "gzip", "snappy", "lz4", "zstd"}; c >= 0 && int(c) < len(names) {
-		return names[c]
-	}
-	return fmt.Sprintf("compression %d", int8(c))
-}
-
-// Decompress returns src uncompressed, in bytes of its own. The codec is one of the constants, never None.
-type Decompress func(codec Compression, src []byte) ([]byte, error)
 
 // Section says which part of which log a fetch response holds.
 type Section struct {
@@ -47,41 +23,149 @@ type Section struct {
 	Aborted []Aborted
 }
 
-// Contents is what a response holds.
+// Contents is what a response holds, unpacked as it is read. It is used by one goroutine at a time.
 type Contents struct {
-	// Messages are the committed records at or above From, in order of offset. Their bytes are the response's, or those of an
-	// uncompressed batch, and nobody else's.
+	// Batches is how many whole batches there are, and Last the last offset of the last one, -1 where there is none.
+	Batches int
+	Last    int64
+
+	section Section
+	codecs  *Codecs
+	most    int
+	kept    []batch // those whose records are to be returned, and were not yet
+	next    int64   // position behind everything
+	epochs  []epoch
+	reading *records // of the first of kept; nil: not begun
+	memory  arena
+	failed  error
+}
+
+// epoch is under which leader epoch the batch that begins at an offset was appended.
+type epoch struct {
+	from  int64
+	under int32
+}
+
+// Part is some of what a response holds.
+type Part struct {
+	// Messages are committed records in order of offset. Their bytes are nobody else's, but neighbours of some kilobytes share their memory.
 	Messages []*consumer.Message
 	// Next is the position behind everything that was looked at.
 	Next int64
 	// Epoch is the leader epoch of the last batch that begins below Next, -1 where there is none.
 	Epoch int32
-	// Batches is how many whole batches there are, and Last the last offset of the last one.
-	Batches int
-	Last    int64
+	// More says that there is more to read.
+	More bool
 }
 
-// Read takes the bytes of a response apart. Its errors wrap ErrMalformed.
-func (s Section) Read(raw []byte, decompress Decompress) (Contents, error) {
-	got := Contents{Next: s.From, Epoch: -1, Last: -1}
-	batches, err := splitBatches(raw, decompress)
+// Open takes the bytes of a response apart into batches, and verifies their checksums: nothing is unpacked before. The records that are
+// read from it are no larger than maxRecord bytes. Errors wrap ErrMalformed.
+func (s Section) Open(raw []byte, codecs *Codecs, maxRecord int) (*Contents, error) {
+	batches, err := splitBatches(raw)
 	if err != nil {
-		return Contents{}, err
+		return nil, err
 	}
-	kept, next, err := readCommitted(batches, s.Aborted, s.From, s.Stable)
-	if err != nil {
-		return Contents{}, err
+	c := &Contents{Batches: len(batches), Last: -1, section: s, codecs: codecs, most: maxRecord}
+	if c.kept, c.next, err = readCommitted(batches, s.Aborted, s.From, s.Stable, codecs); err != nil {
+		return nil, err
 	}
-	for _, b := range kept {
-		if got.Messages, err = b.appendMessages(got.Messages, s.Topic, s.Partition, s.From, s.Stable); err != nil {
-			return Contents{}, err
-		}
-	}
-	got.Next, got.Batches = next, len(batches)
 	for _, b := range batches {
-		if got.Last = b.last; b.base < next {
-			got.Epoch = b.epoch
+		c.Last = b.last
+		c.epochs = append(c.epochs, epoch{b.base, b.epoch})
+	}
+	return c, nil
+}
+
+// Read returns the next records, as many as take up to most bytes by their Size, and one at least if there is one. What it returns before
+// an error is good; the error is returned next. Errors wrap ErrMalformed or ErrTooLarge.
+func (c *Contents) Read(most int) (Part, error) {
+	p := Part{Next: c.next}
+	for len(c.kept) > 0 && c.failed == nil {
+		over, err := c.batch(&p, &most)
+		if err != nil {
+			c.failed = err
+			break
+		}
+		if !over {
+			break
+		}
+		c.reading = nil
+		c.kept[0].payload = nil
+		c.kept = c.kept[1:]
+	}
+	switch {
+	case c.failed != nil && len(p.Messages) == 0:
+		return Part{}, c.failed
+	case c.failed != nil:
+		p.Next = p.Messages[len(p.Messages)-1].Offset + 1
+	}
+	p.More, p.Epoch = len(c.kept) > 0, -1
+	for _, e := range c.epochs {
+		if e.from < p.Next {
+			p.Epoch = e.under
 		}
 	}
-	return got, nil
+	return p, nil
+}
+
+// slab is how many messages are allocated at once.
+const slab = 32
+
+// batch reads from the first batch, and returns whether it is over; otherwise p.Next is where it goes on.
+func (c *Contents) batch(p *Part, most *int) (over bool, err error) {
+	if c.reading == nil {
+		if c.reading, err = c.kept[0].open(c.codecs, c.most); err != nil {
+			return false, err
+		}
+	}
+	r := c.reading
+	defer r.park()
+	if err := r.resume(); err != nil {
+		return false, err
+	}
+	if r.left == 0 && r.b.magic == 2 {
+		if err := r.in.ended(); err != nil {
+			return false, r.malformed(err)
+		}
+	}
+	var free []consumer.Message
+	for r.left > 0 {
+		offset, size, err := r.next()
+		if err != nil {
+			return false, err
+		}
+		if offset < c.section.From || offset >= c.section.Stable {
+			if err := r.skip(); err != nil {
+				return false, err
+			}
+			continue
+		}
+		if len(p.Messages) > 0 && int64(structBytes)+size > int64(*most) {
+			p.Next = offset
+			return false, nil
+		}
+		if len(free) == 0 {
+			free = make([]consumer.Message, min(r.left, slab))
+		}
+		m := &free[0]
+		if err := r.read(m, &c.memory, offset); err != nil {
+			return false, err
+		}
+		free = free[1:]
+		m.Topic, m.Partition = c.section.Topic, c.section.Partition
+		*most -= m.Size()
+		p.Messages = append(p.Messages, m)
+	}
+	return true, nil
+}
+
+// structBytes is what a message takes beside its record.
+var structBytes = (&consumer.Message{}).Size()
+
+// Close gives up what was not read.
+func (c *Contents) Close() {
+	if c.reading != nil {
+		c.reading.in.drop()
+	}
+	c.kept, c.reading = nil, nil
 }

@@ -1,23 +1,11 @@
 package recordbatch
 
-import (
-	"encoding/binary"
-
-	"github.com/onlyonce/onlyonce/consumer"
-)
+import "encoding/binary"
 
 // reader takes bytes apart. After the first thing that is not there it has failed, and returns zeros.
 type reader struct {
 	b      []byte
 	failed bool
-}
-
-// record is one record of a batch.
-type record struct {
-	timeDelta   int64
-	offsetDelta int64
-	key, value  []byte // nil is not empty
-	headers     []consumer.Header
 }
 
 func (r *reader) fail() {
@@ -74,37 +62,13 @@ func (r *reader) bytes32() []byte {
 	return r.take(uint64(n))
 }
 
-// record reads one record; false means that there was none, or not a whole one.
-func (r *reader) record(rec *record) bool {
-	length := r.varint()
-	if length < 0 {
-		return false
-	}
-	in := reader{b: r.take(uint64(length))}
-	if r.failed {
-		return false
-	}
-	in.take(1) // attributes, of which there are none
-	rec.timeDelta, rec.offsetDelta = in.varint(), in.varint()
-	rec.key, rec.value = in.bytes(), in.bytes()
-	rec.headers = in.headers()
-	return !in.failed && len(in.b) == 0
-}
-
-func (r *reader) headers() []consumer.Header {
-	n := r.varint()
-	if n == 0 {
-		return nil
-	}
+// count reads how many headers follow: no more than there can be.
+func (r *reader) count() int {
 	const least = 2 // two lengths
+	n := r.varint()
 	if n < 0 || n > int64(len(r.b)/least) {
 		r.fail()
-		return nil
+		return 0
 	}
-	headers := make([]consumer.Header, n)
-	for i := range headers {
-		headers[i].Name = string(r.bytes())
-		headers[i].Value = r.bytes()
-	}
-	return headers
+	return int(n)
 }

@@ -58,13 +58,22 @@ func Target(t string) error {
 	if err != nil {
 		return fmt.Errorf("%q: %w", clip(t), err)
 	}
-	for _, segment := range strings.FieldsFunc(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
-		if segment == "." || segment == ".." {
-			return fmt.Errorf("%q must not hold . or .. as a segment", clip(t))
+	// Once more for each time that somebody on the way may decode it.
+	for again := true; again; {
+		for _, segment := range strings.FieldsFunc(decoded, func(r rune) bool { return r == '/' || r == '\\' }) {
+			name, _, _ := strings.Cut(segment, ";") // servers of Java resolve "..;a=b" as ".."
+			if name == "." || name == ".." {
+				return fmt.Errorf("%q must not hold . or .. as a segment, with parameters (..;) or encoded twice neither", clip(t))
+			}
 		}
+		next, err := url.PathUnescape(decoded)
+		again = err == nil && next != decoded
+		decoded = next
 	}
 	return nil
 }
+
+const connections = "it belongs to the connection, not to the call"
 
 // refused are the headers that a row must not hold, and why.
 var refused = map[string]string{
@@ -77,17 +86,22 @@ var refused = map[string]string{
 	"X-Api-Key":           "secrets are added when the call is sent, see httpsink.Config.Authorize",
 	"X-Auth-Token":        "secrets are added when the call is sent, see httpsink.Config.Authorize",
 
-	"Connection":         "it belongs to the connection, not to the call",
-	"Keep-Alive":         "it belongs to the connection, not to the call",
-	"Proxy-Connection":   "it belongs to the connection, not to the call",
-	"Proxy-Authenticate": "it belongs to the connection, not to the call",
-	"Te":                 "it belongs to the connection, not to the call",
-	"Trailer":            "it belongs to the connection, not to the call",
-	"Transfer-Encoding":  "it belongs to the connection, not to the call",
-	"Upgrade":            "it belongs to the connection, not to the call",
-	"Expect":             "it belongs to the connection, not to the call",
+	"Connection":         connections,
+	"Keep-Alive":         connections,
+	"Proxy-Connection":   connections,
+	"Proxy-Authenticate": connections,
+	"Te":                 connections,
+	"Trailer":            connections,
+	"Transfer-Encoding":  connections,
+	"Upgrade":            connections,
+	"Expect":             connections,
 	"Host":               "the sink's base URL names the host",
 	"Content-Length":     "it follows from the body",
+}
+
+// Framing says whether a header, named in its canonical form, belongs to the connection, or says where the request goes and where it ends.
+func Framing(name string) bool {
+	return refused[name] == connections || name == "Host" || name == "Content-Length"
 }
 
 // Headers turns headers into two parallel lists sorted by name, always the same for the same headers: the bytes of a call
@@ -112,7 +126,7 @@ func Headers(h http.Header) (names, values []string, faults []error) {
 			continue
 		}
 		for _, v := range h[given] {
-			if err := value(name, v); err != nil {
+			if err := Value(name, v); err != nil {
 				faults = append(faults, err)
 				continue
 			}
@@ -198,9 +212,9 @@ func Token(s string) bool {
 	return s != ""
 }
 
-// value refuses what could end the header or change on its way (RFC 9110 section 5.5). It never quotes the value,
+// Value refuses what could end the header or change on its way (RFC 9110 section 5.5). It never quotes the value,
 // which may be private.
-func value(name, v string) error {
+func Value(name, v string) error {
 	for i := range len(v) {
 		if c := v[i]; (c < ' ' && c != '\t') || c >= 0x7f {
 			return fmt.Errorf("the value of %s holds a byte 0x%02x: only visible ASCII, spaces and tabs", name, c)

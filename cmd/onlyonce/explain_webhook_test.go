@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// receives is a receiver of an endpoint.
+func (f *fixture) receives(endpoint string, provider webhook.Provider, cfg webhook.ReceiverConfig) http.Handler {
+	f.t.Helper()
+	verifier, err := webhook.New(webhook.Config{Provider: provider, Secrets: []string{hookSecret}})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	cfg.Endpoint, cfg.Verifier = endpoint, verifier
+	r, err := webhook.NewReceiver(f.pool, cfg)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return r
+}
+
+const hookSecret = "whsec_0123456789abcdef0123456789abcdef"
+
+func mac(signed string) string {
+	h := hmac.New(sha256.New, []byte(hookSecret))
+	h.Write([]byte(signed))
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// hooked sends an event as its provider does.
+func (f *fixture) hooked(h http.Handler, body string, header map[string]string) {
+	f.t.Helper()
+	req := httptest.NewRequest(http.MethodPost, "/hooks", strings.NewReader(body))
+	req.Header.Set("Content-Type", "application/json")
+	for k, v := range header {
+		req.Header.Set(k, v)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, req)
+	if w.Code != http.StatusOK {
+		f.t.Fatalf("%d %s", w.Code, w.Body)
+	}
+}
+
+func stripe(body string) map[string]string {
+	at := fmt.Sprint(time.Now().Unix())
+	return map[string]string{"Stripe-Signature": "t=" + at + ",v1=" + mac(at+"."+body)}
+}
+
+func github(id, body string) map[string]string {
+	return map[string]string{"X-Hub-Signature-256": "sha256=" + mac(body), "X-GitHub-Delivery": id, "X-GitHub-Event": "push"}
+}
+
+// W1: a webhook that a receiver has stored is found by the id that its sender gave it, with the endpoint's scope and nothing else.
+func TestExplainWebhookByItsSendersID(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	pay, code := f.receives("stripe", webhook.Stripe{}, webhook.ReceiverConfig{}), f.receives("code", webhook.GitHub{}, webhook.ReceiverConfig{})
+	acme := f.receives("acme", webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", IDHeader: "X-Acme-Id"}, webhook.ReceiverConfig{})
+	body := `{"id":"evt_1","type":"invoice.paid"}`
+	f.hooked(pay, body, stripe(body))
+	f.hooked(code, `{"a":1}`, github("d-2", `{"a":1}`))
+	f.hooked(acme, `{"b":1}`, map[string]string{"X-Acme-Signature": mac(`{"b":1}`), "X-Acme-Id": "a-3"})
+	f.run("explain", "evt_1", "-scope", "webhook/stripe").want(t, statusGood, "is remembered", `"stripe/stripe/evt_1"`, "Webhook: endpoint stripe claimed it")
+	f.run("explain", "d-2", "-scope", "webhook/code").want(t, statusGood, "is remembered", `"code/github/d-2"`)
+	f.run("explain", "code/github/d-2", "-scope", "webhook/code").want(t, statusGood, "is remembered")
+	f.run("explain", "a-3", "-scope", "webhook/acme").want(t, statusGood, "is remembered", `"acme/acme/a-3"`) // known by what is stored
+	f.run("explain", "a-3", "-scope", "webhook/acme", "-provider", "acme").want(t, statusGood, "is remembered")
+	f.run("explain", "evt_9", "-scope", "webhook/stripe").want(t, statusGood, "No segment of the inbox holds it", "another provider than", "-provider")
+	f.run("explain", "d-2", "-scope", "webhook/stripe").want(t, statusGood, "No segment of the inbox holds it")
+	f.run("explain", "a-3", "-scope", "stock", "-provider", "acme").want(t, statusEnvironment, "-provider goes with")
+}
+
+// parked show prints the id that the sender knows.
+func TestParkedShowOfAWebhook(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	stale := f.receives("code", webhook.GitHub{}, webhook.ReceiverConfig{Mode: webhook.Inline, Handler: func(context.Context, consumer.Tx, *consumer.Message) error {
+		return errors.Join(webhook.ErrOvertaken)
+	}})
+	f.hooked(stale, `{"a":1}`, github("d-2", `{"a":1}`))
+	out := f.run("parked", "show", "-id", one[string](f, `select id::text from onlyonce.parked`)).want(t, statusGood, "github")
+	if !strings.Contains(out.out, "d-2") || strings.Contains(out.out, "code/github/d-2") {
+		t.Errorf("%s", out.out)
+	}
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/seal"
+)
+
+// scriptedSink rejects calls until it is told to accept them, and keeps their keys and bodies.
+type scriptedSink struct {
+	accepts atomic.Bool
+	mu      sync.Mutex
+	got     []string
+}
+
+func (s *scriptedSink) Name() string { return "payments" }
+func (s *scriptedSink) Limits() outbox.Limits {
+	return outbox.Limits{KeyWindow: outbox.Forever, Timeout: time.Minute}
+}
+
+func (s *scriptedSink) Send(_ context.Context, d *outbox.Delivery) outbox.Result {
+	if !s.accepts.Load() {
+		return outbox.Reject("refused", nil)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.got = append(s.got, d.Key+" "+string(d.Body))
+	return outbox.Result{Outcome: outbox.Delivered}
+}
+
+// O13: a sealed call that goes out under new keys, twice, is opened under the key that it was sealed under, and what waits behind it follows.
+func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sink := &scriptedSink{}
+	relay, err := outbox.NewRelay(f.pool, outbox.RelayConfig{Sinks: []outbox.Sink{sink}, Sealer: sealer, PollInterval: 10 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- relay.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	err = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+		for _, name := range []string{"first", "second"} {
+			call := outbox.Call{Sink: "payments", Name: name, Scope: "checkout", ID: name, OrderingKey: "k", Sealer: sealer, Body: []byte(name)}
+			if err := outbox.Enqueue(t.Context(), tx, call); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.until(`select count(*) = 2 from onlyonce.parked where state in ('waiting', 'blocked')`)
+	id := number(one[int64](f, `select id from onlyonce.parked where call_name = 'first'`))
+	original := one[string](f, `select key::text from onlyonce.parked where call_name = 'first'`)
+	f.redrives("-id", id, "-new-key").want(t, statusGood, "under new keys")
+	f.until(`select state = 'waiting' and reason = 'rejected' and attempts = 1 from onlyonce.parked where call_name = 'first'`)
+	sink.accepts.Store(true)
+	f.redrives("-id", id, "-new-key").want(t, statusGood, "under new keys")
+	f.until(`select count(*) = 2 from onlyonce.parked where state = 'resolved'`)
+	key := one[string](f, `select key::text from onlyonce.parked where call_name = 'first'`)
+	if got := one[string](f, `select sealed_as::text from onlyonce.parked where call_name = 'first'`); got != original || key == original {
+		t.Errorf("goes out under %s, was sealed under %s, and opened under %s", key, original, got)
+	}
+	sink.mu.Lock()
+	defer sink.mu.Unlock()
+	if want := newKey(newKey(original, 0), 1) + " first"; len(sink.got) != 2 || sink.got[0] != want || sink.got[1][37:] != "second" {
+		t.Errorf("the remote got %q, want %q and then the second", sink.got, want)
+	}
+}

@@ -1,0 +1,242 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// braking tries a message every few milliseconds while a partition stands still.
+func braking() consumer.Config {
+	cfg := testConfig()
+	cfg.Brake.Every = 20 * time.Millisecond
+	return cfg
+}
+
+// stopped waits for the brake's halt and looks at what it says.
+func (r *rig) stopped(reason string) *consumer.HaltError {
+	r.t.Helper()
+	h := r.halted()
+	redrive := "onlyonce parked redrive -scope stock -topic orders -partition 0 -kind message -parked-reason " + reason
+	if h.Reason != consumer.HaltEverythingFails || !strings.Contains(h.Error(), redrive) || !strings.Contains(h.Command(), fmt.Sprintf("adopt -scope stock -topic orders -partition 0 -at %d", h.Position)) {
+		r.t.Errorf("halt: %v, want one that prints %q", h, redrive)
+	}
+	if err := r.consumer.Healthy(); err == nil || !errors.As(err, new(*consumer.HaltError)) {
+		r.t.Errorf("Healthy: %v", err)
+	}
+	if all, err := r.consumer.Status(r.t.Context()); err != nil || len(all) != 1 || all[0].Halted == nil || all[0].Halted.Reason != consumer.HaltEverythingFails {
+		r.t.Errorf("Status: %+v, %v", all, err)
+	}
+	return h
+}
+
+// triedOn waits until a message was tried several times while the partition stands still.
+func (r *rig) triedOn() {
+	r.t.Helper()
+	until(r.t, "three more tries", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.halts) >= 4 })
+}
+
+// D7: a handler that fails with every message stops its partition: 19 messages are parked, and not the one that makes it stop. It goes on by itself.
+func TestD7EverythingFails(t *testing.T) {
+	for reason, wrap := range map[string]func(error) error{
+		"exhausted": func(err error) error { return err },
+		"permanent": consumer.Permanent,
+	} {
+		both(t, reason, func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
+			r := newRig(t, 1)
+			values := r.numbered(0, 200)
+			var mended atomic.Bool
+			stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				if !mended.Load() {
+					return wrap(errBoom)
+				}
+				return queued(ctx, tx, m)
+			}, braking())
+			h := r.stopped(reason)
+			r.triedOn()
+			if n := r.count(`select count(*) from onlyonce.parked`); h.Position != 19 || r.position(0) != 19 || n != 19 {
+				t.Errorf("halted at %d, position %d, %d parked: want 19", h.Position, r.position(0), n)
+			}
+			mended.Store(true)
+			r.reaches(0, 200)
+			until(t, "Healthy to be nil again", func() bool { return r.consumer.Healthy() == nil })
+			stop()
+			r.once(values[19:]...)
+		})
+	}
+}
+
+// D7: a typo in the header's name. The messages that have no id are parked in the batch's transaction, without a run of the handler.
+func TestD7NoMessageHasAnID(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 20)
+	stop := r.start(queued, braking())
+	r.reaches(0, 20)
+	stop()
+	for i := range 200 {
+		v := fmt.Sprint("late-", i)
+		r.log.Append(0, v, id(v))
+		values = append(values, v)
+	}
+	var mended atomic.Bool
+	cfg := braking()
+	cfg.BatchSize = 100
+	cfg.Key = func(m *consumer.Message) (string, error) {
+		if mended.Load() {
+			return consumer.HeaderKey("message-id")(m)
+		}
+		return consumer.HeaderKey("mesage-id")(m)
+	}
+	stop = r.start(queued, cfg)
+	h := r.stopped("no-key")
+	r.triedOn()
+	if n := r.count(`select count(*) from onlyonce.parked`); h.Position != 39 || r.position(0) != 39 || n != 19 || !strings.Contains(h.Detail, `"mesage-id" is missing`) {
+		t.Errorf("halted at %d, position %d, %d parked: %v", h.Position, r.position(0), n, h)
+	}
+	mended.Store(true)
+	r.reaches(0, 220)
+	stop()
+	r.once(append(values[:20:20], values[39:]...)...)
+}
+
+// D7: ordering keys: a message counts when its attempts from the database are used up. The one that makes the partition stop stays in the state retrying.
+func TestD7EverythingFailsUnderOrderingKeys(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 60)
+	var mended atomic.Bool
+	cfg := braking()
+	cfg.OnFailure = consumer.ParkOrderingKey
+	cfg.OrderingKey = func(m *consumer.Message) []byte { return m.Value }
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if !mended.Load() {
+			return errBoom
+		}
+		return queued(ctx, tx, m)
+	}, cfg)
+	r.stopped("exhausted")
+	r.triedOn()
+	if n := r.count(`select count(*) from onlyonce.parked where state = 'waiting'`); n != 19 {
+		t.Errorf("%d messages are left to an operator, want 19", n)
+	}
+	mended.Store(true)
+	until(t, "all others to be applied", func() bool { return r.count(`select count(*) from effects`) == 60-19 })
+	until(t, "Healthy to be nil again", func() bool { return r.consumer.Healthy() == nil })
+	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`)
+	until(t, "what was parked to be applied", func() bool { return r.count(`select count(*) from effects`) == 60 })
+	stop()
+	r.once(values...)
+}
+
+// D7: bad messages among good ones never stop a partition, however long that lasts; the brake can be switched off, and its thresholds are the config's.
+func TestD7Thresholds(t *testing.T) {
+	for name, c := range map[string]struct {
+		adjust func(*consumer.Config)
+		bad    func(i int64) bool
+		stops  bool
+	}{
+		"a trickle":      {func(*consumer.Config) {}, func(i int64) bool { return i%10 == 3 }, false},
+		"below 90 %":     {func(*consumer.Config) {}, func(i int64) bool { return i%8 != 0 }, false},
+		"19 and no more": {func(*consumer.Config) {}, func(i int64) bool { return i < 19 }, false},
+		"late":           {func(*consumer.Config) {}, func(i int64) bool { return i >= 100 }, true},
+		"off":            {func(c *consumer.Config) { c.Brake.Off = true }, func(int64) bool { return true }, false},
+		"below 50 %":     {func(c *consumer.Config) { c.Brake.Percent = 50 }, func(i int64) bool { return i%8 != 0 }, true},
+		"window of 5":    {func(c *consumer.Config) { c.Brake.Window = 5 }, func(i int64) bool { return i >= 100 && i < 105 }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			r.numbered(0, 200)
+			cfg := braking()
+			c.adjust(&cfg)
+			var mended atomic.Bool
+			stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				if c.bad(m.Offset) && !mended.Load() {
+					return consumer.Permanent(errBoom)
+				}
+				return queued(ctx, tx, m)
+			}, cfg)
+			if c.stops {
+				r.stopped("permanent")
+				mended.Store(true)
+			}
+			r.reaches(0, 200)
+			stop()
+			if halts := len(r.halts) > 0; halts != c.stops {
+				t.Errorf("halts: %v", r.halts)
+			}
+		})
+	}
+}
+
+// D7: an operator has the partition go on at once, by adopting its position, or by a pause and its end.
+func TestD7OperatorReleasesTheBrake(t *testing.T) {
+	for name, act := range map[string]func(r *rig){
+		"adopt": func(r *rig) {
+			r.exec(`with c as (update onlyonce.cursors set run = run + 1, run_start = 19, attempts = 0, attempt_offset = null returning id)
+				update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`)
+		},
+		"pause": func(r *rig) {
+			if err := r.consumer.Pause(r.t.Context(), "orders", 0, "test"); err != nil {
+				r.t.Fatal(err)
+			}
+			until(r.t, "the pause", func() bool {
+				all, err := r.consumer.Status(r.t.Context())
+				return err == nil && len(all) == 1 && all[0].Paused
+			})
+			if err := r.consumer.Resume(r.t.Context(), "orders", 0); err != nil {
+				r.t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, 1)
+			r.numbered(0, 30)
+			cfg := braking()
+			cfg.Brake.Every = time.Hour
+			stop := r.start(func(context.Context, consumer.Tx, *consumer.Message) error { return consumer.Permanent(errBoom) }, cfg)
+			r.stopped("permanent")
+			act(r)
+			r.reaches(0, 30) // 11 more are parked: too few to stop again
+			stop()
+			if n := r.count(`select count(*) from onlyonce.parked`); n != 30 {
+				t.Errorf("%d parked", n)
+			}
+		})
+	}
+}
+
+// D7: events, whose ids are no message's.
+func TestD7EverythingFailsWithEvents(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	for i := range 40 {
+		r.log.AppendMessage(0, &consumer.Message{Value: []byte(fmt.Sprint("e", i)), EventID: fmt.Sprint("e", i), EventTenant: ""})
+	}
+	cfg := braking()
+	cfg.Key = nil
+	var mended atomic.Bool
+	stop := r.startOn(events{r.src}, r.pool, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if !mended.Load() {
+			return consumer.Permanent(errBoom)
+		}
+		return queued(ctx, tx, m)
+	}, cfg)
+	if h := r.halted(); h.Reason != consumer.HaltEverythingFails || !strings.Contains(h.Error(), "-kind event") {
+		t.Errorf("halt: %v", h)
+	}
+	mended.Store(true)
+	r.reaches(0, 40)
+	stop()
+	if n := r.count(`select count(*) from effects`); n != 21 {
+		t.Errorf("%d effects", n)
+	}
+}

@@ -1,0 +1,59 @@
+package consumer_test
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+// brakeRows: nearly everything fails, until it is mended. What was parked by then is redriven.
+var brakeRows = []row{
+	{"handler", "everything fails", func(f *faults) { f.everythingFails(f.start) }},
+	{"handler", "everything fails: batch handler", func(f *faults) {
+		f.everythingFails(func(h consumer.Handler) func() {
+			return f.startBatch(func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
+				for _, m := range msgs {
+					if err := h(ctx, consumer.For(tx, m), m); err != nil {
+						return err
+					}
+				}
+				return nil
+			}, f.cfg)
+		})
+	}},
+	{"handler", "everything fails: ordering keys", func(f *faults) {
+		f.everythingFails(f.start, func(f *faults) {
+			f.cfg.OnFailure = consumer.ParkOrderingKey
+			f.cfg.OrderingKey = func(m *consumer.Message) []byte { return m.Value } // each message is a key of its own
+		})
+	}},
+}
+
+func (f *faults) everythingFails(start func(consumer.Handler) func(), adjust ...func(*faults)) {
+	f.t.Helper()
+	f.begin(1, append(adjust, func(f *faults) { f.cfg.Brake.Every = 20 * time.Millisecond })...)
+	for i := range 30 {
+		f.mix.Add(0, "k0", "all-"+string(rune('A'+i)), "")
+	}
+	var mended atomic.Bool
+	stop := start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if !mended.Load() {
+			return consumer.Permanent(errBoom)
+		}
+		return f.handle(ctx, tx, m)
+	})
+	if h := f.halted(); h.Reason != consumer.HaltEverythingFails {
+		f.t.Errorf("halt: %v", h)
+	}
+	if n := f.count(`select count(*) from onlyonce.parked`); n != 19 {
+		f.t.Errorf("%d messages are parked, want 19", n)
+	}
+	mended.Store(true)
+	f.done()
+	f.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`)
+	until(f.t, "what was parked to be tried again", func() bool { return f.count(`select count(*) from onlyonce.parked where state = 'retrying'`) == 0 })
+	f.finish(stop)
+	f.parkedAs(nil)
+}

@@ -1,0 +1,137 @@
+package consumer
+
+import (
+	"context"
+	"sync"
+)
+
+// budget bounds what all partitions of a process hold unpacked: what was fetched and is not handled, and what a fetch that is under way may
+// bring (F14). Half of it is divided evenly between the partitions that are read, so that none waits for another, however long
+// that one keeps what it holds. The other half is lent to those whose logs hold more. A partition that holds nothing may always fetch one
+// message, whatever its size.
+type budget struct {
+	limit int64
+
+	mu     sync.Mutex
+	shares map[*share]struct{}
+	used   int64 // what shares hold
+	lent   int64 // what they hold beyond their own parts
+}
+
+// share is what one partition holds of the budget. Under the budget's mutex.
+type share struct {
+	held  int64
+	freed chan struct{} // of size 1: receives when it may be worth while to ask again
+	waits bool
+}
+
+// spare is the part of what could be had that is waited for, so that a partition does not fetch message by message.
+const spare = 4
+
+// open adds a partition, at whose expense the others have smaller parts from now on.
+func (b *budget) open() *share {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shares == nil {
+		b.shares = make(map[*share]struct{})
+	}
+	s := &share{freed: make(chan struct{}, 1)}
+	b.shares[s] = struct{}{}
+	b.divide()
+	return s
+}
+
+// close gives back all that a partition holds.
+func (b *budget) close(s *share) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.shares, s)
+	b.used -= s.held
+	b.divide()
+	b.wake()
+}
+
+// divide counts anew what is lent, because the parts have changed.
+func (b *budget) divide() {
+	b.lent = 0
+	for s := range b.shares {
+		b.lent += b.beyond(s)
+	}
+}
+
+// part is what belongs to each partition.
+func (b *budget) part() int64 { return b.limit / 2 / int64(max(len(b.shares), 1)) }
+
+// beyond is what a partition holds above its part.
+func (b *budget) beyond(s *share) int64 { return max(s.held-b.part(), 0) }
+
+// add changes what a partition holds.
+func (b *budget) add(s *share, n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.set(s, s.held+n)
+}
+
+func (b *budget) set(s *share, held int64) {
+	freed, lent := held < s.held, b.beyond(s)
+	b.used += held - s.held
+	s.held = held
+	returned := lent - b.beyond(s)
+	b.lent -= returned
+	switch {
+	case returned > 0:
+		b.wake()
+	case freed:
+		s.wake()
+	}
+}
+
+// wake has all who wait ask again.
+func (b *budget) wake() {
+	for s := range b.shares {
+		s.wake()
+	}
+}
+
+func (s *share) wake() {
+	if s.waits {
+		s.waits = false
+		s.freed <- struct{}{}
+	}
+}
+
+// reserve waits until a partition may fetch, and returns how much; add takes back what the fetch did not bring. more says that its log is known
+// to hold more: others would only keep what is lent to them. It returns false when ctx ended first.
+func (b *budget) reserve(ctx context.Context, s *share, more bool) (int64, bool) {
+	for {
+		b.mu.Lock()
+		if n := b.room(s, more); n > 0 {
+			b.set(s, s.held+n)
+			b.mu.Unlock()
+			return n, true
+		}
+		s.waits = true
+		b.mu.Unlock()
+		select {
+		case <-s.freed:
+		case <-ctx.Done():
+			return 0, false
+		}
+	}
+}
+
+// room is how much a partition may fetch now, 0 for nothing.
+func (b *budget) room(s *share, more bool) int64 {
+	part, lendable := b.part(), b.limit-b.limit/2
+	own, loan := max(part-s.held, 0), int64(0)
+	if more && b.lent < lendable {
+		loan = min(lendable-b.lent, max(lendable/8, 1))
+	}
+	switch n := min(own+loan, b.limit-b.used); { // those that hold what was divided between fewer have to handle it first
+	case s.held == 0:
+		return max(n, 1)
+	case n > part/spare:
+		return n
+	}
+	return 0
+}
