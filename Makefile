@@ -12,7 +12,7 @@ REAL := $(if $(CI),-require-real,)
 # In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (internal/retest).
 TEST := $(if $(CI),$(GO) run ./internal/retest $(if $(FLAKY),-flaky $(FLAKY),),$(GO) test)
 
-.PHONY: help quickstart test lint bench retention mutants matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
+.PHONY: help quickstart test lint bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -38,6 +38,9 @@ retention: ## what remembering keys takes: 45 days with a horizon of 30 simulate
 
 mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks
 	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./internal/mutants $(if $(ONLY),-only $(ONLY),)
+
+adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name
+	$(GO) run ./internal/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',)
 
 matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 picks
 	$(GO) run ./internal/matrix $(if $(ONLY),-only $(ONLY),)
@@ -90,7 +93,7 @@ fuzz: ## each fuzz target for FUZZTIME
 	    echo "$$(dirname $$f) $$t"; $(DEVENV) -postgres -- $(GO) test -run '^$$' -fuzz "^$$t$$" -fuzztime $(FUZZTIME) $$(dirname $$f); \
 	  done; done
 
-nightly: mutants matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories ## the long checks; record what they print in docs/results/
+nightly: mutants adversary matrix fuzz bench storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories ## the long checks; record what they print in docs/results/
 
 ci: ## what .ci/run runs
 	.ci/run

@@ -15,7 +15,7 @@ import (
 
 // scenes are all of them.
 func allScenes() []scene {
-	return slices.Concat(consumerScenes(), relayScenes(), servingScenes())
+	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), operatorScenes())
 }
 
 // counts are what a run has done.
@@ -36,6 +36,7 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 	if err != nil {
 		return n, false, err
 	}
+	defer removeProgram()
 	defer s.close(context.WithoutCancel(ctx), o.workers)
 	dbs := make(chan *database, o.workers)
 	for i := range o.workers {

@@ -50,6 +50,8 @@ type consuming struct {
 	log *consumertest.Log
 	mix *scenario.Mix
 	n   int
+
+	handle consumer.Handler // nil: scenario.Handle
 }
 
 // setUp implements stage.
@@ -96,7 +98,7 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	b := r.bound
 	cfg := consumer.Config{
 		Scope: scope, BatchSize: 2, Linger: time.Millisecond, MaxAttempts: 40, RetryMin: time.Millisecond, RetryMax: 20 * time.Millisecond,
-		MessageTimeout: b, BatchTimeout: b, HangTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: 3 * b, CommitTimeout: b, DrainTimeout: b,
+		MessageTimeout: b, BatchTimeout: b, HangTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: r.idleTimeout(), CommitTimeout: b, DrainTimeout: b,
 		OnBegin: x.begin, Logger: r.logger(),
 	}
 	switch x.key {
@@ -123,7 +125,11 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 		if x.handler == "batch" {
 			c, err = consumer.NewBatch(pool, source, each, cfg)
 		} else {
-			c, err = consumer.New(pool, source, scenario.Handle, cfg)
+			handle := x.handle
+			if handle == nil {
+				handle = scenario.Handle
+			}
+			c, err = consumer.New(pool, source, handle, cfg)
 		}
 		if err != nil {
 			return err

@@ -51,6 +51,15 @@ func newRig(ctx context.Context, db *database, o *options, target *history) (*ri
 	return r, err
 }
 
+// idleTimeout is for how long a session may be idle in its transaction. What is delivered late should find its session alive, however slow the
+// machine is; of all other faults the process has to get over a session that is left.
+func (r *rig) idleTimeout() time.Duration {
+	if r.target != nil && r.target.fault.name == "late" {
+		return 15 * r.bound
+	}
+	return 3 * r.bound
+}
+
 // open returns a pool of the database.
 func (r *rig) open(w *wire.Wire) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(r.db.server.address(r.db.name))

@@ -141,7 +141,7 @@ func post(ctx context.Context, client *http.Client, address, key string) (status
 	return res.StatusCode, string(read), err
 }
 
-const webhookSecret = "whsec_adversary"
+const webhookSecret = "whsec_of_the_adversary"
 
 // heard notes an answer, and reports whether the client is content.
 func (x *serving) heard(key string, status int, body string) bool {
@@ -218,7 +218,7 @@ func (x *serving) done(*rig) (bool, error) {
 
 const effectsTwiceSQL = `
 select format('I2 %s has %s effects', value, count(*)) from effects group by value having count(*) <> 1
-union all select format('I2 event %s is stored %s times', event_id, count(*)) from onlyonce.event_log group by event_id having count(*) <> 1`
+union all select format('I2 event %s is stored %s times', id, count(*)) from onlyonce.event_log group by id having count(*) <> 1`
 
 // check implements stage.
 func (x *serving) check(r *rig) ([]string, error) {
@@ -235,7 +235,7 @@ func (x *serving) check(r *rig) ([]string, error) {
 	found = append(found, x.wrong...)
 	for key := range x.ids {
 		var n int
-		if err := r.db.pool.QueryRow(r.ctx, `select (select count(*) from effects where value = $1) + (select count(*) from onlyonce.event_log where event_id = $1)`, key).Scan(&n); err != nil {
+		if err := r.db.pool.QueryRow(r.ctx, `select (select count(*) from effects where value = $1) + (select count(*) from onlyonce.event_log where id = 'e/stripe/' || $1)`, key).Scan(&n); err != nil {
 			return nil, err
 		}
 		if n == 0 {
@@ -270,7 +270,7 @@ func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level
 	layer, err := idempotency.New(pool, idempotency.Config{
 		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
 		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
-		AcquireTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: 3 * b, CommitTimeout: b, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
+		AcquireTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: r.idleTimeout(), CommitTimeout: b, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
 	})
 	if err != nil {
 		return nil, nil, err

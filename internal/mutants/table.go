@@ -80,4 +80,4 @@ const (
 // what many do in their place. T5 has one for the consumer only: in the relay two layers detach a COMMIT, in two files. S2
 // (rights) is a file that its tests read when they run, out of an overlay's reach; what compares it with the server has one. So is the
 // comparison of fingerprints in constant time (H7), which is looked for in the source.
-var table = slices.Concat(consumerRules, inboxRules, outboxRules, eventsRules, webhooksRules, httpRules)
+var table = slices.Concat(adversaryRules, consumerRules, inboxRules, outboxRules, eventsRules, webhooksRules, httpRules)
