@@ -129,6 +129,9 @@ func (w *worker) acquire(ctx context.Context) error {
 		}
 	}
 	w.c.parts.name(w.state, id, w.c.shard)
+	if err := w.joinScope(ctx); err != nil {
+		return err
+	}
 	first, err := w.c.firstPartitions(ctx, id)
 	if err != nil {
 		return err

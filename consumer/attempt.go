@@ -78,6 +78,8 @@ type engine struct {
 	state *partitionState
 	brake *brake
 
+	inTopic bool // ids count within the topic (K8)
+
 	// redoUntil: what lies below it may have been handled before, in a history that the database has lost, or from which an operator has set it
 	// back (O6).
 	redoUntil int64

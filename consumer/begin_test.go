@@ -79,7 +79,7 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 	r := newRig(t, 1)
 	values := r.numbered(0, 5)
 	cfg := testConfig()
-	cfg.StatementTimeout, cfg.IdleTimeout = 7*time.Second, 300*time.Millisecond
+	cfg.StatementTimeout, cfg.IdleTimeout = 7*time.Second, time.Second
 	var begun atomic.Int32
 	var wrong, ended atomic.Value
 	cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {
@@ -90,7 +90,7 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 			return got, err
 		}
 		got, err := ask()
-		if err != nil || got != "repeatable read 2s 7s 300ms" {
+		if err != nil || got != "repeatable read 2s 7s 1s" {
 			wrong.Store(fmt.Sprintf("%q %v", got, err))
 		}
 		if begun.Add(1) > 1 {

@@ -38,7 +38,7 @@ const (
 func (e *engine) judgeKeys(msgs []*Message) []*verdict {
 	verdicts := make([]*verdict, len(msgs))
 	for i, m := range msgs {
-		m.redo = m.Offset < e.redoUntil
+		m.redo, m.inTopic = m.Offset < e.redoUntil, e.inTopic
 		if err := e.c.identify(m); err != nil {
 			verdicts[i] = &verdict{reason: reasonNoKey, err: err}
 		}

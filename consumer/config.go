@@ -11,8 +11,8 @@ import (
 )
 
 // Config says how a Consumer works. The zero value of a field means its documented default; New refuses
-// values that make no sense and lists every one. Two choices change the guarantee and have no default: Scope, and
-// one of Key and PositionsOnly.
+// values that make no sense and lists every one. Three choices change the guarantee and have no default: Scope,
+// one of Key and PositionsOnly, and Copies where several topics are read.
 type Config struct {
 	// Scope names this consumer: its keys and positions are its own. Two deployments with one scope are one
 	// consumer; a new scope starts over with every message. Required, at most 200 bytes.
@@ -24,6 +24,11 @@ type Config struct {
 	// PositionsOnly runs without ids: redeliveries of a record do nothing, and a copy that a producer wrote to
 	// another offset is another message. Set exactly one of Key and PositionsOnly.
 	PositionsOnly bool
+	// Copies says what an id means where several topics are read: [WithinTopic] or [AcrossTopics]. Required for several topics with Key, and to add a
+	// topic to a scope. With one topic there is no difference, and it may be left out: whatever is chosen when a second topic is added, no
+	// id of the first one is forgotten. The choice is noted in the database and stays; a consumer of the scope that differs halts. Not with
+	// PositionsOnly, nor where the source is an [EventSource], whose ids count within their topic.
+	Copies Copies
 	// CopiesWithin declares for how long after its first copy a message may still be written again, by a producer that goes on trying, a mirror or
 	// a relay. Run refuses to work where keys are not remembered for that long (onlyonce inbox horizon), and logs an error when that is changed while it
 	// works. 0: not declared, and not checked; at least a second otherwise. Only with Key.

@@ -69,6 +69,7 @@ func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 	} else {
 		faults = append(faults, shards.faults(c.events))
 	}
+	faults = append(faults, c.cfg.copiesFault(c.events, sourceTopics(source)))
 	if source == nil {
 		faults = append(faults, fmt.Errorf("%w: source: must not be nil", ErrConfig))
 	} else if v, ok := source.(interface{ Validate() error }); ok {

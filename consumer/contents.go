@@ -13,7 +13,7 @@ var errChanged = errors.New("the handler has changed its message's bytes in plac
 var contentsSeed = maphash.MakeSeed()
 
 // protectContents sees to it that a handler does not change the bytes that other runs and a parked row are made of. The first time that one does is noticed by a
-// hash over all of a batch's bytes before and after the handlers (some 0.1 ms for 1 MiB): the function that it returns reports it, and the attempt is undone.
+// hash over all of a batch's bytes before and after the handlers: the function that it returns reports it, and the attempt is undone.
 // From then on each run of this consumer gets its own copy of all bytes, which costs the memory of one more batch, and the function is nil.
 func (e *engine) protectContents(originals, msgs []*Message) (changed func() bool) {
 	if e.c.changes.Load() {

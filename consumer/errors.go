@@ -153,6 +153,7 @@ const (
 	HaltRetired        HaltReason = "retired"         // an operator retired the cursor
 	HaltOtherShard     HaltReason = "other-shard"     // the partition's cursor is in another shard, or was retired there and is nowhere
 	HaltNoShard        HaltReason = "no-shard"        // Shards.Of names no database for the partition
+	HaltCopies         HaltReason = "copies"          // Config.Copies, or the topics without it, differ from what the scope's ids mean
 	HaltBlocked        HaltReason = "blocked"         // a message cannot be applied, and none is passed over: by BlockPartition, or because the server refuses its transaction
 	// HaltEverythingFails: nearly all of the last messages have failed, see Brake. It ends by itself when a message is applied.
 	HaltEverythingFails HaltReason = "everything-fails"
@@ -210,6 +211,8 @@ func (e *HaltError) resolve() string {
 		resolve = "if these are two services, change Config.Scope of one of them; if the group was renamed, stop the old one, and then: " + e.Command()
 	case HaltNoShard:
 		resolve = "correct Shards and deploy"
+	case HaltCopies:
+		resolve = "if this is the same consumer set Config.Copies to what the scope has, or choose it where that is not set; if it is another one give it a Scope of its own"
 	case HaltRetired:
 		if e.Shard != "" {
 			resolve = "if it was moved to another shard deploy the Shards that say so; to bring it back: " + e.Command()
@@ -225,11 +228,11 @@ func (e *HaltError) resolve() string {
 	return resolve
 }
 
-// Command is the command that resolves the halt, for a POSIX shell, the first one where it takes two; "" where none does (no-shard). The operator fills in OFFSET, where
+// Command is the command that resolves the halt, for a POSIX shell, the first one where it takes two; "" where none does (no-shard, copies). The operator fills in OFFSET, where
 // the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. That of a foreign-group is refused while the other group has not let the cursor go.
 func (e *HaltError) Command() string {
 	switch {
-	case e.Reason == HaltNoShard:
+	case e.Reason == HaltNoShard, e.Reason == HaltCopies:
 		return ""
 	case e.Reason == HaltOtherShard && e.otherAhead:
 		return e.command("retire", e.Shard)

@@ -58,9 +58,22 @@ func TestF2TwoOwnersOfOnePartition(t *testing.T) {
 	}
 	r.src.Believes, r.src.FetchLimit = true, 7
 	second := &consumertest.Source{Log: r.log, GroupID: "stock", Believes: true, FetchLimit: 7}
-	stop1 := r.start(queued, cfg)
-	stop2 := r.startOn(second, r.pool, effect, cfg)
+	stop1 := r.start(queued, cfg) // writes the partition, 0
+	stop2 := r.startOn(second, r.pool, func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
+		tx.Queue(`insert into effects (value, part, off) values ($1, 2, $2)`, string(m.Value), m.Offset)
+		return nil
+	}, cfg)
 	r.reaches(0, 300)
+	until(t, "both have worked, and one of them once more", func() bool {
+		if r.count(`select count(distinct part) from effects`) == 2 && r.count(`select epoch from onlyonce.leases`) > 2 {
+			return true
+		}
+		v := fmt.Sprintf("m%d", len(values))
+		r.log.Append(0, v)
+		values = append(values, v)
+		return false
+	})
+	r.reaches(0, int64(len(values)))
 	stop1()
 	stop2()
 	r.once(values...)

@@ -8,7 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// A producer's clock may say anything: nanoseconds where Kafka has milliseconds, say. Its message is parked all the same.
+// D3: a producer's clock may say anything: nanoseconds where Kafka has milliseconds, say. Its message is parked all the same, whole and under the time
+// nearest to it that can be stored, and its neighbours are applied.
 func TestD3MessageOfAnyTimeIsParked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -24,4 +25,16 @@ func TestD3MessageOfAnyTimeIsParked(t *testing.T) {
 	}, testConfig())
 	r.reaches(0, 3)
 	stop()
+	r.once("first", "last")
+	if n := r.count(`select count(*) from onlyonce.parked`); n != 1 {
+		t.Errorf("%d rows are parked, want 1", n)
+	}
+	if n := r.count(`select count(*) from onlyonce.parked where "offset" = 1 and state = 'waiting' and reason = 'permanent' and error = 'boom' and body = 'odd'
+		and key = onlyonce.key('', 'stock', 'odd') and record_time = '9999-12-31 23:59:59Z'`); n != 1 {
+		t.Error("the message is not parked as it came")
+		r.dump(`select "offset", state, reason, error, body, key, record_time from onlyonce.parked`)
+	}
+	if got := r.reasons(); len(got) != 1 || got["1"] != "permanent" {
+		t.Errorf("told of: %v", got)
+	}
 }

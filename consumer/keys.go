@@ -47,8 +47,9 @@ func CloudEventKey() KeyFunc {
 	}
 }
 
-// JSONKey takes the id from a field of a JSON value, named by a JSON Pointer (RFC 6901), such as "/order/id". The field
-// must be a string or an integer.
+// JSONKey takes the id from a field of a JSON value, named by a JSON Pointer (RFC 6901), such as "/event_id". The field
+// must be a string or an integer, and name the message. A field that names an entity, such as "/order/id", makes the entity's second message a copy of the
+// first, unless there is one message for each entity; and see [Config.Copies] for several topics.
 func JSONKey(pointer string) KeyFunc {
 	tokens, syntax := jsonpointer.Parse(pointer)
 	return func(m *Message) (string, error) {

@@ -36,6 +36,7 @@ type Message struct {
 	identified bool  // the fields below are filled in
 	noKey      error // why it has no id
 	scope      string
+	inTopic    bool   // the id counts within the topic
 	id         string // message id, where the consumer dedupes by key
 	tenant     string
 	order      pgtype.UUID // stored form of its ordering key, where those are parked
@@ -92,13 +93,21 @@ func (m *Message) ordinary() [16]byte {
 }
 
 func (m *Message) hashIn(replay int32) ([16]byte, int64) {
-	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, ID: m.id, Replay: replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
+	k := dedupe.Key{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Replay: replay, Fingerprint: dedupe.FingerprintOf(m.Value)}
 	return k.Hash(), k.Fingerprint.Int64()
+}
+
+// keyTopic is the topic in which the message's id counts, "" for all of its scope.
+func (m *Message) keyTopic() string {
+	if m.inTopic {
+		return m.Topic
+	}
+	return ""
 }
 
 // origin is what calls that the handler enqueues derive their keys from.
 func (m *Message) origin() dedupe.Origin {
-	o := dedupe.Origin{Tenant: m.tenant, Scope: m.scope, ID: m.id, Position: dedupe.Position{
+	o := dedupe.Origin{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Position: dedupe.Position{
 		ClusterID: m.cluster, TopicID: m.topicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset},
 		Time: m.Time, Redo: !m.resend && (m.redo || m.replay > 0), Trace: m.trace()}
 	if m.resend {

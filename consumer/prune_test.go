@@ -12,8 +12,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
-const fenceStatement = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`
-
 // eventLog is a source of events whose ids are their values.
 type eventLog struct{ consumer.Source }
 
@@ -53,7 +51,7 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 				}
 				var session, late atomic.Int32
 				hold := make(chan struct{})
-				w := &pgtest.Wire{Statement: fenceStatement, At: func(n int32) pgtest.Cut {
+				w := &pgtest.Wire{Statement: consumer.FenceSQL, At: func(n int32) pgtest.Cut {
 					if n != heldUp {
 						return pgtest.Pass
 					}

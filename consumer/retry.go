@@ -83,7 +83,7 @@ type retrier struct {
 }
 
 func newRetrier(w *worker) *retrier {
-	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, brake: w.brake, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
+	return &retrier{engine: engine{c: w.c, id: w.id, cur: w.cur, state: w.state, brake: w.brake, inTopic: w.inTopic, redoUntil: w.redoUntil}, wake: make(chan struct{}, 1),
 		keys: map[pgtype.UUID]struct{}{}, sweep: true, careful: w.unclean, since: time.Now(), asks: w.c.poller.join(w.id, w.cur, w.state)}
 }
 
@@ -413,6 +413,7 @@ func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 // their keys from it, and would go out again under others.
 func (r *retrier) verifyIdentity(row *parkedRow) error {
 	m, order := row.m, row.m.order
+	m.inTopic = r.inTopic
 	err := r.c.identify(m)
 	m.order = order // what it blocks is what it was parked for
 	switch {

@@ -12,6 +12,10 @@ import (
 //
 // A Source decides which partitions this process owns; the consumer decides what happens to their messages, and the
 // database has the last word on who may: a Source that is wrong about ownership costs work and never an effect.
+//
+// A Source that has a method Topics() []string as well names the topics that it reads: New then refuses several without a choice
+// of [Config.Copies]. Of one that has none it shows when partitions of a second topic are handed over, and these halt. A method
+// Validate() error returns faults of the Source's own configuration, which New joins to its own.
 type Source interface {
 	// Group names who consumes: a cursor belongs to one group, and another group is refused by name.
 	Group() string

@@ -19,7 +19,7 @@ func TestStatementsPrepare(t *testing.T) {
 	defer conn.Release()
 	for _, sql := range []string{readCursorSQL, createCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
 		fenceSQL, openSQL, pruneSQL, claimSQL, claimFreshSQL, parkSQL, pollSQL, leaveSQL, takeSQL, settleSQL, failSQL, promoteSQL, sweepSQL,
-		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, pauseSQL, resumeSQL, firstPartitionsSQL, parkedCountSQL, redoSQL, elsewhereSQL} {
+		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, pauseSQL, resumeSQL, firstPartitionsSQL, parkedCountSQL, redoSQL, elsewhereSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
@@ -102,6 +102,40 @@ select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filt
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// K6: only a fetch that began behind the look at the clock says where the log ended then: of what was appended between an earlier fetch and that look, the
+// fetch knows nothing.
+func TestK6FrontierWantsALaterFetch(t *testing.T) {
+	t.Parallel()
+	r := &retrier{asks: &polling{}}
+	r.c, r.state = &Consumer{}, &partitionState{}
+	now := time.Now()
+	answer := func(step string, want bool) {
+		t.Helper()
+		now = now.Add(time.Second)
+		r.mark(polled{now: now, asked: now})
+		if got := r.asks.frontier != nil; got != want {
+			t.Errorf("%s: frontier %v, want one: %t", step, r.asks.frontier, want)
+		}
+	}
+	r.state.position.Store(5)
+	early := now
+	r.state.fetched(seen{began: early, end: 5}, 5)
+	answer("the clock is known", false)
+	sampled := now
+	answer("the fetch before is here", false)
+	r.state.fetched(seen{began: early, end: 5}, 5)
+	answer("a fetch that began before comes back", false)
+	r.state.fetched(seen{began: now, end: 7}, 7) // two were appended in between
+	answer("a later fetch shows what is still to be handled", false)
+	r.state.position.Store(6)
+	answer("one of two is handled", false)
+	r.state.position.Store(7)
+	answer("all is handled", true)
+	if f := r.asks.frontier; f != nil && !f.Equal(sampled) {
+		t.Errorf("the frontier is %v, want %v: when the clock was looked at", f, sampled)
 	}
 }
 

@@ -20,6 +20,8 @@ type Key struct {
 	// Scope is the consumer or endpoint that the key counts for: two consumers of one topic each apply a message
 	// once, under scopes of their own. Required.
 	Scope string
+	// Topic is set where an id counts within one topic of the scope only. Empty: it counts for the whole scope.
+	Topic string
 	// ID is the message's id, chosen by its producer and the same on each of its copies: a header, a CloudEvents
 	// id, a field of the payload. Any bytes, not empty. Not the Kafka record key, which names an entity: two
 	// messages about one entity would look like copies of each other, and the second would be lost.
@@ -72,10 +74,13 @@ func (k Key) Validate() error {
 	return errors.Join(faults...)
 }
 
-// kindKey names version 1 of the codec inside the hash; kindReplay is the same with the number of a replay behind it.
+// kindKey names version 1 of the codec inside the hash. kindTopic is the same with a topic in front of the id, and the others with the number of a
+// replay behind it.
 const (
-	kindKey    = "onlyonce/key/1"
-	kindReplay = "onlyonce/key/1/replay"
+	kindKey         = "onlyonce/key/1"
+	kindReplay      = "onlyonce/key/1/replay"
+	kindTopic       = "onlyonce/key/1/topic"
+	kindTopicReplay = "onlyonce/key/1/topic/replay"
 )
 
 // Hash returns the 128 bits that are stored for the key, version 1 of the codec:
@@ -85,14 +90,21 @@ const (
 // each preceded by its length in bytes as a big-endian uint32. An unordered ID keeps the first 128 bits of that. An ID
 // that is ordered by time (a UUIDv7 in its canonical form of 36 characters, or a ULID of 26, either case) keeps its 48
 // bits of time in front and 80 bits of the hash behind them, so that keys of one time lie side by side in the index.
-// In a replay the fields are "onlyonce/key/1/replay", Tenant, Scope, ID and the replay's number in decimal.
+// In a replay the fields are "onlyonce/key/1/replay", Tenant, Scope, ID and the replay's number in decimal. With a Topic they are
+// "onlyonce/key/1/topic", or "onlyonce/key/1/topic/replay", Tenant, Scope, Topic, ID, and so on.
 // testdata/keys.json holds test vectors for other languages; the SQL function onlyonce.key is the same.
 func (k Key) Hash() [16]byte {
 	var sum [32]byte
-	if k.Replay == 0 {
+	no := strconv.Itoa(int(k.Replay))
+	switch replay := k.Replay != 0; {
+	case k.Topic == "" && !replay:
 		sum = codec.Hash(kindKey, k.Tenant, k.Scope, k.ID)
-	} else {
-		sum = codec.Hash(kindReplay, k.Tenant, k.Scope, k.ID, strconv.Itoa(int(k.Replay)))
+	case k.Topic == "":
+		sum = codec.Hash(kindReplay, k.Tenant, k.Scope, k.ID, no)
+	case !replay:
+		sum = codec.Hash(kindTopic, k.Tenant, k.Scope, k.Topic, k.ID)
+	default:
+		sum = codec.Hash(kindTopicReplay, k.Tenant, k.Scope, k.Topic, k.ID, no)
 	}
 	var out [16]byte
 	if ms, ok := timeOf(k.ID); ok {

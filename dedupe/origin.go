@@ -28,7 +28,9 @@ type Origin struct {
 	Tenant string
 	Scope  string
 	// ID is the message's id where the consumer dedupes by key, otherwise empty: then the Position identifies it.
-	ID       string
+	ID string
+	// Topic is set where the ID counts within that topic only, and then is part of the identity.
+	Topic    string
 	Position Position
 	// Replay is the number of a replay that asks for calls to be sent again, under keys of their own; 0 for none.
 	Replay int32
@@ -55,7 +57,10 @@ func (o Origin) Fields() []string {
 }
 
 func (o Origin) fields() []string {
-	if o.ID != "" {
+	switch {
+	case o.ID != "" && o.Topic != "":
+		return []string{o.Tenant, o.Scope, "topic", o.Topic, o.ID}
+	case o.ID != "":
 		return []string{o.Tenant, o.Scope, "id", o.ID}
 	}
 	topic := o.Position.Topic

@@ -12,14 +12,19 @@
 -- login whose `role` setting is that (`alter role deploy set role onlyonce_migrator`), so that it owns what it makes.
 --
 --   onlyonce_migrator  makes and changes the schema. Nothing at run time has this role.
---   onlyonce_app       consumers and their handlers, and whoever enqueues calls or claims keys. Cannot change or delete what was claimed,
---                      parked or enqueued, but settle what it parked itself.
+--   onlyonce_app       consumers and their handlers, and whoever enqueues calls or claims keys. Cannot change or delete what was claimed
+--                      or enqueued, nor a parked call, nor what a parked message or event says, and cannot take or end a relay's lease. It can
+--                      have parked messages and events tried again, and settle them.
 --   onlyonce_http      the HTTP layer (package idempotency) and its operations, besides onlyonce_app.
---   onlyonce_relay     relays. Cannot write cursors, progress or keys.
+--   onlyonce_relay     relays. Cannot write cursors, progress or keys, nor change what a call sends, nor a parked message or event, and cannot
+--                      take or end a cursor's lease.
 --   onlyonce_rotator   empties segments of the inbox, of the outbox and of the event log, and deletes settled calls and ids of webhooks, whose retention has passed: give it to a relay's login besides
 --                      onlyonce_relay, to one at least, and to one at least of those that receive or consume webhooks. Whoever lacks it warns, and leaves
 --                      rotation to others.
 --   onlyonce_operator  the command onlyonce, but `migrate`. Sees payloads.
+--
+-- Row-level security limits these roles, and no other, in the tables parked and leases; a login that is a member of two of them may do what either may. It does not
+-- apply to the schema's owner, superusers and roles with BYPASSRLS: run pg_dump as one of those.
 --
 -- Functions of the schema run with the rights of their caller (SECURITY INVOKER), so the right to execute them, which everybody
 -- has, gives nothing that is not granted here. No role but the schema's owner can disable the trigger that refuses a COMMIT
@@ -57,7 +62,7 @@ begin
     ('onlyonce_app',      'positions',      'select'),
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
     ('onlyonce_app',      'inbox',          'select, insert'),
-    ('onlyonce_app',      'parked',         'select, insert, update'),         -- tries parked messages again
+    ('onlyonce_app',      'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key)'), -- tries parked messages again
     ('onlyonce_app',      'outbox',         'select, insert'),                 -- code of schema 2; a call that was enqueued there is recognised
     ('onlyonce_app',      'outbox_log',     'select, insert'),
     ('onlyonce_app',      'outbox_id',      'usage'),
@@ -69,6 +74,7 @@ begin
     ('onlyonce_app',      'owners',         'select, insert, update, delete'), -- what each process knows of its partitions
     ('onlyonce_app',      'filters',        'select'),
     ('onlyonce_app',      'topics',         'select, insert'),
+    ('onlyonce_app',      'scopes',         'select, insert, update'),
     ('onlyonce_app',      'pauses',         'select, insert, update, delete'), -- Consumer.Pause and Resume
 
     ('onlyonce_app',      'streams',        'select, insert'),
@@ -96,7 +102,8 @@ begin
     ('onlyonce_relay',    'lanes',          'select, insert, update'),
     ('onlyonce_relay',    'rings',          'select'),
     ('onlyonce_relay',    'segments',       'select'),
-    ('onlyonce_relay',    'parked',         'select, insert, update'),         -- tries calls again
+    ('onlyonce_relay',    'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key, lane,
+                                             response_status, response_headers, response_body)'), -- tries calls again
 
     ('onlyonce_rotator',  'leases',         'select, insert, update'),
     ('onlyonce_rotator',  'rings',          'select, update'),
@@ -146,6 +153,7 @@ begin
     ('onlyonce_operator', 'keys_log_version', 'select'),
     ('onlyonce_operator', 'keys_clock_version', 'select'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
+    ('onlyonce_operator', 'scopes',         'select, insert, update'),         -- cursor adopt -from
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
     ('onlyonce_operator', 'http_records',   'select, update'),                 -- erase, resolve
     ('onlyonce_operator', 'http_steps',     'select, update, delete'),
@@ -166,5 +174,28 @@ begin
       execute format('grant %s on %s onlyonce.%I to %I', has.rights,
         case (select relkind from pg_class where oid = to_regclass('onlyonce.' || has.tab)) when 'S' then 'sequence' else 'table' end, has.tab, has.role);
     end if;
+  end loop;
+
+  -- Which rows of parked and leases a role may write. Everybody who has the right on the table sees all rows: who claims keys has to know what is parked.
+  -- The other policies are restrictive, so that a role of your own that is not among those below is limited by its rights only.
+  alter table onlyonce.parked enable row level security;
+  alter table onlyonce.leases enable row level security;
+  for has in select * from (values
+    ('parked', $$ case when kind = 'call' then pg_has_role('onlyonce_relay', 'usage') else pg_has_role('onlyonce_app', 'usage') end
+                  or pg_has_role('onlyonce_operator', 'usage') or pg_has_role('onlyonce_rotator', 'usage') $$),
+    ('leases', $$ case when name like 'relay/%' or name like 'member/%' and name not like 'member/events/%/%/%' then pg_has_role('onlyonce_relay', 'usage')
+                       when name like 'http/%' then pg_has_role('onlyonce_http', 'usage')
+                       when name like 'cursor/%' or name like 'webhook/%' or name like 'events/%' or name like 'member/%' then pg_has_role('onlyonce_app', 'usage')
+                       else true end
+                  or pg_has_role('onlyonce_operator', 'usage') $$)) as p (tab, may)
+  loop
+    execute format('drop policy if exists everybody on onlyonce.%I', has.tab);
+    execute format('drop policy if exists own_inserts on onlyonce.%I', has.tab);
+    execute format('drop policy if exists own_updates on onlyonce.%I', has.tab);
+    execute format('drop policy if exists own_deletes on onlyonce.%I', has.tab);
+    execute format('create policy everybody on onlyonce.%I using (true) with check (true)', has.tab);
+    execute format('create policy own_inserts on onlyonce.%I as restrictive for insert to onlyonce_app, onlyonce_http, onlyonce_relay with check (%s)', has.tab, has.may);
+    execute format('create policy own_updates on onlyonce.%I as restrictive for update to onlyonce_app, onlyonce_http, onlyonce_relay using (%s) with check (%2$s)', has.tab, has.may);
+    execute format('create policy own_deletes on onlyonce.%I as restrictive for delete to onlyonce_app, onlyonce_http, onlyonce_relay using (%s)', has.tab, has.may);
   end loop;
 end $roles$;

@@ -504,4 +504,18 @@ end $$;
 
 comment on table onlyonce.webhook_ids is 'Which event a receiver claimed when. The key itself is in the ring keys_clock and remembered by its horizon; the row demands the seal, and tells operators.';
 
+-- ---------------------------------------------------------------- scopes
+
+create table onlyonce.scopes (
+  scope      text        primary key check (scope <> ''),
+  topics     text[]      not null,
+  copies     text        check (copies in ('within', 'across')),
+  home       text        not null,
+  created_at timestamptz not null default clock_timestamp()
+);
+comment on table  onlyonce.scopes is 'What ids mean in a scope that reads messages by id: its consumers agree on this row, or halt.';
+comment on column onlyonce.scopes.topics is 'Topics that its consumers have read.';
+comment on column onlyonce.scopes.copies is 'Whether an id counts within its topic or across the topics of the scope. Null: one topic, and nobody has chosen.';
+comment on column onlyonce.scopes.home   is 'Topic whose keys never hold a topic: the one that the scope began with. Empty: it began with several.';
+
 insert into onlyonce.schema_version (version) values (5);

@@ -272,7 +272,7 @@ func printable(s string) bool {
 //	  "onlyonce/call/1", the fields of the origin, Sink, Name, ID
 //	each preceded by its length in bytes as a big-endian uint32
 //
-// The origin's fields are (tenant, scope, "id", message id), or (tenant, scope, "position", cluster, topic, partition,
+// The origin's fields are (tenant, scope, "id", message id), or, where an id counts within its topic, (tenant, scope, "topic", topic, message id), or (tenant, scope, "position", cluster, topic, partition,
 // offset), or without an inbound message (tenant, scope, "call"). The first 128 bits become a UUIDv8 (RFC 9562 section
 // 5.8: its version and variant bits are set, the other 122 are the hash's), because many remotes only accept a UUID.
 // testdata/calls.json holds test vectors for other languages.

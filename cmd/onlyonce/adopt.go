@@ -162,7 +162,9 @@ func (q *adoption) lock(ctx context.Context, tx pgx.Tx) error { return q.lockLea
 func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*adopted, error) {
 	before, err := q.readOne(ctx, tx)
 	if err == nil && q.origin != nil {
-		err = q.readOrigin(ctx, before)
+		if err = q.readOrigin(ctx, before); err == nil {
+			err = q.origin.scope.agrees(ctx, tx, q.scope, q.origin.name)
+		}
 	}
 	switch {
 	case err != nil:

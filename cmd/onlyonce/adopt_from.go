@@ -54,6 +54,7 @@ type origin struct {
 	late  bool // although keys may be forgotten
 
 	cursor  *cursorRow // as it was read last
+	scope   *scopeRow  // what ids mean there; nil: there are none
 	replays int32
 }
 
@@ -98,6 +99,9 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *cursorFilter) error {
 			"If none can come any more, give -late", o.name, instant(*there.RetiredAt))}
 	}
 	o.cursor = there
+	if o.scope, err = readScope(ctx, tx, f.scope); err != nil {
+		return err
+	}
 	return tx.QueryRow(ctx, lastReplaySQL, f.scope).Scan(&o.replays)
 }
 
@@ -124,6 +128,12 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *cursorFilter, id int64
 		}
 		return b.claim(ctx, there, tx, clockKeys)
 	})
+	if err == nil {
+		err = o.scope.agrees(ctx, tx, f.scope, o.name)
+	}
+	if err == nil && o.scope != nil {
+		_, err = tx.Exec(ctx, joinScopeSQL, f.scope, o.scope.Topics, o.scope.Copies, o.scope.Home)
+	}
 	if err != nil {
 		return nil, err
 	}

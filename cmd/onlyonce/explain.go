@@ -69,6 +69,7 @@ type explainedMemory struct {
 type explainedID struct {
 	Tenant string `json:"tenant"`
 	Scope  string `json:"scope"`
+	Topic  string `json:"topic"`
 	ID     string `json:"id"`
 	Replay int64  `json:"replay"`
 }
@@ -102,13 +103,14 @@ type explaining struct {
 func explainCommand() command {
 	return command{
 		name:    "explain",
-		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-replay N] [-provider P]] | -topic T -partition N -offset O [-scope S]) [-json]",
+		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-topic T] [-replay N] [-provider P]] | -topic T -partition N -offset O [-scope S]) [-json]",
 		operand: true,
 		summary: "tell what is stored of a key or of a position, and nothing else",
 		help: `
 Tells what the database holds of one message, webhook, call or request, and guesses nothing. It changes nothing and works on a standby too.
 
-KEY is a message's id, with -scope the consumer's Scope, -tenant where the consumer has tenants, and -replay for the claim in that replay; of a
+KEY is a message's id, with -scope the consumer's Scope, -tenant where the consumer has tenants, -topic where its ids
+count within their topic (Config.Copies), and -replay for the claim in that replay; of a
 webhook its sender's, with -scope webhook/ENDPOINT and, for a provider of your own (webhook.HMAC) of which nothing is stored yet, -provider; of a request "http POST /v1/charges" and so on. Without -scope KEY is the stored key, a UUID, as other commands show
 it; of a call the idempotency key that the remote saw. A KEY that begins with a dash follows "--".
 
@@ -129,7 +131,7 @@ With -topic, -partition and -offset: of each cursor there, or of that of -scope,
 that is still on record, what is parked of that position, and the event if the topic is a stream. A key is not stored by its position.
 
 With -json, one object. Of a key:
-  key, of             as stored; {tenant, scope, id, replay}, null without -scope
+  key, of             as stored; {tenant, scope, topic (empty: the id counts for the scope), id, replay}, null without -scope
   claimed             a ring remembers it
   copies              what a copy is that comes now: list of {ring (keys_log: one that a consumer reads; keys_clock: any other), duplicate, because
                       (remembered: by that ring; parked: a row that is not settled; stored: the call is; null: it is new)}
@@ -163,7 +165,7 @@ Examples:
 			numberVar(fs, &ask.replay, "replay", "the replay `N` in which the key was claimed (default: none)", 1, math.MaxInt32)
 			numberVar(fs, &ask.offset, "offset", "the offset `O`", 0, math.MaxInt64-1)
 			return func(ctx context.Context, a *app) error {
-				if ask.topic != nil || ask.partition != nil || ask.offset != nil {
+				if ask.partition != nil || ask.offset != nil || ask.topic != nil && a.operand == nil {
 					return a.explainPosition(ctx, *address, ask, *asJSON)
 				}
 				return a.explainKey(ctx, *address, ask, *asJSON)
@@ -172,15 +174,15 @@ Examples:
 	}
 }
 
-// key is the stored form of what was asked for, and what it was made of.
+// key is the stored key that was asked for, or the id whose it is.
 func (q *explaining) key(operand *string) (uuid.UUID, *explainedID, error) {
 	switch {
 	case operand == nil:
 		return uuid.UUID{}, nil, usagef("missing: KEY, or -topic, -partition and -offset")
 	case *operand == "":
 		return uuid.UUID{}, nil, usagef("KEY must not be empty")
-	case q.scope == nil && (q.tenant != nil || q.replay != nil || q.provider != nil):
-		return uuid.UUID{}, nil, usagef("missing: -scope: it goes with -tenant, -replay and -provider")
+	case q.scope == nil && (q.tenant != nil || q.replay != nil || q.topic != nil || q.provider != nil):
+		return uuid.UUID{}, nil, usagef("missing: -scope: it goes with -tenant, -topic, -replay and -provider")
 	case q.provider != nil && q.endpoint() == "":
 		return uuid.UUID{}, nil, usagef("-provider goes with -scope webhook/ENDPOINT")
 	case q.scope == nil:
@@ -200,11 +202,32 @@ func (q *explaining) key(operand *string) (uuid.UUID, *explainedID, error) {
 	if q.provider != nil {
 		of.ID = q.endpoint() + "/" + *q.provider + "/" + of.ID
 	}
-	return of.hash(), of, nil
+	return uuid.UUID{}, of, nil // see resolve
 }
 
-func (of *explainedID) hash() uuid.UUID {
-	return dedupe.Key{Tenant: of.Tenant, Scope: of.Scope, ID: of.ID, Replay: int32(of.Replay)}.Hash()
+// key is the stored form of the id.
+func (o *explainedID) key() uuid.UUID {
+	return dedupe.Key{Tenant: o.Tenant, Scope: o.Scope, Topic: o.Topic, ID: o.ID, Replay: int32(o.Replay)}.Hash()
+}
+
+// resolve finds out whether the id counts within a topic, and within which. Nil: a stored key was given.
+func (o *explainedID) resolve(ctx context.Context, tx pgx.Tx, topic *string) error {
+	if o == nil {
+		return nil
+	}
+	row, err := readScope(ctx, tx, &o.Scope)
+	switch {
+	case err != nil || row == nil || !row.within():
+		return err
+	case topic == nil && len(row.Topics) == 1:
+		topic = &row.Topics[0]
+	case topic == nil:
+		return usagef("ids of scope %s count within their topic: say with -topic which (%s)", o.Scope, strings.Join(row.Topics, ", "))
+	}
+	if *topic != row.Home {
+		o.Topic = *topic
+	}
+	return nil
 }
 
 // endpoint is whose webhooks are asked for, "" if none.
@@ -252,7 +275,7 @@ func (r *keyReport) ofSender(ctx context.Context, tx pgx.Tx, endpoint string, li
 	for _, p := range all {
 		of := *r.Of
 		of.ID = endpoint + "/" + p + "/" + r.Of.ID
-		key := of.hash().String()
+		key := of.key().String()
 		is, err := r.stored(ctx, tx, key, limit)
 		if err != nil {
 			return err
@@ -290,6 +313,12 @@ func (a *app) explainKey(ctx context.Context, address string, ask *explaining, a
 	}
 	r := &keyReport{Key: key.String(), Of: of, Claims: []explainedClaim{}, Calls: []explainedCall{}, NotKnown: []string{}}
 	if err := a.readSnapshot(ctx, address, "looking for the key", func(ctx context.Context, tx pgx.Tx) error {
+		if err := of.resolve(ctx, tx, ask.topic); err != nil {
+			return err
+		}
+		if of != nil {
+			r.Key = of.key().String()
+		}
 		if endpoint := ask.endpoint(); endpoint != "" && ask.provider == nil {
 			if err := r.ofSender(ctx, tx, endpoint, a.countLimit); err != nil {
 				return err
@@ -415,7 +444,7 @@ func (c *explainedCall) derive(of *explainedID) {
 		return
 	}
 	for _, replay := range []int32{0, int32(of.Replay)} {
-		c.derived(dedupe.Origin{Tenant: of.Tenant, Scope: of.Scope, ID: of.ID, Replay: replay})
+		c.derived(dedupe.Origin{Tenant: of.Tenant, Scope: of.Scope, Topic: of.Topic, ID: of.ID, Replay: replay})
 	}
 }
 

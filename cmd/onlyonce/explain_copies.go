@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -48,7 +46,9 @@ type explainedCopy struct {
 func (r *keyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
 	var first *string
 	if r.Of != nil && r.Of.Replay > 0 {
-		s := uuid.UUID(dedupe.Key{Tenant: r.Of.Tenant, Scope: r.Of.Scope, ID: r.Of.ID}.Hash()).String()
+		ordinary := *r.Of
+		ordinary.Replay = 0
+		s := ordinary.key().String()
 		first = &s
 	}
 	rows, err := collect[copyRow](ctx, tx, copiesSQL, r.Key, first)

@@ -47,6 +47,7 @@ func TestExplainKey(t *testing.T) {
 	const closed = `update onlyonce.rings set cur = 1, closed = '{0}' where name = 'keys_log';
 		update onlyonce.segments set opened_at = '2026-01-01 00:00Z', closed_at = '2026-01-02 00:00Z', bound = '4611686018427387904' where ring = 'keys_log' and slot = 0;
 		update onlyonce.segments set opened_at = '2026-01-02 00:00Z' where ring = 'keys_log' and slot = 1;`
+	const within = `insert into onlyonce.scopes (scope, topics, copies, home) values ('stock', '{orders,paid}', 'within', 'orders');`
 	for name, c := range map[string]struct {
 		setup   string
 		args    []string
@@ -65,6 +66,10 @@ func TestExplainKey(t *testing.T) {
 		"of another tenant": {`select onlyonce.claim_clock(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, nil, []string{"No segment"}, ""},
 		"in a replay": {`insert into onlyonce.keys_log_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1", Replay: 2}.Hash()).String() + `', 1)`, []string{"a-1", "-scope", "stock", "-replay", "2"},
 			[]string{"in replay 2", "is remembered"}, ""},
+		"within its topic": {within + `insert into onlyonce.keys_log_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", Topic: "paid", ID: "a-1"}.Hash()).String() + `', 1)`,
+			[]string{"a-1", "-scope", "stock", "-topic", "paid"}, []string{`topic "paid"`, "is remembered"}, ""},
+		"of the topic that the scope began with": {within + `select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[1::bigint])`,
+			[]string{"a-1", "-scope", "stock", "-topic", "orders"}, []string{"is remembered"}, "topic"},
 		"draining": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'keys_log'; ` + segment("keys_log_0"), nil, []string{"keys_log_0, draining in ring keys_log"}, ""},
 		"closed":   {closed + segment("keys_log_0"), nil, []string{"keys_log_0, closed in ring keys_log", "between 2026-01-01 00:00:00Z and 2026-01-02 00:00:00Z", ", committed"}, "not known any more"},
 		"closed, and its number stands for another transaction": {closed + `update onlyonce.segments set bound = '4' where ring = 'keys_log' and slot = 0;` + segment("keys_log_0"), nil,

@@ -71,6 +71,9 @@ func (o *explainedID) text() string {
 	if o.Tenant != "" {
 		s += fmt.Sprintf(", tenant %q", o.Tenant)
 	}
+	if o.Topic != "" {
+		s += fmt.Sprintf(", topic %q", o.Topic)
+	}
 	if o.Replay > 0 {
 		s += fmt.Sprintf(", in replay %d", o.Replay)
 	}

@@ -372,7 +372,7 @@ func TestStatementsPrepare(t *testing.T) {
 		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, eraseOutboxSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL,
 		oldCallsSQL, ringSQL, appendParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
 		streamsSQL, eventRingSQL, claimsSQL, webhookSQL, callsOfSQL, movedSQL, runStartSQL, eventSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL,
-		hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL} {
+		hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL, scopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

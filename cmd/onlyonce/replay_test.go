@@ -196,6 +196,37 @@ func TestK7CopyOfWhatWasParkedInAReplay(t *testing.T) {
 	s.times(map[int64]int{0: 1, 1: 1, 2: 1})
 }
 
+// K8: where ids count within topics, explain wants to know which.
+func TestK8ExplainAsksForTheTopic(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.exec(`insert into onlyonce.scopes (scope, topics, copies, home) values ('stock', '{orders,paid}', 'within', '')`)
+	s.run("explain", "-scope", "stock", "a-1").want(t, statusEnvironment, "say with -topic which (orders, paid)")
+	s.run("explain", "-topic", "paid", "a-1").want(t, statusEnvironment, "missing: -scope")
+}
+
+// K8: a partition is not brought to where ids mean something else, and brings what they mean where nothing is known of it.
+func TestK8AdoptFromBringsWhatIdsMean(t *testing.T) {
+	t.Parallel()
+	s := newTwoShards(t)
+	s.append(1, "m0")
+	_, stop := s.start("a", effect, nil)
+	s.a.until(`select coalesce(bool_and(next_offset = 1), false) from onlyonce.positions where partition = 1`)
+	stop()
+	s.a.exec(`update onlyonce.scopes set copies = 'within', topics = '{orders,paid}'`)
+	s.a.run(moveArgs("retire")...).want(t, statusGood)
+	for _, other := range []string{`'{orders}', null, ''`, `'{orders}', 'across', 'orders'`} {
+		s.b.exec(`delete from onlyonce.scopes`)
+		s.b.exec(`insert into onlyonce.scopes (scope, topics, copies, home) values ('stock', ` + other + `)`)
+		s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "ids of the scope do not mean here what they mean in", "nothing was done")
+	}
+	s.b.exec(`delete from onlyonce.scopes`)
+	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusGood)
+	if n := one[int](s.b, `select count(*) from onlyonce.scopes where copies = 'within' and home = 'orders' and topics = '{orders,paid}'`); n != 1 {
+		t.Error("b does not know what ids mean")
+	}
+}
+
 // F10: a copy in the range whose original lies outside of it is applied, and the command says so before it asks.
 func TestF10CopyFromOutsideOfTheRange(t *testing.T) {
 	t.Parallel()

@@ -34,6 +34,9 @@ var _ consumer.Source = (*Source)(nil)
 // Group is the group's id.
 func (s *Source) Group() string { return s.GroupID }
 
+// Topics is the log's.
+func (s *Source) Topics() []string { return []string{s.Log.Identity().Topic} }
+
 // Rebalance ends the present generation: every partition is given up and handed over again.
 func (s *Source) Rebalance() {
 	s.mu.Lock()

@@ -2,6 +2,7 @@ package franzsource
 
 import (
 	"context"
+	"slices"
 
 	"github.com/onlyonce/onlyonce/consumer"
 )
@@ -25,6 +26,9 @@ func (s *Source) Validate() error { return s.faults }
 
 // Group is Config.GroupID.
 func (s *Source) Group() string { return s.cfg.GroupID }
+
+// Topics is Config.Topics.
+func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 
 // Run joins the group and calls own, in a goroutine of its own, for each partition that the group assigns to this process, until
 // ctx is done; then it waits for every own, leaves the group (unless it is a static member) and returns nil.

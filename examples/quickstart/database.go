@@ -113,6 +113,7 @@ var tidySQL = []string{
 	`delete from onlyonce.parked where scope = $1 and $2 <> ''`,
 	`delete from onlyonce.progress where cursor_id in (select id from onlyonce.cursors where scope = $1 and $2 <> '')`,
 	`delete from onlyonce.leases where (starts_with(name, 'relay/' || $1 || '/') or starts_with(name, 'member/' || $1 || '/') or id in (select id from onlyonce.cursors where scope = $1)) and $2 <> ''`,
+	`delete from onlyonce.scopes where scope = $1 and $2 <> ''`,
 	`delete from onlyonce.sinks where name = $1 and $2 <> ''`,
 }
 

@@ -168,6 +168,7 @@ var tidySQL = []string{
 	`delete from onlyonce.parked where scope like 'webhook%-' || $1`,
 	`delete from onlyonce.progress p using onlyonce.cursors c where c.scope = 'webhook-ingest-' || $1 and p.cursor_id = c.id`,
 	`delete from onlyonce.topics where scope = 'webhook-ingest-' || $1`,
+	`delete from onlyonce.scopes where scope = 'webhook-ingest-' || $1`,
 	`delete from onlyonce.leases where name like 'cursor/webhook-ingest-' || $1 || '/%' or name like '%events/webhook-ingest-' || $1 || '/%'`,
 	`delete from onlyonce.streams where topic like 'webhook.%-' || $1`,
 }

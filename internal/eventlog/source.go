@@ -69,6 +69,9 @@ func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
 // Group implements consumer.Source.
 func (s *Source) Group() string { return s.cfg.Group }
 
+// Topics is Config.Topics.
+func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
+
 // Events implements consumer.EventSource: ids were claimed when the events were appended.
 func (s *Source) Events() {}
 

@@ -10,7 +10,18 @@ import (
 type Role struct {
 	name   string
 	tables []string // parallel: a right on a table, once for each
-	rights []string
+	rights []string // "UPDATE", or "UPDATE:state" for one column
+}
+
+// settles are the columns of onlyonce.parked that whoever tries its rows again writes. What a row says is written once.
+var settles = []string{"state", "reason", "error", "attempts", "next_attempt_at", "first_attempt_at", "settled_at", "order_key"}
+
+// updating adds the right to update columns to rights on a table.
+func updating(columns []string, rights ...string) []string {
+	for _, c := range columns {
+		rights = append(rights, "UPDATE:"+c)
+	}
+	return rights
 }
 
 func role(name string, rights map[string][]string) Role {
@@ -46,8 +57,9 @@ var (
 		"frontiers":      {"SELECT", "INSERT", "UPDATE"},
 		"owners":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"filters":        {"SELECT"},
-		"parked":         {"SELECT", "INSERT", "UPDATE"},
+		"parked":         updating(settles, "SELECT", "INSERT"),
 		"topics":         {"SELECT", "INSERT"},
+		"scopes":         {"SELECT", "INSERT", "UPDATE"},
 		"outbox_log":     {"SELECT", "INSERT"},
 		"rings":          {"SELECT"},
 		"pauses":         {"SELECT"}, // INSERT and DELETE only where Consumer.Pause is called
@@ -98,7 +110,7 @@ var (
 		"lanes":          {"SELECT", "INSERT", "UPDATE"},
 		"rings":          {"SELECT"},
 		"segments":       {"SELECT"},
-		"parked":         {"SELECT", "INSERT", "UPDATE"},
+		"parked":         updating(append([]string{"lane", "response_status", "response_headers", "response_body"}, settles...), "SELECT", "INSERT"),
 	})
 )
 
@@ -108,10 +120,14 @@ const rightsSQL = `
 with s as (select oid from pg_namespace where nspname = 'onlyonce')
 select 'USAGE on schema onlyonce' from s where not has_schema_privilege($3::name, s.oid, 'USAGE')
 union all
-select needed.privilege || ' on onlyonce.' || needed.name
-  from s, unnest($1::text[], $2::text[]) as needed(name, privilege)
+select needed.privilege || coalesce(' (' || needed.col || ')', '') || ' on onlyonce.' || needed.name
+  from s, (select n.name, split_part(n.privilege, ':', 1), nullif(split_part(n.privilege, ':', 2), '') from unnest($1::text[], $2::text[]) as n(name, privilege))
+          as needed(name, privilege, col)
   join pg_class c on c.relname = needed.name
- where c.relnamespace = s.oid and not has_table_privilege($3::name, c.oid, needed.privilege)
+  left join pg_attribute a on a.attrelid = c.oid and a.attname = needed.col
+ where c.relnamespace = s.oid
+   and case when needed.col is null then not has_table_privilege($3::name, c.oid, needed.privilege)
+            else a.attnum is not null and not has_column_privilege($3::name, c.oid, a.attnum, needed.privilege) end
 union all
 select 'EXECUTE on function onlyonce.' || p.proname from s join pg_proc p on p.pronamespace = s.oid
  where not has_function_privilege($3::name, p.oid, 'EXECUTE')

@@ -277,6 +277,66 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 	}
 }
 
+// S2: what a call sends, and what a message says, is written once; each role settles its own rows and takes its own leases. Of rows that are another's nothing is
+// changed, whoever of those that may write the table asks.
+func TestS2RowsOfOtherRoles(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.exec(`create role web login in role onlyonce_http; create role dual login in role onlyonce_app, onlyonce_relay; create role mine login;
+		grant usage on schema onlyonce to mine; grant select, update on onlyonce.parked, onlyonce.leases to mine`)
+	c.exec(`insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, call_name, method, target, body, next_attempt_at)
+		values ('call', 'retrying', 'failed', 's', gen_random_uuid(), 'payments', 0, 'charge', 'POST', '/charges', '{}', clock_timestamp());
+		insert into onlyonce.parked (kind, state, reason, scope, key, topic, partition, "offset", body, next_attempt_at)
+		values ('message', 'retrying', 'failed', 's', gen_random_uuid(), 'orders', 0, 1, '{}', clock_timestamp()), ('event', 'waiting', 'same-body', 's', gen_random_uuid(), 'webhook.e', null, null, '{}', null);
+		insert into onlyonce.leases (name, epoch, nonce, until) select n, 1, gen_random_uuid(), clock_timestamp() + interval '1 hour'
+		  from unnest(array['relay/payments/0', 'member/payments/0', 'http/1', 'cursor/s/orders/0', 'webhook/e/reconcile', 'outbox', 'member/events/g/webhook.e/0', 'events/g/webhook.e/0']) n`)
+	const own, denied = "", "42501"
+	for _, x := range []struct {
+		login, sql string
+		rows       int64
+		code       string
+	}{
+		{"stock", `update onlyonce.parked set body = '{"amount": 9}' where kind = 'call'`, 0, denied},
+		{"stock", `update onlyonce.parked set target = '/payouts'`, 0, denied},
+		{"stock", `update onlyonce.parked set body = ''`, 0, denied},
+		{"stock", `update onlyonce.parked set key = gen_random_uuid()`, 0, denied},
+		{"stock", `update onlyonce.parked set kind = 'call'`, 0, denied},
+		{"payments", `update onlyonce.parked set body = ''`, 0, denied},
+		{"payments", `update onlyonce.parked set target = '/payouts'`, 0, denied},
+		{"stock", `insert into onlyonce.parked (kind, state, reason, scope, sink, lane, method, target, body, next_attempt_at) values ('call', 'retrying', 'failed', 's', 'payments', 0, 'POST', '/payouts', '', now())`, 0, denied},
+		{"payments", `insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'failed', 's')`, 0, denied},
+		{"stock", `update onlyonce.parked set state = 'discarded', settled_at = now()`, 2, own},
+		{"payments", `update onlyonce.parked set state = 'resolved', settled_at = now()`, 1, own},
+		{"dual", `update onlyonce.parked set error = 'x'`, 3, own},
+		{"mine", `update onlyonce.parked set error = 'x'`, 3, own},
+		{"ops", `update onlyonce.parked set error = 'x'`, 3, own},
+		{"web", `update onlyonce.parked set error = 'x'`, 0, denied},
+		{"stock", `update onlyonce.leases set epoch = epoch + 1, nonce = gen_random_uuid()`, 5, own},
+		{"stock", `insert into onlyonce.leases (name) values ('relay/payments/1')`, 0, denied},
+		{"stock", `insert into onlyonce.leases (name) values ('http/2')`, 0, denied},
+		{"stock", `update onlyonce.leases set name = 'relay/payments/2' where name = 'outbox'`, 0, denied},
+		{"payments", `update onlyonce.leases set epoch = epoch + 1`, 3, own},
+		{"payments", `insert into onlyonce.leases (name) values ('cursor/s/orders/1')`, 0, denied},
+		{"web", `update onlyonce.leases set until = null`, 2, own},
+		{"web", `delete from onlyonce.leases where name <> 'outbox'`, 1, own},
+		{"dual", `update onlyonce.leases set epoch = epoch + 1 where name not like 'http/%'`, 7, own},
+		{"mine", `update onlyonce.leases set epoch = epoch + 1`, 7, own},
+		{"ops", `update onlyonce.leases set epoch = epoch + 1`, 7, own},
+	} {
+		tag, err := c.as(x.login).Exec(t.Context(), x.sql)
+		if guard.SQLState(err) != x.code || tag.RowsAffected() != x.rows {
+			t.Errorf("%s: %s: %d rows, want %d; %v", x.login, x.sql, tag.RowsAffected(), x.rows, err)
+		}
+	}
+	// Whoever claims keys sees everything that is parked.
+	for _, login := range []string{"stock", "payments", "mine", "ops"} {
+		var n int
+		if err := c.as(login).QueryRow(t.Context(), `select count(*) from onlyonce.parked`).Scan(&n); err != nil || n != 3 {
+			t.Errorf("%s sees %d parked rows, want 3; %v", login, n, err)
+		}
+	}
+}
+
 // Each right that the engine needs, taken away, is named by the check; and every table of the schema stands in the file.
 func TestS2MissingRightsAreNamed(t *testing.T) {
 	t.Parallel()
@@ -287,6 +347,8 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 		{"onlyonce_app", "stock", `select on onlyonce.schema_version`, "SELECT on onlyonce.schema_version"},
 		{"onlyonce_app", "stock", `usage on schema onlyonce`, "USAGE on schema onlyonce"},
 		{"onlyonce_relay", "payments", `update on onlyonce.lanes`, "UPDATE on onlyonce.lanes"},
+		{"onlyonce_relay", "payments", `update (response_body) on onlyonce.parked`, "UPDATE (response_body) on onlyonce.parked"},
+		{"onlyonce_app", "stock", `update (state) on onlyonce.parked`, "UPDATE (state) on onlyonce.parked"},
 		{"public", "stock", `execute on function onlyonce.seal()`, "EXECUTE on function onlyonce.seal"},
 	} {
 		c.exec(fmt.Sprintf(`revoke %s from %s`, x.take, x.role))

@@ -1,0 +1,180 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Copies is what an id means in a consumer that reads several topics.
+type Copies int
+
+const (
+	copiesUnset Copies = iota
+
+	// WithinTopic: an id counts within its topic. The same id in another topic is another message: an order's id in `created` and in `paid`.
+	WithinTopic
+	// AcrossTopics: an id counts across the topics of the scope. The same id in another topic is a copy, as where a message is moved from one topic to another.
+	AcrossTopics
+)
+
+// noted is the choice's word in the database.
+func (c Copies) noted() *string {
+	word := map[Copies]string{WithinTopic: "within", AcrossTopics: "across"}[c]
+	if word == "" {
+		return nil
+	}
+	return &word
+}
+
+// named is the choice's name in a program.
+func named(noted *string) string {
+	switch {
+	case noted == nil:
+		return "not set"
+	case *noted == "within":
+		return "WithinTopic"
+	}
+	return "AcrossTopics"
+}
+
+// copiesFault says what is wrong with the choice. Events have made it: their topics give out the ids.
+func (c Config) copiesFault(events bool, topics []string) error {
+	rule := ""
+	switch {
+	case c.Copies < copiesUnset || c.Copies > AcrossTopics:
+		rule = fmt.Sprintf("is %d: must be WithinTopic or AcrossTopics, or 0 for not set", c.Copies)
+	case c.Copies != copiesUnset && events:
+		rule = "must not be set: the source is one of events, whose ids count within their topic"
+	case c.Copies != copiesUnset && c.PositionsOnly:
+		rule = "is set, and PositionsOnly is too: there are no ids"
+	case c.Copies == copiesUnset && !events && c.Key != nil && len(topics) > 1:
+		rule = fmt.Sprintf("is not set, and the source reads %d topics: choose WithinTopic if the same id in two of them means two messages (an order's id in `created` and in `paid`), "+
+			"AcrossTopics if it means one", len(topics))
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: Config.Copies: %s", ErrConfig, rule)
+}
+
+// sourceTopics are the topics that a source reads, nil where it does not say.
+func sourceTopics(s Source) []string {
+	if t, ok := s.(interface{ Topics() []string }); ok {
+		return slices.Compact(slices.Sorted(slices.Values(t.Topics())))
+	}
+	return nil
+}
+
+// readScopeSQL reads what ids mean in a scope. At most one row; by the primary key.
+const readScopeSQL = `select topics, copies, home from onlyonce.scopes where scope = $1`
+
+// makeScopeSQL notes it for the first time. In: scope, topics, choice (null: none), home. A row that is there already stays as it is.
+const makeScopeSQL = `
+insert into onlyonce.scopes (scope, topics, copies, home) values ($1, $2, $3, $4) on conflict do nothing`
+
+// joinScopeSQL adds a topic, and the choice where none was made. In: scope, topic, choice, topics and choice as they were read. A row, unless
+// another consumer was faster.
+const joinScopeSQL = `
+update onlyonce.scopes set topics = case when $2::text = any (topics) then topics else topics || $2::text end, copies = coalesce(copies, $3)
+ where scope = $1 and topics = $4::text[] and copies is not distinct from $5::text`
+
+// scopeRow is a row of onlyonce.scopes.
+type scopeRow struct {
+	topics []string
+	copies *string
+	home   string
+}
+
+// inTopic reports whether a topic's ids count within it, so that the topic is part of their keys. It never changes for a topic: where the
+// scope began with one topic the keys of that one never hold it, whatever is chosen when a second one comes, so nothing is forgotten.
+func (r *scopeRow) inTopic(topic string) bool {
+	return r.copies != nil && *r.copies == *WithinTopic.noted() && topic != r.home
+}
+
+// readScope returns nil where there is no row.
+func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	var r scopeRow
+	err := c.pool.QueryRow(ctx, readScopeSQL, c.cfg.Scope).Scan(&r.topics, &r.copies, &r.home)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading what ids mean in the scope: %w", err)
+	}
+	return &r, nil
+}
+
+// joinScope notes which topic is read and what ids mean in it, and halts where other consumers of the scope mean something else (K8).
+func (w *worker) joinScope(ctx context.Context) error {
+	c, topic := w.c, w.id.Topic
+	if c.cfg.Key == nil && !c.events {
+		return nil
+	}
+	chosen := c.cfg.Copies.noted()
+	if c.events { // their endpoints are their topics, and give out the ids
+		chosen = WithinTopic.noted()
+	}
+	for range 10 {
+		row, err := c.readScope(ctx)
+		if err != nil {
+			return err
+		}
+		switch {
+		case row == nil:
+			if err := w.makeScope(ctx, chosen); err != nil {
+				return err
+			}
+			continue
+		case chosen == nil && !slices.Contains(row.topics, topic):
+			return w.halt(HaltCopies, "the scope has read %s, this consumer reads %s, and its Config.Copies is not set (the scope's: %s)",
+				strings.Join(row.topics, ", "), topic, named(row.copies))
+		case chosen != nil && row.copies != nil && *chosen != *row.copies:
+			return w.halt(HaltCopies, "the scope's ids were claimed under %s (topics: %s), and this consumer's Config.Copies is %s",
+				named(row.copies), strings.Join(row.topics, ", "), named(chosen))
+		case slices.Contains(row.topics, topic) && (chosen == nil || row.copies != nil):
+			w.inTopic = row.inTopic(topic)
+			return nil
+		}
+		bounded, cancel := c.bounded(ctx)
+		_, err = c.pool.Exec(bounded, joinScopeSQL, c.cfg.Scope, topic, chosen, row.topics, row.copies)
+		cancel()
+		if err != nil {
+			return fmt.Errorf("noting what ids mean in the scope: %w", err)
+		}
+	}
+	return fmt.Errorf("others change what ids mean in scope %q again and again", c.cfg.Scope)
+}
+
+// makeScope writes the scope's row for the first time. Where another shard has one, it is that one's: a partition that moves takes its keys along.
+func (w *worker) makeScope(ctx context.Context, chosen *string) error {
+	c := w.c
+	row := scopeRow{topics: []string{w.id.Topic}, copies: chosen}
+	if topics := sourceTopics(c.source); len(topics) == 1 || topics == nil && chosen == nil {
+		row.home = w.id.Topic
+	}
+	for _, other := range c.shards {
+		if other == c {
+			continue
+		}
+		there, err := other.readScope(ctx)
+		if err != nil {
+			return fmt.Errorf("asking shard %q: %w", other.shard, err)
+		}
+		if there != nil {
+			row = *there
+			break
+		}
+	}
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	if _, err := c.pool.Exec(ctx, makeScopeSQL, c.cfg.Scope, row.topics, row.copies, row.home); err != nil {
+		return fmt.Errorf("noting what ids mean in the scope: %w", err)
+	}
+	return nil
+}
