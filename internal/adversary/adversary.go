@@ -97,6 +97,11 @@ const recordings = 3
 // enumerate plays the scenes without faults, and returns all histories.
 func enumerate(ctx context.Context, dbs chan *database, o *options, n *counts) (all []history, err error) {
 	scenes := slices.DeleteFunc(allScenes(), func(s scene) bool { return !touches(o.only, s.name) })
+	if slices.ContainsFunc(scenes, func(s scene) bool { return s.command }) {
+		if _, err := program(); err != nil { // before anything is bounded: it may take a minute
+			return nil, err
+		}
+	}
 	found := make([][]history, len(scenes))
 	var mu sync.Mutex
 	var wg sync.WaitGroup
