@@ -31,7 +31,7 @@ type counts struct {
 // adversary plays what the options select, and prints it. breached reports that something did not hold.
 func adversary(ctx context.Context, server string, o *options) (n counts, breached bool, err error) {
 	began := time.Now()
-	pace.Prune = 1
+	pace.Prune, pace.Start = 1, o.bound
 	s, err := newServer(ctx, server)
 	if err != nil {
 		return n, false, err

@@ -39,7 +39,7 @@ var program = sync.OnceValues(func() (path string, err error) {
 		return "", err
 	}
 	path = filepath.Join(built, "onlyonce")
-	if out, err := exec.Command("go", "build", "-o", path, "github.com/onlyonce/onlyonce/cmd/onlyonce").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(context.Background(), "go", "build", "-o", path, "github.com/onlyonce/onlyonce/cmd/onlyonce").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the command: %w: %s", err, out)
 	}
 	return path, nil
