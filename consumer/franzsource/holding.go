@@ -94,6 +94,7 @@ func (m *membership) begin() int {
 // hold is a partition's goroutine.
 func (m *membership) hold(h *holding) {
 	err := m.own(h.ctx, h.p)
+	h.p.Close()
 	ended, lost := h.ctx.Err() != nil, false
 	h.cancel()
 	switch {

@@ -146,6 +146,7 @@ func (m *membership) hold(generation context.Context, p *partition) {
 	defer cancel()
 	defer context.AfterFunc(generation, cancel)()
 	err := m.own(ctx, p)
+	p.Close()
 	ended := ctx.Err() != nil
 	switch {
 	case err == nil && ended, ended && errors.Is(err, context.Canceled), ended && errors.Is(err, consumer.ErrOwnershipLost):

@@ -88,11 +88,13 @@ type topicLog struct {
 	topic string
 	plain *kgo.Client
 	abort *kgo.Client
+	id    string // of the transactions
 }
 
 func newTopicLog(t *testing.T, brokers []string, topic string) *topicLog {
-	return &topicLog{t: t, topic: topic, plain: kafkatest.Client(t, brokers),
-		abort: kafkatest.Client(t, brokers, kgo.TransactionalID(kafkatest.TopicName(t)), kgo.TransactionTimeout(time.Minute))}
+	id := kafkatest.TopicName(t)
+	return &topicLog{t: t, topic: topic, plain: kafkatest.Client(t, brokers), id: id,
+		abort: kafkatest.Client(t, brokers, kgo.TransactionalID(id), kgo.TransactionTimeout(time.Minute))}
 }
 
 func (l *topicLog) AppendMessage(partition int32, m *consumer.Message) int64 {

@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/devenv"
 	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 )
 
@@ -81,6 +82,7 @@ func cutOff(f *faults) {
 		f.t.Fatal(err)
 	}
 	kafkatest.Led(f.t, k.Brokers, topic, int32(one.ID), int32(one.ID))
+	f.writeWithout(k, 1)
 	f.log.Skip(0, 5)
 	end := f.logEnd()
 	stop := f.start(f.handle)
@@ -110,6 +112,19 @@ func cutOff(f *faults) {
 		f.t.Errorf("position %d, and %d calls of the handler after that", f.position(0), n-before)
 	}
 	f.decide()
+}
+
+// writeWithout has what comes next written by clients that do not know a paused broker, once another one coordinates their transactions. A client that
+// had asked before may have that broker for its coordinator, and waits for its answer in vain.
+func (f *faults) writeWithout(k *devenv.Kafka, paused int) {
+	f.t.Helper()
+	others := slices.Delete(slices.Clone(k.Brokers), paused, paused+1)
+	f.log = newTopicLog(f.t, others, f.topic)
+	adm := kafkatest.Admin(f.t, others)
+	f.until("another coordinator of transactions than the paused broker", func() bool {
+		at := adm.FindTxnCoordinators(f.t.Context(), f.log.id)[f.log.id]
+		return at.Err == nil && int(at.NodeID) != k.Nodes[paused].ID
+	})
 }
 
 func (f *faults) recreate(adm *kadm.Client) { kafkatest.Recreate(f.t, adm, f.topic) }

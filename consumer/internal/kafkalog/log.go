@@ -74,6 +74,9 @@ func New(c Cluster, opts Options, topic string, partition int32) *Log {
 
 func (l *Log) String() string { return fmt.Sprintf("%s/%d", l.topic, l.index) }
 
+// Close gives up what is left of the last response, and with it what Codecs keep open for it. It is called when the partition is given up.
+func (l *Log) Close() { l.forget() }
+
 // Identity asks the cluster, and makes the answer what later fetches are compared with.
 func (l *Log) Identity(ctx context.Context) (consumer.Identity, error) {
 	l.forget() // who asks this begins anew, and compares the log with what it knows
@@ -161,8 +164,10 @@ func (l *Log) Bounds(ctx context.Context) (b consumer.Bounds, err error) {
 }
 
 // Verify asks the leader where the epoch ends (KIP-320), and has the fetches that go on from there ask again whenever the leader changes. Without
-// an epoch they begin with that of the leader as it is now.
+// an epoch they begin with that of the leader as it is now. What is left of an earlier response is given up: the leader that sent it may be
+// another one than the leader that is asked here.
 func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
+	l.forget()
 	err := Patiently(ctx, l.cluster, leaderPatience, func() error {
 		err := l.confirm(ctx)
 		if err == nil {
