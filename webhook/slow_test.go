@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -80,15 +79,22 @@ func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 		e.send(fmt.Sprintf(`{"id":"%d"}`, i)).want(t, 200, false)
 	}
 	// An event that is worked on does take one.
-	var held sync.WaitGroup
-	held.Go(func() { e.send(`{"id":"held"}`).want(t, 200, false) })
-	<-entered
+	held := make(chan answer, 1)
+	go func() {
+		defer close(held)
+		held <- e.send(`{"id":"held"}`)
+	}()
+	select {
+	case <-entered:
+	case a := <-held:
+		t.Fatalf("answered before its handler was called: %d %q", a.status, a.body)
+	}
 	e.send(`{"id":"more"}`).want(t, 503, false)
 	if err := r.lastRefusal(); !errors.Is(err, webhook.ErrBusy) {
 		t.Error(err)
 	}
 	close(leave)
-	held.Wait()
+	(<-held).want(t, 200, false)
 }
 
 // W17: the headers are judged before the body has come.
