@@ -47,6 +47,9 @@ var (
 	// ErrBusy: ReceiverConfig.MaxInFlight events are being worked on, or bodies have ReceiverConfig.MaxBytes together. 503.
 	ErrBusy = errors.New("webhook: too many requests at once")
 
+	// ErrAside: copies of bodies that were accepted before take ReceiverConfig.MaxAside of this day already; this one was not stored. 503.
+	ErrAside = errors.New("webhook: too many bytes of copies were set aside today")
+
 	errMethod = errors.New("webhook: the method is not POST")
 	errBody   = errors.New("webhook: the body could not be read")
 	errSlow   = errors.New("webhook: the body did not come in time")
@@ -118,9 +121,9 @@ func statusOf(err error) int {
 }
 
 const (
-	firstBytes = 4 << 10  // memory that a body begins with
-	bodyRate   = 32 << 10 // bytes that a body brings in a second, at least
-	bodyGrace  = 2 * time.Second
+	firstBytes = 4 << 10         // memory that a body begins with
+	bodyRate   = 32 << 10        // bytes that a body brings in a second, at least
+	bodyGrace  = 5 * time.Second // lost packets are sent again after 1, 2, 4 s
 )
 
 // earned is for how long all of a body may have been waited for once so many bytes have come.

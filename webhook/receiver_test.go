@@ -231,6 +231,75 @@ func TestW7UnsignedIDs(t *testing.T) {
 	}
 }
 
+// W7: a recorded request that comes again and again under ids that are made up stores its body once.
+func TestW7ABodyIsKeptOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	e.sendAs("d-1", "push").want(t, 200, false)
+	for i := range 5 {
+		e.sendAs(fmt.Sprintf("d-2%d", i), "push").want(t, 200, true)
+	}
+	const list = `select string_agg(split_part(p.event_id, '/', 3) || ' ' || coalesce(convert_from(p.body, 'UTF8'), '-') || ' ' || coalesce(split_part(c.event_id, '/', 3), '-'), ', ' order by p.id)
+		from onlyonce.parked p left join onlyonce.parked c on c.id = p.body_of where p.state = 'waiting' and p.reason = 'same-body'`
+	if got := one[string](r, list); got != "d-20 push -, d-21 - d-20, d-22 - d-20, d-23 - d-20, d-24 - d-20" {
+		t.Errorf("set aside: %s", got)
+	}
+	// One whose body is gone is named by none.
+	r.exec(`update onlyonce.parked set body = null, state = 'discarded', settled_at = clock_timestamp() where body is not null`)
+	e.sendAs("d-30", "push").want(t, 200, true)
+	e.sendAs("d-31", "push").want(t, 200, true)
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where event_id like '%/d-2_'`)
+	if got := one[string](r, list); got != "d-30 push -, d-31 - d-30" {
+		t.Errorf("set aside behind that: %s", got)
+	}
+	// Nor is one of an earlier window.
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '61 minutes'`)
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where settled_at is null`)
+	e.sendAs("d-4", "push").want(t, 200, false)
+	e.sendAs("d-50", "push").want(t, 200, true)
+	if got := one[string](r, list); got != "d-50 push -" {
+		t.Errorf("set aside in the next window: %s", got)
+	}
+}
+
+// W7: what copies of a day take is bounded, headers too; a copy beyond that leaves nothing, and other events are taken.
+func TestW7CopiesOfADayAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := samples(t)["GitHub"]
+	v, err := webhook.New(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, MaxBody: 1 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := r.serve(s, func(c *webhook.ReceiverConfig) { c.Verifier, c.MaxAside = v, 65<<10+1 })
+	e.sendAs("d-1", "push").want(t, 200, false)
+	e.sendAs("d-2", "push").want(t, 200, true)
+	if n := one[int](r, `select aside from onlyonce.webhook_endpoints where aside_on = (now() at time zone 'UTC')::date`); n < 504 || n > 2000 {
+		t.Errorf("%d bytes are counted", n)
+	}
+	r.exec(`update onlyonce.webhook_endpoints set aside = 65 << 10`)
+	for range 2 {
+		e.sendAs("d-3", "push").want(t, 503, false)
+		if err := r.lastRefusal(); !errors.Is(err, webhook.ErrAside) {
+			t.Error(err)
+		}
+	}
+	if n := r.count("onlyonce.parked"); n != 1 {
+		t.Errorf("%d rows are set aside", n)
+	}
+	if n := one[int](r, `select aside from onlyonce.webhook_endpoints`); n != 65<<10 {
+		t.Errorf("%d bytes are counted", n)
+	}
+	e.sendAs("d-4", "another push").want(t, 200, false)
+	r.exec(`update onlyonce.webhook_endpoints set aside_on = aside_on - 1`)
+	e.sendAs("d-3", "push").want(t, 200, true)
+	cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: v, MaxAside: 65<<10 - 1}
+	if _, err := webhook.NewReceiver(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxAside") {
+		t.Errorf("less than a body: %v", err)
+	}
+}
+
 // W8: in mode Inbox an answer of 200 means that the event stands in the log, raw, and a worker applies it once.
 func TestW8Inbox(t *testing.T) {
 	t.Parallel()
