@@ -21,7 +21,7 @@ quickstart: ## the main job, end to end
 	$(GO) run ./examples/quickstart
 
 test: ## all tests, on one Postgres and, with a JVM or Docker, one real Kafka broker
-	$(DEVENV) -postgres -kafka $(REAL) -- $(TEST) $(RACE) -timeout 15m $(PKGS)
+	$(DEVENV) -postgres -kafka $(REAL) -- $(TEST) $(RACE) -timeout 30m $(PKGS)
 	cd bench && $(GO) test $(RACE) ./...
 
 lint: ## go vet and golangci-lint

@@ -22,7 +22,6 @@ type budget struct {
 type share struct {
 	held  int64
 	freed chan struct{} // of size 1: receives when it may be worth while to ask again
-	waits bool
 }
 
 // spare is the part of what could be had that is waited for, so that a partition does not fetch message by message.
@@ -86,17 +85,18 @@ func (b *budget) set(s *share, held int64) {
 	}
 }
 
-// wake has all who wait ask again.
+// wake has all partitions that wait ask again.
 func (b *budget) wake() {
 	for s := range b.shares {
 		s.wake()
 	}
 }
 
+// wake never blocks, because the budget's mutex is held: a partition that has not yet taken the last word asks again anyway.
 func (s *share) wake() {
-	if s.waits {
-		s.waits = false
-		s.freed <- struct{}{}
+	select {
+	case s.freed <- struct{}{}:
+	default:
 	}
 }
 
@@ -110,7 +110,6 @@ func (b *budget) reserve(ctx context.Context, s *share, more bool) (int64, bool)
 			b.mu.Unlock()
 			return n, true
 		}
-		s.waits = true
 		b.mu.Unlock()
 		select {
 		case <-s.freed:

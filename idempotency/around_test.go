@@ -387,8 +387,19 @@ func TestH10ConnectionsOfATenant(t *testing.T) {
 			t.Errorf("%v", a)
 		}
 	}
-	if a := r.post("/quick", "k", "x", "X-Tenant", "slow"); a.mark() != "created" {
-		t.Errorf("its connections are back: %v", a)
+	// Its connections come back one by one, not only when none of its requests is left.
+	last := newGate(t)
+	r.handle(idempotency.Route{Pattern: "/last", MaxHandlerTime: time.Hour}, last.before(effect))
+	held := r.background("/last", "k", "x", "X-Tenant", "slow")
+	wait(t, "it runs", last.begun)
+	for i := range most + 1 {
+		if a := r.post("/quick", fmt.Sprint("back ", i), "x", "X-Tenant", "slow"); a.mark() != "created" {
+			t.Errorf("its connections are back: %v", a)
+		}
+	}
+	last.release()
+	if a := wait(t, "the last one is answered", held); a.mark() != "created" {
+		t.Errorf("%v", a)
 	}
 	cfg.TenantConns = -1
 	if _, err := idempotency.New(r.pool, cfg); !errors.Is(err, idempotency.ErrConfig) || !strings.Contains(err.Error(), "TenantConns") {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -82,7 +83,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		return ErrRunning
 	}
 	defer r.running.Store(false)
-	warnings, err := preflight.Check(ctx, r.pool, preflight.Relay)
+	asking, asked := context.WithTimeout(ctx, pace.Start)
+	defer asked()
+	warnings, err := preflight.Check(asking, r.pool, preflight.Relay)
 	for _, w := range warnings {
 		r.cfg.Logger.Warn("onlyonce: " + w)
 	}
@@ -92,7 +95,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		return fmt.Errorf("outbox: %w", err)
 	}
-	if err := r.lookAtStandbys(ctx); err != nil {
+	if err := r.lookAtStandbys(asking); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
@@ -39,14 +40,16 @@ const (
 // it, and any number of processes may run it. It returns an error if the schema does not fit or the database cannot be reached at the
 // start, or if the inbox remembers ids for less than Retention (W10). A role without the right to delete is told of once, in the log: another process must forget.
 func (r *Receiver) Run(ctx context.Context) error {
-	if _, err := preflight.Check(ctx, r.pool, preflight.Receiver); err != nil {
+	asking, asked := context.WithTimeout(ctx, pace.Start)
+	defer asked()
+	if _, err := preflight.Check(asking, r.pool, preflight.Receiver); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return fmt.Errorf("webhook: endpoint %s: %w", r.cfg.Endpoint, err)
 	}
 	remembered := inbox.Need{Ring: "keys_clock", Copies: r.cfg.Retention, Whose: "endpoint " + r.cfg.Endpoint + ": ReceiverConfig.Retention"}
-	if err := inbox.Holds(ctx, r.pool, remembered); err != nil {
+	if err := inbox.Holds(asking, r.pool, remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
 	rotating := make(chan struct{})

@@ -31,7 +31,7 @@ type counts struct {
 // adversary plays what the options select, and prints it. breached reports that something did not hold.
 func adversary(ctx context.Context, server string, o *options) (n counts, breached bool, err error) {
 	began := time.Now()
-	pace.Prune = 1
+	pace.Prune, pace.Start = 1, o.bound
 	s, err := newServer(ctx, server)
 	if err != nil {
 		return n, false, err
@@ -97,6 +97,11 @@ const recordings = 3
 // enumerate plays the scenes without faults, and returns all histories.
 func enumerate(ctx context.Context, dbs chan *database, o *options, n *counts) (all []history, err error) {
 	scenes := slices.DeleteFunc(allScenes(), func(s scene) bool { return !touches(o.only, s.name) })
+	if slices.ContainsFunc(scenes, func(s scene) bool { return s.command }) {
+		if _, err := program(); err != nil { // before anything is bounded: it may take a minute
+			return nil, err
+		}
+	}
 	found := make([][]history, len(scenes))
 	var mu sync.Mutex
 	var wg sync.WaitGroup

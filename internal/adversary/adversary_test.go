@@ -39,6 +39,19 @@ func TestT7SilenceBeforeTheHandler(t *testing.T) {
 	played(t, "consumer/read-committed/key/batch/silent/claim_log.*")
 }
 
+// S1: a server that falls silent while a process starts is given up, and asked again.
+func TestS1SilentServerAtTheStart(t *testing.T) {
+	for _, only := range []string{"relay/calls/silent/select-current_user*.sync.1", "receiver/inbox/silent/select-current_user*.sync.1",
+		"consumer/read-committed/events/messages/silent/from-pg_namespace*.sync.2"} {
+		t.Run(strings.Split(only, "/")[0], func(t *testing.T) { played(t, only) })
+	}
+}
+
+// E3: a server that falls silent while events are read holds the partition for no longer than the bound.
+func TestE3SilentServerAtTheFetch(t *testing.T) {
+	played(t, "consumer/read-committed/events/messages/late/lock-table-onlyonce*.bind.[12]")
+}
+
 func TestNames(t *testing.T) {
 	for _, c := range []struct {
 		pattern, name string

@@ -88,7 +88,7 @@ func run() int {
 
 // commit is the seed of who gives none.
 func commit() string {
-	out, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
+	out, err := exec.CommandContext(context.Background(), "git", "rev-parse", "--short=12", "HEAD").Output()
 	if err != nil {
 		return "1"
 	}

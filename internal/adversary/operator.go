@@ -24,11 +24,11 @@ import (
 // redrive, whose command is the process under test.
 func operatorScenes() (scenes []scene) {
 	for _, key := range keys {
-		scenes = append(scenes, scene{name: "replay/" + key, make: func() stage {
+		scenes = append(scenes, scene{name: "replay/" + key, command: true, make: func() stage {
 			return &replaying{consuming: consuming{level: "repeatable-read", key: key, handler: "messages"}}
 		}})
 	}
-	return append(scenes, scene{name: "redrive/command", make: func() stage {
+	return append(scenes, scene{name: "redrive/command", command: true, make: func() stage {
 		return &redriving{consuming: consuming{level: "read-committed", key: "key", handler: "messages"}}
 	}})
 }
@@ -39,7 +39,7 @@ var program = sync.OnceValues(func() (path string, err error) {
 		return "", err
 	}
 	path = filepath.Join(built, "onlyonce")
-	if out, err := exec.Command("go", "build", "-o", path, "github.com/onlyonce/onlyonce/cmd/onlyonce").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(context.Background(), "go", "build", "-o", path, "github.com/onlyonce/onlyonce/cmd/onlyonce").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building the command: %w: %s", err, out)
 	}
 	return path, nil

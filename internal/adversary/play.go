@@ -14,7 +14,9 @@ type scene struct {
 	name string
 	// fresh: its histories change what every database begins with, and need a new one each.
 	fresh bool
-	make  func() stage
+	// command: it runs the program onlyonce, which is built before.
+	command bool
+	make    func() stage
 }
 
 // stage is one playing of a scene.

@@ -59,6 +59,7 @@ func (f fault) meets(k wire.Kind) bool {
 var (
 	function = regexp.MustCompile(`^select (?:\w+(?:, \w+)* from )?onlyonce\.(\w+)\(`)
 	table    = regexp.MustCompile(`\b(update|insert into|delete from|from|truncate) (?:onlyonce\.)?(\w+)`)
+	number   = regexp.MustCompile(`\b\d+(?:ms)?\b`)
 	word     = regexp.MustCompile(`\w+`)
 )
 
@@ -74,7 +75,7 @@ func label(m wire.Message) string {
 func statement(sql string) string {
 	s := strings.Join(strings.Fields(strings.ToLower(sql)), " ")
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(s))
+	_, _ = h.Write([]byte(number.ReplaceAllString(s, "N"))) // timeouts are not the same in all histories
 	mark := fmt.Sprintf("#%04x", h.Sum32()&0xffff)
 	if found := function.FindStringSubmatch(s); found != nil {
 		return found[1]

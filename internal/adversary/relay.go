@@ -13,7 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// relayScenes: calls without an answer that is kept, and calls whose answer completes them in a transaction.
+// relayScenes: a relay of one sink.
 func relayScenes() []scene {
 	return []scene{{name: "relay/calls", make: func() stage { return &relaying{} }}}
 }

@@ -107,6 +107,8 @@ func (p *partition) ref() streamRef {
 func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
 	var s streamRef
 	var incarnation pgtype.UUID
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
 	err := p.s.pool.QueryRow(ctx, streamSQL, p.topic).Scan(&s.id, &incarnation, &s.partitions)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = fmt.Errorf("%w: %s", ErrNoStream, p.topic)
@@ -125,6 +127,8 @@ func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
 
 // Committed implements consumer.Partition.
 func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
 	err = p.s.pool.QueryRow(ctx, committedSQL, p.s.cfg.Group, p.ref().id, p.nr).Scan(&offset, &metadata)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return -1, "", nil
@@ -134,6 +138,8 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 
 // Commit implements consumer.Partition.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
 	_, err := p.s.pool.Exec(ctx, commitSQL, p.held.ID, p.held.Epoch, p.held.Nonce, p.s.cfg.Group, p.ref().id, p.nr, offset, metadata)
 	if guard.SQLState(err) == codeFenceLost {
 		return fmt.Errorf("%w: %w", consumer.ErrOwnershipLost, err)
@@ -141,10 +147,20 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 	return err
 }
 
+// readTimeout bounds what is asked of the database, together with LeaseTTL: a server that has gone without a word must not hold the partition
+// for as long as TCP takes to find out.
+const readTimeout = 15 * time.Second
+
+func (p *partition) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, min(p.s.cfg.LeaseTTL, readTimeout))
+}
+
 // bounds reads where the partition begins and ends, together with what more is queued.
 func (p *partition) bounds(ctx context.Context, more func(b *pgx.Batch, s streamRef)) (start, end int64, err error) {
 	known := p.ref()
 	found := false
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
 	err = reading(ctx, p.s.pool, true, func(b *pgx.Batch) {
 		b.Queue(boundsSQL, p.topic, p.nr).Query(func(rows pgx.Rows) error {
 			for rows.Next() {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
@@ -112,6 +113,8 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Par
 
 // ready finds out before anything is joined whether there is something to read, and makes the streams that may be made.
 func (s *Source) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, pace.Start)
+	defer cancel()
 	if _, err := preflight.Check(ctx, s.pool, preflight.Events); err != nil {
 		return err
 	}

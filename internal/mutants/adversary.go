@@ -8,4 +8,13 @@ var adversaryRules = []mutant{
 	{rule: "T7 adversary: fence and claim without a bound", file: "consumer/attempt.go",
 		old: "	before, cancel := e.c.bounded(work) // up to the handler", new: "	before, cancel := context.WithCancel(work)",
 		pkg: "./internal/adversary", test: "TestT7SilenceBeforeTheHandler"},
+	{rule: "S1 adversary: a relay's start without a bound", file: "outbox/relay.go",
+		old: "asking, asked := context.WithTimeout(ctx, pace.Start)", new: "asking, asked := context.WithTimeout(ctx, 1000*pace.Start)",
+		pkg: "./internal/adversary", test: "TestS1SilentServerAtTheStart/relay"},
+	{rule: "S1 adversary: a source's start without a bound", file: "internal/eventlog/source.go",
+		old: "ctx, cancel := context.WithTimeout(ctx, pace.Start)", new: "ctx, cancel := context.WithTimeout(ctx, 1000*pace.Start)",
+		pkg: "./internal/adversary", test: "TestS1SilentServerAtTheStart/consumer"},
+	{rule: "E3 adversary: a fetch without a bound", file: "internal/eventlog/partition.go",
+		old: "min(p.s.cfg.LeaseTTL, readTimeout)", new: "1000*p.s.cfg.LeaseTTL+0*readTimeout",
+		pkg: "./internal/adversary", test: "TestE3SilentServerAtTheFetch"},
 }

@@ -3,8 +3,8 @@ package main
 // consumerRules are mutants of the consumer and of the transactions that all engines share: rules T, F, D, S.
 var consumerRules = []mutant{
 	{rule: "T1 record before the work", file: "consumer/handle.go",
-		old: "		err := w.attempt(work, &attempt{msgs: msgs, next: next})\n		var f *failure\n		switch {\n		case err == nil || final",
-		new: "		_ = w.attempt(work, &attempt{next: next})\n		err := w.attempt(work, &attempt{msgs: msgs, next: next})\n		var f *failure\n		switch {\n		case err == nil || final",
+		old: "		err = w.attempt(work, &attempt{msgs: msgs, next: next})\n",
+		new: "		_ = w.attempt(work, &attempt{next: next})\n		err = w.attempt(work, &attempt{msgs: msgs, next: next})\n",
 		pkg: "./consumer", test: "TestT1KilledBetweenEffectAndCommit"},
 	{rule: "T2 fence does not raise", file: schema2, old: fence, new: open,
 		pkg: "./consumer", test: "TestFaults/commit/cut"},
@@ -520,9 +520,9 @@ var consumerRules = []mutant{
 		old: "b.claim(ctx, there, tx, logKeys); err != nil || !o.clock {", new: "b.claim(ctx, there, tx, logKeys); err != nil {",
 		pkg: "./cmd/onlyonce", test: "TestF13AdoptFrom"},
 	{rule: "F13 replays", file: "cmd/onlyonce/adopt_from.go",
-		old: "replay_no = greatest(replay_no, $5),\n       redo_until", new: "replay_no = replay_no + 0 * $5::integer,\n       redo_until",
+		old: "replay_no = greatest(replay_no, $6),\n       redo_until", new: "replay_no = replay_no + 0 * $6::integer,\n       redo_until",
 		pkg: "./cmd/onlyonce", test: "TestF13AdoptFrom"},
 	{rule: "F4 in another shard", file: "cmd/onlyonce/adopt_from.go",
-		old: "topicID(c.TopicID), o.replays, until, topic)", new: "topicID(nil), o.replays, until, topic)",
+		old: "topicID(c.TopicID), c.LeaderEpoch, o.replays, until, topic)", new: "topicID(nil), c.LeaderEpoch, o.replays, until, topic)",
 		pkg: "./cmd/onlyonce", test: "TestF13AdoptFrom"},
 }
