@@ -393,7 +393,7 @@ func TestH10ConnectionsOfATenant(t *testing.T) {
 	held := r.background("/last", "k", "x", "X-Tenant", "slow")
 	wait(t, "it runs", last.begun)
 	for i := range most + 1 {
-		if a := r.post("/quick", fmt.Sprint("back ", i), "x", "X-Tenant", "slow"); a.mark() != "created" {
+		if a := r.post("/quick", fmt.Sprint("back-", i), "x", "X-Tenant", "slow"); a.mark() != "created" {
 			t.Errorf("its connections are back: %v", a)
 		}
 	}

@@ -217,6 +217,8 @@ comment on function onlyonce.commit_stream_offset(bigint, bigint, uuid, text, in
 
 alter table onlyonce.parked add column event_id text;
 comment on column onlyonce.parked.event_id is 'Id of an event, as onlyonce.event_log has it.';
+alter table onlyonce.parked add column body_of bigint;
+comment on column onlyonce.parked.body_of is 'Of reason same-body: the row that has the body, if this one is a further copy and has none. Null: its own.';
 comment on column onlyonce.parked.kind   is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
 comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
 
@@ -233,6 +235,13 @@ declare
   n bigint := 0;
 begin
   for r in select * from onlyonce.parked p where p.id = any (ids) and p.kind = 'event' and p.state = 'waiting' and p."offset" is null order by p.id for update loop
+    if r.body_of is not null then
+      select p.body into r.body from onlyonce.parked p where p.id = r.body_of;
+      if r.body is null then
+        raise exception using errcode = 'no_data_found',
+          message = format('onlyonce: parked row %s has the body of row %s, which was erased or deleted', r.id, r.body_of);
+      end if;
+    end if;
     perform onlyonce.append_events(array[r.topic], array[null::smallint], array[r.tenant], array[r.event_id], array[r.record_key],
       array[cardinality(r.header_names)], array(select convert_from(h, 'UTF8') from unnest(r.header_names) with ordinality u(h, i) order by i),
       r.header_values, array[r.body]);
@@ -259,12 +268,14 @@ create constraint trigger sealed after insert on onlyonce.webhook_ids
   for each row execute function onlyonce.require_seal();
 
 create table onlyonce.webhook_bodies (
-  endpoint text        not null,
-  digest   bytea       not null,
-  seen_at  timestamptz not null,
+  endpoint  text        not null,
+  digest    bytea       not null,
+  seen_at   timestamptz not null,
+  parked_id bigint,
   primary key (endpoint, digest)
 );
 comment on table onlyonce.webhook_bodies is 'SHA-256 of bodies that came lately to endpoints whose senders do not sign an event''s id.';
+comment on column onlyonce.webhook_bodies.parked_id is 'The first copy that was set aside since then: it has the body, later ones name it. Null: none was.';
 create index webhook_bodies_age on onlyonce.webhook_bodies (endpoint, seen_at);
 
 create table onlyonce.webhook_objects (
@@ -279,10 +290,15 @@ comment on column onlyonce.webhook_objects.object is 'Hash of (tenant, scope, ob
 
 create table onlyonce.webhook_endpoints (
   endpoint      text        primary key,
-  reconciled_at timestamptz
+  reconciled_at timestamptz,
+  aside_on      date,
+  aside         bigint
 );
 comment on table  onlyonce.webhook_endpoints is 'What is remembered of a webhook endpoint.';
 comment on column onlyonce.webhook_endpoints.reconciled_at is 'When the last complete reconciliation with the provider began.';
+
+comment on column onlyonce.webhook_endpoints.aside_on      is 'Day, in UTC, of the last copy that was set aside for its body alone.';
+comment on column onlyonce.webhook_endpoints.aside         is 'Bytes of such copies on that day.';
 
 -- The first statement of a receiver's transaction: claims the event. Returns 0 fresh, 1 duplicate, 2 the same id with another body,
 -- 3 another id with a body that came within the window. Waits for an uncommitted copy, at most `wait`: then 55P03. The transaction is
@@ -305,7 +321,7 @@ begin
     if receive_webhook.digest is not null then
       insert into onlyonce.webhook_bodies as b (endpoint, digest, seen_at)
         values (receive_webhook.endpoint, receive_webhook.digest, clock_timestamp())
-        on conflict on constraint webhook_bodies_pkey do update set seen_at = clock_timestamp()
+        on conflict on constraint webhook_bodies_pkey do update set seen_at = clock_timestamp(), parked_id = null
           where b.seen_at < clock_timestamp() - receive_webhook.body_window;
       if not found then
         outcome := 3;

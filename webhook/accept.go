@@ -25,6 +25,33 @@ insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, top
                              log_append_time, settled_at)
 values ('event', $1, $2, $3, $4, $5, $6, $7, clock_timestamp(), $8, $9, $10, $11, $12, true, case when $13 then clock_timestamp() end)`
 
+// setCopyAsideSQL keeps an event of a body that came before. The first such copy since the body was accepted is kept whole, and later ones name it: so a
+// recorded request, sent again under ids that are made up, takes a row without a body each. What they take of a day is bounded. In: endpoint, digest, most
+// bytes of a day, error, tenant, scope, key, topic, ordering key, names and values of headers, body, event id. One row: 1, or 0 if the day has no more. Under the
+// lock on the body's row, which the claim has taken; locks the endpoint's, after it.
+const setCopyAsideSQL = `
+with first as (
+  select p.id from onlyonce.webhook_bodies b join onlyonce.parked p on p.id = b.parked_id and p.body is not null
+   where b.endpoint = $1 and b.digest = $2),
+day as (
+  insert into onlyonce.webhook_endpoints as e (endpoint, aside_on, aside)
+    select $1, (clock_timestamp() at time zone 'UTC')::date,
+           500 + case when exists (select from first) then 0 else octet_length($12::bytea) end
+           + coalesce((select sum(octet_length(h)) from unnest($10::bytea[] || $11::bytea[]) h), 0)::bigint
+  on conflict (endpoint) do update
+    set aside_on = excluded.aside_on, aside = excluded.aside + case when e.aside_on = excluded.aside_on then e.aside else 0 end
+  returning aside),
+kept as (
+  insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, body_of, event_id,
+                               log_append_time)
+    select 'event', 'waiting', 'same-body', $4, $5, $6, $7, $8, clock_timestamp(), $9, $10, $11,
+           case when not exists (select from first) then $12 end, (select id from first), $13, true
+      from day where aside <= $3
+  returning id),
+noted as (
+  update onlyonce.webhook_bodies b set parked_id = kept.id from kept where b.endpoint = $1 and b.digest = $2 and not exists (select from first))
+select count(*) from kept`
+
 // isolationSQL comes first in a transaction of our own statements: at READ COMMITTED none of them is ever run again for a snapshot.
 const isolationSQL = `set transaction isolation level read committed`
 
@@ -111,7 +138,7 @@ type attempt struct {
 // blame says whose fault an error is.
 func (a *attempt) blame(err error) error {
 	switch {
-	case errors.Is(err, ErrPending), errors.Is(err, ErrHandler):
+	case errors.Is(err, ErrPending), errors.Is(err, ErrHandler), errors.Is(err, ErrAside):
 		return err
 	case a.handler:
 		return fmt.Errorf("%w: %w", ErrHandler, err)
@@ -193,7 +220,9 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	case found == isDivergent:
 		return Divergent, false, nil
 	case found == isSameBody:
-		a.keep(tx, "waiting", "same-body", errSameBody)
+		if err := a.keepCopy(ctx, tx); err != nil {
+			return "", false, err
+		}
 		return SameBody, true, nil
 	case a.aside != nil:
 		a.keep(tx, "waiting", "stale", a.aside)
@@ -248,12 +277,34 @@ var (
 
 // keep sets the event aside, whole.
 func (a *attempt) keep(tx *guard.Tx, state, reason string, why error) {
-	names, values := make([][]byte, len(a.headers)), make([][]byte, len(a.headers))
-	for n, h := range a.headers {
-		names[n], values[n] = []byte(h.Name), h.Value
-	}
+	names, values := a.columns()
 	tx.Engine(stepAside, setAsideSQL, state, reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Endpoint), a.hash,
 		Topic(a.cfg.Endpoint), a.key, names, values, a.Body, a.id, state == "discarded")
+}
+
+// keepCopy sets an event aside whose body came before under another id.
+func (a *attempt) keepCopy(ctx context.Context, tx *guard.Tx) error {
+	names, values := a.columns()
+	var kept int
+	err := tx.EngineRow(ctx, stepAside, setCopyAsideSQL, a.cfg.Endpoint, a.digest, a.cfg.MaxAside, codec.Text(errSameBody.Error()), a.tenant, Scope(a.cfg.Endpoint),
+		a.hash, Topic(a.cfg.Endpoint), a.key, names, values, a.Body, a.id).Scan(&kept)
+	if err != nil {
+		tx.Fail(stepAside, err)
+		return err
+	}
+	if kept == 0 {
+		return ErrAside
+	}
+	return nil
+}
+
+// columns returns the headers as parked rows have them.
+func (i *item) columns() (names, values [][]byte) {
+	names, values = make([][]byte, len(i.headers)), make([][]byte, len(i.headers))
+	for n, h := range i.headers {
+		names[n], values[n] = []byte(h.Name), h.Value
+	}
+	return names, values
 }
 
 var _ consumer.Tx = (*guard.Tx)(nil)

@@ -91,6 +91,7 @@ func TestStricterThanStandardLibraries(t *testing.T) {
 			"two ids":                both,
 			"words behind signature": junk,
 			"id with a dot":          sign("msg.1", unix(at), body),
+			"id with a space":        sign("msg 1", unix(at), body),
 		} {
 			if err := lib.verify([]byte(body), h); err != nil {
 				t.Errorf("%s refuses %s too: %v", name, what, err)

@@ -1,7 +1,6 @@
 package webhook
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -9,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -18,7 +18,8 @@ import (
 type Receiver struct {
 	pool  *pgxpool.Pool
 	cfg   ReceiverConfig
-	slots chan struct{} // a token for each request in flight
+	slots chan struct{} // a token for each verified event that is worked on
+	bytes atomic.Int64  // of bodies that are held
 }
 
 // NewReceiver checks the configuration and returns every fault of it at once. It does not connect.
@@ -43,8 +44,11 @@ var (
 	ErrHandler = errors.New("webhook: the handler failed")
 	// ErrTenant: ReceiverConfig.Tenant panicked, or returned what is no tenant; nothing of the event was stored. 500.
 	ErrTenant = errors.New("webhook: ReceiverConfig.Tenant did not name a tenant")
-	// ErrBusy: ReceiverConfig.MaxInFlight requests are being worked on. 503.
+	// ErrBusy: ReceiverConfig.MaxInFlight events are being worked on, or bodies have ReceiverConfig.MaxBytes together. 503.
 	ErrBusy = errors.New("webhook: too many requests at once")
+
+	// ErrAside: copies of bodies that were accepted before take ReceiverConfig.MaxAside of this day already; this one was not stored. 503.
+	ErrAside = errors.New("webhook: too many bytes of copies were set aside today")
 
 	errMethod = errors.New("webhook: the method is not POST")
 	errBody   = errors.New("webhook: the body could not be read")
@@ -59,29 +63,25 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.refuse(w, start, http.StatusMethodNotAllowed, errMethod)
 		return
 	}
-	select {
-	case r.slots <- struct{}{}:
-		defer func() { <-r.slots }()
-	default:
-		r.refuse(w, start, http.StatusServiceUnavailable, ErrBusy)
-		return
-	}
 	// Detached from the client, whose leaving must not undo what it may have been promised; bounded by what it waits for (W12).
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(req.Context()), start.Add(r.cfg.Deadline))
 	defer cancel()
-	body, status, err := r.read(w, req, start.Add(r.cfg.Deadline))
+	// W17: who has signed nothing gets no slot, and his body no more than the time and memory that it earns.
+	if err := r.cfg.Verifier.expect(req.Header, req.ContentLength); err != nil {
+		w.Header().Set("Connection", "close") // what is still to come is not read
+		r.refuse(w, start, statusOf(err), err)
+		return
+	}
+	body, held, status, err := r.read(w, req, start.Add(r.cfg.Deadline))
+	defer r.bytes.Add(-held)
 	if err != nil {
+		w.Header().Set("Connection", "close")
 		r.refuse(w, start, status, err)
 		return
 	}
 	e, err := r.cfg.Verifier.Verify(req.Header, body)
 	if err != nil {
-		status = http.StatusBadRequest
-		var refused *Error
-		if errors.As(err, &refused) {
-			status = refused.Status()
-		}
-		r.refuse(w, start, status, err)
+		r.refuse(w, start, statusOf(err), err)
 		return
 	}
 	if e.Probe { // W13
@@ -91,6 +91,13 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	i, err := r.item(e, false)
 	if err != nil {
 		r.refuse(w, start, http.StatusInternalServerError, err)
+		return
+	}
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	default:
+		r.refuse(w, start, http.StatusServiceUnavailable, ErrBusy)
 		return
 	}
 	outcome, err := r.accept(ctx, i)
@@ -104,29 +111,80 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// read reads the body, all of it and no more than the verifier takes, whatever Content-Length says (W2).
-func (r *Receiver) read(w http.ResponseWriter, req *http.Request, deadline time.Time) (body []byte, status int, err error) {
-	most := int64(r.cfg.Verifier.maxBody)
-	tooLarge := &Error{Provider: r.cfg.Verifier.scheme.Name, Check: ErrTooLarge}
-	if req.ContentLength > most {
-		w.Header().Set("Connection", "close") // what is still to come is not read
-		return nil, http.StatusRequestEntityTooLarge, tooLarge
+// statusOf is what a verifier's refusal is answered with.
+func statusOf(err error) int {
+	var refused *Error
+	if errors.As(err, &refused) {
+		return refused.Status()
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(deadline) // where the server can: a body that trickles holds a slot
-	var b bytes.Buffer
-	b.Grow(int(min(max(req.ContentLength, 0), 64<<10)) + bytes.MinRead) // what is only announced takes no memory
-	_, err = b.ReadFrom(http.MaxBytesReader(w, req.Body, most))
+	return http.StatusBadRequest
+}
+
+const (
+	firstBytes = 4 << 10         // memory that a body begins with
+	bodyRate   = 32 << 10        // bytes that a body brings in a second, at least
+	bodyGrace  = 5 * time.Second // lost packets are sent again after 1, 2, 4 s
+)
+
+// earned is for how long all of a body may have been waited for once so many bytes have come.
+func earned(got int) time.Duration {
+	return bodyGrace + time.Duration(got)*time.Second/bodyRate
+}
+
+// read reads the body, all of it and no more than the verifier takes, whatever Content-Length says (W2). It takes memory as bytes come, and returns how much,
+// which is the caller's to give back. A body that comes more slowly than bodyRate, on the whole and without what it was not waited for, is given up (W17).
+func (r *Receiver) read(w http.ResponseWriter, req *http.Request, deadline time.Time) (body []byte, held int64, status int, err error) {
+	most := int64(r.cfg.Verifier.maxBody)
+	longest := most + 1 // one more, to find the end
+	if req.ContentLength >= 0 {
+		longest = min(req.ContentLength, most) + 1
+	}
+	control, in := http.NewResponseController(w), http.MaxBytesReader(w, req.Body, most)
+	var waited time.Duration
+	for err == nil {
+		if len(body) == cap(body) {
+			size := min(max(2*int64(cap(body)), firstBytes), longest)
+			if size <= held || !r.take(size-held) {
+				return nil, held, http.StatusServiceUnavailable, ErrBusy
+			}
+			held = size
+			body = append(make([]byte, 0, size), body...)
+		}
+		left := earned(len(body)) - waited
+		if left <= 0 {
+			return nil, held, http.StatusRequestTimeout, errSlow
+		}
+		begun := time.Now()
+		at := begun.Add(left)
+		if deadline.Before(at) {
+			at = deadline
+		}
+		_ = control.SetReadDeadline(at) // where the server can
+		var n int
+		n, err = in.Read(body[len(body):cap(body)])
+		body, waited = body[:len(body)+n], waited+time.Since(begun)
+	}
 	var over *http.MaxBytesError
 	var timeout net.Error
 	switch {
-	case err == nil:
-		return b.Bytes(), 0, nil
+	case errors.Is(err, io.EOF):
+		_ = control.SetReadDeadline(deadline) // the server reads on, to see the client leave
+		return body, held, 0, nil
 	case errors.As(err, &over):
-		return nil, http.StatusRequestEntityTooLarge, tooLarge
+		return nil, held, http.StatusRequestEntityTooLarge, &Error{Provider: r.cfg.Verifier.scheme.Name, Check: ErrTooLarge}
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
-		return nil, http.StatusRequestTimeout, errSlow
+		return nil, held, http.StatusRequestTimeout, errSlow
 	}
-	return nil, http.StatusBadRequest, errBody
+	return nil, held, http.StatusBadRequest, errBody
+}
+
+// take takes memory for a body, if there is any left.
+func (r *Receiver) take(n int64) bool {
+	if r.bytes.Add(n) > r.cfg.MaxBytes {
+		r.bytes.Add(-n)
+		return false
+	}
+	return true
 }
 
 // answer is 200, and tells copies.

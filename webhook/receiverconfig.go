@@ -84,8 +84,19 @@ type ReceiverConfig struct {
 	// RetryAfter is what answers of 503 ask for, in whole seconds. Default 5 s, at least 1 s.
 	RetryAfter time.Duration
 
-	// MaxInFlight is how many requests are worked on at once, each of which may hold a body: more are told 503. Default 256.
+	// MaxInFlight is how many verified events are worked on at once: more are told 503. Default 256. Requests whose body is still coming, or that nobody has
+	// signed, do not count.
 	MaxInFlight int
+
+	// MaxBytes bounds the memory of bodies that are held at once, verified or not, in bytes: a request that needs more is told 503. Default 64 MiB, or four times
+	// the verifier's MaxBody where that is more; at least that plus 1. A body takes memory as it comes, whatever its Content-Length, and must bring 32 KiB
+	// a second on the average after the first 5 s: then 408.
+	MaxBytes int64
+
+	// MaxAside bounds, in bytes of a day in UTC, what is stored of copies that are told by their body alone (W7): headers, the first copy's body, and 500
+	// bytes each. A copy beyond it is told 503, with [ErrAside]; events that are none are not affected. Default 256 MiB, or four times the verifier's MaxBody
+	// where that is more; at least that plus 64 KiB.
+	MaxAside int64
 
 	// KeepDivergent keeps, in the parked table and as discarded, the body of a copy that is not that of the first (W9).
 	KeepDivergent bool
@@ -162,6 +173,22 @@ func (c ReceiverConfig) withDefaults(pool *pgxpool.Pool) (ReceiverConfig, error)
 	}
 	if c.MaxInFlight < 0 {
 		fault("ReceiverConfig.MaxInFlight", "%d is negative", c.MaxInFlight)
+	}
+	if c.Verifier != nil {
+		if c.MaxBytes == 0 {
+			c.MaxBytes = max(64<<20, 4*int64(c.Verifier.maxBody))
+		}
+		if least := int64(c.Verifier.maxBody) + 1; c.MaxBytes < least {
+			fault("ReceiverConfig.MaxBytes", "%d is not at least %d: one body of the verifier's MaxBody", c.MaxBytes, least)
+		}
+	}
+	if c.Verifier != nil {
+		if c.MaxAside == 0 {
+			c.MaxAside = max(256<<20, 4*int64(c.Verifier.maxBody))
+		}
+		if least := int64(c.Verifier.maxBody) + 64<<10; c.MaxAside < least {
+			fault("ReceiverConfig.MaxAside", "%d is not at least %d: one body of the verifier's MaxBody, and 64 KiB", c.MaxAside, least)
+		}
 	}
 	duration := func(field string, d *time.Duration, def, least, most time.Duration, why string) {
 		if *d == 0 {

@@ -9,7 +9,8 @@ import (
 // Standard is Standard Webhooks 1.0 (https://www.standardwebhooks.com), which Svix and many others send: v1 (HMAC-SHA256, a secret
 // "whsec_" and base64 of 24 to 64 bytes) and v1a (Ed25519, a public key "whpk_" and base64). Secrets of both kinds may be
 // configured together. The headers are webhook-id, webhook-timestamp and webhook-signature, or Svix's
-// svix-id and so on. The time may be 5 minutes off, both ways. Type is the body's member type, if it has one.
+// svix-id and so on. An id is 1 to 255 visible ASCII characters without a dot: the dot ends it in what is signed, so that with one in it the bytes of one signature could be
+// read as another id, time and body. The specification's libraries take such ids, and ids with spaces; here both are malformed. The time may be 5 minutes off, both ways. Type is the body's member type, if it has one.
 type Standard struct{}
 
 const standardID, standardTime, standardSignature = "Id", "Timestamp", "Signature"

@@ -41,6 +41,21 @@ func (v *Verifier) VerifyAt(now time.Time, header http.Header, body []byte) (*Ev
 	return e, nil
 }
 
+// expect is the part of Verify that needs no body: its length as announced, and the headers.
+func (v *Verifier) expect(header http.Header, length int64) error {
+	if length > int64(v.maxBody) {
+		return refusal(v.scheme.Name, &Error{Check: ErrTooLarge})
+	}
+	signed, err := v.scheme.Read(Fields{header})
+	if err == nil && len(signed.Signatures) > maxSignatures {
+		err = Malformed("", "more than 16 signatures")
+	}
+	if err != nil {
+		return refusal(v.scheme.Name, err)
+	}
+	return nil
+}
+
 func (v *Verifier) verify(now time.Time, f Fields, body []byte) (*Event, error) {
 	if len(body) > v.maxBody { // W2
 		return nil, &Error{Check: ErrTooLarge}

@@ -21,11 +21,12 @@ select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, 
        p.topic, p.partition, p."offset", p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
        p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
        p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
-       octet_length(p.body) as body_bytes, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed,
+       octet_length(coalesce(p.body, c.body)) as body_bytes, p.body_of, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed,
        p.sealed_as::text as sealed_as, p.trace, p.response_status,
        p.response_headers, octet_length(p.response_body) as response_bytes,
-       case when $2::boolean then p.body end as body, case when $2::boolean then p.response_body end as response_body
+       case when $2::boolean then coalesce(p.body, c.body) end as body, case when $2::boolean then p.response_body end as response_body
   from onlyonce.parked p
+  left join onlyonce.parked c on c.id = p.body_of
   left join lateral (
     select count(*) filter (where (f.partition, f."offset") < (p.partition, p."offset")) as ahead,
            count(*) filter (where (f.partition, f."offset") > (p.partition, p."offset")) as behind
@@ -72,6 +73,7 @@ type parkedWhole struct {
 	Behind        int64
 	Head          *int64
 	BodyBytes     *int32
+	BodyOf        *int64
 	Body          []byte
 
 	RowID           *int64
@@ -166,6 +168,7 @@ type parkedDetail struct {
 	Trace         *string        `json:"trace"`
 	Response      *response      `json:"response"`
 	BodyBytes     *int32         `json:"body_bytes"`
+	BodyOf        *int64         `json:"body_of"`
 	Body          *octets        `json:"body,omitempty"`
 }
 
@@ -189,7 +192,7 @@ func (p *parkedWhole) detail() *parkedDetail {
 		Offset: p.Offset, ClusterID: p.ClusterID, TopicID: p.TopicID, RecordTime: p.RecordTime, LogAppendTime: p.LogAppendTime,
 		RecordKey: octetsOf(p.RecordKey), Headers: []parkedHeader{}, Sink: p.Sink, Name: p.Name, Method: p.Method, Target: p.Target,
 		Replay: p.Replay, ReplayResend: p.ReplayResend, ParkedAt: p.ParkedAt, SettledAt: p.SettledAt, OrderKey: p.OrderKey,
-		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, Body: octetsOf(p.Body), RowID: p.RowID, Lane: p.Lane,
+		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, BodyOf: p.BodyOf, Body: octetsOf(p.Body), RowID: p.RowID, Lane: p.Lane,
 		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, SealedAs: p.SealedAs, Trace: p.Trace}
 	if p.ResponseStatus != nil {
 		d.Response = &response{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, octetsOf(p.ResponseBody)}
@@ -228,6 +231,7 @@ With -json, one object:
   order_key (as stored), ahead, behind, head   unsettled rows of its ordering key before and behind it, and the first of those before
   parked_at, settled_at      times
   body_bytes, body           body with -body only
+  body_of                    of a copy that has no body of its own (same-body): the row that has it, and whose body is shown; else null
 record_key, value and body are {"text": ...} or {"hex": ...}, or null.
 
 Example:

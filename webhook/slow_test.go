@@ -1,0 +1,190 @@
+package webhook_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// patient is a sender that waits for an hour, so that no deadline ends what a test looks at.
+func patient() sample {
+	s := membersSample()
+	h := s.provider.(webhook.HMAC)
+	h.Answer = time.Hour
+	s.provider = h
+	return s
+}
+
+// stalled is a request whose body stops in the middle: the handler waits for the rest until the test ends it.
+type stalled struct {
+	answer *httptest.ResponseRecorder
+	body   *io.PipeWriter
+	done   chan struct{}
+}
+
+// stall begins a request of which so many bytes have been read when it returns.
+func stall(t *testing.T, h http.Handler, header http.Header, sent, announced int) *stalled {
+	t.Helper()
+	in, out := io.Pipe()
+	req := httptest.NewRequest(http.MethodPost, "/", in)
+	req.Header, req.ContentLength = header, int64(announced)
+	s := &stalled{answer: httptest.NewRecorder(), body: out, done: make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		h.ServeHTTP(s.answer, req)
+		_ = in.Close()
+	}()
+	t.Cleanup(s.end)
+	_, _ = out.Write([]byte(strings.Repeat("x", sent))) // returns when it was read, or the request is over
+	return s
+}
+
+func (s *stalled) end() {
+	_ = s.body.CloseWithError(errors.New("gone"))
+	<-s.done
+}
+
+// W17: requests that nobody has signed take no place from events that were, however many there are and however slowly they come.
+func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := patient()
+	entered, leave := make(chan struct{}), make(chan struct{})
+	receiver := r.receiver(s, func(c *webhook.ReceiverConfig) {
+		c.MaxInFlight, c.Mode = 1, webhook.Inline
+		c.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			if string(m.Value) == `{"id":"held"}` {
+				entered <- struct{}{}
+				<-leave
+			}
+			return nil
+		}
+	})
+	for range 20 {
+		stall(t, receiver, headers("X-Sig", strings.Repeat("0", 64)), 1, 100_000)
+	}
+	e := r.serveMux(s, receiver, "")
+	for i := range 3 {
+		e.send(fmt.Sprintf(`{"id":"%d"}`, i)).want(t, 200, false)
+	}
+	// An event that is worked on does take one.
+	held := make(chan answer, 1)
+	go func() {
+		defer close(held)
+		held <- e.send(`{"id":"held"}`)
+	}()
+	select {
+	case <-entered:
+	case a := <-held:
+		t.Fatalf("answered before its handler was called: %d %q", a.status, a.body)
+	}
+	e.send(`{"id":"more"}`).want(t, 503, false)
+	if err := r.lastRefusal(); !errors.Is(err, webhook.ErrBusy) {
+		t.Error(err)
+	}
+	close(leave)
+	(<-held).want(t, 200, false)
+}
+
+// W17: the headers are judged before the body has come.
+func TestW17HeadersBeforeTheBody(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := patient()
+	server := httptest.NewServer(r.receiver(s))
+	t.Cleanup(server.Close)
+	for head, want := range map[string]string{
+		"": "400", "X-Sig: zz\r\n": "400", "X-Sig: 00\r\nX-Sig: 00\r\n": "400",
+	} {
+		c, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(patience))
+		_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"+head+"\r\n{")
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Errorf("%q: %v", head, err)
+			continue
+		}
+		_ = resp.Body.Close()
+		if !strings.HasPrefix(resp.Status, want) || !resp.Close {
+			t.Errorf("%q: %s, connection closed %t", head, resp.Status, resp.Close)
+		}
+	}
+}
+
+// W17: a body that stops coming is given up, long before the sender's own time is over.
+func TestW17BodyThatStopsComing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	server := httptest.NewServer(r.receiver(patient()))
+	t.Cleanup(server.Close)
+	c, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(2 * patience))
+	_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\nX-Sig: "+strings.Repeat("0", 64)+"\r\n\r\n{")
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusRequestTimeout {
+		t.Errorf("status %s", resp.Status)
+	}
+}
+
+// W17: bodies that are under way have a bound together, and each takes what has come of it.
+func TestW17MemoryOfBodies(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := patient()
+	v, err := webhook.New(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, MaxBody: 64 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	receiver := r.receiver(s, func(c *webhook.ReceiverConfig) { c.Verifier, c.MaxBytes = v, 150_000 })
+	unsigned := headers("X-Sig", strings.Repeat("0", 64))
+	a := stall(t, receiver, unsigned, 60_000, 64<<10)
+	b := stall(t, receiver, unsigned, 60_000, 64<<10)
+	for range 4 { // announced is nothing
+		stall(t, receiver, unsigned, 1, 64<<10).end()
+	}
+	third := stall(t, receiver, unsigned, 60_000, 64<<10)
+	third.end() // changes nothing for one that is answered
+	if third.answer.Code != http.StatusServiceUnavailable || !errors.Is(r.lastRefusal(), webhook.ErrBusy) {
+		t.Errorf("status %d, %v", third.answer.Code, r.lastRefusal())
+	}
+	e := r.serveMux(s, receiver, "")
+	e.send(`{"id":"small"}`).want(t, 200, false)
+	large := `{"id":"large","x":"` + strings.Repeat("x", 60_000) + `"}`
+	req, w := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(large)), httptest.NewRecorder() // a server would hang up while the client writes
+	req.Header = e.sign(e.secret, time.Now(), large)
+	if receiver.ServeHTTP(w, req); w.Code != http.StatusServiceUnavailable {
+		t.Errorf("a large body beside them: status %d", w.Code)
+	}
+	a.end()
+	b.end()
+	for i := range 5 { // what was taken is given back, each time
+		e.send(large).want(t, 200, i > 0)
+	}
+	cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: v, MaxBytes: 64 << 10}
+	if _, err := webhook.NewReceiver(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxBytes") {
+		t.Errorf("less than a body: %v", err)
+	}
+}
