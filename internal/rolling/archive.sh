@@ -3,8 +3,8 @@
 #
 #	internal/rolling/archive.sh COMMIT SCHEMA_VERSION
 #
-# v4.tar.gz was made from e7a6bc2. Made again from the same commit and worker it has the same bytes.
-# Run it when a schema version is released; the test names the archive that it wants.
+# Made again from the same commit and worker it has the same bytes. Run it when a schema version is released, and set `released` in
+# rolling_test.go to the version. Nothing is released yet, so there is no archive.
 set -euo pipefail
 cd "$(git rev-parse --show-toplevel)"
 commit=$1 version=$2
