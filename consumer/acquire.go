@@ -102,7 +102,8 @@ func (w *worker) report(ctx context.Context, halt *HaltError) {
 		cfg.Logger.Error("onlyonce: partition halted", halt.attributes()...)
 	}
 	if cfg.Hooks.Halted != nil {
-		cfg.Hooks.Halted(halt)
+		own := *halt // the hook may keep and change it, while others read the partition's state
+		cfg.Hooks.Halted(&own)
 	}
 }
 

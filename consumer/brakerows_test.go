@@ -33,7 +33,7 @@ var brakeRows = []row{
 
 func (f *faults) everythingFails(start func(consumer.Handler) func(), adjust ...func(*faults)) {
 	f.t.Helper()
-	f.begin(1, append(adjust, func(f *faults) { f.cfg.Brake.Every = 20 * time.Millisecond })...)
+	f.begin(1, append(adjust, func(f *faults) { f.cfg.Brake.Every, f.mix.Unordered = 20*time.Millisecond, true })...)
 	for i := range 30 {
 		f.mix.Add(0, "k0", "all-"+string(rune('A'+i)), "")
 	}

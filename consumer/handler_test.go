@@ -97,7 +97,7 @@ func TestT6HandlerCannotEndTheTransaction(t *testing.T) {
 		for _, how := range []string{"exec", "query", "queue", "batch"} {
 			t.Run(how+" "+strings.TrimSpace(sql), func(t *testing.T) {
 				t.Parallel()
-				unlike(t, "exhausted", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				unlike(t, "permanent", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 					_ = effect(ctx, tx, m)
 					switch how {
 					case "exec":
@@ -125,7 +125,7 @@ func TestT6HandlerCannotEndTheTransaction(t *testing.T) {
 // T6: SET CONSTRAINTS ALL IMMEDIATE trips the seal, and the error says what to do.
 func TestT6SetConstraintsAllIsRefused(t *testing.T) {
 	t.Parallel()
-	r := unlike(t, "exhausted", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	r := unlike(t, "permanent", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		_, err := tx.Exec(ctx, "set constraints all immediate")
 		return err
 	})

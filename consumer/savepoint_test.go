@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -51,13 +52,6 @@ func TestT7SavepointIsNoWayAround(t *testing.T) {
 			_ = tx.Savepoint(ctx, func() error { _, err := tx.Exec(ctx, "commit"); return err })
 			return nil
 		},
-		"connection": func(ctx context.Context, tx consumer.Tx) error {
-			_ = tx.Savepoint(ctx, func() error {
-				_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
-				return err
-			})
-			return nil
-		},
 		"the 61st": func(ctx context.Context, tx consumer.Tx) error {
 			for range 61 {
 				_ = tx.Savepoint(ctx, func() error { return nil })
@@ -67,7 +61,7 @@ func TestT7SavepointIsNoWayAround(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			unlike(t, "exhausted", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+			unlike(t, "permanent", func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 				if err := fn(ctx, tx); err != nil {
 					return err
 				}
@@ -75,6 +69,34 @@ func TestT7SavepointIsNoWayAround(t *testing.T) {
 			})
 		})
 	}
+}
+
+// T6, T7: a savepoint does not forgive that the connection is gone: the message's other writes do not commit, and no message is passed over.
+func TestT7SavepointDoesNotForgiveALostConnection(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	values := r.numbered(0, 10)
+	cfg := testConfig()
+	cfg.BlockedAfter = 50 * time.Millisecond
+	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if m.Offset == 7 {
+			_ = tx.Savepoint(ctx, func() error {
+				_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
+				return err
+			})
+		}
+		return effect(ctx, tx, m)
+	}, cfg)
+	until(t, "the halt", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.halts) > 0
+	})
+	stop()
+	if h := r.halts[0]; h.Reason != consumer.HaltBlocked || h.Position != 7 {
+		t.Errorf("halt: %v", h)
+	}
+	r.once(values[:7]...)
 }
 
 // T7: a deadlock inside a savepoint runs the whole transaction again, whatever the handler makes of it.

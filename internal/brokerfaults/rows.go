@@ -87,6 +87,8 @@ func cutOff(f *faults) {
 	end := f.logEnd()
 	stop := f.start(f.handle)
 	f.done()
+	f.until("the position behind the aborted records", func() bool { return f.position(0) >= end })
+	end = f.logEnd() // the marker that ends them may have been written behind the first look
 	f.until("the position at the log's end", func() bool { return f.position(0) == end })
 	stop()
 	before := f.calls.Load()

@@ -90,6 +90,9 @@ func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]strin
 	keyed := false
 	for i, m := range written {
 		parts[i], offs[i], ords[i], ids[i], values[i], calls[i] = m.Partition, m.Offset, m.Key, m.ID, m.Value, m.Calls
+		if x.Unordered {
+			ords[i] = ""
+		}
 		keyed = keyed || m.ID != ""
 	}
 	rows, err := pool.Query(ctx, checkSQL, x.Scope, x.Topic, keyed && !x.PositionsOnly, x.Ordered, done, parts, offs, ords, ids, values, calls)

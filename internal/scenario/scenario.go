@@ -44,6 +44,8 @@ type Mix struct {
 	Scope, Topic string
 	// Ordered: the consumer runs under ParkOrderingKey.
 	Ordered bool
+	// Unordered: messages that were parked by themselves are tried again later, so that order is not promised (I6 does not count).
+	Unordered bool
 	// PositionsOnly: the consumer runs without ids.
 	PositionsOnly bool
 
