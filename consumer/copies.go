@@ -16,9 +16,9 @@ type Copies int
 const (
 	copiesUnset Copies = iota
 
-	// WithinTopic: an id counts within its topic. The same id in another topic is another message: an order's id in `created` and in `paid`.
+	// WithinTopic says that an id counts within its topic. The same id in another topic is another message: an order's id in `created` and in `paid`.
 	WithinTopic
-	// AcrossTopics: an id counts across the topics of the scope. The same id in another topic is a copy, as where a message is moved from one topic to another.
+	// AcrossTopics says that an id counts across the topics of the scope. The same id in another topic is a copy, as where a message is moved from one topic to another.
 	AcrossTopics
 )
 

@@ -158,7 +158,7 @@ func TestF9TurnsApart(t *testing.T) {
 // F9: the turns are the process's: a process that dies takes all of its consumers with it.
 func TestF9TurnsAreTheProcesss(t *testing.T) {
 	t.Parallel()
-	if consumer.DefaultTurns() != consumer.DefaultTurns() {
+	if one, other := consumer.DefaultTurns(), consumer.DefaultTurns(); one != other {
 		t.Error("two consumers of one process do not know of each other")
 	}
 }

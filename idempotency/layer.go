@@ -180,7 +180,7 @@ func (e *endpoint) read(w http.ResponseWriter, r *http.Request) (body []byte, c 
 	case errors.As(err, &tooLarge):
 		return nil, codeRequestTooLarge, nil
 	case err != nil:
-		return nil, codeBodyUnreadable, nil
+		return nil, codeBodyUnreadable, nil //nolint:nilerr // the client's fault, which the code says
 	case int64(len(body)) < r.ContentLength || len(body) == 0 && (len(r.PostForm) > 0 || r.MultipartForm != nil):
 		return nil, codeBodyConsumed, fmt.Errorf("%w: %d bytes are left of Content-Length %d", errConsumed, len(body), r.ContentLength)
 	}

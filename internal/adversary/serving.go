@@ -200,7 +200,7 @@ func (x *serving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 				err = &breach{[]string{fmt.Sprintf("waits beyond its bound: a request is under way for %v", r.patience)}}
 			}
 			_ = server.Close()
-			<-served
+			<-served //nolint:errcheck // that it was shut down
 			if stopped := stop(); err == nil {
 				err = stopped
 			}

@@ -108,7 +108,7 @@ func cutOff(f *faults) {
 		fresh.AppendMessage(0, &consumer.Message{Value: []byte("unseen")})
 	}
 	stop = f.start(f.handle)
-	f.halted(consumer.HaltTruncated)
+	_ = f.halted(consumer.HaltTruncated)
 	stop()
 	if n := f.calls.Load(); n != before || f.position(0) != end {
 		f.t.Errorf("position %d, and %d calls of the handler after that", f.position(0), n-before)

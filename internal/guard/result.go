@@ -329,7 +329,7 @@ func (b userBatch) Query() (rows pgx.Rows, err error) {
 		return failedRows{err}, err
 	}
 	defer b.h.leave(&err)
-	if rows, err = b.r.batch.Query(); err == nil {
+	if rows, err = b.r.batch.Query(); err == nil { //nolint:sqlclosecheck // the caller's to close
 		b.r.next++
 	}
 	return guarded{rows, b.h}, err
