@@ -311,7 +311,7 @@ func (r *rig) migrate(version int) {
 // statements before, and must go on with them. A table at a time, so that the server never has to end a worker's transaction for it.
 func (r *rig) nextSchema(version int) {
 	r.t.Helper()
-	rows, err := r.pool.Query(r.t.Context(), `select relname::text from pg_class where relnamespace = 'onlyonce'::regnamespace and relkind = 'r' order by 1`)
+	rows, err := r.pool.Query(r.t.Context(), `select relname::text from pg_class where relnamespace = 'onlyonce'::regnamespace and relkind in ('r', 'p') and not relispartition order by 1`)
 	if err != nil {
 		r.t.Fatal(err)
 	}
