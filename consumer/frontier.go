@@ -33,6 +33,9 @@ func (r *retrier) mark(a polled) {
 		if s.last.IsZero() || time.Since(s.last) >= sampleEvery {
 			s.at, s.asked, s.end = a.now, a.asked, -1
 		}
+	case s.at.After(a.now): // the clock went back: the database refuses that time until the clock is there again
+		s.asked = time.Time{}
+		r.asks.note(nil)
 	case s.end < 0:
 		if latest := r.state.seen.Load(); latest != nil && latest.began.After(s.asked) {
 			s.end = latest.end

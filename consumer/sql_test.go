@@ -137,6 +137,12 @@ func TestK6FrontierWantsALaterFetch(t *testing.T) {
 	if f := r.asks.frontier; f != nil && !f.Equal(sampled) {
 		t.Errorf("the frontier is %v, want %v: when the clock was looked at", f, sampled)
 	}
+	now = now.Add(-time.Hour)
+	answer("the clock went back before it was noted", false)
+	answer("a sample of the clock as it is now", false)
+	r.state.fetched(seen{began: now, end: 7}, 7)
+	r.state.fetched(seen{began: now.Add(time.Millisecond), end: 7}, 7)
+	answer("and what a later fetch shows is handled", true)
 }
 
 type noSource struct{ Source }
