@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 )
 
 // D1: ten messages together need more locks than the server has room for, and each by itself does not. The batch is divided.
+// The server is the test's own: others on a shared one would be refused, too.
 func TestD1BatchThatNeedsTooMuchRoomIsDivided(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 1)
+	r := rigOn(t, pgtest.Pool(t, pgtest.Server(t, nil)), 1)
 	room := r.count(`select current_setting('max_locks_per_transaction')::int * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int)`)
 	values := r.numbered(0, 10)
 	stop := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {

@@ -16,7 +16,7 @@ import (
 
 const (
 	// firstPatience bounds all of preflight's waiting for brokers.
-	firstPatience = 15 * time.Second
+	firstPatience = 30 * time.Second
 	// newTopicPatience is how long a topic may be unknown: one just created is not known to all brokers at once.
 	newTopicPatience = 3 * time.Second
 )
@@ -28,7 +28,10 @@ func preflight(ctx context.Context, n *network) error {
 	defer cancel()
 	var unreachable error
 	err := kafkalog.Patiently(ctx, n, newTopicPatience, func() error {
-		_, err := kafkalog.Topics(ctx, n, n.cfg.Topics...)
+		err := kafkalog.AnyBroker(ctx, len(n.cfg.Brokers), func(ctx context.Context) error {
+			_, err := kafkalog.Topics(ctx, n, n.cfg.Topics...)
+			return err
+		})
 		var about *kafkalog.TopicError
 		if err != nil && !errors.As(err, &about) {
 			unreachable = err
@@ -55,7 +58,11 @@ func preflight(ctx context.Context, n *network) error {
 // newEnough refuses brokers without transactions: they would be joined, and fetched from in vain. Only one is asked; franz-go refuses
 // the others when a fetch comes to them.
 func (n *network) newEnough(ctx context.Context) error {
-	resp, err := ask[*kmsg.ApiVersionsResponse](ctx, n, kmsg.NewPtrApiVersionsRequest())
+	var resp *kmsg.ApiVersionsResponse
+	err := kafkalog.AnyBroker(ctx, len(n.cfg.Brokers), func(ctx context.Context) (err error) {
+		resp, err = ask[*kmsg.ApiVersionsResponse](ctx, n, kmsg.NewPtrApiVersionsRequest())
+		return err
+	})
 	if err != nil {
 		return n.unreachable(err)
 	}

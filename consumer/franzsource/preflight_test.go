@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,18 +18,19 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 
+	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
 	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 )
 
-// Whoever listens there accepts connections and says nothing; a context that ends while Run waits is no failure.
-func TestSilentBroker(t *testing.T) {
-	t.Parallel()
+// silent listens, accepts connections and answers nothing, as the port of a frozen host does.
+func silent(t *testing.T) (addr string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -38,10 +40,40 @@ func TestSilentBroker(t *testing.T) {
 			defer c.Close()
 		}
 	}()
-	wantAll(t, runFails(t, quick([]string{l.Addr().String()}, "topic")), "franzsource: cannot reach any of ["+l.Addr().String()+"]", "is the broker running?")
+	return l.Addr().String()
+}
+
+// One broker that the list names is frozen: the process starts with another one. The clients choose at random, hence several runs.
+func TestOneSilentBrokerOfFour(t *testing.T) {
+	t.Parallel()
+	cluster := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
+	topic := kafkatest.Topic(t, cluster.ListenAddrs(), 1, nil)
+	for range 2 {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var owned atomic.Bool
+			err := franzsource.New(quick(append([]string{silent(t)}, cluster.ListenAddrs()...), topic)).Run(ctx, func(context.Context, consumer.Partition) error {
+				owned.Store(true)
+				cancel()
+				return nil
+			})
+			if err != nil || !owned.Load() {
+				t.Errorf("Run returned %v; owned %v", err, owned.Load())
+			}
+		})
+	}
+}
+
+// Whoever listens there accepts connections and says nothing; a context that ends while Run waits is no failure.
+func TestSilentBroker(t *testing.T) {
+	t.Parallel()
+	addr := silent(t)
+	wantAll(t, runFails(t, quick([]string{addr}, "topic")), "franzsource: cannot reach any of ["+addr+"]", "is the broker running?")
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := franzsource.New(quick([]string{l.Addr().String()}, "topic")).Run(ctx, nil); err != nil {
+	if err := franzsource.New(quick([]string{addr}, "topic")).Run(ctx, nil); err != nil {
 		t.Errorf("Run returned %v", err)
 	}
 }

@@ -4,11 +4,16 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
+
+// silentFor is how long a broker without an answer is left alone: longer than the waits between attempts to join.
+const silentFor = 10 * time.Second
 
 // errClosed is what a dial gets after Run has returned.
 var errClosed = fmt.Errorf("kafkasource: %w", kafkalog.ErrClosed)
@@ -16,11 +21,17 @@ var errClosed = fmt.Errorf("kafkasource: %w", kafkalog.ErrClosed)
 // connections knows which connections kafka-go holds open. kafka-go closes one when the request on it has ended, and some not at all
 // (a failed TLS handshake of its Dialer); it offers no way to interrupt a JoinGroup, which may block for as long as others take to
 // let their partitions go. Whoever owns the sockets can do both.
+//
+// It also keeps kafka-go from a broker that accepts connections and answers nothing, for example because its host is frozen. kafka-go's
+// ConsumerGroup asks the first broker of its list that accepts a connection for the coordinator, again and again; it would never
+// come to the second. So a broker that closed without an answer is not dialed for silentFor, if others are left.
 type connections struct {
-	dialer net.Dialer
+	dialer  net.Dialer
+	brokers []string // the addresses that kafka-go may choose among; none where it goes on to others by itself
 
 	mu     sync.Mutex
 	open   map[*connection]struct{}
+	silent map[string]time.Time // broker address -> when a connection to it was given up without an answer
 	closed bool
 	empty  chan struct{} // closed once closed is set and open is empty
 }
@@ -28,15 +39,23 @@ type connections struct {
 // connection reports when kafka-go has let go of it.
 type connection struct {
 	net.Conn
-	of   *connections
-	once sync.Once
+	of       *connections
+	address  string
+	answered atomic.Bool
+	once     sync.Once
 }
 
-func newConnections(timeout time.Duration) *connections {
-	return &connections{dialer: net.Dialer{Timeout: timeout}, open: make(map[*connection]struct{}), empty: make(chan struct{})}
+func newConnections(timeout time.Duration, brokers ...string) *connections {
+	return &connections{
+		dialer: net.Dialer{Timeout: timeout}, brokers: brokers,
+		open: make(map[*connection]struct{}), silent: make(map[string]time.Time), empty: make(chan struct{}),
+	}
 }
 
 func (c *connections) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if c.avoids(address) {
+		return nil, fmt.Errorf("kafkasource: broker %s accepted a connection and did not answer: another one is asked", address)
+	}
 	nc, err := c.dialer.DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err
@@ -47,9 +66,26 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 		_ = nc.Close()
 		return nil, errClosed
 	}
-	conn := &connection{Conn: nc, of: c}
+	conn := &connection{Conn: nc, of: c, address: address}
 	c.open[conn] = struct{}{}
 	return conn, nil
+}
+
+// avoids says whether a broker was silent a moment ago, while another one of the list was not.
+func (c *connections) avoids(address string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	quiet := func(a string) bool { at, ok := c.silent[a]; return ok && time.Since(at) < silentFor }
+	return quiet(address) && slices.ContainsFunc(c.brokers, func(b string) bool { return !quiet(b) })
+}
+
+// Read notes that the broker answers.
+func (c *connection) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.answered.Store(true)
+	}
+	return n, err
 }
 
 // Close is called by kafka-go.
@@ -58,6 +94,11 @@ func (c *connection) Close() error {
 		c.of.mu.Lock()
 		defer c.of.mu.Unlock()
 		delete(c.of.open, c)
+		if c.answered.Load() {
+			delete(c.of.silent, c.address)
+		} else {
+			c.of.silent[c.address] = time.Now()
+		}
 		c.of.signal()
 	})
 	return c.Conn.Close()

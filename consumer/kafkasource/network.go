@@ -66,7 +66,7 @@ type network struct {
 func newNetwork(cfg Config) *network {
 	n := &network{
 		cfg: cfg, log: cfg.Logger.With("group", cfg.GroupID), addr: kafka.TCP(cfg.Brokers...),
-		data: newConnections(dialTimeout), group: newConnections(dialTimeout),
+		data: newConnections(dialTimeout), group: newConnections(dialTimeout, cfg.Brokers...),
 		format: kmsg.NewRequestFormatter(kmsg.FormatterClientID(cfg.ClientID)), codecs: recordbatch.NewCodecs(),
 	}
 	n.transport = &kafka.Transport{

@@ -15,7 +15,7 @@ import (
 
 const (
 	// firstPatience bounds all of preflight's waiting for brokers.
-	firstPatience = 15 * time.Second
+	firstPatience = 30 * time.Second
 	// newTopicPatience is how long a topic may be unknown: one just created is not known to all brokers at once.
 	newTopicPatience = 3 * time.Second
 )
@@ -28,7 +28,10 @@ func preflight(ctx context.Context, n *network) (map[string]kafkalog.Topic, erro
 	var topics map[string]kafkalog.Topic
 	var unreachable error
 	err := kafkalog.Patiently(ctx, n, newTopicPatience, func() (err error) {
-		topics, err = kafkalog.Topics(ctx, n, n.cfg.Topics...)
+		err = kafkalog.AnyBroker(ctx, len(n.cfg.Brokers), func(ctx context.Context) (err error) {
+			topics, err = kafkalog.Topics(ctx, n, n.cfg.Topics...)
+			return err
+		})
 		var about *kafkalog.TopicError
 		if err != nil && !errors.As(err, &about) {
 			unreachable = err

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,14 +63,14 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// Whoever listens there accepts connections and says nothing.
-func TestSilentBroker(t *testing.T) {
-	t.Parallel()
+// silent listens, accepts connections and answers nothing, as the port of a frozen host does.
+func silent(t *testing.T) (addr string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -79,13 +80,43 @@ func TestSilentBroker(t *testing.T) {
 			defer c.Close()
 		}
 	}()
-	wantAll(t, runFails(t, quick([]string{l.Addr().String()}, "topic")), "kafkasource: cannot reach any of ["+l.Addr().String()+"]", "is the broker running?")
+	return l.Addr().String()
+}
+
+// One broker that the list names is frozen: the process starts with another one. The clients choose at random, hence several runs.
+func TestOneSilentBrokerOfFour(t *testing.T) {
+	t.Parallel()
+	cluster := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
+	topic := kafkatest.Topic(t, cluster.ListenAddrs(), 1, nil)
+	for range 2 {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var owned atomic.Bool
+			err := kafkasource.New(quick(append([]string{silent(t)}, cluster.ListenAddrs()...), topic)).Run(ctx, func(context.Context, consumer.Partition) error {
+				owned.Store(true)
+				cancel()
+				return nil
+			})
+			if err != nil || !owned.Load() {
+				t.Errorf("Run returned %v; owned %v", err, owned.Load())
+			}
+		})
+	}
+}
+
+// Whoever listens there accepts connections and says nothing.
+func TestSilentBroker(t *testing.T) {
+	t.Parallel()
+	addr := silent(t)
+	wantAll(t, runFails(t, quick([]string{addr}, "topic")), "kafkasource: cannot reach any of ["+addr+"]", "is the broker running?")
 
 	// And a context that ends while it waits is no failure.
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	started := time.Now()
-	if err := kafkasource.New(quick([]string{l.Addr().String()}, "topic")).Run(ctx, nil); err != nil {
+	if err := kafkasource.New(quick([]string{addr}, "topic")).Run(ctx, nil); err != nil {
 		t.Errorf("Run returned %v", err)
 	}
 	if d := time.Since(started); d > 3*time.Second {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -29,6 +30,27 @@ func Patiently(ctx context.Context, c Cluster, limit time.Duration, f func() err
 		}
 		return err
 	}, backoff.WithContext(b, ctx))
+}
+
+// answerPatience is how long one broker of several may take to answer a question that any of them can.
+const answerPatience = 5 * time.Second
+
+// AnyBroker calls f again while it fails because a broker does not answer, for example because its host is frozen: a client turns to
+// another broker of its list at the next attempt. Any other error returns at once. A single broker has all the time that ctx has.
+func AnyBroker(ctx context.Context, brokers int, f func(context.Context) error) error {
+	for {
+		attempt, cancel := ctx, context.CancelFunc(func() {})
+		if brokers > 1 {
+			attempt, cancel = context.WithTimeout(ctx, answerPatience)
+		}
+		err := f(attempt)
+		cancel()
+		var timeout net.Error
+		silent := errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
+		if brokers == 1 || !silent || !Sleep(ctx, 20*time.Millisecond) {
+			return err
+		}
+	}
 }
 
 // passing says whether an error may be gone at the next attempt: the network's are, and those with which brokers say that leaders or
