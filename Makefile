@@ -3,14 +3,14 @@
 GO     ?= go
 RACE   ?=
 PKGS   ?= ./...
-DEVENV := $(GO) run ./internal/devenv/run
+DEVENV := $(GO) run ./test/devenv/run
 LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-# In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (internal/retest).
-TEST := $(if $(CI),$(GO) run ./internal/retest $(if $(FLAKY),-flaky $(FLAKY),),$(GO) test)
+# In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
+TEST := $(if $(CI),$(GO) run ./test/retest $(if $(FLAKY),-flaky $(FLAKY),),$(GO) test)
 
 .PHONY: help quickstart test lint bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
@@ -37,18 +37,18 @@ retention: ## what remembering keys takes: 45 days with a horizon of 30 simulate
 	cd bench && $(GO) run . -retention $(ARGS)
 
 mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks
-	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./internal/mutants $(if $(ONLY),-only $(ONLY),)
+	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only $(ONLY),)
 
 adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name
-	$(GO) run ./internal/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',)
+	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',)
 
 matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 picks
-	$(GO) run ./internal/matrix $(if $(ONLY),-only $(ONLY),)
+	$(GO) run ./test/matrix $(if $(ONLY),-only $(ONLY),)
 
 # Storms start servers of their own, which they kill: a JVM and PostgreSQL must be on the machine.
 MESSAGES ?= 100000
 KILLS    ?= 100
-STORM    := $(GO) run ./internal/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),)
+STORM    := $(GO) run ./test/storm $(if $(SEED),-seed $(SEED),) $(if $(SOURCE),-source $(SOURCE),) $(if $(POLICY),-policy $(POLICY),)
 
 storm: ## kill workers, Postgres and the broker under a stream, and check the invariants; MESSAGES, KILLS, SEED, SOURCE=kafka-go|franz, POLICY=park|key
 	$(STORM) -messages $(MESSAGES) -kills $(KILLS)
@@ -74,7 +74,7 @@ storm-idle: ## a failover behind which no message comes; SEED, SOURCE, POLICY
 CALLS ?= 100000
 
 storm-outbox: ## kill relays and Postgres under a stream of outbound calls, with a remote that fails in every way; CALLS, KILLS, SEED
-	$(GO) run ./internal/outboxstorm $(if $(SEED),-seed $(SEED),) -calls $(CALLS) -kills $(KILLS)
+	$(GO) run ./test/outboxstorm $(if $(SEED),-seed $(SEED),) -calls $(CALLS) -kills $(KILLS)
 
 HISTORIES ?= 1000
 

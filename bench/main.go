@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/devenv"
+	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
 // options are the command line.

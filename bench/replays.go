@@ -10,8 +10,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/idempotency/rediscache"
-	"github.com/onlyonce/onlyonce/internal/devenv"
 	"github.com/onlyonce/onlyonce/seal"
+	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
 // replaysByRedis compares replays that a Redis on this machine answers with those that the database does.

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/devenv"
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
 // effectsSQL is the table that both sides write to, the one that the bars were measured with: what the plainest table of a

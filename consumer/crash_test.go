@@ -11,7 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/internal/scenario"
+	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
 // children are the scenarios that end in SIGKILL, or may.

@@ -16,9 +16,9 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 type Order struct {

@@ -20,9 +20,9 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/fault"
-	"github.com/onlyonce/onlyonce/internal/scenario"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
 // pointsMix is the same log in every process.

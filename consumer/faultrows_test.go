@@ -18,9 +18,9 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/internal/scenario"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
 // isolated sets the isolation level of every transaction.

@@ -18,9 +18,9 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/internal/devenv"
-	"github.com/onlyonce/onlyonce/internal/scenario"
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
 // row is one fault at one step. A colon divides what docs/guarantees.md lists from a variant of it.

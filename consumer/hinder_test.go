@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // D1: ten messages together need more locks than the server has room for, and each by itself does not. The batch is divided.

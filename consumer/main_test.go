@@ -16,8 +16,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
-	"github.com/onlyonce/onlyonce/internal/scenario"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.

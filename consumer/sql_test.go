@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // Every statement is one that the real server understands.

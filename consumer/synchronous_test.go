@@ -11,8 +11,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
-	"github.com/onlyonce/onlyonce/internal/scenario"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
 // T5: while COMMIT waits for a synchronous standby the consumer is stopped, and its drain time passes. Whoever cancels a COMMIT there

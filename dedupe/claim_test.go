@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.

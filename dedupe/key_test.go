@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 type vectors struct {

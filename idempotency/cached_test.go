@@ -11,8 +11,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/idempotency/rediscache"
-	"github.com/onlyonce/onlyonce/internal/devenv/redistest"
 	"github.com/onlyonce/onlyonce/seal"
+	"github.com/onlyonce/onlyonce/test/devenv/redistest"
 )
 
 func testSealer(t *testing.T) *seal.Sealer {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // The connection breaks at COMMIT: before the server gets it, or after it and before the client hears of it. What is answered is true

@@ -24,8 +24,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // long makes the tests with crashes do what a night has time for.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // provider is a remote that honours keys: what it was asked for under each, and how often.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // workerURL makes this test's program a process that works on operations, in that database.

@@ -16,7 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/eventlog"
+	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
@@ -29,7 +29,7 @@ type Operations struct {
 	layer  *Layer
 	cfg    OperationsConfig
 	work   map[string]Work
-	source *eventlog.Source
+	source *eventsource.Source
 	worker *consumer.Consumer
 	made   atomic.Bool // the stream is there
 }
@@ -133,7 +133,7 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	}
 	o := &Operations{layer: layer, cfg: cfg, work: work}
 	var err error
-	if o.source, err = eventlog.NewSource(layer.pool, eventlog.Config{Group: cfg.Stream, Topics: []string{cfg.Stream}, Partitions: cfg.Partitions,
+	if o.source, err = eventsource.NewSource(layer.pool, eventsource.Config{Group: cfg.Stream, Topics: []string{cfg.Stream}, Partitions: cfg.Partitions,
 		PollInterval: cfg.PollInterval, LeaseTTL: cfg.LeaseTTL, Logger: cfg.Logger}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}
@@ -172,7 +172,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 		return fmt.Errorf("%w: Request.Input: has %d bytes, at most %d", ErrConfig, len(req.Input), o.cfg.MaxInput)
 	}
 	if !o.made.Load() {
-		if _, err := eventlog.MakeStream(r.Context(), o.layer.pool, o.cfg.Stream, o.cfg.Partitions); err != nil {
+		if _, err := eventsource.MakeStream(r.Context(), o.layer.pool, o.cfg.Stream, o.cfg.Partitions); err != nil {
 			return err
 		}
 		o.made.Store(true)
@@ -190,7 +190,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 		return err
 	}
 	tx.Queue(acceptSQL, id, x.scope.Tenant, x.scope.Principal, req.Name, o.cfg.TTL)
-	e := eventlog.Event{Topic: o.cfg.Stream, Tenant: x.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
+	e := eventsource.Event{Topic: o.cfg.Stream, Tenant: x.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)
 	}
@@ -201,7 +201,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 			e.Headers = append(e.Headers, consumer.Header{Name: "tracestate", Value: []byte(state)})
 		}
 	}
-	if err := eventlog.Append(r.Context(), tx, e); err != nil {
+	if err := eventsource.Append(r.Context(), tx, e); err != nil {
 		return err
 	}
 	x.woken = o.source.Wake

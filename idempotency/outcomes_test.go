@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // gate is a handler that says when it has begun, and goes on when it is told to.

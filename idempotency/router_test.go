@@ -13,7 +13,7 @@ import (
 	"github.com/go-chi/chi/v5/middleware"
 
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // The layer behind a router: around each route's handler, or as the router's middleware. Either way the handler has the path's values, and what

@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/devenv"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // memory is a cache without a server.

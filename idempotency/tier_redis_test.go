@@ -12,7 +12,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/idempotency"
 	"github.com/onlyonce/onlyonce/idempotency/rediscache"
-	"github.com/onlyonce/onlyonce/internal/devenv/redistest"
+	"github.com/onlyonce/onlyonce/test/devenv/redistest"
 )
 
 // rows is a database with a tier in front.

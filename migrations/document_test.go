@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // The statements of docs/sql.md run as they stand, and do what the page says; each function that it names is there under that signature.

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // T5: a relay is stopped while the COMMIT that journals an attempt waits for a synchronous standby. Cancelled, it would be on this

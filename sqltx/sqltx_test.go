@@ -18,9 +18,9 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/sqltx"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // drivers are the names under which the two are registered, and what each needs in the address.

@@ -9,7 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/eventlog"
+	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -108,7 +108,7 @@ func (r *Receiver) accept(ctx context.Context, i *item) (Outcome, error) {
 		case guard.RunAgain(guard.SQLState(err)):
 			again = true
 		case guard.SQLState(err) == codeNoStream:
-			_, made := eventlog.MakeStream(ctx, r.pool, Topic(r.cfg.Endpoint), r.cfg.Partitions)
+			_, made := eventsource.MakeStream(ctx, r.pool, Topic(r.cfg.Endpoint), r.cfg.Partitions)
 			again, err = made == nil, errors.Join(err, made)
 		}
 		if !again || run >= mostRuns || ctx.Err() != nil {
@@ -242,7 +242,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	}
 	switch a.cfg.Mode {
 	case Inbox:
-		err = eventlog.Append(ctx, tx, a.stored(a.item))
+		err = eventsource.Append(ctx, tx, a.stored(a.item))
 	case Inline:
 		if err = a.handle(ctx, tx); errors.Is(err, errLeftBehind) {
 			return "", false, err // from here on tx is the handler's

@@ -25,7 +25,7 @@
 //	COMMIT
 //	200
 //
-// In mode Inbox the event is in the endpoint's stream then (package internal/eventlog), raw, and a [Source] gives it to a consumer. In mode Inline
+// In mode Inbox the event is in the endpoint's stream then (package internal/eventsource), raw, and a [Source] gives it to a consumer. In mode Inline
 // the handler, of the same type, has run in this transaction. The transaction is package internal/guard's: no COMMIT of a handler's own, no
 // swallowed error.
 //

@@ -16,7 +16,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/eventlog"
+	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
 // Headers of a message that hold what an event is besides its kept headers and its body. In lower case: those of a request are in HTTP's
@@ -169,8 +169,8 @@ func call(f func(*Event) string, e *Event) (s string) {
 }
 
 // stored is the event as the log has it.
-func (r *Receiver) stored(i *item) eventlog.Event {
-	return eventlog.Event{Topic: Topic(r.cfg.Endpoint), Tenant: i.tenant, ID: i.id, Key: i.key, Headers: i.headers, Body: i.Body}
+func (r *Receiver) stored(i *item) eventsource.Event {
+	return eventsource.Event{Topic: Topic(r.cfg.Endpoint), Tenant: i.tenant, ID: i.id, Key: i.key, Headers: i.headers, Body: i.Body}
 }
 
 // message is the event as an inline handler gets it.

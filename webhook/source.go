@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/eventlog"
+	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
 // SourceConfig says what a [Source] reads. The zero value of a field is the default that its comment names; a value out of range is an error
@@ -45,7 +45,7 @@ type SourceConfig struct {
 //	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: webhook.Scope("stripe")})
 //
 // Members of a group share the partitions; each has one Source, for one Run.
-type Source struct{ *eventlog.Source }
+type Source struct{ *eventsource.Source }
 
 var _ consumer.EventSource = (*Source)(nil)
 
@@ -71,10 +71,10 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	if cfg.Partitions == 0 {
 		cfg.Partitions = 16
 	}
-	s, err := eventlog.NewSource(pool, eventlog.Config{Group: cfg.Group, Topics: topics, Partitions: cfg.Partitions, PollInterval: cfg.PollInterval,
+	s, err := eventsource.NewSource(pool, eventsource.Config{Group: cfg.Group, Topics: topics, Partitions: cfg.Partitions, PollInterval: cfg.PollInterval,
 		LeaseTTL: cfg.LeaseTTL, HandoverTimeout: cfg.HandoverTimeout, Retention: cfg.Retention, SegmentBytes: cfg.SegmentBytes, Logger: cfg.Logger})
 	for _, one := range split(err) {
-		var f *eventlog.Fault
+		var f *eventsource.Fault
 		switch {
 		case !errors.As(one, &f):
 			faults = append(faults, one)

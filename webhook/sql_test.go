@@ -3,7 +3,7 @@ package webhook
 import (
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // Every statement is one that the real server understands.

@@ -30,9 +30,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/devenv"
 	"github.com/onlyonce/onlyonce/migrations"
 	"github.com/onlyonce/onlyonce/seal"
+	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
 type options struct {

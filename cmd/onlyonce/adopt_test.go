@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 var adoptOrders0 = []string{"cursor", "adopt", "-scope", "stock", "-topic", "orders", "-partition", "0", "-reason", "INC-7"}

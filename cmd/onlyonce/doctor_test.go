@@ -14,9 +14,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/devenv"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // examines runs doctor -json, which must fail or not.

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/eventlog"
+	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
 // eventShop is a consumer of a stream of the event log.
@@ -26,10 +26,10 @@ func newEventShop(t *testing.T, policy consumer.FailurePolicy) *eventShop {
 	t.Helper()
 	s := &eventShop{shop: newShop(t)}
 	s.broken.Store(true)
-	if _, err := eventlog.MakeStream(t.Context(), s.pool, "hooks", 1); err != nil {
+	if _, err := eventsource.MakeStream(t.Context(), s.pool, "hooks", 1); err != nil {
 		t.Fatal(err)
 	}
-	source, err := eventlog.NewSource(s.pool, eventlog.Config{Group: "g", Topics: []string{"hooks"}, PollInterval: 10 * time.Millisecond})
+	source, err := eventsource.NewSource(s.pool, eventsource.Config{Group: "g", Topics: []string{"hooks"}, PollInterval: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func (s *eventShop) append(keys ...string) {
 		for _, key := range keys {
 			s.n++
 			id := fmt.Sprintf("%s-%d", key, s.n)
-			if err := eventlog.Append(s.t.Context(), tx, eventlog.Event{Topic: "hooks", Tenant: "t", ID: id, Key: []byte(key), Body: []byte(id),
+			if err := eventsource.Append(s.t.Context(), tx, eventsource.Event{Topic: "hooks", Tenant: "t", ID: id, Key: []byte(key), Body: []byte(id),
 				Headers: []consumer.Header{{Name: "h", Value: []byte("v")}}}); err != nil {
 				return err
 			}

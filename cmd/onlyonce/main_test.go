@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // session runs the program as a shell would.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // twoShards are the databases a and b, and a topic of two partitions.

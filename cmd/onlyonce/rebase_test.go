@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // newCluster is a database with our schema in a cluster of its own.

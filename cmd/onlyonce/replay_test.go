@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 func replayArgs(more ...string) []string {

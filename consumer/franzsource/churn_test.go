@@ -10,8 +10,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // Members come, go, and lose partitions by the database's word, at random. No partition is ever in two hands, whoever has one commits

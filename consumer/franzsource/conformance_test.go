@@ -7,8 +7,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
-	"github.com/onlyonce/onlyonce/internal/brokerfaults"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/brokerfaults"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // source makes one for the suites that are the same for every source.

@@ -16,7 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // A compacted topic is read exactly: each record that is left comes once, in order, and what was removed is passed over, batches that

@@ -16,7 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // A partition that stays is not interrupted when another member joins or leaves: its context does not end, and it commits all the

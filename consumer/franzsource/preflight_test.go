@@ -20,7 +20,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/franzsource"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // silent listens, accepts connections and answers nothing, as the port of a frozen host does.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // The broker's clock is written once for a batch; kafka-go's decoder would hand over the producer's times. (kfake keeps those.)

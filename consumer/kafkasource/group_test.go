@@ -13,7 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // The member of an older generation is told so by its commit. It is held up by a drain that lasts until the others have gone on without it.

@@ -8,8 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // patience bounds every wait of these tests.

@@ -11,7 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // Brokers from 2.8 to 3.0 have topic ids, but fetch by name: the id is looked at when the last fetch is more than a second ago.

@@ -10,7 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // transaction is a producer with a transaction open.

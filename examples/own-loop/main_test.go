@@ -6,8 +6,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/examples/internal/command"
 	"github.com/onlyonce/onlyonce/examples/internal/commandtest"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 func TestOwnLoop(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/screen"
+	"github.com/onlyonce/onlyonce/test/screen"
 )
 
 // demo is one run: servers, provider, clients, and what they wanted.

@@ -19,7 +19,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/examples/internal/command"
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
-	"github.com/onlyonce/onlyonce/internal/screen"
+	"github.com/onlyonce/onlyonce/test/screen"
 )
 
 func main() {

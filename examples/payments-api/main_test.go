@@ -9,7 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/examples/internal/command"
 	"github.com/onlyonce/onlyonce/examples/internal/commandtest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 func TestMain(m *testing.M) {

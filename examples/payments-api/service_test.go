@@ -14,7 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
 	"github.com/onlyonce/onlyonce/idempotency"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // service is the API in this process, over a database and a provider of its own.

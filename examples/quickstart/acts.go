@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/onlyonce/onlyonce/internal/fleet"
-	"github.com/onlyonce/onlyonce/internal/screen"
+	"github.com/onlyonce/onlyonce/test/fleet"
+	"github.com/onlyonce/onlyonce/test/screen"
 )
 
 // partsPerKill is how many parts of the stream a kill may use up: a SIGKILL that comes between two batches does not count, and is

@@ -9,8 +9,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/examples/internal/command"
 	"github.com/onlyonce/onlyonce/examples/internal/remote"
-	"github.com/onlyonce/onlyonce/internal/screen"
-	"github.com/onlyonce/onlyonce/internal/workload"
+	"github.com/onlyonce/onlyonce/test/screen"
+	"github.com/onlyonce/onlyonce/test/workload"
 )
 
 func TestGenerated(t *testing.T) {

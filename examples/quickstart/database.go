@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/check"
+	"github.com/onlyonce/onlyonce/test/check"
 )
 
 // tableSQL makes the table of effects, which all runs share. Without a unique constraint: a double must be able to happen.

@@ -18,8 +18,8 @@ import (
 
 	"github.com/onlyonce/onlyonce/examples/internal/command"
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
-	"github.com/onlyonce/onlyonce/internal/fleet"
-	"github.com/onlyonce/onlyonce/internal/screen"
+	"github.com/onlyonce/onlyonce/test/fleet"
+	"github.com/onlyonce/onlyonce/test/screen"
 )
 
 func main() {

@@ -14,7 +14,7 @@ import (
 	"github.com/segmentio/kafka-go"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/internal/workload"
+	"github.com/onlyonce/onlyonce/test/workload"
 )
 
 // idHeader is the record header that carries the message id of generated orders.

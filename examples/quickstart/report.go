@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/examples/internal/command"
-	"github.com/onlyonce/onlyonce/internal/check"
-	"github.com/onlyonce/onlyonce/internal/screen"
+	"github.com/onlyonce/onlyonce/test/check"
+	"github.com/onlyonce/onlyonce/test/screen"
 )
 
 // report is the outcome of a run, and what -json prints. The names are the project's (see docs/glossary.md).

@@ -14,9 +14,9 @@ import (
 	"github.com/segmentio/kafka-go"
 
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
-	"github.com/onlyonce/onlyonce/internal/fleet"
-	"github.com/onlyonce/onlyonce/internal/screen"
-	"github.com/onlyonce/onlyonce/internal/workload"
+	"github.com/onlyonce/onlyonce/test/fleet"
+	"github.com/onlyonce/onlyonce/test/screen"
+	"github.com/onlyonce/onlyonce/test/workload"
 )
 
 // demo is one run: the stream, the servers, the workers, and what was done to them.

@@ -8,9 +8,9 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/kafkasource"
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
-	"github.com/onlyonce/onlyonce/internal/fleet"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/test/fleet"
 )
 
 // workerConfig is all that a worker needs to know.

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // The commands of README.md, with a database and a port of the test's own.

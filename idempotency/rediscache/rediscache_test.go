@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/onlyonce/onlyonce/idempotency/rediscache"
-	"github.com/onlyonce/onlyonce/internal/devenv/redistest"
+	"github.com/onlyonce/onlyonce/test/devenv/redistest"
 )
 
 const prefix = "test:"

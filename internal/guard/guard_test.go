@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 const fenceSQL = `select onlyonce.fence(c.id, l.epoch, l.nonce, 0, 0, 1, null, null, null, null, '1s', '1s', '10s')

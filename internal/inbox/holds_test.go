@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // lines is a log that may be read while it is written.

@@ -8,8 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 const ttl = time.Minute

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // S1: a good database gives neither fault nor warning, to consumers and relays, directly and through PgBouncer.

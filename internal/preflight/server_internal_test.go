@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // What no test server is, or should be, is judged from what it would answer.

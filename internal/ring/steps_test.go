@@ -10,8 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 func TestSteps(t *testing.T) {

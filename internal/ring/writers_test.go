@@ -9,9 +9,9 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // lateRow is the rest of each test here: the writer's row in slot 0 is committed late, and emptied only once it was sent.

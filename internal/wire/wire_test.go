@@ -16,8 +16,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/internal/wire"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // patience bounds what tests wait for; nothing is judged by how long it took.

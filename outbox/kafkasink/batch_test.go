@@ -8,9 +8,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/kafkasink"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // results are what a SendBatch says, in the order in which it says it.

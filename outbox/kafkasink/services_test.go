@@ -10,10 +10,10 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"github.com/onlyonce/onlyonce/internal/devenv"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // effects makes the table of a service's effects, which has no unique constraint: one applied twice would show.

@@ -18,9 +18,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/outbox/kafkasink"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
 // O10: what a call becomes.

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
-	"github.com/onlyonce/onlyonce/internal/screen"
+	"github.com/onlyonce/onlyonce/test/screen"
 )
 
 // Demo is one run of an example on its servers: what Show performs, judges, reports and clears away.

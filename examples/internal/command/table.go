@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/onlyonce/onlyonce/internal/screen"
+	"github.com/onlyonce/onlyonce/test/screen"
 )
 
 // Table is a report as people read it: rows of counts, and then what they prove or what is wrong.

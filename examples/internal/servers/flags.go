@@ -20,7 +20,7 @@ import (
 	"github.com/segmentio/kafka-go/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 
-	"github.com/onlyonce/onlyonce/internal/devenv"
+	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
 // The environment variables that hold what no flag should: it would stand in the list of processes.

@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/segmentio/kafka-go"
 
-	"github.com/onlyonce/onlyonce/internal/devenv"
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
 // connectTimeout bounds the first connection to a server that the user named.

@@ -20,8 +20,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
-	"github.com/onlyonce/onlyonce/internal/devenv/kafkatest"
-	"github.com/onlyonce/onlyonce/internal/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // Brokers that ask for TLS and a password, for each mechanism: the flags lead there, and a wrong password has a clear error.

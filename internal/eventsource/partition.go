@@ -1,0 +1,275 @@
+package eventsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/lease"
+)
+
+// streamSQL reads a stream. In: topic. Out: at most one row: id, incarnation, partitions.
+const streamSQL = `select id, incarnation, partitions from onlyonce.streams where topic = $1`
+
+// boundsSQL reads a stream, and where a partition of it begins and ends. In: topic, partition. Out: at most one row.
+// Needs the log to be locked before its snapshot, see reading.
+const boundsSQL = `
+select s.id, s.incarnation, s.partitions, b.first_offset, b.next_offset
+  from onlyonce.streams s cross join lateral onlyonce.stream_bounds(s.id, $2::smallint) b where s.topic = $1`
+
+// pageSQL reads events. In: stream, partition, first offset, bytes of bodies after which it stops. Out: rows by offset. By the unique indexes of
+// the segments. Bodies that are stored out of line are measured without being read.
+const pageSQL = `
+select "offset", tenant, id, order_key, header_names, header_values, body, appended_at, erased_at is not null
+  from (select x.*, sum(coalesce(octet_length(x.body), 0)) over (order by x."offset") - coalesce(octet_length(x.body), 0) as before
+          from (select * from onlyonce.event_log where stream = $1 and partition = $2 and "offset" >= $3 order by "offset" limit 500) x) y
+ where before < $4 order by "offset"`
+
+// committedSQL reads what a group has committed. In: group, stream, partition. Out: at most one row.
+const committedSQL = `select "offset", metadata from onlyonce.stream_offsets where group_id = $1 and stream = $2 and partition = $3`
+
+// commitSQL commits an offset under the partition's lease; see the function's comment in the migration.
+const commitSQL = `select onlyonce.commit_stream_offset($1, $2, $3::uuid, $4, $5, $6, $7, $8)`
+
+const codeFenceLost = "OO001"
+
+// streamRef is an incarnation of a stream.
+type streamRef struct {
+	id          int32
+	incarnation [16]byte
+	partitions  int16
+}
+
+// partition is one that this process holds.
+type partition struct {
+	s *Source
+	place
+	held   lease.Lease   // as it was acquired: what owners prove themselves by
+	round  *atomic.Int64 // scouts that were begun
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	mu     sync.Mutex
+	stream streamRef // that Identity named
+
+	caught atomic.Int64 // where the log ended when it was last read; -1: not there yet
+	calm   atomic.Int64 // the last scout that found it so
+	news   chan struct{}
+
+	// Written by own's goroutine before it ends.
+	err   error
+	alive bool
+
+	// Of the member's goroutine.
+	lease    *lease.Lease
+	giveUpAt time.Time
+	released bool
+}
+
+// giveUp ends own's context.
+func (p *partition) giveUp(cause error) {
+	if p.giveUpAt.IsZero() {
+		p.giveUpAt = time.Now()
+		p.cancel(cause)
+	}
+}
+
+// heard takes note of what a scout found.
+func (p *partition) heard(round int64, n news) {
+	p.mu.Lock()
+	same := n.Incarnation.Valid && n.Incarnation.Bytes == p.stream.incarnation
+	p.mu.Unlock()
+	if same && n.End == p.caught.Load() {
+		p.calm.Store(round)
+		return
+	}
+	select {
+	case p.news <- struct{}{}:
+	default: // told already
+	}
+}
+
+func (p *partition) ref() streamRef {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stream
+}
+
+// Identity implements consumer.Partition.
+func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
+	var s streamRef
+	var incarnation pgtype.UUID
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
+	err := p.s.pool.QueryRow(ctx, streamSQL, p.topic).Scan(&s.id, &incarnation, &s.partitions)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = fmt.Errorf("%w: %s", ErrNoStream, p.topic)
+	}
+	if err != nil {
+		return consumer.Identity{}, err
+	}
+	s.incarnation = incarnation.Bytes
+	p.mu.Lock()
+	p.stream = s
+	p.mu.Unlock()
+	p.caught.Store(-1)
+	return consumer.Identity{ClusterID: ClusterID, TopicID: s.incarnation, Topic: p.topic, Partition: int32(p.nr), Partitions: int32(s.partitions),
+		Compacted: true}, nil // events may be erased
+}
+
+// Committed implements consumer.Partition.
+func (p *partition) Committed(ctx context.Context) (offset int64, metadata string, err error) {
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
+	err = p.s.pool.QueryRow(ctx, committedSQL, p.s.cfg.Group, p.ref().id, p.nr).Scan(&offset, &metadata)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return -1, "", nil
+	}
+	return offset, metadata, err
+}
+
+// Commit implements consumer.Partition.
+func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
+	_, err := p.s.pool.Exec(ctx, commitSQL, p.held.ID, p.held.Epoch, p.held.Nonce, p.s.cfg.Group, p.ref().id, p.nr, offset, metadata)
+	if guard.SQLState(err) == codeFenceLost {
+		return fmt.Errorf("%w: %w", consumer.ErrOwnershipLost, err)
+	}
+	return err
+}
+
+// readTimeout bounds what is asked of the database, together with LeaseTTL: a server that has gone without a word must not hold the partition
+// for as long as TCP takes to find out.
+const readTimeout = 15 * time.Second
+
+func (p *partition) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, min(p.s.cfg.LeaseTTL, readTimeout))
+}
+
+// bounds reads where the partition begins and ends, together with what more is queued.
+func (p *partition) bounds(ctx context.Context, more func(b *pgx.Batch, s streamRef)) (start, end int64, err error) {
+	known := p.ref()
+	found := false
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
+	err = reading(ctx, p.s.pool, true, func(b *pgx.Batch) {
+		b.Queue(boundsSQL, p.topic, p.nr).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				var s streamRef
+				var incarnation pgtype.UUID
+				if err := rows.Scan(&s.id, &incarnation, &s.partitions, &start, &end); err != nil {
+					return err
+				}
+				found = incarnation.Bytes == known.incarnation
+			}
+			return rows.Err()
+		})
+		if more != nil {
+			more(b, known)
+		}
+	})
+	if err == nil && !found {
+		err = fmt.Errorf("%w: stream %s", consumer.ErrIncarnation, p.topic)
+	}
+	return start, end, err
+}
+
+// Bounds implements consumer.Partition.
+func (p *partition) Bounds(ctx context.Context) (consumer.Bounds, error) {
+	start, end, err := p.bounds(ctx, nil)
+	return consumer.Bounds{Start: start, End: end, LeaderEpoch: -1}, err
+}
+
+// Verify implements consumer.Partition: the log has no leader epochs. A failover that loses events loses the positions behind them with them.
+func (p *partition) Verify(context.Context, int64, int32) error { return nil }
+
+// Retained implements consumer.Partition: what a cursor has not passed is not deleted by time.
+func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, error) {
+	start, end, err := p.bounds(ctx, nil)
+	if err == nil && (offset < start || offset > end) {
+		err = &consumer.OutOfRangeError{Offset: offset, Start: start, End: end}
+	}
+	return time.Time{}, err
+}
+
+// Fetch implements consumer.Partition. At the log's end it asks nothing of the database: the source's one scout looks for all partitions.
+func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
+	if from == p.caught.Load() {
+		if calm, err := p.wait(ctx); err != nil {
+			return consumer.Fetched{}, err
+		} else if calm {
+			return consumer.Fetched{Next: from, LeaderEpoch: -1, HighWatermark: from, LastStable: from}, nil
+		}
+	}
+	f := consumer.Fetched{Next: from, LeaderEpoch: -1}
+	start, end, err := p.bounds(ctx, func(b *pgx.Batch, s streamRef) {
+		b.Queue(pageSQL, s.id, p.nr, from, min(p.s.cfg.FetchBytes, most)).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				m, erased, err := p.message(rows)
+				if err != nil {
+					return err
+				}
+				if most -= m.Size(); most < 0 && len(f.Messages) > 0 {
+					break
+				}
+				f.Next = m.Offset + 1
+				if !erased {
+					f.Messages = append(f.Messages, m)
+				}
+			}
+			return rows.Err()
+		})
+	})
+	switch {
+	case err != nil:
+		return consumer.Fetched{}, err
+	case from < start || from > end:
+		return consumer.Fetched{}, &consumer.OutOfRangeError{Offset: from, Start: start, End: end}
+	case f.Next == from: // nothing, or offsets that were left out before the end
+		f.Next = end
+	}
+	f.HighWatermark, f.LastStable = end, end // it has no transactions that are open: offsets are given out at COMMIT
+	p.caught.Store(-1)
+	if f.Next == end {
+		p.caught.Store(end)
+	}
+	return f, nil
+}
+
+// wait returns when there may be something to read, or true when a scout that was begun meanwhile has found nothing. Where none comes to an
+// end in time the database is asked: it may be gone.
+func (p *partition) wait(ctx context.Context) (calm bool, err error) {
+	before := p.round.Load()
+	t := time.NewTimer(p.s.cfg.PollInterval + p.s.cfg.PollInterval/4)
+	defer t.Stop()
+	select {
+	case <-p.news:
+		return false, nil
+	case <-t.C:
+		return p.calm.Load() > before, nil
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+}
+
+func (p *partition) message(rows pgx.Rows) (m *consumer.Message, erased bool, err error) {
+	m = &consumer.Message{Topic: p.topic, Partition: int32(p.nr), LogAppendTime: true, LeaderEpoch: -1}
+	var names []string
+	var values [][]byte
+	if err := rows.Scan(&m.Offset, &m.EventTenant, &m.EventID, &m.Key, &names, &values, &m.Value, &m.Time, &erased); err != nil {
+		return nil, false, err
+	}
+	for i, name := range names {
+		m.Headers = append(m.Headers, consumer.Header{Name: name, Value: values[i]})
+	}
+	return m, erased, nil
+}

@@ -1,0 +1,185 @@
+package eventsource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// ClusterID is what cursors of streams have where those of Kafka's topics have the cluster.
+const ClusterID = "postgres"
+
+// surveySQL says how streams stand. In: topics; how the names of leases begin of members, and of partitions. Out: a row for each stream that is
+// there: topic, id, incarnation, partitions, how many members there are, partitions that nobody holds, in no order. Takes no lock.
+const surveySQL = `
+select s.topic, s.id, s.incarnation, s.partitions,
+       (select count(*) from onlyonce.leases l where starts_with(l.name, $2::text || s.topic || '/') and l.until > clock_timestamp()
+          and l.until <= clock_timestamp() + interval '1 hour'),
+       array(select n::smallint from generate_series(0, s.partitions - 1) n
+               left join onlyonce.leases l on l.name = $3::text || s.topic || '/' || n
+              where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour' order by random())
+  from onlyonce.streams s where s.topic = any ($1::text[])`
+
+// scoutSQL says where partitions end. In: topics and partitions, of one length. Out: a row for each: topic, partition, incarnation (null: the
+// stream is gone), next offset. A hint: it does not keep segments from being emptied meanwhile.
+const scoutSQL = `
+select h.topic, h.partition, s.incarnation, coalesce(b.next_offset, -1)
+  from unnest($1::text[], $2::smallint[]) as h(topic, partition)
+  left join onlyonce.streams s on s.topic = h.topic
+  left join lateral onlyonce.stream_bounds(s.id, h.partition) b on true`
+
+// Source reads streams of the event log. It is a [consumer.Source]; see the package's documentation.
+type Source struct {
+	pool    *pgxpool.Pool
+	cfg     Config
+	rotator *ring.Rotator
+	wake    chan struct{}
+	running atomic.Bool
+}
+
+var _ consumer.EventSource = (*Source)(nil)
+
+// NewSource checks the configuration and returns every fault of it at once. It does not connect.
+func NewSource(pool *pgxpool.Pool, cfg Config) (*Source, error) {
+	cfg, err := cfg.withDefaults(pool)
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{pool: pool, cfg: cfg, wake: make(chan struct{}, 1)}
+	if s.rotator, err = ring.New(pool, ring.Events(), cfg.rotation()); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Group implements consumer.Source.
+func (s *Source) Group() string { return s.cfg.Group }
+
+// Topics is Config.Topics.
+func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
+
+// Events implements consumer.EventSource: ids were claimed when the events were appended.
+func (s *Source) Events() {}
+
+// Wake makes the source look for events now. Call it after a transaction has committed that appended some, in the same process. It
+// never blocks.
+func (s *Source) Wake() {
+	select {
+	case s.wake <- struct{}{}:
+	default: // a look is due already
+	}
+}
+
+// Run implements consumer.Source.
+func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+	if !s.running.CompareAndSwap(false, true) {
+		return errors.New("eventsource: this source is running already")
+	}
+	defer s.running.Store(false)
+	if err := s.ready(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("eventsource: %w", err)
+	}
+	stop, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var rotating sync.WaitGroup
+	rotating.Go(func() {
+		if err := s.rotator.Run(stop); err != nil && stop.Err() == nil {
+			s.cfg.Logger.Warn("onlyonce: this process does not drop old segments of the event log; another one must", "error", err)
+		}
+	})
+	m := &member{Source: s, own: own, joined: map[string]*lease.Lease{}, held: map[place]*partition{}, ended: make(chan *partition)}
+	err := m.run(stop)
+	cancel()
+	rotating.Wait()
+	return err
+}
+
+// ready finds out before anything is joined whether there is something to read, and makes the streams that may be made.
+func (s *Source) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, pace.Start)
+	defer cancel()
+	if _, err := preflight.Check(ctx, s.pool, preflight.Events); err != nil {
+		return err
+	}
+	for _, topic := range s.cfg.Topics {
+		if s.cfg.Partitions > 0 {
+			if _, err := MakeStream(ctx, s.pool, topic, s.cfg.Partitions); err != nil {
+				return err
+			}
+		}
+	}
+	found, err := s.survey(ctx)
+	if err != nil {
+		return err
+	}
+	for _, topic := range s.cfg.Topics {
+		if !slices.ContainsFunc(found, func(st standing) bool { return st.Topic == topic }) {
+			return fmt.Errorf("%w: %s", ErrNoStream, topic)
+		}
+	}
+	return nil
+}
+
+// standing is a row of surveySQL.
+type standing struct {
+	Topic       string
+	ID          int32
+	Incarnation pgtype.UUID
+	Partitions  int16
+	Members     int
+	Free        []int16
+}
+
+func (s *Source) survey(ctx context.Context) ([]standing, error) {
+	rows, err := s.pool.Query(ctx, surveySQL, s.cfg.Topics, s.memberLease(""), s.partitionLease(""))
+	if err != nil {
+		return nil, fmt.Errorf("looking at the streams: %w", err)
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[standing])
+	if err != nil {
+		return nil, fmt.Errorf("looking at the streams: %w", err)
+	}
+	return found, nil
+}
+
+// Names of leases: a group may have slashes, a topic has none.
+func (s *Source) memberLease(topic string) string {
+	return "member/events/" + url.PathEscape(s.cfg.Group) + "/" + topic
+}
+
+func (s *Source) partitionLease(topic string) string {
+	return "events/" + url.PathEscape(s.cfg.Group) + "/" + topic
+}
+
+// reading runs statements in one round trip: without sequential scans, because a table may be tiny when the plan is made and large when it
+// is used again. whole locks the log against being emptied, before the one snapshot of all statements is taken.
+func reading(ctx context.Context, pool *pgxpool.Pool, whole bool, queue func(b *pgx.Batch)) error {
+	b := &pgx.Batch{}
+	if whole {
+		b.Queue(`begin isolation level repeatable read read only`)
+		b.Queue(`lock table onlyonce.event_log in access share mode`)
+	} else {
+		b.Queue(`begin isolation level read committed read only`)
+	}
+	b.Queue(`select set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true)`)
+	queue(b)
+	b.Queue(`commit`)
+	return pool.SendBatch(ctx, b).Close()
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// played plays the histories of some names, and fails if anything breached.
+func played(t *testing.T, only ...string) {
+	t.Helper()
+	var out bytes.Buffer
+	o := &options{seed: "test", only: only, workers: 4, bound: time.Second, patience: pgtest.Patience(40 * time.Second), command: "go run ./test/adversary -only ", out: &out}
+	n, breached, err := adversary(t.Context(), pgtest.ServerURL(t), o)
+	t.Log(out.String())
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case breached:
+		t.Errorf("%d histories breached, %d never struck", n.breaches, len(n.unstruck))
+	case n.struck == 0:
+		t.Error("nothing was played")
+	}
+}
+
+// T4: a batch that the server gets when its owner has done it again, gone on and pruned does not commit a second time, although its transaction
+// has a snapshot from before.
+func TestT4LateDelivery(t *testing.T) {
+	played(t, "consumer/repeatable-read/positions/messages/late/fence.bind.*", "consumer/repeatable-read/events/batch/late/fence.bind.[2-4]")
+}
+
+// T7: a server that falls silent at the fence and the claim holds the partition for no longer than the bounds.
+func TestT7SilenceBeforeTheHandler(t *testing.T) {
+	played(t, "consumer/read-committed/key/batch/silent/claim_log.*")
+}
+
+// S1: a server that falls silent while a process starts is given up, and asked again.
+func TestS1SilentServerAtTheStart(t *testing.T) {
+	for _, only := range []string{"relay/calls/silent/select-current_user*.sync.1", "receiver/inbox/silent/select-current_user*.sync.1",
+		"consumer/read-committed/events/messages/silent/from-pg_namespace*.sync.2"} {
+		t.Run(strings.Split(only, "/")[0], func(t *testing.T) { played(t, only) })
+	}
+}
+
+// E3: a server that falls silent while events are read holds the partition for no longer than the bound.
+func TestE3SilentServerAtTheFetch(t *testing.T) {
+	played(t, "consumer/read-committed/events/messages/late/lock-table-onlyonce*.bind.[12]")
+}
+
+func TestNames(t *testing.T) {
+	for _, c := range []struct {
+		pattern, name string
+		want          bool
+	}{
+		{"", "a/b", true},
+		{"a", "a/b/c", true},
+		{"a/*/c", "a/b/c", true},
+		{"a/*/d", "a/b/c", false},
+		{"a/b/c/d", "a/b/c", false},
+		{"x,a/b", "a/b/c", true},
+		{"a/b/late/fence.bind.*", "a/b/late/fence.bind.12", true},
+	} {
+		var patterns []string
+		if c.pattern != "" {
+			patterns = strings.Split(c.pattern, ",")
+		}
+		if got := selects(patterns, c.name); got != c.want {
+			t.Errorf("%q selects %q: %v", c.pattern, c.name, got)
+		}
+	}
+}
+
+// Statements have short names, and those that only look alike have different ones.
+func TestLabels(t *testing.T) {
+	for sql, want := range map[string]string{
+		"begin":                         "begin",
+		"select onlyonce.fence($1, $2)": "fence",
+		"":                              "nothing",
+		"select lease, epoch from onlyonce.http_claim($1)": "http_claim",
+	} {
+		if got := statement(sql); got != want {
+			t.Errorf("%q is called %q, want %q", sql, got, want)
+		}
+	}
+	a, b := statement("update onlyonce.cursors set clean = true"), statement("update onlyonce.cursors set clean = false")
+	if a == b || !strings.HasPrefix(a, "update-cursors#") {
+		t.Errorf("%q and %q", a, b)
+	}
+}

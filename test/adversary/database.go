@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/callcheck"
+	"github.com/onlyonce/onlyonce/test/scenario"
+)
+
+// renewEvery is after how many histories a worker's database is made anew: emptying leaves dead rows.
+const renewEvery = 200
+
+// template is the database that the workers' are copied from.
+const template = "adversary_template"
+
+// server is the one Postgres of all workers.
+type server struct {
+	url   string
+	admin *pgxpool.Pool
+}
+
+func newServer(ctx context.Context, address string) (*server, error) {
+	admin, err := pgxpool.New(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{url: address, admin: admin}
+	if err := s.recreate(ctx, template, ""); err != nil {
+		return nil, err
+	}
+	conn, err := pgx.Connect(ctx, s.address(template))
+	if err != nil {
+		return nil, err
+	}
+	_, err = migrations.Apply(ctx, conn)
+	if err == nil {
+		_, err = conn.Exec(ctx, scenario.EffectsSQL+"; "+callcheck.TablesSQL)
+	}
+	return s, errors.Join(err, conn.Close(ctx))
+}
+
+func (s *server) recreate(ctx context.Context, name, from string) error {
+	if _, err := s.admin.Exec(ctx, `drop database if exists `+name+` with (force)`); err != nil {
+		return err
+	}
+	sql := `create database ` + name
+	if from != "" {
+		sql += ` template ` + from
+	}
+	_, err := s.admin.Exec(ctx, sql)
+	return err
+}
+
+func (s *server) address(database string) string {
+	u, err := url.Parse(s.url)
+	if err != nil {
+		panic(err) // pgxpool has read it
+	}
+	u.Path = "/" + database
+	return u.String()
+}
+
+// close drops what was made.
+func (s *server) close(ctx context.Context, workers int) {
+	for i := range workers {
+		_, _ = s.admin.Exec(ctx, `drop database if exists `+databaseName(i)+` with (force)`)
+	}
+	_, _ = s.admin.Exec(ctx, `drop database if exists `+template+` with (force)`)
+	s.admin.Close()
+}
+
+func databaseName(worker int) string { return fmt.Sprintf("adversary_%d", worker) }
+
+// database is one worker's. Its pool is nobody's under test.
+type database struct {
+	server *server
+	name   string
+	pool   *pgxpool.Pool
+	used   int
+}
+
+func newDatabase(ctx context.Context, s *server, worker int) (*database, error) {
+	d := &database{server: s, name: databaseName(worker)}
+	return d, d.renew(ctx)
+}
+
+func (d *database) renew(ctx context.Context) error {
+	if d.pool != nil {
+		d.pool.Close()
+	}
+	if err := d.server.recreate(ctx, d.name, template); err != nil {
+		return err
+	}
+	cfg, err := pgxpool.ParseConfig(d.server.address(d.name))
+	if err != nil {
+		return err
+	}
+	cfg.MaxConns = 4
+	if d.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+		return err
+	}
+	d.used = 0
+	_, err = d.pool.Exec(ctx, seedsSQL)
+	return err
+}
+
+const (
+	// seedsSQL notes which tables have rows from the start: they are left alone.
+	seedsSQL = `
+create table seeds (name text primary key);
+do $$ declare t text; n bigint; begin
+  for t in select c.oid::regclass::text from pg_class c where c.relkind = 'r' and c.relnamespace in ('onlyonce'::regnamespace, 'storm'::regnamespace, 'public'::regnamespace)
+  loop
+    execute 'select count(*) from ' || t into n;
+    if n > 0 or t = 'seeds' then insert into seeds values (t); end if;
+  end loop;
+end $$`
+	// emptySQL deletes all rows of all other tables, without triggers.
+	emptySQL = `
+do $$ declare t text; begin
+  set local session_replication_role = replica;
+  for t in select c.oid::regclass::text from pg_class c where c.relkind = 'r' and c.relnamespace in ('onlyonce'::regnamespace, 'storm'::regnamespace, 'public'::regnamespace)
+            and c.oid::regclass::text not in (select name from seeds)
+  loop
+    execute 'delete from ' || t;
+  end loop;
+end $$`
+	othersSQL = `select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name <> ''`
+	endSQL    = `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name <> ''`
+)
+
+// applicationName is that of every session but the worker's own.
+const applicationName = "adversary"
+
+// empty ends what is left of the history before, and makes the database as it was.
+func (d *database) empty(ctx context.Context, fresh bool) error {
+	for {
+		var left int
+		if err := d.pool.QueryRow(ctx, othersSQL).Scan(&left); err != nil {
+			return err
+		}
+		if left == 0 {
+			break
+		}
+		if _, err := d.pool.Exec(ctx, endSQL); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if d.used++; d.used > renewEvery || fresh {
+		return d.renew(ctx)
+	}
+	_, err := d.pool.Exec(ctx, emptySQL)
+	return err
+}

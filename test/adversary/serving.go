@@ -1,0 +1,343 @@
+package main
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/test/scenario"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// servingScenes: the HTTP layer in both modes and at each isolation level, and receivers of webhooks in both of theirs.
+func servingScenes() (scenes []scene) {
+	for _, level := range levels {
+		scenes = append(scenes, scene{name: "http/transactional/" + level, make: func() stage {
+			return newServing(func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
+				return x.layer(r, pool, idempotency.Transactional, pgx.TxIsoLevel(strings.ReplaceAll(level, "-", " ")))
+			})
+		}})
+	}
+	return append(scenes,
+		scene{name: "http/leased", make: func() stage {
+			return newServing(func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
+				return x.layer(r, pool, idempotency.Leased, "")
+			})
+		}},
+		scene{name: "receiver/inbox", make: func() stage { return newServing(receiver(webhook.Inbox)) }},
+		scene{name: "receiver/inline", make: func() stage { return newServing(receiver(webhook.Inline)) }})
+}
+
+// serving is a server, and a client that asks again until it is answered with 2xx, and then once more.
+type serving struct {
+	handler func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error)
+	streams bool // what it accepts are events
+
+	address atomic.Pointer[string]
+	ctx     context.Context
+	cancel  context.CancelFunc
+	clients sync.WaitGroup
+
+	mu      sync.Mutex
+	script  []string // keys to be asked for, in order
+	next    int
+	wrong   []string
+	ids     map[string]string // the first answer
+	runs    map[string]int
+	paid    map[string]map[string]bool // by request: the keys that the provider has seen
+	n       int
+	refused int // since the last answer
+}
+
+func newServing(h func(*serving, *rig, *pgxpool.Pool) (http.Handler, func(context.Context) error, error)) *serving {
+	return &serving{handler: h, ids: map[string]string{}, runs: map[string]int{}, paid: map[string]map[string]bool{}}
+}
+
+// setUp implements stage.
+func (x *serving) setUp(r *rig) error {
+	x.ctx, x.cancel = context.WithCancel(r.ctx)
+	x.script = []string{"k1", "k1", "fails-once", "k2", "k3", "k2"}
+	x.clients.Go(func() { x.ask(r) })
+	return nil
+}
+
+// more implements stage.
+func (x *serving) more(*rig) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.n++
+	fresh := fmt.Sprintf("more-%d", x.n)
+	x.script = append(x.script, fresh, "k1", fresh)
+	return nil
+}
+
+// ask is the client.
+func (x *serving) ask(r *rig) {
+	client := &http.Client{Timeout: 6 * r.bound, Transport: &http.Transport{DisableKeepAlives: true}}
+	for x.ctx.Err() == nil {
+		x.mu.Lock()
+		key := ""
+		if x.next < len(x.script) {
+			key = x.script[x.next]
+		}
+		x.mu.Unlock()
+		address := x.address.Load()
+		pause := 3 * time.Millisecond
+		if key != "" && address != nil {
+			status, body, err := post(x.ctx, client, *address, key)
+			switch {
+			case err != nil:
+				r.say("client: %s: %.200v", key, err)
+				pause = 20 * time.Millisecond
+			default:
+				r.say("client: %s: %d %.100s", key, status, strings.TrimSpace(body))
+				if x.heard(key, status, body) {
+					continue
+				}
+				pause = 40 * time.Millisecond
+			}
+		}
+		select {
+		case <-time.After(pause):
+		case <-x.ctx.Done():
+		}
+	}
+}
+
+func post(ctx context.Context, client *http.Client, address, key string) (status int, body string, err error) {
+	sent := fmt.Sprintf(`{"id":%q,"type":"invoice.paid","data":{"object":{"id":"in_1"}}}`, key)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, address+"/charges", strings.NewReader(sent))
+	if err != nil {
+		return 0, "", err
+	}
+	at := fmt.Sprint(time.Now().Unix())
+	mac := hmac.New(sha256.New, []byte(webhookSecret))
+	_, _ = mac.Write([]byte(at + "." + sent))
+	req.Header.Set("Idempotency-Key", key)
+	req.Header.Set("Stripe-Signature", "t="+at+",v1="+hex.EncodeToString(mac.Sum(nil)))
+	req.Header.Set("Content-Type", "application/json")
+	res, err := client.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	read, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(read), err
+}
+
+const webhookSecret = "whsec_of_the_adversary"
+
+// heard notes an answer, and reports whether the client is content.
+func (x *serving) heard(key string, status int, body string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if status/100 != 2 {
+		x.refused++
+		switch status {
+		case http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable:
+		default:
+			x.wrong = append(x.wrong, fmt.Sprintf("I12 %s is answered %d %s", key, status, body))
+			x.next++
+		}
+		return false
+	}
+	x.refused = 0
+	x.next++
+	if first, there := x.ids[key]; !x.streams && there && first != body {
+		x.wrong = append(x.wrong, fmt.Sprintf("I12 %s is answered %q and %q", key, first, body))
+	} else if !there {
+		x.ids[key] = body
+	}
+	return true
+}
+
+// stuck implements patient: a client that is told again and again to come back cannot go on.
+func (x *serving) stuck() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.refused >= 8
+}
+
+// start implements stage.
+func (x *serving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
+	handler, run, err := x.handler(x, r, pool)
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0)}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	address := "http://" + l.Addr().String()
+	x.address.Store(&address)
+	stop := r.process(run)
+	var once sync.Once
+	return func() (err error) {
+		once.Do(func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), r.patience)
+			defer cancel()
+			err = server.Shutdown(ctx)
+			if errors.Is(err, context.DeadlineExceeded) {
+				err = &breach{[]string{fmt.Sprintf("waits beyond its bound: a request is under way for %v", r.patience)}}
+			}
+			_ = server.Close()
+			<-served //nolint:errcheck // that it was shut down
+			if stopped := stop(); err == nil {
+				err = stopped
+			}
+		})
+		return err
+	}, nil
+}
+
+// done implements stage.
+func (x *serving) done(*rig) (bool, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.next >= len(x.script), nil
+}
+
+const effectsTwiceSQL = `
+select format('I2 %s has %s effects', value, count(*)) from effects group by value having count(*) <> 1
+union all select format('I2 event %s is stored %s times', id, count(*)) from onlyonce.event_log group by id having count(*) <> 1`
+
+// check implements stage.
+func (x *serving) check(r *rig) ([]string, error) {
+	rows, err := r.db.pool.Query(r.ctx, effectsTwiceSQL)
+	if err != nil {
+		return nil, err
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	found = append(found, x.wrong...)
+	for key := range x.ids {
+		var n int
+		if err := r.db.pool.QueryRow(r.ctx, `select (select count(*) from effects where value = $1) + (select count(*) from onlyonce.event_log where id = 'e/stripe/' || $1)`, key).Scan(&n); err != nil {
+			return nil, err
+		}
+		if n == 0 {
+			found = append(found, fmt.Sprintf("I1 %s was answered with 2xx and has no effect", key))
+		}
+		if len(x.paid[key]) > 1 {
+			found = append(found, fmt.Sprintf("H18 the provider has seen %d keys for %s", len(x.paid[key]), key))
+		}
+	}
+	return found, nil
+}
+
+// end implements stage.
+func (x *serving) end() {
+	if x.cancel != nil {
+		x.cancel()
+		x.clients.Wait()
+	}
+}
+
+// failsNow reports whether a run of a request is to fail: the first one of one key.
+func (x *serving) failsNow(key string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.runs[key]++
+	return key == "fails-once" && x.runs[key] == 1
+}
+
+// layer is a server with the HTTP layer.
+func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level pgx.TxIsoLevel) (http.Handler, func(context.Context) error, error) {
+	b := r.bound
+	layer, err := idempotency.New(pool, idempotency.Config{
+		Scope:           func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{Tenant: "t"}, nil },
+		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: {1}}, FingerprintKey: 1,
+		AcquireTimeout: b, LockTimeout: b / 2, StatementTimeout: b / 2, IdleTimeout: r.idleTimeout(), CommitTimeout: b, LeaseTTL: max(b, time.Second), PurgeInterval: b, Logger: r.logger(),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	h, err := layer.Handle(idempotency.Route{Pattern: "/charges", Mode: mode, Isolation: level, MaxHandlerTime: 2 * b}, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		key := req.Header.Get("Idempotency-Key")
+		refuse := func(err error) { http.Error(w, err.Error(), http.StatusBadGateway) }
+		if mode == idempotency.Leased {
+			if _, err := idempotency.Step(req.Context(), "charge", func(_ context.Context, k string) ([]byte, error) {
+				x.mu.Lock()
+				defer x.mu.Unlock()
+				if x.paid[key] == nil {
+					x.paid[key] = map[string]bool{}
+				}
+				x.paid[key][k] = true
+				return []byte("paid"), nil
+			}); err != nil {
+				refuse(err)
+				return
+			}
+		}
+		tx, err := idempotency.Tx(req)
+		if err == nil {
+			_, err = tx.Exec(req.Context(), scenario.EffectSQL, key, 0, scenario.Elsewhere)
+		}
+		if err == nil && x.failsNow(key) {
+			err = errors.New("asked to fail")
+		}
+		if err != nil {
+			refuse(err)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+		_, _ = fmt.Fprintf(w, "effect of %s", key)
+	}))
+	return h, layer.Run, err
+}
+
+// receiver is a server with a receiver of webhooks.
+func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
+	return func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
+		x.streams = true
+		verifier, err := webhook.New(webhook.Config{Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}})
+		if err != nil {
+			return nil, nil, err
+		}
+		cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: verifier, Mode: mode, Partitions: 1, DuplicateWait: r.bound / 2, Deadline: max(2*r.bound, 500*time.Millisecond),
+			RetryAfter: time.Second, Logger: r.logger()}
+		if mode == webhook.Inline {
+			cfg.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+				event, err := webhook.EventOf(m)
+				if err != nil {
+					return err
+				}
+				if _, err := tx.Exec(ctx, scenario.EffectSQL, event.ID, 0, scenario.Elsewhere); err != nil {
+					return err
+				}
+				if x.failsNow(event.ID) {
+					return errors.New("asked to fail")
+				}
+				return nil
+			}
+		}
+		recv, err := webhook.NewReceiver(pool, cfg)
+		if err != nil {
+			return nil, nil, err
+		}
+		return recv, recv.Run, nil
+	}
+}

@@ -1,0 +1,108 @@
+package callcheck_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/test/callcheck"
+)
+
+// sound are facts in which nothing is wrong: an ordering key with a dead head in a sink that does not pass on, one in a sink that does, a call
+// that was rejected, one whose window passed, and one that was sent twice.
+func sound() *callcheck.Facts {
+	f := &callcheck.Facts{
+		Sights:  map[string]*callcheck.Sight{},
+		Windows: map[string]time.Duration{"short": time.Second},
+		PassOn:  map[string]bool{"main": true, "short": true},
+	}
+	accepted := int64(0)
+	add := func(sink, key, state, reason string) {
+		n := len(f.Rows)
+		id := fmt.Sprintf("%s%d", sink, n)
+		order := ""
+		if key != "" {
+			order = sink + key
+		}
+		f.Ledger = append(f.Ledger, callcheck.Entry{ID: id, Sink: sink, Key: key, Seq: int64(n)})
+		f.Rows = append(f.Rows, callcheck.Row{ID: id, Key: "key of " + id, Sink: sink, State: state, Reason: reason, OrderKey: order, At: int64(n)})
+		if state == "blocked" {
+			return
+		}
+		s := &callcheck.Sight{Keys: []string{"key of " + id}, Prints: []string{"bytes of " + id}, Requests: 1, Refused: state == "waiting"}
+		if state == "delivered" {
+			accepted++
+			s.Accepted = accepted
+		}
+		f.Sights[id] = s
+	}
+	add("strict", "a", "delivered", "")
+	add("strict", "a", "waiting", "rejected") // 1
+	add("strict", "a", "blocked", "behind")   // 2
+	add("strict", "b", "delivered", "")       // 3
+	add("strict", "b", "delivered", "")       // 4
+	add("main", "a", "waiting", "rejected")   // 5
+	add("main", "a", "delivered", "")         // 6
+	add("short", "", "reconcile", "window")   // 7
+	add("main", "", "delivered", "")          // 8
+	f.Sights["main8"].Requests = 2
+	return f
+}
+
+// Each thing that can be wrong is told, under its rule and with its id.
+func TestJudge(t *testing.T) {
+	for _, c := range []struct {
+		want   string
+		tamper func(f *callcheck.Facts)
+	}{
+		{"", func(*callcheck.Facts) {}},
+		{"I9 a call went out that was rolled back: 1 (void)", func(f *callcheck.Facts) {
+			f.Sights["void"] = &callcheck.Sight{Keys: []string{"k"}, Prints: []string{"p"}, Requests: 1}
+		}},
+		{"I9 a committed call is not in the outbox: 1 (main9)", func(f *callcheck.Facts) {
+			f.Ledger = append(f.Ledger, callcheck.Entry{ID: "main9", Sink: "main"})
+		}},
+		{"I9 a row of the outbox that nobody committed: 1 (main8)", func(f *callcheck.Facts) {
+			f.Ledger = f.Ledger[:8]
+			delete(f.Sights, "main8")
+		}},
+		{"I9 delivered, and the remote never accepted it: 1 (main8 (delivered ))", func(f *callcheck.Facts) { delete(f.Sights, "main8") }},
+		{"I9 a call went out under several keys: 1 (main8)", func(f *callcheck.Facts) {
+			f.Sights["main8"].Keys = append(f.Sights["main8"].Keys, "other")
+		}},
+		{"I9 a call went out under another key than its row's: 1 (main8)", func(f *callcheck.Facts) { f.Sights["main8"].Keys[0] = "other" }},
+		{"I9 two calls have one key: 1 (main8 and main6)", func(f *callcheck.Facts) {
+			f.Rows[8].Key = f.Rows[6].Key
+			f.Sights["main8"].Keys[0] = f.Rows[6].Key
+		}},
+		{"I9 a call went out with different bytes: 1 (main8)", func(f *callcheck.Facts) {
+			f.Sights["main8"].Prints = append(f.Sights["main8"].Prints, "other")
+		}},
+		{"I9 a call ended for no cause that the remote knows: 1 (main5 (waiting rejected))", func(f *callcheck.Facts) { f.Sights["main5"].Refused = false }},
+		{"I9 a call ended for no cause that the remote knows: 1 (main8 (reconcile window))", func(f *callcheck.Facts) {
+			f.Rows[8].State, f.Rows[8].Reason = "reconcile", "window"
+		}},
+		{"I9 a call ended for no cause that the remote knows: 1 (main8 (pending ))", func(f *callcheck.Facts) { f.Rows[8].State = "pending" }},
+		{"I10 a call went out after the remote may have forgotten its key: 1 (short7 after 2s)", func(f *callcheck.Facts) {
+			f.Sights["short7"].Oldest = 2 * time.Second
+		}},
+		{"O4 accepted before an earlier call of the ordering key: 1 (strict4 before strict3)", func(f *callcheck.Facts) {
+			f.Sights["strict3"].Accepted, f.Sights["strict4"].Accepted = f.Sights["strict4"].Accepted, f.Sights["strict3"].Accepted
+		}},
+		{"O4 a call went out behind a dead one of its ordering key: 1 (strict2 (blocked behind))", func(f *callcheck.Facts) {
+			f.Sights["strict2"] = &callcheck.Sight{Keys: []string{"key of strict2"}, Prints: []string{"p"}, Requests: 1}
+		}},
+		{"O4 a call is not blocked behind a dead one of its ordering key: 1 (strict2 (delivered ))", func(f *callcheck.Facts) {
+			f.Rows[2].State, f.Rows[2].Reason = "delivered", ""
+		}},
+		{"I13 calls are left to be sent or tried again: 1 (3)", func(f *callcheck.Facts) { f.Unsettled = 3 }},
+		{"I14: 1 (lease x is held)", func(f *callcheck.Facts) { f.Odd = []string{"I14 lease x is held"} }},
+	} {
+		f := sound()
+		c.tamper(f)
+		if got := strings.Join(f.Judge(), "; "); got != c.want {
+			t.Errorf("got  %s\nwant %s", got, c.want)
+		}
+	}
+}

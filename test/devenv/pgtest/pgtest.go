@@ -1,0 +1,252 @@
+// Package pgtest gives every test a Postgres database of its own.
+//
+// The databases are clones of a template with our migrations applied, made once
+// for each state of the migrations, so a test pays for a copy of some files and
+// not for the migrations. A test that passes drops its database; one that fails
+// keeps it and prints its address.
+//
+// The server is the one at ONLYONCE_POSTGRES_URL, or one that package devenv
+// finds or starts for this test process, and which ends with it. To look into
+// the database of a failed test run the tests below a server that outlives them:
+//
+//	go run ./test/devenv/run -postgres -- bash
+package pgtest
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/peterldowns/pgtestdb"
+
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
+)
+
+// startTimeout bounds the start of a server, the first fetch of one included.
+const startTimeout = 3 * time.Minute
+
+// DB returns a pool on a new database with our schema. It is closed when the
+// test ends. Its address is pool.Config().ConnString().
+func DB(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	return pool(t, URL(t))
+}
+
+// URL returns the address of a new database with our schema.
+func URL(t testing.TB) string {
+	t.Helper()
+	return database(t, ours{})
+}
+
+// Empty returns a pool on a new database without our schema.
+func Empty(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	return pool(t, EmptyURL(t))
+}
+
+// EmptyURL returns the address of a new database without our schema.
+func EmptyURL(t testing.TB) string {
+	t.Helper()
+	return database(t, pgtestdb.NoopMigrator{})
+}
+
+// ServerURL returns the address of the server's own database, for a test that
+// needs the server and not a database: do not write to it.
+func ServerURL(t testing.TB) string {
+	t.Helper()
+	url, err := server()
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	return url
+}
+
+// Server returns the address of a server of this test's own, with our schema in its
+// database, for a test that changes settings of the whole server. It is stopped when
+// the test ends.
+func Server(t testing.TB, settings map[string]string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	p, err := devenv.StartPostgres(ctx, devenv.Options{Own: true, PostgresSettings: settings})
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	conn, err := pgx.Connect(ctx, p.URL)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	_, err = migrations.Apply(ctx, conn)
+	if err := errors.Join(err, conn.Close(ctx)); err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	return p.URL
+}
+
+// PgBouncer returns a PgBouncer of this test's own in front of a database's server, in
+// transaction mode and with at most poolSize server connections. Where the program is
+// not on the machine the test is skipped with the reason, or fails when CI=true.
+func PgBouncer(t testing.TB, database string, poolSize int) *devenv.PgBouncer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	b, err := devenv.StartPgBouncer(ctx, database, poolSize, devenv.Options{})
+	switch {
+	case err == nil:
+	case errors.Is(err, devenv.ErrNoPgBouncer) && os.Getenv("CI") != "true":
+		t.Skipf("pgtest: %v", err)
+	default:
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := b.Stop(); err != nil {
+			t.Errorf("pgtest: %v", err)
+		}
+	})
+	return b
+}
+
+// Pool returns a pool on an address, closed when the test ends.
+func Pool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	return pool(t, url)
+}
+
+func pool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	p, err := pgxpool.New(context.Background(), url)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// database makes a database from the template of a migrator.
+func database(t testing.TB, m pgtestdb.Migrator) string {
+	t.Helper()
+	cfg, err := config(ServerURL(t))
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	made := pgtestdb.Custom(quiet{t}, cfg, m).URL()
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		if os.Getenv(devenv.EnvPostgresURL) == "" {
+			t.Logf("pgtest: the server of this test ends with it; to keep its database use: go run ./test/devenv/run -postgres -- bash")
+			return
+		}
+		t.Logf("pgtest: the database is kept: %s", made)
+	})
+	return made
+}
+
+// quiet drops pgtestdb's line for every database made; ours comes when it matters.
+type quiet struct{ testing.TB }
+
+func (q quiet) Logf(format string, args ...any) {
+	q.Helper()
+	if !strings.HasPrefix(format, "testdbconf:") {
+		q.TB.Logf(format, args...)
+	}
+}
+
+// config translates the server's address for pgtestdb, which takes its parts.
+func config(server string) (pgtestdb.Config, error) {
+	u, err := url.Parse(server)
+	if err != nil || (u.Scheme != "postgres" && u.Scheme != "postgresql") {
+		return pgtestdb.Config{}, errors.New("the server's address must have the form postgres://user@host:port/database")
+	}
+	parsed, err := pgx.ParseConfig(server)
+	if err != nil {
+		return pgtestdb.Config{}, err
+	}
+	host := u.Hostname()
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]" // IPv6
+	}
+	password := url.QueryEscape(parsed.Password) // put into an address unescaped
+	return pgtestdb.Config{
+		DriverName: driverName,
+		Host:       host, Port: strconv.Itoa(int(parsed.Port)),
+		User: parsed.User, Password: password, Database: parsed.Database,
+		Options: u.RawQuery,
+		// The role of the address itself, which exists: a made-up role would
+		// need the right to create roles, and tests that cut the connections
+		// of another session or run CHECKPOINT need the rights of this one.
+		TestRole: &pgtestdb.Role{Username: parsed.User, Password: password, Capabilities: "those it has"},
+		// Fault tests leave sessions behind, by intent.
+		ForceTerminateConnections: true,
+	}, nil
+}
+
+// driverName is pgx under a name of our own: the stdlib package registers "pgx"
+// itself, but only as long as it is linked for some other reason.
+const driverName = "onlyonce-pgtest"
+
+var registerDriver = sync.OnceFunc(func() { sql.Register(driverName, stdlib.GetDefaultDriver()) })
+
+// server finds or starts the server, once for the process. Nobody stops it: its
+// supervisor does when the process ends.
+var server = sync.OnceValues(func() (string, error) {
+	registerDriver()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	p, err := devenv.StartPostgres(ctx, devenv.Options{})
+	if err != nil {
+		return "", err
+	}
+	return p.URL, nil
+})
+
+// ours applies our migrations.
+type ours struct{}
+
+// Hash covers the names and contents of the migrations' files.
+func (ours) Hash() (string, error) {
+	h := sha256.New()
+	err := fs.WalkDir(migrations.FS, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := fs.ReadFile(migrations.FS, path)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(h, "%d %s %d %s", len(path), path, len(b), b)
+		return err
+	})
+	return hex.EncodeToString(h.Sum(nil))[:32], err
+}
+
+// Migrate applies them to the new template.
+func (ours) Migrate(ctx context.Context, _ *sql.DB, cfg pgtestdb.Config) error {
+	conn, err := pgx.Connect(ctx, cfg.URL())
+	if err != nil {
+		return err
+	}
+	_, err = migrations.Apply(ctx, conn)
+	return errors.Join(err, conn.Close(ctx))
+}

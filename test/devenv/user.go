@@ -1,0 +1,35 @@
+package devenv
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
+
+	"github.com/onlyonce/onlyonce/test/devenv/supervise"
+)
+
+// serverUser is the user for Postgres when this process is root, and nil when it
+// is not: initdb and postgres refuse root.
+func serverUser() (*supervise.User, error) {
+	if os.Geteuid() != 0 {
+		return nil, nil //nolint:nilnil // no user is an answer: the present one
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, err := strconv.ParseUint(u.Uid, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("user %s: %w", name, err)
+		}
+		gid, err := strconv.ParseUint(u.Gid, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("user %s: %w", name, err)
+		}
+		return &supervise.User{Name: name, UID: uint32(uid), GID: uint32(gid)}, nil
+	}
+	// A minimal container may have no such entry; a number needs none.
+	return &supervise.User{Name: "65534", UID: 65534, GID: 65534}, nil
+}

@@ -1,0 +1,20 @@
+package main
+
+// adversaryRules are mends that the adversary has to miss when they are gone: its relevant histories must end in a breach.
+var adversaryRules = []mutant{
+	{rule: "T4 adversary: pruning does not wait", file: "consumer/prune.go",
+		old: "return slices.Contains(open, t) }) {", new: "return false }) {",
+		pkg: "./test/adversary", test: "TestT4LateDelivery"},
+	{rule: "T7 adversary: fence and claim without a bound", file: "consumer/attempt.go",
+		old: "	before, cancel := e.c.bounded(work) // up to the handler", new: "	before, cancel := context.WithCancel(work)",
+		pkg: "./test/adversary", test: "TestT7SilenceBeforeTheHandler"},
+	{rule: "S1 adversary: a relay's start without a bound", file: "outbox/relay.go",
+		old: "asking, asked := context.WithTimeout(ctx, pace.Start)", new: "asking, asked := context.WithTimeout(ctx, 1000*pace.Start)",
+		pkg: "./test/adversary", test: "TestS1SilentServerAtTheStart/relay"},
+	{rule: "S1 adversary: a source's start without a bound", file: "internal/eventsource/source.go",
+		old: "ctx, cancel := context.WithTimeout(ctx, pace.Start)", new: "ctx, cancel := context.WithTimeout(ctx, 1000*pace.Start)",
+		pkg: "./test/adversary", test: "TestS1SilentServerAtTheStart/consumer"},
+	{rule: "E3 adversary: a fetch without a bound", file: "internal/eventsource/partition.go",
+		old: "min(p.s.cfg.LeaseTTL, readTimeout)", new: "1000*p.s.cfg.LeaseTTL+0*readTimeout",
+		pkg: "./test/adversary", test: "TestE3SilentServerAtTheFetch"},
+}

@@ -1,0 +1,126 @@
+// Command mutants takes the rules out of the code one by one, and checks that a test fails for each.
+//
+// A mutant is a row of the table that table.go joins: a rule, a file, a snippet that stands there exactly once, what replaces it,
+// and the test that must fail. It runs through `go test -overlay`, which reaches embedded SQL too, so the tree is never touched.
+//
+//	go run ./test/mutants            # all
+//	go run ./test/mutants -only T2,F5
+//
+// It prints a line for each, `T2 caught TestName` or `T2 survived TestName`, and exits 1 if one survived or no longer fits the code.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// mutant is one rule taken out.
+type mutant struct {
+	rule  string // id in docs/guarantees.md, with a word where a rule has several mutants
+	file  string
+	old   string // stands in file exactly once
+	new   string
+	pkg   string
+	test  string // must fail
+	extra string // environment, as NAME=value
+}
+
+func main() {
+	only := flag.String("only", "", "comma-separated rules; empty: all")
+	verbose := flag.Bool("v", false, "print the output of tests that did not fail")
+	flag.Parse()
+	var picked []string
+	if *only != "" {
+		picked = strings.Split(*only, ",")
+	}
+	bad, ran := 0, 0
+	for _, m := range table {
+		if picked != nil && !slices.Contains(picked, m.rule) && !slices.Contains(picked, strings.Fields(m.rule)[0]) {
+			continue
+		}
+		ran++
+		verdict, output := run(m)
+		fmt.Printf("%s %s %s\n", m.rule, verdict, m.test)
+		if verdict != "caught" {
+			bad++
+			if *verbose || verdict != "survived" {
+				fmt.Println(output)
+			}
+		}
+	}
+	fmt.Printf("%d mutants, %d not caught\n", ran, bad)
+	if bad > 0 || ran == 0 {
+		os.Exit(1)
+	}
+}
+
+// pattern picks a test, or rows of a table: TestFaults/commit/failover is every row whose step begins with commit and whose fault
+// begins with failover.
+func pattern(test string) string {
+	parts := strings.Split(test, "/")
+	parts[0] = "^" + parts[0] + "$"
+	for i := range parts[1:] {
+		parts[i+1] = "^" + parts[i+1]
+	}
+	return strings.Join(parts, "/")
+}
+
+// run tests one mutant: caught, survived, or broken (it does not fit the code any more).
+func run(m mutant) (verdict, output string) {
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		return "broken", err.Error()
+	}
+	if n := bytes.Count(source, []byte(m.old)); n != 1 {
+		return "broken", fmt.Sprintf("%s: the snippet stands there %d times, must be once: %q", m.file, n, m.old)
+	}
+	dir, err := os.MkdirTemp("", "mutant")
+	if err != nil {
+		return "broken", err.Error()
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	mutated := filepath.Join(dir, filepath.Base(m.file))
+	overlay := filepath.Join(dir, "overlay.json")
+	abs, err := filepath.Abs(m.file)
+	if err != nil {
+		return "broken", err.Error()
+	}
+	spec, err := json.Marshal(map[string]map[string]string{"Replace": {abs: mutated}})
+	if err != nil {
+		return "broken", err.Error()
+	}
+	if err := os.WriteFile(mutated, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o600); err != nil {
+		return "broken", err.Error()
+	}
+	if err := os.WriteFile(overlay, spec, 0o600); err != nil {
+		return "broken", err.Error()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=4m", "-run", pattern(m.test), m.pkg)
+	// By the environment, so that a test which builds a program builds the mutant too.
+	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s")
+	if m.extra != "" {
+		cmd.Env = append(cmd.Env, m.extra)
+	}
+	out, err := cmd.CombinedOutput()
+	switch text := string(out); {
+	case err == nil && strings.Contains(text, "no tests to run"):
+		return "broken", "there is no test " + m.test
+	case err == nil:
+		return "survived", text
+	case strings.Contains(text, "--- FAIL: "+m.test) || strings.Contains(text, "\npanic: ") || strings.HasPrefix(text, "panic: "):
+		return "caught", ""
+	default:
+		return "broken", text // it does not compile, or the server is missing
+	}
+}

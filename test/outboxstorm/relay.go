@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/outbox/httpsink"
+	"github.com/onlyonce/onlyonce/test/fleet"
+)
+
+// The sinks. All lead to one remote.
+const (
+	sinkMain   = "main"   // calls pass a dead one of their ordering key
+	sinkStrict = "strict" // calls wait behind a dead one of their ordering key
+	sinkShort  = "short"  // the remote forgets keys after a few seconds
+)
+
+const (
+	// leaseTTL is short, because it is waited for after every kill, and long enough for two cores.
+	leaseTTL = 3 * time.Second
+	// shortWindow is for how long the remote remembers a key of sinkShort.
+	shortWindow = 5 * time.Second
+	// callTimeout bounds one attempt.
+	callTimeout = 500 * time.Millisecond
+)
+
+// relayConfig is all that a relay process needs to know.
+type relayConfig struct {
+	Postgres string
+	Remote   string
+}
+
+// relayMain is main in a relay process.
+func relayMain() int {
+	var cfg relayConfig
+	return fleet.Serve(&cfg, func(ctx context.Context, c *fleet.Child) error {
+		before := goleak.IgnoreCurrent()
+		if err := serve(ctx, c, cfg); err != nil {
+			return err
+		}
+		// I14: after a stop in order nothing of ours is left.
+		if err := goleak.Find(before); err != nil {
+			c.Tell(fleet.Event{Kind: fleet.Breach, Text: fmt.Sprintf("I14 goroutines are left after a stop in order: %v", err)})
+		}
+		return nil
+	})
+}
+
+// serve runs two relays: one lets calls pass a dead one of their key, the other does not.
+func serve(ctx context.Context, c *fleet.Child, cfg relayConfig) error {
+	pc, err := pgxpool.ParseConfig(cfg.Postgres)
+	if err != nil {
+		return err
+	}
+	pc.MaxConns = 20
+	pc.ConnConfig.ConnectTimeout = 2 * time.Second
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	var relays []*outbox.Relay
+	for _, names := range [][]string{{sinkMain, sinkShort}, {sinkStrict}} {
+		var sinks []outbox.Sink
+		for _, name := range names {
+			s, err := sink(name, cfg.Remote)
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			sinks = append(sinks, &watched{s, c})
+		}
+		relay, err := outbox.NewRelay(pool, outbox.RelayConfig{
+			Sinks: sinks, PollInterval: 50 * time.Millisecond, LeaseTTL: leaseTTL, RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
+			DrainTimeout: 3 * time.Second, PassOn: names[0] != sinkStrict, Hooks: hooks(c),
+		})
+		if err != nil {
+			return err
+		}
+		relays = append(relays, relay)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make([]error, len(relays))
+	var both sync.WaitGroup
+	for i, r := range relays {
+		both.Go(func() {
+			defer stop() // the other stops in order
+			errs[i] = r.Run(ctx)
+		})
+	}
+	both.Wait()
+	return errors.Join(errs...)
+}
+
+func sink(name, address string) (*httpsink.Sink, error) {
+	window := 24 * time.Hour
+	if name == sinkShort {
+		window = shortWindow
+	}
+	return httpsink.New(httpsink.Config{
+		Name: name, BaseURL: "http://" + address + "/" + name, KeyWindow: window, Timeout: callTimeout, AllowPrivate: true,
+		// Calls that fail for ever come in rows, and the host is there.
+		Breaker:   httpsink.Breaker{OpenFor: time.Second},
+		Transport: &http.Transport{MaxIdleConnsPerHost: 16},
+	})
+}
+
+func hooks(c *fleet.Child) outbox.Hooks {
+	return outbox.Hooks{
+		Lease: func(l outbox.LeaseChange) {
+			if l.Err != nil {
+				c.Tell(fleet.Event{Kind: fleet.Lease, Text: fmt.Sprintf("lane %d of %s: %v", l.Lane, l.Sink, l.Err)})
+			}
+		},
+		Failed: func(f outbox.Failed) { c.Tell(fleet.Event{Kind: fleet.Trouble, Text: f.Err.Error()}) },
+	}
+}
+
+// watched tells the parent when a call begins and when it has returned, so that kills can be aimed.
+type watched struct {
+	*httpsink.Sink
+	c *fleet.Child
+}
+
+// Send makes the call.
+func (w *watched) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
+	begun := time.Now()
+	w.c.Tell(fleet.Event{Kind: fleet.Begin, Partition: int32(d.ID), Offset: d.ID})
+	r := w.Sink.Send(ctx, d)
+	w.c.Tell(fleet.Event{Kind: fleet.Done, Partition: int32(d.ID), Handled: 1, Micros: time.Since(begun).Microseconds()})
+	return r
+}

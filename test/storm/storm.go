@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/fleet"
+	"github.com/onlyonce/onlyonce/test/screen"
+)
+
+const (
+	// session is the workers' session timeout: short, because it is waited for after every kill, and long enough for two cores.
+	session = 3 * time.Second
+	// stopTimeout bounds how long workers may take to leave in order.
+	stopTimeout = 30 * time.Second
+)
+
+// storm is one run.
+type storm struct {
+	opts   options
+	screen *screen.Screen
+	stream *stream
+	plan   []fleet.Blow
+	random *rand.Rand // for what is decided on the way
+
+	postgres *devenv.Postgres
+	standby  *devenv.Postgres // -failover
+	forward  *forwarder       // -failover
+	kafka    *devenv.Kafka
+	pool     *pgxpool.Pool // leads where the workers' connections lead
+	client   *kgo.Client
+	admin    *kadm.Client
+	fleet    *fleet.Fleet
+	producer *producer
+	topic    string // also the scope, the group and the sink
+
+	struck   map[string]int // blows that have come, by kind
+	inBatch  int            // kills that hit a batch in progress
+	inRetry  int            // kills that hit a message that was tried again from the database
+	marks    []mark         // one for each failover
+	breaches []string       // seen on the way
+	zombies  sync.WaitGroup // workers that stand still
+	broken   sync.WaitGroup // brokers that are down
+}
+
+func newStorm(o options, to *screen.Screen) *storm {
+	// Three sources, so that the plan stays the same when the stream draws another number.
+	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.seed, n)) }
+	of := usual
+	if o.failover {
+		of = failovers
+	}
+	s := &storm{opts: o, screen: to, stream: makeStream(o.messages, o.duplicates, source(1)), plan: fleet.Plan(o.kills, of, source(2)), random: source(3),
+		topic: fmt.Sprintf("storm-%d", o.seed), struck: map[string]int{}}
+	s.producer = &producer{s: s, acked: map[string]bool{}}
+	return s
+}
+
+// open starts servers and workers.
+func (s *storm) open(ctx context.Context) (err error) {
+	o := devenv.Options{Own: true, Brokers: s.opts.replicas, Log: func(line string) { s.screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
+	if s.postgres, err = devenv.StartPostgres(ctx, o); err != nil {
+		return err
+	}
+	if s.kafka, err = devenv.StartKafka(ctx, o); err != nil {
+		return err
+	}
+	if s.postgres.PID() == 0 || s.kafka.PID() == 0 {
+		return fmt.Errorf("a storm kills its servers, and can do that only to processes of this machine: do without %s=%s, and have a JVM and PostgreSQL installed",
+			devenv.EnvForce, devenv.KindDocker)
+	}
+	address := s.postgres.URL
+	if s.opts.failover {
+		if s.forward, err = newForwarder(hostPort(address)); err != nil {
+			return err
+		}
+		address = strings.Replace(address, hostPort(address), s.forward.addr(), 1)
+	}
+	if s.pool, err = pgxpool.New(ctx, address); err != nil {
+		return err
+	}
+	if err := s.createTables(ctx); err != nil {
+		return err
+	}
+	if s.opts.failover {
+		if s.standby, err = s.postgres.Standby(ctx, standbyName, o); err != nil {
+			return err
+		}
+	}
+	if s.client, err = kgo.NewClient(s.producer.options(kgo.RequestRetries(5))...); err != nil {
+		return err
+	}
+	s.admin = kadm.NewClient(s.client)
+	if _, err := s.admin.CreateTopic(ctx, int32(s.opts.partitions), -1, nil, s.topic); err != nil {
+		return fmt.Errorf("creating topic %s: %w", s.topic, err)
+	}
+	s.fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.screen.Verbose, Template: workerConfig{
+		Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
+		Pool: int32(2*s.opts.partitions + 2), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy,
+	}})
+	if err != nil {
+		return err
+	}
+	for range s.opts.workers {
+		if _, err := s.fleet.Start(); err != nil {
+			return err
+		}
+	}
+	s.screen.Live(s.line)
+	return s.until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.fleet.Settled(0, s.opts.partitions), nil })
+}
+
+// batchSize makes batches so small that a short stream still has some for each event to hit.
+func (s *storm) batchSize() int {
+	return min(max(len(s.stream.records)/(s.opts.kills+2)/s.opts.partitions/4, 5), 100)
+}
+
+// tableSQL makes the table of effects. n tells in which order they came: of one ordering key all are written by one transaction after the
+// other.
+const tableSQL = `
+create schema storm;
+create table storm.effects (
+  n      bigint generated always as identity primary key,
+  scope  text not null,
+  id     text not null,
+  key    text not null,
+  seq    int not null,
+  part   int not null,
+  off    bigint not null,
+  worker int not null,
+  called boolean not null
+)`
+
+func (s *storm) createTables(ctx context.Context) error {
+	return s.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		if _, err := migrations.Apply(ctx, c.Conn()); err != nil {
+			return err
+		}
+		_, err := c.Exec(ctx, tableSQL, pgx.QueryExecModeSimpleProtocol) // two statements, without parameters
+		return err
+	})
+}
+
+// rage produces, strikes, waits until it is quiet, and judges.
+func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) error) (report, error) {
+	begun := time.Now()
+	r := report{Seed: s.opts.seed, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Postgres: s.postgres.How, Kafka: s.kafka.How}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	produced := make(chan error, 1)
+	go func() { produced <- s.producer.run(ctx) }()
+	err := s.strikeAll(ctx)
+	if err == nil {
+		s.zombies.Wait()
+		s.broken.Wait()
+		if s.opts.idle {
+			err = s.failOverIdle(ctx)
+		}
+	}
+	if err == nil {
+		err = s.producedAll(ctx, produced)
+	}
+	if err == nil {
+		err = s.until(ctx, "every record to be handled", s.handled)
+	}
+	r.Seconds = time.Since(begun).Seconds()
+	cancel()
+	s.zombies.Wait() // a worker that stands still does not leave
+	s.broken.Wait()
+	if late := s.fleet.Stop(stopTimeout); late != nil {
+		s.breaches = append(s.breaches, "I14 "+late.Error())
+	}
+	s.breaches = append(s.breaches, s.fleet.Breaches()...)
+	r.count(s)
+	for _, line := range r.Endings {
+		s.screen.Verbose("%s", line)
+	}
+	if err != nil {
+		r.Breaches = s.breaches
+		return r, err
+	}
+	ctx = context.WithoutCancel(ctx)
+	if err := s.quiet(ctx); err != nil {
+		return r, err
+	}
+	if tamper != nil {
+		if err := tamper(ctx, s); err != nil {
+			return r, err
+		}
+	}
+	return r, s.judge(ctx, &r)
+}
+
+// producedAll waits for the producer.
+func (s *storm) producedAll(ctx context.Context, produced <-chan error) error {
+	var err error
+	return errors.Join(s.until(ctx, "every record to be acknowledged", func(context.Context) (bool, error) {
+		select {
+		case err = <-produced:
+			return true, nil
+		default:
+			return false, nil
+		}
+	}), err)
+}
+
+// unsettledSQL returns one row: how many parked messages that are first of their ordering key do not wait for somebody. $1 the scope.
+const unsettledSQL = `
+select count(*) from onlyonce.parked p
+ where p.scope = $1 and p.settled_at is null
+   and p.state in ('retrying', 'blocked') and not exists (
+     select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))`
+
+// handled is true when the cursors are at the end of the log, and nothing is left to be tried again.
+func (s *storm) handled(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	at, err := s.positions(ctx, s.pool)
+	if err != nil {
+		return false, err
+	}
+	ends, err := s.ends(ctx)
+	if err != nil {
+		return false, err
+	}
+	for p, end := range ends {
+		if at[p] != end {
+			return false, nil
+		}
+	}
+	var left int
+	err = s.pool.QueryRow(ctx, unsettledSQL, s.topic).Scan(&left)
+	return left == 0, err
+}
+
+// until waits for a condition. It gives up when a worker cannot be had, and when nothing has moved for as long as -patience says.
+func (s *storm) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
+	return s.fleet.Until(ctx, s.opts.patience, is, func() string {
+		return fmt.Sprint(s.fleet.Reached(), s.producer.written.Load(), s.fleet.Mark(), s.fleet.Resolved())
+	}, func(err error) error { return s.stuck(ctx, what, err) })
+}
+
+// stuck tells all that may help to understand why nothing moves.
+func (s *storm) stuck(ctx context.Context, what string, err error) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	lines := []string{fmt.Sprintf("I13 stuck: waited %v for %s, and nothing moved", s.opts.patience, what)}
+	if err != nil {
+		lines = append(lines, "last error: "+err.Error())
+	}
+	at, err := s.positions(ctx, s.pool)
+	ends, endsErr := s.ends(ctx)
+	var left int
+	if err := errors.Join(err, endsErr, s.pool.QueryRow(ctx, unsettledSQL, s.topic).Scan(&left)); err != nil {
+		lines = append(lines, "positions are not known: "+err.Error())
+	}
+	for p := range int32(len(ends)) {
+		lines = append(lines, fmt.Sprintf("partition %d: handled up to %d of %d", p, at[p], ends[p]))
+	}
+	if left > 0 {
+		lines = append(lines, fmt.Sprintf("%d parked messages, the first of their ordering keys, are still to be tried", left))
+	}
+	return errors.New(strings.Join(append(lines, s.fleet.Diagnosis()...), "\n  "))
+}
+
+// line is the live line of a run.
+func (s *storm) line() string {
+	handled, skipped := s.fleet.Progress()
+	return fmt.Sprintf("produced %s  applied %s  skipped %s  events %d of %d  workers %d", screen.Count(s.producer.written.Load()),
+		screen.Count(int64(handled)), screen.Count(int64(skipped)), s.blows(), len(s.plan), s.fleet.Size())
+}
+
+func (s *storm) blows() (n int) {
+	for _, c := range s.struck {
+		n += c
+	}
+	return n
+}
+
+// close stops whatever was started.
+func (s *storm) close() error {
+	var errs []error
+	if s.fleet != nil {
+		errs = append(errs, s.fleet.Stop(stopTimeout), s.fleet.Close())
+	}
+	if s.client != nil {
+		s.client.Close()
+	}
+	if s.pool != nil {
+		s.pool.Close()
+	}
+	if s.forward != nil {
+		errs = append(errs, s.forward.close())
+	}
+	for _, p := range []*devenv.Postgres{s.standby, s.postgres} {
+		if p != nil {
+			errs = append(errs, p.Stop())
+		}
+	}
+	if s.kafka != nil {
+		errs = append(errs, s.kafka.Stop())
+	}
+	return errors.Join(errs...)
+}
+
+func hostPort(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		panic(err) // devenv made it
+	}
+	return u.Host
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/fleet"
+)
+
+// blindAfter is how long a kill looks for a batch to hit: with brokers and workers down there may be none.
+const blindAfter = 4 * time.Second
+
+// sampleEvery is after how many events the invariants are looked at that hold at every moment.
+const sampleEvery = 5
+
+// strikeAll plays the plan: each blow when its part of the stream is handled.
+func (s *storm) strikeAll(ctx context.Context) error {
+	for i, b := range s.plan {
+		at := int64(b.At * float64(len(s.stream.records)-s.tail()))
+		s.producer.let(at + s.ahead())
+		err := s.until(ctx, fmt.Sprintf("%d records to be handled, for event %d", at, i+1), func(context.Context) (bool, error) {
+			return s.fleet.Reached() >= at, nil
+		})
+		if err != nil {
+			return err
+		}
+		if err := s.strike(ctx, b); err != nil {
+			return fmt.Errorf("event %d (%s): %w", i+1, b.Kind, err)
+		}
+		s.struck[b.Kind]++
+		if (i+1)%sampleEvery == 0 {
+			s.sample(ctx)
+		}
+	}
+	s.producer.let(int64(len(s.stream.records) - s.tail()))
+	return nil
+}
+
+func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
+	s.screen.Verbose("%s", b.Kind)
+	switch b.Kind {
+	case blowKill:
+		return s.kill(ctx)
+	case blowFreeze:
+		return s.freeze(ctx, b.Wait)
+	case blowRebalance:
+		return s.fleet.Change(s.random, s.opts.workers)
+	case blowPostgres:
+		return s.killPostgres(ctx, b.Wait)
+	case blowBroker:
+		return s.killBroker(ctx, b.Wait)
+	case blowFailover:
+		return s.failOver(ctx)
+	}
+	panic("a blow of no kind: " + b.Kind)
+}
+
+// kill kills a worker, and starts another in its place.
+func (s *storm) kill(ctx context.Context) error {
+	shot := s.aim()
+	begun := time.Now()
+	err := s.until(ctx, "a worker to kill", func(context.Context) (bool, error) {
+		select {
+		case down := <-shot.Hit:
+			if down.InBatch {
+				s.inBatch++
+			}
+			if down.InRetry {
+				s.inRetry++
+			}
+			return true, nil
+		default:
+			if time.Since(begun) > blindAfter {
+				s.fleet.Blindly(shot, s.random)
+			}
+			return false, nil
+		}
+	})
+	if err != nil {
+		return err
+	}
+	_, err = s.fleet.Start()
+	return err
+}
+
+// aim chooses what the next kill hits: a batch, or, where the policy tries messages again from the database, every third time one of those.
+func (s *storm) aim() *fleet.Shot {
+	if s.opts.policy == policyKey && s.random.IntN(3) == 0 {
+		return s.fleet.ShootRetry(s.random)
+	}
+	return s.fleet.Shoot(s.random, false)
+}
+
+// freeze makes a worker stand still until the group has given its partitions to others, and then lets it go on as a zombie. The next
+// events come meanwhile.
+func (s *storm) freeze(ctx context.Context, beyond time.Duration) error {
+	p := s.fleet.Any(s.random)
+	if p == nil {
+		return nil // all stand still, or are being replaced
+	}
+	if err := s.fleet.Freeze(p); err != nil {
+		return err
+	}
+	s.zombies.Go(func() {
+		fleet.Pause(ctx, session+session/4+beyond)
+		if err := s.fleet.Thaw(p); err != nil {
+			s.screen.Say("worker %d cannot be continued: %v", p.Number, err)
+		}
+	})
+	return nil
+}
+
+func (s *storm) killPostgres(ctx context.Context, down time.Duration) error {
+	if err := s.postgres.Kill(ctx); err != nil {
+		return err
+	}
+	fleet.Pause(ctx, down)
+	return s.postgres.Restart(ctx)
+}
+
+// killBroker kills a broker. Of three, two go on, and so does the storm; it does not kill the next before this one is in sync.
+func (s *storm) killBroker(ctx context.Context, down time.Duration) error {
+	s.broken.Wait()
+	node := s.kafka.Nodes[s.random.IntN(len(s.kafka.Nodes))]
+	if err := node.Kill(ctx); err != nil {
+		return err
+	}
+	restart := func() error {
+		fleet.Pause(ctx, down)
+		return node.Restart(context.WithoutCancel(ctx))
+	}
+	if len(s.kafka.Nodes) == 1 {
+		return restart()
+	}
+	s.broken.Go(func() {
+		if err := restart(); err != nil {
+			s.screen.Say("broker %d: %v", node.ID, err)
+		}
+	})
+	return nil
+}
+
+// standbyName names each standby in turn.
+const standbyName = "twin"
+
+// mark is what the promoted server knew when it took over: everything behind it was to be done again, and nothing below.
+type mark struct {
+	positions map[int32]int64
+	lastN     int64 // of the effects
+	lost      int64 // records whose effects the failover has lost
+}
+
+// toLose is how many records the primary handles at least before a failover loses them: about two batches of each worker.
+func (s *storm) toLose() int64 { return int64(2 * s.opts.workers * s.batchSize()) }
+
+// failOver lets the standby lose touch, waits until the primary has committed more, kills it, and promotes the standby.
+func (s *storm) failOver(ctx context.Context) error {
+	if err := s.standby.Detach(ctx); err != nil {
+		return err
+	}
+	from, begun := s.fleet.Reached(), time.Now()
+	s.producer.let(s.producer.gate.Load() + s.toLose())
+	err := s.until(ctx, "commits for a failover to lose", func(context.Context) (bool, error) {
+		return s.fleet.Reached() >= from+s.toLose() || time.Since(begun) > 2*blindAfter && s.fleet.Reached() > from, nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.promote(ctx); err != nil {
+		return err
+	}
+	s.standby, err = s.postgres.Standby(ctx, standbyName, devenv.Options{})
+	return err
+}
+
+// tail is how many records are left for the failover at the end.
+func (s *storm) tail() int {
+	if !s.opts.idle {
+		return 0
+	}
+	return int(s.toLose())
+}
+
+// failOverIdle is the failover of an evening: the last messages of the stream are handled and lost, and none comes behind them that would
+// make a worker look at its position.
+func (s *storm) failOverIdle(ctx context.Context) error {
+	if err := s.until(ctx, "every record but the last ones to be acknowledged", s.acknowledged(len(s.stream.records)-s.tail())); err != nil {
+		return err
+	}
+	if err := s.until(ctx, "every record but the last ones to be handled", s.handled); err != nil {
+		return err
+	}
+	if err := s.standby.Detach(ctx); err != nil {
+		return err
+	}
+	s.producer.let(int64(len(s.stream.records)))
+	if err := s.until(ctx, "the last records to be acknowledged", s.acknowledged(len(s.stream.records))); err != nil {
+		return err
+	}
+	if err := s.until(ctx, "the last records to be handled, and lost", s.handled); err != nil {
+		return err
+	}
+	s.struck[blowFailover]++
+	return s.promote(ctx)
+}
+
+func (s *storm) acknowledged(n int) func(context.Context) (bool, error) {
+	return func(context.Context) (bool, error) { return s.producer.written.Load() >= int64(n), nil }
+}
+
+// promote kills the primary, and makes the standby take its place.
+func (s *storm) promote(ctx context.Context) error {
+	before, err := s.positionsAt(ctx, s.postgres.URL)
+	if err != nil {
+		return err
+	}
+	if err := s.postgres.Kill(ctx); err != nil {
+		return err
+	}
+	if err := s.standby.Promote(ctx); err != nil {
+		return err
+	}
+	m, err := s.takeMark(ctx, s.standby.URL, before)
+	if err != nil {
+		return err
+	}
+	s.marks = append(s.marks, m)
+	old := s.postgres
+	s.postgres, s.standby = s.standby, nil
+	s.forward.point(hostPort(s.postgres.URL))
+	s.screen.Verbose("failover: %d records to be done again", m.lost)
+	return old.Stop()
+}

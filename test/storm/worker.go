@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/franzsource"
+	"github.com/onlyonce/onlyonce/consumer/kafkasource"
+	"github.com/onlyonce/onlyonce/outbox"
+	"github.com/onlyonce/onlyonce/test/fleet"
+)
+
+// workerConfig is all that a worker needs to know.
+type workerConfig struct {
+	Postgres  string
+	Brokers   []string
+	Topic     string
+	Scope     string // also the group, and the sink of calls
+	Session   time.Duration
+	BatchSize int
+	Pool      int32
+	Positions bool // run without keys
+	Source    string
+	Policy    string
+}
+
+// effectSQL is the handler's own write. The table has no unique constraint: a double must be able to happen.
+const effectSQL = `insert into storm.effects (scope, id, key, seq, part, off, worker, called) values ($1, $2, $3, $4, $5, $6, $7, $8)`
+
+var (
+	errFaulty = errors.New("a message that nobody can handle")
+	errSick   = errors.New("a message that nobody can handle yet")
+)
+
+// worker is one process that consumes.
+type worker struct {
+	*fleet.Child
+	cfg workerConfig
+}
+
+func (w *worker) handler(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	if err := w.Entered(m); err != nil {
+		return err
+	}
+	var got message
+	if err := json.Unmarshal(m.Value, &got); err != nil {
+		return consumer.Permanent(err)
+	}
+	tx.Queue(effectSQL, w.cfg.Scope, got.ID, got.Key, got.Seq, m.Partition, m.Offset, w.Number, got.withCall())
+	if got.withCall() {
+		if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: w.cfg.Scope, Name: "note", Target: "/" + got.ID, Body: m.Value}); err != nil {
+			return err
+		}
+	}
+	// Only now: what was written before must go.
+	switch {
+	case got.permanent():
+		return consumer.Permanent(errFaulty)
+	case got.exhausted():
+		return errFaulty
+	case w.cfg.Policy == policyKey && got.sick() && m.Attempt <= got.sickRuns():
+		return errSick
+	}
+	return nil
+}
+
+// workerMain is main in a worker process.
+func workerMain() int {
+	var cfg workerConfig
+	return fleet.Serve(&cfg, func(ctx context.Context, c *fleet.Child) error {
+		w := &worker{c, cfg}
+		before := goleak.IgnoreCurrent()
+		if err := w.run(ctx); err != nil {
+			return err
+		}
+		// I14: after a stop in order nothing of ours is left.
+		if err := goleak.Find(before); err != nil {
+			w.breach("I14 goroutines are left after a stop in order: %v", err)
+		}
+		return nil
+	})
+}
+
+func (w *worker) breach(format string, args ...any) {
+	w.Tell(fleet.Event{Kind: fleet.Breach, Text: fmt.Sprintf(format, args...)})
+}
+
+func (w *worker) source() consumer.Source {
+	const (
+		rebalance = 8 * time.Second
+		wait      = 100 * time.Millisecond
+	)
+	if w.cfg.Source == sourceFranz {
+		instance := ""
+		if w.Seat%2 == 0 {
+			instance = fmt.Sprintf("seat-%d", w.Seat)
+		}
+		return franzsource.New(franzsource.Config{
+			Brokers: w.cfg.Brokers, GroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic}, InstanceID: instance,
+			SessionTimeout: w.cfg.Session, HeartbeatInterval: w.cfg.Session / 6, RebalanceTimeout: rebalance, FetchMaxWait: wait,
+		})
+	}
+	return kafkasource.New(kafkasource.Config{
+		Brokers: w.cfg.Brokers, GroupID: w.cfg.Scope, Topics: []string{w.cfg.Topic},
+		SessionTimeout: w.cfg.Session, HeartbeatInterval: w.cfg.Session / 6, RebalanceTimeout: rebalance, FetchMaxWait: wait,
+	})
+}
+
+func (w *worker) run(ctx context.Context) error {
+	pc, err := pgxpool.ParseConfig(w.cfg.Postgres)
+	if err != nil {
+		return err
+	}
+	pc.MaxConns = w.cfg.Pool
+	pc.ConnConfig.ConnectTimeout = 2 * time.Second
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	source := watch(w.source(), w.breach)
+	key := consumer.HeaderKey(idHeader)
+	if w.cfg.Positions {
+		key = nil
+	}
+	policy := consumer.ParkMessage
+	if w.cfg.Policy == policyKey {
+		policy = consumer.ParkOrderingKey
+	}
+	c, err := consumer.New(pool, source, w.handler, consumer.Config{
+		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize,
+		RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
+		// How long a worker that stands still in mid-batch keeps its successor waiting.
+		LockTimeout: 2 * time.Second, IdleTimeout: 3 * time.Second, DrainTimeout: 3 * time.Second,
+		OnFailure: policy, Hooks: w.Hooks(nil),
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.Run(ctx); err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	return nil
+}
