@@ -3,7 +3,6 @@ package webhook_test
 import (
 	"context"
 	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
