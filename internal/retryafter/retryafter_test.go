@@ -1,11 +1,12 @@
-package idempotency_test
+package retryafter_test
 
 import (
+	"net/http"
 	"strconv"
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/internal/retryafter"
 )
 
 func TestRetryAfterForms(t *testing.T) {
@@ -17,7 +18,7 @@ func TestRetryAfterForms(t *testing.T) {
 		"Sat, 21 Nov 2026 11:00:00 GMT": 0,
 		"":                              -1, "-1": -1, "+1": -1, "1.5": -1, "1s": -1, "soon": -1, "5, 6": -1, "0x10": -1, "1_0": -1, "Sat, 21 Nov 2026 12:00:10 CET": -1,
 	} {
-		got, ok := idempotency.RetryAfter(header("Retry-After", value), now)
+		got, ok := retryafter.Read(http.Header{"Retry-After": {value}}, now)
 		if ok != (want >= 0) || ok && got != want {
 			t.Errorf("%q: %v, %v; want %v", value, got, ok, want)
 		}
@@ -31,11 +32,11 @@ func FuzzRetryAfter(f *testing.F) {
 	}
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	f.Fuzz(func(t *testing.T, value, date string) {
-		h := header("Retry-After", value)
+		h := http.Header{"Retry-After": {value}}
 		if date != "" {
 			h.Set("Date", date)
 		}
-		after, ok := idempotency.RetryAfter(h, now)
+		after, ok := retryafter.Read(h, now)
 		if after < 0 || !ok && after != 0 {
 			t.Fatalf("%v, %v", after, ok)
 		}

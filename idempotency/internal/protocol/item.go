@@ -1,4 +1,4 @@
-package idempotency
+package protocol
 
 import (
 	"strconv"
@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// stringItem parses a String Item (RFC 9651 section 3.3.3) without what stands before its first quote, and skips its
+// StringItem parses a String Item (RFC 9651 section 3.3.3) without what stands before its first quote, and skips its
 // parameters, which must be well-formed: a field that cannot be parsed as a whole is no field (section 4.2).
-func stringItem(field string) (value string, ok bool) {
+func StringItem(field string) (value string, ok bool) {
 	value, rest, ok := sfString(field)
 	for ok && strings.HasPrefix(rest, ";") {
 		rest, ok = sfParameter(strings.TrimLeft(rest[1:], " "))

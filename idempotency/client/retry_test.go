@@ -1,4 +1,4 @@
-package idempotency_test
+package client_test
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
 const url = "http://server.example/payments"
@@ -43,7 +43,7 @@ func attempts(t *testing.T, p play) (n int) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{plays: []play{p, {status: 200}}}
-		resp, err := slow(t, idempotency.TransportConfig{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+		resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func TestErrorsOfTheNetworkAreRetried(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &script{plays: []play{{err: c.err}, {status: 200}}}
-			resp, err := slow(t, idempotency.TransportConfig{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+			resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
 			if len(s.got) != c.want {
 				t.Errorf("%v: %d attempts", c.err, len(s.got))
 			}
@@ -134,7 +134,7 @@ func TestProblemThatIsNotRetryable(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &script{plays: []play{{status: 500, header: header("Content-Type", c.media), body: c.body}, {status: 200}}}
-			resp, err := slow(t, idempotency.TransportConfig{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+			resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -156,7 +156,7 @@ func TestWaitsDouble(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{plays: []play{{status: 503}}}
-		tr := slow(t, idempotency.TransportConfig{Base: s, RetryMin: time.Second, RetryMax: 4 * time.Second, Attempts: 6})
+		tr := slow(t, client.Config{Base: s, RetryMin: time.Second, RetryMax: 4 * time.Second, Attempts: 6})
 		resp, err := tr.RoundTrip(post(t, t.Context(), url, "x"))
 		if err != nil {
 			t.Fatal(err)
@@ -182,7 +182,7 @@ func TestWaitsAreSpread(t *testing.T) {
 			seen := map[time.Duration]bool{}
 			for range 20 {
 				s := &script{plays: []play{{status: 503, header: h}, {status: 200}}}
-				resp, err := slow(t, idempotency.TransportConfig{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+				resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -216,7 +216,7 @@ func TestRetryAfterIsHonoured(t *testing.T) {
 				if c.name == "date" {
 					s.plays[0].header.Set("Retry-After", date(c.least))
 				}
-				resp, err := slow(t, idempotency.TransportConfig{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+				resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -238,7 +238,7 @@ func TestLongRetryAfterIsReturned(t *testing.T) {
 		for _, after := range []string{"61", "99999999999999999999"} {
 			start := time.Now()
 			s := &script{plays: []play{{status: 503, header: header("Retry-After", after), body: "later"}}}
-			resp, err := slow(t, idempotency.TransportConfig{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+			resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -255,7 +255,7 @@ func TestTimeIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		s := &script{plays: []play{{status: 503}}}
-		resp, err := slow(t, idempotency.TransportConfig{Base: s, Attempts: 100, TotalTime: 20 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
+		resp, err := slow(t, client.Config{Base: s, Attempts: 100, TotalTime: 20 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +267,7 @@ func TestTimeIsBounded(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		s = &script{plays: []play{{status: 503}}}
-		resp, err = slow(t, idempotency.TransportConfig{Base: s, Attempts: 100}).RoundTrip(post(t, ctx, url, "x"))
+		resp, err = slow(t, client.Config{Base: s, Attempts: 100}).RoundTrip(post(t, ctx, url, "x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -283,7 +283,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		s := &script{plays: []play{{hang: time.Hour}, {status: 201}}}
-		resp, err := slow(t, idempotency.TransportConfig{Base: s, AttemptTimeout: 5 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
+		resp, err := slow(t, client.Config{Base: s, AttemptTimeout: 5 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -293,8 +293,8 @@ func TestAttemptsAreBounded(t *testing.T) {
 
 		start = time.Now()
 		s = &script{plays: []play{{hang: time.Hour}}}
-		_, err = slow(t, idempotency.TransportConfig{Base: s, AttemptTimeout: 5 * time.Second, TotalTime: 8 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
-		var failed *idempotency.TransportError
+		_, err = slow(t, client.Config{Base: s, AttemptTimeout: 5 * time.Second, TotalTime: 8 * time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
+		var failed *client.TransportError
 		if !errors.As(err, &failed) || !failed.Timeout() || failed.Attempts != 2 || time.Since(start) != 8*time.Second {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
@@ -306,7 +306,7 @@ func TestAnswerMayBeReadForLonger(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{plays: []play{{status: 200, body: "done"}}}
-		resp, err := slow(t, idempotency.TransportConfig{Base: s, AttemptTimeout: time.Second, TotalTime: time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
+		resp, err := slow(t, client.Config{Base: s, AttemptTimeout: time.Second, TotalTime: time.Second}).RoundTrip(post(t, t.Context(), url, "x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -330,8 +330,8 @@ func TestCancellation(t *testing.T) {
 				time.AfterFunc(10*time.Second, cancel)
 				start := time.Now()
 				s := &script{plays: []play{p}}
-				_, err := slow(t, idempotency.TransportConfig{Base: s}).RoundTrip(post(t, ctx, url, "x"))
-				var failed *idempotency.TransportError
+				_, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, ctx, url, "x"))
+				var failed *client.TransportError
 				if !errors.Is(err, context.Canceled) || !errors.As(err, &failed) || failed.Key == "" || len(s.got) != 1 {
 					t.Errorf("%v after %d attempts", err, len(s.got))
 				}
@@ -348,7 +348,7 @@ func TestAnswersOfFailedAttemptsAreDrained(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{plays: []play{{status: 503, body: strings.Repeat("x", 10<<10)}, {status: 503, body: strings.Repeat("x", 1<<20)}, {status: 200, body: "ok"}}}
-		resp, err := slow(t, idempotency.TransportConfig{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
+		resp, err := slow(t, client.Config{Base: s}).RoundTrip(post(t, t.Context(), url, "x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -369,17 +369,17 @@ func TestHooksComeInPairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type mark struct{}
 		var log []string
-		hooks := idempotency.TransportHooks{
-			AttemptStart: func(ctx context.Context, s idempotency.AttemptStart) context.Context {
+		hooks := client.Hooks{
+			AttemptStart: func(ctx context.Context, s client.AttemptStart) context.Context {
 				log = append(log, fmt.Sprintf("start %d %s %s", s.Attempt, s.Key, s.Request.Header.Get("Idempotency-Key")))
 				return context.WithValue(ctx, mark{}, s.Attempt)
 			},
-			AttemptEnd: func(ctx context.Context, e idempotency.AttemptEnd) {
+			AttemptEnd: func(ctx context.Context, e client.AttemptEnd) {
 				log = append(log, fmt.Sprintf("end %d %v %s %d %v again=%v wait=%v", e.Attempt, ctx.Value(mark{}), e.Key, e.Status, e.Err, e.Again, e.Wait > 0))
 			},
 		}
 		s := &script{plays: []play{{err: io.EOF}, {status: 503}, {status: 200}}}
-		resp, err := slow(t, idempotency.TransportConfig{Base: s, Hooks: hooks}).RoundTrip(post(t, idempotency.WithKey(t.Context(), "k"), url, "x"))
+		resp, err := slow(t, client.Config{Base: s, Hooks: hooks}).RoundTrip(post(t, client.WithKey(t.Context(), "k"), url, "x"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -402,9 +402,9 @@ func TestErrorNamesTheKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{plays: []play{{err: io.EOF}}}
-		client := &http.Client{Transport: slow(t, idempotency.TransportConfig{Base: s, Attempts: 3})}
-		_, err := client.Do(post(t, idempotency.WithKey(t.Context(), "order-17"), url, "x"))
-		var failed *idempotency.TransportError
+		caller := &http.Client{Transport: slow(t, client.Config{Base: s, Attempts: 3})}
+		_, err := caller.Do(post(t, client.WithKey(t.Context(), "order-17"), url, "x"))
+		var failed *client.TransportError
 		if !errors.As(err, &failed) || failed.Key != "order-17" || failed.Attempts != 3 || !errors.Is(err, io.EOF) || len(s.got) != 3 || failed.Timeout() {
 			t.Errorf("%v", err)
 		}

@@ -1,4 +1,4 @@
-package idempotency_test
+package client_test
 
 import (
 	"errors"
@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
 // stream is a body whose length nobody knows.
@@ -36,8 +36,8 @@ func TestBodies(t *testing.T) {
 		"unknown length, at the bound":   {body: ten, length: -1, want: ten, announced: 10},
 		"length 0 means unknown":         {body: ten, length: 0, want: ten, announced: 10},
 		"unknown and empty":              {body: "", length: -1, want: "", announced: 0},
-		"above the bound":                {body: ten + "x", length: 11, fails: "TransportConfig.MaxBody"},
-		"unknown, above the bound":       {body: ten + "x", length: -1, fails: "TransportConfig.MaxBody"},
+		"above the bound":                {body: ten + "x", length: 11, fails: "Config.MaxBody"},
+		"unknown, above the bound":       {body: ten + "x", length: -1, fails: "Config.MaxBody"},
 		"above the bound, with GetBody":  {body: ten + "x", length: 11, getBody: again(ten + "x"), want: ten + "x", announced: 11},
 		"unknown, above, with GetBody":   {body: ten + "x", length: -1, getBody: again(ten + "x"), want: ten + "x", announced: -1},
 		"a GetBody that was left behind": {body: "new", length: 3, getBody: again("old"), want: "new", announced: 3},
@@ -52,12 +52,12 @@ func TestBodies(t *testing.T) {
 			b := &stream{Reader: strings.NewReader(c.body)}
 			req := post(t, t.Context(), url, "")
 			req.Body, req.ContentLength, req.GetBody = b, c.length, c.getBody
-			resp, err := transport(t, idempotency.TransportConfig{Base: s, MaxBody: 10}).RoundTrip(req)
+			resp, err := transport(t, client.Config{Base: s, MaxBody: 10}).RoundTrip(req)
 			if b.closed == 0 {
 				t.Error("the body is open")
 			}
 			if c.fails != "" {
-				if !errors.Is(err, idempotency.ErrBody) || !strings.Contains(err.Error(), c.fails) || len(s.got) > 0 {
+				if !errors.Is(err, client.ErrBody) || !strings.Contains(err.Error(), c.fails) || len(s.got) > 0 {
 					t.Errorf("%v after %d requests", err, len(s.got))
 				}
 				return
@@ -83,8 +83,8 @@ func TestBodyThatCannotBeRead(t *testing.T) {
 	req := post(t, t.Context(), url, "")
 	b := &stream{Reader: io.MultiReader(strings.NewReader("half"), failing{})}
 	req.Body, req.ContentLength, req.GetBody = b, -1, nil
-	got, err := send(t, idempotency.TransportConfig{}, req)
-	if !errors.Is(err, idempotency.ErrBody) || !errors.Is(err, io.ErrClosedPipe) || len(got) > 0 || b.closed == 0 {
+	got, err := send(t, client.Config{}, req)
+	if !errors.Is(err, client.ErrBody) || !errors.Is(err, io.ErrClosedPipe) || len(got) > 0 || b.closed == 0 {
 		t.Errorf("%v after %d requests", err, len(got))
 	}
 }
@@ -107,7 +107,7 @@ func TestTrailers(t *testing.T) {
 	req := post(t, t.Context(), start(t, server), "")
 	req.Trailer = http.Header{"Sum": nil}
 	req.Body, req.ContentLength, req.GetBody = &stream{Reader: io.MultiReader(strings.NewReader("x"), atEnd(func() { req.Trailer.Set("Sum", "1") }))}, -1, nil
-	resp, err := transport(t, idempotency.TransportConfig{}).RoundTrip(req)
+	resp, err := transport(t, client.Config{}).RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)
 	}

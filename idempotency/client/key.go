@@ -1,4 +1,4 @@
-package idempotency
+package client
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"net/http"
 
 	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
 // NewV7 makes a key: a UUID that starts with the time in milliseconds, so that keys which a server gets one after another
@@ -36,7 +38,7 @@ func (t *Transport) key(req *http.Request) (key, value string, err error) {
 	}
 	named, has := req.Context().Value(contextKey{}).(string)
 	if own != "" {
-		key, err := readKey(own)
+		key, err := protocol.Read(own)
 		if err != nil {
 			return "", "", fmt.Errorf("%w: header %s: %w", ErrKey, t.header, err)
 		}
@@ -48,7 +50,7 @@ func (t *Transport) key(req *http.Request) (key, value string, err error) {
 	if !has {
 		if r := req.Response; r != nil && r.Request != nil { // http.Client follows a 307 or 308: the same operation
 			if own, err := t.carried(r.Request); err == nil && own != "" {
-				if key, err := readKey(own); err == nil {
+				if key, err := protocol.Read(own); err == nil {
 					return key, own, nil
 				}
 			}

@@ -1,4 +1,4 @@
-package idempotency
+package client
 
 import (
 	"context"
@@ -13,12 +13,12 @@ import (
 // Transport is an http.RoundTripper that makes one operation of a request: it gives it an idempotency key and sends it, under that
 // key and with the same bytes, until there is an answer that is one. It may be used by several goroutines at once.
 type Transport struct {
-	cfg    TransportConfig
+	cfg    Config
 	header string // canonical
 }
 
 // NewTransport checks the configuration and returns every fault of it at once.
-func NewTransport(cfg TransportConfig) (*Transport, error) {
+func NewTransport(cfg Config) (*Transport, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (t *Transport) CloseIdleConnections() {
 
 // operation is what is asked for once.
 type operation struct {
-	cfg     *TransportConfig
+	cfg     *Config
 	key     string
 	request *http.Request // without its body; attempts are copies
 	body    *body

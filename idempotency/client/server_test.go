@@ -1,4 +1,4 @@
-package idempotency_test
+package client_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
 // server keeps keys as a server does: an effect for each, and the first one's answer for all that follow.
@@ -80,10 +80,10 @@ func TestConnectionThatDiesAfterApplying(t *testing.T) {
 	t.Parallel()
 	for _, body := range []string{"amount=5", "", strings.Repeat("x", 200<<10)} {
 		s := &server{drop: func(n int) bool { return n == 1 || n == 2 || n == 4 }}
-		client := &http.Client{Transport: transport(t, idempotency.TransportConfig{})}
+		caller := &http.Client{Transport: transport(t, client.Config{})}
 		url := start(t, s)
 		for op := range 2 {
-			resp, err := client.Do(post(t, t.Context(), url, body))
+			resp, err := caller.Do(post(t, t.Context(), url, body))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -120,11 +120,11 @@ func TestO7TransportSendsNothingByItself(t *testing.T) {
 				defer base.CloseIdleConnections()
 				s := &server{drop: func(n int) bool { return n > 1 }} // the first request makes the connection a kept one
 				url := start(t, s)
-				client := &http.Client{Transport: with(base)}
+				caller := &http.Client{Transport: with(base)}
 				for i := range 2 {
 					req := post(t, t.Context(), url, body)
 					req.Header.Set(key, fmt.Sprintf(`"%d"`, i))
-					resp, err := client.Do(req)
+					resp, err := caller.Do(req)
 					if err == nil {
 						read(t, resp)
 					}
@@ -139,7 +139,7 @@ func TestO7TransportSendsNothingByItself(t *testing.T) {
 				t.Errorf("%s, body %q: Go's transport sent %d requests for 2: this test shows nothing", key, body, n)
 			}
 			if n := requests(func(base http.RoundTripper) http.RoundTripper {
-				return transport(t, idempotency.TransportConfig{Base: base, Attempts: 1, Header: key})
+				return transport(t, client.Config{Base: base, Attempts: 1, Header: key})
 			}); n != 2 {
 				t.Errorf("%s, body %q: %d requests for 2 attempts", key, body, n)
 			}
@@ -164,7 +164,7 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	}
 	srv.Start()
 	t.Cleanup(srv.Close)
-	resp, err := transport(t, idempotency.TransportConfig{}).RoundTrip(post(t, t.Context(), srv.URL, "x"))
+	resp, err := transport(t, client.Config{}).RoundTrip(post(t, t.Context(), srv.URL, "x"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,8 +185,8 @@ func TestRedirectKeepsTheKey(t *testing.T) {
 			http.Redirect(w, r, "/new", http.StatusTemporaryRedirect)
 		})
 		mux.Handle("/new", s)
-		client := &http.Client{Transport: transport(t, idempotency.TransportConfig{})}
-		resp, err := client.Do(post(t, t.Context(), start(t, mux)+"/old", body))
+		caller := &http.Client{Transport: transport(t, client.Config{})}
+		resp, err := caller.Do(post(t, t.Context(), start(t, mux)+"/old", body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,12 +202,12 @@ func TestOperationsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := &server{drop: func(n int) bool { return n%3 == 0 }}
 	url := start(t, s)
-	client := &http.Client{Transport: transport(t, idempotency.TransportConfig{Attempts: 100})}
-	defer client.CloseIdleConnections()
+	caller := &http.Client{Transport: transport(t, client.Config{Attempts: 100})}
+	defer caller.CloseIdleConnections()
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {
-			resp, err := client.Do(post(t, idempotency.WithKey(context.Background(), fmt.Sprint(i)), url, fmt.Sprint(i)))
+			resp, err := caller.Do(post(t, client.WithKey(context.Background(), fmt.Sprint(i)), url, fmt.Sprint(i)))
 			if err != nil {
 				t.Error(err)
 				return

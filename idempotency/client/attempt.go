@@ -1,23 +1,20 @@
-package idempotency
+package client
 
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net/http"
 	"time"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
-const (
-	// maxDrain is how much of an answer is read that will not be returned: enough for its connection to be used again.
-	maxDrain = 64 << 10
-	// drainTime is how long that may take.
-	drainTime = time.Second
-)
+// drainTime is how long it may take to read an answer that is not returned, so that its connection
+// can be used again.
+const drainTime = time.Second
 
 // attempt is one request and its answer.
 type attempt struct {
@@ -42,7 +39,7 @@ func (s silent) Error() string { return fmt.Sprintf("no answer within %v", s.aft
 // Timeout tells http.Client and others that it is one.
 func (silent) Timeout() bool { return true }
 
-var errClosed = errors.New("idempotency: the answer's body was closed")
+var errClosed = errors.New("idempotency/client: the answer's body was closed")
 
 // attempt makes one. Its context lives until the answer's body is closed.
 func (o *operation) attempt(ctx context.Context) *attempt {
@@ -99,23 +96,11 @@ func (b *answerBody) Close() error {
 func (a *attempt) drain() (again bool) {
 	a.timer.Reset(drainTime)
 	defer a.timer.Stop()
-	read, err := io.ReadAll(io.LimitReader(a.resp.Body, maxDrain+1))
-	if err == nil && len(read) <= maxDrain && final(a.resp.Header, read) {
+	read, err := io.ReadAll(io.LimitReader(a.resp.Body, protocol.MaxProblem+1))
+	if err == nil && len(read) <= protocol.MaxProblem && protocol.Final(a.resp.Header, read) {
 		a.resp.Body = &answerBody{bytes.NewReader(read), a.resp.Body, a.cancel}
 		return false
 	}
 	_ = a.resp.Body.Close()
 	return true
-}
-
-// final says whether a problem asks not to be asked again.
-func final(h http.Header, read []byte) bool {
-	media, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	if err != nil || media != "application/problem+json" {
-		return false
-	}
-	var problem struct {
-		Retryable *bool `json:"retryable"`
-	}
-	return json.Unmarshal(read, &problem) == nil && problem.Retryable != nil && !*problem.Retryable
 }

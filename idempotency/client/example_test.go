@@ -1,4 +1,4 @@
-package idempotency_test
+package client_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
 // payments is a server that charges once for each key, and whose first answer is lost on the way.
@@ -35,26 +35,26 @@ func Example() {
 	server := payments()
 	defer server.Close()
 
-	transport, err := idempotency.NewTransport(idempotency.TransportConfig{RetryMin: 10 * time.Millisecond})
+	transport, err := client.NewTransport(client.Config{RetryMin: 10 * time.Millisecond})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	client := &http.Client{Transport: transport}
-	defer client.CloseIdleConnections()
+	caller := &http.Client{Transport: transport}
+	defer caller.CloseIdleConnections()
 
-	key, err := idempotency.Derive(idempotency.Intent{Name: "checkout/charge", Version: 1, Parts: []string{"order-17"}})
+	key, err := client.Derive(client.Intent{Name: "checkout/charge", Version: 1, Parts: []string{"order-17"}})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	ctx := idempotency.WithKey(context.Background(), key)
+	ctx := client.WithKey(context.Background(), key)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, strings.NewReader(`{"amount":500}`))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	resp, err := client.Do(req)
+	resp, err := caller.Do(req)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -70,20 +70,20 @@ func ExampleTransportError() {
 	server := payments()
 	defer server.Close()
 
-	transport, err := idempotency.NewTransport(idempotency.TransportConfig{Attempts: 1})
+	transport, err := client.NewTransport(client.Config{Attempts: 1})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	client := &http.Client{Transport: transport}
-	defer client.CloseIdleConnections()
+	caller := &http.Client{Transport: transport}
+	defer caller.CloseIdleConnections()
 
 	ask := func(ctx context.Context) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL, strings.NewReader(`{"amount":500}`))
 		if err != nil {
 			return err
 		}
-		resp, err := client.Do(req)
+		resp, err := caller.Do(req)
 		if err != nil {
 			return err
 		}
@@ -93,10 +93,10 @@ func ExampleTransportError() {
 		return err
 	}
 	err = ask(context.Background())
-	var open *idempotency.TransportError
+	var open *client.TransportError
 	if errors.As(err, &open) {
 		fmt.Println("open after", open.Attempts)
-		err = ask(idempotency.WithKey(context.Background(), open.Key))
+		err = ask(client.WithKey(context.Background(), open.Key))
 	}
 	fmt.Println(err)
 	// Output:
@@ -106,12 +106,12 @@ func ExampleTransportError() {
 }
 
 func ExampleDerive() {
-	charge := idempotency.Intent{Name: "checkout/charge", Version: 1, Parts: []string{"order-17"}}
-	key, err := idempotency.Derive(charge)
+	charge := client.Intent{Name: "checkout/charge", Version: 1, Parts: []string{"order-17"}}
+	key, err := client.Derive(charge)
 	fmt.Println(key, err)
 
 	charge.Version = 2 // the card was declined, and the customer tries another one
-	key, err = idempotency.Derive(charge)
+	key, err = client.Derive(charge)
 	fmt.Println(key, err)
 	// Output:
 	// 6e4845a4-1d8d-8163-b041-25b94aa77792 <nil>
@@ -120,13 +120,13 @@ func ExampleDerive() {
 
 // A store for keys that are random: here in memory, in earnest a table beside the intents.
 func ExampleStoredKey() {
-	var store idempotency.KeyStore = &table{}
-	first, err := idempotency.StoredKey(context.Background(), store, "form 17")
+	var store client.KeyStore = &table{}
+	first, err := client.StoredKey(context.Background(), store, "form 17")
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	again, err := idempotency.StoredKey(context.Background(), store, "form 17") // after a restart
+	again, err := client.StoredKey(context.Background(), store, "form 17") // after a restart
 	fmt.Println(first == again, err)
 	// ... the answer has been stored
 	fmt.Println(store.Forget(context.Background(), "form 17"))
@@ -136,12 +136,12 @@ func ExampleStoredKey() {
 }
 
 // Providers that take keys without quotes, under another name.
-func ExampleTransportConfig() {
-	_, err := idempotency.NewTransport(idempotency.TransportConfig{
+func ExampleConfig() {
+	_, err := client.NewTransport(client.Config{
 		Header: "PayPal-Request-Id",
-		Form:   idempotency.FormBare,
-		Hooks: idempotency.TransportHooks{
-			AttemptEnd: func(_ context.Context, e idempotency.AttemptEnd) {
+		Form:   client.FormBare,
+		Hooks: client.Hooks{
+			AttemptEnd: func(_ context.Context, e client.AttemptEnd) {
 				fmt.Println(e.Attempt, e.Status, e.Err, e.Again)
 			},
 		},

@@ -1,8 +1,10 @@
-package idempotency
+package client
 
 import (
 	"context"
 	"fmt"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
 // KeyStore remembers keys for a client that may die after it has sent and before it has the answer. Most clients need none: a
@@ -41,9 +43,9 @@ func StoredKey(ctx context.Context, store KeyStore, intent string) (string, erro
 	}
 	key, err := store.Keep(ctx, intent, NewV7())
 	if err != nil {
-		return "", fmt.Errorf("idempotency: storing the key: %w", err)
+		return "", fmt.Errorf("idempotency/client: storing the key: %w", err)
 	}
-	if err := checkKey(key); err != nil {
+	if err := protocol.Check(key); err != nil {
 		return "", fmt.Errorf("%w: of the store: %w", ErrKey, err)
 	}
 	return key, nil

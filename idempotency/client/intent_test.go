@@ -1,4 +1,4 @@
-package idempotency_test
+package client_test
 
 import (
 	"crypto/sha256"
@@ -14,7 +14,7 @@ import (
 	"github.com/google/uuid"
 	"pgregory.net/rapid"
 
-	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
 type vector struct {
@@ -41,7 +41,7 @@ func TestDeriveMatchesItsVectors(t *testing.T) {
 	}
 	seen := map[string]string{}
 	for _, v := range file.Vectors {
-		key, err := idempotency.Derive(idempotency.Intent{Name: v.Name, Version: v.Version, Parts: v.Parts})
+		key, err := client.Derive(client.Intent{Name: v.Name, Version: v.Version, Parts: v.Parts})
 		if err != nil || key != v.Key {
 			t.Errorf("%s: %s, %v", v.About, key, err)
 		}
@@ -71,8 +71,8 @@ func TestDeriveMatchesItsVectors(t *testing.T) {
 
 func TestIntentFaults(t *testing.T) {
 	t.Parallel()
-	_, err := idempotency.Derive(idempotency.Intent{Parts: []string{"a", ""}})
-	if !errors.Is(err, idempotency.ErrKey) {
+	_, err := client.Derive(client.Intent{Parts: []string{"a", ""}})
+	if !errors.Is(err, client.ErrKey) {
 		t.Fatal(err)
 	}
 	for _, field := range []string{"Intent.Name", "Intent.Version", "Intent.Parts[1]"} {
@@ -80,10 +80,10 @@ func TestIntentFaults(t *testing.T) {
 			t.Errorf("%s: not named in %v", field, err)
 		}
 	}
-	if _, err := idempotency.Derive(idempotency.Intent{Name: "n", Version: 1}); err == nil || !strings.Contains(err.Error(), "Intent.Parts") {
+	if _, err := client.Derive(client.Intent{Name: "n", Version: 1}); err == nil || !strings.Contains(err.Error(), "Intent.Parts") {
 		t.Error(err)
 	}
-	if _, err := idempotency.Derive(idempotency.Intent{Name: "n", Version: -1, Parts: []string{"p"}}); err == nil {
+	if _, err := client.Derive(client.Intent{Name: "n", Version: -1, Parts: []string{"p"}}); err == nil {
 		t.Error("a version below 1")
 	}
 }
@@ -93,18 +93,18 @@ func TestIntentsDoNotRunIntoEachOther(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringMatching(`[ab1]{1,3}`)
-		draw := func(label string) idempotency.Intent {
-			return idempotency.Intent{
+		draw := func(label string) client.Intent {
+			return client.Intent{
 				Name: text.Draw(t, label), Version: rapid.IntRange(1, 12).Draw(t, label),
 				Parts: rapid.SliceOfN(text, 1, 3).Draw(t, label),
 			}
 		}
 		a, b := draw("a"), draw("b")
-		ka, err := idempotency.Derive(a)
+		ka, err := client.Derive(a)
 		if err != nil {
 			t.Fatal(err)
 		}
-		kb, err := idempotency.Derive(b)
+		kb, err := client.Derive(b)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package idempotency_test
+package client_test
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
 // table is a store in memory, which does what its SQL in KeyStore's documentation does.
@@ -46,11 +46,11 @@ func TestStoredKeySurvivesTheClient(t *testing.T) {
 	store, s := &table{}, &server{drop: func(n int) bool { return n == 1 }}
 	url := start(t, s)
 	client := func() error { // everything but the store is new
-		key, err := idempotency.StoredKey(t.Context(), store, "form 17")
+		key, err := client.StoredKey(t.Context(), store, "form 17")
 		if err != nil {
 			return err
 		}
-		resp, err := transport(t, idempotency.TransportConfig{Attempts: 1}).RoundTrip(post(t, idempotency.WithKey(t.Context(), key), url, "x"))
+		resp, err := transport(t, client.Config{Attempts: 1}).RoundTrip(post(t, client.WithKey(t.Context(), key), url, "x"))
 		if err != nil {
 			return err
 		}
@@ -76,13 +76,13 @@ func TestStoredKeySurvivesTheClient(t *testing.T) {
 
 func TestStoredKeyFaults(t *testing.T) {
 	t.Parallel()
-	if _, err := idempotency.StoredKey(t.Context(), &table{err: io.ErrClosedPipe}, "i"); !errors.Is(err, io.ErrClosedPipe) {
+	if _, err := client.StoredKey(t.Context(), &table{err: io.ErrClosedPipe}, "i"); !errors.Is(err, io.ErrClosedPipe) {
 		t.Error(err)
 	}
-	if _, err := idempotency.StoredKey(t.Context(), &table{}, ""); !errors.Is(err, idempotency.ErrKey) {
+	if _, err := client.StoredKey(t.Context(), &table{}, ""); !errors.Is(err, client.ErrKey) {
 		t.Error(err)
 	}
-	if _, err := idempotency.StoredKey(t.Context(), &table{rows: map[string]string{"i": ""}}, "i"); !errors.Is(err, idempotency.ErrKey) {
+	if _, err := client.StoredKey(t.Context(), &table{rows: map[string]string{"i": ""}}, "i"); !errors.Is(err, client.ErrKey) {
 		t.Error(err)
 	}
 }

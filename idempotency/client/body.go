@@ -1,4 +1,4 @@
-package idempotency
+package client
 
 import (
 	"bytes"
@@ -44,7 +44,7 @@ func load(req *http.Request, most int64) (*body, error) {
 		}
 	}
 	if req.GetBody == nil {
-		return nil, fmt.Errorf("%w: it is longer than TransportConfig.MaxBody, %d bytes: raise that, or set Request.GetBody", ErrBody, most)
+		return nil, fmt.Errorf("%w: it is longer than Config.MaxBody, %d bytes: raise that, or set Request.GetBody", ErrBody, most)
 	}
 	b.bytes, b.again = nil, req.GetBody
 	return b, nil
