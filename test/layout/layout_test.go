@@ -37,7 +37,7 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./idempotency/rediscache", "./sqltx", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./idempotency/rediscache", "./sqltx", "./ops", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
@@ -101,11 +101,12 @@ var rooms = [][]string{
 	{"internal/codec", "internal/fault", "internal/fields", "internal/jsonpointer", "internal/lease", "internal/pace", "internal/retryafter", "internal/wire", "migrations", "seal"},
 	{"dedupe", "internal/frozen"},
 	{"internal/guard"},
-	{"internal/preflight", "internal/ring"},
+	{"internal/cursor", "internal/preflight", "internal/ring"},
 	{"internal/inbox"},
 	{"consumer", "outbox"},
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
+	{"ops"},
 	{"cmd"},
 	{"test"},
 	{"examples"},
