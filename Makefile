@@ -19,7 +19,7 @@ TEST = $(if $(CI),$(GO) run ./test/retest -C $$m $(if $(FLAKY),-flaky $(FLAKY),)
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help quickstart test lint vet tidy bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
+.PHONY: help quickstart test lint vet tidy words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -38,6 +38,9 @@ vet: ## go vet, in every module
 
 tidy: ## fails if a go.mod or go.sum is not tidy; FIX=1 writes them
 	@$(call each,$(MODULES),$(GO) -C $$m mod tidy $(if $(FIX),,-diff))
+
+words: ## count the words that house style bounds, in comments and Markdown; WORST=5 names the files with the most
+	$(GO) run ./test/words $(if $(WORST),-worst $(WORST),)
 
 bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
 	cd bench && $(GO) run . $(if $(ONLY),-only $(ONLY),)
