@@ -1,4 +1,4 @@
-package idempotency_test
+package http
 
 import (
 	"context"
@@ -157,7 +157,8 @@ func (h *history) node() *node {
 		}
 		return pgtest.Pass
 	}}
-	layer := leasedConfig()
+	layer := testConfig()
+	layer.LeaseTTL = time.Second
 	layer.AcquireTimeout, layer.CommitTimeout = 700*time.Millisecond, time.Second
 	layer.Hooks.Failed = nil
 	n.rig = newRigOn(h.t, pgtest.Wired(h.t, base, pgx.QueryExecModeCacheStatement, w, nil), h.pool, layer)

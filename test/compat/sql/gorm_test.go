@@ -1,4 +1,4 @@
-package sqltx_test
+package sql
 
 import (
 	"database/sql"
@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/sqltx"
+	"github.com/onlyonce/onlyonce/test/sqlsuite"
 )
 
 // booking is a model of GORM's.
@@ -22,11 +23,11 @@ type booking struct {
 	Cents   int
 }
 
-// book is what ExampleClaim_gorm shows: claim, effect and call commit together.
+// book is what the comment of package sqltx shows: claim, effect and call commit together.
 func book(db *gorm.DB, id string, cents int) error {
 	return db.Transaction(func(g *gorm.DB) error {
 		tx := g.Statement.ConnPool.(sqltx.Tx)
-		outcome, err := sqltx.Claim(g.Statement.Context, tx, key(id, "1"))
+		outcome, err := sqltx.Claim(g.Statement.Context, tx, sqlsuite.Key(id, "1"))
 		if err != nil || outcome == dedupe.Duplicate {
 			return err
 		}
@@ -40,7 +41,7 @@ func book(db *gorm.DB, id string, cents int) error {
 // T1: effects that GORM writes commit with the claim and the call, once, with and without its cache of prepared statements.
 func TestGORM(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
+	sqlsuite.Each(t, all, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
 		for _, prepared := range []bool{false, true} {
 			id := fmt.Sprint("m-", prepared)
 			g, err := gorm.Open(postgres.New(postgres.Config{Conn: db}), &gorm.Config{PrepareStmt: prepared, Logger: logger.Discard})

@@ -1,11 +1,15 @@
-package webhook_test
+// Package webhooks compares the verification of webhooks with the providers' own libraries.
+package webhooks
 
 import (
+	"crypto/hmac"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +22,48 @@ import (
 
 	"github.com/onlyonce/onlyonce/webhook"
 )
+
+const (
+	standardSecret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+	msgID          = "msg_p5jXN8AQM9LWM0D4loKWxJek"
+)
+
+func mac(secret string, parts ...string) []byte {
+	m := hmac.New(sha256.New, []byte(secret))
+	for _, p := range parts {
+		m.Write([]byte(p))
+	}
+	return m.Sum(nil)
+}
+
+func standardMAC(t interface{ Fatal(...any) }, secret, id, at, body string) []byte {
+	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mac(string(key), id, ".", at, ".", body)
+}
+
+func b64(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
+
+func unix(t time.Time) string { return strconv.FormatInt(t.Unix(), 10) }
+
+func headers(pairs ...string) http.Header {
+	h := http.Header{}
+	for i := 0; i < len(pairs); i += 2 {
+		h.Set(pairs[i], pairs[i+1])
+	}
+	return h
+}
+
+func verifier(t testing.TB, p webhook.Provider, secrets ...string) *webhook.Verifier {
+	t.Helper()
+	v, err := webhook.New(webhook.Config{Provider: p, Secrets: secrets})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
 
 // The providers' own libraries sign, and we verify; we sign, and they verify. Their clocks are the machine's, so the time is now.
 
@@ -63,7 +109,7 @@ func TestStandardLibraries(t *testing.T) {
 				if err != nil || e.ID != id || string(e.Body) != string(body) || e.Time.Unix() != at.Unix() {
 					t.Fatalf("theirs is refused here: %v %+v", err, e)
 				}
-				h.Set(lib.family+"-Signature", "v1,"+b64(standardMAC(standardSecret, id, unix(at), string(body))))
+				h.Set(lib.family+"-Signature", "v1,"+b64(standardMAC(t, standardSecret, id, unix(at), string(body))))
 				if err := lib.verify(body, h); err != nil {
 					t.Fatalf("ours is refused there: %v", err)
 				}
@@ -79,7 +125,7 @@ func TestStricterThanStandardLibraries(t *testing.T) {
 	for name, lib := range standardLibraries(t, standardSecret) {
 		at, body := time.Now(), `{"test": 2432232314}`
 		sign := func(id, ts, body string) http.Header {
-			return headers(lib.family+"-Id", id, lib.family+"-Timestamp", ts, lib.family+"-Signature", "v1,"+b64(standardMAC(standardSecret, id, unix(at), body)))
+			return headers(lib.family+"-Id", id, lib.family+"-Timestamp", ts, lib.family+"-Signature", "v1,"+b64(standardMAC(t, standardSecret, id, unix(at), body)))
 		}
 		both := sign(msgID, unix(at), body)
 		both.Add(lib.family+"-Id", "msg_other")
@@ -149,7 +195,7 @@ func TestStripeLibrary(t *testing.T) {
 
 // ourStripe is a Stripe-Signature of ours.
 func ourStripe(at time.Time, body, secret string) string {
-	return "t=" + unix(at) + ",v1=" + hex.EncodeToString(mac(sha256.New, secret, unix(at), ".", body))
+	return "t=" + unix(at) + ",v1=" + hex.EncodeToString(mac(secret, unix(at), ".", body))
 }
 
 func quoted(s string) []byte {

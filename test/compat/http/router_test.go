@@ -1,8 +1,9 @@
-package idempotency_test
+package http
 
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -108,7 +109,12 @@ func TestRouters(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				return got{resp.StatusCode, resp.Header, read(t, resp)}
+				defer resp.Body.Close()
+				b, err := io.ReadAll(resp.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return got{resp.StatusCode, resp.Header, string(b)}
 			}
 			if first := post("/v1/charges/ch_1/capture", "k"); first.status != http.StatusInternalServerError {
 				t.Errorf("a panic: %+v", first)
