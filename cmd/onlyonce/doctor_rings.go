@@ -144,9 +144,6 @@ func (d *doctor) ring(k *keyRing, held bool, who []string) {
 	slots, free, draining := 0, 0, false
 	for i := range k.Segments {
 		s := &k.Segments[i]
-		if s.Table == "onlyonce.keys_old" {
-			continue
-		}
 		slots++
 		switch s.State {
 		case "current":

@@ -37,7 +37,7 @@ func (d *doctor) outbox(ctx context.Context, tx pgx.Tx) error {
 				held++
 			}
 		}
-		pending := s.Pending != nil && *s.Pending > 0 || s.Old > 0
+		pending := s.Pending != nil && *s.Pending > 0
 		switch {
 		case s.PausedAt != nil:
 			p := sinkRow{s.Sink, s.PausedAt, s.PausedBy, s.PauseReason}

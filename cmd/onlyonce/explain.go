@@ -62,8 +62,8 @@ type explainedCall struct {
 
 type explainedMemory struct {
 	Ring        string   `json:"ring"`
-	Horizon     *float64 `json:"horizon_seconds"`      // null: for ever
-	CompleteFor *float64 `json:"complete_for_seconds"` // null: since the first claim
+	Horizon     *float64 `json:"horizon_seconds"` // null: for ever
+	CompleteFor float64  `json:"complete_for_seconds"`
 }
 
 type explainedID struct {
@@ -114,7 +114,7 @@ count within their topic (Config.Copies), and -replay for the claim in that repl
 webhook its sender's, with -scope webhook/ENDPOINT and, for a provider of your own (webhook.HMAC) of which nothing is stored yet, -provider; of a request "http POST /v1/charges" and so on. Without -scope KEY is the stored key, a UUID, as other commands show
 it; of a call the idempotency key that the remote saw. A KEY that begins with a dash follows "--".
 
-Of a key: the segments that hold it, and between which times it was claimed (of a key from before schema 5 only until when); its payload's fingerprint, the
+Of a key: the segments that hold it, and between which times it was claimed; its payload's fingerprint, the
 first 16 digits of its SHA-256; the transaction that claimed it, with its time where track_commit_timestamp is on. What was restored from a
 dump, or brought by "cursor adopt -from", bears the time and the transaction that wrote it here. Then the calls which that transaction enqueued,
 what is parked under the key, conflicts too, a webhook's endpoint and time, and the HTTP request of that id. A key that is not there was never claimed, or was
@@ -143,7 +143,7 @@ With -json, one object. Of a key:
   call                where the key is a call's: list of {place, id, key, sink, state, erased_at, bytes}
   parked              as in "onlyonce parked list -json", at most 100
   request             as in "onlyonce request list -json", or null
-  memory              list of {ring, horizon_seconds (null: for ever), complete_for_seconds (null: since the first claim)}
+  memory              list of {ring, horizon_seconds (null: for ever), complete_for_seconds}
   not_known           what the answer leaves open, in words
 Of a position:
   topic, partition, offset
@@ -402,12 +402,6 @@ func (r *keyReport) leaveOpen() {
 	if len(r.Claims) == 0 {
 		open("whether the key was claimed before what the rings remember, or by a transaction that has not committed")
 	}
-	for _, c := range r.Claims {
-		if c.Segment == "onlyonce.keys_old" {
-			open("when before schema 5 the key was claimed")
-			break
-		}
-	}
 	if len(r.Claims) > 0 {
 		open("at which position the message stood: a key is not stored with one")
 	}
@@ -465,8 +459,7 @@ func parkedOf(ctx context.Context, tx pgx.Tx, scope, key, topic *string, partiti
 	return rows, err
 }
 
-// readMemory reads since when the rings hold every key. A segment is emptied whole, so they do since the oldest one of those that are asked was opened;
-// one that was inherited from schema 4 has no beginning.
+// readMemory reads since when the rings hold every key. A segment is emptied whole, so they do since the oldest one of those that are asked was opened.
 func readMemory(ctx context.Context, tx pgx.Tx) ([]explainedMemory, error) {
 	rings, err := readKeyRings(ctx, tx)
 	if err != nil {
@@ -475,18 +468,13 @@ func readMemory(ctx context.Context, tx pgx.Tx) ([]explainedMemory, error) {
 	var all []explainedMemory
 	for _, k := range rings {
 		m := explainedMemory{Ring: k.Ring, Horizon: k.Horizon}
-		inherited := false
 		for _, s := range k.Segments {
 			if s.State != "current" && s.State != "draining" && s.State != "closed" {
 				continue
 			}
-			inherited = inherited || s.Opened == nil
-			if s.Opened != nil && (m.CompleteFor == nil || *s.Opened > *m.CompleteFor) {
-				m.CompleteFor = s.Opened
+			if s.Opened != nil {
+				m.CompleteFor = max(m.CompleteFor, *s.Opened)
 			}
-		}
-		if inherited {
-			m.CompleteFor = nil
 		}
 		all = append(all, m)
 	}

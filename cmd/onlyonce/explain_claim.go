@@ -19,7 +19,7 @@ func transactionOf(xmin, next string) string {
 	return strings.NewReplacer("XMIN", xmin, "NEXT", next).Replace(transactionSQL)
 }
 
-// claimsSQL finds a key in the rings. In: key. Out: a row for each segment that holds it, and for keys_old one for each ring. By the primary key of
+// claimsSQL finds a key in the rings. In: key. Out: a row for each segment that holds it. By the primary key of
 // each segment. A segment's claims have committed between its opening and its closing: nobody inserts into it before its ring's row names it, and it is
 // closed when whoever may have read that has ended. bound: every transaction that wrote into a closed one is below.
 var claimsSQL = func() string {

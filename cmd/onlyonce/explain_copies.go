@@ -13,15 +13,14 @@ import (
 // copiesSQL tells what makes a duplicate of a copy besides the rings. In: key; of a key in a replay the key of the first handling, else null. One row.
 // parked: a message or an event of the key is parked and not settled, which claims ask behind both rings (K7). first: one of the other key is, which a
 // consumer asks in a replay. stored: a call of the key is in the log, or parked and not settled, which onlyonce.enqueue_calls asks. By the
-// indexes parked_key_unresolved and outbox_log_key, and by that of onlyonce.outbox on its key.
+// indexes parked_key_unresolved and outbox_log_key.
 const copiesSQL = `
 select exists (select from onlyonce.parked p
                 where p.kind in ('message', 'event') and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict') as parked,
        exists (select from onlyonce.parked p
                 where p.kind in ('message', 'event') and p.key = $2::uuid and p.settled_at is null and p.reason <> 'conflict') as first,
        exists (select from onlyonce.outbox_log r where r.key = $1::uuid)
-         or exists (select from onlyonce.parked p where p.kind = 'call' and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict')
-         or exists (select from onlyonce.outbox o where o.key = $1::uuid) as stored`
+         or exists (select from onlyonce.parked p where p.kind = 'call' and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict') as stored`
 
 // copyRow is what stands of a key besides its claims.
 type copyRow struct {

@@ -28,12 +28,10 @@ func TestExplainCopies(t *testing.T) {
 		want       []string
 		without    string
 	}{
-		"never":                      {"", nil, "", "", []string{log + "new: keys_log does not hold the key.", clock + "new: keys_clock does not hold the key."}, "a duplicate"},
-		"a consumer's":               {`select onlyonce.claim_log(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{log + "a duplicate: keys_log holds the key.", clock + "new: keys_clock does not hold the key."}, ""},
-		"dedupe.Claim's":             {`select onlyonce.claim_clock(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{log + "new: keys_log does not hold the key.", clock + "a duplicate: keys_clock holds the key."}, ""},
-		"before schema 5, both":      {`update onlyonce.rings set closed = '{10}'; insert into onlyonce.keys_old values (` + key + `, 0)`, nil, "remembered", "remembered", nil, "is new"},
-		"before schema 5, the log's": {`update onlyonce.rings set closed = '{10}' where name = 'keys_log'; insert into onlyonce.keys_old values (` + key + `, 0)`, nil, "remembered", "", []string{clock + "new: keys_clock is no longer asked for the key."}, ""},
-		"forgotten, and parked":      {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"No segment", log + "a duplicate for as long as what is parked is not settled", clock + "a duplicate for as long"}, "is new"},
+		"never":                 {"", nil, "", "", []string{log + "new: keys_log does not hold the key.", clock + "new: keys_clock does not hold the key."}, "a duplicate"},
+		"a consumer's":          {`select onlyonce.claim_log(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{log + "a duplicate: keys_log holds the key.", clock + "new: keys_clock does not hold the key."}, ""},
+		"dedupe.Claim's":        {`select onlyonce.claim_clock(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{log + "new: keys_log does not hold the key.", clock + "a duplicate: keys_clock holds the key."}, ""},
+		"forgotten, and parked": {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"No segment", log + "a duplicate for as long as what is parked is not settled", clock + "a duplicate for as long"}, "is new"},
 		"retired, and parked": {`insert into onlyonce.keys_log_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'keys_log'; ` + parked("message", "blocked", "behind", key), nil, "parked", "parked",
 			[]string{"no longer asked for."}, "is new"},
 		"parked event":    {parked("event", "retrying", "failed", key), nil, "parked", "parked", nil, "is new"},

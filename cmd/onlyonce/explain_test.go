@@ -56,7 +56,7 @@ func TestExplainKey(t *testing.T) {
 	}{
 		"never": {"", nil, []string{"key " + seven, `id "a-1", scope "stock"`, "No segment of the inbox holds it",
 			"keys_log remembers at least 7d, and holds every key that was claimed in it within the last", "keys_clock remembers at least 7d", "a transaction that has not committed"}, "fingerprint"},
-		"never, and for ever": {`update onlyonce.rings set horizon = null, closed = '{10}'`, nil, []string{"keys_log remembers for ever, and holds every key that was ever claimed in it"}, "within the last"},
+		"never, and for ever": {`update onlyonce.rings set horizon = null`, nil, []string{"keys_log remembers for ever, and holds every key that was claimed in it within the last"}, "at least"},
 		"current": {`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
 			[]string{"is remembered", "A copy that a consumer reads from Kafka is a duplicate: keys_log holds the key", "onlyonce.keys_log_0, current in ring keys_log", "claimed      since ", "fingerprint  00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
 		"stored key": {`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, []string{seven},
@@ -78,10 +78,6 @@ func TestExplainKey(t *testing.T) {
 			[]string{"keys_log_0, draining", "keys_log_1, current"}, ""},
 		"retired": {closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'keys_log'; ` + segment("keys_log_0"), nil,
 			[]string{"no longer asked for", "from Kafka is new: keys_log is no longer asked for the key", "retired by ring keys_log: claims do not ask it any more", "keys_log remembers"}, "is remembered"},
-		"before schema 5": {`update onlyonce.rings set closed = '{10}'; update onlyonce.segments set closed_at = '2026-01-02 00:00Z' where slot = 10; ` + segment("keys_old"), nil,
-			[]string{"onlyonce.keys_old, closed in ring keys_log", "closed in ring keys_clock", "before schema 5, until 2026-01-02 00:00:00Z", "when before schema 5 the key was claimed"}, ""},
-		"before schema 5, forgotten by one ring": {`update onlyonce.rings set closed = '{10}' where name = 'keys_log'; ` + segment("keys_old"), nil,
-			[]string{"closed in ring keys_log", "claimed      before schema 5\n", "forgotten by ring keys_clock", "is remembered"}, ""},
 		"webhook": {`do $$ begin perform onlyonce.receive_webhook('gh', onlyonce.key('', 'webhook/gh', 'a-1'), 1, null, '1 hour', '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
 			[]string{"a-1", "-scope", "webhook/gh"}, []string{"keys_clock_0, current", "Webhook: endpoint gh claimed it at 20"}, ""},
 		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhook('gh', onlyonce.key('', 'webhook/gh', 'a-1'), 1, null, '1 hour', '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce.keys_clock_0`,
@@ -277,7 +273,7 @@ func TestExplainCallsOfAPosition(t *testing.T) {
 func TestExplainKnowsEverySegment(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	for _, table := range []string{"keys_log_0", "keys_log_9", "keys_clock_0", "keys_clock_9", "keys_old"} {
+	for _, table := range []string{"keys_log_0", "keys_log_9", "keys_clock_0", "keys_clock_9"} {
 		f.exec(`insert into onlyonce.` + table + ` values (onlyonce.key('', 's', '` + table + `'), 1)`)
 		if r := explains[keyReport](f, table, "-scope", "s"); len(r.Claims) == 0 || r.Claims[0].Segment != "onlyonce."+table {
 			t.Errorf("%s: %+v", table, r.Claims)

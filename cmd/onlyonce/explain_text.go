@@ -94,19 +94,13 @@ func between(c explainedClaim) string {
 		return fmt.Sprintf("between %s and %s", instant(*after), instant(*before))
 	case after != nil:
 		return "since " + instant(*after)
-	case before != nil:
-		return "before schema 5, until " + instant(*before)
 	}
-	return "before schema 5"
+	return "not known"
 }
 
 // text says what it means that a ring does not hold a key.
 func (m *explainedMemory) text() string {
-	since := "holds every key that was ever claimed in it"
-	if m.CompleteFor != nil {
-		since = fmt.Sprintf("holds every key that was claimed in it within the last %s", seconds(*m.CompleteFor))
-	}
-	return fmt.Sprintf("%s remembers %s, and %s.", m.Ring, remembered(m.Horizon), since)
+	return fmt.Sprintf("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, remembered(m.Horizon), seconds(m.CompleteFor))
 }
 
 func (a *app) writeExplainedCalls(calls []explainedCall) {

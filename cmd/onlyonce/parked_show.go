@@ -223,7 +223,7 @@ With -json, one object:
   sink, name, method, target of a call, else null
   replay, replay_resend      of a message: the replay that it was parked in, 0 for none
   next_attempt_at            in state retrying: when it is due
-  row_id, lane               of a call: its id and lane in the log of the outbox; null: of a relay of schema version 2
+  row_id, lane               of a call: its id and lane in the log of the outbox, else null
   first_attempt_at           of a call: since when the remote may know its key; null: it was never made
   erased_at, capture, sealed, trace   of a call
   sealed_as                  of a sealed call: the key that its body was sealed under, if that is not key; else null

@@ -19,7 +19,7 @@ var consumerRules = []mutant{
 	{rule: "F1 memory counts", file: schema2, old: "  if stands is distinct from fence.expected then", new: "  if false then",
 		pkg: "./consumer", test: "TestF1LostCommitsAreRedone"},
 	{rule: "T2 claim does not raise", file: schemaRings,
-		old: "  case cur\n    EACH_OPEN{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}", new: "  case cur\n    EACH_OPEN{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1 on conflict do nothing;}",
+		old: "  case cur\n    EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}", new: "  case cur\n    EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1 on conflict do nothing;}",
 		pkg: "./consumer", test: "TestEveryMessageTakesEffectOnce"},
 	{rule: "T3 success without COMMIT's answer", file: "internal/guard/guard.go",
 		old: "func (t *Tx) Committed() bool { return t.committed }", new: "func (t *Tx) Committed() bool { return true }",
