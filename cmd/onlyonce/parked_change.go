@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // lockPickedSQL locks parked rows. In: ids. It waits for an attempt at one of them that is under way, which holds the row from its first
@@ -238,8 +240,8 @@ func (q *selection) write(a *app, d *selected) {
 		if i >= most {
 			continue
 		}
-		p := parkedRow{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Sink: r.Sink, Name: r.Name}
-		cells = append(cells, []string{number(r.ID), r.State, r.Reason, r.Scope, p.origin(), numberOrDash(r.Head)})
+		p := ops.ParkedItem{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Sink: r.Sink, Name: r.Name}
+		cells = append(cells, []string{number(r.ID), r.State, r.Reason, r.Scope, originOf(&p), numberOrDash(r.Head)})
 	}
 	writeTable(a.out, []string{"ID", "STATE", "REASON", "SCOPE", "ORIGIN", "BEHIND"}, cells)
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }

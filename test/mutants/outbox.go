@@ -11,7 +11,7 @@ var outboxRules = []mutant{
 	{rule: "O1 marks outlive a savepoint", file: "internal/guard/statements.go",
 		old: "	t.failure, t.marks, t.late = nil, marks, t.late[:late]\n", new: "	t.failure, t.late = nil, t.late[:late]\n",
 		pkg: "./consumer", test: "TestEnqueueAgainBehindAnUndoneSavepoint"},
-	{rule: "O1 explain marks what derives for certain", file: "cmd/onlyonce/explain.go",
+	{rule: "O1 explain marks what derives for certain", file: "ops/explain_calls.go",
 		old: "c.Sink, c.Name, \"\")...)).String() == c.Key {", new: "c.Sink, c.Name, \"\")...)).String() != \"\" {",
 		pkg: "./cmd/onlyonce", test: "TestExplainCalls"},
 	{rule: "O1 identity", file: "outbox/call.go",
