@@ -40,7 +40,7 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./sqltx", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
@@ -121,14 +121,15 @@ func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 // rooms are the packages of the module from the ground up. A package imports those of rooms below its own, and of its own room those in the
 // same folder. A name covers the packages below it, unless another name says more.
 var rooms = [][]string{
-	{"internal/codec", "internal/fault", "internal/jsonpointer", "internal/lease", "internal/pace", "internal/retryafter", "internal/wire", "migrations", "seal"},
+	{"internal/codec", "internal/fault", "internal/fields", "internal/jsonpointer", "internal/lease", "internal/pace", "internal/retryafter", "internal/wire", "migrations", "seal"},
 	{"dedupe", "internal/frozen"},
 	{"internal/guard"},
-	{"internal/preflight", "internal/ring"},
+	{"internal/cursor", "internal/preflight", "internal/ring"},
 	{"internal/inbox"},
 	{"consumer", "outbox"},
-	{"consumer/consumertest", "consumer/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
-	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "webhook"},
+	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
+	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
+	{"ops"},
 	{"cmd"},
 	{"test"},
 	{"examples"},
@@ -186,6 +187,9 @@ func TestImportsPointOneWay(t *testing.T) {
 		"./internal/eventsource": {module + "outbox", module + "webhook", module + "idempotency"},
 		// A sink for Kafka and a source from it share a library, and nothing of ours.
 		"./outbox/kafkasink": {module + "consumer"},
+		"./idempotency":      {module + "idempotency/client"},
+		// A client has no database.
+		"./idempotency/client": {module + "consumer", "github.com/jackc/pgx/v5/pgconn"},
 		// Programs that do not use database/sql link no adapter for it.
 		"./cmd/onlyonce": {module + "sqltx"},
 		"./sqltx":        {module + "consumer"},

@@ -1,0 +1,862 @@
+package webhook_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// W1: a webhook is a POST.
+func TestW1Method(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["Stripe"])
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPut, http.MethodDelete, http.MethodOptions} {
+		body := stripeBody("evt_1", "")
+		req := e.request(e.sign(e.secret, time.Now(), body), body)
+		req.Method = method
+		r.asks(false, func() {
+			a := e.do(req)
+			a.want(t, http.StatusMethodNotAllowed, false)
+			if a.header.Get("Allow") != "POST" {
+				t.Errorf("%s: Allow is %q", method, a.header.Get("Allow"))
+			}
+		})
+	}
+}
+
+// endless is a body without an end that counts what is taken of it.
+type endless struct{ n int }
+
+func (b *endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = 'x'
+	}
+	b.n += len(p)
+	return len(p), nil
+}
+
+// W2: of a body that is too long, announced or not, nothing is stored and no more is read than the limit; memory stays bounded.
+func TestW2ChunkedBodies(t *testing.T) {
+	r := newRig(t)
+	e := r.serve(samples(t)["Stripe"])
+	r.asks(false, func() {
+		for _, announced := range []bool{true, false} {
+			body := &endless{}
+			req := e.request(e.sign(e.secret, time.Now(), ""), "")
+			req.Body, req.ContentLength = io.NopCloser(io.LimitReader(body, 10<<20)), -1
+			if announced {
+				req.ContentLength = 10 << 20
+			}
+			resp, err := e.client.Do(req)
+			if err != nil { // the server hangs up while the client still writes
+				continue
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusRequestEntityTooLarge {
+				t.Errorf("announced %t: %d", announced, resp.StatusCode)
+			}
+		}
+	})
+	receiver := r.receiver(samples(t)["Stripe"])
+	post := func(body io.Reader, length int64) int {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "/", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header, req.ContentLength = e.sign(e.secret, time.Now(), ""), length
+		w := &discard{header: http.Header{}}
+		receiver.ServeHTTP(w, req)
+		return w.status
+	}
+	body := &endless{}
+	if status := post(body, -1); status != http.StatusRequestEntityTooLarge || body.n > 3<<20 {
+		t.Errorf("status %d after %d bytes of a body without an end", status, body.n)
+	}
+	body = &endless{}
+	if status := post(body, 10<<20); status != http.StatusRequestEntityTooLarge || body.n != 0 {
+		t.Errorf("status %d after %d bytes of an announced one", status, body.n)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 20 {
+		post(io.LimitReader(&endless{}, 10<<20), -1)
+	}
+	runtime.ReadMemStats(&after)
+	if per := (after.TotalAlloc - before.TotalAlloc) / 20; per > 12<<20 {
+		t.Errorf("%d bytes were allocated for a body of 10 MiB whose limit is 1 MiB", per)
+	}
+	runtime.ReadMemStats(&before)
+	for range 20 {
+		post(strings.NewReader("x"), 1<<20) // announced, and never sent
+	}
+	runtime.ReadMemStats(&after)
+	if per := (after.TotalAlloc - before.TotalAlloc) / 20; per > 256<<10 {
+		t.Errorf("%d bytes were allocated for a body of 1 byte that was announced as 1 MiB", per)
+	}
+}
+
+// discard is an http.ResponseWriter without a connection.
+type discard struct {
+	header http.Header
+	status int
+}
+
+func (w *discard) Header() http.Header         { return w.header }
+func (w *discard) Write(p []byte) (int, error) { return len(p), nil }
+func (w *discard) WriteHeader(status int)      { w.status = status }
+
+// W3 to W6: nothing that was tampered with reaches the database, and a bad signature and a stale one have one answer, byte for byte.
+func TestW6TamperedRequestsReachNoStatement(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, s sample, _ *webhook.Verifier) {
+		r := newRig(t)
+		e := r.serve(s)
+		r.asks(false, func() {
+			var bodies []string
+			refused := func(what string, status int, h http.Header, body string) {
+				t.Helper()
+				a := e.do(e.request(h, body))
+				if a.status != status {
+					t.Errorf("%s: %d, want %d", what, a.status, status)
+				}
+				if status == http.StatusUnauthorized {
+					delete(a.header, "Date")
+					bodies = append(bodies, fmt.Sprint(a.header, a.body))
+				}
+			}
+			good := func() http.Header { return s.sign(s.secret, time.Now(), s.body) }
+			refused("another body", 401, good(), s.body+" ")
+			refused("another secret", 401, s.sign("whsec_"+strings.Repeat("9", 32), time.Now(), s.body), s.body)
+			for _, junk := range []string{"\x00", "\xff\xfe", `{"id":`, strings.Repeat("x", 1<<20), ""} {
+				if junk != s.body {
+					refused("junk", 401, good(), junk)
+				}
+			}
+			if !s.untimed {
+				refused("stale", 401, s.sign(s.secret, time.Now().Add(-2*time.Hour), s.body), s.body)
+			}
+			h := good()
+			h.Set(s.sigs, strings.Repeat(h.Get(s.sigs)+",", 1000)[:4000])
+			a := e.do(e.request(h, s.body))
+			if a.status != 400 && a.status != 401 {
+				t.Errorf("a thousand signatures: %d", a.status)
+			}
+			for _, name := range s.signed {
+				h := good()
+				h.Del(name)
+				if a := e.do(e.request(h, s.body)); a.status != 400 && a.status != 401 {
+					t.Errorf("without %s: %d", name, a.status)
+				}
+			}
+			for _, b := range bodies {
+				if b != bodies[0] {
+					t.Errorf("two answers of 401 differ: %s, %s", b, bodies[0])
+				}
+			}
+		})
+		if n := r.count("onlyonce.inbox") + r.count("onlyonce.event_log") + r.count("onlyonce.parked"); n != 0 {
+			t.Errorf("%d rows", n)
+		}
+		a := e.do(e.request(s.sign(s.secret, time.Now(), s.body), s.body)) // and what is good is stored
+		a.want(t, http.StatusOK, false)
+		if n := r.count("onlyonce.event_log"); n != 1 {
+			t.Errorf("%d events are stored", n)
+		}
+	})
+}
+
+// W7: where the id is signed it alone tells copies; other bytes under another id are another event.
+func TestW7SignedIDs(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	stripe := samples(t)["Stripe"]
+	e, other := r.serve(stripe), r.serve(stripe, func(c *webhook.Config) { c.Name = "other" })
+	e.send(stripeBody("evt_1", "")).want(t, 200, false)
+	e.send(stripeBody("evt_1", "")).want(t, 200, true)
+	e.send(stripeBody("evt_2", "")).want(t, 200, false)
+	other.send(stripeBody("evt_1", "")).want(t, 200, false)
+	if n := r.count("onlyonce.event_log"); n != 3 {
+		t.Errorf("%d events are stored, want 3", n)
+	}
+	if n := r.count("onlyonce.webhook_bodies"); n != 0 {
+		t.Errorf("%d bodies are remembered of a sender that signs its ids", n)
+	}
+}
+
+// W7: where it is not, the same body under another id within the window is set aside, and after it is another event; no body is lost.
+func TestW7UnsignedIDs(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	e.sendAs("d-1", "push").want(t, 200, false)
+	e.sendAs("d-1", "push").want(t, 200, true)
+	if r.last() != webhook.Duplicate {
+		t.Errorf("outcome %s", r.last())
+	}
+	e.sendAs("d-2", "push").want(t, 200, true)
+	if r.last() != webhook.SameBody {
+		t.Errorf("outcome %s", r.last())
+	}
+	e.sendAs("d-2", "push").want(t, 200, true) // that one is a copy of what was set aside
+	e.sendAs("d-3", "another push").want(t, 200, false)
+	if got := one[string](r, `select string_agg(kind || ' ' || state || ' ' || reason || ' ' || event_id || ' ' || convert_from(body, 'UTF8'), ', ') from onlyonce.parked`); got != "event waiting same-body e/github/d-2 push" {
+		t.Errorf("set aside: %s", got)
+	}
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '59 minutes'`)
+	e.sendAs("d-4", "push").want(t, 200, true)
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '2 minutes'`)
+	e.sendAs("d-5", "push").want(t, 200, false)
+	e.sendAs("d-6", "push").want(t, 200, true) // the window began anew
+	if got := one[string](r, `select string_agg(id, ' ' order by appended_at) from onlyonce.event_log`); got != "e/github/d-1 e/github/d-3 e/github/d-5" {
+		t.Errorf("stored: %s", got)
+	}
+	if n := r.count("onlyonce.parked"); n != 3 {
+		t.Errorf("%d are set aside, want 3", n)
+	}
+}
+
+// W7: a recorded request that comes again and again under ids that are made up stores its body once.
+func TestW7ABodyIsKeptOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	e.sendAs("d-1", "push").want(t, 200, false)
+	for i := range 5 {
+		e.sendAs(fmt.Sprintf("d-2%d", i), "push").want(t, 200, true)
+	}
+	const list = `select string_agg(split_part(p.event_id, '/', 3) || ' ' || coalesce(convert_from(p.body, 'UTF8'), '-') || ' ' || coalesce(split_part(c.event_id, '/', 3), '-'), ', ' order by p.id)
+		from onlyonce.parked p left join onlyonce.parked c on c.id = p.body_of where p.state = 'waiting' and p.reason = 'same-body'`
+	if got := one[string](r, list); got != "d-20 push -, d-21 - d-20, d-22 - d-20, d-23 - d-20, d-24 - d-20" {
+		t.Errorf("set aside: %s", got)
+	}
+	// One whose body is gone is named by none.
+	r.exec(`update onlyonce.parked set body = null, state = 'discarded', settled_at = clock_timestamp() where body is not null`)
+	e.sendAs("d-30", "push").want(t, 200, true)
+	e.sendAs("d-31", "push").want(t, 200, true)
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where event_id like '%/d-2_'`)
+	if got := one[string](r, list); got != "d-30 push -, d-31 - d-30" {
+		t.Errorf("set aside behind that: %s", got)
+	}
+	// Nor is one of an earlier window.
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '61 minutes'`)
+	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where settled_at is null`)
+	e.sendAs("d-4", "push").want(t, 200, false)
+	e.sendAs("d-50", "push").want(t, 200, true)
+	if got := one[string](r, list); got != "d-50 push -" {
+		t.Errorf("set aside in the next window: %s", got)
+	}
+}
+
+// W7: what copies of a day take is bounded, headers too; a copy beyond that leaves nothing, and other events are taken.
+func TestW7CopiesOfADayAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := samples(t)["GitHub"]
+	e := r.serve(s, func(c *webhook.Config) { c.MaxBody, c.MaxAside = 1<<10, 65<<10+1 })
+	e.sendAs("d-1", "push").want(t, 200, false)
+	e.sendAs("d-2", "push").want(t, 200, true)
+	if n := one[int](r, `select aside from onlyonce.webhook_endpoints where aside_on = (now() at time zone 'UTC')::date`); n < 504 || n > 2000 {
+		t.Errorf("%d bytes are counted", n)
+	}
+	r.exec(`update onlyonce.webhook_endpoints set aside = 65 << 10`)
+	for range 2 {
+		e.sendAs("d-3", "push").want(t, 503, false)
+		if err := r.lastRefusal(); !errors.Is(err, webhook.ErrAside) {
+			t.Error(err)
+		}
+	}
+	if n := r.count("onlyonce.parked"); n != 1 {
+		t.Errorf("%d rows are set aside", n)
+	}
+	if n := one[int](r, `select aside from onlyonce.webhook_endpoints`); n != 65<<10 {
+		t.Errorf("%d bytes are counted", n)
+	}
+	e.sendAs("d-4", "another push").want(t, 200, false)
+	r.exec(`update onlyonce.webhook_endpoints set aside_on = aside_on - 1`)
+	e.sendAs("d-3", "push").want(t, 200, true)
+	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, MaxBody: 1 << 10, MaxAside: 65<<10 - 1}
+	if _, err := webhook.New(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxAside") {
+		t.Errorf("less than a body: %v", err)
+	}
+}
+
+// W8: in mode Inbox an answer of 200 means that the event stands in the log, raw, and a worker applies it once.
+func TestW8Inbox(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	failed := false
+	source := r.work(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		if e, err := webhook.EventOf(m); err != nil || e.Provider != "stripe" || e.Type != "invoice.paid" || !e.IDSigned || e.Time.IsZero() ||
+			string(e.Body) != stripeBody(e.ID, " ") || m.Tenant() != "t1" || string(m.Key) != "in_1" {
+			return consumer.Permanent(fmt.Errorf("%+v, %w", e, err))
+		}
+		if !failed {
+			failed = true
+			return errors.New("not now")
+		}
+		return effect(ctx, tx, m)
+	})
+	e := r.serve(samples(t)["Stripe"], func(c *webhook.Config) {
+		c.Sources = []*webhook.Source{source}
+		c.OrderingKey = func(*webhook.Event) string { return "in_1" }
+		c.Tenant = func(*webhook.Event) string { return "t1" }
+	})
+	for i := range 10 {
+		e.send(stripeBody(fmt.Sprint("evt_", i), " ")).want(t, 200, false)
+	}
+	e.send(stripeBody("evt_3", " ")).want(t, 200, true)
+	r.until("all are applied", func() bool { return r.count("effects") >= 10 })
+	if got := one[string](r, `select string_agg(id, ' ' order by at) from effects`); got != "evt_0 evt_1 evt_2 evt_3 evt_4 evt_5 evt_6 evt_7 evt_8 evt_9" {
+		t.Errorf("applied: %s", got)
+	}
+	if n := r.count("onlyonce.parked"); n != 0 {
+		t.Errorf("%d are parked", n)
+	}
+}
+
+// W8: a handler that fails, however, burns no id: the same event is handled when it comes again.
+func TestW8InlineFailureRollsTheIDBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	type handler func(ctx context.Context, tx consumer.Tx) error
+	var fail atomic.Pointer[handler]
+	e := r.serve(samples(t)["GitHub"], inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		f := fail.Load()
+		if err := effect(ctx, tx, m); err != nil || f == nil {
+			return err
+		}
+		return (*f)(ctx, tx)
+	}), func(c *webhook.Config) { c.Deadline = 2 * time.Second })
+	hang := make(chan struct{})
+	defer close(hang)
+	r.exec(`insert into effects (id) values ('taken')`)
+	for name, f := range map[string]handler{
+		"error": func(context.Context, consumer.Tx) error { return errors.New("not now") },
+		"panic": func(context.Context, consumer.Tx) error { panic("oops") },
+		"exit":  func(context.Context, consumer.Tx) error { runtime.Goexit(); return nil },
+		"swallowed": func(ctx context.Context, tx consumer.Tx) error {
+			_, _ = tx.Exec(ctx, `select 1/0`)
+			return nil
+		},
+		"queued": func(_ context.Context, tx consumer.Tx) error {
+			tx.Queue(`select 1/0`)
+			return nil
+		},
+		"deferred": func(_ context.Context, tx consumer.Tx) error {
+			tx.Queue(`insert into effects (id) values ('taken')`)
+			return nil
+		},
+		"commit": func(ctx context.Context, tx consumer.Tx) error {
+			_, _ = tx.Exec(ctx, `commit`)
+			return nil
+		},
+		"slow": func(ctx context.Context, _ consumer.Tx) error {
+			<-ctx.Done()
+			return ctx.Err()
+		},
+		"hangs": func(context.Context, consumer.Tx) error { // W12: and is answered all the same
+			<-hang
+			return nil
+		},
+	} {
+		fail.Store(&f)
+		e.sendAs("d-"+name, name).want(t, http.StatusInternalServerError, false)
+		if err := r.lastRefusal(); !errors.Is(err, webhook.ErrHandler) {
+			t.Errorf("%s: refused with %v", name, err)
+		}
+		r.until(name+" is rolled back", func() bool {
+			return r.count("onlyonce.inbox")+r.count("onlyonce.webhook_ids")+r.count("onlyonce.webhook_bodies")+r.count("effects") == 1
+		})
+		fail.Store(nil)
+		e.sendAs("d-"+name, name).want(t, 200, false)
+		e.sendAs("d-"+name, name).want(t, 200, true)
+		if n := r.count("effects"); n != 2 {
+			t.Errorf("%s: %d effects, want 2", name, n)
+		}
+		r.exec(`delete from onlyonce.inbox`)
+		r.exec(`truncate onlyonce.webhook_ids, onlyonce.webhook_bodies`)
+		r.exec(`delete from effects where id <> 'taken'`)
+	}
+}
+
+// W8: a handler's COMMIT that is not seen as one, in a function's body say, is refused by the database.
+func TestW8NothingCommitsWithoutTheSeal(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	tx, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found int
+	if err := tx.QueryRow(t.Context(), `select onlyonce.receive_webhook('e', gen_random_uuid(), 1, null, '1h', '1000', '1000', '1000', '1000')`).Scan(&found); err != nil || found != 0 {
+		t.Fatalf("%d, %v", found, err)
+	}
+	if err := tx.Commit(t.Context()); guard.SQLState(err) != "OO002" {
+		t.Errorf("COMMIT without the seal: %v", err)
+	}
+}
+
+// W9: however many copies come at once, one is new, and each of the others is answered 200 only behind its COMMIT.
+func TestW9DuplicatesInParallel(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"inbox", "inline"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			var more []func(*webhook.Config)
+			if mode == "inline" {
+				more = append(more, inline(effect))
+			} else {
+				r.work(effect)
+			}
+			e := r.serve(samples(t)["Stripe"], more...)
+			const events, copies = 12, 8
+			var wg sync.WaitGroup
+			var mu sync.Mutex
+			fresh := map[int]int{}
+			for i := range events {
+				for range copies {
+					wg.Go(func() {
+						for {
+							a := e.send(stripeBody(fmt.Sprint("evt_", i), ""))
+							if a.status == http.StatusServiceUnavailable {
+								continue // as a sender does
+							}
+							if a.status != 200 {
+								t.Errorf("%d %s", a.status, a.body)
+							}
+							if n := one[int](r, `select count(*) from onlyonce.inbox where key = onlyonce.key('', 'webhook/e', $1)`, fmt.Sprint("e/stripe/evt_", i)); n != 1 {
+								t.Error("answered before it was committed")
+							}
+							if a.header.Get(webhook.DuplicateHeader) == "" {
+								mu.Lock()
+								fresh[i]++
+								mu.Unlock()
+							}
+							return
+						}
+					})
+				}
+			}
+			wg.Wait()
+			r.until("all are applied", func() bool { return r.count("effects") == events })
+			for i := range events {
+				if fresh[i] != 1 {
+					t.Errorf("event %d was new %d times", i, fresh[i])
+				}
+			}
+		})
+	}
+}
+
+// W9: a copy waits for an uncommitted first one, and is a duplicate when that commits, new when it rolls back, and told to come again when
+// that takes too long.
+func TestW9UncommittedFirstCopy(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	entered, leave := make(chan struct{}), make(chan error)
+	handler := inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		entered <- struct{}{}
+		if err := <-leave; err != nil {
+			return err
+		}
+		return effect(ctx, tx, m)
+	})
+	e := r.serve(samples(t)["Stripe"], handler)
+	impatient := r.serve(samples(t)["Stripe"], handler, func(c *webhook.Config) { c.DuplicateWait = time.Millisecond })
+	send := func(id string) <-chan answer {
+		done := make(chan answer, 1)
+		go func() { done <- e.send(stripeBody(id, "")) }()
+		return done
+	}
+	waiting := func() {
+		t.Helper()
+		r.until("a copy waits", func() bool {
+			return one[bool](r, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+		})
+	}
+
+	first := send("evt_1")
+	<-entered
+	impatient.send(stripeBody("evt_1", "")).want(t, http.StatusServiceUnavailable, false)
+	if err := r.lastRefusal(); !errors.Is(err, webhook.ErrPending) {
+		t.Errorf("refused with %v", err)
+	}
+	second := send("evt_1")
+	waiting()
+	leave <- nil
+	(<-first).want(t, 200, false)
+	(<-second).want(t, 200, true)
+
+	first = send("evt_2")
+	<-entered
+	second = send("evt_2")
+	waiting()
+	leave <- errors.New("not now")
+	(<-first).want(t, http.StatusInternalServerError, false)
+	<-entered
+	leave <- nil
+	(<-second).want(t, 200, false)
+	if n := r.count("effects"); n != 2 {
+		t.Errorf("%d effects", n)
+	}
+}
+
+// W9: the same id with another body is a duplicate that somebody is told of, and kept if that is asked for.
+func TestW9Divergence(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, keep := range []bool{false, true} {
+		e := r.serve(samples(t)["Stripe"], func(c *webhook.Config) {
+			c.Name, c.KeepDivergent = fmt.Sprint("keep-", keep), keep
+		})
+		e.send(stripeBody("evt_1", `,"pending_webhooks":2`)).want(t, 200, false)
+		e.send(stripeBody("evt_1", `,"pending_webhooks":1`)).want(t, 200, true)
+		if r.last() != webhook.Divergent {
+			t.Errorf("outcome %s", r.last())
+		}
+		e.send(stripeBody("evt_1", `,"pending_webhooks":1`)).want(t, 200, true)
+	}
+	if got := one[string](r, `select string_agg(scope || ' ' || state || ' ' || reason || ' ' || convert_from(body, 'UTF8'), ', ' order by id) from onlyonce.parked`); !strings.HasPrefix(got, "webhook/keep-true discarded divergent "+stripeBody("evt_1", `,"pending_webhooks":1`)) {
+		t.Errorf("kept: %s", got)
+	}
+	if n := r.count("onlyonce.event_log"); n != 2 {
+		t.Errorf("%d events are stored", n)
+	}
+}
+
+// W10: ids are remembered for as long as the provider may deliver an event again, or the receiver is not built.
+func TestW10Retention(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	long := webhook.HMAC{Name: "acme", SignatureHeader: "X-S", IDHeader: "X-Id", Redeliveries: 30 * 24 * time.Hour}
+	for _, c := range []struct {
+		provider  webhook.Provider
+		secret    string
+		retention time.Duration
+		good      bool
+	}{
+		{webhook.GitHub{}, "0123456789abcdef", 0, true},
+		{webhook.GitHub{}, "0123456789abcdef", 7 * 24 * time.Hour, true},
+		{webhook.GitHub{}, "0123456789abcdef", 7*24*time.Hour - 1, false},
+		{webhook.Standard{}, standardSecret, 72 * time.Hour, false},
+		{long, "0123456789abcdef", 29 * 24 * time.Hour, false},
+		{long, "0123456789abcdef", 30 * 24 * time.Hour, true},
+	} {
+		_, err := webhook.New(r.recv, webhook.Config{Name: "e", Provider: c.provider, Secrets: []string{c.secret}, Retention: c.retention})
+		if (err == nil) != c.good || err != nil && !strings.Contains(err.Error(), "Retention") {
+			t.Errorf("%v: %v", c.retention, err)
+		}
+	}
+}
+
+// W10: a receiver whose ids would be forgotten sooner does not keep house for its endpoint, and says what to change.
+func TestW10Horizon(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	x := r.receiver(samples(t)["GitHub"])
+	r.exec(`update onlyonce.rings set horizon = '6 days' where name = 'keys_clock'`)
+	err := x.Run(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "Config.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring keys_clock") {
+		t.Errorf("%v", err)
+	}
+}
+
+// W10: what is older is forgotten, but for ids whose event waits for an operator.
+func TestW10Purge(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	for _, id := range []string{"old", "parked", "young"} {
+		e.sendAs(id, id).want(t, 200, false)
+	}
+	e.sendAs("aside", "parked").want(t, 200, true)
+	r.exec(`update onlyonce.webhook_ids set seen_at = seen_at - interval '8 days' where key <> onlyonce.key('', 'webhook/e', 'e/github/young')`)
+	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '61 minutes' where digest <> sha256('young')`)
+	var ids, bodies int64
+	purged := make(chan struct{})
+	x := r.receiver(e.sample, func(c *webhook.Config) {
+		c.Hooks.Purged = func(i, b int64) { ids, bodies = i, b; close(purged) }
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- x.Run(ctx) }()
+	select {
+	case <-purged:
+	case <-time.After(patience):
+		pgtest.GaveUp(t, patience, "a purge")
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if ids != 3 || bodies != 2 || r.count("onlyonce.webhook_ids") != 1 || r.count("onlyonce.webhook_bodies") != 1 {
+		t.Errorf("%d ids and %d bodies were forgotten; %d, %d are left", ids, bodies, r.count("onlyonce.webhook_ids"), r.count("onlyonce.webhook_bodies"))
+	}
+	e.sendAs("old", "old").want(t, 200, true) // its segment is there still
+	r.exec(`delete from onlyonce.inbox`)      // the horizon has passed
+	e.sendAs("aside", "parked").want(t, 200, true)
+	e.sendAs("old", "old").want(t, 200, false) // a new one, as far as anybody remembers
+}
+
+// W11: without a database nothing is promised.
+func TestW11StoreDown(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	good := r.recv
+	r.recv = r.open("postgres://nobody@127.0.0.1:1/x")
+	e := r.serve(samples(t)["Stripe"])
+	e.send(stripeBody("evt_1", "")).want(t, http.StatusServiceUnavailable, false)
+	if err := r.lastRefusal(); !errors.Is(err, webhook.ErrStore) {
+		t.Errorf("refused with %v", err)
+	}
+	r.recv = good
+	e = r.serve(samples(t)["Stripe"])
+	r.exec(`alter table onlyonce.event_log rename to gone`)
+	e.send(stripeBody("evt_1", "")).want(t, http.StatusServiceUnavailable, false)
+	r.exec(`alter table onlyonce.gone rename to event_log`)
+	if n := r.count("onlyonce.inbox"); n != 0 {
+		t.Errorf("%d ids are claimed of events that were not stored", n)
+	}
+	// Connections that were cut behind the pool's back are no reason to bother the sender.
+	e.send(stripeBody("evt_1", "")).want(t, 200, false)
+	r.exec(`select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'receiver' and datname = current_database()`)
+	e.send(stripeBody("evt_2", "")).want(t, 200, false)
+}
+
+// W12: the sender is answered while it still waits, whatever holds the database up.
+func TestW12Deadline(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for provider, s := range samples(t) {
+		cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Deadline: time.Minute}
+		if _, err := webhook.New(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "Deadline") {
+			t.Errorf("%s: a deadline of a minute: %v", provider, err)
+		}
+	}
+	e := r.serve(samples(t)["Slack"], func(c *webhook.Config) { c.Deadline = 500 * time.Millisecond })
+	tx, err := r.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := tx.Exec(t.Context(), `lock table onlyonce.event_log`); err != nil {
+		t.Fatal(err)
+	}
+	e.send(e.body).want(t, http.StatusServiceUnavailable, false) // while the lock is held
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.until("what was under way is undone", func() bool {
+		return one[bool](r, `select not exists (select from pg_stat_activity where application_name = 'receiver' and datname = current_database() and state <> 'idle')`)
+	})
+	a := e.send(e.body)
+	if a.status != 200 || r.count("onlyonce.event_log") != 1 {
+		t.Errorf("sent again: %d, %d events", a.status, r.count("onlyonce.event_log"))
+	}
+}
+
+// told is a body that tells when it is read.
+type told struct {
+	io.ReadCloser
+	begun chan struct{}
+	once  sync.Once
+}
+
+func (b *told) Read(p []byte) (int, error) {
+	b.once.Do(func() { close(b.begun) })
+	return b.ReadCloser.Read(p)
+}
+
+// W12, W17: a body that trickles holds no place, and is given up at the deadline at the latest.
+func TestW12SlowBody(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	receiver := r.receiver(samples(t)["Slack"], func(c *webhook.Config) { c.Deadline, c.MaxInFlight = 500*time.Millisecond, 1 })
+	begun := make(chan struct{})
+	e := r.serveMux(samples(t)["Slack"], http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.ContentLength < 0 {
+			req.Body = &told{ReadCloser: req.Body, begun: begun}
+		}
+		receiver.ServeHTTP(w, req)
+	}), "")
+	body, writer := io.Pipe()
+	defer writer.Close()
+	req := e.request(e.sign(e.secret, time.Now(), e.body), "")
+	req.Body, req.ContentLength = body, -1
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if resp, err := e.client.Do(req); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusRequestTimeout {
+				t.Errorf("status %d", resp.StatusCode)
+			}
+		}
+	}()
+	if _, err := writer.Write([]byte(e.body[:1])); err != nil {
+		t.Fatal(err)
+	}
+	<-begun
+	r.until("an event is taken meanwhile", func() bool { return e.send(e.body).status == 200 }) // there is one place; and the deadline is short
+	<-done
+	writer.Close()
+}
+
+// W13: probes are answered, and not stored.
+func TestW13ProbesAreAnswered(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	slack, github := r.serve(samples(t)["Slack"]), r.serve(samples(t)["GitHub"])
+	r.asks(false, func() {
+		a := slack.send(`{"type":"url_verification","challenge":"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P"}`)
+		a.want(t, 200, false)
+		if a.body != "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P" || !strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
+			t.Errorf("answered %q as %s", a.body, a.header.Get("Content-Type"))
+		}
+		body := `{"zen":"Keep it logically awesome."}`
+		h := github.sign(github.secret, time.Now(), body)
+		h.Set("X-GitHub-Event", "ping")
+		github.do(github.request(h, body)).want(t, 200, false)
+		h.Set("X-Hub-Signature-256", strings.Repeat("0", 64))
+		if a := github.do(github.request(h, body)); a.status == 200 {
+			t.Error("a ping that nobody signed is answered")
+		}
+	})
+}
+
+// W14: of the headers those on the list are stored, in the log and in the parked table.
+func TestW14StoredHeaders(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	for _, id := range []string{"d-1", "d-2"} {
+		h := e.sign(e.secret, time.Now(), "push")
+		h.Set("X-GitHub-Delivery", id)
+		for name, value := range map[string]string{"Authorization": "Bearer secret", "Cookie": "secret", "X-Other": "secret", "X-Forwarded-For": "secret",
+			"Onlyonce-Id": "secret", "Content-Type": "application/json"} {
+			h.Set(name, value)
+		}
+		if a := e.do(e.request(h, "push")); a.status != 200 {
+			t.Errorf("status %d", a.status)
+		}
+	}
+	const want = "onlyonce-provider onlyonce-id onlyonce-type Content-Type X-Github-Delivery X-Github-Event"
+	if got := one[string](r, `select array_to_string(header_names, ' ') from onlyonce.event_log`); got != want {
+		t.Errorf("the log has %s", got)
+	}
+	if got := one[string](r, `select string_agg(convert_from(n, 'UTF8'), ' ') from onlyonce.parked, unnest(header_names) n`); got != want {
+		t.Errorf("the parked table has %s", got)
+	}
+	if one[bool](r, `select exists (select from onlyonce.event_log, unnest(header_values) v where position('secret'::bytea in v) > 0)`) {
+		t.Error("a secret is stored")
+	}
+}
+
+// What comes in is what a worker gets, byte for byte, and what was signed can be verified again.
+func TestBytesArriveAsTheyWere(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var mu sync.Mutex
+	got := map[string][]byte{}
+	r.work(func(_ context.Context, _ consumer.Tx, m *consumer.Message) error {
+		e, err := webhook.EventOf(m)
+		if err != nil {
+			return consumer.Permanent(err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		got[e.ID] = bytes.Clone(e.Body)
+		return nil
+	})
+	e := r.serve(samples(t)["GitHub"])
+	want := map[string]string{"empty": "", "nul": "a\x00b", "latin": "\xff\xfe\x00", "json": "{ \"a\" :1,\r\n\"a\":2}", "long": strings.Repeat("x", 1<<20)}
+	for id, body := range want {
+		e.sendAs(id, body).want(t, 200, false)
+	}
+	r.until("all are read", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(got) == len(want)
+	})
+	for id, body := range want {
+		if string(got[id]) != body {
+			t.Errorf("%s: %.40q", id, got[id])
+		}
+	}
+}
+
+// T5: a sender that hangs up undoes nothing: it may have been promised something.
+func TestT5ClientThatLeaves(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	receiver := r.receiver(samples(t)["Stripe"], inline(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+		close(entered)
+		select {
+		case <-leave:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		return effect(ctx, tx, m)
+	}))
+	requests := make(chan context.Context, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		requests <- req.Context()
+		receiver.ServeHTTP(w, req)
+	}))
+	defer server.Close()
+	e := &endpoint{rig: r, sample: samples(t)["Stripe"], url: server.URL, client: server.Client()}
+	body := stripeBody("evt_1", "")
+	ctx, hangUp := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		if resp, err := e.client.Do(e.request(e.sign(e.secret, time.Now(), body), body).WithContext(ctx)); err == nil {
+			resp.Body.Close()
+			t.Error("it was answered")
+		}
+	}()
+	<-entered
+	hangUp()
+	<-gone
+	<-(<-requests).Done() // the server knows
+	close(leave)
+	r.until("the event is applied", func() bool { return r.count("effects") == 1 })
+}
+
+// W7: one body under many ids at once is accepted once, and each of the others is kept.
+func TestW7SameBodyInParallel(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	e := r.serve(samples(t)["GitHub"])
+	const n = 10
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			if a := e.sendAs(fmt.Sprint("d-", i), "push"); a.status != 200 {
+				t.Errorf("status %d", a.status)
+			}
+		})
+	}
+	wg.Wait()
+	if stored, parked := r.count("onlyonce.event_log"), r.count("onlyonce.parked"); stored != 1 || parked != n-1 {
+		t.Errorf("%d are stored, %d set aside", stored, parked)
+	}
+}
