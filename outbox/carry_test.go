@@ -35,6 +35,7 @@ func values(rest string) (all string) {
 // Calls that stand in the table of schema 2 are sent under their keys and with their bytes, with the attempts and the window that they have
 // had; those that are settled, of another sink, or not due are left alone.
 func TestCarryOver(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for i := range 600 { // more than one transaction
 		r.old(fmt.Sprint(i), "payments", "")
@@ -67,6 +68,7 @@ func TestCarryOver(t *testing.T) {
 
 // While a relay of schema 2 holds the sink's lease the rows are its own.
 func TestCarryOverWaitsForTheRelayOfSchema2(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.old("1", "payments", "")
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/payments', 7, gen_random_uuid(), clock_timestamp() + interval '1 hour')`)
@@ -89,6 +91,7 @@ func TestCarryOverWaitsForTheRelayOfSchema2(t *testing.T) {
 
 // Settled calls are deleted once their retention has passed, and with those of the log their rows there; nothing else is.
 func TestRetention(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Reject("no", nil) })
 	mail := newScripted(no.send)
