@@ -12,7 +12,7 @@ REAL := $(if $(CI),-require-real,)
 # In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
 TEST := $(if $(CI),$(GO) run ./test/retest $(if $(FLAKY),-flaky $(FLAKY),),$(GO) test)
 
-.PHONY: help quickstart test lint bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
+.PHONY: help quickstart test lint words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -29,6 +29,9 @@ lint: ## go vet and golangci-lint
 	cd bench && $(GO) vet ./...
 	$(GO) run $(LINT) run ./...
 	cd bench && $(GO) run $(LINT) run ./...
+
+words: ## count the words that house style bounds, in comments and Markdown; WORST=5 names the files with the most
+	$(GO) run ./test/words $(if $(WORST),-worst $(WORST),)
 
 bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
 	cd bench && $(GO) run . $(if $(ONLY),-only $(ONLY),)

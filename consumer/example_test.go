@@ -27,9 +27,8 @@ type Order struct {
 	Qty int    `json:"qty"`
 }
 
-// What stands between a "README:" line and the next one stands in README.md too; TestReadmeShowsThisCode compares them.
+// docs/guide/consumers.md and calls.md show this code; package test/docs compares them.
 
-// README: consume
 func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	var o Order
 	if err := json.Unmarshal(m.Value, &o); err != nil {
@@ -53,7 +52,6 @@ func consume(ctx context.Context, pool *pgxpool.Pool, brokers []string) error {
 	return c.Run(ctx) // until ctx ends; then it finishes the batch in hand and returns nil
 }
 
-// README: relay
 func relay(ctx context.Context, pool *pgxpool.Pool) error {
 	payments, err := httpsink.New(httpsink.Config{
 		Name: "payments", BaseURL: "https://payments.example/v1",
@@ -69,8 +67,6 @@ func relay(ctx context.Context, pool *pgxpool.Pool) error {
 	return r.Run(ctx)
 }
 
-// README: end
-
 // A consumer of orders and the relay that sends the calls which its handler asks for.
 func Example() {
 	pool, err := pgxpool.New(context.Background(), os.Getenv("ONLYONCE_POSTGRES_URL"))
@@ -81,23 +77,6 @@ func Example() {
 	defer stop()
 	go func() { _ = relay(ctx, pool) }()
 	_ = consume(ctx, pool, []string{"127.0.0.1:9092"})
-}
-
-// The code in README.md is the code above, which compiles.
-func TestReadmeShowsThisCode(t *testing.T) {
-	t.Parallel()
-	source := read(t, "example_test.go")
-	readme := read(t, "../README.md")
-	parts := regexp.MustCompile(`(?m)^// README: (\w+)\n`).FindAllStringSubmatchIndex(source, -1)
-	if len(parts) != 3 {
-		t.Fatalf("%d marks in this file, want 3", len(parts))
-	}
-	for i, p := range parts[:len(parts)-1] {
-		code := strings.TrimSpace(source[p[1]:parts[i+1][0]])
-		if !strings.Contains(readme, "```go\n"+code+"\n```") {
-			t.Errorf("README.md does not show the part %q as it stands here", source[p[2]:p[3]])
-		}
-	}
 }
 
 // It also runs, here on a fake broker: one order, which its producer sends twice, holds its stock and asks for its charge once.

@@ -1,6 +1,7 @@
 package consumertest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -66,6 +67,7 @@ func Conformance(t *testing.T, h Harness) {
 		{"Identity", identity},
 		{"CommittedOffsets", committedOffsets},
 		{"FetchInOrder", fetchInOrder},
+		{"FetchIsBounded", fetchIsBounded},
 		{"HolesArePassedOver", holesArePassedOver},
 		{"AbortedRecordsArePassedOver", abortedArePassedOver},
 		{"OpenTransactionHoldsBack", openTransactionHoldsBack},
@@ -255,6 +257,52 @@ func fetchInOrder(t *testing.T, h Harness) {
 }
 
 func sameBytes(a, b []byte) bool { return string(a) == string(b) && (a == nil) == (b == nil) }
+
+// A fetch returns what it was asked for at most, and one message at least, however the log is cut into batches. Fetches that go on where
+// the one before ended return every message once, also if one between them looked elsewhere.
+func fetchIsBounded(t *testing.T, h Harness) {
+	topic, x := one(t, h)
+	var want []string
+	for i := range 3 { // each of them may become a batch
+		msgs := values(fmt.Sprintf("%d-", i), 40)
+		for j, m := range msgs {
+			m.Headers = []consumer.Header{{Name: "pad", Value: bytes.Repeat([]byte("x"), 100*(j%7))}}
+		}
+		want = append(want, valuesOf(msgs)...)
+		h.Produce(t, topic, 0, msgs...)
+	}
+	size := (&consumer.Message{Value: []byte("0-00"), Headers: []consumer.Header{{Name: "pad", Value: make([]byte, 600)}}}).Size()
+	for _, most := range []int{1, size, 5 * size, 1000 * size} {
+		var got []string
+		for from := int64(0); from < int64(len(want)); {
+			f, err := x.Fetch(x.Ctx, from, most)
+			if err != nil {
+				t.Fatal(err)
+			}
+			total := 0
+			for _, m := range f.Messages {
+				total += m.Size()
+			}
+			switch n := len(f.Messages); {
+			case n == 0, f.Next <= from:
+				t.Fatalf("of %d bytes at most from %d: %+v", most, from, f)
+			case n > 1 && total > most:
+				t.Errorf("of %d bytes at most from %d: %d messages of %d", most, from, n, total)
+			case f.Messages[0].Offset != from, f.Messages[n-1].Offset != f.Next-1:
+				t.Errorf("from %d: messages %d to %d, and Next is %d", from, f.Messages[0].Offset, f.Messages[n-1].Offset, f.Next)
+			case f.HighWatermark != int64(len(want)), f.LastStable != f.HighWatermark:
+				t.Errorf("from %d: the log ends at %d and %d", from, f.LastStable, f.HighWatermark)
+			}
+			got = append(got, valuesOf(f.Messages)...)
+			if from = f.Next; len(got)%3 == 0 && most > 1 {
+				_ = x.MustFetch(t, 7) // as a consumer that compares a record it has seen with the log
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("of %d bytes at most: read %q, want %q", most, got, want)
+		}
+	}
+}
 
 // Next passes over offsets that hold nothing, also at the end of the log.
 func holesArePassedOver(t *testing.T, h Harness) {

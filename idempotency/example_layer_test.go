@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"testing"
 
@@ -16,9 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// What stands between the two lines stands in README.md too; TestReadmeShowsThisCode compares them.
+// docs/guide/http.md shows this code; package test/docs compares them.
 
-// README: requests
 func createCharge(w http.ResponseWriter, r *http.Request) {
 	var in struct{ Amount int64 }
 	if err := json.NewDecoder(r.Body).Decode(&in); err != nil {
@@ -52,30 +50,11 @@ func charges(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret
 	return layer.Run(ctx) // purges answers whose time has passed
 }
 
-// README: end
-
 func customerOf(r *http.Request) (idempotency.Scope, error) {
 	return idempotency.Scope{Tenant: r.Header.Get("X-Test-Customer")}, nil
 }
 
-func TestReadmeShowsThisCode(t *testing.T) {
-	t.Parallel()
-	code, err := os.ReadFile("example_readme_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	readme, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, shown, _ := strings.Cut(string(code), "// README: requests\n")
-	shown, _, _ = strings.Cut(shown, "\n// README: end")
-	if !strings.Contains(string(readme), "```go\n"+shown+"```") {
-		t.Error("README.md does not show the code of this file")
-	}
-}
-
-// And it does what README says: one charge for each customer's key, and the first answer for whoever asks again.
+// It does what the guide says: one charge for each customer's key, and the first answer for whoever asks again.
 func TestReadmeRequests(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

@@ -3,8 +3,6 @@ package webhook_test
 import (
 	"context"
 	"net/http"
-	"os"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -13,9 +11,8 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// What stands between the two lines stands in README.md too; TestReadmeShowsThisCode compares them.
+// docs/guide/webhooks.md shows this code; package test/docs compares them.
 
-// README: webhooks
 func paid(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 	event, err := webhook.EventOf(m)
 	if err != nil || event.Type != "invoice.paid" {
@@ -36,26 +33,7 @@ func webhooks(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secre
 	return endpoint.Run(ctx)              // applies the events
 }
 
-// README: end
-
-func TestReadmeShowsThisCode(t *testing.T) {
-	t.Parallel()
-	code, err := os.ReadFile("example_readme_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	readme, err := os.ReadFile("../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, shown, _ := strings.Cut(string(code), "// README: webhooks\n")
-	shown, _, _ = strings.Cut(shown, "\n// README: end")
-	if !strings.Contains(string(readme), "```go\n"+shown+"```") {
-		t.Error("README.md does not show the code of this file")
-	}
-}
-
-// And it does what README says.
+// It does what the guide says.
 func TestReadmeWebhooks(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
