@@ -11,7 +11,7 @@ import (
 type Tier struct{ t *tier }
 
 // TestHistory is the database's in those tests.
-var TestHistory = origin{System: 7, Timeline: 1}
+var TestHistory = history{System: 7, Timeline: 1}
 
 // NewTestTier makes one whose cache may take as long as timeout.
 func NewTestTier(t testing.TB, c Cache, timeout time.Duration) Tier {
@@ -23,7 +23,7 @@ func NewTestTier(t testing.TB, c Cache, timeout time.Duration) Tier {
 // Saw tells it of an answer of the database.
 func (t Tier) Saw(timeline uint32) {
 	now := time.Now()
-	t.t.saw(origin{TestHistory.System, timeline}, now, now)
+	t.t.saw(history{TestHistory.System, timeline}, now, now)
 }
 
 // Put keeps an answer of timeline 1.

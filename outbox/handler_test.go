@@ -13,7 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -89,7 +89,7 @@ func TestCallsOfAHandler(t *testing.T) {
 	r.states("delivered")
 	want := map[string]string{}
 	for _, v := range []string{"fine", "fails first", "fine too"} {
-		want[outbox.Identity(dedupe.Origin{Scope: "stock", ID: v}, true, outbox.Call{Sink: "payments", Name: "charge"})] = v
+		want[outbox.Identity(origin.Origin{Scope: "stock", ID: v}, true, outbox.Call{Sink: "payments", Name: "charge"})] = v
 	}
 	for _, d := range sink.calls() {
 		if want[d.Key] != string(d.Body) || d.Scope != "stock" {
@@ -132,15 +132,15 @@ func TestCallsOfAHandler(t *testing.T) {
 // handlerTx stands for the transaction of a consumer's handler.
 type handlerTx struct {
 	pgx.Tx
-	origin *dedupe.Origin
+	origin *origin.Origin
 	marks  map[[16]byte]bool
 	late   []any
 	write  func(items []any) (string, []any)
 }
 
-func (h *handlerTx) Origin() (dedupe.Origin, bool) {
+func (h *handlerTx) Origin() (origin.Origin, bool) {
 	if h.origin == nil {
-		return dedupe.Origin{}, false
+		return origin.Origin{}, false
 	}
 	return *h.origin, true
 }
@@ -169,7 +169,7 @@ func TestEnqueueInAHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer inner.Rollback(context.Background())
-	origin := dedupe.Origin{Tenant: "acme", Scope: "stock", ID: "msg-1"}
+	origin := origin.Origin{Tenant: "acme", Scope: "stock", ID: "msg-1"}
 	tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
 
 	err = outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "mine", Tenant: "mine"})
@@ -212,7 +212,7 @@ func TestEnqueueInAHandler(t *testing.T) {
 // A message that is handled again asks for calls that may stand already: with the same bytes nothing is written, other bytes are a
 // conflict; in the log, parked after its segment was emptied, or in the table of schema 2.
 func TestO1HandledAgain(t *testing.T) {
-	origin := dedupe.Origin{Scope: "stock", ID: "m"}
+	origin := origin.Origin{Scope: "stock", ID: "m"}
 	again := origin
 	again.Redo = true
 	for name, sql := range map[string]string{

@@ -14,6 +14,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	origins "github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // explainLimit is how many calls and parked rows are shown.
@@ -444,11 +445,11 @@ func (c *explainedCall) derive(of *explainedID) {
 		return
 	}
 	for _, replay := range []int32{0, int32(of.Replay)} {
-		c.derived(dedupe.Origin{Tenant: of.Tenant, Scope: of.Scope, Topic: of.Topic, ID: of.ID, Replay: replay})
+		c.derived(origins.Origin{Tenant: of.Tenant, Scope: of.Scope, Topic: of.Topic, ID: of.ID, Replay: replay})
 	}
 }
 
-func (c *explainedCall) derived(o dedupe.Origin) {
+func (c *explainedCall) derived(o origins.Origin) {
 	if uuid.UUID(codec.Call(append(o.Fields(), c.Sink, c.Name, "")...)).String() == c.Key {
 		yes := true
 		c.Derived = &yes
