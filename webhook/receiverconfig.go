@@ -66,7 +66,7 @@ type ReceiverConfig struct {
 	Sources []*Source
 
 	// Retention is for how long a sender may deliver an event again (W10): at least 7 days, twice the verifier's tolerance, and what the
-	// provider's Scheme.Redeliveries says. Receiver.Run does not begin where the inbox remembers ids for less (onlyonce inbox horizon -ring keys_clock;
+	// provider's Scheme.Redeliveries says. Receiver.Run does not begin where the inbox remembers ids for less (onlyonce inbox horizon -ring standard_keys;
 	// 7 days in a new database). Default: the longest of these.
 	Retention time.Duration
 

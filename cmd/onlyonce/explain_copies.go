@@ -11,7 +11,7 @@ import (
 )
 
 // copiesSQL tells what makes a duplicate of a copy besides the rings. In: key; of a key in a replay the key of the first handling, else null. One row.
-// parked: a message or an event of the key is parked and not settled, which claims ask behind both rings (K7). first: one of the other key is, which a
+// parked: a message or an event of the key is parked and not settled, which claims ask after the rings (K7). first: one of the other key is, which a
 // consumer asks in a replay. stored: a call of the key is in the log, or parked and not settled, which onlyonce.enqueue_calls asks. By the
 // indexes parked_key_unresolved and outbox_log_key.
 const copiesSQL = `
@@ -54,8 +54,8 @@ func (r *keyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	for _, which := range []string{ring.KeysLog().Name, ring.KeysClock().Name} {
-		r.Copies = append(r.Copies, r.judgeCopy(which, rows[0]))
+	for _, which := range ring.Keys() {
+		r.Copies = append(r.Copies, r.judgeCopy(which.Name, rows[0]))
 	}
 	return nil
 }
@@ -65,9 +65,9 @@ func (r *keyReport) judgeCopy(which string, stands copyRow) explainedCopy {
 	switch {
 	case slices.ContainsFunc(r.Claims, func(c explainedClaim) bool { return c.Ring == which && c.Remembered }):
 		because = becauseRemembered
-	case stands.Parked, stands.First && which == ring.KeysLog().Name:
+	case stands.Parked, stands.First && which == ring.ConsumerKeys().Name:
 		because = becauseParked
-	case stands.Stored && which == ring.KeysClock().Name:
+	case stands.Stored && which == ring.StandardKeys().Name:
 		because = becauseStored
 	default:
 		return explainedCopy{Ring: which}
@@ -78,7 +78,7 @@ func (r *keyReport) judgeCopy(which string, stands copyRow) explainedCopy {
 // strange says that nobody claims the key in a ring: it is a call's, a webhook's or a request's, and what a ring does not hold means nothing for it.
 func (r *keyReport) strange(which string) bool {
 	held := slices.ContainsFunc(r.Claims, func(c explainedClaim) bool { return c.Ring == which })
-	return !held && (r.Request != nil || which == ring.KeysLog().Name && (len(r.Call) > 0 || len(r.Webhooks) > 0))
+	return !held && (r.Request != nil || which == ring.ConsumerKeys().Name && (len(r.Call) > 0 || len(r.Webhooks) > 0))
 }
 
 func (a *app) writeCopies(r *keyReport) {
@@ -87,7 +87,7 @@ func (a *app) writeCopies(r *keyReport) {
 			continue
 		}
 		from := "that a consumer reads from Kafka"
-		if c.Ring == ring.KeysClock().Name {
+		if c.Ring == ring.StandardKeys().Name {
 			from = "that a webhook brings, that dedupe.Claim is asked for, or that is a call from outside of consumers"
 		}
 		_, _ = fmt.Fprintf(a.out, "A copy %s is %s.\n", from, r.verdict(c))
