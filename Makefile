@@ -9,10 +9,17 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-# In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
-TEST := $(if $(CI),$(GO) run ./test/retest $(if $(FLAKY),-flaky $(FLAKY),),$(GO) test)
+# The modules of this repository, for example "." and "bench". PKGS names packages of the root.
+MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find . -mindepth 2 -name go.mod -not -path './.git/*' | sort)))))
+TESTED  := $(if $(filter ./...,$(PKGS)),$(MODULES),.)
 
-.PHONY: help quickstart test lint words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
+# In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
+TEST = $(if $(CI),$(GO) run ./test/retest -C $$m $(if $(FLAKY),-flaky $(FLAKY),),$(GO) -C $$m test)
+
+# each runs a command in every module, $$m, and fails if it failed in one.
+each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
+
+.PHONY: help quickstart test lint vet tidy words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -21,14 +28,16 @@ quickstart: ## the main job, end to end
 	$(GO) run ./examples/quickstart
 
 test: ## all tests, on one Postgres and, with a JVM or Docker, one real Kafka broker
-	$(DEVENV) -postgres -kafka $(REAL) -- $(TEST) $(RACE) -timeout 30m $(PKGS)
-	cd bench && $(GO) test $(RACE) ./...
+	$(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(call each,$(TESTED),$(TEST) $(RACE) -timeout 30m $(PKGS))'
 
-lint: ## go vet and golangci-lint
-	$(GO) vet ./...
-	cd bench && $(GO) vet ./...
-	$(GO) run $(LINT) run ./...
-	cd bench && $(GO) run $(LINT) run ./...
+lint: vet ## go vet and golangci-lint, in every module
+	@$(call each,$(MODULES),( cd $$m && $(GO) run $(LINT) run ./... ))
+
+vet: ## go vet, in every module
+	@$(call each,$(MODULES),$(GO) -C $$m vet ./...)
+
+tidy: ## fails if a go.mod or go.sum is not tidy; FIX=1 writes them
+	@$(call each,$(MODULES),$(GO) -C $$m mod tidy $(if $(FIX),,-diff))
 
 words: ## count the words that house style bounds, in comments and Markdown; WORST=5 names the files with the most
 	$(GO) run ./test/words $(if $(WORST),-worst $(WORST),)
@@ -82,7 +91,8 @@ storm-outbox: ## kill relays and Postgres under a stream of outbound calls, with
 HISTORIES ?= 1000
 
 histories: ## random histories of HTTP requests, judged by I12, and every failpoint under more load; HISTORIES, SEED
-	$(DEVENV) -postgres -- $(GO) test -count=1 -timeout 60m -run '^(TestHistories|TestFaultPoints)$$' ./idempotency -args -histories $(HISTORIES) $(if $(SEED),-seed $(SEED),) -long
+	$(DEVENV) -postgres -- $(GO) -C test/compat test -count=1 -timeout 60m -run '^TestHistories$$' ./http -args -histories $(HISTORIES) $(if $(SEED),-seed $(SEED),)
+	$(DEVENV) -postgres -- $(GO) test -count=1 -timeout 60m -run '^TestFaultPoints$$' ./idempotency -args -long
 
 ROTATIONS ?= 500
 

@@ -205,7 +205,7 @@ func (c *canonical) number() error {
 	}
 	some := func() bool {
 		from := c.at
-		for one(digits) {
+		for one("0123456789") {
 		}
 		return c.at > from
 	}
@@ -286,7 +286,7 @@ func (c *canonical) unit() (rune, bool) {
 	}
 	hex := string(c.in[c.at+2 : c.at+6])
 	n, err := strconv.ParseUint(hex, 16, 16)
-	if err != nil || strings.Trim(hex, digits+"abcdefABCDEF") != "" {
+	if err != nil || strings.Trim(hex, "0123456789abcdefABCDEF") != "" {
 		return 0, false
 	}
 	c.at += 6

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
 // response is an answer as it is stored and replayed (H13): the bytes of its body, and not what they say.
@@ -106,14 +108,14 @@ func (d *decoder) headers() http.Header {
 	before := ""
 	for range d.number(8) {
 		name := string(d.text())
-		d.fail(name <= before || !validName(name) || http.CanonicalHeaderKey(name) != name, "header")
+		d.fail(name <= before || !protocol.ValidName(name) || http.CanonicalHeaderKey(name) != name, "header")
 		before = name
 		n := d.number(4)
 		d.fail(n == 0, "header without values")
 		values := make([]string, 0, n)
 		for range n {
 			value := string(d.text())
-			d.fail(!validHeader("X", value), "header")
+			d.fail(!protocol.ValidHeader("X", value), "header")
 			values = append(values, value)
 		}
 		if d.err != nil {

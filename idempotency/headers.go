@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
 // storedHeaders are the headers that are kept with an answer and given to whoever asks again (H14). It is a list of what may be kept, and not
@@ -39,7 +41,7 @@ func unstorable(name string) string {
 func checkExtra(names []string) error {
 	var faults []error
 	for _, name := range names {
-		if !validName(name) {
+		if !protocol.ValidName(name) {
 			faults = append(faults, fmt.Errorf("%q is not a header name", name))
 		} else if why := unstorable(http.CanonicalHeaderKey(name)); why != "" {
 			faults = append(faults, fmt.Errorf("%q is never stored: it %s", name, why))
@@ -80,7 +82,7 @@ func kept(h http.Header, named map[string]bool, extra []string) http.Header {
 			continue
 		}
 		for _, value := range h[name] {
-			if validHeader(canonical, value) {
+			if protocol.ValidHeader(canonical, value) {
 				keep[canonical] = append(keep[canonical], value)
 			}
 		}
@@ -106,14 +108,4 @@ func restore(to, set, added http.Header) {
 	for name, values := range added {
 		to[name] = append(slices.Clip(to[name]), values...)
 	}
-}
-
-// validHeader says whether a field can be sent as it is: a name that is a token, and a value without control characters but
-// the tab (RFC 9110 sections 5.1 and 5.5). A line end in a value would begin a field, or a body, of its own.
-func validHeader(name, value string) bool {
-	return validName(name) && !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f })
-}
-
-func validName(name string) bool {
-	return name != "" && strings.Trim(name, upper+lower+digits+"!#$%&'*+-.^_`|~") == ""
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
 func TestH14StoredHeaders(t *testing.T) {
@@ -73,12 +75,12 @@ func TestH14FieldsThatCanBeSent(t *testing.T) {
 	for value, want := range map[string]bool{
 		"": true, "a b\tc": true, "ü": true, "\xff": true, "~!": true, "a\r\nb": false, "a\nb": false, "a\rb": false, "\x00": false, "a\x7f": false, "\x1b[0m": false,
 	} {
-		if validHeader("X-A", value) != want {
+		if protocol.ValidHeader("X-A", value) != want {
 			t.Errorf("value %q: %v", value, !want)
 		}
 	}
 	for name, want := range map[string]bool{"X-A": true, "a!#$%&'*+-.^_`|~1": true, "": false, "a b": false, "a:": false, ":status": false, "ü": false, "a\n": false, "a\x00": false, `"a"`: false} {
-		if validHeader(name, "a") != want {
+		if protocol.ValidHeader(name, "a") != want {
 			t.Errorf("name %q: %v", name, !want)
 		}
 	}

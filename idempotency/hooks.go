@@ -1,52 +1,42 @@
 package idempotency
 
-import (
-	"context"
-	"net/http"
-	"time"
-)
+import "time"
 
-// TransportHooks are called in pairs around each attempt, in the goroutine that makes it. Nil hooks are skipped. The structs
-// may grow.
-type TransportHooks struct {
-	// AttemptStart is called before an attempt. The context it returns is the attempt's and that of its end: put a span into it.
-	AttemptStart func(context.Context, AttemptStart) context.Context
-	// AttemptEnd is called when it is known what becomes of the attempt, before the wait for the next one.
-	AttemptEnd func(context.Context, AttemptEnd)
+// Hooks are called once a request is answered, from its goroutine. Nil hooks are skipped. The structs may grow.
+type Hooks struct {
+	// Served is called for every request of a method that keys count for, also for one whose handler panicked.
+	Served func(Served)
+	// Purged is called by [Layer.Run] when it has deleted records.
+	Purged func(records int)
+	// Failed is called for errors of the store that a request was answered 5xx for, and those of the purge.
+	Failed func(error)
 }
 
-// AttemptStart tells which attempt begins.
-type AttemptStart struct {
-	// Key is the operation's, as [WithKey] takes it.
-	Key string
-	// Attempt counts from 1.
-	Attempt int
-	// Request carries the key. It is shared by the attempts and has no body: read it and leave it as it is.
-	Request *http.Request
-}
-
-// AttemptEnd tells how an attempt ended.
-type AttemptEnd struct {
-	Key     string
-	Attempt int
-	// Status is the answer's; 0 if there was none.
+// Served tells what became of a request.
+type Served struct {
+	Pattern, Method, Tenant string
+	// Mark is what Config.StatusHeader said.
+	Mark Mark
+	// Code is the problem's, empty where the answer is the handler's.
+	Code string
+	// Status is the answer's; 0 where there was none, because the handler panicked or ended its goroutine. Mark is then [Released].
 	Status int
-	// Err is why there was none.
-	Err error
-	// Again says that another attempt follows, after Wait.
-	Again bool
-	Wait  time.Duration
+	// Runs is how often the handler ran for this request: more than once after serialization failures.
+	Runs int
+	// Took is the time from the request to the answer.
+	Took time.Duration
 }
 
-func (h TransportHooks) start(ctx context.Context, s AttemptStart) context.Context {
-	if h.AttemptStart == nil {
-		return ctx
-	}
-	return h.AttemptStart(ctx, s)
-}
+// Mark is the value of Config.StatusHeader (H9): it separates the layer's 409 and 422 from those of the application.
+type Mark string
 
-func (h TransportHooks) end(ctx context.Context, e AttemptEnd) {
-	if h.AttemptEnd != nil {
-		h.AttemptEnd(ctx, e)
-	}
-}
+// Marks.
+const (
+	Created    Mark = "created"     // the handler ran, and its answer is stored
+	Replayed   Mark = "replayed"    // the answer is the stored one
+	InProgress Mark = "in-progress" // another request with the key is under way, or its outcome is open
+	Mismatch   Mark = "mismatch"    // the key was used for another request
+	Bypassed   Mark = "bypassed"    // the handler ran without protection: no key where none is needed, another method, or FailOpen
+	Rejected   Mark = "rejected"    // refused before the handler ran, or undone by the layer
+	Released   Mark = "released"    // the handler's own answer, which is not stored: its writes are undone and the key is free
+)

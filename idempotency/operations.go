@@ -17,6 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
@@ -99,36 +100,36 @@ type OperationsConfig struct {
 // NewOperations checks everything it can without a server, and returns every fault at once. The layer lends its pool, its scopes and its
 // sealer; work has what Accept may name.
 func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*Operations, error) {
-	l := faultList{of: "OperationsConfig"}
+	l := fields.List{Sentinel: ErrConfig, Struct: "OperationsConfig"}
 	if cfg.Path == "" {
 		cfg.Path = "/operations/"
 	}
 	if !strings.HasPrefix(cfg.Path, "/") || !strings.HasSuffix(cfg.Path, "/") {
-		l.add("Path", "%q must begin and end with a slash", cfg.Path)
+		l.Add("Path", "%q must begin and end with a slash", cfg.Path)
 	}
 	if cfg.Stream == "" {
 		cfg.Stream = "operations"
 	}
-	l.number("Partitions", &cfg.Partitions, 16, 1, 1024)
-	l.span("MaxTime", &cfg.MaxTime, 10*time.Minute, time.Millisecond, 24*time.Hour)
-	l.number("MaxAttempts", &cfg.MaxAttempts, 5, 1, 1000)
-	l.span("TTL", &cfg.TTL, 7*24*time.Hour, time.Second, 400*24*time.Hour)
-	l.span("RetryAfter", &cfg.RetryAfter, 2*time.Second, time.Second, time.Hour)
-	l.number("MaxInput", &cfg.MaxInput, 1<<20, 1, maxStored)
-	l.number("MaxResult", &cfg.MaxResult, 1<<20, 1, maxStored)
-	l.span("PollInterval", &cfg.PollInterval, 500*time.Millisecond, 10*time.Millisecond, time.Minute)
+	l.Number("Partitions", &cfg.Partitions, 16, 1, 1024)
+	l.Span("MaxTime", &cfg.MaxTime, 10*time.Minute, time.Millisecond, 24*time.Hour)
+	l.Number("MaxAttempts", &cfg.MaxAttempts, 5, 1, 1000)
+	l.Span("TTL", &cfg.TTL, 7*24*time.Hour, time.Second, 400*24*time.Hour)
+	l.Span("RetryAfter", &cfg.RetryAfter, 2*time.Second, time.Second, time.Hour)
+	l.Number("MaxInput", &cfg.MaxInput, 1<<20, 1, maxStored)
+	l.Number("MaxResult", &cfg.MaxResult, 1<<20, 1, maxStored)
+	l.Span("PollInterval", &cfg.PollInterval, 500*time.Millisecond, 10*time.Millisecond, time.Minute)
 	if layer == nil {
-		l.faults = append(l.faults, fmt.Errorf("%w: layer: must not be nil", ErrConfig))
+		l.Join(fmt.Errorf("%w: layer: must not be nil", ErrConfig))
 	}
 	if len(work) == 0 {
-		l.faults = append(l.faults, fmt.Errorf("%w: work: is empty: there is nothing that could be accepted", ErrConfig))
+		l.Join(fmt.Errorf("%w: work: is empty: there is nothing that could be accepted", ErrConfig))
 	}
 	for name, w := range work {
 		if w == nil || name == "" || len(name) > maxStepName {
-			l.faults = append(l.faults, fmt.Errorf("%w: work: %q must have a name of 1 to %d bytes, and a function", ErrConfig, name, maxStepName))
+			l.Join(fmt.Errorf("%w: work: %q must have a name of 1 to %d bytes, and a function", ErrConfig, name, maxStepName))
 		}
 	}
-	if err := errors.Join(l.faults...); err != nil {
+	if err := l.Err(); err != nil {
 		return nil, err
 	}
 	o := &Operations{layer: layer, cfg: cfg, work: work}

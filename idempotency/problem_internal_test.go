@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
 func TestProblems(t *testing.T) {
@@ -30,7 +32,7 @@ func TestProblems(t *testing.T) {
 			t.Errorf("%s: %v", c, h)
 		}
 		// The client's side must not give up what can end well, and must not repeat what cannot.
-		if got := !final(w.Header(), w.Body.Bytes()); got != p.retryable {
+		if got := !protocol.Final(w.Header(), w.Body.Bytes()); got != p.retryable {
 			t.Errorf("%s: a client repeats it: %v", c, got)
 		}
 	}
@@ -64,7 +66,7 @@ func TestProblemsAreShort(t *testing.T) {
 		w := httptest.NewRecorder()
 		writeProblem(w, http.StatusTeapot, codeKeyReused, strings.Repeat("\x00", n), strings.Repeat("<", n), true)
 		var got map[string]any
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Body.Len() > maxDrain || w.Code != http.StatusTeapot || got["status"] != 418.0 || got["retryable"] != true {
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Body.Len() > protocol.MaxProblem || w.Code != http.StatusTeapot || got["status"] != 418.0 || got["retryable"] != true {
 			t.Errorf("%d bytes, %v, %.200s", w.Body.Len(), err, w.Body)
 		}
 		if _, has := got["detail"]; has != (n <= maxProblemText) {

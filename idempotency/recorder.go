@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
 // ErrResponseTooLarge is wrapped by the error of a Write that would make an answer longer than may be stored (H15). Nothing of
@@ -69,10 +71,10 @@ func sendable(live http.Header) http.Header {
 		case "Content-Length", "Transfer-Encoding", "Trailer":
 			continue
 		}
-		if !validName(name) || strings.HasPrefix(name, http.TrailerPrefix) {
+		if !protocol.ValidName(name) || strings.HasPrefix(name, http.TrailerPrefix) {
 			continue
 		}
-		values := slices.DeleteFunc(slices.Clone(live[name]), func(v string) bool { return !validHeader(name, v) })
+		values := slices.DeleteFunc(slices.Clone(live[name]), func(v string) bool { return !protocol.ValidHeader(name, v) })
 		if len(values) > 0 {
 			h[canonical] = append(h[canonical], values...)
 		} else if _, has := h[canonical]; !has && len(live[name]) == 0 {

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
@@ -69,7 +70,7 @@ func (x *exchange) respond(rep reply) int {
 		h.Set(cfg.ReplayedHeader, "true")
 	}
 	if x.keyed {
-		if value, err := FormString.write(x.key); err == nil {
+		if value, err := protocol.WriteString(x.key); err == nil {
 			h.Set(cfg.Header, value)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 	"github.com/onlyonce/onlyonce/internal/jsonpointer"
 )
 
@@ -29,7 +30,7 @@ func (k keyRule) find(h http.Header, body []byte) (key string, found bool, err e
 	var from string // the source that has it
 	add := func(source, value string) error {
 		if len(value) < k.min {
-			return fmt.Errorf("%s: the key has %d bytes, must have %d to %d", source, len(value), k.min, maxKey)
+			return fmt.Errorf("%s: the key has %d bytes, must have %d to %d", source, len(value), k.min, protocol.MaxKey)
 		}
 		if found && value != key {
 			return fmt.Errorf("%s and %s name different keys", from, source)
@@ -75,7 +76,7 @@ func (k keyRule) header(h http.Header, name string) (key string, has bool, err e
 	default:
 		return "", false, fmt.Errorf("header %s stands there %d times, must stand there once", name, len(lines))
 	}
-	read := readKey
+	read := protocol.Read
 	if k.strict {
 		read = readItem
 	}
@@ -87,11 +88,11 @@ func (k keyRule) header(h http.Header, name string) (key string, has bool, err e
 
 // readItem is the strict syntax of H4.
 func readItem(value string) (string, error) {
-	key, ok := stringItem(strings.TrimLeft(value, " "))
+	key, ok := protocol.StringItem(strings.TrimLeft(value, " "))
 	if !ok {
 		return "", errors.New("is no String of RFC 9651 in double quotes")
 	}
-	return key, checkKey(key)
+	return key, protocol.Check(key)
 }
 
 // pointed finds a key in a body: the string that the pointer leads to, as it is decoded. A body that is not JSON has none, and so has
@@ -120,7 +121,7 @@ func pointed(body []byte, pointer string) (key string, found bool, err error) {
 	if err := json.Unmarshal(raw, &key); err != nil {
 		return "", false, fmt.Errorf("body member %s must be a string", pointer)
 	}
-	if err := checkKey(key); err != nil {
+	if err := protocol.Check(key); err != nil {
 		return "", false, fmt.Errorf("body member %s: the key %w", pointer, err)
 	}
 	return key, true, nil

@@ -8,6 +8,8 @@ import (
 
 	"github.com/dunglas/httpsfv"
 	"pgregory.net/rapid"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
 func TestH3SourcesOfAKey(t *testing.T) {
@@ -182,7 +184,7 @@ func agreeOnItem(t interface{ Errorf(string, ...any) }, line string) {
 			return // it wants padding, which section 4.2.7 does not
 		}
 	}
-	got, ok := stringItem(strings.TrimLeft(line, " "))
+	got, ok := protocol.StringItem(strings.TrimLeft(line, " "))
 	if ok != isString || ok && got != want {
 		t.Errorf("%q: %q, %v here; %q, %v there (%v)", line, got, ok, want, isString, err)
 	}

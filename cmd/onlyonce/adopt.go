@@ -188,7 +188,7 @@ func (q *adoption) differs(shown, now *adopted) bool {
 	if shown.Before == nil || now.Before == nil {
 		return shown.Before != now.Before
 	}
-	return shown.Before.changed(now.Before) || (q.at != nil && shown.Before.Position != now.Before.Position)
+	return changed(shown.Before, now.Before) || (q.at != nil && shown.Before.Position != now.Before.Position)
 }
 
 func (q *adoption) do(ctx context.Context, tx pgx.Tx, now *adopted) (*adopted, error) {
@@ -232,19 +232,19 @@ func (q *adoption) readOrigin(ctx context.Context, here *cursorRow) error {
 		return err
 	}
 	there := q.origin.cursor
-	if here != nil && here.stood() > there.Position {
+	if here != nil && stood(here) > there.Position {
 		return &refusal{fmt.Sprintf("the cursor was retired here at offset %d, which is ahead of %d, where it stands in %s, and nothing was done: the partition was here after it had been there, and would be handled again. "+
-			"Take it from where it was last; or, if the topic is another one by now, set the position yourself (cursor adopt -at)", here.stood(), there.Position, q.origin.name)}
+			"Take it from where it was last; or, if the topic is another one by now, set the position yourself (cursor adopt -at)", stood(here), there.Position, q.origin.name)}
 	}
 	q.at = &there.Position
 	return nil
 }
 
 func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *cursorRow) error {
-	if err := before.fence(ctx, tx); err != nil {
+	if err := fence(ctx, tx, before); err != nil {
 		return err
 	}
-	until, topic := before.redo()
+	until, topic := redo(before)
 	_, err := tx.Exec(ctx, adoptSQL, before.ID, q.group, q.at, until, topic)
 	return err
 }
@@ -302,7 +302,7 @@ func (q *adoption) outcome(before, after *cursorRow) *adopted {
 	if before != nil {
 		was := before.Position
 		if q.at != nil {
-			was = before.stood()
+			was = stood(before)
 		}
 		skipped, repeated := max(after.Position-was, 0), max(was-after.Position, 0)
 		d.Skipped, d.Repeated = &skipped, &repeated

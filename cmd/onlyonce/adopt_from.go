@@ -141,7 +141,7 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *cursorFilter, id int64
 	if group == nil {
 		group = c.Group
 	}
-	until, topic := c.redo()
+	until, topic := redo(c)
 	_, err = tx.Exec(ctx, stampSQL, id, group, c.ClusterID, topicID(c.TopicID), c.LeaderEpoch, o.replays, until, topic)
 	return b, err
 }

@@ -36,9 +36,9 @@ func (a *app) writeCursorChange(was, is *cursorRow) {
 	row("cluster", func(c *cursorRow) string { return nextOwners(c.ClusterID) })
 	row("topic id", func(c *cursorRow) string { return nextOwners(c.TopicID) })
 	row("anchor", func(c *cursorRow) string { return numberOrDash(c.AnchorOffset) })
-	row("attempts", (*cursorRow).attempts)
+	row("attempts", attempts)
 	row("epoch", func(c *cursorRow) string { return number(c.Epoch) })
-	row("state", (*cursorRow).state)
+	row("state", state)
 	writeTable(a.out, []string{"", "BEFORE", "AFTER"}, rows)
 }
 

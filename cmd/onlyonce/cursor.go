@@ -7,10 +7,11 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // cursorsSQL reads cursors as they stand. In: scope, topic, partition (each may be null: any). By the unique index on
@@ -30,38 +31,10 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
 
-// cursorRow is a cursor as people and programs see it.
-type cursorRow struct {
-	ID            int64   `json:"-"`
-	Scope         string  `json:"scope"`
-	Topic         string  `json:"topic"`
-	Partition     int32   `json:"partition"`
-	Position      int64   `json:"position"`
-	Run           int32   `json:"run"`
-	StartOffset   int64   `json:"start_offset"`
-	StartPolicy   string  `json:"start_policy"`
-	Group         *string `json:"group"`
-	ClusterID     *string `json:"cluster_id"`
-	TopicID       *string `json:"topic_id"`
-	Epoch         int64   `json:"epoch"`
-	Clean         bool    `json:"clean"`
-	Attempts      int32   `json:"attempts"`
-	AttemptOffset *int64  `json:"attempt_offset"`
-	AnchorOffset  *int64  `json:"anchor_offset"`
-	LeaderEpoch   *int32  `json:"leader_epoch"` // Kafka's, up to which the log was read below the position
-
-	RetiredAt    *time.Time `json:"retired_at"`
-	Paused       *string    `json:"paused"` // why
-	Replay       int32      `json:"replay"` // number of the last one
-	ReplayUntil  *int64     `json:"replay_until"`
-	ReplayResume *int64     `json:"replay_resume"`
-	ReplayResend bool       `json:"replay_resend"`
-	RedoUntil    *int64     `json:"redo_until"` // messages below it may have been handled before
-	RedoTopicID  *string    `json:"redo_topic_id"`
-}
+type cursorRow = ops.Cursor
 
 // stood is where the partition's own work stands, which a replay interrupts.
-func (c *cursorRow) stood() int64 {
+func stood(c *cursorRow) int64 {
 	if c.ReplayResume != nil {
 		return max(c.Position, *c.ReplayResume)
 	}
@@ -70,12 +43,12 @@ func (c *cursorRow) stood() int64 {
 
 // redo is the offset below which messages may have been handled before, when the cursor's position is set anew, and its topic (O6). What an operator has set and
 // nobody has handled does not count.
-func (c *cursorRow) redo() (until *int64, topic pgtype.UUID) {
+func redo(c *cursorRow) (until *int64, topic pgtype.UUID) {
 	until = c.RedoUntil
 	if c.RedoTopicID != nil && c.TopicID != nil && *c.RedoTopicID != *c.TopicID {
 		until = nil
 	}
-	if at := c.stood(); (c.AnchorOffset != nil || c.ReplayResume != nil) && (until == nil || *until < at) {
+	if at := stood(c); (c.AnchorOffset != nil || c.ReplayResume != nil) && (until == nil || *until < at) {
 		until = &at
 	}
 	if c.TopicID == nil {
@@ -85,7 +58,7 @@ func (c *cursorRow) redo() (until *int64, topic pgtype.UUID) {
 }
 
 // state says what keeps the cursor from going on as usual.
-func (c *cursorRow) state() string {
+func state(c *cursorRow) string {
 	var s []string
 	if c.RetiredAt != nil {
 		s = append(s, "retired")
@@ -100,7 +73,7 @@ func (c *cursorRow) state() string {
 }
 
 // attempts shows what was tried at a message that stands alone.
-func (c *cursorRow) attempts() string {
+func attempts(c *cursorRow) string {
 	if c.Attempts == 0 || c.AttemptOffset == nil {
 		return ""
 	}
@@ -179,7 +152,7 @@ func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
 		}
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position),
 			fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy), strconv.Itoa(int(c.Run)), orDash(c.Group), orDash(c.ClusterID),
-			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), c.attempts(), c.state()})
+			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), attempts(c), state(c)})
 	}
 	switch {
 	case len(cursors) == 0:

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // heldSQL lists the pauses, and how many cursors in use each one holds. Reads onlyonce.pauses, which is small, and cursors by the unique index on
@@ -16,7 +18,7 @@ select u.scope, u.topic, u.partition, u.paused_at, u.actor, u.reason,
   from onlyonce.pauses u order by 1, 2, 3`
 
 type heldRow struct {
-	pauseRow
+	ops.Pause
 	Cursors int64
 }
 
@@ -111,7 +113,7 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for i := range pauses {
 		p := &pauses[i]
-		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.what(), instant(p.PausedAt), p.Actor, p.Cursors, oneLine(p.Reason))
+		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), instant(p.PausedAt), p.Actor, p.Cursors, oneLine(p.Reason))
 	}
 	d.unless("pauses", "no scope and no partition is paused")
 	return nil

@@ -95,7 +95,7 @@ func (r *positionReport) read(ctx context.Context, tx pgx.Tx, ask *explaining) e
 		return err
 	}
 	for i := range cursors {
-		e, err := cursors[i].explain(ctx, tx, r.Offset)
+		e, err := explainCursor(ctx, tx, &cursors[i], r.Offset)
 		if err != nil {
 			return err
 		}
@@ -123,13 +123,13 @@ func (r *positionReport) read(ctx context.Context, tx pgx.Tx, ask *explaining) e
 }
 
 // explain says what a cursor tells of an offset.
-func (c *cursorRow) explain(ctx context.Context, tx pgx.Tx, offset int64) (*explainedCursor, error) {
-	e := &explainedCursor{Scope: c.Scope, Position: c.Position, State: c.state(), Calls: []explainedCall{}}
+func explainCursor(ctx context.Context, tx pgx.Tx, c *cursorRow, offset int64) (*explainedCursor, error) {
+	e := &explainedCursor{Scope: c.Scope, Position: c.Position, State: state(c), Calls: []explainedCall{}}
 	var runStart int64
 	if err := tx.QueryRow(ctx, runStartSQL, c.ID).Scan(&runStart); err != nil {
 		return nil, err
 	}
-	e.Offset, e.Means = c.judge(offset, runStart)
+	e.Offset, e.Means = judgeOffset(c, offset, runStart)
 	rows, err := collect[movedRow](ctx, tx, movedSQL, c.ID, c.Run, offset)
 	if err != nil || len(rows) == 0 {
 		return e, err
@@ -160,7 +160,7 @@ func (c *cursorRow) explain(ctx context.Context, tx pgx.Tx, offset int64) (*expl
 }
 
 // judge says what a cursor's position means for an offset, in a word and in a sentence. The run began at runStart; a replay is a run of its own.
-func (c *cursorRow) judge(offset, runStart int64) (word, means string) {
+func judgeOffset(c *cursorRow, offset, runStart int64) (word, means string) {
 	switch {
 	case c.ReplayUntil != nil && c.ReplayResume != nil && offset >= c.Position && offset < *c.ReplayResume:
 		if offset < *c.ReplayUntil {
@@ -178,13 +178,13 @@ func (c *cursorRow) judge(offset, runStart int64) (word, means string) {
 	case offset >= runStart:
 		return "handled", "it was applied, or was a duplicate, or was parked, or there was nothing to hand over"
 	case c.Run == 0:
-		return "before-start", c.meansBeforeStart()
+		return "before-start", meansBeforeStart(c)
 	}
 	return "earlier-run", fmt.Sprintf("the position was set since, to %d, by an operator or with a cursor that was made anew: whether it was handled before that, or passed over, the cursor does not tell", runStart)
 }
 
 // meansBeforeStart says what is known of what lies below a cursor's first position: what nobody else can have handled, and what somebody may have.
-func (c *cursorRow) meansBeforeStart() string {
+func meansBeforeStart(c *cursorRow) string {
 	switch c.StartPolicy {
 	case "adopted":
 		return "an operator had the cursor begin behind it, and it was not handled since: whether another database handled it before, or an earlier cursor in this one, the cursor does not tell"

@@ -365,7 +365,7 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL, parkedSQL,
-		parkedCountsSQL, limitSQL, relaysSQL, retireSQL, leftSQL, pausesSQL, pauseSQL, resumeSQL, knownSQL,
+		parkedCountsSQL, limitSQL, relaysSQL, retireSQL, leftSQL,
 		replaysSQL, replayNoSQL, replaySQL, parkedShowSQL, pickSQL, lockPickedSQL, oneSQL, redriveSQL, discardSQL, promoteSQL,
 		redriveCallsSQL, resolveCallsSQL, redrivesSQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL,
 		fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,

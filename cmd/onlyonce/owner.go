@@ -66,7 +66,7 @@ func (f *cursorFilter) readBack(ctx context.Context, tx pgx.Tx) (*cursorRow, err
 }
 
 // fence fences the owner out. The cursor was read under the lock on its lease.
-func (c *cursorRow) fence(ctx context.Context, tx pgx.Tx) error {
+func fence(ctx context.Context, tx pgx.Tx, c *cursorRow) error {
 	var epoch *int64
 	if err := tx.QueryRow(ctx, fenceOwnerSQL, c.ID, c.Epoch).Scan(&epoch); err != nil {
 		return err
@@ -78,6 +78,6 @@ func (c *cursorRow) fence(ctx context.Context, tx pgx.Tx) error {
 }
 
 // changed reports whether somebody took the cursor over or set its position since.
-func (c *cursorRow) changed(now *cursorRow) bool {
+func changed(c, now *cursorRow) bool {
 	return c.ID != now.ID || c.Epoch != now.Epoch || c.Run != now.Run
 }

@@ -165,10 +165,10 @@ func (q *replay) flagsAgain() string {
 	return fmt.Sprintf("-scope %s -topic %s -partition %d -reason WHY", shellQuote(*q.scope), shellQuote(*q.topic), *q.partition)
 }
 
-func (q *replay) differs(shown, now *replayed) bool { return shown.Before.changed(now.Before) }
+func (q *replay) differs(shown, now *replayed) bool { return changed(shown.Before, now.Before) }
 
 func (q *replay) do(ctx context.Context, tx pgx.Tx, now *replayed) (*replayed, error) {
-	if err := now.Before.fence(ctx, tx); err != nil {
+	if err := fence(ctx, tx, now.Before); err != nil {
 		return nil, err
 	}
 	if _, err := tx.Exec(ctx, replaySQL, now.Before.ID, now.From, now.To, now.Resume, now.Replay, now.Resend, now.Before.LeaderEpoch); err != nil {

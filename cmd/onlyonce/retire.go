@@ -90,10 +90,10 @@ func (q *retirement) read(ctx context.Context, tx pgx.Tx) (*retired, error) {
 	return d, tx.QueryRow(ctx, leftSQL, q.scope, q.topic, q.partition, (*int64)(nil), (*int64)(nil)).Scan(&d.Parked, &waiting)
 }
 
-func (q *retirement) differs(shown, now *retired) bool { return shown.Before.changed(now.Before) }
+func (q *retirement) differs(shown, now *retired) bool { return changed(shown.Before, now.Before) }
 
 func (q *retirement) do(ctx context.Context, tx pgx.Tx, now *retired) (*retired, error) {
-	if err := now.Before.fence(ctx, tx); err != nil {
+	if err := fence(ctx, tx, now.Before); err != nil {
 		return nil, err
 	}
 	if _, err := tx.Exec(ctx, retireSQL, now.Before.ID); err != nil {

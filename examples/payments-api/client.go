@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
 // want is one thing that a client wants once: an operation with a key of its own.
@@ -214,15 +215,15 @@ func final(resp *http.Response) (verdict, bool) {
 	return verdict{resp.StatusCode, resp.Header.Get("Idempotency-Status")}, resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict
 }
 
-// byTransport asks with idempotency.Transport: it makes attempts until there is an answer, under the key of the context.
+// byTransport asks with client.Transport: it makes attempts until there is an answer, under the key of the context.
 func (d *demo) byTransport(ctx context.Context, op *want) (verdict, error) {
 	for {
-		req, err := d.request(idempotency.WithKey(ctx, op.key), op)
+		req, err := d.request(client.WithKey(ctx, op.key), op)
 		if err != nil {
 			return verdict{}, err
 		}
 		resp, err := d.patient.Do(req)
-		var open *idempotency.TransportError
+		var open *client.TransportError
 		if err == nil {
 			if v, ok := final(resp); ok {
 				return v, nil
@@ -238,14 +239,14 @@ func (d *demo) byTransport(ctx context.Context, op *want) (verdict, error) {
 
 // naive asks as many clients do: again and again, whatever went wrong, with the key as a bare string.
 func (d *demo) naive(ctx context.Context, op *want) (verdict, error) {
-	client := http.Client{Transport: d.wire, Timeout: 10 * time.Second}
+	caller := http.Client{Transport: d.wire, Timeout: 10 * time.Second}
 	for {
 		req, err := d.request(ctx, op)
 		if err != nil {
 			return verdict{}, err
 		}
 		req.Header.Set("Idempotency-Key", op.key)
-		if resp, err := client.Do(req); err == nil {
+		if resp, err := caller.Do(req); err == nil {
 			if v, ok := final(resp); ok {
 				return v, nil
 			}

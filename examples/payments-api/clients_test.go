@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
 // Go's own client, which silently sends a request again that carries a key and whose kept connection has died, and package idempotency's, against
@@ -23,17 +23,17 @@ func TestGoClients(t *testing.T) {
 			s := newService(t, func(h http.Handler) http.Handler { c.next = h; return c })
 			base := http.DefaultTransport.(*http.Transport).Clone()
 			t.Cleanup(base.CloseIdleConnections)
-			asking, err := idempotency.NewTransport(idempotency.TransportConfig{Base: base, RetryMin: 5 * time.Millisecond, RetryMax: 50 * time.Millisecond})
+			asking, err := client.NewTransport(client.Config{Base: base, RetryMin: 5 * time.Millisecond, RetryMax: 50 * time.Millisecond})
 			if err != nil {
 				t.Fatal(err)
 			}
 			clients := map[string]http.RoundTripper{"net/http": base, "Transport": asking}
-			for name, client := range clients {
+			for name, caller := range clients {
 				for path, body := range map[string]string{
 					"/v1/charges": `{"amount":500,"currency":"eur","source":"tok_visa","metadata":{"reference":"%s charge"}}`,
 					"/v1/payouts": `{"amount":500,"destination":"ba_1","metadata":{"reference":"%s payout"}}`,
 				} {
-					answer := until(t, client, s.url+path, name+path, fmt.Sprintf(body, name))
+					answer := until(t, caller, s.url+path, name+path, fmt.Sprintf(body, name))
 					if again := until(t, base, s.url+path, name+path, fmt.Sprintf(body, name)); again != answer {
 						t.Errorf("%s, %s: first %s, then %s", name, path, answer, again)
 					}
@@ -59,16 +59,16 @@ func TestGoClients(t *testing.T) {
 // until asks under one key until an answer is there, whole, and returns it.
 func until(t *testing.T, transport http.RoundTripper, url, key, body string) string {
 	t.Helper()
-	client := http.Client{Transport: transport, Timeout: 30 * time.Second}
+	caller := http.Client{Transport: transport, Timeout: 30 * time.Second}
 	for range 50 {
-		req, err := http.NewRequestWithContext(idempotency.WithKey(context.Background(), key), http.MethodPost, url, strings.NewReader(body))
+		req, err := http.NewRequestWithContext(client.WithKey(context.Background(), key), http.MethodPost, url, strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
 		req.Header.Set("Authorization", "Bearer sk_test_1")
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("Idempotency-Key", `"`+key+`"`)
-		resp, err := client.Do(req)
+		resp, err := caller.Do(req)
 		if err != nil {
 			continue
 		}

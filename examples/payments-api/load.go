@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/examples/internal/servers"
-	"github.com/onlyonce/onlyonce/idempotency"
+	"github.com/onlyonce/onlyonce/idempotency/client"
 	"github.com/onlyonce/onlyonce/test/screen"
 )
 
@@ -33,7 +33,7 @@ type demo struct {
 	provider *provider
 	cluster  *cluster
 	wire     *wire
-	patient  *http.Client // with idempotency.Transport
+	patient  *http.Client // with client.Transport
 	made     bool         // there are rows of this run
 	opened   bool         // the servers serve
 
@@ -82,7 +82,7 @@ func (d *demo) Perform(ctx context.Context) (err error) {
 		d.wire.base.CloseIdleConnections()
 		err = errors.Join(err, d.cluster.stop(stopTimeout), d.provider.Close())
 	}()
-	transport, err := idempotency.NewTransport(idempotency.TransportConfig{Base: d.wire, RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
+	transport, err := client.NewTransport(client.Config{Base: d.wire, RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
 		AttemptTimeout: 10 * time.Second, TotalTime: 30 * time.Second})
 	if err != nil {
 		return err
@@ -212,7 +212,7 @@ func (d *demo) new(customer int, path string, status int, fields map[string]any)
 	if !ok {
 		return nil
 	}
-	op := &want{apiKey: d.apiKeys[customer], path: path, status: status, reference: fmt.Sprintf("op-%07d", number), key: idempotency.NewV7()}
+	op := &want{apiKey: d.apiKeys[customer], path: path, status: status, reference: fmt.Sprintf("op-%07d", number), key: client.NewV7()}
 	if rand.IntN(4) == 0 {
 		op.hasty = 1 + rand.IntN(3)
 	}

@@ -493,7 +493,7 @@ var consumerRules = []mutant{
 		old: "	if left > 0 {", new: "	if false {",
 		pkg: "./cmd/onlyonce", test: "TestF13AdoptFrom"},
 	{rule: "F13 the wrong way round", file: "cmd/onlyonce/adopt.go",
-		old: "	if here != nil && here.stood() > there.Position {", new: "	if false {",
+		old: "	if here != nil && stood(here) > there.Position {", new: "	if false {",
 		pkg: "./cmd/onlyonce", test: "TestF13AdoptFrom"},
 	{rule: "F13 forgotten keys", file: "cmd/onlyonce/adopt_from.go",
 		old: "	if forgotten && !o.late {", new: "	if false {",

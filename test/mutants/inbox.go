@@ -148,5 +148,5 @@ var inboxRules = []mutant{
 		pkg: "./consumer", test: "TestK7CopyOfAParkedMessageWithoutItsKeyIsADuplicate"},
 	{rule: "K2 through database/sql", file: "sqltx/transaction.go",
 		old: "	return &serverError{err, ", new: "	return err\n	return &serverError{err, ",
-		pkg: "./sqltx", test: "TestK2UncommittedCopyThroughDatabaseSQL"},
+		pkg: "./sqltx", test: "TestSQL/K2UncommittedCopy"},
 }

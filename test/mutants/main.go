@@ -29,7 +29,7 @@ type mutant struct {
 	file  string
 	old   string // stands in file exactly once
 	new   string
-	pkg   string
+	pkg   string // from the root; it may be in a nested module
 	test  string // must fail
 	extra string // environment, as NAME=value
 }
@@ -106,7 +106,8 @@ func run(m mutant) (verdict, output string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=4m", "-run", pattern(m.test), m.pkg)
+	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=4m", "-run", pattern(m.test), ".")
+	cmd.Dir = m.pkg // and not the root: the package may be in a module of its own
 	// By the environment, so that a test which builds a program builds the mutant too.
 	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s")
 	if m.extra != "" {

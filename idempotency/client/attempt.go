@@ -1,0 +1,106 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
+)
+
+// drainTime is how long it may take to read an answer that is not returned, so that its connection
+// can be used again.
+const drainTime = time.Second
+
+// attempt is one request and its answer.
+type attempt struct {
+	resp   *http.Response
+	err    error
+	cancel context.CancelCauseFunc
+	timer  *time.Timer // cancels, while it runs
+}
+
+func (a *attempt) status() int {
+	if a.resp == nil {
+		return 0
+	}
+	return a.resp.StatusCode
+}
+
+// silent is the error of an attempt that had no answer in its time.
+type silent struct{ after time.Duration }
+
+func (s silent) Error() string { return fmt.Sprintf("no answer within %v", s.after) }
+
+// Timeout tells http.Client and others that it is one.
+func (silent) Timeout() bool { return true }
+
+var errClosed = errors.New("idempotency/client: the answer's body was closed")
+
+// attempt makes one. Its context lives until the answer's body is closed.
+func (o *operation) attempt(ctx context.Context) *attempt {
+	a := &attempt{}
+	ctx, a.cancel = context.WithCancelCause(ctx)
+	req := o.request.Clone(ctx) // a header map of its own: a transport may go on reading it after it has returned
+	if a.err = o.body.put(req); a.err != nil {
+		a.cancel(a.err)
+		return a
+	}
+	late := silent{min(o.cfg.AttemptTimeout, max(time.Until(o.ends), 0))}
+	a.timer = time.AfterFunc(late.after, func() { a.cancel(late) })
+	resp, err := o.cfg.Base.RoundTrip(req)
+	if err == nil && resp == nil {
+		err = errors.New("the base transport returned neither an answer nor an error")
+	}
+	switch inTime := a.timer.Stop(); {
+	case err == nil && inTime:
+		if resp.Body == nil {
+			resp.Body = http.NoBody
+		}
+		resp.Request = o.request
+		if resp.StatusCode != http.StatusSwitchingProtocols { // that one's body can be written to
+			resp.Body = &answerBody{resp.Body, resp.Body, a.cancel}
+		}
+		a.resp = resp
+	case err == nil: // its context is cancelled: the body would break off
+		_ = resp.Body.Close()
+		a.err = late
+	case errors.Is(context.Cause(ctx), late):
+		a.err = late
+	default:
+		a.cancel(err)
+		a.err = err
+	}
+	return a
+}
+
+// answerBody ends its attempt when it is closed.
+type answerBody struct {
+	io.Reader
+	body   io.Closer
+	cancel context.CancelCauseFunc
+}
+
+func (b *answerBody) Close() error {
+	err := b.body.Close()
+	b.cancel(errClosed)
+	return err
+}
+
+// drain disposes of an answer that is to be asked for again, unless its body says that this is of no use: a problem (RFC 9457)
+// with a member "retryable" that is false. Then the answer is as good as new.
+func (a *attempt) drain() (again bool) {
+	a.timer.Reset(drainTime)
+	defer a.timer.Stop()
+	read, err := io.ReadAll(io.LimitReader(a.resp.Body, protocol.MaxProblem+1))
+	if err == nil && len(read) <= protocol.MaxProblem && protocol.Final(a.resp.Header, read) {
+		a.resp.Body = &answerBody{bytes.NewReader(read), a.resp.Body, a.cancel}
+		return false
+	}
+	_ = a.resp.Body.Close()
+	return true
+}

@@ -1,0 +1,99 @@
+package client
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
+	"github.com/onlyonce/onlyonce/internal/fields"
+)
+
+// Config configures a [Transport]. The zero value of a field is the default that its comment names;
+// a value out of range is an error of [NewTransport] and never adjusted.
+type Config struct {
+	// Base makes the attempts. A transport that signs requests or adds tokens belongs here, so that
+	// it sees each attempt; it must neither repeat requests nor change what they ask for. Defaults
+	// to http.DefaultTransport.
+	Base http.RoundTripper
+
+	// Methods are those that get a key: any of POST, PATCH, PUT and DELETE. Requests of other
+	// methods go through as they are: without a key, and once. Defaults to POST and PATCH.
+	Methods []string
+
+	// Header is the header's name that carries the key. Defaults to "Idempotency-Key".
+	Header string
+
+	// Form is how the key is written in the header, for example [FormBare] for many providers. A
+	// header that the caller has set stays as it is. Defaults to [FormString], the draft's form.
+	Form Form
+
+	// Attempts is the most that are made for an operation, the first included, from 1 to 100. With
+	// the other defaults 8 attempts are spread over 35 s, which is longer than a handler of our
+	// server runs (H11: 30 s) whose answer was lost. Defaults to 8.
+	Attempts int
+
+	// AttemptTimeout is how long an attempt may take until the answer's headers arrive, from 1 ms to
+	// 1 hour. If it is shorter than the server's handlers take, attempts cannot succeed; if it is
+	// longer, recovery from a connection that died silently is delayed. Defaults to 40 s.
+	AttemptTimeout time.Duration
+
+	// TotalTime bounds all attempts and the waits between them, from 1 ms to 24 hours. It must be
+	// well below the time for which the server remembers keys (H19: 24 h), because a later retry is
+	// a new operation there. An earlier deadline of the request's context, or http.Client.Timeout,
+	// wins. Reading the answer's body may take longer. Defaults to 3 minutes.
+	TotalTime time.Duration
+
+	// RetryMin is the first wait between two attempts, from 1 ms to 1 hour. The wait doubles up to
+	// RetryMax, and each is spread by half of itself either way. Defaults to 500 ms.
+	RetryMin time.Duration
+
+	// RetryMax bounds the wait between two attempts, from 1 ms to 1 hour. Defaults to 10 s.
+	RetryMax time.Duration
+
+	// RetryAfterMax is the longest Retry-After that is waited for, from 1 s to 24 hours. An answer
+	// that asks for a longer wait is returned, and the caller decides. Defaults to 1 minute.
+	RetryAfterMax time.Duration
+
+	// MaxBody is the most bytes of a body that are held in memory for the attempts, up to 1 GiB. A
+	// longer body needs a Request.GetBody. Defaults to 1 MiB, which is also what our server takes
+	// by default (H6).
+	MaxBody int64
+
+	// Hooks observe attempts. Defaults to none.
+	Hooks Hooks
+}
+
+func (c Config) withDefaults() (Config, error) {
+	l := fields.List{Sentinel: ErrConfig}
+	l.Span("AttemptTimeout", &c.AttemptTimeout, 40*time.Second, time.Millisecond, time.Hour)
+	l.Span("TotalTime", &c.TotalTime, 3*time.Minute, time.Millisecond, 24*time.Hour)
+	l.Span("RetryMin", &c.RetryMin, 500*time.Millisecond, time.Millisecond, time.Hour)
+	l.Span("RetryMax", &c.RetryMax, 10*time.Second, time.Millisecond, time.Hour)
+	l.Span("RetryAfterMax", &c.RetryAfterMax, time.Minute, time.Second, 24*time.Hour)
+	if c.RetryMin > c.RetryMax {
+		l.Add("RetryMin", "%v is longer than RetryMax, %v", c.RetryMin, c.RetryMax)
+	}
+	if c.Base == nil {
+		c.Base = http.DefaultTransport
+	}
+	protocol.Methods(&l, &c.Methods)
+	if c.Header == "" {
+		c.Header = "Idempotency-Key"
+	} else if !protocol.ValidName(c.Header) {
+		l.Add("Header", "%q is not a header name", c.Header)
+	}
+	if c.Form != FormString && c.Form != FormBare {
+		l.Add("Form", "%d is none of the forms", int(c.Form))
+	}
+	if c.Attempts == 0 {
+		c.Attempts = 8
+	} else if c.Attempts < 1 || c.Attempts > 100 {
+		l.Add("Attempts", "%d is not from 1 to 100", c.Attempts)
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = 1 << 20
+	} else if c.MaxBody < 1 || c.MaxBody > 1<<30 {
+		l.Add("MaxBody", "%d is not from 1 to %d", c.MaxBody, 1<<30)
+	}
+	return c, l.Err()
+}

@@ -1,0 +1,26 @@
+package client
+
+import (
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
+)
+
+// Form is how a key is written into its header.
+type Form int
+
+// Forms.
+const (
+	// FormString is a String of RFC 9651, in double quotes, as
+	// draft-ietf-httpapi-idempotency-key-header says.
+	FormString Form = iota
+	// FormBare is the key as it is: what Stripe, Adyen, PayPal and most older servers take. Such a
+	// key is visible ASCII without commas and does not start with a double quote.
+	FormBare
+)
+
+// write writes a key, or returns why this form cannot.
+func (f Form) write(key string) (string, error) {
+	if f == FormBare {
+		return protocol.WriteBare(key)
+	}
+	return protocol.WriteString(key)
+}

@@ -1,0 +1,112 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+)
+
+// Transport is an http.RoundTripper that makes one operation of a request: it gives it an idempotency key and sends it, under that
+// key and with the same bytes, until there is an answer that is one. It may be used by several goroutines at once.
+type Transport struct {
+	cfg    Config
+	header string // canonical
+}
+
+// NewTransport checks the configuration and returns every fault of it at once.
+func NewTransport(cfg Config) (*Transport, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Transport{cfg: cfg, header: http.CanonicalHeaderKey(cfg.Header)}, nil
+}
+
+// RoundTrip returns the first answer that is final. When attempts or time run out it returns the last answer, or a
+// [*TransportError] where the last attempt had none: in both cases, and after a 5xx or a 409, the outcome is open, and the
+// caller may ask again under the same key. Response.Request.Header has the key as it was sent.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if !slices.Contains(t.cfg.Methods, req.Method) {
+		return t.cfg.Base.RoundTrip(req)
+	}
+	key, value, err := t.key(req)
+	if err != nil {
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return nil, err
+	}
+	body, err := load(req, t.cfg.MaxBody)
+	if err != nil {
+		return nil, err
+	}
+	o := &operation{cfg: &t.cfg, key: key, body: body, ends: time.Now().Add(t.cfg.TotalTime)}
+	o.request = req.Clone(req.Context())
+	o.request.Body = nil
+	for name := range o.request.Header {
+		if http.CanonicalHeaderKey(name) == t.header {
+			delete(o.request.Header, name)
+		}
+	}
+	if o.request.Header == nil {
+		o.request.Header = http.Header{}
+	}
+	o.request.Header[t.header] = []string{value}
+	o.backoff = backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(t.cfg.RetryMin),
+		backoff.WithMaxInterval(t.cfg.RetryMax),
+		backoff.WithMultiplier(2),
+		backoff.WithMaxElapsedTime(0))
+	return o.run(req.Context())
+}
+
+// CloseIdleConnections closes those of Base, if it has such a method; http.Client asks for it.
+func (t *Transport) CloseIdleConnections() {
+	if c, ok := t.cfg.Base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// operation is what is asked for once.
+type operation struct {
+	cfg     *Config
+	key     string
+	request *http.Request // without its body; attempts are copies
+	body    *body
+	ends    time.Time
+	backoff *backoff.ExponentialBackOff
+}
+
+func (o *operation) run(ctx context.Context) (*http.Response, error) {
+	for n := 1; ; n++ {
+		inner := o.cfg.Hooks.start(ctx, AttemptStart{Key: o.key, Attempt: n, Request: o.request})
+		a := o.attempt(inner)
+		wait, again := o.judge(ctx, n, a)
+		o.cfg.Hooks.end(inner, AttemptEnd{Key: o.key, Attempt: n, Status: a.status(), Err: a.err, Again: again, Wait: wait})
+		switch {
+		case again:
+		case a.err != nil:
+			return nil, &TransportError{Key: o.key, Attempts: n, Err: a.err}
+		default:
+			return a.resp, nil
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return nil, &TransportError{Key: o.key, Attempts: n, Err: fmt.Errorf("waiting for the next attempt: %w", err)}
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,4 @@
+// Package protocol holds what both halves of the HTTP layer, server and client, agree on: how an
+// Idempotency-Key is written in a header, which methods carry one, what a valid header is, and
+// which problems a client must not retry.
+package protocol

@@ -1,0 +1,45 @@
+package protocol
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
+)
+
+// Header checks the name of a header, after setting an empty one to its default, and makes it
+// canonical.
+func Header(l *fields.List, field string, name *string, initial string) {
+	if *name == "" {
+		*name = initial
+	}
+	if *name != "" && !ValidName(*name) {
+		l.Add(field, "%q is not a header name", *name)
+	}
+	*name = http.CanonicalHeaderKey(*name)
+}
+
+// RequestHeader is [Header] for a header that is read from requests.
+func RequestHeader(l *fields.List, field string, name *string, initial string) {
+	Header(l, field, name, initial)
+	if *name == "Transfer-Encoding" || *name == "Trailer" {
+		l.Add(field, "%q never counts: net/http takes it out of the request's header, and what carries it ends at the next hop", *name)
+	}
+}
+
+// Methods checks the field Methods, after setting nil to the default POST and PATCH.
+func Methods(l *fields.List, methods *[]string) {
+	if *methods == nil {
+		*methods = []string{http.MethodPost, http.MethodPatch}
+	}
+	*methods = slices.Clone(*methods)
+	if len(*methods) == 0 {
+		l.Add("Methods", "must not be empty: without a method there is nothing to do; nil means POST and PATCH")
+	}
+	for i, m := range *methods {
+		if !slices.Contains([]string{http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete}, m) {
+			l.Add(fmt.Sprintf("Methods[%d]", i), "%q is none of POST, PATCH, PUT and DELETE", m)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+// Package fields checks the fields of a configuration and fills in their defaults. It collects
+// every fault, so that a constructor returns all of them at once, each with the name of its field.
+package fields
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// List collects the faults of one configuration.
+type List struct {
+	// Sentinel is the error that each fault wraps.
+	Sentinel error
+	// Struct is the name of the configuration's type; each fault then names "Struct.Field".
+	// Defaults to the field's name alone.
+	Struct string
+
+	faults []error
+}
+
+// Add notes that a field breaks a rule.
+func (l *List) Add(field, format string, args ...any) {
+	if l.Struct != "" {
+		field = l.Struct + "." + field
+	}
+	l.Join(fmt.Errorf("%w: %s: %s", l.Sentinel, field, fmt.Sprintf(format, args...)))
+}
+
+// Join notes an error as it is, for example one of another package; nil is no fault.
+func (l *List) Join(err error) {
+	if err != nil {
+		l.faults = append(l.faults, err)
+	}
+}
+
+// Err returns all faults joined, or nil.
+func (l *List) Err() error { return errors.Join(l.faults...) }
+
+// Span sets a duration that is zero to its default, and notes one that is out of range.
+func (l *List) Span(field string, d *time.Duration, initial, shortest, longest time.Duration) {
+	if *d == 0 {
+		*d = initial
+	} else if *d < shortest || *d > longest {
+		l.Add(field, "%v is not from %v to %v", *d, shortest, longest)
+	}
+}
+
+// Number sets a number that is zero to its default, and notes one that is out of range.
+func (l *List) Number(field string, n *int, initial, least, most int) {
+	if *n == 0 {
+		*n = initial
+	} else if *n < least || *n > most {
+		l.Add(field, "%d is not from %d to %d", *n, least, most)
+	}
+}
