@@ -13,6 +13,14 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
+// idsOfEndpoints finds each endpoint that has ids of webhooks; its last row is null. By the index
+// webhook_ids_age, one look for each.
+const idsOfEndpoints = `
+with recursive of_ids as (
+  (select w.endpoint from onlyonce.webhook_ids w order by w.endpoint limit 1)
+  union all
+  select (select w.endpoint from onlyonce.webhook_ids w where w.endpoint > o.endpoint order by w.endpoint limit 1) from of_ids o where o.endpoint is not null)`
+
 // endpointsSQL lists the endpoints that have ids of webhooks, with the age of each one's oldest. By the index webhook_ids_age, two looks for each.
 const endpointsSQL = idsOfEndpoints + `
 select o.endpoint, (select extract(epoch from clock_timestamp() - w.seen_at)::float8 from onlyonce.webhook_ids w where w.endpoint = o.endpoint order by w.seen_at limit 1) as oldest
@@ -102,7 +110,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 		}
 		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old as that.
 		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "standard_keys", Copies: seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(levelWarn, "webhooks", "set the horizon of standard_keys to the endpoint's ReceiverConfig.Retention at least; or let Receiver.Run of a login with onlyonce_rotator run, which deletes them",
+			d.add(levelWarn, "webhooks", "set the horizon of standard_keys to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
 				"endpoint %s has ids that are %s old, older than standard_keys remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, seconds(*e.Oldest))
 		} else if err != nil {
 			return err
@@ -174,7 +182,7 @@ func (d *doctor) ring(k *keyRing, held bool, who []string) {
 		case free == 0:
 			d.add(levelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
 		case !held && len(who) > 0:
-			d.add(levelFail, check, "start a consumer, a relay or a Receiver.Run under one of these logins and read its log, or run onlyonce inbox rotate", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
+			d.add(levelFail, check, "start a consumer, a relay or an Endpoint.Run under one of these logins and read its log, or run onlyonce inbox rotate", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
 		case draining:
 			d.add(levelWarn, check, "see the finding transactions: end what has been open for so long", "the current segment is %s old, should be %s at most, and the one before it drains: transactions that may write into it have not ended", age, seventh)
 		case held:

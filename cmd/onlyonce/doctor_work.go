@@ -85,7 +85,7 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	d.unless("parked", "nothing that is parked waits for an operator")
 
-	requests, err := collect[requestRow](ctx, tx, requestsSQL, false, nil, nil, mostLimit, nil)
+	requests, err := collect[requestRow](ctx, tx, requestsSQL, false, nil, nil, ops.MostLimit, nil)
 	if err != nil {
 		return err
 	}

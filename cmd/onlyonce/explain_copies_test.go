@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // K3, K7: a copy is judged for those who claim in each ring, because the rings do not know each other's keys, and what is parked counts for both.
@@ -58,13 +59,13 @@ func TestExplainCopies(t *testing.T) {
 			if c.without != "" {
 				r.without(t, c.without)
 			}
-			want := []explainedCopy{{Ring: "consumer_keys", Duplicate: c.log != ""}, {Ring: "standard_keys", Duplicate: c.clock != ""}}
+			want := []ops.Copy{{Ring: "consumer_keys", Duplicate: c.log != ""}, {Ring: "standard_keys", Duplicate: c.clock != ""}}
 			for i, because := range []string{c.log, c.clock} {
 				if because != "" {
 					want[i].Because = &because
 				}
 			}
-			if got := explains[keyReport](f, args...).Copies; !reflect.DeepEqual(got, want) {
+			if got := explains[ops.KeyReport](f, args...).Copies; !reflect.DeepEqual(got, want) {
 				t.Errorf("%s, want %s", said(got), said(want))
 			}
 			// What is said is what the functions do that claim. (A replay's key is looked up by the consumer besides; a call is found by enqueue_calls.)
@@ -81,7 +82,7 @@ func TestExplainCopies(t *testing.T) {
 	}
 }
 
-func said(copies []explainedCopy) string {
+func said(copies []ops.Copy) string {
 	var all []string
 	for _, c := range copies {
 		because := "new"
@@ -105,7 +106,7 @@ func TestExplainClaimInASavepoint(t *testing.T) {
 		perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-2')], array[0::bigint]);
 	end $$`)
 	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, unknown).without(t, "Calls of that transaction")
-	if r := explains[keyReport](f, "a-1", "-scope", "stock"); len(r.Calls) != 0 || !strings.Contains(strings.Join(r.NotKnown, "\n"), unknown) {
+	if r := explains[ops.KeyReport](f, "a-1", "-scope", "stock"); len(r.Calls) != 0 || !strings.Contains(strings.Join(r.NotKnown, "\n"), unknown) {
 		t.Errorf("%+v", r)
 	}
 	f.run("explain", "a-2", "-scope", "stock").want(t, statusGood, "Calls of that transaction: 1").without(t, unknown)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -104,7 +105,7 @@ func TestExplainKey(t *testing.T) {
 			if c.without != "" {
 				r.without(t, c.without)
 			}
-			explains[keyReport](f, args...)
+			explains[ops.KeyReport](f, args...)
 		})
 	}
 }
@@ -123,7 +124,7 @@ func TestExplainCalls(t *testing.T) {
 		return effect(ctx, tx, m)
 	}, nil)
 	s.reaches(2)
-	r := explains[keyReport](s.fixture, "a", "-scope", "stock")
+	r := explains[ops.KeyReport](s.fixture, "a", "-scope", "stock")
 	if len(r.Claims) != 1 || !r.Claimed || r.Claims[0].Transaction == nil || len(r.Calls) < 2 {
 		t.Fatalf("%+v", r)
 	}
@@ -141,7 +142,7 @@ func TestExplainCalls(t *testing.T) {
 	}
 	s.run("explain", "a", "-scope", "stock").want(t, statusGood, "Calls of that transaction", "charge", "pending", "yes", "not known", "which of the transaction's calls").without(t, "private")
 	s.run("explain", "a", "-scope", "stock").want(t, statusGood).without(t, "savepoint")
-	if r := explains[keyReport](s.fixture, storedKey("", "stock", "a")); len(r.Calls) < 2 || r.Calls[0].Derived != nil {
+	if r := explains[ops.KeyReport](s.fixture, storedKey("", "stock", "a")); len(r.Calls) < 2 || r.Calls[0].Derived != nil {
 		t.Errorf("of a stored key nothing is derived: %+v", r.Calls)
 	}
 
@@ -169,7 +170,7 @@ func TestExplainCommitTime(t *testing.T) {
 	f := &fixture{session{t: t, url: pool.Config().ConnString()}, pool}
 	f.run("migrate").want(t, statusGood)
 	f.exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`)
-	r := explains[keyReport](f, "a-1", "-scope", "stock")
+	r := explains[ops.KeyReport](f, "a-1", "-scope", "stock")
 	if len(r.Claims) != 1 || r.Claims[0].Transaction.CommittedAt == nil || *r.Claims[0].Transaction.Status != "committed" {
 		t.Fatalf("%+v", r.Claims)
 	}
@@ -188,7 +189,7 @@ func TestExplainCommitTime(t *testing.T) {
 	f.exec(`create view onlyonce.webhook_ids as select endpoint, key, slow(seen_at) as seen_at from onlyonce.webhook_ids_rows`)
 	f.count = 50 * time.Millisecond
 	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, "looking took too long")
-	if r := explains[keyReport](f, "a-1", "-scope", "stock"); r.Webhooks != nil {
+	if r := explains[ops.KeyReport](f, "a-1", "-scope", "stock"); r.Webhooks != nil {
 		t.Errorf("%+v", r.Webhooks)
 	}
 }
@@ -233,11 +234,11 @@ func TestExplainPosition(t *testing.T) {
 			}
 			args := []string{"-topic", "orders", "-partition", "0", "-offset", c.offset}
 			f.run(append([]string{"explain"}, args...)...).want(t, statusGood, c.want...).lines(t, 0).without(t, "private")
-			r := explains[positionReport](f, args...)
+			r := explains[ops.PositionReport](f, args...)
 			if c.word == "" && len(r.Cursors) != 0 || c.word != "" && (len(r.Cursors) != 1 || r.Cursors[0].Offset != c.word) {
 				t.Errorf("%+v, want %s", r.Cursors, c.word)
 			}
-			if r := explains[positionReport](f, append(args, "-scope", "other")...); len(r.Cursors) != 0 || len(r.Parked) != 0 {
+			if r := explains[ops.PositionReport](f, append(args, "-scope", "other")...); len(r.Cursors) != 0 || len(r.Parked) != 0 {
 				t.Errorf("of another scope: %+v", r)
 			}
 		})
@@ -254,7 +255,7 @@ func TestExplainCallsOfAPosition(t *testing.T) {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/"})
 	}, func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true })
 	s.reaches(2)
-	r := explains[positionReport](s.fixture, "-topic", "orders", "-partition", "0", "-offset", "1")
+	r := explains[ops.PositionReport](s.fixture, "-topic", "orders", "-partition", "0", "-offset", "1")
 	if len(r.Cursors) != 1 || r.Cursors[0].Moved == nil || len(r.Cursors[0].Calls) == 0 {
 		t.Fatalf("%+v", r)
 	}
@@ -275,11 +276,8 @@ func TestExplainKnowsEverySegment(t *testing.T) {
 	f := newFixture(t)
 	for _, table := range []string{"consumer_keys_0", "consumer_keys_9", "standard_keys_0", "standard_keys_9"} {
 		f.exec(`insert into onlyonce.` + table + ` values (onlyonce.key('', 's', '` + table + `'), 1)`)
-		if r := explains[keyReport](f, table, "-scope", "s"); len(r.Claims) == 0 || r.Claims[0].Segment != "onlyonce."+table {
+		if r := explains[ops.KeyReport](f, table, "-scope", "s"); len(r.Claims) == 0 || r.Claims[0].Segment != "onlyonce."+table {
 			t.Errorf("%s: %+v", table, r.Claims)
 		}
-	}
-	if n := one[int](f, `select count(*) from onlyonce.segments where ring like '%\_keys'`); n != strings.Count(claimsSQL, " where k.key = $1") {
-		t.Errorf("%d segments", n)
 	}
 }

@@ -234,7 +234,7 @@ func (a *app) writeStatus(r *statusReport) {
 	var rows [][]string
 	for _, c := range r.Cursors {
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position), orDash(c.Group),
-			number(c.Epoch), yesNo(c.Clean), attempts(&c), state(&c)})
+			number(c.Epoch), yesNo(c.Clean), attempts(&c), c.State()})
 	}
 	a.section([]string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "GROUP", "EPOCH", "CLEAN", "ATTEMPTS", "STATE"}, rows)
 
