@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -52,7 +53,7 @@ func (s session) run(args ...string) result {
 	}
 	var out, errs bytes.Buffer
 	a := &app{stdin: s.stdin, out: bufio.NewWriter(&out), stderr: &errs, env: env, isTerminal: isTerminal,
-		connectTimeout: connectTimeout, countLimit: countLimit}
+		connectTimeout: connectTimeout, countLimit: ops.CountLimit}
 	if s.terminal {
 		a.isTerminal = func(io.Reader) bool { return true }
 	}
@@ -365,14 +366,12 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL,
-		parkedCountsSQL, limitSQL, relaysSQL, retireSQL, leftSQL,
+		retireSQL, leftSQL,
 		replaysSQL, replayNoSQL, replaySQL, pickSQL, lockPickedSQL, oneSQL, redriveSQL, discardSQL, promoteSQL,
 		redriveCallsSQL, resolveCallsSQL, redrivesSQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL,
 		fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
-		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL,
-		ringSQL, appendParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
-		streamsSQL, eventRingSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL,
-		hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL, scopeSQL, joinScopeSQL} {
+		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, appendParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
+		scopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}
