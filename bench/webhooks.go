@@ -29,12 +29,8 @@ func received(context.Context, *server, options) (wrapped, plain side, err error
 }
 
 func receiverService(_ context.Context, pool *pgxpool.Pool) (http.Handler, error) {
-	verifier, err := webhook.New(webhook.Config{Secrets: []string{webhookSecret}, Provider: webhook.HMAC{Name: "bench", SignatureHeader: "X-Signature",
+	return webhook.New(pool, webhook.Config{Name: "bench", Secrets: []string{webhookSecret}, Provider: webhook.HMAC{Name: "bench", SignatureHeader: "X-Signature",
 		IDHeader: "X-Id", Layout: "{id}.{body}"}})
-	if err != nil {
-		return nil, err
-	}
-	return webhook.NewReceiver(pool, webhook.ReceiverConfig{Endpoint: "bench", Verifier: verifier})
 }
 
 func insertService(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error) {

@@ -106,7 +106,7 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old
 		// as that.
 		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "keys_clock", Copies: seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(LevelWarn, "webhooks", "set the horizon of keys_clock to the endpoint's ReceiverConfig.Retention at least; or let Receiver.Run of a login with onlyonce_rotator run, which deletes them",
+			d.add(LevelWarn, "webhooks", "set the horizon of keys_clock to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
 				"endpoint %s has ids that are %s old, older than keys_clock remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, seconds(*e.Oldest))
 		} else if err != nil {
 			return err
@@ -178,7 +178,7 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 		case free == 0:
 			d.add(LevelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
 		case !held && len(who) > 0:
-			d.add(LevelFail, check, "start a consumer, a relay or a Receiver.Run under one of these logins and read its log, or run onlyonce inbox rotate", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
+			d.add(LevelFail, check, "start a consumer, a relay or an Endpoint.Run under one of these logins and read its log, or run onlyonce inbox rotate", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
 		case draining:
 			d.add(LevelWarn, check, "see the finding transactions: end what has been open for so long", "the current segment is %s old, should be %s at most, and the one before it drains: transactions that may write into it have not ended", age, seventh)
 		case held:

@@ -14,9 +14,10 @@ import (
 const CountLimit = 5 * time.Second
 
 const (
-	// DefaultLimit is how many rows a list returns if its filter does not say.
+	// DefaultLimit is how many rows a list returns, or a decision picks, if its filter does
+	// not say.
 	DefaultLimit = 100
-	// MostLimit is how many rows a list returns at most.
+	// MostLimit is how many rows a list returns, or a decision picks, at most.
 	MostLimit = 10_000
 	// errorShown is how many characters of an error a list returns: it may be a whole stack.
 	errorShown = 1000
@@ -56,14 +57,6 @@ func limitOf(limit int) int {
 func cut[T any](rows []T, limit int) (kept []T, more bool) {
 	most := limitOf(limit) - 1
 	return rows[:min(len(rows), most)], len(rows) > most
-}
-
-// orNull is s as an argument of SQL; an empty filter is null, which picks any.
-func orNull(s string) *string {
-	if s == "" {
-		return nil
-	}
-	return &s
 }
 
 // firstLine returns the first line of s, cut to limit characters.

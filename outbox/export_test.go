@@ -12,7 +12,7 @@ var Statements = map[string]string{
 	"make lanes": makeLanesSQL, "survey": surveySQL, "scout": scoutSQL,
 	"load": loadSQL, "fence": fenceSQL, "advance": advanceSQL, "bite": biteSQL, "collect": collectSQL, "fetch": fetchSQL, "divert": divertSQL,
 	"lsn": lsnSQL, "standbys": standbysSQL, "replicas": replicasSQL,
-	"pick": pickSQL, "next": nextSQL, "settle": settleSQL, "promote": promoteSQL, "sweep": sweepSQL, "complete": completeSQL,
+	"pick": pickSQL, "next": nextSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,
 	"purge": purgeSQL,
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -80,14 +81,14 @@ const (
 //
 // Where COMMIT was sent and its answer never came, nobody knows: then the same is done again on another connection. Its claim waits for the
 // old transaction, should that still be under way, and then finds the event there, which means committed, or not, and accepts it.
-func (r *Receiver) accept(ctx context.Context, i *item) (Outcome, error) {
+func (r *Endpoint) accept(ctx context.Context, i *item) (Outcome, error) {
 	if err := fault.Point(fault.WebhookVerified); err != nil {
 		return "", fmt.Errorf("%w: %w", ErrStore, err)
 	}
 	var aside error // why the handler wants the event set aside
 	unknown := false
 	for run := 1; ; run++ {
-		a := &attempt{Receiver: r, item: i, aside: aside}
+		a := &attempt{Endpoint: r, item: i, aside: aside}
 		outcome, err := a.run(ctx)
 		again := false
 		switch {
@@ -108,7 +109,7 @@ func (r *Receiver) accept(ctx context.Context, i *item) (Outcome, error) {
 		case guard.RunAgain(guard.SQLState(err)):
 			again = true
 		case guard.SQLState(err) == codeNoStream:
-			_, made := eventsource.MakeStream(ctx, r.pool, Topic(r.cfg.Endpoint), r.cfg.Partitions)
+			_, made := eventsource.MakeStream(ctx, r.pool, Topic(r.cfg.Name), r.cfg.Partitions)
 			again, err = made == nil, errors.Join(err, made)
 		}
 		if !again || run >= mostRuns || ctx.Err() != nil {
@@ -118,7 +119,7 @@ func (r *Receiver) accept(ctx context.Context, i *item) (Outcome, error) {
 }
 
 // wake tells readers in this process.
-func (r *Receiver) wake() {
+func (r *Endpoint) wake() {
 	for _, s := range r.cfg.Sources {
 		s.Wake()
 	}
@@ -126,7 +127,7 @@ func (r *Receiver) wake() {
 
 // attempt is one transaction.
 type attempt struct {
-	*Receiver
+	*Endpoint
 	*item
 	aside error
 
@@ -188,8 +189,8 @@ func (a *attempt) run(ctx context.Context) (Outcome, error) {
 }
 
 // strayed logs a write that a handler has queued when it had returned (T6).
-func (r *Receiver) strayed(err error) {
-	r.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; it was not sent", "endpoint", r.cfg.Endpoint, "error", err)
+func (r *Endpoint) strayed(err error) {
+	r.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; it was not sent", "endpoint", r.cfg.Name, "error", err)
 }
 
 // left is how long COMMIT may take.
@@ -215,7 +216,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	case found == isDuplicate:
 		return Duplicate, false, nil
 	case found == isDivergent && a.cfg.KeepDivergent && !a.reconciled:
-		a.keep(tx, "discarded", "divergent", errDivergent)
+		a.keep(tx, parked.Discarded, parked.Divergent, errDivergent)
 		return Divergent, true, nil
 	case found == isDivergent:
 		return Divergent, false, nil
@@ -225,15 +226,15 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 		}
 		return SameBody, true, nil
 	case a.aside != nil:
-		a.keep(tx, "waiting", "stale", a.aside)
+		a.keep(tx, parked.Waiting, parked.Stale, a.aside)
 		return Stale, true, nil //nolint:nilerr // that the handler found it stale is what this is about
 	}
-	tx.Lend(&dedupe.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Endpoint), ID: a.id, Time: time.Now()})
+	tx.Lend(&dedupe.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.id, Time: time.Now()})
 	if a.cfg.Forward != nil {
 		err := a.cfg.Forward.enqueue(ctx, tx, a.item)
 		if errors.Is(err, outbox.ErrCall) { // of this event no call can be made, however often it comes; nothing was sent to the database
 			tx.TakeBack()
-			a.keep(tx, "waiting", "forward", err)
+			a.keep(tx, parked.Waiting, parked.Forward, err)
 			return Unforwarded, true, nil
 		}
 		if err != nil {
@@ -259,7 +260,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 func (a *attempt) claim(ctx context.Context, tx *guard.Tx) (found int, err error) {
 	// The server gives up before ctx does, and the connection is not lost with the statement.
 	bound := a.left(ctx) * 7 / 8
-	err = tx.EngineRow(ctx, stepClaim, receiveSQL, a.cfg.Endpoint, a.hash, a.fingerprint, a.digest, a.cfg.BodyWindow,
+	err = tx.EngineRow(ctx, stepClaim, receiveSQL, a.cfg.Name, a.hash, a.fingerprint, a.digest, a.cfg.BodyWindow,
 		guard.Millis(min(a.cfg.DuplicateWait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(a.cfg.Deadline)).Scan(&found)
 	if err != nil {
 		tx.Fail(stepClaim, err)
@@ -278,16 +279,16 @@ var (
 // keep sets the event aside, whole.
 func (a *attempt) keep(tx *guard.Tx, state, reason string, why error) {
 	names, values := a.columns()
-	tx.Engine(stepAside, setAsideSQL, state, reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Endpoint), a.hash,
-		Topic(a.cfg.Endpoint), a.key, names, values, a.Body, a.id, state == "discarded")
+	tx.Engine(stepAside, setAsideSQL, state, reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Name), a.hash,
+		Topic(a.cfg.Name), a.key, names, values, a.Body, a.id, state == parked.Discarded)
 }
 
 // keepCopy sets an event aside whose body came before under another id.
 func (a *attempt) keepCopy(ctx context.Context, tx *guard.Tx) error {
 	names, values := a.columns()
 	var kept int
-	err := tx.EngineRow(ctx, stepAside, setCopyAsideSQL, a.cfg.Endpoint, a.digest, a.cfg.MaxAside, codec.Text(errSameBody.Error()), a.tenant, Scope(a.cfg.Endpoint),
-		a.hash, Topic(a.cfg.Endpoint), a.key, names, values, a.Body, a.id).Scan(&kept)
+	err := tx.EngineRow(ctx, stepAside, setCopyAsideSQL, a.cfg.Name, a.digest, a.cfg.MaxAside, codec.Text(errSameBody.Error()), a.tenant, Scope(a.cfg.Name),
+		a.hash, Topic(a.cfg.Name), a.key, names, values, a.Body, a.id).Scan(&kept)
 	if err != nil {
 		tx.Fail(stepAside, err)
 		return err

@@ -3,142 +3,282 @@ package webhook
 import (
 	"errors"
 	"fmt"
-	"net/http"
+	"log/slog"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Config describes one endpoint's sender.
+// Mode is what an endpoint does with an event that is new.
+type Mode int
+
+// Modes.
+const (
+	// Inbox stores the event as it came, and answers. A consumer handles it: the endpoint's own, see
+	// [Endpoint.Run], or one over a [Source].
+	Inbox Mode = iota
+	// Inline runs the handler in the transaction that claims the event, and answers after its COMMIT.
+	Inline
+	// ForwardOnly enqueues the call that Config.Forward describes, and nothing else.
+	ForwardOnly
+)
+
+// Config describes an endpoint. The zero value of a field is the default that its comment names; a
+// value out of range is an error of [New] and never adjusted.
 type Config struct {
-	// Provider is how it signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack], [HMAC], or one of yours. Required.
+	// Name names the endpoint: ids are unique for each endpoint, and its stream is webhook.<Name>.
+	// 1 to 100 characters of A-Z a-z 0-9 . _ -. Under another name every event is new. Required.
+	Name string
+
+	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack], [HMAC],
+	// or one of yours. Required.
 	Provider Provider
 
-	// Secrets are those that are good now, in the form in which the provider hands them out: 1 to 8, each of at least 16
-	// characters. While one is being replaced, the old and the new one, in any order. No default: without a secret anybody could send.
+	// Secrets are those that are valid now; see [VerifierConfig]. Required.
 	Secrets []string
 
-	// Tolerance is how far the signed time may be from this machine's clock, in the directions that the provider's scheme
-	// checks. Default: the provider's, 5 minutes. From 1 s to 24 h. Shorter than a sender's queue or a
-	// clock's error refuses what is good; longer lets a recorded request be sent again for longer, which the dedupe then has
-	// to catch. Must be 0 for providers that sign no time.
+	// Tolerance is how far the signed time may be from this machine's clock; see [VerifierConfig].
+	// Defaults to the provider's.
 	Tolerance time.Duration
 
-	// MaxBody is the longest body, in bytes. Default 1 MiB, up to 32 MiB.
+	// MaxBody is the longest body, in bytes, up to 32 MiB. A longer one is refused with 413.
+	// Defaults to 1 MiB.
 	MaxBody int
 
-	// KeepHeaders are headers that Event.Header has besides Content-Type and those of the provider. They are not signed.
-	// Credentials and signatures are refused.
+	// KeepHeaders are headers that Event.Header has besides Content-Type and those of the provider;
+	// see [VerifierConfig]. Defaults to none.
 	KeepHeaders []string
+
+	// Mode is what is done with a new event. Defaults to [Inbox].
+	Mode Mode
+
+	// Handler applies an event; [EventOf] returns the event of its message. It has the type of a
+	// consumer's handler, and one function does for both modes.
+	//
+	// In mode Inbox [Endpoint.Run] consumes the stored events with it. Without it the events are only
+	// stored, for a consumer of your own over a [Source].
+	//
+	// In mode Inline it runs in the transaction that has claimed the event's id, and is required. An
+	// error rolls back both, the sender gets 500 and sends again. That holds for a permanent error
+	// too: nothing is parked, except what [InOrder] finds stale. Its context ends after three
+	// quarters of Deadline.
+	Handler consumer.Handler
+
+	// Consumer configures how [Endpoint.Run] consumes stored events, if Handler is set in mode Inbox:
+	// failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its Logger to Logger.
+	Consumer consumer.Config
+
+	// Source configures how [Endpoint.Run] reads stored events, if Handler is set in mode Inbox. Its
+	// Endpoints must be empty. Its Group defaults to the consumer's scope, its Partitions to
+	// Partitions, its Logger to Logger.
+	Source SourceConfig
+
+	// Forward has the event sent on through the outbox, in the same transaction. Required in mode
+	// ForwardOnly. Defaults to none.
+	Forward *Forward
+
+	// OrderingKey returns what an event is about: events of one key are handled one after another, in
+	// the order of their arrival. An event for which it returns "" or panics is handled in no order.
+	// Defaults to no order.
+	OrderingKey func(*Event) string
+
+	// Tenant returns the customer that an event belongs to, if customers choose ids themselves: at
+	// most 255 bytes of UTF-8 without control characters. If it panics or returns anything else the
+	// request is answered with 500 and nothing is stored ([ErrTenant]), because under a wrong tenant an
+	// event would pass for a copy of another customer's. Event.Header has the kept headers only.
+	// Defaults to one tenant.
+	Tenant func(*Event) string
+
+	// Partitions is how many partitions the endpoint's stream gets, up to 1,024: at most as many
+	// events are handled at once, and events of one partition commit one after another. The number
+	// is fixed by the first event. Defaults to 16.
+	Partitions int
+
+	// Sources are further sources of this process that read the endpoint's stream: they are woken
+	// after each commit. The endpoint's own is always woken. Defaults to none.
+	Sources []*Source
+
+	// Retention is for how long a sender may deliver an event again (W10): at least 7 days, twice the
+	// tolerance, and the provider's Scheme.Redeliveries. [Endpoint.Run] returns an error if the inbox
+	// remembers ids for less (onlyonce inbox horizon -ring keys_clock; 7 days in a new database).
+	// Defaults to the longest of these.
+	Retention time.Duration
+
+	// BodyWindow is for how long a body is remembered if the sender does not sign the event's id
+	// (GitHub, Shopify), from 1 minute to Retention: within it the same body under another id is set
+	// aside as a likely copy (W7). Defaults to 1 hour.
+	BodyWindow time.Duration
+
+	// DuplicateWait is how long a copy waits for a first one that has not committed, at most 2 s.
+	// Then it gets 503 (W9). Defaults to 2 s.
+	DuplicateWait time.Duration
+
+	// Deadline is how long a request may take, from its first byte to the answer: at least 500 ms,
+	// at most the provider's Scheme.Answer (W12). Defaults to four fifths of that.
+	Deadline time.Duration
+
+	// RetryAfter is what answers of 503 ask for, in whole seconds, at least 1 s. Defaults to 5 s.
+	RetryAfter time.Duration
+
+	// MaxInFlight is how many verified events are processed at once; further ones get 503. Requests
+	// whose body is still arriving, and unsigned ones, do not count. Defaults to 256.
+	MaxInFlight int
+
+	// MaxBytes bounds the memory of bodies that are held at once, verified or not, in bytes: a
+	// request that needs more gets 503. At least MaxBody plus 1. A body takes memory as it arrives,
+	// whatever its Content-Length, and must bring 32 KiB a second on average after the first 5 s, or
+	// it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
+	MaxBytes int64
+
+	// MaxAside bounds, in bytes a day (UTC), what is stored of copies that are recognized by their
+	// body alone (W7): headers, the first copy's body, and 500 bytes each. A copy beyond it gets 503
+	// ([ErrAside]); other events are not affected. At least MaxBody plus 64 KiB. Defaults to 256 MiB,
+	// or four times MaxBody if that is more.
+	MaxAside int64
+
+	// KeepDivergent keeps the body of a copy that differs from the first (W9), as a discarded row of
+	// the parked table. Defaults to keeping only the fact.
+	KeepDivergent bool
+
+	// Reconcile lists events that were missed; [Endpoint.Run] does it. Defaults to none.
+	Reconcile *Reconcile
+
+	// Hooks observe requests. Defaults to none.
+	Hooks Hooks
+
+	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.
+	// Defaults to a logger of no output.
+	Logger *slog.Logger
+
+	verifier *Verifier // of the fields above
 }
 
 const (
-	defaultMaxBody = 1 << 20
-	maxMaxBody     = 32 << 20
-	maxSecrets     = 8
-	// minSecret is the shortest secret, in characters: shorter ones are found by trying.
-	minSecret = 16
+	leastRetention = 7 * 24 * time.Hour
+	unknownAnswer  = 5 * time.Second
+	mostWait       = 2 * time.Second
 )
 
-// neverKept are headers that let whoever reads them act as somebody else (W14).
-var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie", "Www-Authenticate", "X-Api-Key"}
+var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
 
-// New checks the configuration and returns every fault of it at once. No error quotes a secret.
-func New(cfg Config) (*Verifier, error) { return build(cfg, minSecret) }
-
-func build(cfg Config, shortest int) (*Verifier, error) {
+// withDefaults fills in the zero values and returns every fault at once.
+func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {
 		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
 	}
+	switch {
+	case pool == nil:
+		fault("pool", "must not be nil")
+	case pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol:
+		fault("pool", "the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL")
+	}
+	if !validEndpoint.MatchString(c.Name) {
+		fault("Config.Name", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", c.Name)
+	}
 	scheme := &Scheme{}
-	if cfg.Provider == nil {
-		fault("Provider", "must be set: how the sender signs")
-	} else if s, err := cfg.Provider.Scheme(); err != nil {
-		fault("Provider", "%v", err)
-	} else if s == nil || s.Name == "" || s.Key == nil || s.Read == nil || s.Event == nil {
-		fault("Provider", "its scheme lacks Name, Key, Read or Event")
+	var past, future time.Duration
+	var err error
+	if c.verifier, err = NewVerifier(VerifierConfig{Provider: c.Provider, Secrets: c.Secrets, Tolerance: c.Tolerance, MaxBody: c.MaxBody, KeepHeaders: c.KeepHeaders}); err != nil {
+		faults = append(faults, err)
 	} else {
-		copied := *s
-		scheme = &copied
-	}
-	v := &Verifier{scheme: scheme, maxBody: cfg.MaxBody, past: scheme.Past, future: scheme.Future}
-	switch timed := v.past > 0 || v.future > 0; {
-	case v.past < 0 || v.future < 0:
-		fault("Provider", "its scheme has a negative Past or Future")
-	case cfg.Tolerance == 0:
-	case cfg.Tolerance < time.Second || cfg.Tolerance > 24*time.Hour:
-		fault("Tolerance", "%v is not from 1s to 24h", cfg.Tolerance)
-	case scheme.Name != "" && !timed:
-		fault("Tolerance", "must be 0: %s signs no time", scheme.Name)
-	default:
-		if v.past > 0 {
-			v.past = cfg.Tolerance
-		}
-		if v.future > 0 {
-			v.future = cfg.Tolerance
+		scheme, past, future = c.verifier.scheme, c.verifier.past, c.verifier.future
+		if strings.ContainsAny(scheme.Name, "/\x00") {
+			fault("Config.Provider", "its name %q must hold no slash", scheme.Name)
 		}
 	}
-	if cfg.MaxBody == 0 {
-		v.maxBody = defaultMaxBody
-	} else if cfg.MaxBody < 0 || cfg.MaxBody > maxMaxBody {
-		fault("MaxBody", "%d is not from 1 to %d", cfg.MaxBody, maxMaxBody)
+	if !slices.Contains([]Mode{Inbox, Inline, ForwardOnly}, c.Mode) {
+		fault("Config.Mode", "%d must be Inbox, Inline or ForwardOnly", c.Mode)
 	}
-	if n := len(cfg.Secrets); n == 0 || n > maxSecrets {
-		fault("Secrets", "must be 1 to %d, not %d", maxSecrets, n)
+	switch {
+	case c.Handler == nil && c.Mode == Inline:
+		fault("Config.Handler", "must be set in mode Inline")
+	case c.Handler != nil && c.Mode == ForwardOnly:
+		fault("Config.Handler", "must not be set in mode ForwardOnly: nothing would call it")
 	}
-	for i, secret := range cfg.Secrets {
-		field := fmt.Sprintf("Secrets[%d]", i)
-		if slices.Contains(cfg.Secrets[:i], secret) {
-			fault(field, "stands there twice")
-			continue
-		}
-		if len(secret) < shortest {
-			fault(field, "must have %d characters or more", shortest)
-			continue
-		}
-		if scheme.Key == nil {
-			continue
-		}
-		key, err := scheme.Key(secret)
-		switch {
-		case err != nil:
-			fault(field, "%v", err)
-		case key.mac == nil && key.public == nil:
-			fault(field, "the provider's code made no key of it")
-		default:
-			v.keys = append(v.keys, key)
+	if len(c.Source.Endpoints) > 0 {
+		fault("Config.Source", "Endpoints must be empty: an endpoint reads its own events; use NewSource for several")
+	}
+	if c.Forward == nil && c.Mode == ForwardOnly {
+		fault("Config.Forward", "must be set in mode ForwardOnly")
+	}
+	if c.Forward != nil {
+		for _, err := range c.Forward.faults(c.verifier) {
+			fault("Config.Forward", "%v", err)
 		}
 	}
-	v.keep = []string{"Content-Type"}
-	for i, name := range slices.Concat(scheme.KeepHeaders, cfg.KeepHeaders) {
-		field := "Provider"
-		if i >= len(scheme.KeepHeaders) {
-			field = fmt.Sprintf("KeepHeaders[%d]", i-len(scheme.KeepHeaders))
+	if len(c.Sources) > 0 && c.Mode != Inbox {
+		fault("Config.Sources", "must be empty but in mode Inbox: nothing is stored to be read")
+	}
+	if slices.Contains(c.Sources, nil) {
+		fault("Config.Sources", "must not hold nil")
+	}
+	if c.Partitions == 0 {
+		c.Partitions = 16
+	}
+	if c.Partitions < 1 || c.Partitions > 1024 {
+		fault("Config.Partitions", "%d is not from 1 to 1024", c.Partitions)
+	}
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = 256
+	}
+	if c.MaxInFlight < 0 {
+		fault("Config.MaxInFlight", "%d is negative", c.MaxInFlight)
+	}
+	if c.verifier != nil {
+		if c.MaxBytes == 0 {
+			c.MaxBytes = max(64<<20, 4*int64(c.verifier.maxBody))
 		}
-		canonical := http.CanonicalHeaderKey(name)
-		switch {
-		case !token(name):
-			fault(field, "%q is not a header name", name)
-		case secretive(canonical, scheme.SignatureHeaders):
-			fault(field, "%s holds a signature or a credential, and is not kept", canonical)
-		case !slices.Contains(v.keep, canonical):
-			v.keep = append(v.keep, canonical)
+		if least := int64(c.verifier.maxBody) + 1; c.MaxBytes < least {
+			fault("Config.MaxBytes", "%d is not at least %d: one body of MaxBody", c.MaxBytes, least)
 		}
 	}
-	if err := errors.Join(faults...); err != nil {
-		return nil, err
+	if c.verifier != nil {
+		if c.MaxAside == 0 {
+			c.MaxAside = max(256<<20, 4*int64(c.verifier.maxBody))
+		}
+		if least := int64(c.verifier.maxBody) + 64<<10; c.MaxAside < least {
+			fault("Config.MaxAside", "%d is not at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
+		}
 	}
-	return v, nil
-}
-
-// secretive says whether a header may not be kept (W14).
-func secretive(canonical string, signatures []string) bool {
-	same := func(s string) bool { return http.CanonicalHeaderKey(s) == canonical }
-	return slices.ContainsFunc(neverKept, same) || slices.ContainsFunc(signatures, same)
-}
-
-// token is RFC 9110 section 5.6.2.
-func token(s string) bool {
-	return s != "" && strings.Trim(s, "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
+	duration := func(field string, d *time.Duration, def, least, most time.Duration, why string) {
+		if *d == 0 {
+			*d = def
+		}
+		if *d < least || *d > most {
+			fault("Config."+field, "%v is not from %v to %v%s", *d, least, most, why)
+		}
+	}
+	const never = 1<<63 - 1
+	// W10: an id that is forgotten while its sender still delivers is a new one.
+	least := max(leastRetention, 2*past, 2*future, scheme.Redeliveries)
+	duration("Retention", &c.Retention, least, least, never, ": a sender may deliver an event again within that")
+	duration("BodyWindow", &c.BodyWindow, time.Hour, time.Minute, max(c.Retention, time.Minute), "")
+	answer := scheme.Answer
+	if answer == 0 {
+		answer = unknownAnswer
+	}
+	// W12.
+	duration("Deadline", &c.Deadline, answer*4/5, 500*time.Millisecond, answer, ": the sender waits no longer")
+	duration("DuplicateWait", &c.DuplicateWait, mostWait, time.Millisecond, mostWait, "")
+	duration("RetryAfter", &c.RetryAfter, 5*time.Second, time.Second, never, "")
+	if c.Reconcile != nil {
+		r := *c.Reconcile
+		c.Reconcile = &r
+		if r.List == nil {
+			fault("Config.Reconcile", "List must be set")
+		}
+		duration("Reconcile.Every", &c.Reconcile.Every, 15*time.Minute, time.Second, never, "")
+		duration("Reconcile.Overlap", &c.Reconcile.Overlap, time.Hour, 0, never, "")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, errors.Join(faults...)
 }

@@ -1,19 +1,22 @@
 // Package webhook receives webhooks: it verifies that a request was signed by its sender, lately, and applies each event once,
 // however often it is delivered.
 //
-//	v, err := webhook.New(webhook.Config{
+//	endpoint, err := webhook.New(pool, webhook.Config{
+//		Name:     "stripe",
 //		Provider: webhook.Stripe{},
 //		Secrets:  []string{current, previous}, // previous while it is being replaced
+//		Handler:  handle,
 //	})
 //	...
-//	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe"}})
-//	...
-//	receiver, err := webhook.NewReceiver(pool, webhook.ReceiverConfig{Endpoint: "stripe", Verifier: v, Sources: []*webhook.Source{source}})
-//	...
-//	mux.Handle("/hooks/stripe", receiver)
-//	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: webhook.Scope("stripe")})
+//	mux.Handle("/hooks/stripe", endpoint)
+//	err = endpoint.Run(ctx) // applies the events, and forgets old ids
 //
-// A [Verifier] is of use alone, too: Verify takes a header and the bytes of a body.
+// An [Endpoint] has two parts that can be used alone:
+//
+//   - A [Verifier] verifies a header and the bytes of a body, for example in a framework that has no
+//     http.Handler, or for requests that were recorded.
+//   - A [Source] reads stored events for a consumer of your own: one consumer for several endpoints, or
+//     a worker process that has no secrets. The endpoint then has no Handler.
 //
 // # One request
 //
@@ -25,7 +28,7 @@
 //	COMMIT
 //	200
 //
-// In mode Inbox the event is in the endpoint's stream then (package internal/eventsource), raw, and a [Source] gives it to a consumer. In mode Inline
+// In mode Inbox the event is then in the endpoint's stream as it came, and the endpoint's consumer applies it. In mode Inline
 // the handler, of the same type, has run in this transaction. The transaction is package internal/guard's: no COMMIT of a handler's own, no
 // swallowed error.
 //
@@ -81,6 +84,6 @@
 // # What it does not do
 //
 // It does not tell who else knows the secret: whoever does, may send. A Verifier tells no copies: the same request is verified as often as
-// it comes. A Receiver does not order events that were sent out of order: see [InOrder]. Ids are remembered for the horizon of
-// the inbox's ring keys_clock, ReceiverConfig.Retention at least; a copy that comes later is a new event.
+// it comes. An Endpoint does not order events that were sent out of order: see [InOrder]. Ids are remembered for the horizon of
+// the inbox's ring keys_clock, Config.Retention at least; a copy that comes later is a new event.
 package webhook

@@ -7,7 +7,7 @@ import (
 
 // What a request is refused for; each [Error] wraps one of them.
 var (
-	// ErrTooLarge: the body is longer than Config.MaxBody. 413.
+	// ErrTooLarge: the body is longer than VerifierConfig.MaxBody. 413.
 	ErrTooLarge = errors.New("too large")
 	// ErrMalformed: the request is not what the provider sends: a header is missing, stands twice or cannot be read, or
 	// the body has no id where it must. 400.

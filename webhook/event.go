@@ -31,7 +31,7 @@ type Event struct {
 	// Challenge is what the answer to a probe must hold. Empty: nothing.
 	Challenge string
 
-	// Header has the headers that are worth keeping (W14): Content-Type, those of the provider, and Config.KeepHeaders.
+	// Header has the headers that are worth keeping (W14): Content-Type, those of the provider, and VerifierConfig.KeepHeaders.
 	// Printable ASCII; without signatures and credentials, whatever was configured.
 	Header http.Header
 

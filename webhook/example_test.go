@@ -12,7 +12,7 @@ import (
 )
 
 func ExampleVerifier_Verify() {
-	v, err := webhook.New(webhook.Config{
+	v, err := webhook.NewVerifier(webhook.VerifierConfig{
 		Provider: webhook.GitHub{},
 		Secrets:  []string{"It's a Secret to Everybody"},
 	})

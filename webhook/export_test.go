@@ -2,8 +2,8 @@ package webhook
 
 import "time"
 
-// NewShort is New for secrets of any length: those of published vectors.
-func NewShort(cfg Config) (*Verifier, error) { return build(cfg, 0) }
+// NewShort is NewVerifier for secrets of any length: those of published vectors.
+func NewShort(cfg VerifierConfig) (*Verifier, error) { return build(cfg, 0) }
 
 // The parsers, for the fuzz targets.
 

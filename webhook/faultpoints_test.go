@@ -32,15 +32,11 @@ func child(url, mode string) error {
 	if err != nil {
 		return err
 	}
-	v, err := webhook.New(webhook.Config{Provider: webhook.GitHub{}, Secrets: []string{"It's a Secret to Everybody"}})
-	if err != nil {
-		return err
-	}
-	cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: v, Deadline: 2 * time.Second, Partitions: 4}
+	cfg := webhook.Config{Name: "e", Provider: webhook.GitHub{}, Secrets: []string{"It's a Secret to Everybody"}, Deadline: 2 * time.Second, Partitions: 4}
 	if mode == "inline" {
 		inline(effect)(&cfg)
 	}
-	r, err := webhook.NewReceiver(pool, cfg)
+	r, err := webhook.New(pool, cfg)
 	if err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func TestW15ForwardFitsWhatItCan(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			e := r.serve(membersSample(), func(c *webhook.ReceiverConfig) {
+			e := r.serve(membersSample(), func(c *webhook.Config) {
 				c.Mode, c.Forward, c.OrderingKey = webhook.ForwardOnly, &webhook.Forward{Sink: "kafka", Target: "/payments", Key: true}, member("account")
 			})
 			e.send(membersBody(t, map[string]string{"id": "1", "type": c.kind, "account": c.account})).want(t, 200, false)
@@ -83,12 +83,8 @@ func TestW15EventThatCannotBeForwarded(t *testing.T) {
 	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Inbox, webhook.Inline} {
 		r := newRig(t)
 		s := membersSample()
-		v, err := webhook.New(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"X-A", "X-B", "X-C", "X-D"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		e := r.serve(s, func(c *webhook.ReceiverConfig) {
-			c.Verifier, c.Mode, c.Forward = v, mode, &webhook.Forward{Sink: "kafka", Target: "/payments"}
+		e := r.serve(s, func(c *webhook.Config) {
+			c.KeepHeaders, c.Mode, c.Forward = []string{"X-A", "X-B", "X-C", "X-D"}, mode, &webhook.Forward{Sink: "kafka", Target: "/payments"}
 			if mode == webhook.Inline {
 				c.Handler = effect
 			}
@@ -120,24 +116,19 @@ func TestW15FaultsOfForward(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := membersSample()
-	v, err := webhook.New(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"X-Auth-Token"}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	scheme, err := s.provider.Scheme()
 	if err != nil {
 		t.Fatal(err)
 	}
 	scheme.Name = "grüße"
-	named := verifier(t, broken{scheme}, s.secret)
-	for want, cfg := range map[string]webhook.ReceiverConfig{
-		"Target: \"payments\"": {Forward: &webhook.Forward{Sink: "s", Target: "payments"}, Verifier: verifier(t, s.provider, s.secret)},
-		"are more than 2048":   {Forward: &webhook.Forward{Sink: "s", Target: "/" + strings.Repeat("x", 1980), Key: true}, Verifier: verifier(t, s.provider, s.secret)},
-		"X-Auth-Token":         {Forward: &webhook.Forward{Sink: "s", Target: "/payments"}, Verifier: v},
-		"the provider's name":  {Forward: &webhook.Forward{Sink: "s", Target: "/payments"}, Verifier: named},
+	for want, cfg := range map[string]webhook.Config{
+		"Target: \"payments\"": {Forward: &webhook.Forward{Sink: "s", Target: "payments"}, Provider: s.provider, Secrets: []string{s.secret}},
+		"are more than 2048":   {Forward: &webhook.Forward{Sink: "s", Target: "/" + strings.Repeat("x", 1980), Key: true}, Provider: s.provider, Secrets: []string{s.secret}},
+		"X-Auth-Token":         {Forward: &webhook.Forward{Sink: "s", Target: "/payments"}, Provider: s.provider, Secrets: []string{s.secret}, KeepHeaders: []string{"X-Auth-Token"}},
+		"the provider's name":  {Forward: &webhook.Forward{Sink: "s", Target: "/payments"}, Provider: broken{scheme}, Secrets: []string{s.secret}},
 	} {
-		cfg.Endpoint, cfg.Mode = "e", webhook.ForwardOnly
-		if _, err := webhook.NewReceiver(r.pool, cfg); !errors.Is(err, webhook.ErrConfig) || !strings.Contains(err.Error(), "ReceiverConfig.Forward") || !strings.Contains(err.Error(), want) {
+		cfg.Name, cfg.Mode = "e", webhook.ForwardOnly
+		if _, err := webhook.New(r.pool, cfg); !errors.Is(err, webhook.ErrConfig) || !strings.Contains(err.Error(), "Config.Forward") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
@@ -157,7 +148,7 @@ func TestW16TenantThatIsNotNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			e := r.serve(s, func(c *webhook.ReceiverConfig) { c.Tenant = f })
+			e := r.serve(s, func(c *webhook.Config) { c.Tenant = f })
 			for _, customer := range []string{"alice", "bob"} {
 				r.asks(false, func() { e.send(membersBody(t, map[string]string{"id": "1", "customer": customer})).want(t, 500, false) })
 			}
@@ -170,7 +161,7 @@ func TestW16TenantThatIsNotNamed(t *testing.T) {
 		})
 	}
 	r := newRig(t)
-	e := r.serve(s, func(c *webhook.ReceiverConfig) { c.Tenant = member("customer") })
+	e := r.serve(s, func(c *webhook.Config) { c.Tenant = member("customer") })
 	for _, customer := range []string{"alice", "bob", strings.Repeat("ü", 127), ""} { // ids of two customers are two
 		e.send(membersBody(t, map[string]string{"id": "1", "customer": customer})).want(t, 200, false)
 		e.send(membersBody(t, map[string]string{"id": "1", "customer": customer})).want(t, 200, true)

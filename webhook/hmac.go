@@ -36,7 +36,7 @@ type HMAC struct {
 	SignaturePart string
 
 	// TimeHeader, or TimePart in such a list, holds the time at which the request was signed, in TimeUnit: time.Second, the
-	// default, or time.Millisecond. It may be 5 minutes off, both ways, unless Config.Tolerance says otherwise. Both empty:
+	// default, or time.Millisecond. It may be 5 minutes off, both ways, unless VerifierConfig.Tolerance says otherwise. Both empty:
 	// no time is signed, and a recorded request is good forever.
 	TimeHeader, TimePart string
 	TimeUnit             time.Duration

@@ -12,7 +12,7 @@ import (
 
 // Errors of inline handlers.
 var (
-	// ErrHandlerTimeout: the handler's context ended because three quarters of ReceiverConfig.Deadline had passed.
+	// ErrHandlerTimeout: the handler's context ended because three quarters of Config.Deadline had passed.
 	ErrHandlerTimeout = errors.New("webhook: the handler took too long")
 	// errLeftBehind: and it did not return even then. Its connection is cut, so that the server rolls back.
 	errLeftBehind = errors.New("webhook: the handler does not return although its context has ended")

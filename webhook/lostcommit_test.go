@@ -15,7 +15,7 @@ import (
 // to have committed, and there is one event.
 func TestT4LostCommitOfAReceiver(t *testing.T) {
 	t.Parallel()
-	for mode, more := range map[string][]func(*webhook.ReceiverConfig){"inbox": nil, "inline": {inline(effect)}} {
+	for mode, more := range map[string][]func(*webhook.Config){"inbox": nil, "inline": {inline(effect)}} {
 		r := newRig(t)
 		var armed atomic.Int32 // what happens at the next COMMIT
 		w := &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut { return pgtest.Cut(armed.Swap(int32(pgtest.Pass))) }}

@@ -107,16 +107,16 @@ type item struct {
 }
 
 // item makes one of an event that was delivered, or that a reconciliation lists.
-func (r *Receiver) item(e *Event, reconciled bool) (*item, error) {
+func (r *Endpoint) item(e *Event, reconciled bool) (*item, error) {
 	// The endpoint has no slash, nor has the provider.
-	i := &item{Event: e, id: r.cfg.Endpoint + "/" + e.Provider + "/" + e.ID, headers: headersOf(e), reconciled: reconciled}
+	i := &item{Event: e, id: r.cfg.Name + "/" + e.Provider + "/" + e.ID, headers: headersOf(e), reconciled: reconciled}
 	if r.cfg.Tenant != nil {
 		var err error
 		if i.tenant, err = tenant(r.cfg.Tenant, e); err != nil {
 			return nil, err
 		}
 	}
-	i.hash = pgtype.UUID{Bytes: dedupe.Key{Tenant: i.tenant, Scope: Scope(r.cfg.Endpoint), ID: i.id}.Hash(), Valid: true}
+	i.hash = pgtype.UUID{Bytes: dedupe.Key{Tenant: i.tenant, Scope: Scope(r.cfg.Name), ID: i.id}.Hash(), Valid: true}
 	i.fingerprint = dedupe.FingerprintOf(i.Body).Int64()
 	if !i.IDSigned && !i.reconciled {
 		sum := sha256.Sum256(i.Body)
@@ -169,12 +169,12 @@ func call(f func(*Event) string, e *Event) (s string) {
 }
 
 // stored is the event as the log has it.
-func (r *Receiver) stored(i *item) eventsource.Event {
-	return eventsource.Event{Topic: Topic(r.cfg.Endpoint), Tenant: i.tenant, ID: i.id, Key: i.key, Headers: i.headers, Body: i.Body}
+func (r *Endpoint) stored(i *item) eventsource.Event {
+	return eventsource.Event{Topic: Topic(r.cfg.Name), Tenant: i.tenant, ID: i.id, Key: i.key, Headers: i.headers, Body: i.Body}
 }
 
 // message is the event as an inline handler gets it.
-func (r *Receiver) message(i *item) *consumer.Message {
-	return &consumer.Message{Topic: Topic(r.cfg.Endpoint), Offset: -1, Key: i.key, Value: i.Body, Headers: i.headers, Time: time.Now(), LeaderEpoch: -1,
+func (r *Endpoint) message(i *item) *consumer.Message {
+	return &consumer.Message{Topic: Topic(r.cfg.Name), Offset: -1, Key: i.key, Value: i.Body, Headers: i.headers, Time: time.Now(), LeaderEpoch: -1,
 		EventTenant: i.tenant, EventID: i.id, Attempt: 1}
 }

@@ -47,12 +47,12 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	}
 	source := r.work(h)
 	r.pool = owner
-	e := r.serve(samples(t)["GitHub"], func(c *webhook.ReceiverConfig) {
+	e := r.serve(samples(t)["GitHub"], func(c *webhook.Config) {
 		c.KeepDivergent, c.Sources = true, []*webhook.Source{source}
 		c.OrderingKey = func(*webhook.Event) string { return "o" }
 		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks"}
 	})
-	inlineToo := r.serve(samples(t)["GitHub"], inline(h), func(c *webhook.ReceiverConfig) { c.Endpoint = "i" })
+	inlineToo := r.serve(samples(t)["GitHub"], inline(h), func(c *webhook.Config) { c.Name = "i" })
 	for _, to := range []*endpoint{e, inlineToo} {
 		to.sendAs("d-1", "push").want(t, 200, false)
 		to.sendAs("d-1", "push").want(t, 200, true)
@@ -66,7 +66,7 @@ func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	purged, done := make(chan int64, 1), make(chan error, 1)
-	x := r.receiver(e.sample, func(c *webhook.ReceiverConfig) { c.Hooks.Purged = func(_, bodies int64) { purged <- bodies } })
+	x := r.receiver(e.sample, func(c *webhook.Config) { c.Hooks.Purged = func(_, bodies int64) { purged <- bodies } })
 	go func() { done <- x.Run(ctx) }()
 	if n := <-purged; n != 2 {
 		t.Errorf("%d bodies were forgotten, want 2", n)

@@ -61,7 +61,7 @@ func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 	r := newRig(t)
 	s := patient()
 	entered, leave := make(chan struct{}), make(chan struct{})
-	receiver := r.receiver(s, func(c *webhook.ReceiverConfig) {
+	receiver := r.receiver(s, func(c *webhook.Config) {
 		c.MaxInFlight, c.Mode = 1, webhook.Inline
 		c.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if string(m.Value) == `{"id":"held"}` {
@@ -154,11 +154,7 @@ func TestW17MemoryOfBodies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := patient()
-	v, err := webhook.New(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, MaxBody: 64 << 10})
-	if err != nil {
-		t.Fatal(err)
-	}
-	receiver := r.receiver(s, func(c *webhook.ReceiverConfig) { c.Verifier, c.MaxBytes = v, 150_000 })
+	receiver := r.receiver(s, func(c *webhook.Config) { c.MaxBody, c.MaxBytes = 64<<10, 150_000 })
 	unsigned := headers("X-Sig", strings.Repeat("0", 64))
 	a := stall(t, receiver, unsigned, 60_000, 64<<10)
 	b := stall(t, receiver, unsigned, 60_000, 64<<10)
@@ -183,8 +179,8 @@ func TestW17MemoryOfBodies(t *testing.T) {
 	for i := range 5 { // what was taken is given back, each time
 		e.send(large).want(t, 200, i > 0)
 	}
-	cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: v, MaxBytes: 64 << 10}
-	if _, err := webhook.NewReceiver(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxBytes") {
+	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, MaxBody: 64 << 10, MaxBytes: 64 << 10}
+	if _, err := webhook.New(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxBytes") {
 		t.Errorf("less than a body: %v", err)
 	}
 }

@@ -20,9 +20,9 @@ import (
 type SourceConfig struct {
 	// Group names who consumes together: its members share the partitions. Required, at most 200 bytes.
 	Group string
-	// Endpoints are those whose events are read. Required.
+	// Endpoints are those whose events are read, by their [Config].Name. Required.
 	Endpoints []string
-	// Partitions is what ReceiverConfig.Partitions is, for whoever comes first. Default 16.
+	// Partitions is the number that [Config].Partitions describes, if this process is the first. Defaults to 16.
 	Partitions int
 	// PollInterval is how often is looked for events that nobody has told of, and for members that came or went. Default 500 ms.
 	PollInterval time.Duration
@@ -39,12 +39,14 @@ type SourceConfig struct {
 	Logger *slog.Logger
 }
 
-// Source is the stored events of endpoints as a consumer reads them:
+// Source is the stored events of endpoints as a consumer reads them. An [Endpoint] has one of its own; make one for a
+// consumer that reads several endpoints, or for a worker process that has no secrets:
 //
-//	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe"}})
-//	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: webhook.Scope("stripe")})
+//	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe", "adyen"}})
+//	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: "billing"})
 //
-// Members of a group share the partitions; each has one Source, for one Run.
+// Members of a group share the partitions; each has one Source, for one Run. Name it in [Config].Sources of endpoints in the same
+// process: it is then woken by each new event, and polls otherwise.
 type Source struct{ *eventsource.Source }
 
 var _ consumer.EventSource = (*Source)(nil)

@@ -59,10 +59,10 @@ func TestStaleEvents(t *testing.T) {
 				r := newRig(t)
 				var told sync.Map
 				h := inOrder(t, rule, &told)
-				key := func(c *webhook.ReceiverConfig) {
+				key := func(c *webhook.Config) {
 					c.OrderingKey = func(e *webhook.Event) string { o, _, _ := versionOf(e); return o }
 				}
-				more := []func(*webhook.ReceiverConfig){key}
+				more := []func(*webhook.Config){key}
 				if mode == "inline" {
 					more = append(more, inline(h))
 				} else {
@@ -129,14 +129,14 @@ func TestStaleAfterAFailure(t *testing.T) {
 // A forwarded event is a call whose key derives from the event, once, beside a handler or instead of one.
 func TestForward(t *testing.T) {
 	t.Parallel()
-	forward := func(c *webhook.ReceiverConfig) {
+	forward := func(c *webhook.Config) {
 		c.Forward = &webhook.Forward{Sink: "kafka", Target: "/hooks", Key: true}
 		c.OrderingKey = func(*webhook.Event) string { return "in/1 &" }
 	}
 	var keys []string
 	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Inbox, webhook.Inline} {
 		r := newRig(t)
-		e := r.serve(samples(t)["GitHub"], forward, func(c *webhook.ReceiverConfig) {
+		e := r.serve(samples(t)["GitHub"], forward, func(c *webhook.Config) {
 			if c.Mode = mode; mode == webhook.Inline {
 				c.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 					if err := outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "tell", Body: m.Value}); err != nil {
@@ -183,7 +183,7 @@ func TestHandlerOfBothModes(t *testing.T) {
 			}
 			return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "tell", Body: m.Value})
 		}
-		more := []func(*webhook.ReceiverConfig){func(c *webhook.ReceiverConfig) { c.Tenant = func(*webhook.Event) string { return "t" } }}
+		more := []func(*webhook.Config){func(c *webhook.Config) { c.Tenant = func(*webhook.Event) string { return "t" } }}
 		if mode == "inline" {
 			more = append(more, inline(h))
 		} else {
@@ -206,7 +206,7 @@ func TestReconcile(t *testing.T) {
 	var since []time.Time
 	var told []string
 	fail := true
-	reconcile := func(c *webhook.ReceiverConfig) {
+	reconcile := func(c *webhook.Config) {
 		c.Reconcile = &webhook.Reconcile{Every: time.Second, Overlap: time.Minute, List: func(_ context.Context, from time.Time, each func(*webhook.Event) error) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -263,7 +263,7 @@ func TestW10ReconciliationAfterALongPause(t *testing.T) {
 	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, reconciled_at) values ('e', clock_timestamp() - interval '40 days')`)
 	r.exec(`update onlyonce.rings set horizon = '11 days' where name = 'keys_clock'`)
 	asked := make(chan time.Time, 1)
-	x := r.receiver(samples(t)["Stripe"], func(c *webhook.ReceiverConfig) {
+	x := r.receiver(samples(t)["Stripe"], func(c *webhook.Config) {
 		c.Retention = retention
 		c.Reconcile = &webhook.Reconcile{List: func(_ context.Context, since time.Time, _ func(*webhook.Event) error) error {
 			asked <- since
@@ -292,20 +292,26 @@ func TestW10ReconciliationAfterALongPause(t *testing.T) {
 	}
 }
 
-func TestReceiverFaults(t *testing.T) {
+func TestEndpointFaults(t *testing.T) {
 	t.Parallel()
-	_, err := webhook.NewReceiver(nil, webhook.ReceiverConfig{Endpoint: "a/b", Mode: 7, Handler: effect, Forward: &webhook.Forward{}, Partitions: -1,
+	_, err := webhook.New(nil, webhook.Config{Name: "a/b", Mode: 7, Forward: &webhook.Forward{}, Partitions: -1,
 		Retention: 1, BodyWindow: 1, DuplicateWait: time.Hour, Deadline: 1, RetryAfter: 1, MaxInFlight: -1, Reconcile: &webhook.Reconcile{Every: 1}, Sources: []*webhook.Source{nil}})
-	for _, field := range []string{"pool", "Endpoint", "Verifier", "Mode", "Handler", "Forward: Sink", "Forward: Target", "Partitions", "Retention", "BodyWindow", "DuplicateWait",
+	for _, field := range []string{"pool", "Config.Name", "Provider: must be set", "Secrets: ", "Config.Mode", "Forward: Sink", "Forward: Target", "Partitions", "Retention", "BodyWindow", "DuplicateWait",
 		"Deadline", "RetryAfter", "MaxInFlight", "Reconcile: List", "Reconcile.Every", "Sources"} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%v does not name %s", err, field)
 		}
 	}
-	if _, err := webhook.NewReceiver(nil, webhook.ReceiverConfig{Mode: webhook.Inline}); err == nil || !strings.Contains(err.Error(), "Handler") {
+	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.Inline}); err == nil || !strings.Contains(err.Error(), "Handler") {
 		t.Errorf("inline without a handler: %v", err)
 	}
-	if _, err := webhook.NewReceiver(nil, webhook.ReceiverConfig{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
+	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly, Handler: effect}); err == nil || !strings.Contains(err.Error(), "Config.Handler") {
+		t.Errorf("a handler that nothing calls: %v", err)
+	}
+	if _, err := webhook.New(nil, webhook.Config{Source: webhook.SourceConfig{Endpoints: []string{"x"}}}); err == nil || !strings.Contains(err.Error(), "Config.Source") {
+		t.Errorf("another endpoint's events: %v", err)
+	}
+	if _, err := webhook.New(nil, webhook.Config{Mode: webhook.ForwardOnly}); err == nil || !strings.Contains(err.Error(), "Forward") {
 		t.Errorf("forwarding to nowhere: %v", err)
 	}
 }

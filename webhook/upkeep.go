@@ -36,19 +36,42 @@ const (
 	purgeBatch = 500
 )
 
-// Run forgets ids and bodies whose retention has passed, rotates the inbox, and reconciles, until ctx ends; then it returns nil. Requests are served without
-// it, and any number of processes may run it. It returns an error if the schema does not fit or the database cannot be reached at the
-// start, or if the inbox remembers ids for less than Retention (W10). A role without the right to delete is told of once, in the log: another process must forget.
-func (r *Receiver) Run(ctx context.Context) error {
+// Run applies stored events, if the endpoint has a handler in mode Inbox, forgets ids and bodies
+// whose retention has passed, rotates the inbox, and reconciles, until ctx ends; then it drains and
+// returns nil. It may be called once. Any number of processes may run it, and requests are served
+// without it. A process that only receives can leave Handler unset; one that only works needs no
+// mux.
+//
+// It returns an error if the schema does not fit, if the database cannot be reached at the start, if
+// the inbox remembers ids for less than Config.Retention (W10), and whatever [consumer.Consumer.Run]
+// returns. A role without the right to delete is logged once: another process must forget.
+func (r *Endpoint) Run(ctx context.Context) error {
+	if r.worker == nil {
+		return r.upkeep(ctx)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	kept := make(chan error, 1)
+	go func() {
+		defer stop()
+		kept <- r.upkeep(ctx)
+	}()
+	err := r.worker.Run(ctx)
+	stop()
+	return errors.Join(err, <-kept)
+}
+
+// upkeep is Run without the consumer.
+func (r *Endpoint) upkeep(ctx context.Context) error {
 	asking, asked := context.WithTimeout(ctx, pace.Start)
 	defer asked()
 	if _, err := preflight.Check(asking, r.pool, preflight.Receiver); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
-		return fmt.Errorf("webhook: endpoint %s: %w", r.cfg.Endpoint, err)
+		return fmt.Errorf("webhook: endpoint %s: %w", r.cfg.Name, err)
 	}
-	remembered := inbox.Need{Ring: "keys_clock", Copies: r.cfg.Retention, Whose: "endpoint " + r.cfg.Endpoint + ": ReceiverConfig.Retention"}
+	remembered := inbox.Need{Ring: "keys_clock", Copies: r.cfg.Retention, Whose: "endpoint " + r.cfg.Name + ": Config.Retention"}
 	if err := inbox.Holds(asking, r.pool, remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
@@ -67,7 +90,7 @@ func (r *Receiver) Run(ctx context.Context) error {
 			purgeAt = time.Now().Add(purgeEvery)
 			if err := r.purge(ctx); err != nil && ctx.Err() == nil && !(told && guard.SQLState(err) == "42501") {
 				told = told || guard.SQLState(err) == "42501"
-				r.cfg.Logger.Warn("onlyonce: forgetting old ids of webhooks failed", "endpoint", r.cfg.Endpoint, "error", err)
+				r.cfg.Logger.Warn("onlyonce: forgetting old ids of webhooks failed", "endpoint", r.cfg.Name, "error", err)
 			}
 		}
 		next := purgeAt
@@ -75,7 +98,7 @@ func (r *Receiver) Run(ctx context.Context) error {
 			if !time.Now().Before(reconcileAt) {
 				wait, err := r.reconcile(ctx)
 				if err != nil && ctx.Err() == nil {
-					r.cfg.Logger.Warn("onlyonce: reconciling webhooks failed", "endpoint", r.cfg.Endpoint, "error", err)
+					r.cfg.Logger.Warn("onlyonce: reconciling webhooks failed", "endpoint", r.cfg.Name, "error", err)
 				}
 				reconcileAt = time.Now().Add(wait)
 			}
@@ -93,11 +116,11 @@ func (r *Receiver) Run(ctx context.Context) error {
 }
 
 // purge deletes batch after batch until there is no more.
-func (r *Receiver) purge(ctx context.Context) error {
+func (r *Endpoint) purge(ctx context.Context) error {
 	forget := func(sql string, age time.Duration) (all int64, err error) {
 		for n := int64(purgeBatch); n == purgeBatch && ctx.Err() == nil; all += n {
 			bounded, cancel := context.WithTimeout(ctx, r.cfg.Deadline)
-			err := r.pool.QueryRow(bounded, sql, r.cfg.Endpoint, age).Scan(&n)
+			err := r.pool.QueryRow(bounded, sql, r.cfg.Name, age).Scan(&n)
 			cancel()
 			if err != nil {
 				return all, err
@@ -117,7 +140,7 @@ func (r *Receiver) purge(ctx context.Context) error {
 type Reconcile struct {
 	// List calls each for every event since a time: of the provider's API, in any order, with as many others as it likes. The zero time means that
 	// there was no reconciliation before: an endpoint that has received for longer than ids are remembered must not bring what is older than that. It is never
-	// longer ago than ReceiverConfig.Retention otherwise. Event.ID must be what the webhook has, and Body what a handler understands; both are required, and
+	// longer ago than Config.Retention otherwise. Event.ID must be what the webhook has, and Body what a handler understands; both are required, and
 	// Type, Header and Time are taken as they are. Provider is filled in. An error of each is to be returned. Required.
 	List func(ctx context.Context, since time.Time, each func(*Event) error) error
 	// Every is how long after the begin of one the next one begins, whichever process runs it. Default 15 min, at least 1 s.
@@ -141,13 +164,13 @@ on conflict (endpoint) do update set reconciled_at = greatest(webhook_endpoints.
 const reconcileLease = time.Minute
 
 // reconcile makes a reconciliation if one is due and nobody else is at it. It returns when to look again.
-func (r *Receiver) reconcile(ctx context.Context) (wait time.Duration, err error) {
+func (r *Endpoint) reconcile(ctx context.Context) (wait time.Duration, err error) {
 	wait = min(r.cfg.Reconcile.Every, reconcileLease)
 	var seconds float64
 	var since *time.Time
 	var began time.Time
 	due := func() error {
-		return r.pool.QueryRow(ctx, dueSQL, r.cfg.Endpoint, r.cfg.Reconcile.Every, r.cfg.Reconcile.Overlap).Scan(&seconds, &since, &began)
+		return r.pool.QueryRow(ctx, dueSQL, r.cfg.Name, r.cfg.Reconcile.Every, r.cfg.Reconcile.Overlap).Scan(&seconds, &since, &began)
 	}
 	if err := due(); err != nil {
 		return wait, err
@@ -155,7 +178,7 @@ func (r *Receiver) reconcile(ctx context.Context) (wait time.Duration, err error
 	if seconds > 0 {
 		return min(wait, time.Duration(seconds*float64(time.Second))), nil
 	}
-	l, err := lease.Acquire(ctx, r.pool, "webhook/"+r.cfg.Endpoint+"/reconcile", reconcileLease)
+	l, err := lease.Acquire(ctx, r.pool, "webhook/"+r.cfg.Name+"/reconcile", reconcileLease)
 	if l == nil || err != nil {
 		return wait, err
 	}
@@ -179,7 +202,7 @@ func (r *Receiver) reconcile(ctx context.Context) (wait time.Duration, err error
 	if since != nil {
 		from = *since
 		if known := began.Add(-r.cfg.Retention); from.Before(known) { // what is older was forgotten, and would be brought again
-			r.cfg.Logger.Warn("onlyonce: the last reconciliation of webhooks is longer ago than ids are remembered: what is older is not listed", "endpoint", r.cfg.Endpoint, "since", from, "listed_since", known)
+			r.cfg.Logger.Warn("onlyonce: the last reconciliation of webhooks is longer ago than ids are remembered: what is older is not listed", "endpoint", r.cfg.Name, "since", from, "listed_since", known)
 			from = known
 		}
 	}
@@ -197,7 +220,7 @@ func (r *Receiver) reconcile(ctx context.Context) (wait time.Duration, err error
 	stop(nil)
 	<-renewing
 	if err == nil {
-		_, err = r.pool.Exec(context.WithoutCancel(ctx), endedSQL, r.cfg.Endpoint, began)
+		_, err = r.pool.Exec(context.WithoutCancel(ctx), endedSQL, r.cfg.Name, began)
 	}
 	if r.cfg.Hooks.Reconciled != nil {
 		r.cfg.Hooks.Reconciled(listed, missed, err)
@@ -206,7 +229,7 @@ func (r *Receiver) reconcile(ctx context.Context) (wait time.Duration, err error
 }
 
 // hold renews the lease until ctx ends, and ends ctx should somebody else have it. Two at once would do no harm but work.
-func (r *Receiver) hold(ctx context.Context, l *lease.Lease, stop context.CancelCauseFunc) {
+func (r *Endpoint) hold(ctx context.Context, l *lease.Lease, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(reconcileLease / 3)
 	defer tick.Stop()
 	for {
@@ -226,16 +249,16 @@ func (r *Receiver) hold(ctx context.Context, l *lease.Lease, stop context.Cancel
 }
 
 // bring feeds a listed event through the same claim as a delivered one.
-func (r *Receiver) bring(ctx context.Context, e *Event) (fresh bool, err error) {
+func (r *Endpoint) bring(ctx context.Context, e *Event) (fresh bool, err error) {
 	if e == nil || !validID(e.ID) {
 		return false, errors.New("webhook: Reconcile.List: an event's ID must be 1 to 255 visible ASCII characters")
 	}
-	if e.Body == nil || len(e.Body) > r.cfg.Verifier.maxBody {
-		return false, fmt.Errorf("webhook: Reconcile.List: an event's Body must be set, and not longer than %d bytes", r.cfg.Verifier.maxBody)
+	if e.Body == nil || len(e.Body) > r.cfg.verifier.maxBody {
+		return false, fmt.Errorf("webhook: Reconcile.List: an event's Body must be set, and not longer than %d bytes", r.cfg.verifier.maxBody)
 	}
 	start := time.Now()
 	mine := *e
-	mine.Provider, mine.IDSigned = r.cfg.Verifier.scheme.Name, r.cfg.Verifier.scheme.IDSigned
+	mine.Provider, mine.IDSigned = r.cfg.verifier.scheme.Name, r.cfg.verifier.scheme.IDSigned
 	i, err := r.item(&mine, true)
 	if err != nil {
 		return false, err

@@ -25,7 +25,7 @@ open, replication slots; lanes of another database cluster; sinks that no relay 
 
 How long copies may come only you know, so say it: -copies-within is the longest time for which a producer or a mirror goes on trying (also
 Config.CopiesWithin), -relay-retries the same of relays that produce to topics which are consumed here (their key_window, or for ever: then the longest time for
-which you leave a call pending or parked), -webhook-retention the longest ReceiverConfig.Retention. Durations such as 7d or 36h. Answers to HTTP requests
+which you leave a call pending or parked), -webhook-retention the longest webhook.Config.Retention. Durations such as 7d or 36h. Answers to HTTP requests
 do not depend on the rings.
 
 LEVEL is ok, info, warn or fail. Lines that are ok are left out unless -all is given. Status 1 if one is fail.

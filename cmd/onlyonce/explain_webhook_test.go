@@ -18,14 +18,10 @@ import (
 )
 
 // receives is a receiver of an endpoint.
-func (f *fixture) receives(endpoint string, provider webhook.Provider, cfg webhook.ReceiverConfig) http.Handler {
+func (f *fixture) receives(endpoint string, provider webhook.Provider, cfg webhook.Config) http.Handler {
 	f.t.Helper()
-	verifier, err := webhook.New(webhook.Config{Provider: provider, Secrets: []string{hookSecret}})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	cfg.Endpoint, cfg.Verifier = endpoint, verifier
-	r, err := webhook.NewReceiver(f.pool, cfg)
+	cfg.Name, cfg.Provider, cfg.Secrets = endpoint, provider, []string{hookSecret}
+	r, err := webhook.New(f.pool, cfg)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -68,8 +64,8 @@ func github(id, body string) map[string]string {
 func TestExplainWebhookByItsSendersID(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	pay, code := f.receives("stripe", webhook.Stripe{}, webhook.ReceiverConfig{}), f.receives("code", webhook.GitHub{}, webhook.ReceiverConfig{})
-	acme := f.receives("acme", webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", IDHeader: "X-Acme-Id"}, webhook.ReceiverConfig{})
+	pay, code := f.receives("stripe", webhook.Stripe{}, webhook.Config{}), f.receives("code", webhook.GitHub{}, webhook.Config{})
+	acme := f.receives("acme", webhook.HMAC{Name: "acme", SignatureHeader: "X-Acme-Signature", IDHeader: "X-Acme-Id"}, webhook.Config{})
 	body := `{"id":"evt_1","type":"invoice.paid"}`
 	f.hooked(pay, body, stripe(body))
 	f.hooked(code, `{"a":1}`, github("d-2", `{"a":1}`))
@@ -88,7 +84,7 @@ func TestExplainWebhookByItsSendersID(t *testing.T) {
 func TestParkedShowOfAWebhook(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	stale := f.receives("code", webhook.GitHub{}, webhook.ReceiverConfig{Mode: webhook.Inline, Handler: func(context.Context, consumer.Tx, *consumer.Message) error {
+	stale := f.receives("code", webhook.GitHub{}, webhook.Config{Mode: webhook.Inline, Handler: func(context.Context, consumer.Tx, *consumer.Message) error {
 		return errors.Join(webhook.ErrOvertaken)
 	}})
 	f.hooked(stale, `{"a":1}`, github("d-2", `{"a":1}`))

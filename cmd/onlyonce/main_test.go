@@ -365,12 +365,11 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL,
-		retireSQL, leftSQL,
-		replaysSQL, replayNoSQL, replaySQL, pickSQL, lockPickedSQL, oneSQL, redriveSQL, discardSQL, promoteSQL,
-		redriveCallsSQL, resolveCallsSQL, redrivesSQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL,
+	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL, retireSQL, leftSQL,
+		replaysSQL, replayNoSQL, replaySQL,
+		standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL,
 		fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
-		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, appendParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
+		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
 		scopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)

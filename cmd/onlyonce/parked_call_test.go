@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // parks makes a call of sink payments that its relay has parked, and returns the parked row's id. The order key may be empty.
@@ -95,7 +97,7 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	old := one[string](f, `select key::text from onlyonce.parked`)
 	f.redrives("-kind", "call", "-sink", "payments", "-new-key").want(t, statusGood, "to the remote they are other calls")
 	key := one[string](f, `select key::text from onlyonce.parked`)
-	if key != newKey(old, 0) || key == old || uuid.MustParse(key).Version() != 8 || uuid.MustParse(key).Variant() != uuid.RFC4122 {
+	if key != parked.NewKey(old, 0) || key == old || uuid.MustParse(key).Version() != 8 || uuid.MustParse(key).Variant() != uuid.RFC4122 {
 		t.Errorf("key %s", key)
 	}
 	if n := one[int](f, `select count(*) from onlyonce.audit where detail->'keys'->0->>'old_key' = $1 and detail->'keys'->0->>'new_key' = $2`, old, key); n != 1 {
@@ -106,7 +108,7 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	}
 	f.exec(`update onlyonce.parked set state = 'waiting'`)
 	f.redrives("-id", id, "-new-key").want(t, statusGood)
-	if got := one[string](f, `select key::text from onlyonce.parked`); got != newKey(key, 1) || got == newKey(key, 0) {
+	if got := one[string](f, `select key::text from onlyonce.parked`); got != parked.NewKey(key, 1) || got == parked.NewKey(key, 0) {
 		t.Errorf("second key %s", got)
 	}
 }
@@ -116,7 +118,7 @@ func TestNewKeyIsFixed(t *testing.T) {
 	t.Parallel()
 	const old = "8f14e45f-ceea-867a-9a36-dedd4bea2543"
 	for redrives, want := range []string{"e306df92-ec0d-86b4-8e73-cf1a4ab5d587", "b6ea0d6b-6e70-8886-ae63-3b93d9f18ebe"} {
-		if got := newKey(old, int64(redrives)); got != want {
+		if got := parked.NewKey(old, int64(redrives)); got != want {
 			t.Errorf("%d redrives before: %s, want %s", redrives, got, want)
 		}
 	}

@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// ingest is the side that receives: one server with an endpoint for each provider, and one worker for the events that are stored.
+// ingest is the side that receives: one server with an endpoint for each provider.
 type ingest struct {
 	run  string // a name of this run, in all that it stores
 	pool *pgxpool.Pool
@@ -28,9 +29,6 @@ type ingest struct {
 
 // endpoint is the name of a provider's endpoint in this run.
 func (in *ingest) endpoint(p *provider) string { return p.name + "-" + in.run }
-
-// scope is what the worker's positions and the calls of its handler count for.
-func (in *ingest) scope() string { return "webhook-ingest-" + in.run }
 
 const effectsSQL = `create table if not exists webhook_ingest_effects (
   at bigserial, run text not null, endpoint text not null, id text not null, object text not null, version bigint not null)`
@@ -71,7 +69,7 @@ func (in *ingest) handle(_ context.Context, tx consumer.Tx, m *consumer.Message)
 	return nil
 }
 
-// serve runs the endpoints and the worker until ctx ends.
+// serve runs the endpoints until ctx ends.
 func (in *ingest) serve(ctx context.Context, ps []*provider, ready chan<- struct{}) error {
 	if _, err := in.pool.Exec(ctx, effectsSQL); err != nil {
 		return err
@@ -80,38 +78,21 @@ func (in *ingest) serve(ctx context.Context, ps []*provider, ready chan<- struct
 	if err != nil {
 		return err
 	}
-	var stored []string
-	for _, p := range ps {
-		if !p.inline {
-			stored = append(stored, in.endpoint(p))
-		}
-	}
-	source, err := webhook.NewSource(in.pool, webhook.SourceConfig{Group: in.scope(), Endpoints: stored, Partitions: 4, PollInterval: 50 * time.Millisecond})
-	if err != nil {
-		return err
-	}
 	mux := http.NewServeMux()
+	var endpoints []*webhook.Endpoint
 	for _, p := range ps {
-		verifier, err := webhook.New(webhook.Config{Provider: p.scheme, Secrets: []string{p.secret}})
-		if err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
-		}
-		cfg := webhook.ReceiverConfig{Endpoint: in.endpoint(p), Verifier: verifier, Partitions: 4,
-			OrderingKey: func(e *webhook.Event) string { object, _, _ := version(e); return object }}
+		cfg := webhook.Config{Name: in.endpoint(p), Provider: p.scheme, Secrets: []string{p.secret}, Handler: handler, Partitions: 4,
+			OrderingKey: func(e *webhook.Event) string { object, _, _ := version(e); return object },
+			Consumer:    consumer.Config{RetryMin: 5 * time.Millisecond}, Source: webhook.SourceConfig{PollInterval: 50 * time.Millisecond}}
 		if p.inline {
-			cfg.Mode, cfg.Handler = webhook.Inline, handler
-		} else {
-			cfg.Sources = []*webhook.Source{source}
+			cfg.Mode = webhook.Inline
 		}
-		receiver, err := webhook.NewReceiver(in.pool, cfg)
+		endpoint, err := webhook.New(in.pool, cfg)
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.name, err)
 		}
-		mux.Handle("/hooks/"+p.name, receiver)
-	}
-	worker, err := consumer.New(in.pool, source, handler, consumer.Config{Scope: in.scope(), RetryMin: 5 * time.Millisecond})
-	if err != nil {
-		return err
+		mux.Handle("/hooks/"+p.name, endpoint)
+		endpoints = append(endpoints, endpoint)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -122,7 +103,11 @@ func (in *ingest) serve(ctx context.Context, ps []*provider, ready chan<- struct
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	close(ready)
-	err = worker.Run(ctx)
+	work, working := errgroup.WithContext(ctx)
+	for _, e := range endpoints {
+		work.Go(func() error { return e.Run(working) })
+	}
+	err = work.Wait()
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	err = errors.Join(err, server.Shutdown(bounded))
@@ -132,22 +117,22 @@ func (in *ingest) serve(ctx context.Context, ps []*provider, ready chan<- struct
 	return err
 }
 
-// leftSQL counts stored events of the run that the worker has not passed. In: scope, the endpoints' suffix.
+// leftSQL counts stored events of the run that are still to be handled. In: run, the endpoints' suffix.
 const leftSQL = `
 select coalesce(sum(b.next_offset - coalesce(c.next_offset, 0)), 0)::bigint
   from onlyonce.streams s
   cross join lateral generate_series(0, s.partitions - 1) n
   cross join lateral onlyonce.stream_bounds(s.id, n::smallint) b
-  left join onlyonce.positions c on c.scope = $1 and c.topic = s.topic and c.partition = n
- where s.topic like 'webhook.%-' || $2`
+  left join onlyonce.positions c on c.scope = replace(s.topic, 'webhook.', 'webhook/') and c.topic = s.topic and c.partition = n
+ where s.topic like 'webhook.%-' || $1`
 
-// drained returns when the worker has passed everything that is stored.
+// drained returns when everything that is stored has been handled.
 func (in *ingest) drained(ctx context.Context) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		var left int64
-		if err := in.pool.QueryRow(ctx, leftSQL, in.scope(), in.run).Scan(&left); err != nil || left == 0 {
+		if err := in.pool.QueryRow(ctx, leftSQL, in.run).Scan(&left); err != nil || left == 0 {
 			return err
 		}
 		select {
@@ -166,10 +151,10 @@ var tidySQL = []string{
 	`delete from onlyonce.webhook_bodies where endpoint like '%-' || $1`,
 	`delete from onlyonce.webhook_objects where scope like '%-' || $1`,
 	`delete from onlyonce.parked where scope like 'webhook%-' || $1`,
-	`delete from onlyonce.progress p using onlyonce.cursors c where c.scope = 'webhook-ingest-' || $1 and p.cursor_id = c.id`,
-	`delete from onlyonce.topics where scope = 'webhook-ingest-' || $1`,
-	`delete from onlyonce.scopes where scope = 'webhook-ingest-' || $1`,
-	`delete from onlyonce.leases where name like 'cursor/webhook-ingest-' || $1 || '/%' or name like '%events/webhook-ingest-' || $1 || '/%'`,
+	`delete from onlyonce.progress p using onlyonce.cursors c where c.scope like 'webhook/%-' || $1 and p.cursor_id = c.id`,
+	`delete from onlyonce.topics where scope like 'webhook/%-' || $1`,
+	`delete from onlyonce.scopes where scope like 'webhook/%-' || $1`,
+	`delete from onlyonce.leases where name like 'cursor/webhook/%-' || $1 || '/%' or name like '%events/webhook/%-' || $1 || '/%'`,
 	`delete from onlyonce.streams where topic like 'webhook.%-' || $1`,
 }
 

@@ -1,5 +1,5 @@
 // Package inbox runs what the inbox of keys needs beside claims: its two rings rotate, in the background of every consumer, relay and
-// webhook receiver (Receiver.Run), or by `onlyonce inbox rotate`.
+// webhook endpoint (Endpoint.Run), or by `onlyonce inbox rotate`.
 //
 // The protocol is internal/ring's, and package dedupe's documentation says how claims go over its segments. One process works for each
 // ring, under a lease; the others stand by. A process whose role may not TRUNCATE says so once, leaves it to others, and asks again each five minutes,

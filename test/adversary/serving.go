@@ -313,11 +313,7 @@ func (x *serving) layer(r *rig, pool *pgxpool.Pool, mode idempotency.Mode, level
 func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
 	return func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error) {
 		x.streams = true
-		verifier, err := webhook.New(webhook.Config{Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}})
-		if err != nil {
-			return nil, nil, err
-		}
-		cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: verifier, Mode: mode, Partitions: 1, DuplicateWait: r.bound / 2, Deadline: max(2*r.bound, 500*time.Millisecond),
+		cfg := webhook.Config{Name: "e", Provider: webhook.Stripe{}, Secrets: []string{webhookSecret}, Mode: mode, Partitions: 1, DuplicateWait: r.bound / 2, Deadline: max(2*r.bound, 500*time.Millisecond),
 			RetryAfter: time.Second, Logger: r.logger()}
 		if mode == webhook.Inline {
 			cfg.Handler = func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -334,7 +330,7 @@ func receiver(mode webhook.Mode) func(x *serving, r *rig, pool *pgxpool.Pool) (h
 				return nil
 			}
 		}
-		recv, err := webhook.NewReceiver(pool, cfg)
+		recv, err := webhook.New(pool, cfg)
 		if err != nil {
 			return nil, nil, err
 		}

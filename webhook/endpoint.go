@@ -3,33 +3,73 @@ package webhook
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Receiver is the http.Handler of an endpoint. It is safe for concurrent use.
-type Receiver struct {
-	pool  *pgxpool.Pool
-	cfg   ReceiverConfig
-	slots chan struct{} // a token for each verified event that is worked on
-	bytes atomic.Int64  // of bodies that are held
+// Endpoint is one provider's webhooks from the request to the handler: an http.Handler that
+// verifies and stores events, and a [Endpoint.Run] that applies them and forgets old ids. It is safe
+// for concurrent use.
+type Endpoint struct {
+	pool   *pgxpool.Pool
+	cfg    Config
+	source *Source            // of the stored events, if the endpoint consumes them itself
+	worker *consumer.Consumer // or nil
+	slots  chan struct{}      // a token for each verified event that is being processed
+	bytes  atomic.Int64       // of bodies that are held
 }
 
-// NewReceiver checks the configuration and returns every fault of it at once. It does not connect.
-func NewReceiver(pool *pgxpool.Pool, cfg ReceiverConfig) (*Receiver, error) {
+// New checks the configuration and returns every fault of it at once. It does not connect.
+func New(pool *pgxpool.Pool, cfg Config) (*Endpoint, error) {
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
 		return nil, err
 	}
-	return &Receiver{pool: pool, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight)}, nil
+	e := &Endpoint{pool: pool, cfg: cfg, slots: make(chan struct{}, cfg.MaxInFlight)}
+	if cfg.Mode != Inbox || cfg.Handler == nil {
+		return e, nil
+	}
+	work, read := cfg.Consumer, cfg.Source
+	if work.Scope == "" {
+		work.Scope = Scope(cfg.Name)
+	}
+	if work.Logger == nil {
+		work.Logger = cfg.Logger
+	}
+	read.Endpoints = []string{cfg.Name}
+	if read.Group == "" {
+		read.Group = work.Scope
+	}
+	if read.Partitions == 0 {
+		read.Partitions = cfg.Partitions
+	}
+	if read.Logger == nil {
+		read.Logger = cfg.Logger
+	}
+	if e.source, err = NewSource(pool, read); err != nil {
+		return nil, err
+	}
+	if e.worker, err = consumer.New(pool, e.source, cfg.Handler, work); err != nil {
+		return nil, fmt.Errorf("%w: Config.Consumer: %w", ErrConfig, err)
+	}
+	e.cfg.Sources = append(slices.Clone(cfg.Sources), e.source)
+	return e, nil
 }
+
+// Consumer returns the consumer of the endpoint's stored events, for its status and its readiness;
+// nil if the endpoint has none, because Handler is not set or runs inline.
+func (r *Endpoint) Consumer() *consumer.Consumer { return r.worker }
 
 // DuplicateHeader is set, to "true", in the answer to a copy of an event (W9).
 const DuplicateHeader = "Webhook-Duplicate"
@@ -42,12 +82,12 @@ var (
 	ErrStore = errors.New("webhook: the database did not take the event")
 	// ErrHandler: an inline handler failed; nothing of the event was stored. 500 (W8).
 	ErrHandler = errors.New("webhook: the handler failed")
-	// ErrTenant: ReceiverConfig.Tenant panicked, or returned what is no tenant; nothing of the event was stored. 500.
-	ErrTenant = errors.New("webhook: ReceiverConfig.Tenant did not name a tenant")
-	// ErrBusy: ReceiverConfig.MaxInFlight events are being worked on, or bodies have ReceiverConfig.MaxBytes together. 503.
+	// ErrTenant: Config.Tenant panicked, or returned what is no tenant; nothing of the event was stored. 500.
+	ErrTenant = errors.New("webhook: Config.Tenant did not name a tenant")
+	// ErrBusy: Config.MaxInFlight events are being processed, or bodies have Config.MaxBytes together. 503.
 	ErrBusy = errors.New("webhook: too many requests at once")
 
-	// ErrAside: copies of bodies that were accepted before take ReceiverConfig.MaxAside of this day already; this one was not stored. 503.
+	// ErrAside: copies of bodies that were accepted before take Config.MaxAside of this day already; this one was not stored. 503.
 	ErrAside = errors.New("webhook: too many bytes of copies were set aside today")
 
 	errMethod = errors.New("webhook: the method is not POST")
@@ -56,7 +96,7 @@ var (
 )
 
 // ServeHTTP implements http.Handler. No answer is 2xx unless the event, or its first copy, is committed, or is a probe.
-func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+func (r *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	start := time.Now()
 	if req.Method != http.MethodPost { // W1
 		w.Header().Set("Allow", http.MethodPost)
@@ -67,7 +107,7 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(req.Context()), start.Add(r.cfg.Deadline))
 	defer cancel()
 	// W17: who has signed nothing gets no slot, and his body no more than the time and memory that it earns.
-	if err := r.cfg.Verifier.expect(req.Header, req.ContentLength); err != nil {
+	if err := r.cfg.verifier.expect(req.Header, req.ContentLength); err != nil {
 		w.Header().Set("Connection", "close") // what is still to come is not read
 		r.refuse(w, start, statusOf(err), err)
 		return
@@ -79,7 +119,7 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.refuse(w, start, status, err)
 		return
 	}
-	e, err := r.cfg.Verifier.Verify(req.Header, body)
+	e, err := r.cfg.verifier.Verify(req.Header, body)
 	if err != nil {
 		r.refuse(w, start, statusOf(err), err)
 		return
@@ -133,8 +173,8 @@ func earned(got int) time.Duration {
 
 // read reads the body, all of it and no more than the verifier takes, whatever Content-Length says (W2). It takes memory as bytes come, and returns how much,
 // which is the caller's to give back. A body that comes more slowly than bodyRate, on the whole and without what it was not waited for, is given up (W17).
-func (r *Receiver) read(w http.ResponseWriter, req *http.Request, deadline time.Time) (body []byte, held int64, status int, err error) {
-	most := int64(r.cfg.Verifier.maxBody)
+func (r *Endpoint) read(w http.ResponseWriter, req *http.Request, deadline time.Time) (body []byte, held int64, status int, err error) {
+	most := int64(r.cfg.verifier.maxBody)
 	longest := most + 1 // one more, to find the end
 	if req.ContentLength >= 0 {
 		longest = min(req.ContentLength, most) + 1
@@ -171,7 +211,7 @@ func (r *Receiver) read(w http.ResponseWriter, req *http.Request, deadline time.
 		_ = control.SetReadDeadline(deadline) // the server reads on, to see the client leave
 		return body, held, 0, nil
 	case errors.As(err, &over):
-		return nil, held, http.StatusRequestEntityTooLarge, &Error{Provider: r.cfg.Verifier.scheme.Name, Check: ErrTooLarge}
+		return nil, held, http.StatusRequestEntityTooLarge, &Error{Provider: r.cfg.verifier.scheme.Name, Check: ErrTooLarge}
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
 		return nil, held, http.StatusRequestTimeout, errSlow
 	}
@@ -179,7 +219,7 @@ func (r *Receiver) read(w http.ResponseWriter, req *http.Request, deadline time.
 }
 
 // take takes memory for a body, if there is any left.
-func (r *Receiver) take(n int64) bool {
+func (r *Endpoint) take(n int64) bool {
 	if r.bytes.Add(n) > r.cfg.MaxBytes {
 		r.bytes.Add(-n)
 		return false
@@ -188,7 +228,7 @@ func (r *Receiver) take(n int64) bool {
 }
 
 // answer is 200, and tells copies.
-func (r *Receiver) answer(w http.ResponseWriter, start time.Time, e *Event, outcome Outcome, body string) {
+func (r *Endpoint) answer(w http.ResponseWriter, start time.Time, e *Event, outcome Outcome, body string) {
 	switch outcome {
 	case Duplicate, Divergent, SameBody:
 		w.Header().Set(DuplicateHeader, "true")
@@ -203,24 +243,24 @@ func (r *Receiver) answer(w http.ResponseWriter, start time.Time, e *Event, outc
 	r.received(e, outcome, false, start)
 }
 
-func (r *Receiver) received(e *Event, outcome Outcome, reconciled bool, start time.Time) {
+func (r *Endpoint) received(e *Event, outcome Outcome, reconciled bool, start time.Time) {
 	if r.cfg.Hooks.Received != nil {
-		r.cfg.Hooks.Received(Received{Endpoint: r.cfg.Endpoint, Provider: e.Provider, Type: e.Type, ID: e.ID, Outcome: outcome, Reconciled: reconciled,
+		r.cfg.Hooks.Received(Received{Endpoint: r.cfg.Name, Provider: e.Provider, Type: e.Type, ID: e.ID, Outcome: outcome, Reconciled: reconciled,
 			Duration: time.Since(start)})
 	}
 }
 
 // refuse answers with a status and its name, and no more: what differs between two causes of one status is for the operator (W6).
-func (r *Receiver) refuse(w http.ResponseWriter, start time.Time, status int, err error) {
+func (r *Endpoint) refuse(w http.ResponseWriter, start time.Time, status int, err error) {
 	w.Header().Set("Cache-Control", "no-store")
 	if status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", strconv.Itoa(int(r.cfg.RetryAfter/time.Second)))
 	}
 	http.Error(w, http.StatusText(status), status)
 	if status >= 500 {
-		r.cfg.Logger.Warn("onlyonce: webhook not taken", "endpoint", r.cfg.Endpoint, "status", status, "error", err)
+		r.cfg.Logger.Warn("onlyonce: webhook not taken", "endpoint", r.cfg.Name, "status", status, "error", err)
 	}
 	if r.cfg.Hooks.Refused != nil {
-		r.cfg.Hooks.Refused(Refused{Endpoint: r.cfg.Endpoint, Status: status, Err: err, Duration: time.Since(start)})
+		r.cfg.Hooks.Refused(Refused{Endpoint: r.cfg.Name, Status: status, Err: err, Duration: time.Since(start)})
 	}
 }

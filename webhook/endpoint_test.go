@@ -186,7 +186,7 @@ func TestW7SignedIDs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	stripe := samples(t)["Stripe"]
-	e, other := r.serve(stripe), r.serve(stripe, func(c *webhook.ReceiverConfig) { c.Endpoint = "other" })
+	e, other := r.serve(stripe), r.serve(stripe, func(c *webhook.Config) { c.Name = "other" })
 	e.send(stripeBody("evt_1", "")).want(t, 200, false)
 	e.send(stripeBody("evt_1", "")).want(t, 200, true)
 	e.send(stripeBody("evt_2", "")).want(t, 200, false)
@@ -268,11 +268,7 @@ func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	s := samples(t)["GitHub"]
-	v, err := webhook.New(webhook.Config{Provider: s.provider, Secrets: []string{s.secret}, MaxBody: 1 << 10})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := r.serve(s, func(c *webhook.ReceiverConfig) { c.Verifier, c.MaxAside = v, 65<<10+1 })
+	e := r.serve(s, func(c *webhook.Config) { c.MaxBody, c.MaxAside = 1<<10, 65<<10+1 })
 	e.sendAs("d-1", "push").want(t, 200, false)
 	e.sendAs("d-2", "push").want(t, 200, true)
 	if n := one[int](r, `select aside from onlyonce.webhook_endpoints where aside_on = (now() at time zone 'UTC')::date`); n < 504 || n > 2000 {
@@ -294,8 +290,8 @@ func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	e.sendAs("d-4", "another push").want(t, 200, false)
 	r.exec(`update onlyonce.webhook_endpoints set aside_on = aside_on - 1`)
 	e.sendAs("d-3", "push").want(t, 200, true)
-	cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: v, MaxAside: 65<<10 - 1}
-	if _, err := webhook.NewReceiver(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxAside") {
+	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, MaxBody: 1 << 10, MaxAside: 65<<10 - 1}
+	if _, err := webhook.New(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "MaxAside") {
 		t.Errorf("less than a body: %v", err)
 	}
 }
@@ -316,7 +312,7 @@ func TestW8Inbox(t *testing.T) {
 		}
 		return effect(ctx, tx, m)
 	})
-	e := r.serve(samples(t)["Stripe"], func(c *webhook.ReceiverConfig) {
+	e := r.serve(samples(t)["Stripe"], func(c *webhook.Config) {
 		c.Sources = []*webhook.Source{source}
 		c.OrderingKey = func(*webhook.Event) string { return "in_1" }
 		c.Tenant = func(*webhook.Event) string { return "t1" }
@@ -346,7 +342,7 @@ func TestW8InlineFailureRollsTheIDBack(t *testing.T) {
 			return err
 		}
 		return (*f)(ctx, tx)
-	}), func(c *webhook.ReceiverConfig) { c.Deadline = 2 * time.Second })
+	}), func(c *webhook.Config) { c.Deadline = 2 * time.Second })
 	hang := make(chan struct{})
 	defer close(hang)
 	r.exec(`insert into effects (id) values ('taken')`)
@@ -423,7 +419,7 @@ func TestW9DuplicatesInParallel(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
-			var more []func(*webhook.ReceiverConfig)
+			var more []func(*webhook.Config)
 			if mode == "inline" {
 				more = append(more, inline(effect))
 			} else {
@@ -483,7 +479,7 @@ func TestW9UncommittedFirstCopy(t *testing.T) {
 		return effect(ctx, tx, m)
 	})
 	e := r.serve(samples(t)["Stripe"], handler)
-	impatient := r.serve(samples(t)["Stripe"], handler, func(c *webhook.ReceiverConfig) { c.DuplicateWait = time.Millisecond })
+	impatient := r.serve(samples(t)["Stripe"], handler, func(c *webhook.Config) { c.DuplicateWait = time.Millisecond })
 	send := func(id string) <-chan answer {
 		done := make(chan answer, 1)
 		go func() { done <- e.send(stripeBody(id, "")) }()
@@ -527,8 +523,8 @@ func TestW9Divergence(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for _, keep := range []bool{false, true} {
-		e := r.serve(samples(t)["Stripe"], func(c *webhook.ReceiverConfig) {
-			c.Endpoint, c.KeepDivergent = fmt.Sprint("keep-", keep), keep
+		e := r.serve(samples(t)["Stripe"], func(c *webhook.Config) {
+			c.Name, c.KeepDivergent = fmt.Sprint("keep-", keep), keep
 		})
 		e.send(stripeBody("evt_1", `,"pending_webhooks":2`)).want(t, 200, false)
 		e.send(stripeBody("evt_1", `,"pending_webhooks":1`)).want(t, 200, true)
@@ -551,18 +547,19 @@ func TestW10Retention(t *testing.T) {
 	r := newRig(t)
 	long := webhook.HMAC{Name: "acme", SignatureHeader: "X-S", IDHeader: "X-Id", Redeliveries: 30 * 24 * time.Hour}
 	for _, c := range []struct {
-		v         *webhook.Verifier
+		provider  webhook.Provider
+		secret    string
 		retention time.Duration
 		good      bool
 	}{
-		{verifier(t, webhook.GitHub{}, "0123456789abcdef"), 0, true},
-		{verifier(t, webhook.GitHub{}, "0123456789abcdef"), 7 * 24 * time.Hour, true},
-		{verifier(t, webhook.GitHub{}, "0123456789abcdef"), 7*24*time.Hour - 1, false},
-		{verifier(t, webhook.Standard{}, standardSecret), 72 * time.Hour, false},
-		{verifier(t, long, "0123456789abcdef"), 29 * 24 * time.Hour, false},
-		{verifier(t, long, "0123456789abcdef"), 30 * 24 * time.Hour, true},
+		{webhook.GitHub{}, "0123456789abcdef", 0, true},
+		{webhook.GitHub{}, "0123456789abcdef", 7 * 24 * time.Hour, true},
+		{webhook.GitHub{}, "0123456789abcdef", 7*24*time.Hour - 1, false},
+		{webhook.Standard{}, standardSecret, 72 * time.Hour, false},
+		{long, "0123456789abcdef", 29 * 24 * time.Hour, false},
+		{long, "0123456789abcdef", 30 * 24 * time.Hour, true},
 	} {
-		_, err := webhook.NewReceiver(r.recv, webhook.ReceiverConfig{Endpoint: "e", Verifier: c.v, Retention: c.retention})
+		_, err := webhook.New(r.recv, webhook.Config{Name: "e", Provider: c.provider, Secrets: []string{c.secret}, Retention: c.retention})
 		if (err == nil) != c.good || err != nil && !strings.Contains(err.Error(), "Retention") {
 			t.Errorf("%v: %v", c.retention, err)
 		}
@@ -576,7 +573,7 @@ func TestW10Horizon(t *testing.T) {
 	x := r.receiver(samples(t)["GitHub"])
 	r.exec(`update onlyonce.rings set horizon = '6 days' where name = 'keys_clock'`)
 	err := x.Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "ReceiverConfig.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring keys_clock") {
+	if err == nil || !strings.Contains(err.Error(), "Config.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring keys_clock") {
 		t.Errorf("%v", err)
 	}
 }
@@ -594,7 +591,7 @@ func TestW10Purge(t *testing.T) {
 	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '61 minutes' where digest <> sha256('young')`)
 	var ids, bodies int64
 	purged := make(chan struct{})
-	x := r.receiver(e.sample, func(c *webhook.ReceiverConfig) {
+	x := r.receiver(e.sample, func(c *webhook.Config) {
 		c.Hooks.Purged = func(i, b int64) { ids, bodies = i, b; close(purged) }
 	})
 	ctx, stop := context.WithCancel(t.Context())
@@ -648,12 +645,12 @@ func TestW12Deadline(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for provider, s := range samples(t) {
-		cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: verifier(t, s.provider, s.secret), Deadline: time.Minute}
-		if _, err := webhook.NewReceiver(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "Deadline") {
+		cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Deadline: time.Minute}
+		if _, err := webhook.New(r.recv, cfg); err == nil || !strings.Contains(err.Error(), "Deadline") {
 			t.Errorf("%s: a deadline of a minute: %v", provider, err)
 		}
 	}
-	e := r.serve(samples(t)["Slack"], func(c *webhook.ReceiverConfig) { c.Deadline = 500 * time.Millisecond })
+	e := r.serve(samples(t)["Slack"], func(c *webhook.Config) { c.Deadline = 500 * time.Millisecond })
 	tx, err := r.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -691,7 +688,7 @@ func (b *told) Read(p []byte) (int, error) {
 func TestW12SlowBody(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	receiver := r.receiver(samples(t)["Slack"], func(c *webhook.ReceiverConfig) { c.Deadline, c.MaxInFlight = 500*time.Millisecond, 1 })
+	receiver := r.receiver(samples(t)["Slack"], func(c *webhook.Config) { c.Deadline, c.MaxInFlight = 500*time.Millisecond, 1 })
 	begun := make(chan struct{})
 	e := r.serveMux(samples(t)["Slack"], http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.ContentLength < 0 {

@@ -48,13 +48,13 @@ func BenchmarkReceiver(b *testing.B) {
 			w.WriteHeader(http.StatusOK)
 		})
 	}
-	receiver := func(more ...func(*webhook.ReceiverConfig)) func(b *testing.B) http.Handler {
+	receiver := func(more ...func(*webhook.Config)) func(b *testing.B) http.Handler {
 		return func(b *testing.B) http.Handler {
-			cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: verifier(b, s.provider, s.secret)}
+			cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}}
 			for _, m := range more {
 				m(&cfg)
 			}
-			r, err := webhook.NewReceiver(pool(b), cfg)
+			r, err := webhook.New(pool(b), cfg)
 			if err != nil {
 				b.Fatal(err)
 			}

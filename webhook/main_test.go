@@ -139,13 +139,13 @@ func (r *rig) lastRefusal() error {
 }
 
 // receiver makes a receiver of a provider's sample.
-func (r *rig) receiver(s sample, more ...func(*webhook.ReceiverConfig)) *webhook.Receiver {
+func (r *rig) receiver(s sample, more ...func(*webhook.Config)) *webhook.Endpoint {
 	r.t.Helper()
-	cfg := webhook.ReceiverConfig{Endpoint: "e", Verifier: verifier(r.t, s.provider, s.secret), Partitions: 4, Hooks: r.hooks()}
+	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: r.hooks()}
 	for _, m := range more {
 		m(&cfg)
 	}
-	x, err := webhook.NewReceiver(r.recv, cfg)
+	x, err := webhook.New(r.recv, cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ type endpoint struct {
 	client *http.Client
 }
 
-func (r *rig) serve(s sample, more ...func(*webhook.ReceiverConfig)) *endpoint {
+func (r *rig) serve(s sample, more ...func(*webhook.Config)) *endpoint {
 	r.t.Helper()
 	server := httptest.NewServer(r.receiver(s, more...))
 	r.t.Cleanup(server.Close)
@@ -168,8 +168,8 @@ func (r *rig) serve(s sample, more ...func(*webhook.ReceiverConfig)) *endpoint {
 }
 
 // inline is a mode with a handler.
-func inline(h consumer.Handler) func(*webhook.ReceiverConfig) {
-	return func(c *webhook.ReceiverConfig) { c.Mode, c.Handler = webhook.Inline, h }
+func inline(h consumer.Handler) func(*webhook.Config) {
+	return func(c *webhook.Config) { c.Mode, c.Handler = webhook.Inline, h }
 }
 
 // effect writes a row under the event's id.

@@ -23,26 +23,14 @@ func paid(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 }
 
 func webhooks(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, secret string) error {
-	verifier, err := webhook.New(webhook.Config{Provider: webhook.Stripe{}, Secrets: []string{secret}})
-	if err != nil {
-		return err
-	}
-	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe"}})
-	if err != nil {
-		return err
-	}
-	receiver, err := webhook.NewReceiver(pool, webhook.ReceiverConfig{
-		Endpoint: "stripe", Verifier: verifier, Sources: []*webhook.Source{source},
+	endpoint, err := webhook.New(pool, webhook.Config{
+		Name: "stripe", Provider: webhook.Stripe{}, Secrets: []string{secret}, Handler: paid,
 	})
 	if err != nil {
 		return err
 	}
-	mux.Handle("/hooks/stripe", receiver) // 200 once the event is committed
-	worker, err := consumer.New(pool, source, paid, consumer.Config{Scope: webhook.Scope("stripe")})
-	if err != nil {
-		return err
-	}
-	return worker.Run(ctx)
+	mux.Handle("/hooks/stripe", endpoint) // 200 once the event is committed
+	return endpoint.Run(ctx)              // applies the events
 }
 
 // It does what the guide says.

@@ -1,0 +1,87 @@
+package webhook_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/webhook"
+)
+
+// An endpoint with a handler applies what it stores, and its requests wake its consumer: a poll would
+// come after the test's end.
+func TestEndpointAppliesWhatItStores(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := samples(t)["Stripe"]
+	endpoint := r.receiver(s, func(c *webhook.Config) {
+		c.Handler = effect
+		c.Consumer = consumer.Config{Linger: time.Millisecond}
+		c.Source = webhook.SourceConfig{PollInterval: time.Hour}
+	})
+	mux := http.NewServeMux()
+	mux.Handle("/hooks", endpoint)
+	e := r.serveMux(s, mux, "/hooks")
+	e.send(stripeBody("evt_0", "")).want(t, 200, false) // requests are served without Run
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- endpoint.Run(ctx) }()
+	r.until("what was stored before is applied", func() bool { return r.count("effects") == 1 })
+	e.send(stripeBody("evt_1", "")).want(t, 200, false)
+	e.send(stripeBody("evt_1", "")).want(t, 200, true)
+	r.until("the new event is applied", func() bool { return r.count("effects") == 2 })
+	status, err := endpoint.Consumer().Status(t.Context())
+	if err != nil || len(status) != 4 {
+		t.Errorf("%d partitions, %v", len(status), err)
+	}
+	if got := one[string](r, `select string_agg(distinct scope, ' ') from onlyonce.cursors`); got != webhook.Scope("e") {
+		t.Errorf("scopes %s", got)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// What ends one half of Run ends the other, and is returned.
+func TestEndpointRunEndsAsAWhole(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ sql, want string }{
+		"upkeep":   {`update onlyonce.rings set horizon = '6 days' where name = 'keys_clock'`, "Config.Retention"},
+		"consumer": {`insert into onlyonce.streams (topic, partitions) values ('webhook.e', 7)`, "7 partitions"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			endpoint := r.receiver(samples(t)["GitHub"], func(c *webhook.Config) { c.Handler = effect })
+			r.exec(c.sql)
+			if err := endpoint.Run(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+		})
+	}
+}
+
+// The faults of the consumer and of the source are the endpoint's, and name their field.
+func TestEndpointConsumerFaults(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	s := samples(t)["Stripe"]
+	for want, cfg := range map[string]webhook.Config{
+		"Config.Consumer: ":          {Consumer: consumer.Config{BatchSize: -1}},
+		"SourceConfig.PollInterval:": {Source: webhook.SourceConfig{PollInterval: 1}},
+	} {
+		cfg.Name, cfg.Provider, cfg.Secrets, cfg.Handler = "e", s.provider, []string{s.secret}, effect
+		if _, err := webhook.New(r.pool, cfg); !errors.Is(err, webhook.ErrConfig) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if x := r.receiver(s, inline(effect)); x.Consumer() != nil {
+		t.Error("an inline endpoint has a consumer")
+	}
+}

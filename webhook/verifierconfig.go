@@ -1,0 +1,144 @@
+package webhook
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// VerifierConfig describes how an endpoint's sender signs.
+type VerifierConfig struct {
+	// Provider is how it signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack], [HMAC], or one of yours. Required.
+	Provider Provider
+
+	// Secrets are those that are good now, in the form in which the provider hands them out: 1 to 8, each of at least 16
+	// characters. While one is being replaced, the old and the new one, in any order. No default: without a secret anybody could send.
+	Secrets []string
+
+	// Tolerance is how far the signed time may be from this machine's clock, in the directions that the provider's scheme
+	// checks. Default: the provider's, 5 minutes. From 1 s to 24 h. Shorter than a sender's queue or a
+	// clock's error refuses what is good; longer lets a recorded request be sent again for longer, which the dedupe then has
+	// to catch. Must be 0 for providers that sign no time.
+	Tolerance time.Duration
+
+	// MaxBody is the longest body, in bytes. Default 1 MiB, up to 32 MiB.
+	MaxBody int
+
+	// KeepHeaders are headers that Event.Header has besides Content-Type and those of the provider. They are not signed.
+	// Credentials and signatures are refused.
+	KeepHeaders []string
+}
+
+const (
+	defaultMaxBody = 1 << 20
+	maxMaxBody     = 32 << 20
+	maxSecrets     = 8
+	// minSecret is the shortest secret, in characters: shorter ones are found by trying.
+	minSecret = 16
+)
+
+// neverKept are headers that let whoever reads them act as somebody else (W14).
+var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie", "Www-Authenticate", "X-Api-Key"}
+
+// NewVerifier checks the configuration and returns every fault of it at once. No error quotes a secret.
+func NewVerifier(cfg VerifierConfig) (*Verifier, error) { return build(cfg, minSecret) }
+
+func build(cfg VerifierConfig, shortest int) (*Verifier, error) {
+	var faults []error
+	fault := func(field, format string, args ...any) {
+		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
+	}
+	scheme := &Scheme{}
+	if cfg.Provider == nil {
+		fault("Provider", "must be set: how the sender signs")
+	} else if s, err := cfg.Provider.Scheme(); err != nil {
+		fault("Provider", "%v", err)
+	} else if s == nil || s.Name == "" || s.Key == nil || s.Read == nil || s.Event == nil {
+		fault("Provider", "its scheme lacks Name, Key, Read or Event")
+	} else {
+		copied := *s
+		scheme = &copied
+	}
+	v := &Verifier{scheme: scheme, maxBody: cfg.MaxBody, past: scheme.Past, future: scheme.Future}
+	switch timed := v.past > 0 || v.future > 0; {
+	case v.past < 0 || v.future < 0:
+		fault("Provider", "its scheme has a negative Past or Future")
+	case cfg.Tolerance == 0:
+	case cfg.Tolerance < time.Second || cfg.Tolerance > 24*time.Hour:
+		fault("Tolerance", "%v is not from 1s to 24h", cfg.Tolerance)
+	case scheme.Name != "" && !timed:
+		fault("Tolerance", "must be 0: %s signs no time", scheme.Name)
+	default:
+		if v.past > 0 {
+			v.past = cfg.Tolerance
+		}
+		if v.future > 0 {
+			v.future = cfg.Tolerance
+		}
+	}
+	if cfg.MaxBody == 0 {
+		v.maxBody = defaultMaxBody
+	} else if cfg.MaxBody < 0 || cfg.MaxBody > maxMaxBody {
+		fault("MaxBody", "%d is not from 1 to %d", cfg.MaxBody, maxMaxBody)
+	}
+	if n := len(cfg.Secrets); n == 0 || n > maxSecrets {
+		fault("Secrets", "must be 1 to %d, not %d", maxSecrets, n)
+	}
+	for i, secret := range cfg.Secrets {
+		field := fmt.Sprintf("Secrets[%d]", i)
+		if slices.Contains(cfg.Secrets[:i], secret) {
+			fault(field, "stands there twice")
+			continue
+		}
+		if len(secret) < shortest {
+			fault(field, "must have %d characters or more", shortest)
+			continue
+		}
+		if scheme.Key == nil {
+			continue
+		}
+		key, err := scheme.Key(secret)
+		switch {
+		case err != nil:
+			fault(field, "%v", err)
+		case key.mac == nil && key.public == nil:
+			fault(field, "the provider's code made no key of it")
+		default:
+			v.keys = append(v.keys, key)
+		}
+	}
+	v.keep = []string{"Content-Type"}
+	for i, name := range slices.Concat(scheme.KeepHeaders, cfg.KeepHeaders) {
+		field := "Provider"
+		if i >= len(scheme.KeepHeaders) {
+			field = fmt.Sprintf("KeepHeaders[%d]", i-len(scheme.KeepHeaders))
+		}
+		canonical := http.CanonicalHeaderKey(name)
+		switch {
+		case !token(name):
+			fault(field, "%q is not a header name", name)
+		case secretive(canonical, scheme.SignatureHeaders):
+			fault(field, "%s holds a signature or a credential, and is not kept", canonical)
+		case !slices.Contains(v.keep, canonical):
+			v.keep = append(v.keep, canonical)
+		}
+	}
+	if err := errors.Join(faults...); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// secretive says whether a header may not be kept (W14).
+func secretive(canonical string, signatures []string) bool {
+	same := func(s string) bool { return http.CanonicalHeaderKey(s) == canonical }
+	return slices.ContainsFunc(neverKept, same) || slices.ContainsFunc(signatures, same)
+}
+
+// token is RFC 9110 section 5.6.2.
+func token(s string) bool {
+	return s != "" && strings.Trim(s, "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
+}
