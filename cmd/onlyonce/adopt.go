@@ -59,8 +59,9 @@ type adoption struct {
 	stop  bool // with group: the old one is stopped
 	at    *int64
 	from  *string
-	clock bool // with from
 	late  bool // with from
+
+	standard bool // with from: bring the keys of standard_keys too
 
 	origin *origin // with -from
 }
@@ -80,7 +81,7 @@ type adopted struct {
 func cursorAdoptCommand() command {
 	return command{
 		name:    "cursor adopt",
-		args:    "[-postgres URL] -scope S -topic T -partition N [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-clock-keys] [-late]] -reason WHY [-yes]",
+		args:    "[-postgres URL] -scope S -topic T -partition N [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-standard-keys] [-late]] -reason WHY [-yes]",
 		summary: "resolve a halt: hand a cursor to another group, set its position, or take it over from another database",
 		help: `
 Resolves a halt, in one transaction: whoever owns the cursor is fenced out, the cursor is changed, and an audit row
@@ -101,9 +102,9 @@ handles messages again. Where there is no cursor -at makes one. It brings a reti
 
 With -from a partition moves here from another database (a shard; docs/scaling.md has the whole procedure). Its cursor
 there must be retired, for less than keys are remembered there (else -late says that no copies can come any more), with nothing
-parked that is not settled, and not paused. Position, group, cluster and topic are taken from it, and every key of keys_log that is
+parked that is not settled, and not paused. Position, group, cluster and topic are taken from it, and every key of consumer_keys that is
 kept there is claimed here too, so that copies of what was applied there are found; all in one transaction. It can take as long as
-the keys need (a million in seconds, or in a minute where the server is busy). -clock-keys brings those of keys_clock too, for
+the keys need (a million in seconds, or in a minute where the server is busy). -standard-keys brings those of standard_keys too, for
 handlers that claim keys themselves (dedupe.Claim): only where such ids mean the same in both databases, because an order 17 of
 each would be taken for one. The login needs the rights of a consumer here besides those of an operator.
 
@@ -120,7 +121,7 @@ Example:
 			fs.BoolVar(&ask.stop, "old-group-stopped", false, "with -group: although the old group has not let the cursor go, because its processes died")
 			numberVar(fs, &ask.at, "at", "the `OFFSET` that is to be handled next (default: the position stays)", 0, math.MaxInt64-1)
 			textVar(fs, &ask.from, "from", "the database that the partition moves here from, as a `URL`; its cursor there is retired")
-			fs.BoolVar(&ask.clock, "clock-keys", false, "with -from: bring the keys of keys_clock too")
+			fs.BoolVar(&ask.standard, "standard-keys", false, "with -from: bring the keys of standard_keys too")
 			fs.BoolVar(&ask.late, "late", false, "with -from: although keys of what was handled there may be forgotten by now")
 			ask.consent.flags(fs)
 			return func(ctx context.Context, a *app) error { return a.adopt(ctx, *address, &ask) }
@@ -139,12 +140,12 @@ func (a *app) adopt(ctx context.Context, address string, ask *adoption) error {
 		}
 		k.waiting, k.within = "bringing over the keys that are kept there", bringTimeout
 		return a.withSchema(ctx, *ask.from, func(db *database) error {
-			ask.origin = &origin{db: db, name: db.name, clock: ask.clock, late: ask.late}
+			ask.origin = &origin{db: db, name: db.name, standard: ask.standard, late: ask.late}
 			return a.adoptAs(ctx, address, k, ask)
 		})
 	}
-	if ask.clock || ask.late {
-		return usagef("-clock-keys and -late: only with -from")
+	if ask.standard || ask.late {
+		return usagef("-standard-keys and -late: only with -from")
 	}
 	return a.adoptAs(ctx, address, k, ask)
 }

@@ -34,24 +34,24 @@ update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, run_e
 type keys struct{ kept, bring string }
 
 var (
-	// logKeys are of Kafka's messages, and as true in one database as in the other.
-	logKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'keys\_log%'`,
-		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_log($1, $2)) o`}
-	// clockKeys are of webhooks, calls outside of consumers and dedupe.Claim, whose ids may mean something in their database only.
-	clockKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'keys\_clock%'`,
-		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_clock($1, $2)) o`}
+	// consumerKeys are of Kafka's messages, and as true in one database as in the other.
+	consumerKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'consumer\_keys%'`,
+		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_consumer($1, $2)) o`}
+	// standardKeys are of webhooks, calls outside of consumers and dedupe.Claim, whose ids may mean something in their database only.
+	standardKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'standard\_keys%'`,
+		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_standard($1, $2)) o`}
 )
 
 // forgottenSQL says whether the keys of a cursor that was retired at a time may be forgotten. In: the time. One row.
-const forgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'keys_log'`
+const forgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'consumer_keys'`
 
 // origin is the database that a partition comes from.
 type origin struct {
 	db   *database
 	name string
 
-	clock bool // bring the keys of keys_clock too
-	late  bool // although keys may be forgotten
+	standard bool // bring the keys of standard_keys too
+	late     bool // although keys may be forgotten
 
 	cursor  *cursorRow // as it was read last
 	scope   *scopeRow  // what ids mean there; nil: there are none
@@ -123,10 +123,10 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *cursorFilter, id int64
 			return &refusal{"the cursor in " + o.name + " changed meanwhile, and nothing was done: run the command again to see how it stands"}
 		}
 		b.Cursor = o.cursor
-		if err := b.claim(ctx, there, tx, logKeys); err != nil || !o.clock {
+		if err := b.claim(ctx, there, tx, consumerKeys); err != nil || !o.standard {
 			return err
 		}
-		return b.claim(ctx, there, tx, clockKeys)
+		return b.claim(ctx, there, tx, standardKeys)
 	})
 	if err == nil {
 		err = o.scope.agrees(ctx, tx, f.scope, o.name)

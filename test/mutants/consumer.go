@@ -532,7 +532,7 @@ var consumerRules = []mutant{
 		old: "_, err = io.CopyN(io.Discard, s.buf, s.at)", new: "_, err = io.CopyN(io.Discard, s.buf, 0)",
 		pkg: "./consumer/internal/recordbatch", test: "TestF14PartsMakeTheWhole"},
 	{rule: "F13 ids of one database", file: "cmd/onlyonce/adopt_from.go",
-		old: "b.claim(ctx, there, tx, logKeys); err != nil || !o.clock {", new: "b.claim(ctx, there, tx, logKeys); err != nil {",
+		old: "b.claim(ctx, there, tx, consumerKeys); err != nil || !o.standard {", new: "b.claim(ctx, there, tx, consumerKeys); err != nil {",
 		pkg: "./cmd/onlyonce", test: "TestF13AdoptFrom"},
 	{rule: "F13 replays", file: "cmd/onlyonce/adopt_from.go",
 		old: "replay_no = greatest(replay_no, $6),\n       redo_until", new: "replay_no = replay_no + 0 * $6::integer,\n       redo_until",
