@@ -59,6 +59,14 @@ func cut[T any](rows []T, limit int) (kept []T, more bool) {
 	return rows[:min(len(rows), most)], len(rows) > most
 }
 
+// orNull makes null of an empty text: any.
+func orNull(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
 // firstLine returns the first line of s, cut to limit characters.
 func firstLine(s string, limit int) string {
 	s, _, _ = strings.Cut(strings.TrimSpace(s), "\n")
