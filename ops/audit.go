@@ -8,8 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// auditRowsSQL lists audit rows, newest first. In: action, actor (each may be null: any), below which
-// id (null: from the newest), how many rows. Walks the primary key backwards until it has that many.
+// auditRowsSQL lists audit rows, newest first. In: action, actor (each may be null: any), below
+// which id (null: from the newest), how many rows. Walks the primary key backwards until it has
+// that many.
 const auditRowsSQL = `
 select id, at, actor, action, reason, detail
   from onlyonce.audit

@@ -84,8 +84,8 @@ type CursorFilter struct {
 }
 
 // Cursors returns the cursors that the filter picks, by scope, topic and partition. An empty slice,
-// not an error, if there are none. It reads one row of onlyonce.cursors and one of onlyonce.progress
-// for each: a database has as many as its consumers have partitions.
+// not an error, if there are none. It reads one row of onlyonce.cursors and one of
+// onlyonce.progress for each: a database has as many as its consumers have partitions.
 func Cursors(ctx context.Context, db DB, f CursorFilter) (found []Cursor, err error) {
 	err = snapshot(ctx, db, func(tx pgx.Tx) error {
 		found, err = readCursors(ctx, tx, f)

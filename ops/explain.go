@@ -19,12 +19,12 @@ const ExplainLimit = 100
 
 // KeyQuestion names one message, webhook, call or request: by its stored key, or by its id.
 type KeyQuestion struct {
-	// Key is a stored key, a UUID: of a call, the idempotency key that the remote saw. Empty: Scope and
-	// ID name it.
+	// Key is a stored key, a UUID: of a call, the idempotency key that the remote saw. Empty: Scope
+	// and ID name it.
 	Key string
 
-	// Scope is the consumer's scope, "webhook/ENDPOINT" for a webhook, or "http METHOD PATTERN" for a
-	// request. It is required with ID.
+	// Scope is the consumer's scope, "webhook/ENDPOINT" for a webhook, or "http METHOD PATTERN" for
+	// a request. It is required with ID.
 	Scope string
 
 	// ID is the id of the message or webhook, or the Idempotency-Key of the request.
@@ -33,12 +33,12 @@ type KeyQuestion struct {
 	// Tenant is the tenant of the id. Empty: none.
 	Tenant string
 
-	// Topic is the message's topic, if ids count within their topic (consumer.Config.Copies). Empty: the
-	// only topic of the scope.
+	// Topic is the message's topic, if ids count within their topic (consumer.Config.Copies).
+	// Empty: the only topic of the scope.
 	Topic string
 
-	// Provider is who sent the webhook, if it is a provider of your own of which nothing is stored yet.
-	// Empty: whichever is known for the endpoint.
+	// Provider is who sent the webhook, if it is a provider of your own of which nothing is stored
+	// yet. Empty: whichever is known for the endpoint.
 	Provider string
 
 	// Replay is the replay in which the key was claimed. 0: none.
@@ -96,14 +96,17 @@ type RingMemory struct {
 // ExplainKey returns what the database holds of a key, on one snapshot. An id that counts within a
 // topic of which there are several is ErrInvalid unless the question says which.
 //
-// It reads one row of each segment of the rings of keys, at most ExplainLimit calls of each claiming
-// transaction, and the rows that are stored under the key by their indexes. It looks for webhooks in
-// the ids of the claim's time, or in all of them if nothing bounds the time, for at most CountLimit;
-// and for rows that are parked under the key in onlyonce.parked as a whole.
+// It reads one row of each segment of the rings of keys, at most ExplainLimit calls of each
+// claiming transaction, and the rows that are stored under the key by their indexes. It looks for
+// webhooks in the ids of the claim's time, or in all of them if nothing bounds the time, for at
+// most CountLimit; and for rows that are parked under the key in onlyonce.parked as a whole.
 func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
-	r := &KeyReport{Claims: []Claim{}, Calls: []ExplainedCall{}, NotKnown: []string{}}
-	if err := r.of(&q); err != nil {
+	if err := q.Check(); err != nil {
 		return nil, err
+	}
+	r := &KeyReport{Of: q.of(), Claims: []Claim{}, Calls: []ExplainedCall{}, NotKnown: []string{}}
+	if key, err := uuid.Parse(q.Key); err == nil {
+		r.Key = key.String()
 	}
 	if err := snapshot(ctx, db, func(tx pgx.Tx) error {
 		if r.Of != nil {
@@ -124,8 +127,8 @@ func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
 	return r, nil
 }
 
-// of checks the question and begins the answer.
-func (r *KeyReport) of(q *KeyQuestion) error {
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (q *KeyQuestion) Check() error {
 	switch {
 	case q.Key == "" && q.ID == "":
 		return failf(ErrInvalid, "the key must not be empty")
@@ -135,19 +138,25 @@ func (r *KeyReport) of(q *KeyQuestion) error {
 		return failf(ErrInvalid, "the scope must not be empty: it says whose id it is")
 	case q.Provider != "" && q.endpoint() == "":
 		return failf(ErrInvalid, "-provider goes with -scope webhook/ENDPOINT")
-	case q.ID != "":
-		r.Of = &KeyOf{Tenant: q.Tenant, Scope: q.Scope, ID: q.ID, Replay: int64(q.Replay)}
-		if q.Provider != "" {
-			r.Of.ID = q.endpoint() + "/" + q.Provider + "/" + q.ID
+	}
+	if q.Key != "" {
+		if _, err := uuid.Parse(q.Key); err != nil {
+			return failf(ErrInvalid, "%q is no UUID, and so no stored key: say whose id it is with -scope", q.Key)
 		}
+	}
+	return nil
+}
+
+// of is the id that is asked for; nil if it is a stored key.
+func (q *KeyQuestion) of() *KeyOf {
+	if q.ID == "" {
 		return nil
 	}
-	key, err := uuid.Parse(q.Key)
-	if err != nil {
-		return failf(ErrInvalid, "%q is no UUID, and so no stored key: say whose id it is with -scope", q.Key)
+	of := &KeyOf{Tenant: q.Tenant, Scope: q.Scope, ID: q.ID, Replay: int64(q.Replay)}
+	if q.Provider != "" {
+		of.ID = q.endpoint() + "/" + q.Provider + "/" + q.ID
 	}
-	r.Key = key.String()
-	return nil
+	return of
 }
 
 // endpoint is the endpoint whose webhooks are asked for, "" if none.
@@ -254,8 +263,8 @@ func (r *KeyReport) leaveOpen() {
 		}
 	}
 	if r.callless {
-		// Calls bear the number of the transaction, rows that of the savepoint they were written in, and
-		// nothing leads from this to that.
+		// Calls bear the number of the transaction, rows that of the savepoint they were written
+		// in, and nothing leads from this to that.
 		open("which calls the transaction enqueued, if it claimed the key within a savepoint: the claim bears the savepoint's number then, and calls bear the transaction's")
 	}
 	if len(r.Claims) > 0 {
@@ -266,8 +275,8 @@ func (r *KeyReport) leaveOpen() {
 	}
 }
 
-// readMemory reads since when the rings hold every key. A segment is emptied whole, so they do since
-// the oldest of those that are asked was opened.
+// readMemory reads since when the rings hold every key. A segment is emptied whole, so they do
+// since the oldest of those that are asked was opened.
 func readMemory(ctx context.Context, tx pgx.Tx) ([]RingMemory, error) {
 	rings, err := readKeyRings(ctx, tx)
 	if err != nil {

@@ -8,11 +8,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// transactionSQL reads of the transaction that wrote a row; XMIN stands for the row's. A row holds 32
-// bits of its number, so that of a row which is more than 4 billion transactions old looks like a
-// later one. Numbers below 3 are none: the row was written frozen. committed_at is null if
-// track_commit_timestamp is off, or if the server has forgotten. NEXT stands for the number after the
-// last.
+// transactionSQL reads of the transaction that wrote a row; XMIN stands for the row's. A row holds
+// 32 bits of its number, so that of a row which is more than 4 billion transactions old looks like
+// a later one. Numbers below 3 are none: the row was written frozen. committed_at is null if
+// track_commit_timestamp is off, or if the server has forgotten. NEXT stands for the number after
+// the last.
 const transactionSQL = `case when XMIN::text::bigint >= 3 then (NEXT - mod(NEXT - XMIN::text::bigint, 4294967296)) end as xid,
        case when XMIN::text::bigint >= 3 then pg_xact_status((NEXT - mod(NEXT - XMIN::text::bigint, 4294967296))::text::xid8) end as xact_status,
        case when XMIN::text::bigint >= 3 and current_setting('track_commit_timestamp') = 'on' then pg_xact_commit_timestamp(XMIN) end as committed_at`
@@ -22,9 +22,10 @@ func transactionOf(xmin, next string) string {
 }
 
 // claimsSQL finds a key in the rings. In: key. Out: a row for each segment that holds it. By the
-// primary key of each segment. A segment's claims have committed between its opening and its closing: nothing is inserted before its ring's row names it, and it is
-// closed when every transaction that may have read that has ended. bound: every transaction that
-// wrote into a closed one is below.
+// primary key of each segment. A segment's claims have committed between its opening and its
+// closing: nothing is inserted before its ring's row names it, and it is closed when every
+// transaction that may have read that has ended. bound: every transaction that wrote into a closed
+// one is below.
 var claimsSQL = func() string {
 	var places []string
 	for _, r := range ring.Keys() {

@@ -9,11 +9,12 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// copiesSQL reads what makes a copy a duplicate besides the rings. In: key; of a key in a replay the
-// key of the first handling, else null. One row. parked: a message or an event of the key is parked
-// and not settled, which claims ask after the rings (K7). first: the same of the other key, which a
-// consumer asks in a replay. stored: a call of the key is in the log, or parked and not settled, which
-// onlyonce.enqueue_calls asks. By the indexes parked_key_unresolved and outbox_log_key.
+// copiesSQL reads what makes a copy a duplicate besides the rings. In: key; of a key in a replay
+// the key of the first handling, else null. One row. parked: a message or an event of the key is
+// parked and not settled, which claims ask after both rings (K7). first: the same of the other key,
+// which a consumer asks in a replay. stored: a call of the key is in the log, or parked and not
+// settled, which onlyonce.enqueue_calls asks. By the indexes parked_key_unresolved and
+// outbox_log_key.
 const copiesSQL = `
 select exists (select from onlyonce.parked p
                 where p.kind in ('message', 'event') and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict') as parked,
@@ -34,11 +35,11 @@ const (
 	BecauseStored     = "stored"     // the call is stored
 )
 
-// Copy is what a copy would be that comes now and is claimed in one ring. The rings do not know each
-// other's keys (K3).
+// Copy is what a copy would be that comes now and is claimed in one ring. The rings do not know
+// each other's keys (K3).
 type Copy struct {
-	// Ring is the ring that the claim asks: consumers ask consumer_keys; webhooks, dedupe.Claim and
-	// calls that are enqueued outside of consumers ask standard_keys.
+	// Ring is the ring that the claim asks: consumers ask the one, webhooks, dedupe.Claim and calls
+	// that are enqueued outside of consumers ask the other.
 	Ring      string  `json:"ring"`
 	Duplicate bool    `json:"duplicate"`
 	Because   *string `json:"because"` // BecauseRemembered, BecauseParked or BecauseStored; nil: it is new

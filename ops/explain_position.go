@@ -23,8 +23,8 @@ select p.from_offset, p.next_offset, ` + transactionOf("p.xmin", "n.xid") + `
 // runStartSQL reads where the present run of a cursor began. In: cursor. By the primary key.
 const runStartSQL = `select run_start from onlyonce.cursors where id = $1`
 
-// eventSQL finds an event of the event log. In: topic, partition, offset. By the unique index of each
-// segment.
+// eventSQL finds an event of the event log. In: topic, partition, offset. By the unique index of
+// each segment.
 const eventSQL = `
 select l.id, l.tenant, l.appended_at, l.erased_at
   from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id and l.partition = $2 and l."offset" = $3 where s.topic = $1`
@@ -180,8 +180,8 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 	return e, nil
 }
 
-// judgeOffset says what a cursor's position means for an offset, in a word and in a sentence. The run
-// began at runStart; a replay is a run of its own.
+// judgeOffset says what a cursor's position means for an offset, in a word and in a sentence. The
+// run began at runStart; a replay is a run of its own.
 func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 	switch {
 	case c.ReplayUntil != nil && c.ReplayResume != nil && offset >= c.Position && offset < *c.ReplayResume:

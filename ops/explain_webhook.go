@@ -18,9 +18,9 @@ with recursive of_ids as (
   union all
   select (select w.endpoint from onlyonce.webhook_ids w where w.endpoint > o.endpoint order by w.endpoint limit 1) from of_ids o where o.endpoint is not null)`
 
-// webhookSQL finds when a receiver claimed a key. In: key, from when, until when (null: any). By the
-// index webhook_ids_age within each endpoint; if no segment bounds the time it reads all, hence a
-// limit.
+// webhookSQL finds when a receiver claimed a key. In: key, from when, until when (null: any). By
+// the index webhook_ids_age within each endpoint; if no segment bounds the time it reads all, hence
+// a limit.
 const webhookSQL = idsOfEndpoints + `
 select w.endpoint, w.seen_at as claimed_at
   from of_ids o join onlyonce.webhook_ids w on w.endpoint = o.endpoint
@@ -37,8 +37,8 @@ type ExplainedWebhook struct {
 var providers = []string{"github", "shopify", "slack", "standard", "stripe"}
 
 // providersSQL finds providers of an endpoint by what is stored of it: an event's id is
-// endpoint/provider/id. In: endpoint, scope. Of the stream the latest 1,000 events of each partition,
-// by the unique index of each segment; of what is parked by the index parked_position.
+// endpoint/provider/id. In: endpoint, scope. Of the stream the latest 1,000 events of each
+// partition, by the unique index of each segment; of what is parked by the index parked_position.
 const providersSQL = `
 select distinct split_part(i.id, '/', 2) as provider
   from (select e.id from onlyonce.streams s cross join generate_series(0, s.partitions - 1) n

@@ -91,7 +91,8 @@ type ParkedHeader struct {
 	Value Octets `json:"value"`
 }
 
-// ParkedDetail is everything that is known of one parked row. A nil pointer means: not known, or none.
+// ParkedDetail is everything that is known of one parked row. A nil pointer means: not known, or
+// none.
 type ParkedDetail struct {
 	ID            int64      `json:"id"`
 	Kind          string     `json:"kind"`  // message, call or event
@@ -135,8 +136,8 @@ type ParkedDetail struct {
 	Head     *int64  `json:"head"`
 
 	// Of a call: its id and lane in the log of the outbox, since when the remote may know its key,
-	// when its body was erased, the key that its sealed body was sealed under if that is not Key, its
-	// trace context, and what a remote answered that has accepted it.
+	// when its body was erased, the key that its sealed body was sealed under if that is not Key,
+	// its trace context, and what a remote answered that has accepted it.
 	RowID        *int64          `json:"row_id"`
 	Lane         *int16          `json:"lane"`
 	FirstAttempt *time.Time      `json:"first_attempt_at"`

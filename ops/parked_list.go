@@ -21,7 +21,8 @@ select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink,
    and ($11::text is null or reason = $11) and ($12::text is null or starts_with(error, $12)) and ($13::bigint is null or id < $13)
  order by id desc limit $4`
 
-// ParkedItem is a message, call or event that was set aside. A nil pointer means: not known, or none.
+// ParkedItem is a message, call or event that was set aside. A nil pointer means: not known, or
+// none.
 type ParkedItem struct {
 	ID     int64  `json:"id"`
 	Kind   string `json:"kind"`  // message, call or event
@@ -60,9 +61,9 @@ type ParkedListFilter struct {
 	Limit       int    // how many rows at most, up to MostLimit; 0: DefaultLimit
 }
 
-// Parked returns the parked rows that the filter picks, newest first, and whether there are more. It
-// reads rows of onlyonce.parked from the newest on until it has found Limit+1, without bodies and
-// headers: a filter that few rows match reads the table.
+// Parked returns the parked rows that the filter picks, newest first, and whether there are more.
+// It reads rows of onlyonce.parked from the newest on until it has found Limit+1, without bodies
+// and headers: a filter that few rows match reads the table.
 func Parked(ctx context.Context, db DB, f ParkedListFilter) (rows []ParkedItem, more bool, err error) {
 	err = snapshot(ctx, db, func(tx pgx.Tx) error {
 		rows, more, err = readParked(ctx, tx, f)

@@ -145,12 +145,3 @@ func (q *replay) do(ctx context.Context, tx pgx.Tx, _ By, now *Replayed) (*Repla
 	now.After, err = q.readBack(ctx, tx)
 	return now, err
 }
-
-// shellQuote makes a word for a POSIX shell.
-func shellQuote(s string) string {
-	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:"
-	if s != "" && strings.Trim(s, plain) == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}

@@ -7,9 +7,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope (null:
-// any), how many rows, id (null: any). Open ones by http_records_open, one by its id; completed ones
-// walk http_records_expired backwards.
+// requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope
+// (null: any), how many rows, id (null: any). Open ones by http_records_open, one by its id;
+// completed ones walk http_records_expired backwards.
 const requestsSQL = `
 select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false) then 'running'
                               when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end else r.state end as state,
@@ -26,9 +26,9 @@ select r.id::text as id, case when r.state = 'running' and coalesce(l.until > cl
 // means: not yet, or none.
 type Request struct {
 	ID string `json:"id"` // what the Idempotency-Key is stored as, a UUID
-	// State is running; left (by a process that died, or a handler that answered 5xx); abandoned (its
-	// steps had their effect, and no client has come back); reconcile (a step's outcome is unknown and
-	// too old to ask about); or completed.
+	// State is running; left (by a process that died, or a handler that answered 5xx); abandoned
+	// (its steps had their effect, and no client has come back); reconcile (a step's outcome is
+	// unknown and too old to ask about); or completed.
 	State        string     `json:"state"`
 	Tenant       string     `json:"tenant"`
 	Scope        string     `json:"scope"` // for example "http POST /v1/charges"
@@ -42,7 +42,8 @@ type Request struct {
 	UnknownSince *time.Time `json:"unknown_since"` // since when the provider may know the first unknown step's key
 }
 
-// RequestFilter picks requests. The zero value picks the latest DefaultLimit that are not completed.
+// RequestFilter picks requests. The zero value picks the latest DefaultLimit that are not
+// completed.
 type RequestFilter struct {
 	All    bool   // completed ones too
 	Tenant string // empty: any

@@ -16,7 +16,9 @@ func TestQuestionsPrepare(t *testing.T) {
 	}
 	defer conn.Release()
 	for _, sql := range []string{limitSQL, cursorsSQL, parkedSQL, parkedDetailSQL, requestsSQL, auditRowsSQL, scopeSQL, storedSQL, keyRingsSQL,
-		claimsSQL, copiesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL} {
+		claimsSQL, copiesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, parkedCountsSQL,
+		relaysSQL, membersSQL, ownersSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL, ringSQL, sinkNamesSQL, streamsSQL, eventRingSQL,
+		frontiersSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL, aheadSQL, heldSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

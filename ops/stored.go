@@ -7,12 +7,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// storedSQL finds what is stored of a call. In: key. One row for each place: log (id, sink, state of
-// the view onlyonce.calls) and parked (its own id). A call that was redriven under a new key is found
-// by either one. By the indexes outbox_log_key and parked_row; that on onlyonce.parked (kind, key)
-// holds unsettled rows only, so settled ones that no row of the log leads to are looked for in the
-// whole table, which holds failures. By a new key, the log's row is found by outbox_log_new within its
-// sink and lane.
+// storedSQL finds what is stored of a call. In: key. One row for each place: log (id, sink, state
+// of the view onlyonce.calls) and parked (its own id). A call that was redriven under a new key is
+// found by either one. By the indexes outbox_log_key and parked_row; that on onlyonce.parked (kind,
+// key) holds unsettled rows only, so settled ones that no row of the log leads to are looked for in
+// the whole table, which holds failures. By a new key, the log's row is found by outbox_log_new
+// within its sink and lane.
 const storedSQL = `
 with parked as materialized (
   select p.id, p.row_id, p.sink, p.lane, p.state, p.erased_at, octet_length(p.body) + coalesce(octet_length(p.response_body), 0) as bytes

@@ -115,6 +115,9 @@ func (a *app) explainKey(ctx context.Context, address string, q *explaining, asJ
 	if err != nil {
 		return err
 	}
+	if err := k.Check(); err != nil {
+		return decided(err)
+	}
 	k.CountLimit = a.countLimit
 	var r *ops.KeyReport
 	err = a.ask(ctx, address, "looking for the key", func(ctx context.Context, db ops.DB) (err error) {

@@ -12,15 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/inbox"
-	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/ops"
 )
-
-// keyRingsSQL reads what the rings of keys are set to, and their filters. Out: a row each: horizon in seconds (null: for ever), filters, their bytes.
-const keyRingsSQL = `
-select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(distinct f.use) as filters, coalesce(sum(octet_length(f.filter)), 0)::bigint as filter_bytes
-  from onlyonce.rings r left join onlyonce.filters f on f.ring = r.name
- where r.name = any ($1::text[]) group by r.name order by array_position($1::text[], r.name)`
 
 // horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for ever. By the primary key.
 const (
@@ -28,36 +21,6 @@ const (
 	lockHorizonSQL = `select name from onlyonce.rings where name = $1 for no key update`
 	setHorizonSQL  = `update onlyonce.rings set horizon = make_interval(secs => $2::float8) where name = $1`
 )
-
-type keyRing struct {
-	Ring        string       `json:"ring"`
-	Horizon     *float64     `json:"horizon_seconds"` // null: for ever
-	Filters     int64        `json:"filters"`
-	FilterBytes int64        `json:"filter_bytes"`
-	Segments    []keySegment `json:"segments" db:"-"`
-}
-
-type keySegment struct {
-	Table  string   `json:"table"`
-	State  string   `json:"state"`
-	Bytes  int64    `json:"bytes"`
-	Keys   int64    `json:"keys"`
-	Opened *float64 `json:"opened_seconds"`
-	Closed *float64 `json:"closed_seconds"`
-}
-
-func inSeconds(d *time.Duration) *float64 {
-	if d == nil {
-		return nil
-	}
-	s := d.Seconds()
-	return &s
-}
-
-type inboxReport struct {
-	Rings     []keyRing     `json:"rings"`
-	Frontiers []frontierRow `json:"frontiers"`
-}
 
 func inboxStatusCommand() command {
 	return command{
@@ -79,50 +42,25 @@ With -json, one object:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			return func(ctx context.Context, a *app) error {
-				var r inboxReport
-				err := a.readSnapshot(ctx, *address, "reading the inbox", func(ctx context.Context, tx pgx.Tx) (err error) {
-					if r.Rings, err = readKeyRings(ctx, tx); err != nil {
-						return err
-					}
-					r.Frontiers, err = collect[frontierRow](ctx, tx, frontiersSQL, ahead.Seconds())
+				var r *ops.InboxReport
+				err := a.ask(ctx, *address, "reading the inbox", func(ctx context.Context, db ops.DB) (err error) {
+					r, err = ops.Inbox(ctx, db)
 					return err
 				})
 				if err != nil {
 					return err
 				}
 				if *asJSON {
-					return writeJSON(a.out, &r)
+					return writeJSON(a.out, r)
 				}
-				a.writeInbox(&r)
+				a.writeInbox(r)
 				return nil
 			}
 		},
 	}
 }
 
-// readKeyRings reads the rings of keys, in the order of [ring.Keys].
-func readKeyRings(ctx context.Context, tx pgx.Tx) ([]keyRing, error) {
-	var names []string
-	for _, which := range ring.Keys() {
-		names = append(names, which.Name)
-	}
-	rings, err := collect[keyRing](ctx, tx, keyRingsSQL, names)
-	if err != nil {
-		return nil, err
-	}
-	for i, which := range ring.Keys() {
-		st, err := ring.ReadStatus(ctx, tx, which)
-		if err != nil {
-			return nil, err
-		}
-		for _, s := range st.Segments {
-			rings[i].Segments = append(rings[i].Segments, keySegment{Table: s.Table, State: s.State, Bytes: s.Bytes, Keys: s.Rows, Opened: inSeconds(s.OpenFor), Closed: inSeconds(s.ClosedFor)})
-		}
-	}
-	return rings, nil
-}
-
-func (a *app) writeInbox(r *inboxReport) {
+func (a *app) writeInbox(r *ops.InboxReport) {
 	for _, k := range r.Rings {
 		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, remembered(k.Horizon), k.Filters, bytesText(float64(k.FilterBytes)))
 		var rows [][]string
@@ -140,10 +78,21 @@ func (a *app) writeInbox(r *inboxReport) {
 	if len(r.Frontiers) > 0 {
 		var rows [][]string
 		for _, f := range r.Frontiers {
-			rows = append(rows, []string{f.Scope, f.Topic, strconv.Itoa(int(f.Partition)), f.behind()})
+			rows = append(rows, []string{f.Scope, f.Topic, strconv.Itoa(int(f.Partition)), behindText(&f)})
 		}
 		writeTable(a.out, []string{"SCOPE", "TOPIC", "PARTITION", "BEHIND"}, rows)
 	}
+}
+
+// behindText says how far a cursor is behind.
+func behindText(f *ops.Frontier) string {
+	switch {
+	case f.Behind == nil:
+		return "unknown"
+	case f.Ahead():
+		return "ahead by " + seconds(-*f.Behind).String()
+	}
+	return seconds(max(*f.Behind, 0)).String()
 }
 
 func remembered(horizon *float64) string {
@@ -204,40 +153,8 @@ func parseRate(s string) (float64, error) {
 	return n / per, nil
 }
 
-// Measured: a row of 52 bytes and an entry of the index, of 40 when keys are random (make retention); 18 bits a key in a filter, and 42 bytes while it is built.
-const (
-	bytesPerKey  = 92
-	bitsPerKey   = 18
-	bytesToBuild = 42
-)
-
 // muchMemory is from where on the plan says how to get along with less.
 const muchMemory = 1 << 30
-
-// inboxPlan is what a ring would take.
-type inboxPlan struct {
-	Rate         float64 `json:"keys_per_second"`
-	Horizon      float64 `json:"horizon_seconds"`
-	Tables       int     `json:"tables"`
-	RotateEvery  float64 `json:"rotate_every_seconds"`
-	SegmentKeys  float64 `json:"segment_keys"`
-	Keys         float64 `json:"keys_at_most"`
-	DiskBytes    float64 `json:"disk_bytes"`
-	FilterBytes  float64 `json:"filter_bytes_per_consumer"`
-	BuildBytes   float64 `json:"build_bytes"`
-	MostSegments int     `json:"closed_segments_at_most"`
-}
-
-// plan: segments are opened a seventh of the horizon apart. One that was just closed is kept for the horizon, so up to 8 are closed; one is current.
-func plan(rate float64, horizon time.Duration) inboxPlan {
-	h := horizon.Seconds()
-	p := inboxPlan{Rate: rate, Horizon: h, Tables: 10, RotateEvery: h / 7, SegmentKeys: rate * h / 7, MostSegments: 8}
-	p.Keys = p.SegmentKeys * 9
-	p.DiskBytes = p.Keys * bytesPerKey
-	p.FilterBytes = p.SegmentKeys * 8 * bitsPerKey / 8
-	p.BuildBytes = min(p.SegmentKeys, inbox.MostKeys) * bytesToBuild
-	return p
-}
 
 func inboxPlanCommand() command {
 	return command{
@@ -272,7 +189,7 @@ Example:
 				if err := missing(given{"-rate", rate != nil}, given{"-horizon", horizon != nil}); err != nil {
 					return err
 				}
-				p := plan(*rate, *horizon)
+				p := ops.PlanKeys(*rate, *horizon)
 				if *asJSON {
 					return writeJSON(a.out, &p)
 				}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -52,7 +53,7 @@ func (s session) run(args ...string) result {
 	}
 	var out, errs bytes.Buffer
 	a := &app{stdin: s.stdin, out: bufio.NewWriter(&out), stderr: &errs, env: env, isTerminal: isTerminal,
-		connectTimeout: connectTimeout, countLimit: countLimit}
+		connectTimeout: connectTimeout, countLimit: ops.CountLimit}
 	if s.terminal {
 		a.isTerminal = func(io.Reader) bool { return true }
 	}
@@ -364,15 +365,12 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{cursorsSQL, boundsSQL, auditSQL, parkedCountsSQL, limitSQL,
-		relaysSQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL,
-		rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL,
-		rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, storedSQL,
-		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, logSinksSQL, lanesSQL,
-		waitingCallsSQL, parkedCallsSQL, ringSQL, storedEventsSQL, lockEventCursorsSQL,
-		lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL, streamsSQL, eventRingSQL,
-		endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL,
-		strangeLanesSQL} {
+	for _, sql := range []string{cursorsSQL, boundsSQL, auditSQL, standSQL, lockSinksSQL,
+		lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL,
+		moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL,
+		lockSinkSQL, pauseSinkSQL, resumeSinkSQL, storedSQL, lockStoredSQL, lockStoredLaneSQL,
+		eraseLogSQL, eraseParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL,
+		eraseEventsSQL, eraseParkedEventsSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

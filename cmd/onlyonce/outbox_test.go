@@ -5,9 +5,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
-func (f *fixture) outboxStatus(args ...string) (r outboxReport) {
+func (f *fixture) outboxStatus(args ...string) (r ops.OutboxReport) {
 	f.t.Helper()
 	out := f.run(append([]string{"outbox", "status", "-json"}, args...)...).want(f.t, statusGood).lines(f.t, 0).out
 	if err := json.Unmarshal([]byte(out), &r); err != nil {

@@ -4,78 +4,13 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"net/url"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/guard"
-	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 )
-
-// countLimit bounds counts of the log of calls, which may be long and whose length nobody waits for in an incident.
-const countLimit = 5 * time.Second
-
-// parkedCountsSQL counts what is set aside. One row for each (kind, reason, state). Reads the whole table, bodies
-// apart (they lie out of line): it holds failures, and is small where things are well.
-const parkedCountsSQL = `
-select kind, reason, state, count(*) as count, min(parked_at) as oldest
-  from onlyonce.parked
- group by kind, reason, state order by kind, reason, state`
-
-// limitSQL bounds the statements that follow in the (sub)transaction.
-const limitSQL = `select set_config('statement_timeout', $1, true)`
-
-// relaysSQL lists who sends the calls of each sink, by the database's clock. One row for a sink's lanes together.
-const relaysSQL = `
-select l.sink, max(e.epoch) as epoch, max(e.until) as until,
-       bool_or((e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true) as held, count(*) as lanes,
-       count(*) filter (where e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') as lanes_held
-  from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
- group by l.sink order by l.sink`
-
-// membersSQL lists the leases by which relays say that they list a sink: member/SINK/N, for as long as they renew them.
-const membersSQL = `
-select name from onlyonce.leases
- where starts_with(name, 'member/') and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
-
-type parkedCount struct {
-	Kind   string    `json:"kind"`
-	Reason string    `json:"reason"`
-	State  string    `json:"state"`
-	Count  int64     `json:"count"`
-	Oldest time.Time `json:"oldest"`
-}
-
-type outboxCount struct {
-	Sink             string   `json:"sink"`
-	Count            int64    `json:"count"`
-	OldestAgeSeconds *float64 `json:"oldest_age_seconds"`
-}
-
-type relayRow struct {
-	Sink  string     `json:"sink"`
-	Epoch int64      `json:"epoch"`
-	Until *time.Time `json:"until"`
-	Held  bool       `json:"held"`
-
-	Lanes     int64 `json:"lanes"`
-	LanesHeld int64 `json:"lanes_held"`
-	Members   int64 `json:"members" db:"-"` // relays that list it
-}
-
-type statusReport struct {
-	SchemaVersion int           `json:"schema_version"`
-	Cursors       []cursorRow   `json:"cursors"`
-	Parked        []parkedCount `json:"parked"`
-	Outbox        []outboxCount `json:"outbox"`
-	OutboxCounted bool          `json:"outbox_counted"`
-	Relays        []relayRow    `json:"relays"`
-	Owners        []ownerRow    `json:"owners"`
-}
 
 func statusCommand() command {
 	return command{
@@ -111,9 +46,9 @@ With -json, one object:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			return func(ctx context.Context, a *app) error {
-				var report *statusReport
-				err := a.readSnapshot(ctx, *address, "reading the status", func(ctx context.Context, tx pgx.Tx) (err error) {
-					report, err = readStatus(ctx, tx, a.countLimit)
+				var report *ops.StatusReport
+				err := a.ask(ctx, *address, "reading the status", func(ctx context.Context, db ops.DB) (err error) {
+					report, err = ops.Status(ctx, db, ops.StatusQuestion{CountLimit: a.countLimit})
 					return err
 				})
 				if err != nil {
@@ -123,92 +58,11 @@ With -json, one object:
 					return writeJSON(a.out, report)
 				}
 				a.writeStatus(report)
-				return a.writeOwners(report.Owners)
+				a.writeOwners(report.Owners)
+				return nil
 			}
 		},
 	}
-}
-
-func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*statusReport, error) {
-	var r statusReport
-	var err error
-	if r.SchemaVersion, err = migrations.Version(ctx, tx); err != nil {
-		return nil, err
-	}
-	if r.Cursors, err = readCursors(ctx, tx, cursorFilter{}); err != nil {
-		return nil, err
-	}
-	if r.Parked, err = collect[parkedCount](ctx, tx, parkedCountsSQL); err != nil {
-		return nil, err
-	}
-	for i := range r.Parked {
-		utc(&r.Parked[i].Oldest)
-	}
-	if r.Relays, err = collect[relayRow](ctx, tx, relaysSQL); err != nil {
-		return nil, err
-	}
-	type member struct{ Name string }
-	members, err := collect[member](ctx, tx, membersSQL)
-	if err != nil {
-		return nil, err
-	}
-	for i := range r.Relays {
-		l := &r.Relays[i]
-		utc(l.Until)
-		for _, m := range members {
-			if strings.HasPrefix(m.Name, "member/"+url.PathEscape(l.Sink)+"/") {
-				l.Members++
-			}
-		}
-	}
-	if r.Owners, err = collect[ownerRow](ctx, tx, ownersSQL); err != nil {
-		return nil, err
-	}
-	for i := range r.Owners {
-		utc(&r.Owners[i].StartedAt)
-		utc(&r.Owners[i].SeenAt)
-	}
-	waiting, err := collectWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, nil)
-	if err != nil {
-		return nil, err
-	}
-	r.OutboxCounted = waiting != nil
-	r.countCalls(waiting)
-	return &r, nil
-}
-
-// countCalls adds up, for each sink, the calls that wait in its lanes.
-func (r *statusReport) countCalls(waiting []waitingCalls) {
-	r.Outbox = []outboxCount{}
-	for _, w := range waiting {
-		i := slices.IndexFunc(r.Outbox, func(o outboxCount) bool { return o.Sink == w.Sink })
-		if i < 0 {
-			i = len(r.Outbox)
-			r.Outbox = append(r.Outbox, outboxCount{Sink: w.Sink})
-		}
-		o := &r.Outbox[i]
-		o.Count += w.Calls
-		if o.OldestAgeSeconds == nil || w.Age != nil && *w.Age > *o.OldestAgeSeconds {
-			o.OldestAgeSeconds = w.Age
-		}
-	}
-	slices.SortFunc(r.Outbox, func(a, b outboxCount) int { return strings.Compare(a.Sink, b.Sink) })
-}
-
-// collectWithin is collect by a query of which nobody knows how long it takes: nil when that was longer than limit. It does so in a subtransaction, so
-// that tx goes on either way.
-func collectWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, sql string, args ...any) (found []T, err error) {
-	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, limitSQL, guard.Millis(limit)); err != nil {
-			return err
-		}
-		found, err = collect[T](ctx, tx, sql, args...)
-		return err
-	})
-	if guard.SQLState(err) == codeCanceled {
-		return nil, nil
-	}
-	return found, err
 }
 
 // collect reads rows whose columns have the names of T's fields. Never nil without an error.
@@ -220,7 +74,7 @@ func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]
 	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
 }
 
-func (a *app) writeStatus(r *statusReport) {
+func (a *app) writeStatus(r *ops.StatusReport) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format, args...) }
 	say("schema version %d\n", r.SchemaVersion)
 

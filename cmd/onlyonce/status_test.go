@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // populate makes some of everything.
@@ -104,7 +105,7 @@ func TestStatusJSON(t *testing.T) {
 		t.Errorf("fields: %s", got)
 	}
 	var lists struct{ Cursors, Parked, Outbox, Relays []json.RawMessage }
-	var report statusReport
+	var report ops.StatusReport
 	for _, v := range []any{&lists, &report} {
 		if err := json.Unmarshal([]byte(r.out), v); err != nil {
 			t.Fatal(err)
@@ -183,7 +184,7 @@ func TestStatusOfProcesses(t *testing.T) {
 		t.Errorf("a halt of a process that is silent is shown as one of the present:\n%s", r.out)
 	}
 	t.Log("\n" + r.out)
-	var report statusReport
+	var report ops.StatusReport
 	if err := json.Unmarshal([]byte(f.run("status", "-json").want(t, statusGood).out), &report); err != nil || len(report.Owners) != 2 {
 		t.Errorf("%+v, %v", report.Owners, err)
 	}
