@@ -13,13 +13,14 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // O1: a call stands in the log for longer than its key is remembered (its sink is paused, or it is due later, or the relay has just kept it): enqueued again it is not
 // written again, nor while its outcome is unknown; and with other bytes it is refused still.
 func TestO1CallBeyondTheHorizon(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	plain := func(id string) outbox.Call {
 		c := charge(id)
@@ -51,6 +52,7 @@ func TestO1CallBeyondTheHorizon(t *testing.T) {
 // A handler's calls are its message's: they commit with its effects or not at all, a second handling of the
 // message asks for the same calls, and two calls that cannot be told apart are an error of the handler.
 func TestCallsOfAHandler(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	log := consumertest.NewLog("orders", 1)
 	for _, v := range []string{"fine", "fails first", "twice", "fine too"} {
@@ -89,7 +91,7 @@ func TestCallsOfAHandler(t *testing.T) {
 	r.states("delivered")
 	want := map[string]string{}
 	for _, v := range []string{"fine", "fails first", "fine too"} {
-		want[outbox.Identity(dedupe.Origin{Scope: "stock", ID: v}, true, outbox.Call{Sink: "payments", Name: "charge"})] = v
+		want[outbox.Identity(origin.Origin{Scope: "stock", ID: v}, true, outbox.Call{Sink: "payments", Name: "charge"})] = v
 	}
 	for _, d := range sink.calls() {
 		if want[d.Key] != string(d.Body) || d.Scope != "stock" {
@@ -132,15 +134,15 @@ func TestCallsOfAHandler(t *testing.T) {
 // handlerTx stands for the transaction of a consumer's handler.
 type handlerTx struct {
 	pgx.Tx
-	origin *dedupe.Origin
+	origin *origin.Origin
 	marks  map[[16]byte]bool
 	late   []any
 	write  func(items []any) (string, []any)
 }
 
-func (h *handlerTx) Origin() (dedupe.Origin, bool) {
+func (h *handlerTx) Origin() (origin.Origin, bool) {
 	if h.origin == nil {
-		return dedupe.Origin{}, false
+		return origin.Origin{}, false
 	}
 	return *h.origin, true
 }
@@ -163,13 +165,14 @@ func (h *handlerTx) Mark(key [16]byte) bool {
 }
 
 func TestEnqueueInAHandler(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	inner, err := r.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer inner.Rollback(context.Background())
-	origin := dedupe.Origin{Tenant: "acme", Scope: "stock", ID: "msg-1"}
+	origin := origin.Origin{Tenant: "acme", Scope: "stock", ID: "msg-1"}
 	tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
 
 	err = outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "mine", Tenant: "mine"})
@@ -212,7 +215,8 @@ func TestEnqueueInAHandler(t *testing.T) {
 // A message that is handled again asks for calls that may stand already: with the same bytes nothing is written, other bytes are a
 // conflict; in the log, or parked after its segment was emptied.
 func TestO1HandledAgain(t *testing.T) {
-	origin := dedupe.Origin{Scope: "stock", ID: "m"}
+	t.Parallel()
+	origin := origin.Origin{Scope: "stock", ID: "m"}
 	again := origin
 	again.Redo = true
 	for name, sql := range map[string]string{
