@@ -72,7 +72,7 @@ var httpRules = []mutant{
 		old: " || !now.Add(wait).Before(o.ends) {", new: " {",
 		pkg: "./idempotency/client", test: "TestTimeIsBounded"},
 	{rule: "H21 another timeline", file: "idempotency/tier.go",
-		old: "!ok || c.Origin != o || !clock", new: "!ok || o == (origin{}) || !clock",
+		old: "!ok || c.Origin != o || !clock", new: "!ok || o == (history{}) || !clock",
 		pkg: "./idempotency", test: "TestH21OtherHistories"},
 	{rule: "H21 failover during a get", file: "idempotency/tier.go",
 		old: "\t// Now, and not before the cache was asked: it may have taken its time, and a failover have been seen meanwhile.\n\to, clock, ok := t.now()\n", new: "\to, clock := c.Origin, t.sighted.Load().clock\n",
