@@ -19,7 +19,7 @@ TEST = $(if $(CI),$(GO) run ./test/retest -C $$m $(if $(FLAKY),-flaky $(FLAKY),)
 # each runs a command in every module, $$m, and fails if it failed in one.
 each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
 
-.PHONY: help quickstart test lint vet tidy words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
+.PHONY: help quickstart test test-long lint vet tidy words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -27,8 +27,17 @@ help: ## list the targets
 quickstart: ## the main job, end to end
 	$(GO) run ./examples/quickstart
 
-test: ## all tests, on one Postgres and, with a JVM or Docker, one real Kafka broker
-	$(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(call each,$(TESTED),$(TEST) $(RACE) -timeout 30m $(PKGS))'
+# Tests wait for servers and timers more than they compute, so more of them run at once than there are processors.
+AT_ONCE ?= 8
+runtests = $(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(call each,$(TESTED),$(TEST) $(RACE) -parallel $(AT_ONCE) -timeout 30m $(1) $(PKGS))'
+
+test: ## the tests, without the long ones, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, PKGS=./consumer/...
+	@echo "make test: up to 8 minutes on two idle cores, more the first time; make test-long runs the long tests too (15 minutes)"
+	$(call runtests,-short)
+
+test-long: ## all tests, as CI runs them
+	@echo "make test-long: up to 15 minutes on two idle cores"
+	$(call runtests,)
 
 lint: vet ## go vet and golangci-lint, in every module
 	@$(call each,$(MODULES),( cd $$m && $(GO) run $(LINT) run ./... ))

@@ -31,9 +31,11 @@ var changers = map[string]consumer.Handler{
 
 // D6: a handler that changes its message changes neither what another run of it sees, nor what is parked, nor what is compared with copies.
 func TestD6HandlerThatChangesItsMessage(t *testing.T) {
+	t.Parallel()
 	for name, change := range changers {
 		for _, policy := range []consumer.FailurePolicy{consumer.ParkMessage, consumer.ParkOrderingKey} {
 			t.Run(name, func(t *testing.T) {
+				t.Parallel()
 				both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
 					r := newRig(t, 1)
 					cfg := testConfig()

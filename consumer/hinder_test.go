@@ -60,8 +60,10 @@ func TestD1OwnLimitOfAStatementCounts(t *testing.T) {
 // D1, D2: a message whose transaction the server goes on refusing, for reasons that are no message's: those before it are applied, it stands alone, no attempt is
 // held against it, and after Config.BlockedAfter its partition halts and says why. It goes on by itself.
 func TestD1RefusedMessageHaltsItsPartition(t *testing.T) {
+	t.Parallel()
 	for _, state := range []string{"40001", "40P01", "55P03", "53200", "57P01"} {
 		t.Run(state, func(t *testing.T) {
+			t.Parallel()
 			both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
 				r := newRig(t, 1)
 				values := r.numbered(0, 5)

@@ -44,7 +44,7 @@ var consumerRules = []mutant{
 		pkg: "./consumer", test: "TestT7TimeoutsHoldFromBegin"},
 	{rule: "T5 COMMIT ends with its caller", file: "consumer/attempt.go",
 		old: "				_ = e.c.commit(tx) // kept as the failure",
-		new: "				// What pgx does when a statement's context ends.\n				stop := context.AfterFunc(work, func() { _ = conn.Conn().PgConn().CancelRequest(context.Background()) })\n				_ = e.c.commit(tx)\n				stop()",
+		new: "				// What pgx does when a statement's context ends.\n				stop := context.AfterFunc(work, func() { _ = slot.conn.Conn().PgConn().CancelRequest(context.Background()) })\n				_ = e.c.commit(tx)\n				stop()",
 		pkg: "./consumer", test: "TestT5CommitOutlivesItsCaller"},
 	{rule: "T6 COMMIT without seal", file: schemaGround,
 		old: "  if current_setting('onlyonce.sealed', true) is distinct from", new: "  if false and current_setting('onlyonce.sealed', true) is distinct from",

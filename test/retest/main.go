@@ -1,6 +1,6 @@
 // Retest runs go test, and gives a test that only gave up waiting a second try:
 //
-//	go run ./test/retest [-C DIR] [-race] [-timeout 15m] [-flaky FILE] packages...
+//	go run ./test/retest [-C DIR] [-race] [-short] [-parallel N] [-timeout 15m] [-flaky FILE] packages...
 //
 // A slow machine can make a test give up waiting, or a server start late, although the project is
 // right. Such a test runs once more, alone, and is named in the last lines and in FILE. Nothing
@@ -18,16 +18,25 @@ import (
 	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 func main() {
 	dir := flag.String("C", ".", "run go test in this folder, for example that of a nested module")
 	race := flag.Bool("race", false, "with the race detector")
+	short := flag.Bool("short", false, "without the long tests")
+	parallel := flag.Int("parallel", 0, "how many tests of a package run at once; 0: go test's default")
 	timeout := flag.String("timeout", "15m", "of each package")
 	flaky := flag.String("flaky", "", "append the names of flaky tests to this file")
 	flag.Parse()
 	args := []string{"-C", *dir, "test", "-json", "-timeout", *timeout}
+	if *short {
+		args = append(args, "-short")
+	}
+	if *parallel > 0 {
+		args = append(args, "-parallel", strconv.Itoa(*parallel))
+	}
 	if *race {
 		args = append(args, "-race")
 	}
