@@ -9,10 +9,17 @@ LINT   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # In CI a missing server is a failure and not a skipped suite.
 REAL := $(if $(CI),-require-real,)
 
-# In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
-TEST := $(if $(CI),$(GO) run ./test/retest $(if $(FLAKY),-flaky $(FLAKY),),$(GO) test)
+# The modules of this repository, for example "." and "bench". PKGS names packages of the root.
+MODULES := . $(filter-out .,$(patsubst ./%,%,$(patsubst %/,%,$(dir $(shell find . -mindepth 2 -name go.mod -not -path './.git/*' | sort)))))
+TESTED  := $(if $(filter ./...,$(PKGS)),$(MODULES),.)
 
-.PHONY: help quickstart test lint words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
+# In CI a test that only gave up waiting runs once more, alone, and is named in the last lines (test/retest).
+TEST = $(if $(CI),$(GO) run ./test/retest -C $$m $(if $(FLAKY),-flaky $(FLAKY),),$(GO) -C $$m test)
+
+# each runs a command in every module, $$m, and fails if it failed in one.
+each = s=0; for m in $(1); do $(2) || { echo "failed: module $$m"; s=1; }; done; exit $$s
+
+.PHONY: help quickstart test lint vet tidy words bench retention mutants adversary matrix fuzz storm storm-franz storm-key storm-positions storm-failover storm-idle storm-outbox storm-keys histories nightly ci
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -21,14 +28,16 @@ quickstart: ## the main job, end to end
 	$(GO) run ./examples/quickstart
 
 test: ## all tests, on one Postgres and, with a JVM or Docker, one real Kafka broker
-	$(DEVENV) -postgres -kafka $(REAL) -- $(TEST) $(RACE) -timeout 30m $(PKGS)
-	cd bench && $(GO) test $(RACE) ./...
+	$(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(call each,$(TESTED),$(TEST) $(RACE) -timeout 30m $(PKGS))'
 
-lint: ## go vet and golangci-lint
-	$(GO) vet ./...
-	cd bench && $(GO) vet ./...
-	$(GO) run $(LINT) run ./...
-	cd bench && $(GO) run $(LINT) run ./...
+lint: vet ## go vet and golangci-lint, in every module
+	@$(call each,$(MODULES),( cd $$m && $(GO) run $(LINT) run ./... ))
+
+vet: ## go vet, in every module
+	@$(call each,$(MODULES),$(GO) -C $$m vet ./...)
+
+tidy: ## fails if a go.mod or go.sum is not tidy; FIX=1 writes them
+	@$(call each,$(MODULES),$(GO) -C $$m mod tidy $(if $(FIX),,-diff))
 
 words: ## count the words that house style bounds, in comments and Markdown; WORST=5 names the files with the most
 	$(GO) run ./test/words $(if $(WORST),-worst $(WORST),)
@@ -39,11 +48,15 @@ bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
 retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
 	cd bench && $(GO) run . -retention $(ARGS)
 
-mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks
-	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only $(ONLY),)
+# PART=3/20 plays part 3 of 20 and records it in docs/results; RECORD=1 records other selections too.
+# $(1) is the name of the file there.
+recorded = $(if $(PART),-part $(PART),) $(if $(PART)$(RECORD),-record docs/results/$(1).md,)
 
-adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name
-	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',)
+mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART=3/20 plays a part and records it
+	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only $(ONLY),) $(call recorded,mutants)
+
+adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name, PART=3/20 plays a part and records it
+	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',) $(call recorded,adversary)
 
 matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 picks
 	$(GO) run ./test/matrix $(if $(ONLY),-only $(ONLY),)
@@ -82,7 +95,8 @@ storm-outbox: ## kill relays and Postgres under a stream of outbound calls, with
 HISTORIES ?= 1000
 
 histories: ## random histories of HTTP requests, judged by I12, and every failpoint under more load; HISTORIES, SEED
-	$(DEVENV) -postgres -- $(GO) test -count=1 -timeout 60m -run '^(TestHistories|TestFaultPoints)$$' ./idempotency -args -histories $(HISTORIES) $(if $(SEED),-seed $(SEED),) -long
+	$(DEVENV) -postgres -- $(GO) -C test/compat test -count=1 -timeout 60m -run '^TestHistories$$' ./http -args -histories $(HISTORIES) $(if $(SEED),-seed $(SEED),)
+	$(DEVENV) -postgres -- $(GO) test -count=1 -timeout 60m -run '^TestFaultPoints$$' ./idempotency -args -long
 
 ROTATIONS ?= 500
 

@@ -1,4 +1,4 @@
-// Command bench measures the ratios of docs/performance.md: what a guarantee costs against the same work without it.
+// Command bench measures the ratios of docs/results/bench.md: what a guarantee costs against the same work without it.
 //
 // It prints one line a ratio and exits 1 when one is short of its bar, 2 when it cannot measure.
 package main

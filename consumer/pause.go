@@ -4,17 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	cursors "github.com/onlyonce/onlyonce/internal/cursor"
 )
 
 // errPaused says that somebody paused the partition.
 var errPaused = errors.New("paused")
-
-// pauseSQL and resumeSQL write and remove a pause. In: scope, topic (empty for the whole scope), partition (-1), and a reason. A
-// pause that is there already keeps its reason.
-const (
-	pauseSQL  = `insert into onlyonce.pauses (scope, topic, partition, reason) values ($1, $2, $3, $4) on conflict do nothing`
-	resumeSQL = `delete from onlyonce.pauses where scope = $1 and topic = $2 and partition = $3`
-)
 
 // Pause stops the work on one partition, in whichever process it is, until somebody resumes it; it outlasts restarts. The
 // owner notices within a second or two, finishes its batch, and keeps the partition. An empty topic means everything in this
@@ -23,7 +18,7 @@ func (c *Consumer) Pause(ctx context.Context, topic string, partition int32, rea
 	if reason == "" {
 		return fmt.Errorf("%w: Pause: reason must not be empty: whoever finds the consumer standing still will want to know", ErrConfig)
 	}
-	if err := c.each(ctx, topic, partition, pauseSQL, reason); err != nil {
+	if err := c.each(ctx, topic, partition, cursors.PauseSQL, reason, nil); err != nil {
 		return fmt.Errorf("consumer: pausing: %w", err)
 	}
 	return nil
@@ -52,7 +47,7 @@ func (c *Consumer) each(ctx context.Context, topic string, partition int32, sql 
 
 // Resume ends a pause with the same topic and partition. A pause of the whole scope holds until it is ended itself.
 func (c *Consumer) Resume(ctx context.Context, topic string, partition int32) error {
-	if err := c.each(ctx, topic, partition, resumeSQL); err != nil {
+	if err := c.each(ctx, topic, partition, cursors.ResumeSQL); err != nil {
 		return fmt.Errorf("consumer: resuming: %w", err)
 	}
 	return nil

@@ -3,10 +3,7 @@ package sqltx_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
-
-	"gorm.io/gorm"
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
@@ -40,31 +37,6 @@ func Example() {
 		return tx.Commit()
 	}
 	_ = apply
-}
-
-// GORM: inside of Transaction, Statement.ConnPool is the transaction.
-func ExampleClaim_gorm() {
-	type Order struct {
-		ID    string
-		Cents int
-	}
-	place := func(ctx context.Context, db *gorm.DB, messageID string, o Order) error {
-		return db.WithContext(ctx).Transaction(func(g *gorm.DB) error {
-			tx, ok := g.Statement.ConnPool.(sqltx.Tx)
-			if !ok {
-				return errors.New("not in a transaction")
-			}
-			outcome, err := sqltx.Claim(ctx, tx, dedupe.Key{Scope: "shop", ID: messageID, Fingerprint: dedupe.NoFingerprint})
-			if err != nil || outcome == dedupe.Duplicate {
-				return err
-			}
-			if err := g.Create(&o).Error; err != nil {
-				return err
-			}
-			return sqltx.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "shop", ID: o.ID})
-		})
-	}
-	_ = place
 }
 
 // DBTX is what sqlc generates for database/sql.

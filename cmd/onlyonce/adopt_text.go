@@ -3,12 +3,14 @@ package main
 import (
 	"fmt"
 	"strconv"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
-// write shows what was, what is after it, and what that means.
-func (q *adoption) write(a *app, d *adopted) {
+// writeAdopted shows what was, what is after it, and what that means.
+func writeAdopted(a *app, d *ops.Adopted) {
 	a.writeCursorChange(d.Before, d.After)
-	for _, s := range d.remarks() {
+	for _, s := range remarks(d) {
 		_, _ = fmt.Fprintln(a.out, s)
 	}
 }
@@ -36,17 +38,17 @@ func (a *app) writeCursorChange(was, is *cursorRow) {
 	row("cluster", func(c *cursorRow) string { return nextOwners(c.ClusterID) })
 	row("topic id", func(c *cursorRow) string { return nextOwners(c.TopicID) })
 	row("anchor", func(c *cursorRow) string { return numberOrDash(c.AnchorOffset) })
-	row("attempts", (*cursorRow).attempts)
+	row("attempts", attempts)
 	row("epoch", func(c *cursorRow) string { return number(c.Epoch) })
-	row("state", (*cursorRow).state)
+	row("state", (*ops.Cursor).State)
 	writeTable(a.out, []string{"", "BEFORE", "AFTER"}, rows)
 }
 
 // remarks says what the change means for messages and owners.
-func (d *adopted) remarks() []string {
+func remarks(d *ops.Adopted) []string {
 	b, c := d.Before, d.After
 	if d.From != nil {
-		return d.moved()
+		return movedHere(d)
 	}
 	if b == nil {
 		return []string{fmt.Sprintf("There was no cursor: work starts at offset %d. How many messages that skips or handles again is not known here.", c.Position)}
@@ -77,8 +79,8 @@ func (d *adopted) remarks() []string {
 	return s
 }
 
-// moved says what it means to take a partition over.
-func (d *adopted) moved() []string {
+// movedHere says what it means to take a partition over.
+func movedHere(d *ops.Adopted) []string {
 	s := []string{fmt.Sprintf("The position is that of %s, where the cursor was retired at %s: what is below was handled there, and nothing is handled again.",
 		d.From.Database, instant(*d.From.Cursor.RetiredAt))}
 	if d.Before != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -151,25 +150,7 @@ func confirm[P any](ctx context.Context, a *app, db *database, k changeKind, c c
 		return shown, err
 	}
 	c.write(a, shown)
-	if err := a.out.Flush(); err != nil {
-		return shown, err
-	}
-	_, _ = fmt.Fprint(a.stderr, "Do this? [y/N] ")
-	answer := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(a.stdin).ReadString('\n') // the end of input is a no
-		answer <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	select {
-	case got := <-answer:
-		if got != "y" && got != "yes" {
-			return shown, &refusal{"the answer was no: nothing was changed"}
-		}
-	case <-ctx.Done():
-		_, _ = fmt.Fprintln(a.stderr)
-		return shown, &refusal{"interrupted: nothing was changed"}
-	}
-	return shown, nil
+	return shown, a.agree(ctx)
 }
 
 // transact does it in one transaction. shown is what somebody agreed to, nil if nobody was asked. READ COMMITTED, whatever the

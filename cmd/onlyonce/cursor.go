@@ -6,11 +6,10 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // cursorsSQL reads cursors as they stand. In: scope, topic, partition (each may be null: any). By the unique index on
@@ -30,77 +29,10 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
 
-// cursorRow is a cursor as people and programs see it.
-type cursorRow struct {
-	ID            int64   `json:"-"`
-	Scope         string  `json:"scope"`
-	Topic         string  `json:"topic"`
-	Partition     int32   `json:"partition"`
-	Position      int64   `json:"position"`
-	Run           int32   `json:"run"`
-	StartOffset   int64   `json:"start_offset"`
-	StartPolicy   string  `json:"start_policy"`
-	Group         *string `json:"group"`
-	ClusterID     *string `json:"cluster_id"`
-	TopicID       *string `json:"topic_id"`
-	Epoch         int64   `json:"epoch"`
-	Clean         bool    `json:"clean"`
-	Attempts      int32   `json:"attempts"`
-	AttemptOffset *int64  `json:"attempt_offset"`
-	AnchorOffset  *int64  `json:"anchor_offset"`
-	LeaderEpoch   *int32  `json:"leader_epoch"` // Kafka's, up to which the log was read below the position
-
-	RetiredAt    *time.Time `json:"retired_at"`
-	Paused       *string    `json:"paused"` // why
-	Replay       int32      `json:"replay"` // number of the last one
-	ReplayUntil  *int64     `json:"replay_until"`
-	ReplayResume *int64     `json:"replay_resume"`
-	ReplayResend bool       `json:"replay_resend"`
-	RedoUntil    *int64     `json:"redo_until"` // messages below it may have been handled before
-	RedoTopicID  *string    `json:"redo_topic_id"`
-}
-
-// stood is where the partition's own work stands, which a replay interrupts.
-func (c *cursorRow) stood() int64 {
-	if c.ReplayResume != nil {
-		return max(c.Position, *c.ReplayResume)
-	}
-	return c.Position
-}
-
-// redo is the offset below which messages may have been handled before, when the cursor's position is set anew, and its topic (O6). What an operator has set and
-// nobody has handled does not count.
-func (c *cursorRow) redo() (until *int64, topic pgtype.UUID) {
-	until = c.RedoUntil
-	if c.RedoTopicID != nil && c.TopicID != nil && *c.RedoTopicID != *c.TopicID {
-		until = nil
-	}
-	if at := c.stood(); (c.AnchorOffset != nil || c.ReplayResume != nil) && (until == nil || *until < at) {
-		until = &at
-	}
-	if c.TopicID == nil {
-		return until, topicID(c.RedoTopicID)
-	}
-	return until, topicID(c.TopicID)
-}
-
-// state says what keeps the cursor from going on as usual.
-func (c *cursorRow) state() string {
-	var s []string
-	if c.RetiredAt != nil {
-		s = append(s, "retired")
-	}
-	if c.Paused != nil {
-		s = append(s, "paused")
-	}
-	if c.ReplayUntil != nil {
-		s = append(s, fmt.Sprintf("replay %d to %d", c.Replay, *c.ReplayUntil))
-	}
-	return strings.Join(s, ", ")
-}
+type cursorRow = ops.Cursor
 
 // attempts shows what was tried at a message that stands alone.
-func (c *cursorRow) attempts() string {
+func attempts(c *cursorRow) string {
 	if c.Attempts == 0 || c.AttemptOffset == nil {
 		return ""
 	}
@@ -118,6 +50,15 @@ func (f *cursorFilter) flags(fs *flag.FlagSet) {
 	textVar(fs, &f.scope, "scope", "the scope `S` of the consumer")
 	textVar(fs, &f.topic, "topic", "the topic `T`")
 	numberVar(fs, &f.partition, "partition", "the partition `N`", 0, math.MaxInt32)
+}
+
+// number is -partition; nil: not given.
+func (f *cursorFilter) number() *int32 {
+	if f.partition == nil {
+		return nil
+	}
+	n := int32(*f.partition)
+	return &n
 }
 
 func readCursors(ctx context.Context, tx pgx.Tx, f cursorFilter) ([]cursorRow, error) {
@@ -153,9 +94,10 @@ Null: not known, or none.`,
 			var filter cursorFilter
 			filter.flags(fs)
 			return func(ctx context.Context, a *app) error {
-				var cursors []cursorRow
-				err := a.readSnapshot(ctx, *address, "reading cursors", func(ctx context.Context, tx pgx.Tx) (err error) {
-					cursors, err = readCursors(ctx, tx, filter)
+				var cursors []ops.Cursor
+				f := ops.CursorFilter{Scope: text(filter.scope), Topic: text(filter.topic), Partition: filter.number()}
+				err := a.ask(ctx, *address, "reading cursors", func(ctx context.Context, db ops.DB) (err error) {
+					cursors, err = ops.Cursors(ctx, db, f)
 					return err
 				})
 				if err != nil {
@@ -179,7 +121,7 @@ func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
 		}
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position),
 			fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy), strconv.Itoa(int(c.Run)), orDash(c.Group), orDash(c.ClusterID),
-			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), c.attempts(), c.state()})
+			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), attempts(c), c.State()})
 	}
 	switch {
 	case len(cursors) == 0:

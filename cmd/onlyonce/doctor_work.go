@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // heldSQL lists the pauses, and how many cursors in use each one holds. Reads onlyonce.pauses, which is small, and cursors by the unique index on
@@ -16,7 +18,7 @@ select u.scope, u.topic, u.partition, u.paused_at, u.actor, u.reason,
   from onlyonce.pauses u order by 1, 2, 3`
 
 type heldRow struct {
-	pauseRow
+	ops.Pause
 	Cursors int64
 }
 
@@ -35,7 +37,7 @@ func (d *doctor) outbox(ctx context.Context, tx pgx.Tx) error {
 				held++
 			}
 		}
-		pending := s.Pending != nil && *s.Pending > 0 || s.Old > 0
+		pending := s.Pending != nil && *s.Pending > 0
 		switch {
 		case s.PausedAt != nil:
 			p := sinkRow{s.Sink, s.PausedAt, s.PausedBy, s.PauseReason}
@@ -83,7 +85,7 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	d.unless("parked", "nothing that is parked waits for an operator")
 
-	requests, err := collect[requestRow](ctx, tx, requestsSQL, false, nil, nil, mostLimit, nil)
+	requests, err := collect[requestRow](ctx, tx, requestsSQL, false, nil, nil, ops.MostLimit, nil)
 	if err != nil {
 		return err
 	}
@@ -111,7 +113,7 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for i := range pauses {
 		p := &pauses[i]
-		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.what(), instant(p.PausedAt), p.Actor, p.Cursors, oneLine(p.Reason))
+		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), instant(p.PausedAt), p.Actor, p.Cursors, oneLine(p.Reason))
 	}
 	d.unless("pauses", "no scope and no partition is paused")
 	return nil

@@ -29,7 +29,7 @@ and ask again, send a request several times at once, ask again long after their
 answer, and take a used key for something else; meanwhile the processes are
 killed with SIGKILL in mid-request and replaced. Then it counts.
 
-usage: go run ./examples/payments-api [flags]
+usage: go -C examples/payments-api run . [flags]
 
 `
 

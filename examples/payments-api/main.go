@@ -1,6 +1,6 @@
 // Payments-api is onlyonce's HTTP side in one command:
 //
-//	go run ./examples/payments-api
+//	go -C examples/payments-api run .
 //
 // It runs a payments API in processes of its own that are killed with SIGKILL, and clients that time out, ask again, race themselves and
 // mistake their keys; then it counts. api.go, charges.go and refunds.go hold what a user of onlyonce writes; openapi.yaml describes

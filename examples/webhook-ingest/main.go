@@ -1,7 +1,7 @@
 // Webhook-ingest receives the webhooks of seven providers on one server, from senders that deliver each event several times, out of
 // order, tampered with and too late, and counts what became of them.
 //
-//	go run ./examples/webhook-ingest
+//	go -C examples/webhook-ingest run .
 //
 // Exit status: 0 every event took effect once, or was overtaken, and nothing else did; 1 not so; 2 usage or environment; 130 interrupted.
 package main

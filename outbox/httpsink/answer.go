@@ -13,27 +13,28 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// judge says what an answer means. Its body is not looked at, and neither kept nor logged.
+// judge classifies an answer by its status. It neither reads, keeps nor logs the body.
 func (s *Sink) judge(resp *http.Response) outbox.Result {
 	status := resp.StatusCode
 	r := outbox.Result{Outcome: outcome(status), Reason: fmt.Sprintf("status %d", status)}
 	if status >= 300 && status <= 399 {
-		// Where it leads to is not told: an address may hold secrets.
+		// The reason does not quote the address of the redirect, because it may hold secrets.
 		r.Reason += ": a redirect, which is not followed; if the remote has moved, change BaseURL"
 	}
 	if o, overruled := s.cfg.Outcomes[status]; overruled {
 		r.Outcome = o
 	}
 	if r.Outcome == outbox.Retry {
-		r.RetryAfter, _ = retryafter.Read(resp.Header, time.Now()) // 0 where there is none; the relay bounds it
+		// 0 without the header; the relay bounds it.
+		r.RetryAfter, _ = retryafter.Read(resp.Header, time.Now())
 	}
 	return r
 }
 
-// outcome is what a status means by default. Those that are retried say "not now" or "I do not know":
-// 408 Request Timeout, 409 Conflict (the answer to a key whose first request is still running), 425 Too Early, 429 Too Many
-// Requests, and 5xx. Redirects are not followed: the remote has not applied the call, and a base URL that has moved is for
-// an operator to change.
+// outcome is the default meaning of a status. It retries statuses that mean "not now" or "unknown":
+// 408 Request Timeout, 409 Conflict (the first request with this key is still running), 425 Too
+// Early, 429 Too Many Requests, and 5xx. Redirects are not followed: the remote has not applied the
+// call, and an operator has to correct a base URL that has moved.
 func outcome(status int) outbox.Outcome {
 	switch {
 	case status >= 200 && status <= 299:
@@ -50,7 +51,7 @@ func (s *Sink) describe(ctx context.Context, err error) string {
 	var refused *addressError
 	switch {
 	case errors.As(err, &refused):
-		// A name's next answer may be another, so the call is put off and not given up.
+		// The name may resolve to another address later, so the call is put off and not rejected.
 		return "no call was made: " + refused.Error()
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Sprintf("no answer within %v", s.cfg.Timeout)
@@ -62,9 +63,9 @@ func (s *Sink) describe(ctx context.Context, err error) string {
 	return clean(err)
 }
 
-// quoted finds what Go's errors quote.
+// quoted matches quoted text in Go's errors.
 var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
-// clean takes quoted parts out of an error: the transport quotes what the remote sent ("malformed HTTP response ..."), which
-// may be a payload.
+// clean removes quoted parts from an error. The transport quotes what the remote sent, for example
+// in "malformed HTTP response ...", and that may be a payload.
 func clean(err error) string { return quoted.ReplaceAllString(err.Error(), `"..."`) }

@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Both forms of Retry-After; a date counts from the answer's own clock, if it tells it.
+// Both forms of Retry-After are read. A date counts from the answer's own Date header if it has
+// one.
 func TestRetryAfter(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	for name, c := range map[string]struct {
@@ -37,7 +38,7 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// What the remote asks for counts where the call is tried again, and only there.
+// Retry-After is used only if the call is tried again.
 func TestRetryAfterIsForRetries(t *testing.T) {
 	s := &Sink{}
 	for status, want := range map[int]time.Duration{200: 0, 202: 0, 301: 0, 400: 0, 408: time.Minute, 409: time.Minute, 425: time.Minute, 429: time.Minute, 503: time.Minute} {

@@ -13,32 +13,34 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Breaker stops calls to a host that is down. After Failures failed attempts in a row, whichever calls they belong to, it
-// opens: for OpenFor no call is made, and a relay picks no rows (outbox.Readier), so that their attempts are not
-// counted and their windows do not begin. Then one call is let through: if it fails, the breaker stays open for as long
-// again, and if it does not, calls go out as before.
+// Breaker stops calls to a host that is down. After Failures failed attempts in a row, of whichever
+// calls, it opens. For OpenFor the sink makes no call and the relay picks no rows (outbox.Readier),
+// so that no attempts are counted and no windows begin. Then one call is let through. If it fails,
+// the breaker stays open for another OpenFor; otherwise calls go out as before.
 //
-// Failures are answers of 5xx that are to be tried again, and answers that did not come: refused connections, names
-// that do not resolve, addresses that are not allowed, handshakes that fail, timeouts, answers that break off. A host that answers anything
-// else, 429 and the other 4xx among it, is up. Attempts that were cut off by the relay, or not made, count as neither.
+// Failures are answers of 5xx that are to be retried, and missing answers: refused connections,
+// names that do not resolve, addresses that are not allowed, handshakes that fail, timeouts, and
+// answers that break off. A host that answers anything else, for example 429, is up. Attempts that
+// the relay cancelled or that were not made count as neither.
 type Breaker struct {
-	// Failures is how many failures in a row open the breaker. Default 10, from 1 to 10,000. Few make it open for calls that
-	// the remote cannot answer although it is up; many send more calls to a remote that is down.
+	// Failures is how many failures in a row open the breaker: 1 to 10,000. A low number opens it
+	// for calls that the remote cannot answer although it is up; a high number sends more calls to
+	// a remote that is down. Defaults to 10.
 	Failures int
-	// OpenFor is for how long it stays open. Default 10 s, from 1 ms to 1 hour. It is how much later than necessary calls may
-	// go out once the host is back.
+	// OpenFor is how long the breaker stays open: 1 ms to 1 hour. Calls go out at most this much
+	// later than possible once the host is back. Defaults to 10 s.
 	OpenFor time.Duration
-	// Changed is told the new state: "open", "half-open" (one call is let through) or "closed". It must return soon, and must
-	// not call the sink. Nil: nobody is told.
+	// Changed receives the new state: "open", "half-open" (one call is let through) or "closed". It
+	// must return soon and must not call the sink. Defaults to no notification.
 	Changed func(state string)
-	// Off switches the breaker off.
+	// Off switches the breaker off. Defaults to false.
 	Off bool
 }
 
-// ErrOpen is the error of an attempt that an open breaker did not let out.
+// ErrOpen is the error of an attempt that an open breaker refused.
 var ErrOpen = errors.New("httpsink: the breaker is open after failures in a row: no call was made")
 
-// What an attempt says about its host, besides nil: that it answered.
+// What an attempt reports about its host. Nil means that the host answered.
 var (
 	errFailed  = errors.New("the host did not answer, or with 5xx")
 	errNothing = errors.New("nothing was learned about the host")
@@ -48,7 +50,7 @@ type breaker struct {
 	*gobreaker.TwoStepCircuitBreaker[struct{}] // nil: off
 }
 
-// withDefaults fills in the defaults and returns what is wrong.
+// withDefaults fills in the defaults and returns every fault.
 func (b Breaker) withDefaults() (Breaker, []error) {
 	var faults []error
 	if b.Failures == 0 {
@@ -83,19 +85,20 @@ func newBreaker(cfg Breaker) breaker {
 	})}
 }
 
-// allow returns what to call with nil, errFailed or errNothing once the attempt has ended, or an error if it must not be made.
+// allow permits one attempt, or returns an error if the attempt must not be made. The caller calls
+// the returned function when the attempt has ended, with nil, errFailed or errNothing.
 func (b breaker) allow() (func(error), error) {
 	if b.TwoStepCircuitBreaker == nil {
 		return func(error) {}, nil
 	}
 	done, err := b.Allow()
-	if err != nil { // open, or half-open with a call under way
+	if err != nil { // open, or half-open with a call in flight
 		return nil, ErrOpen
 	}
 	return done, nil
 }
 
-// ready is how many calls may be under way at once.
+// ready returns how many calls may be in flight at once.
 func (b breaker) ready() int {
 	if b.TwoStepCircuitBreaker == nil {
 		return math.MaxInt
@@ -109,7 +112,7 @@ func (b breaker) ready() int {
 	return math.MaxInt
 }
 
-// unanswered is what an attempt without a whole answer says about its host.
+// unanswered classifies an attempt without a whole answer, for the breaker.
 func unanswered(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) || errors.Is(err, outbox.ErrLease) || errors.Is(err, outbox.ErrWindow) {
 		return errNothing
@@ -117,7 +120,7 @@ func unanswered(ctx context.Context, err error) error {
 	return errFailed
 }
 
-// answered is what an answer says about its host.
+// answered classifies an answer, for the breaker.
 func answered(resp *http.Response, r outbox.Result) error {
 	if resp.StatusCode >= 500 && r.Outcome == outbox.Retry {
 		return errFailed

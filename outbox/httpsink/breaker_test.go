@@ -19,7 +19,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// patience bounds what tests wait for; nothing is judged by how long it took.
+// patience bounds what tests wait for. No test asserts how long something took.
 var patience = pgtest.Patience(time.Minute)
 
 func untilReady(t *testing.T, s *httpsink.Sink, want int) {
@@ -27,7 +27,8 @@ func untilReady(t *testing.T, s *httpsink.Sink, want int) {
 	pgtest.Until(t, patience, fmt.Sprintf("ready for %d calls", want), func() bool { return s.Ready() == want })
 }
 
-// What says that a host is down opens the breaker, and then no call is made; what says that it is up, or nothing, does not.
+// Failures open the breaker, and then no call is made. Answers of a host that is up, and attempts
+// that report nothing, do not open it.
 func TestBreakerOpens(t *testing.T) {
 	var status atomic.Int64
 	base, requests := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -108,8 +109,8 @@ func TestBreakerCountsInARow(t *testing.T) {
 	}
 }
 
-// One call tries whether the host is back. While it is under way no other is let out; what says nothing about the host
-// leaves the breaker waiting for one that does.
+// One call tries whether the host is back, and no other is let out meanwhile. If the call learns
+// nothing about the host, the breaker waits for one that does.
 func TestBreakerHalfOpen(t *testing.T) {
 	var down atomic.Bool
 	hold := make(chan chan struct{}, 1)
@@ -168,7 +169,7 @@ func TestBreakerHalfOpen(t *testing.T) {
 	hold <- held
 	ended := make(chan outbox.Result)
 	go func() { ended <- s.Send(t.Context(), delivery()) }()
-	for len(hold) > 0 { // until the remote has it
+	for len(hold) > 0 { // until the request has reached the remote
 		select {
 		case r := <-ended:
 			t.Fatalf("%+v", r)

@@ -14,95 +14,123 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Config describes one remote.
+// Config describes one remote. The zero value of a field is the default that its comment names.
 type Config struct {
-	// Name is what Call.Sink says. Required.
+	// Name identifies the sink: calls with this name in Call.Sink are sent by it. Required.
 	Name string
 
-	// BaseURL is where calls go: scheme, host and an optional path that Call.Target is added to. Required; no query, no
-	// user and password. A row cannot make the sink call another host, nor leave the path.
+	// BaseURL is where calls go: a scheme (http or https), a host and an optional path, to which
+	// Call.Target is appended. For example "https://api.example.com/v1". It must not hold a query,
+	// a user or a password. A row cannot make the sink call another host or leave the path.
+	// Required.
 	BaseURL string
 
-	// Profile is how the remote takes keys, and for how long it remembers them: [Stripe], [PayPal], [Square], [Adyen],
-	// [Standard], or your own. The zero value is a bare UUID in Idempotency-Key.
+	// Profile says how the remote takes idempotency keys and how long it remembers them: [Stripe],
+	// [PayPal], [Square], [Adyen], [Standard], or one of your own. Defaults to the call's key as a
+	// bare UUID in the header Idempotency-Key.
 	Profile Profile
 
-	// KeyWindow is how long the remote remembers a key, by its documentation or your contract: 24 hours, often. [outbox.Forever]
-	// where it never forgets. Default: the profile's window; required where that is not known. See
-	// outbox.Limits for what a wrong value does.
+	// KeyWindow is how long the remote remembers a key, by its documentation or your contract. 24
+	// hours is common; use [outbox.Forever] if the remote never forgets a key. See outbox.Limits
+	// for the effect of a wrong value. Defaults to the profile's window; required if the profile
+	// has none.
 	KeyWindow time.Duration
 
-	// KeyHeader and QuotedKey are Profile.Header and FormString, for a remote without a profile. With a Profile they
-	// must be left empty.
+	// KeyHeader is the header that carries the key, for a remote without a profile. It must be
+	// empty if Profile is set. Defaults to "Idempotency-Key".
 	KeyHeader string
+
+	// QuotedKey writes the key in double quotes ([FormString]), for a remote without a profile. It
+	// must be false if Profile is set. Defaults to false.
 	QuotedKey bool
 
-	// Timeout bounds one attempt, from connecting to the last byte of the answer. Default 30 s, from 1 ms to 10 minutes.
-	// Shorter than what the remote may take makes calls that it is still working on be sent again, which it
-	// answers with 409, or with the first one's result.
+	// Timeout bounds one attempt, from connecting to the last byte of the answer: 1 ms to 10
+	// minutes. If it is shorter than the remote may take, the relay repeats calls that the remote
+	// is still working on. The remote then answers 409 or with the first call's result. Defaults to
+	// 30 s.
 	Timeout time.Duration
 
-	// ConnectTimeout, TLSTimeout and AnswerTimeout bound parts of an attempt: looking up the name and connecting; the TLS
-	// handshake; waiting for the answer's headers once the request has gone out. Each from 1 ms to Timeout. Defaults 10 s, 10 s
-	// and Timeout, or Timeout where that is shorter. A remote that is down is told apart from one that is slow by
-	// the first two. Those of Transport count where they are set and these are not.
-	ConnectTimeout, TLSTimeout, AnswerTimeout time.Duration
+	// ConnectTimeout bounds looking up the remote's name and connecting: 1 ms to Timeout. With
+	// TLSTimeout it distinguishes a remote that is down from one that is slow. Defaults to 10 s, or
+	// to Timeout if that is shorter.
+	ConnectTimeout time.Duration
 
-	// AllowPrivate allows connections to loopback, to private networks (10/8, 172.16/12, 192.168/16, fc00::/7) and to the
-	// shared space 100.64/10. Without it only addresses of the public Internet are connected to, so that
-	// whoever decides what a name resolves to cannot make the sink call your own hosts. Set it for remotes inside, and in
-	// tests. Link-local, multicast, reserved and translated addresses and metadata services of clouds stay refused.
+	// TLSTimeout bounds the TLS handshake: 1 ms to Timeout. Defaults to the TLSHandshakeTimeout of
+	// Transport, or if that is not set to 10 s or Timeout, whichever is shorter.
+	TLSTimeout time.Duration
+
+	// AnswerTimeout bounds the wait for the answer's headers after the request was written: 1 ms to
+	// Timeout. Defaults to the ResponseHeaderTimeout of Transport, or if that is not set to
+	// Timeout.
+	AnswerTimeout time.Duration
+
+	// AllowPrivate allows connections to loopback, to private networks (10/8, 172.16/12,
+	// 192.168/16, fc00::/7) and to the shared space 100.64/10. Set it for remotes in your own
+	// network and in tests. Link-local, multicast, reserved and translated addresses and the
+	// metadata services of clouds stay refused. Defaults to false: the sink connects to addresses
+	// of the public Internet only, so that the owner of a name cannot make it call your own hosts.
 	AllowPrivate bool
 
-	// AllowNetworks are networks that are allowed besides, whatever they are: the one that the remote is in, more
-	// narrowly than by AllowPrivate; or 64:ff9b::/96 in a network that reaches IPv4 through NAT64. An IPv6 address that holds
-	// an IPv4 address is allowed if both are.
+	// AllowNetworks lists networks that are allowed in addition, of whatever kind. For example the
+	// one network that the remote is in, which is narrower than AllowPrivate, or 64:ff9b::/96 in a
+	// network that reaches IPv4 through NAT64. An IPv6 address that embeds an IPv4 address is
+	// allowed if both are. Defaults to none.
 	AllowNetworks []netip.Prefix
 
-	// AllowHosts are the hosts that BaseURL may name: "api.example.com", or "*.example.com" for all below it. For programs
-	// that get the base URL from somebody else (a customer's webhook). Empty: any.
+	// AllowHosts lists the hosts that BaseURL may name: "api.example.com", or "*.example.com" for
+	// every name below it. Set it if the base URL comes from a customer, for example a webhook's
+	// address. Defaults to any host.
 	AllowHosts []string
 
-	// Authorize adds authentication to a request right before it is sent: a header, or parameters in the query. It may read
-	// the request's body (to sign it) and its headers; the key, the method, the host and the path must stay as they
-	// are, and so must the headers that are there, in whatever case, and the query: parameters of other names may be appended to URL.RawQuery, and no header of the
-	// connection may be added. Its context ends with the attempt. An error puts the call off, and no call is made.
-	// See [Bearer] and [SecretHeader] for the common ones. Nil: nothing is added.
+	// Authorize adds authentication to a request right before it is sent: a header, or parameters
+	// in the query. See [Bearer] and [SecretHeader] for the common kinds. Defaults to none.
+	//
+	// It may read the request's headers and its body, for example to sign it. It must leave the
+	// key, the method, the host, the path and the headers that are set as they are. It may append
+	// parameters with other names to URL.RawQuery. It must not add headers of the connection, for
+	// example Transfer-Encoding.
+	//
+	// Its context ends with the attempt. If it returns an error, the sink makes no call and the
+	// relay tries again later. It must be safe for concurrent use.
 	Authorize func(*http.Request) error
 
-	// Breaker stops calls while the host is down; see [Breaker] for the defaults.
+	// Breaker stops calls while the host is down. See [Breaker] for its fields and their defaults.
 	Breaker Breaker
 
-	// Outcomes overrules what a status means: {401: outbox.Retry} for credentials that expire, {404: outbox.Delivered}
-	// for a DELETE that was applied before. Without it 2xx is delivered; 408, 409, 425, 429 and 5xx are retried; all
-	// else is rejected.
+	// Outcomes overrules what a status from 200 to 599 means. For example {401: outbox.Retry} for
+	// credentials that expire, or {404: outbox.Delivered} for a DELETE that an earlier attempt has
+	// applied. By default 2xx is delivered; 408, 409, 425, 429 and 5xx are retried; all other
+	// statuses are rejected.
 	Outcomes map[int]outbox.Outcome
 
-	// CaptureHeaders are the headers that are kept of an answer that a call asks for (Call.Capture). Default Content-Type, Location and
-	// X-Request-Id. Of the body the first 64 KiB are kept.
+	// CaptureHeaders lists the headers of the answer that are kept for a call with Call.Capture. Of
+	// the body the first 64 KiB are kept. Defaults to Content-Type, Location and X-Request-Id.
 	CaptureHeaders []string
 
-	// Transport holds what connecting needs: certificates, a proxy, a dialer of your own. It is cloned, and used for HTTP/1.1
-	// with a check on each write. Nil: a plain one without a proxy.
+	// Transport holds settings for connecting: certificates, a proxy, a dialer of your own. The
+	// sink clones it and uses the clone for HTTP/1.1, with a check before each write. Defaults to a
+	// plain transport without a proxy.
 	//
-	// A proxy must be set by its address ([http.ProxyURL]): libraries read no environment, so http.ProxyFromEnvironment is
-	// refused, which clones of http.DefaultTransport have. With a proxy its address is the one that is checked,
-	// and which addresses may be reached through it is for the proxy to say. Connections of a DialContext of your own are
-	// checked when they stand, and those of a DialTLSContext after the handshake.
+	// Set a proxy by its address, with [http.ProxyURL]. http.ProxyFromEnvironment is refused,
+	// because libraries read no environment; clones of http.DefaultTransport have it. If there is a
+	// proxy, the sink checks the proxy's address, and the proxy decides which addresses it reaches.
+	// Connections of your own DialContext are checked once they are established, and those of a
+	// DialTLSContext after the handshake.
 	Transport *http.Transport
 }
 
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("httpsink: bad configuration")
 
-// New checks the configuration and returns every fault of it at once. It does not connect.
+// New returns a sink for one remote. It does not connect. If the configuration is wrong, the error
+// lists every fault, each with its field, and wraps [ErrConfig].
 func New(cfg Config) (*Sink, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {
 		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
 	}
 	if cfg.Name == "" {
-		fault("Name", "must not be empty: it is what Call.Sink says")
+		fault("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
 	base, err := baseURL(cfg.BaseURL)
 	if err != nil {
@@ -125,7 +153,7 @@ func New(cfg Config) (*Sink, error) {
 	field := "Profile"
 	if cfg.KeyHeader != "" || cfg.QuotedKey {
 		if cfg.Profile != (Profile{}) {
-			fault("KeyHeader and QuotedKey", "must be empty with a Profile, which says the same")
+			fault("KeyHeader and QuotedKey", "must be empty if Profile is set, which contains both")
 		} else if cfg.Profile.Header = cfg.KeyHeader; cfg.QuotedKey {
 			cfg.Profile.Form = FormString
 		}
@@ -210,7 +238,8 @@ func baseURL(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil:
-		return nil, errors.New("is not a URL") // the error would quote it, and it may hold a password
+		// The parser's error quotes the URL, which may hold a password.
+		return nil, errors.New("is not a URL")
 	case u.Scheme != "http" && u.Scheme != "https":
 		return nil, errors.New("must start with https:// or http://")
 	case u.Hostname() == "":

@@ -14,32 +14,36 @@ import (
 )
 
 var (
-	// errResend is told to a transport that is about to send a request a second time.
+	// errResend is the write error that a transport gets when it tries to send a request a second
+	// time.
 	errResend = errors.New("the connection broke off, and the transport tried to send again by itself")
 	// errUngated: see attach.
 	errUngated = errors.New("no call was made: the transport's connection has no check in it")
 )
 
-// gate lets one request out, once, and only while it may still start. It stands in the connection's Write, behind
-// everything that takes time: waiting for a connection, connecting, the TLS handshake.
+// gate lets one request out, once, and only while the call may still start. It is called in the
+// connection's Write, after everything that takes time: waiting for a connection, connecting, the
+// TLS handshake.
 //
-// Two interleavings it stops:
+// It prevents two interleavings:
 //
-//   - the relay asks whether the call may start, the process is stopped for hours (SIGSTOP, a debugger),
-//     goes on, and writes a request whose key the remote has forgotten by now;
-//   - a request goes out on a kept connection, the remote applies it and dies before it answers, and the transport, which
-//     takes a keyed POST for idempotent, sends it again on another connection: two requests of one attempt (Go
-//     issue 19943).
+//   - The relay asks whether the call may start. The process is then stopped for hours (SIGSTOP, a
+//     debugger), continues, and writes a request whose key the remote has forgotten by now.
+//   - A request goes out on a kept connection. The remote applies it and dies before it answers. The
+//     transport takes a keyed POST for idempotent and sends it again on another connection: two
+//     requests for one attempt (Go issue 19943).
 type gate struct {
 	may func() error
 
 	mu   sync.Mutex
-	conn *gatedConn // the one that has written
+	conn *gatedConn // the connection that has written
 	err  error
 }
 
-// attach is the transport's hook for "this connection will carry the request"; nothing has been written yet. The check is below every layer of TLS:
-// there are two where the remote and a proxy are both reached over it. A connection without the check is closed, so that the request cannot be written.
+// attach is the transport's hook for "this connection will carry the request"; nothing has been
+// written yet. The check is below every layer of TLS: there are two layers if both the remote and a
+// proxy are reached over TLS. A connection without the check is closed, so that the request cannot
+// be written.
 func (g *gate) attach(info httptrace.GotConnInfo) {
 	for conn := info.Conn; ; {
 		if c, ok := conn.(*gatedConn); ok {
@@ -75,15 +79,16 @@ func (g *gate) pass(c *gatedConn) error {
 	return g.err
 }
 
-// refused is why the request was not let out, or not let out again; nil if it was not refused.
+// refused returns why the request was not let out, or was not let out a second time. It returns nil
+// if the request was not refused.
 func (g *gate) refused() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.err
 }
 
-// gatedConn is a connection whose writes ask the gate of the request that it carries. Before the first request (a TLS
-// handshake, a proxy's CONNECT) there is none.
+// gatedConn asks the gate of the request that it carries before each write. Before the first
+// request (a TLS handshake, a proxy's CONNECT) it has no gate.
 type gatedConn struct {
 	net.Conn
 	gate atomic.Pointer[gate]
@@ -98,8 +103,9 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// gatedTransport clones a transport and puts guard and gate into its connections. HTTP/1.1 only: there a connection carries one
-// request at a time, so that a write belongs to a request; and HTTP/2 has rules of its own for sending again.
+// gatedTransport clones a transport and puts guard and gate into its connections. It uses HTTP/1.1
+// only: a connection then carries one request at a time, so that each write belongs to one request.
+// HTTP/2 also has its own rules for sending a request again.
 func gatedTransport(t *http.Transport, g *guard) (*http.Transport, error) {
 	if t == nil {
 		t = &http.Transport{MaxIdleConnsPerHost: 100, IdleConnTimeout: 90 * time.Second}
@@ -115,10 +121,11 @@ func gatedTransport(t *http.Transport, g *guard) (*http.Transport, error) {
 	t.Protocols.SetHTTP1(true)
 	t.ForceAttemptHTTP2, t.TLSNextProto = false, nil
 	if t.TLSClientConfig != nil {
-		// A transport that has been used offers h2 in its configuration, and a server would take it at its word.
+		// A transport that has been used offers h2 in its configuration, and a server would accept
+		// the offer.
 		t.TLSClientConfig.NextProtos = []string{"http/1.1"}
 	}
-	t.DisableCompression = true // the answer is not kept, and must not grow
+	t.DisableCompression = true // the answer must not grow
 	if t.MaxResponseHeaderBytes == 0 {
 		t.MaxResponseHeaderBytes = maxAnswer
 	}
@@ -129,8 +136,8 @@ func gatedTransport(t *http.Transport, g *guard) (*http.Transport, error) {
 	return t, nil
 }
 
-// fromEnvironment reports whether a transport's proxy is the standard library's choice by the environment. Functions
-// cannot be compared; where their code starts can.
+// fromEnvironment reports whether the proxy function is http.ProxyFromEnvironment. Functions cannot
+// be compared, but the addresses of their code can.
 func fromEnvironment(proxy func(*http.Request) (*url.URL, error)) bool {
 	return proxy != nil && reflect.ValueOf(proxy).Pointer() == reflect.ValueOf(http.ProxyFromEnvironment).Pointer()
 }

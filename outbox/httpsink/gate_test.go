@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// The check stands behind connecting, over TLS too, and in front of the first byte; on a kept connection as on a new one.
+// The check runs after connecting, over TLS too, and before the first byte; on a kept connection as
+// on a new one.
 func TestGate(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		var requests atomic.Int64
@@ -29,7 +30,8 @@ func TestGate(t *testing.T) {
 			server.StartTLS()
 			given = server.Client().Transport.(*http.Transport)
 			given.ForceAttemptHTTP2 = true
-			resp, err := server.Client().Get(server.URL) // registers HTTP/2 with the given transport
+			// Registers HTTP/2 with the given transport.
+			resp, err := server.Client().Get(server.URL)
 			if err != nil || resp.ProtoMajor != 2 {
 				t.Fatal(resp, err)
 			}

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// ErrAddress is wrapped by the error of a connection that was refused for its address; see Config.AllowPrivate. No byte
-// was sent.
+// ErrAddress is wrapped by the error of a connection that was refused for its address; see
+// Config.AllowPrivate. No byte was sent.
 var ErrAddress = errors.New("httpsink: address refused")
 
-// addressError says which address was refused, and as what.
+// addressError names the refused address and the kind of address it is.
 type addressError struct {
 	addr string
 	what string
@@ -27,27 +27,34 @@ func (e *addressError) Error() string {
 
 func (e *addressError) Unwrap() error { return ErrAddress }
 
-// special are networks that no remote on the Internet has an address in: IANA's registries of special-purpose addresses
-// (RFC 6890 and its updates), multicast, and addresses at which clouds hand out credentials. The first that matches counts.
-// own marks addresses of one's own hosts and networks, which AllowPrivate allows.
+// special lists networks in which no remote on the Internet has an address: IANA's registries of
+// special-purpose addresses (RFC 6890 and its updates), multicast, and the addresses at which
+// clouds hand out credentials. The first match counts. own marks addresses of our own hosts and
+// networks, which AllowPrivate allows.
 var special = []struct {
 	prefix netip.Prefix
 	what   string
 	own    bool
 }{
 	{netip.MustParsePrefix("169.254.169.254/32"), "a cloud's metadata service", false},
-	{netip.MustParsePrefix("169.254.170.2/32"), "a cloud's metadata service", false},   // credentials of ECS tasks
-	{netip.MustParsePrefix("100.100.100.200/32"), "a cloud's metadata service", false}, // Alibaba, inside the shared space
-	{netip.MustParsePrefix("168.63.129.16/32"), "a cloud's metadata service", false},   // Azure, among public addresses
-	{netip.MustParsePrefix("fd00:ec2::/32"), "a cloud's metadata service", false},      // AWS, among unique local addresses
-	{netip.MustParsePrefix("fd20:ce::254/128"), "a cloud's metadata service", false},   // Google, likewise
+	// Credentials of ECS tasks.
+	{netip.MustParsePrefix("169.254.170.2/32"), "a cloud's metadata service", false},
+	// Alibaba, inside the shared space.
+	{netip.MustParsePrefix("100.100.100.200/32"), "a cloud's metadata service", false},
+	// Azure, among public addresses.
+	{netip.MustParsePrefix("168.63.129.16/32"), "a cloud's metadata service", false},
+	// AWS, among unique local addresses.
+	{netip.MustParsePrefix("fd00:ec2::/32"), "a cloud's metadata service", false},
+	// Google, likewise.
+	{netip.MustParsePrefix("fd20:ce::254/128"), "a cloud's metadata service", false},
 
 	{netip.MustParsePrefix("127.0.0.0/8"), "loopback", true},
 	{netip.MustParsePrefix("10.0.0.0/8"), "a private network", true},
 	{netip.MustParsePrefix("172.16.0.0/12"), "a private network", true},
 	{netip.MustParsePrefix("192.168.0.0/16"), "a private network", true},
 	{netip.MustParsePrefix("100.64.0.0/10"), "a carrier's shared space", true},
-	{netip.MustParsePrefix("0.0.0.0/8"), "no address of a host", false}, // Linux connects 0.0.0.0 to loopback
+	// Linux connects 0.0.0.0 to loopback.
+	{netip.MustParsePrefix("0.0.0.0/8"), "no address of a host", false},
 	{netip.MustParsePrefix("169.254.0.0/16"), "link-local", false},
 	{netip.MustParsePrefix("192.0.0.0/24"), "reserved for protocols", false},
 	{netip.MustParsePrefix("192.0.2.0/24"), "reserved for documentation", false},
@@ -73,24 +80,25 @@ var special = []struct {
 	{netip.MustParsePrefix("5f00::/16"), "reserved for segment routing", false},
 }
 
-// global is where all other addresses of IPv6 hosts are.
+// global holds all other addresses of IPv6 hosts.
 var global = netip.MustParsePrefix("2000::/3")
 
-// guard decides which addresses are connected to. It is asked with the very address that is being dialled, after the
-// name was resolved; a check of the name beforehand would be passed by a name whose next answer is another ("rebinding").
+// guard decides which addresses the sink connects to. It checks the address that is being dialled,
+// after the name was resolved. A check of the name beforehand would not help if the next DNS answer
+// differs ("rebinding").
 type guard struct {
 	private  bool
 	networks []netip.Prefix
-	timeout  time.Duration // of connecting, names included
-	resolver *net.Resolver // nil: Go's; tests answer themselves
+	timeout  time.Duration // bounds connecting, including the lookup of names
+	resolver *net.Resolver // nil: Go's own; tests set one
 }
 
-// check returns an *addressError unless the address may be connected to.
+// check returns an *addressError unless the sink may connect to the address.
 func (g *guard) check(addr netip.Addr) error {
-	// ::ffff:127.0.0.1 is 127.0.0.1 to the kernel; a zone only says over which interface.
+	// ::ffff:127.0.0.1 is 127.0.0.1 for the kernel. A zone only names the interface.
 	a := addr.WithZone("").Unmap()
 	what := g.refuse(a)
-	// Who allows a translator's prefix has not allowed the loopback address behind it.
+	// Allowing a translator's prefix does not allow the loopback address that it may embed.
 	if inner, ok := embedded(a); ok && what == "" {
 		what = g.refuse(inner)
 	}
@@ -100,7 +108,7 @@ func (g *guard) check(addr netip.Addr) error {
 	return nil
 }
 
-// refuse says as what an address is refused; empty: it is not.
+// refuse returns the kind of address for which an address is refused, or "" if it is allowed.
 func (g *guard) refuse(a netip.Addr) string {
 	for _, n := range g.networks {
 		if n.Contains(a) {
@@ -121,14 +129,15 @@ func (g *guard) refuse(a netip.Addr) string {
 	return ""
 }
 
-// embedded is the IPv4 address that a translator or tunnel would go on to.
+// embedded returns the IPv4 address to which a translator or tunnel would forward.
 func embedded(a netip.Addr) (netip.Addr, bool) {
 	if !a.Is6() {
 		return netip.Addr{}, false
 	}
 	b := a.As16()
 	switch {
-	case in(a, "64:ff9b::/96"), in(a, "::ffff:0:0:0/96"), in(a, "::/96") && !in(a, "::/127"): // RFC 6052, 2765, 4291; not :: and ::1
+	case in(a, "64:ff9b::/96"), in(a, "::ffff:0:0:0/96"), in(a, "::/96") && !in(a, "::/127"):
+		// RFC 6052, 2765, 4291; not :: and ::1
 		return netip.AddrFrom4([4]byte(b[12:])), true
 	case in(a, "2002::/16"): // RFC 3056
 		return netip.AddrFrom4([4]byte(b[2:6])), true
@@ -140,14 +149,16 @@ func embedded(a netip.Addr) (netip.Addr, bool) {
 
 func in(a netip.Addr, prefix string) bool { return netip.MustParsePrefix(prefix).Contains(a) }
 
-// host judges the base URL's host as it is written, so that a fault that no resolver can heal is told by New.
+// host checks the base URL's host as it is written, so that New reports faults that no resolver can
+// correct.
 func (g *guard) host(host string) error {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return g.check(a)
 	}
 	name := strings.ToLower(strings.TrimSuffix(host, "."))
 	last := name[strings.LastIndexByte(name, '.')+1:]
-	// Resolvers of the C library take 127.1, 2130706433 and 0x7f.1 for 127.0.0.1, and Go's asks the DNS for them.
+	// Resolvers of the C library read 127.1, 2130706433 and 0x7f.1 as 127.0.0.1. Go's resolver asks
+	// the DNS for them.
 	if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
 		return fmt.Errorf("%q ends in a number and is no IPv4 address", host)
 	}
@@ -159,7 +170,8 @@ func (g *guard) host(host string) error {
 	return nil
 }
 
-// control is called by the dialer between socket() and connect(), with the address that connect() gets.
+// control is called by the dialer between socket() and connect(), with the address that connect()
+// gets.
 func (g *guard) control(_ context.Context, _, address string, _ syscall.RawConn) error {
 	ap, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -168,9 +180,9 @@ func (g *guard) control(_ context.Context, _, address string, _ syscall.RawConn)
 	return g.check(ap.Addr())
 }
 
-// dialer connects to checked addresses only. A dialer of the user's cannot be asked which address it is about to
-// connect to, so its connections are asked where they lead to, before anything is written by us. A connection that
-// has no IP address (a socket in the file system) leads to this host.
+// dialer connects to checked addresses only. A user's own dialer does not say in advance which
+// address it connects to, so its connections are checked before the sink writes anything. A
+// connection without an IP address (a Unix socket) leads to this host.
 func (g *guard) dialer(given dialer) dialer {
 	if given == nil {
 		given = (&net.Dialer{ControlContext: g.control, Resolver: g.resolver}).DialContext
@@ -190,7 +202,7 @@ func (g *guard) dialer(given dialer) dialer {
 	}
 }
 
-// remote checks where a connection leads to.
+// remote checks the remote address of a connection.
 func (g *guard) remote(c net.Conn) error {
 	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	switch {
@@ -202,7 +214,8 @@ func (g *guard) remote(c net.Conn) error {
 	return &addressError{addr: fmt.Sprintf("of type %T", c.RemoteAddr()), what: "no IP address"}
 }
 
-// allowedHost reports whether a host is among patterns: a name, or *. and a name for all below it. No patterns: any host.
+// allowedHost reports whether a host matches one of the patterns: a name, or *. and a name for
+// everything below it. Without patterns every host matches.
 func allowedHost(host string, patterns []string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	for _, p := range patterns {

@@ -18,7 +18,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// hostile are addresses that are not on the Internet, or lead to one that is not.
+// hostile lists addresses that are not on the Internet, or that embed one that is not.
 var hostile = []string{
 	"127.0.0.1", "127.8.9.1", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "100.64.0.1", "100.127.255.255", "0.0.0.0", "0.1.2.3",
 	"169.254.0.1", "169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192", "192.0.2.1", "198.51.100.1", "203.0.113.1",
@@ -82,7 +82,7 @@ func TestGuardAddresses(t *testing.T) {
 	}
 }
 
-// What no resolver can heal is refused by New.
+// New refuses base URLs that no resolver can correct.
 func TestGuardRefusesHostileURLs(t *testing.T) {
 	var urls []string
 	for _, a := range hostile {
@@ -109,8 +109,8 @@ func TestGuardRefusesHostileURLs(t *testing.T) {
 	}
 }
 
-// nameserver answers a resolver's questions for addresses, over a connection in memory. The answers are used one
-// after the other, the last one for ever.
+// nameserver answers a resolver's questions for addresses, over a connection in memory. It gives
+// the answers in order and then repeats the last one.
 type nameserver struct {
 	answers []string
 	asked   atomic.Int64
@@ -127,7 +127,8 @@ func (n *nameserver) resolver() *net.Resolver {
 func (n *nameserver) serve(c net.Conn) {
 	defer c.Close()
 	for {
-		size := make([]byte, 2) // a stream: each message is preceded by its length (RFC 1035 section 4.2.2)
+		// A stream: each message is preceded by its length (RFC 1035 section 4.2.2)
+		size := make([]byte, 2)
 		if _, err := io.ReadFull(c, size); err != nil {
 			return
 		}
@@ -157,7 +158,7 @@ func (n *nameserver) serve(c net.Conn) {
 	}
 }
 
-// named is a sink for a name that resolves as the name server says.
+// named returns a sink for a name that resolves as the name server says.
 func named(t *testing.T, base string, n *nameserver, change ...func(*Config)) *Sink {
 	t.Helper()
 	cfg := Config{Name: "x", BaseURL: base, KeyWindow: outbox.Forever, Timeout: 5 * time.Second}
@@ -180,7 +181,8 @@ func send(t *testing.T, s *Sink) outbox.Result {
 	return s.Send(t.Context(), &outbox.Delivery{Key: "51825619-b4aa-834b-8c96-7435425d5a3b", Method: "POST", Target: "/charges", Body: []byte("body")})
 }
 
-// A harmless name whose answer is hostile: refused before connect(), put off (the answer may be healed), and told.
+// A harmless name resolves to a hostile address. The call is refused before connect(), put off
+// because the DNS may be corrected, and the error names the address.
 func TestGuardRefusesHostileAnswers(t *testing.T) {
 	for _, a := range hostile {
 		r := send(t, named(t, "http://api.example.com:9/", &nameserver{answers: []string{a}}))
@@ -188,14 +190,15 @@ func TestGuardRefusesHostileAnswers(t *testing.T) {
 			t.Errorf("%s: %+v", a, r)
 		}
 	}
-	// A host whose letters become an address on the way to the dialer.
+	// A host whose wide digits become an address on the way to the dialer.
 	if r := send(t, named(t, "http://１２７.０.０.１/", &nameserver{answers: []string{"127.0.0.1"}})); r.Outcome != outbox.Retry || !errors.Is(r.Err, ErrAddress) {
 		t.Errorf("wide digits: %+v", r)
 	}
 }
 
-// Between a check of the name and the connection the name's answer changes: there is no such between. The first answer is
-// an allowed server; the second is one on the same port that must never be reached.
+// The DNS answer changes after the first lookup, but there is no gap between check and connection.
+// The first answer is an allowed server. The second is one on the same port that must never be
+// reached.
 func TestGuardRebinding(t *testing.T) {
 	var inside atomic.Int64
 	secret := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { inside.Add(1) }))
@@ -224,7 +227,7 @@ func TestGuardRebinding(t *testing.T) {
 	}
 }
 
-// A dialer of the user's, and a proxy, are asked where they lead to.
+// The addresses that a user's own dialer and a proxy lead to are checked.
 func TestGuardDialersAndProxies(t *testing.T) {
 	var requests atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests.Add(1) }))
@@ -261,7 +264,7 @@ func TestGuardDialersAndProxies(t *testing.T) {
 	}
 }
 
-// The environment's proxy is not used, whether it was asked for without saying so or not at all.
+// The environment's proxy is not used, whether it was asked for implicitly or not at all.
 func TestGuardNoProxyFromTheEnvironment(t *testing.T) {
 	_, err := New(Config{Name: "x", BaseURL: "https://api.example.com", KeyWindow: outbox.Forever, Transport: http.DefaultTransport.(*http.Transport).Clone()})
 	if err == nil || !strings.Contains(err.Error(), "Transport: Proxy must not be http.ProxyFromEnvironment") {

@@ -10,11 +10,11 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// maxAnswer is how much of an answer is read. Within it an answer that breaks off is no answer; what is
-// longer is cut off, and judged by its status.
+// maxAnswer is how many bytes of an answer are read. If a shorter answer breaks off, it counts as
+// no answer. A longer one is cut off and classified by its status.
 const maxAnswer = 64 << 10
 
-// Sink sends calls over HTTP. Make one with [New].
+// Sink sends calls over HTTP. Make one with [New]. It is safe for concurrent use.
 type Sink struct {
 	cfg       Config
 	base      *url.URL
@@ -27,27 +27,29 @@ var (
 	_ outbox.Readier = (*Sink)(nil)
 )
 
-// Name is Config.Name.
+// Name returns Config.Name.
 func (s *Sink) Name() string { return s.cfg.Name }
 
-// Limits are Config.KeyWindow and Config.Timeout.
+// Limits returns Config.KeyWindow and Config.Timeout.
 func (s *Sink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: s.cfg.KeyWindow, Timeout: s.cfg.Timeout}
 }
 
-// Close closes connections that are idle. The sink can still be used.
+// Close closes idle connections. The sink can still be used.
 func (s *Sink) Close() { s.transport.CloseIdleConnections() }
 
-// Ready is how many calls may be under way at once: none while the breaker is open, and one to try whether the host is back.
+// Ready returns how many calls may be in flight at once: none while the breaker is open, and one
+// while the sink tries whether the host is back.
 func (s *Sink) Ready() int { return s.breaker.ready() }
 
-// Send makes one attempt.
+// Send makes one attempt. It returns when the attempt has ended, at the latest after
+// Config.Timeout.
 func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	req, err := s.request(ctx, d)
 	if err != nil {
-		// The row cannot be sent as it is, now or later: no call was made.
+		// The row cannot be sent as it is, now or later, so no call is made.
 		return outbox.Reject(clean(err), err)
 	}
 	done, err := s.breaker.allow()
@@ -55,13 +57,14 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		return outbox.Result{Outcome: outbox.Retry, Reason: ErrOpen.Error(), Err: ErrOpen, RetryAfter: s.cfg.Breaker.OpenFor}
 	}
 	learned := errNothing
-	defer func() { done(learned) }() // deferred: Authorize may panic, and a half-open breaker waits for this call
+	// deferred: Authorize may panic, and a half-open breaker waits for this call.
+	defer func() { done(learned) }()
 	if err := s.authorize(req); err != nil {
 		return outbox.RetryLater("authorization failed, no call was made", err)
 	}
 	g := &gate{may: d.MayStart}
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: g.attach})
-	// RoundTrip and not a client's Do: it follows no redirects and keeps no cookies.
+	// RoundTrip instead of a client's Do: it follows no redirects and keeps no cookies.
 	resp, err := s.transport.RoundTrip(req.WithContext(ctx))
 	var answer []byte
 	if err == nil {
@@ -84,7 +87,7 @@ func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) outbox.Result {
 	return r
 }
 
-// kept are the headers of an answer that go with a captured one.
+// kept returns the headers of an answer that are captured with it.
 func (s *Sink) kept(h http.Header) http.Header {
 	kept := http.Header{}
 	for _, name := range s.cfg.CaptureHeaders {

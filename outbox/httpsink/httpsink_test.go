@@ -132,8 +132,8 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// A remote that dies on a kept connection after it has applied the request: Go's transport sends a keyed POST again by
-// itself. One Send is one request, whatever its body.
+// A remote dies on a kept connection after it has applied the request. Go's transport would send a
+// keyed POST again by itself. One Send must be one request, whatever its body.
 func TestTransportDoesNotResend(t *testing.T) {
 	for name, body := range map[string][]byte{"body": []byte("body"), "no body": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestTransportDoesNotResend(t *testing.T) {
 							}
 							_, _ = io.Copy(io.Discard, r.Body)
 							if got.Add(1) == 2 {
-								return // applied, and gone before the answer
+								return // applied, but the answer is lost
 							}
 							_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 						}
@@ -261,7 +261,7 @@ func TestAuthorize(t *testing.T) {
 	}
 }
 
-// withoutQuery leaves the query as it is.
+// withoutQuery wraps an Authorize so that it leaves the query as it is.
 func withoutQuery(authorize func(*http.Request) error) func(*http.Request) error {
 	return func(r *http.Request) error {
 		query := r.URL.RawQuery
@@ -271,7 +271,8 @@ func withoutQuery(authorize func(*http.Request) error) func(*http.Request) error
 	}
 }
 
-// A row cannot choose the host, nor leave the base path; neither at Enqueue, nor when it was written in SQL.
+// A row cannot choose the host or leave the base path, neither at Enqueue nor if it was written in
+// SQL.
 func TestRowsCannotEscape(t *testing.T) {
 	base, requests := serve(t, func(http.ResponseWriter, *http.Request) {})
 	s := newSink(t, base+"/v1", func(c *httpsink.Config) { c.KeyHeader = "X-Key" })
@@ -302,7 +303,7 @@ func TestRowsCannotEscape(t *testing.T) {
 	}
 }
 
-// Answers do not have to end, and what they hold does not get into errors.
+// Answers may be endless, and their contents do not get into errors.
 func TestAnswers(t *testing.T) {
 	base, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {

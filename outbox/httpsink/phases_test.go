@@ -13,13 +13,15 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// Each part of an attempt ends by itself, long before the attempt would; the call is put off.
+// Each part of an attempt has its own timeout, which ends it long before the attempt's; the call is
+// put off.
 func TestPhases(t *testing.T) {
 	silent, _ := serve(t, func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // the server notices only then that the client has gone
+		// Only then does the server notice that the client has gone.
+		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	})
-	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts in the kernel, and never says a word
+	l, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts, and nothing is ever answered
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +58,7 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// An answer's headers are bounded as its body is.
+// An answer's headers are bounded like its body.
 func TestAnswerHeadersAreBounded(t *testing.T) {
 	base, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Large", strings.Repeat("a", 1<<20))

@@ -16,34 +16,39 @@ import (
 	"github.com/onlyonce/onlyonce/internal/frozen"
 )
 
-// Profile is how a remote takes idempotency keys. Those below hold what providers say about themselves; write your own
-// for others. The zero value is a bare UUID in Idempotency-Key, with a window that Config.KeyWindow names.
+// Profile says how a remote takes idempotency keys. The functions below return what providers
+// document; write your own for other remotes. The zero value sends a bare UUID in Idempotency-Key,
+// with the window in Config.KeyWindow.
 //
-// Changing Header, BodyMember or Form of a sink that has calls pending makes their next attempts carry another key, which
-// a remote takes for another call: let the outbox run empty first.
+// If you change Header, BodyMember or Form while calls are pending, their next attempts carry a
+// different key and the remote applies them again. Let the outbox run empty first.
 type Profile struct {
-	// Header carries the key. Default "Idempotency-Key", unless BodyMember is set.
+	// Header is the header that carries the key. Defaults to "Idempotency-Key", unless BodyMember
+	// is set.
 	Header string
 
-	// BodyMember carries the key instead of a header: the name of a member that is added, as the first one, to the JSON object
-	// that is the call's body; the rest stays byte for byte. A call whose body is no JSON object, or has the member
-	// already, is rejected.
+	// BodyMember carries the key in the body instead of a header. It names a member that the sink
+	// inserts as the first one into the JSON object that is the call's body; the rest stays byte
+	// for byte. A call is rejected if its body is not a JSON object or already has the member.
+	// Defaults to none.
 	BodyMember string
 
-	// Form is how the key's 128 bits are written.
+	// Form is how the key's 128 bits are written. Defaults to [FormUUID].
 	Form Form
 
-	// MaxLength is the longest key that the remote takes, in bytes; New refuses a longer Form. 0: none is known.
+	// MaxLength is the longest key that the remote takes, in bytes. New refuses a longer Form.
+	// Defaults to 0: no limit is known.
 	MaxLength int
 
-	// Window is how long the remote remembers a key. 0: it does not say, and Config.KeyWindow must.
+	// Window is how long the remote remembers a key. Defaults to 0: the remote publishes no time,
+	// and Config.KeyWindow is required.
 	Window time.Duration
 }
 
 // Form is how a key is written.
 type Form int
 
-// Forms. They hold the same 128 bits.
+// The forms. Each holds the same 128 bits.
 const (
 	// FormUUID is a UUID: 36 characters, lower-case hexadecimal digits and hyphens.
 	FormUUID Form = iota
@@ -55,7 +60,7 @@ const (
 	FormBase64URL
 )
 
-// length is how many bytes a key of a form has; 0 for none of the forms.
+// length returns the bytes of a key in this form, or 0 for an unknown form.
 func (f Form) length() int {
 	switch f {
 	case FormUUID:
@@ -70,11 +75,11 @@ func (f Form) length() int {
 	return 0
 }
 
-// write writes a key, which is a UUID of 36 characters.
+// write formats a key, which must be a UUID of 36 characters.
 func (f Form) write(key string) (string, error) {
 	id, err := uuid.Parse(key)
 	if err != nil || id.String() != key {
-		return "", errors.New("key: is not a UUID") // a row that was written in SQL
+		return "", errors.New("key: is not a UUID") // the row was written in SQL
 	}
 	switch f {
 	case FormString:
@@ -87,31 +92,34 @@ func (f Form) write(key string) (string, error) {
 	return key, nil
 }
 
-// Standard is draft-ietf-httpapi-idempotency-key-header: Idempotency-Key holds a string of RFC 9651. How long keys are
-// remembered is for each remote to publish: set Config.KeyWindow.
+// Standard is draft-ietf-httpapi-idempotency-key-header: Idempotency-Key holds a string of RFC
+// 9651. Each remote publishes how long it remembers keys: set Config.KeyWindow.
 func Standard() Profile { return Profile{Form: FormString} }
 
-// Stripe is for https://docs.stripe.com/api/idempotent_requests: up to 255 characters, pruned once they are at least 24
-// hours old, no effect on DELETE.
+// Stripe is for https://docs.stripe.com/api/idempotent_requests: up to 255 characters, pruned once
+// they are at least 24 hours old, no effect on DELETE.
 func Stripe() Profile { return Profile{MaxLength: 255, Window: 24 * time.Hour} }
 
-// PayPal is for PayPal-Request-Id (https://developer.paypal.com/api/rest/reference/idempotency). How long the server
-// stores it differs by API, as each one's reference says: 6 hours for Orders v2, which is the window here, longer
-// on request; 45 days for Payments v2. At most 108 characters with Orders v2. Not every API of PayPal's takes it.
+// PayPal is for PayPal-Request-Id (https://developer.paypal.com/api/rest/reference/idempotency).
+// The time for which the server stores a key differs by API. Orders v2 stores it for 6 hours, which
+// is the window here, and longer on request; Payments v2 stores it for 45 days. Orders v2 takes at
+// most 108 characters. Some of PayPal's APIs take no key.
 func PayPal() Profile {
 	return Profile{Header: "PayPal-Request-Id", MaxLength: 108, Window: 6 * time.Hour}
 }
 
-// Square is for https://developer.squareup.com/docs/build-basics/common-api-patterns/idempotency: the key is the body's member
-// idempotency_key, at most 45 characters with payments (other APIs take more). Square publishes no time for which it
-// remembers keys: set Config.KeyWindow to what you rely on.
+// Square is for https://developer.squareup.com/docs/build-basics/common-api-patterns/idempotency:
+// the key is the body's member idempotency_key, at most 45 characters with payments (other APIs
+// take more). Square does not publish how long it remembers keys: set Config.KeyWindow to what you
+// rely on.
 func Square() Profile { return Profile{BodyMember: "idempotency_key", MaxLength: 45} }
 
-// Adyen is for https://docs.adyen.com/development-resources/api-idempotency: at most 64 characters, for POST, remembered
-// for at least 7 days (earlier versions of that page said 31). Keys are not shared between its regional endpoints.
+// Adyen is for https://docs.adyen.com/development-resources/api-idempotency: at most 64 characters,
+// for POST, remembered for at least 7 days (earlier versions of that page said 31). Its regional
+// endpoints do not share keys.
 func Adyen() Profile { return Profile{MaxLength: 64, Window: 7 * 24 * time.Hour} }
 
-// withDefaults fills in the header, and returns what is wrong.
+// withDefaults fills in the header and returns every fault.
 func (p Profile) withDefaults() (Profile, []error) {
 	var faults []error
 	if p.Header == "" && p.BodyMember == "" {
@@ -141,7 +149,8 @@ func (p Profile) withDefaults() (Profile, []error) {
 	return p, faults
 }
 
-// body puts the key into a body that carries it. The result is the same for the same row, whichever attempt it is.
+// body inserts the key into a body that carries it. The result for a row is the same in each
+// attempt.
 func (p Profile) body(body []byte, key string) ([]byte, error) {
 	if p.BodyMember == "" {
 		return body, nil
@@ -149,14 +158,15 @@ func (p Profile) body(body []byte, key string) ([]byte, error) {
 	members := 0
 	dec := json.NewDecoder(bytes.NewReader(body))
 	if first, err := dec.Token(); err != nil || first != json.Delim('{') || !json.Valid(body) {
-		return nil, fmt.Errorf("body: is no JSON object, which would carry the key as %s", p.BodyMember) // and nothing of it is quoted
+		// The error quotes nothing of the body.
+		return nil, fmt.Errorf("body: is no JSON object, which would carry the key as %s", p.BodyMember)
 	}
 	for ; dec.More(); members++ {
 		name, err := dec.Token()
 		if err != nil {
 			return nil, errors.New("body: is no JSON object")
 		}
-		// Some servers compare names without regard to case; two members are two keys there.
+		// Some servers ignore the case of names. For them two such members would be two keys.
 		if s, ok := name.(string); ok && strings.EqualFold(s, p.BodyMember) {
 			return nil, fmt.Errorf("body: has a member %s already: the relay sets the key", p.BodyMember)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// Each profile sends the same 128 bits where its provider looks for them, within its limits.
+// Each profile sends the same 128 bits in the place that its provider documents, within its limits.
 func TestProfiles(t *testing.T) {
 	var header http.Header
 	var body string
@@ -23,7 +23,7 @@ func TestProfiles(t *testing.T) {
 	const hour = time.Hour
 	for name, c := range map[string]struct {
 		profile httpsink.Profile
-		window  time.Duration // of the configuration
+		window  time.Duration // in the configuration
 		header  string
 		want    string
 		limit   time.Duration
@@ -68,7 +68,8 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// A key in the body: added in front, all else as it was; the same in each attempt; or the call is rejected.
+// A key in the body comes first and leaves the rest unchanged, the same in each attempt; otherwise
+// the call is rejected.
 func TestKeyInTheBody(t *testing.T) {
 	var body []byte
 	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) { body, _ = io.ReadAll(r.Body) })

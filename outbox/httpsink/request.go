@@ -15,15 +15,15 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// request is what is sent in one attempt.
+// request is what one attempt sends.
 type request struct {
 	*http.Request
 	key  string // as the profile writes it
 	body []byte
 }
 
-// request builds the request from what is frozen. It applies the rules of Enqueue again, because a row may have been
-// written in SQL.
+// request builds the request from the row. It applies the rules of Enqueue again, because the row
+// may have been written in SQL.
 func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error) {
 	if err := frozen.Method(d.Method); err != nil {
 		return nil, fmt.Errorf("method: %w", err)
@@ -71,7 +71,8 @@ func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error
 	return &request{withBody(req.WithContext(ctx), body), key, body}, nil
 }
 
-// url adds the target to the base URL with one slash between them, and looks whether that has left it.
+// url appends the target to the base URL with one slash between them, and checks that the result
+// stays below the base URL.
 func (s *Sink) url(target string) (*url.URL, error) {
 	raw := s.base.String()
 	if strings.HasPrefix(target, "/") {
@@ -87,26 +88,29 @@ func (s *Sink) url(target string) (*url.URL, error) {
 	return u, nil
 }
 
-// withBody gives a request its body in a form that Go's transport cannot send again by itself (O7). On a connection that
-// dies after the request it resends a keyed POST whose body it can rewind: an attempt that nobody has journaled. Its test
-// is GetBody, or a body that is empty; for the latter see [gate].
+// withBody sets a request's body in a form that Go's transport cannot send again by itself (O7). If
+// a connection breaks after the request, the transport repeats a keyed POST whose body it can
+// rewind, which would be an attempt that the journal does not know. The transport decides by
+// GetBody or by an empty body; [gate] covers the latter.
 func withBody(req *http.Request, body []byte) *http.Request {
 	req.GetBody = nil
 	req.ContentLength = int64(len(body))
-	req.Body = http.NoBody // and not nil or an empty reader, whose length the transport would not know
+	req.Body = http.NoBody // nil or an empty reader has no length for the transport
 	if len(body) > 0 {
 		req.Body = io.NopCloser(bytes.NewReader(body))
 	}
 	return req
 }
 
-// authorize lets Config.Authorize add to the request, and checks that it has added and not changed: what identifies the call,
-// and what is frozen, is the same in each attempt, whatever the secrets are by then.
+// authorize lets Config.Authorize add to the request and checks that it only added. What identifies
+// the call and what was enqueued must be the same in each attempt, whatever the secrets are by
+// then.
 func (s *Sink) authorize(req *request) error {
 	if s.cfg.Authorize == nil {
 		return nil
 	}
-	method, host, before, header := req.Method, req.Host, *req.URL, req.Header.Clone() // whose names are canonical
+	// Header's names are canonical.
+	method, host, before, header := req.Method, req.Host, *req.URL, req.Header.Clone()
 	if err := s.cfg.Authorize(req.Request); err != nil {
 		return err
 	}
@@ -117,23 +121,25 @@ func (s *Sink) authorize(req *request) error {
 	if !addsToQuery(&before, req.URL) {
 		return errors.New("httpsink: Authorize changed the query, which is the call's: it may append parameters of other names to URL.RawQuery")
 	}
-	for name, values := range header { // the key's among them
+	for name, values := range header { // including the key's
 		if !slices.Equal(req.Header[name], values) {
 			return fmt.Errorf("httpsink: Authorize changed the header %s, which is the call's", name)
 		}
 	}
 	for name := range req.Header {
-		canonical := http.CanonicalHeaderKey(name) // names are sent as they are written, and read in any case
+		// Headers are sent as written and read in any case.
+		canonical := http.CanonicalHeaderKey(name)
 		if _, ours := header[canonical]; ours && name != canonical || frozen.Framing(canonical) {
 			return fmt.Errorf("httpsink: Authorize set the header %s, which is the call's or the connection's", canonical)
 		}
 	}
-	withBody(req.Request, req.body) // it may have been read
+	withBody(req.Request, req.body) // Authorize may have read the body
 	return nil
 }
 
-// addsToQuery says whether the query is the frozen one, byte for byte, with nothing but parameters of other names behind it: of two parameters of one name
-// which one counts is for the remote to say.
+// addsToQuery reports whether the query still begins with the enqueued one, byte for byte, followed
+// only by parameters with other names. If a name occurred twice, the remote would decide which one
+// counts.
 func addsToQuery(frozen, now *url.URL) bool {
 	more, prefixed := strings.CutPrefix(now.RawQuery, frozen.RawQuery)
 	switch {
@@ -152,7 +158,7 @@ func addsToQuery(frozen, now *url.URL) bool {
 	})
 }
 
-// parameters are the names in a query, decoded where they can be. Some servers take ; for &.
+// parameters returns the names in a query, decoded if possible. Some servers take ; for &.
 func parameters(query string) (names []string) {
 	for _, pair := range strings.FieldsFunc(query, func(r rune) bool { return r == '&' || r == ';' }) {
 		name, _, _ := strings.Cut(pair, "=")

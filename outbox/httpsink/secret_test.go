@@ -12,7 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// A secret is looked up at each attempt, sent, and nowhere else to be found.
+// A secret is looked up at each attempt and sent, and is found nowhere else.
 func TestSecrets(t *testing.T) {
 	var got http.Header
 	base, requests := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Clone() })
@@ -72,7 +72,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// A remote that answers with what it was sent does not get the secret into a row's error.
+// If a remote echoes what it received, the secret does not get into the row's error.
 func TestSecretsAreNotInReasons(t *testing.T) {
 	base, _ := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		c, _, _ := w.(http.Hijacker).Hijack()

@@ -9,8 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// A trace context that was frozen is sent as it is, and not replaced; a row without one can be given one at sending, which is
-// not part of what is compared when the call is enqueued again.
+// A trace context among the row's headers is sent as it is. A row without one can get one when it
+// is sent, which is not compared when the call is enqueued again.
 func TestTraceContext(t *testing.T) {
 	const frozen, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	var got http.Header

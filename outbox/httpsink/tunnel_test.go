@@ -51,14 +51,15 @@ func tunnels(t *testing.T, secure bool) *url.URL {
 	return at
 }
 
-// Through a tunnel there is TLS in the connection, and that is in TLS again if the proxy is reached over TLS. The check is below both: a request goes out
-// once, and only if it may still start. The calls have no body: those the transport could send again by itself.
+// A tunnel's connection carries TLS, and that is wrapped in TLS again if the proxy is reached over
+// TLS. The check is below both: a request goes out once, and only if it may still start. The calls
+// have no body, because those are the ones that the transport could send again by itself.
 func TestO7ProxyOverTLS(t *testing.T) {
 	for name, secure := range map[string]bool{"proxy over TCP": false, "proxy over TLS": true} {
 		t.Run(name, func(t *testing.T) {
 			var got atomic.Int64
 			remote := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				if got.Add(1) == 2 { // applied, and gone before the answer
+				if got.Add(1) == 2 { // applied, but the answer is lost
 					c, _, _ := w.(http.Hijacker).Hijack()
 					_ = c.Close()
 				}
@@ -79,7 +80,8 @@ func TestO7ProxyOverTLS(t *testing.T) {
 			if r := s.Send(t.Context(), row); r.Outcome != outbox.Retry || got.Load() != 2 {
 				t.Errorf("second: %+v, the remote has seen %d requests, want 2", r, got.Load())
 			}
-			for i, may := range []error{errors.New("too late"), nil} { // on a new connection, then on a kept one
+			// On a new connection, then on a kept one.
+			for i, may := range []error{errors.New("too late"), nil} {
 				g, err := through(t, s.transport, remote.URL, may)
 				if (err == nil) != (may == nil) || !errors.Is(g.refused(), may) || got.Load() != int64(2+i) {
 					t.Errorf("may start: %v: %v, refused with %v, the remote has seen %d requests, want %d", may, err, g.refused(), got.Load(), 2+i)
@@ -105,8 +107,8 @@ func through(t *testing.T, transport *http.Transport, to string, may error) (*ga
 	return g, err
 }
 
-// A connection in which the check is not found carries no request: a transport that wraps connections in a way that this package does not know
-// fails, and sends nothing unchecked.
+// A connection without the check carries no request. If a transport wraps connections in a way that
+// this package does not know, it fails and sends nothing unchecked.
 func TestO7NoRequestWithoutTheCheck(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		var got atomic.Int64

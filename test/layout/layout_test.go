@@ -2,7 +2,10 @@
 package layout
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -37,15 +40,14 @@ func forbid(t *testing.T, pkg string, prefixes ...string) {
 }
 
 // public are the packages that users import.
-var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./idempotency/rediscache", "./sqltx", "./cmd/onlyonce"}
+var public = []string{"./migrations", "./dedupe", "./consumer", "./consumer/kafkasource", "./consumer/franzsource", "./outbox", "./outbox/httpsink", "./outbox/kafkasink", "./webhook", "./idempotency", "./idempotency/client", "./sqltx", "./ops", "./cmd/onlyonce"}
 
 func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range public {
 		forbid(t, pkg, "testing", module+"test/devenv", "github.com/testcontainers", "github.com/fergusstrange", "github.com/twmb/franz-go/pkg/kfake", "github.com/twmb/franz-go/pkg/kadm",
 			"github.com/peterldowns", "github.com/docker", "github.com/moby", "go.uber.org/goleak", "pgregory.net/rapid", "github.com/stretchr",
-			"github.com/standard-webhooks", "github.com/svix", "github.com/stripe", "github.com/dunglas", "github.com/getkin", "github.com/go-chi", "github.com/anishathalye",
-			"gorm.io", "github.com/lib/pq")
+			"github.com/dunglas")
 	}
 }
 
@@ -77,21 +79,42 @@ func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	}
 }
 
-// A client of Redis is for those who want one (H21).
-func TestGoRedisStaysInItsCache(t *testing.T) {
+// elsewhere are the libraries that only a nested module needs: an optional part, an example, or a comparison. A requirement of the
+// root would put them into every user's module graph. Indirect ones are not looked at: embedded-postgres, for example, brings lib/pq.
+var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq",
+	"github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "gorm.io"}
+
+func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 	t.Parallel()
-	linked := false
-	for _, pkg := range public {
-		if pkg != "./idempotency/rediscache" {
-			forbid(t, pkg, "github.com/redis")
-			continue
-		}
-		for _, d := range deps(t, pkg) {
-			linked = linked || strings.HasPrefix(d, "github.com/redis/go-redis/")
-		}
+	root, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if !linked {
-		t.Error("rediscache does not link go-redis: this test looks for the wrong name")
+	nested, err := filepath.Glob("../../*/*/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var others strings.Builder
+	for _, name := range nested {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		others.Write(text)
+	}
+	requires := func(text, library string) bool {
+		return slices.ContainsFunc(strings.Split(text, "\n"), func(line string) bool {
+			fields := strings.Fields(strings.TrimPrefix(line, "require "))
+			return len(fields) == 2 && strings.HasPrefix(fields[1], "v") && (fields[0] == library || strings.HasPrefix(fields[0], library+"/"))
+		})
+	}
+	for _, library := range elsewhere {
+		if requires(string(root), library) {
+			t.Errorf("the root's go.mod requires %s: move what needs it into a nested module, for example test/compat", library)
+		}
+		if !requires(others.String(), library) {
+			t.Errorf("no nested module requires %s: this test looks for the wrong name", library)
+		}
 	}
 }
 
@@ -101,11 +124,12 @@ var rooms = [][]string{
 	{"internal/codec", "internal/fault", "internal/fields", "internal/jsonpointer", "internal/lease", "internal/origin", "internal/pace", "internal/rerun", "internal/retryafter", "internal/wire", "migrations", "seal"},
 	{"internal/frozen", "internal/guard"},
 	{"dedupe"},
-	{"internal/preflight", "internal/ring"},
+	{"internal/cursor", "internal/parked", "internal/preflight", "internal/ring"},
 	{"internal/inbox"},
 	{"consumer", "outbox"},
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
+	{"ops"},
 	{"cmd"},
 	{"test"},
 	{"examples"},
@@ -163,9 +187,9 @@ func TestImportsPointOneWay(t *testing.T) {
 		"./internal/eventsource": {module + "outbox", module + "webhook", module + "idempotency"},
 		// A sink for Kafka and a source from it share a library, and nothing of ours.
 		"./outbox/kafkasink": {module + "consumer"},
-		"./idempotency":      {module + "idempotency/client", module + "idempotency/rediscache"},
+		"./idempotency":      {module + "idempotency/client"},
 		// A client has no database.
-		"./idempotency/client": {module + "consumer", module + "idempotency/rediscache", "github.com/jackc/pgx/v5/pgconn"},
+		"./idempotency/client": {module + "consumer", "github.com/jackc/pgx/v5/pgconn"},
 		// Programs that do not use database/sql link no adapter for it.
 		"./cmd/onlyonce": {module + "sqltx"},
 		"./sqltx":        {module + "consumer"},

@@ -1,0 +1,154 @@
+package ops
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+const (
+	lockTimeout   = 10 * time.Second // how long a batch or an attempt in a consumer's hands may hold us up
+	decideTimeout = 30 * time.Second // the transaction as a whole
+	commitTimeout = 15 * time.Second // detached from any request to end
+)
+
+// boundsSQL bounds the transaction's waits. In: lock_timeout.
+const boundsSQL = `select set_config('lock_timeout', $1, true)`
+
+// auditSQL records a decision. In: action, reason, detail, actor (null: the role of the connection).
+// One row: its id.
+const auditSQL = `
+insert into onlyonce.audit (action, reason, detail, actor) values ($1::text, $2::text, $3::jsonb, coalesce($4::text, current_user)) returning id`
+
+// decision is one change, with a result of type *R.
+type decision[R any] interface {
+	// check refuses inputs that no database could accept.
+	check() error
+	// lock takes the locks under which what read finds stays so.
+	lock(ctx context.Context, tx pgx.Tx) error
+	// read works out what would be done, and refuses what cannot be. It writes nothing, and takes no locks.
+	read(ctx context.Context, tx pgx.Tx) (*R, error)
+	// differs reports whether what was shown would now be something else.
+	differs(shown, now *R) bool
+	// do does it, and returns what came of it: the detail of the audit row.
+	do(ctx context.Context, tx pgx.Tx, by By, now *R) (*R, error)
+}
+
+// result is what each *R has by embedding Audited.
+type result[R any] interface {
+	*R
+	audited(id int64)
+}
+
+// kind is what all decisions of one function have in common.
+type kind struct {
+	action  string // of the audit row
+	subject string // what may have changed since it was shown
+	look    string // the command that shows how things are
+
+	within time.Duration // bounds the transaction. Defaults to decideTimeout.
+}
+
+// decide carries out a decision, or works it out in a dry run. shown is what a person agreed to, nil
+// if nothing was shown.
+func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d decision[R], shown *R) (*R, error) {
+	if err := d.check(); err != nil {
+		return nil, err
+	}
+	within := decideTimeout
+	if k.within > 0 {
+		within = k.within
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if by.DryRun {
+		var found *R
+		err := read(ctx, db, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+			found, err = d.read(ctx, tx)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		return found, nil
+	}
+	if err := checkText("the reason", by.Reason); err != nil {
+		return nil, err
+	}
+	if by.Actor != "" {
+		if err := checkText("the actor", by.Actor); err != nil {
+			return nil, err
+		}
+	}
+	return transact[R, P](ctx, db, k, by, d, shown)
+}
+
+// transact does it in one transaction. READ COMMITTED, whatever the database's default is: what a
+// lock waited for is visible only to a statement with a snapshot of its own.
+func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d decision[R], shown *R) (*R, error) {
+	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
+	if err != nil {
+		return nil, err
+	}
+	done, audit, err := carryOut(ctx, unprepared{tx}, k, by, d, shown)
+	// A caller that gives up does not cut off COMMIT: its outcome would be unknown.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	if err != nil {
+		_ = tx.Rollback(ctx) // err says more
+		return nil, err
+	}
+	err = tx.Commit(ctx)
+	var pg *pgconn.PgError
+	switch {
+	case err == nil:
+		P(done).audited(audit)
+		return done, nil
+	case errors.As(err, &pg) || errors.Is(err, pgx.ErrTxCommitRollback):
+		return nil, err
+	}
+	return nil, &Error{Kind: ErrOutcomeUnknown, Reason: "nobody knows whether this was committed",
+		Remedy: "look with `" + k.look + "` before you try again", Cause: err}
+}
+
+func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R], shown *R) (done *R, audit int64, err error) {
+	if err := migrations.Check(ctx, tx); err != nil {
+		return nil, 0, err
+	}
+	if _, err := tx.Exec(ctx, boundsSQL, guard.Millis(lockTimeout)); err != nil {
+		return nil, 0, err
+	}
+	if err := d.lock(ctx, tx); err != nil {
+		return nil, 0, err
+	}
+	now, err := d.read(ctx, tx)
+	if err != nil {
+		return nil, 0, err
+	}
+	if shown != nil && d.differs(shown, now) {
+		return nil, 0, failf(ErrChanged, "%s changed while you were asked, and nothing was done", k.subject).but("run the command again to see how it stands")
+	}
+	if done, err = d.do(ctx, tx, by, now); err != nil {
+		return nil, 0, err
+	}
+	detail, err := json.Marshal(done)
+	if err != nil {
+		return nil, 0, err
+	}
+	return done, audit, tx.QueryRow(ctx, auditSQL, k.action, by.Reason, string(detail), by.actor()).Scan(&audit)
+}
+
+// actor is the value for SQL: null for the role of the connection.
+func (b *By) actor() *string {
+	if b.Actor == "" {
+		return nil
+	}
+	return &b.Actor
+}

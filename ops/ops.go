@@ -1,0 +1,179 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+// DB begins transactions: a *pgxpool.Pool, a *pgxpool.Conn or a *pgx.Conn.
+type DB interface {
+	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+}
+
+// By says who decides something, and why. Both stand in the audit row.
+type By struct {
+	// Actor names the person or the program that decides. Defaults to the role of the connection.
+	Actor string
+
+	// Reason is why: a ticket, for example. It must not be empty, unless this is a dry run.
+	Reason string
+
+	// DryRun works out and returns what would be done, and writes nothing.
+	DryRun bool
+}
+
+// Audited is a part of each result of a decision.
+type Audited struct {
+	// AuditID is the id of the row of onlyonce.audit. 0 after a dry run.
+	AuditID int64 `json:"-"`
+}
+
+func (a *Audited) audited(id int64) { a.AuditID = id }
+
+// Kinds of [Error].
+var (
+	// ErrInvalid is an input that no database could accept.
+	ErrInvalid = errors.New("invalid input")
+
+	// ErrNotFound is a cursor, row, sink or key that is not in the database.
+	ErrNotFound = errors.New("not found")
+
+	// ErrRefused is a decision that would lose or repeat work, or break what is promised.
+	ErrRefused = errors.New("refused")
+
+	// ErrNothing is a decision that is in force already.
+	ErrNothing = errors.New("nothing to do")
+
+	// ErrChanged is a decision about something that changed after it was shown.
+	ErrChanged = errors.New("changed meanwhile")
+
+	// ErrOutcomeUnknown is a COMMIT without an answer: the decision may be in force or not.
+	ErrOutcomeUnknown = errors.New("outcome unknown")
+)
+
+// Error is an error that a person can act on.
+type Error struct {
+	// Kind is one of ErrInvalid, ErrNotFound, ErrRefused, ErrNothing, ErrChanged, ErrOutcomeUnknown.
+	Kind error
+
+	// Reason is what is the case.
+	Reason string
+
+	// Remedy is what to do about it. Empty if there is nothing to do.
+	Remedy string
+
+	// Cause is the error that led to it. Nil if there was none.
+	Cause error
+}
+
+// Error returns the reason, the remedy and the cause.
+func (e *Error) Error() string {
+	s := e.Reason
+	if e.Remedy != "" {
+		s += ": " + e.Remedy
+	}
+	if e.Cause != nil {
+		s += ": " + e.Cause.Error()
+	}
+	return s
+}
+
+// Unwrap returns the kind and the cause.
+func (e *Error) Unwrap() []error {
+	if e.Cause == nil {
+		return []error{e.Kind}
+	}
+	return []error{e.Kind, e.Cause}
+}
+
+func failf(kind error, format string, args ...any) *Error {
+	return &Error{Kind: kind, Reason: fmt.Sprintf(format, args...)}
+}
+
+// but adds a remedy.
+func (e *Error) but(format string, args ...any) *Error {
+	e.Remedy = fmt.Sprintf(format, args...)
+	return e
+}
+
+// checkText refuses text that must not be empty, or that no database could hold.
+func checkText(name, s string) error {
+	switch {
+	case strings.TrimSpace(s) == "":
+		return failf(ErrInvalid, "%s must not be empty", name)
+	case !utf8.ValidString(s):
+		return failf(ErrInvalid, "%s must be valid UTF-8", name)
+	case strings.ContainsRune(s, 0):
+		return failf(ErrInvalid, "%s must not hold a zero byte", name)
+	}
+	return nil
+}
+
+// snapshot runs f, which only reads, on one snapshot of the database: counts that are shown together
+// belong together. A standby will do.
+func snapshot(ctx context.Context, db DB, f func(tx pgx.Tx) error) error {
+	return read(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, f)
+}
+
+func read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, db, options, func(tx pgx.Tx) error {
+		tx = unprepared{tx}
+		if err := migrations.Check(ctx, tx); err != nil {
+			return err
+		}
+		return f(tx)
+	})
+}
+
+// collect reads rows whose columns have the names of T's fields. Never nil without an error.
+func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
+}
+
+// unprepared sends its statements neither prepared, which a pooler in front of the server may not
+// carry, nor with values put into the SQL, whatever the connection's default is.
+type unprepared struct{ pgx.Tx }
+
+func (u unprepared) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := u.Tx.Begin(ctx)
+	return unprepared{tx}, err
+}
+
+func (u unprepared) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return u.Tx.Exec(ctx, sql, exec(args)...)
+}
+
+func (u unprepared) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return u.Tx.Query(ctx, sql, exec(args)...)
+}
+
+func (u unprepared) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return u.Tx.QueryRow(ctx, sql, exec(args)...)
+}
+
+func exec(args []any) []any {
+	return append([]any{pgx.QueryExecModeExec}, args...)
+}
+
+// instant shows a time to a person.
+func instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
+
+// utc makes the time that JSON shows.
+func utc(t *time.Time) {
+	if t != nil {
+		*t = t.UTC()
+	}
+}

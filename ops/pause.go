@@ -1,0 +1,175 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/cursor"
+)
+
+// pausesSQL reads the pauses that hold a partition, or a scope as a whole, and those of single partitions of that scope. In: scope.
+// By the primary key.
+const pausesSQL = `
+select scope, topic, partition, paused_at, actor, reason from onlyonce.pauses where scope = $1 order by topic, partition`
+
+// knownSQL counts the cursors that a pause is about. In: scope, topic, partition (each of the latter may be null: any).
+const knownSQL = `
+select count(*) from onlyonce.cursors
+ where scope = $1 and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3) and retired_at is null`
+
+// Pause is a pause of a partition or of a whole scope.
+type Pause struct {
+	Scope     string    `json:"scope"`
+	Topic     string    `json:"topic"`     // empty: the whole scope
+	Partition int32     `json:"partition"` // -1: the whole scope
+	PausedAt  time.Time `json:"paused_at"`
+	Actor     string    `json:"actor"`
+	Reason    string    `json:"reason"`
+}
+
+// What names what the pause holds.
+func (p *Pause) What() string {
+	if p.Topic == "" {
+		return fmt.Sprintf("scope %s as a whole", p.Scope)
+	}
+	return fmt.Sprintf("scope %s, topic %s, partition %d", p.Scope, p.Topic, p.Partition)
+}
+
+// Place is a partition of a scope, or a scope as a whole.
+type Place struct {
+	// Scope is the scope of the consumer. It must not be empty.
+	Scope string
+
+	// Topic is the topic of the partition. Empty: the whole scope; Partition is then ignored.
+	Topic string
+
+	// Partition is the number of the partition.
+	Partition int32
+}
+
+func (p *Place) check() error {
+	if err := checkText("the scope", p.Scope); err != nil {
+		return err
+	}
+	if p.Topic == "" {
+		return nil
+	}
+	if p.Partition < 0 {
+		return failf(ErrInvalid, "the partition must not be negative")
+	}
+	return checkText("the topic", p.Topic)
+}
+
+// parts are the topic and the partition, nil for the whole scope.
+func (p *Place) parts() (topic *string, partition *int32) {
+	if p.Topic == "" {
+		return nil, nil
+	}
+	return &p.Topic, &p.Partition
+}
+
+// key is the primary key of the pause: empty and -1 for the whole scope.
+func (p *Place) key() (topic string, partition int32) {
+	if p.Topic == "" {
+		return "", -1
+	}
+	return p.Topic, p.Partition
+}
+
+// Paused is what came of [PauseCursor] or [ResumeCursor].
+type Paused struct {
+	Audited
+
+	Scope     string  `json:"scope"`
+	Topic     *string `json:"topic"`     // nil: the whole scope
+	Partition *int32  `json:"partition"` // nil: the whole scope
+	Cursors   int64   `json:"cursors"`   // in use, that this is about
+	Was       *Pause  `json:"was"`       // the pause that was ended; nil if one was made
+	Others    []Pause `json:"-"`         // the other pauses of the scope
+}
+
+// PauseCursor pauses a partition, or a scope as a whole, until [ResumeCursor]. It outlasts restarts. The
+// owner of a partition notices within a second or two, finishes its batch, and keeps the partition;
+// its parked messages are not tried meanwhile. A partition without a cursor is paused before it
+// begins.
+//
+// The error is of kind ErrNothing if it is paused already.
+func PauseCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
+	k := kind{action: "cursor pause", subject: "the pauses", look: "onlyonce cursor show"}
+	return decide(ctx, db, k, by, &pausing{Place: at}, nil)
+}
+
+// ResumeCursor ends the pause of the same place; work goes on within a second or two. A pause of the
+// whole scope holds each partition of it until it is ended itself, and pauses of single partitions
+// outlast it.
+//
+// The error is of kind ErrNothing if the place is not paused itself.
+func ResumeCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
+	k := kind{action: "cursor resume", subject: "the pauses", look: "onlyonce cursor show"}
+	return decide(ctx, db, k, by, &pausing{Place: at, resume: true}, nil)
+}
+
+type pausing struct {
+	Place
+	resume bool
+}
+
+// lock takes none: the primary key decides.
+func (q *pausing) lock(context.Context, pgx.Tx) error { return nil }
+
+func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
+	d := &Paused{Scope: q.Scope}
+	d.Topic, d.Partition = q.parts()
+	pauses, err := collect[Pause](ctx, tx, pausesSQL, q.Scope)
+	if err != nil {
+		return nil, err
+	}
+	topic, partition := q.key()
+	var whole *Pause
+	for i := range pauses {
+		p := &pauses[i]
+		utc(&p.PausedAt)
+		if p.Topic == "" {
+			whole = p
+		}
+		if p.Topic == topic && p.Partition == partition {
+			d.Was = p
+		} else {
+			d.Others = append(d.Others, *p)
+		}
+	}
+	switch {
+	case !q.resume && d.Was != nil:
+		return nil, failf(ErrNothing, "%s was paused already, at %s by %s (%s): nothing was changed.", d.Was.What(), instant(d.Was.PausedAt), d.Was.Actor, d.Was.Reason)
+	case q.resume && d.Was == nil && whole != nil:
+		return nil, failf(ErrNothing, "It is not paused itself, but %s is, since %s by %s (%s): nothing was changed; to end that, leave out -topic and -partition.",
+			whole.What(), instant(whole.PausedAt), whole.Actor, whole.Reason)
+	case q.resume && d.Was == nil && len(pauses) > 0 && topic == "":
+		return nil, failf(ErrNothing, "The scope as a whole is not paused: nothing was changed. Paused is %s: give its -topic and -partition.", pauses[0].What())
+	case q.resume && d.Was == nil:
+		return nil, failf(ErrNothing, "It is not paused: nothing was changed.")
+	}
+	return d, tx.QueryRow(ctx, knownSQL, q.Scope, d.Topic, d.Partition).Scan(&d.Cursors)
+}
+
+// differs: a pause that came or went meanwhile leaves nothing to do, and read says so.
+func (q *pausing) differs(_, _ *Paused) bool { return false }
+
+func (q *pausing) do(ctx context.Context, tx pgx.Tx, by By, now *Paused) (*Paused, error) {
+	topic, partition := q.key()
+	var at time.Time
+	var err error
+	if q.resume {
+		err = tx.QueryRow(ctx, cursor.ResumeSQL, q.Scope, topic, partition).Scan(&at)
+	} else {
+		err = tx.QueryRow(ctx, cursor.PauseSQL, q.Scope, topic, partition, by.Reason, by.actor()).Scan(&at)
+	}
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, failf(ErrNothing, "Another operator did it at this moment: nothing was changed.")
+	}
+	return now, err
+}

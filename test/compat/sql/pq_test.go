@@ -1,0 +1,41 @@
+package sql
+
+import (
+	"database/sql"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/lib/pq"
+
+	"github.com/onlyonce/onlyonce/sqltx"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/sqlsuite"
+)
+
+var (
+	libpq = []sqlsuite.Driver{{Name: "pq", Driver: "postgres"}, {Name: "pq binary", Driver: "postgres", Options: "binary_parameters=yes"}}
+	all   = append([]sqlsuite.Driver{{Name: "pgx", Driver: "pgx"}, {Name: "pgx simple", Driver: "pgx", Options: "default_query_exec_mode=simple_protocol"}}, libpq...)
+)
+
+func TestLibpq(t *testing.T) {
+	t.Parallel()
+	sqlsuite.Run(t, libpq...)
+}
+
+// An error of lib/pq's stays one, for code that looks for its type.
+func TestErrorsStayTheDrivers(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Empty(t) // no schema onlyonce
+	db := sqlsuite.Open(t, libpq[0], pool)
+	err := sqlsuite.InTx(t, db, func(tx *sql.Tx) error {
+		_, err := sqltx.Claim(t.Context(), tx, sqlsuite.Key("a", "1"))
+		return err
+	})
+	var theirs *pq.Error
+	var ours *pgconn.PgError
+	if !errors.As(err, &theirs) || !errors.As(err, &ours) || string(theirs.Code) != "3F000" || ours.Code != "3F000" {
+		t.Errorf("%#v", err)
+	}
+}
