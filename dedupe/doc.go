@@ -5,6 +5,9 @@
 // transaction. The key and the effects commit together or not at all, so a later copy finds the key and does
 // nothing, and a copy of a message whose transaction rolled back finds none and is applied.
 //
+// [Do] is the whole loop around that: the transaction with its bounds, the claim, your function, COMMIT, and another
+// attempt if the database asks for one or the answer to COMMIT was lost. In a transaction of your own:
+//
 //	tx, err := pool.Begin(ctx)
 //	...
 //	defer tx.Rollback(ctx)

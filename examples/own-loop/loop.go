@@ -4,29 +4,21 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"time"
 
-	"github.com/cenkalti/backoff/v4"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/segmentio/kafka-go"
 
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// loop is a team's own kafka-go loop. Of onlyonce it calls dedupe.Claim, in apply, and nothing else. tell is for the example's table.
+// loop is a team's own kafka-go loop. Of onlyonce it calls dedupe.DoWith, in apply, and nothing else. tell is for the example's table.
 func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope string, tell func(dedupe.Outcome)) error {
 	for {
 		m, err := reader.FetchMessage(ctx)
 		if err != nil {
 			return unlessStopped(ctx, err)
 		}
-		// Until it is done: committing the offset of a later message would skip this one.
-		var outcome dedupe.Outcome
-		err = backoff.Retry(func() (err error) {
-			outcome, err = apply(ctx, pool, m, scope)
-			return err
-		}, backoff.WithContext(backoff.NewExponentialBackOff(backoff.WithMaxElapsedTime(time.Minute)), ctx))
+		outcome, err := apply(ctx, pool, m, scope)
 		if err != nil {
 			// Not acknowledged: it is delivered again, and the claim then tells whether it was applied.
 			return unlessStopped(ctx, fmt.Errorf("partition %d, offset %d: %w", m.Partition, m.Offset, err))
@@ -53,30 +45,25 @@ const (
 	asideSQL  = `insert into onlyonce_own_loop.set_aside (scope, "partition", "offset", order_id, body) values ($1, $2, $3, $4, $5) on conflict do nothing`
 )
 
-// apply is the loop's transaction: the claim first, then what its outcome asks for.
-func apply(ctx context.Context, pool *pgxpool.Pool, m kafka.Message, scope string) (outcome dedupe.Outcome, err error) {
+// apply is the loop's transaction. Do claims the message's id, runs the function and commits; it repeats what the database asks to be
+// repeated, and finds out about a COMMIT whose answer was lost.
+func apply(ctx context.Context, pool *pgxpool.Pool, m kafka.Message, scope string) (dedupe.Outcome, error) {
 	id := ""
 	for _, h := range m.Headers {
 		if h.Key == "message-id" {
 			id = string(h.Value)
 		}
 	}
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// If another transaction holds this id and has not committed, Claim waits, because that one may roll back.
-		// This bounds the wait; then the message is tried again.
-		if _, err := tx.Exec(ctx, `set local lock_timeout = '5s'`); err != nil {
+	cfg := dedupe.DoConfig{
+		Attempts: 20, // if another transaction holds this id, Do waits and asks again, because that one may roll back
+		OnConflict: func(ctx context.Context, tx dedupe.GuardedTx) error { // another payload under this id: skipping it would lose it
+			_, err := tx.Exec(ctx, asideSQL, scope, m.Partition, m.Offset, id, m.Value)
 			return err
-		}
-		outcome, err = dedupe.Claim(ctx, tx, dedupe.Key{Scope: scope, ID: id, Fingerprint: dedupe.FingerprintOf(m.Value)})
-		switch {
-		case err != nil:
-			return err
-		case outcome == dedupe.Fresh:
-			_, err = tx.Exec(ctx, effectSQL, scope, id, m.Value)
-		case outcome == dedupe.Conflict: // another payload under this id: skipping it would lose it
-			_, err = tx.Exec(ctx, asideSQL, scope, m.Partition, m.Offset, id, m.Value)
-		}
+		},
+	}
+	key := dedupe.Key{Scope: scope, ID: id, Fingerprint: dedupe.FingerprintOf(m.Value)}
+	return dedupe.DoWith(ctx, pool, cfg, key, func(ctx context.Context, tx dedupe.GuardedTx) error {
+		_, err := tx.Exec(ctx, effectSQL, scope, id, m.Value)
 		return err
 	})
-	return outcome, err
 }

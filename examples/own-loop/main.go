@@ -1,5 +1,5 @@
-// Own-loop shows how little of onlyonce a team may take: it keeps its kafka-go loop and its transaction, and adds one call,
-// dedupe.Claim. See loop.go; this file feeds it and counts.
+// Own-loop shows how little of onlyonce a team may take: it keeps its kafka-go loop, and adds one call,
+// dedupe.DoWith. See loop.go; this file feeds it and counts.
 //
 //	go run ./examples/own-loop
 //

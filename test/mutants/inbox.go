@@ -149,4 +149,13 @@ var inboxRules = []mutant{
 	{rule: "K2 through database/sql", file: "sqltx/transaction.go",
 		old: "	return &serverError{err, ", new: "	return err\n	return &serverError{err, ",
 		pkg: "./sqltx", test: "TestSQL/K2UncommittedCopy"},
+	{rule: "T4 Do takes a lost COMMIT for none", file: "dedupe/do.go",
+		old: "\t\td.unknown = tx.Lost()\n", new: "",
+		pkg: "./dedupe", test: "TestT4DoWhoseCommitComesLate"},
+	{rule: "T4 Do gives a lost COMMIT up", file: "dedupe/do.go",
+		old: "(guard.RunAgain(guard.SQLState(err)) || tx.Lost()), err\n", new: "guard.RunAgain(guard.SQLState(err)), err\n",
+		pkg: "./dedupe", test: "TestT4DoWhoseCommitHasNoAnswer"},
+	{rule: "K1 Do and a conflict's calls", file: "dedupe/do.go",
+		old: "work, from = d.cfg.OnConflict, nil //", new: "work = d.cfg.OnConflict //",
+		pkg: "./dedupe", test: "TestDoEnqueues"},
 }

@@ -1,0 +1,282 @@
+package dedupe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/rerun"
+)
+
+var (
+	// ErrConfig is wrapped by every error about a [DoConfig].
+	ErrConfig = errors.New("dedupe: bad configuration")
+
+	// ErrConflict is what [Do] returns if the key was claimed for another payload and
+	// DoConfig.OnConflict is not set. Nothing was written. One of the two producers is wrong: set the
+	// message aside, and never skip it.
+	ErrConflict = errors.New("dedupe: the key was claimed for another payload")
+
+	// ErrOutcomeUnknown is wrapped by an error of [Do] after which the transaction may have committed:
+	// the answer to COMMIT was lost, and no later attempt found out. Do not acknowledge the message:
+	// its next delivery finds out, because it claims the same key.
+	ErrOutcomeUnknown = errors.New("dedupe: it is unknown whether the transaction has committed")
+)
+
+// GuardedTx is the transaction that [Do] gives to its function: one for one goroutine at a time,
+// without Commit, Rollback and connection. See package consumer's Tx, which has the same methods and
+// the same rules.
+type GuardedTx interface {
+	Tx
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+	CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error)
+
+	// Queue adds a write whose answer is not needed. It travels with the next statement that waits for
+	// an answer, or with COMMIT. If it fails, the attempt fails.
+	Queue(sql string, args ...any)
+
+	// Savepoint calls fn, and undoes its writes if it returns an error or one of its statements fails.
+	// That error is returned, and the transaction goes on.
+	Savepoint(ctx context.Context, fn func() error) error
+}
+
+// Timeouts bound one transaction. They travel with BEGIN, so that they hold for its first statement
+// too. Each is at least 1 ms and at most 1 hour.
+type Timeouts struct {
+	// Lock bounds each wait for a lock, for example for an uncommitted copy of the message
+	// (lock_timeout). Defaults to 5 s.
+	Lock time.Duration
+	// Statement bounds each statement (statement_timeout). Defaults to 30 s.
+	Statement time.Duration
+	// Idle ends the transaction if its function sends nothing for so long
+	// (idle_in_transaction_session_timeout). It also bounds for how long a process that was suspended
+	// keeps its locks. Defaults to 60 s.
+	Idle time.Duration
+	// Commit bounds COMMIT and ROLLBACK, which the end of the caller's context does not cut short.
+	// After it the outcome is unknown, and the next attempt finds out. Defaults to 15 s.
+	Commit time.Duration
+}
+
+// DoConfig configures [DoWith]. The zero value of a field is the default that its comment names; a
+// value out of range is an error and never adjusted.
+type DoConfig struct {
+	// OnConflict handles a message whose key was claimed for another payload, for example by writing
+	// it to a table for an operator. Its writes commit by themselves; DoWith then returns Conflict and
+	// nil. Calls that it enqueues need an ID and a Scope of their own. Defaults to returning
+	// [ErrConflict].
+	OnConflict func(ctx context.Context, tx GuardedTx) error
+
+	// Isolation is the transaction's level. Defaults to the database's default.
+	Isolation pgx.TxIsoLevel
+
+	// Timeouts bound the transaction of each attempt.
+	Timeouts Timeouts
+
+	// Attempts is the most runs of the transaction, the first included, from 1 to 100. Defaults to 5.
+	Attempts int
+
+	// RetryMin is the first wait between two attempts, from 1 ms to 1 hour; waits double up to
+	// RetryMax. Defaults to 20 ms.
+	RetryMin time.Duration
+
+	// RetryMax bounds the wait between two attempts, from 1 ms to 1 hour. Defaults to 2 s.
+	RetryMax time.Duration
+}
+
+// isolationSQL sets a level right after BEGIN. No result, no lock.
+var isolationSQL = map[pgx.TxIsoLevel]string{
+	pgx.Serializable:    "set transaction isolation level serializable",
+	pgx.RepeatableRead:  "set transaction isolation level repeatable read",
+	pgx.ReadCommitted:   "set transaction isolation level read committed",
+	pgx.ReadUncommitted: "set transaction isolation level read uncommitted",
+}
+
+// openSQL lets onlyonce.seal() allow the COMMIT of this very transaction, and of no later one that a
+// procedure began after ending it. One row of text; no index, no lock.
+const openSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
+
+// Steps of the transaction that are the engine's.
+const (
+	stepBounds = "bounds"
+	stepClaim  = "claim"
+)
+
+const lockNotAvailable = "55P03"
+
+func (c DoConfig) withDefaults() (DoConfig, error) {
+	l := fields.List{Sentinel: ErrConfig, Struct: "DoConfig"}
+	l.Span("Timeouts.Lock", &c.Timeouts.Lock, 5*time.Second, time.Millisecond, time.Hour)
+	l.Span("Timeouts.Statement", &c.Timeouts.Statement, 30*time.Second, time.Millisecond, time.Hour)
+	l.Span("Timeouts.Idle", &c.Timeouts.Idle, 60*time.Second, time.Millisecond, time.Hour)
+	l.Span("Timeouts.Commit", &c.Timeouts.Commit, 15*time.Second, time.Millisecond, time.Hour)
+	l.Number("Attempts", &c.Attempts, 5, 1, 100)
+	l.Span("RetryMin", &c.RetryMin, 20*time.Millisecond, time.Millisecond, time.Hour)
+	l.Span("RetryMax", &c.RetryMax, 2*time.Second, time.Millisecond, time.Hour)
+	if c.RetryMin > c.RetryMax {
+		l.Add("RetryMin", "%v is longer than RetryMax, %v", c.RetryMin, c.RetryMax)
+	}
+	if _, known := isolationSQL[c.Isolation]; c.Isolation != "" && !known {
+		l.Add("Isolation", "%q is not a level of pgx", c.Isolation)
+	}
+	return c, l.Err()
+}
+
+// Do applies one message once: it claims the key and runs fn in one transaction, and commits it.
+//
+//	outcome, err := dedupe.Do(ctx, pool, key, func(ctx context.Context, tx dedupe.GuardedTx) error {
+//		_, err := tx.Exec(ctx, `insert into orders (id, body) values ($1, $2)`, id, body)
+//		return err
+//	})
+//	if err != nil {
+//		return err // nothing is acknowledged; the broker delivers again
+//	}
+//
+// It returns [Fresh] if this call has applied the message, and [Duplicate] if it was applied before;
+// fn did not run to a commit then. Acknowledge the message in both cases. After an error acknowledge
+// nothing. A key that was claimed for another payload is [ErrConflict]; see DoConfig.OnConflict.
+//
+// fn may run more than once, in another transaction each time: what it does outside of tx is not
+// undone. An error of fn rolls back and is returned. Do repeats the transaction, at most
+// DoConfig.Attempts times with growing waits, if
+//
+//   - the database asks for it (SQLSTATE 40001 or 40P01), whatever fn made of that error;
+//   - the claim waited for an uncommitted copy for longer than Timeouts.Lock (55P03);
+//   - the connection was lost, before or after COMMIT was sent.
+//
+// A failed statement fails the attempt even if fn swallows its error; see GuardedTx.Savepoint. A call
+// that fn enqueues (package outbox) takes its identity from the key, and is the same at each run.
+//
+// # A COMMIT without an answer
+//
+// The next attempt claims the same key on another connection, and so asks for the outcome:
+//
+//	attempt 1                        server                       attempt 2
+//	COMMIT is lost on its way        rolls back                   claim: fresh; fn runs; COMMIT
+//	COMMIT arrives, its answer       has committed                claim: duplicate; Do returns Duplicate
+//	is lost
+//	COMMIT arrives late              claim still uncommitted      claim waits, at most Timeouts.Lock
+//	                                 commits                      claim: duplicate
+//	                                 or rolls back                claim: fresh; fn runs; COMMIT
+//
+// A look at a table without the claim would prove nothing in the third case. If the attempts are used
+// up before the outcome is known, Do returns [ErrOutcomeUnknown].
+//
+// Do is safe for concurrent use. It is for loops of your own; package consumer does all this and more
+// for Kafka.
+func Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
+	return DoWith(ctx, pool, DoConfig{}, key, fn)
+}
+
+// DoWith is [Do] with a configuration. Every fault of it, and of the key, is returned at once.
+func DoWith(ctx context.Context, pool *pgxpool.Pool, cfg DoConfig, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
+	cfg, err := cfg.withDefaults()
+	err = errors.Join(err, key.Validate())
+	switch {
+	case pool == nil:
+		err = errors.Join(err, fmt.Errorf("%w: pool: must not be nil", ErrConfig))
+	case pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeSimpleProtocol:
+		err = errors.Join(err, fmt.Errorf("%w: pool: the simple protocol (default_query_exec_mode=simple_protocol) is refused: it interpolates values into SQL", ErrConfig))
+	}
+	if fn == nil {
+		err = errors.Join(err, fmt.Errorf("%w: fn: must not be nil", ErrConfig))
+	}
+	if err != nil {
+		return 0, err
+	}
+	d := &doer{cfg: cfg, pool: pool, key: key, fn: fn}
+	err = rerun.Policy{Attempts: cfg.Attempts, Min: cfg.RetryMin, Max: cfg.RetryMax}.Run(ctx, func() (bool, error) { return d.attempt(ctx) })
+	switch {
+	case err == nil:
+		return d.outcome, nil
+	case d.unknown:
+		return 0, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+	}
+	return 0, err
+}
+
+// doer is one call of DoWith.
+type doer struct {
+	cfg  DoConfig
+	pool *pgxpool.Pool
+	key  Key
+	fn   func(ctx context.Context, tx GuardedTx) error
+
+	outcome Outcome
+	unknown bool // a COMMIT was sent whose outcome no claim has found out yet
+}
+
+// attempt is one run of the transaction; again says that another run may end better.
+func (d *doer) attempt(ctx context.Context) (again bool, err error) {
+	conn, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return ctx.Err() == nil, fmt.Errorf("dedupe: connecting: %w", err)
+	}
+	defer conn.Release()
+	tx := guard.Begin(conn.Conn())
+	defer tx.Rollback(d.cfg.Timeouts.Commit)
+	if d.outcome, err = d.claim(ctx, tx); err != nil {
+		state := guard.SQLState(err)
+		return ctx.Err() == nil && (guard.RunAgain(state) || state == lockNotAvailable || tx.Lost()), err
+	}
+	d.unknown = false // the claim has waited for the attempt before it, and says what became of that
+	work, from := d.fn, &origin.Origin{Tenant: d.key.Tenant, Scope: d.key.Scope, Topic: d.key.Topic, ID: d.key.ID, Redo: d.key.Replay != 0}
+	switch d.outcome {
+	case Duplicate:
+		return false, nil
+	case Conflict:
+		if d.cfg.OnConflict == nil {
+			return false, fmt.Errorf("%w: scope %q", ErrConflict, d.key.Scope)
+		}
+		work, from = d.cfg.OnConflict, nil // under the message's identity its calls would pass for those of the first payload
+	}
+	err = work(ctx, tx.Lend(from))
+	tx.TakeBack()
+	if failed := tx.Failure(); failed != nil && (err == nil || !errors.Is(err, failed)) {
+		err = errors.Join(failed, err)
+	}
+	if err == nil {
+		if err = tx.Commit(d.cfg.Timeouts.Commit); err == nil {
+			return false, nil
+		}
+		d.unknown = tx.Lost()
+	}
+	return ctx.Err() == nil && (guard.RunAgain(guard.SQLState(err)) || tx.Lost()), err
+}
+
+// claim begins the transaction with its bounds, and claims the key: one round trip.
+func (d *doer) claim(ctx context.Context, tx *guard.Tx) (Outcome, error) {
+	if level := d.cfg.Isolation; level != "" {
+		tx.Engine(stepBounds, isolationSQL[level])
+	}
+	t := d.cfg.Timeouts
+	for _, bound := range []struct {
+		name string
+		of   time.Duration
+	}{{"lock_timeout", t.Lock}, {"statement_timeout", t.Statement}, {"idle_in_transaction_session_timeout", t.Idle}} {
+		tx.Engine(stepBounds, "set local "+bound.name+" = "+guard.Millis(bound.of))
+	}
+	tx.Engine(stepBounds, openSQL)
+	outcomes, err := ClaimAll(ctx, claiming{tx}, []Key{d.key})
+	if failed := tx.Failure(); failed != nil {
+		return 0, fmt.Errorf("dedupe: claim: %w", failed)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return outcomes[0], nil
+}
+
+// claiming sends the claim as a statement of the engine's.
+type claiming struct{ *guard.Tx }
+
+func (c claiming) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return c.EngineRow(ctx, stepClaim, sql, slices.Clone(args)...)
+}
