@@ -36,6 +36,6 @@ func ExampleSource_Validate() {
 	s := kafkasource.New(kafkasource.Config{Brokers: []string{"localhost"}, Topics: []string{"orders"}})
 	fmt.Println(s.Validate())
 	// Output:
-	// kafkasource: Config.Brokers: "localhost" is not host:port kafkasource: Config.GroupID: must
-	// not be empty: it is what the processes that share the work have in common
+	// kafkasource: Config.Brokers: "localhost" is not host:port
+	// kafkasource: Config.GroupID: must not be empty: it is what the processes that share the work have in common
 }
