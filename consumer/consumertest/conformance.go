@@ -14,50 +14,64 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Harness is what Conformance needs of a cluster and of the Source that is tested. Topics that it makes must be ready for use when the
-// functions return. Where a field says so it may be nil, because the source has no such notion; what needs it is then skipped, and the
-// test says so. Functions fail the test by themselves.
+// Harness gives Conformance a cluster and the Source under test. Its functions fail the test by
+// themselves. Topics that it makes must be ready for use when the function returns. A field may be
+// nil only if its comment says so; the cases that need it are then skipped with a message.
 type Harness struct {
-	// Topic makes an empty topic of a new name, whose records retention by time may delete after that time; 0: never.
+	// Topic makes an empty topic with a new name and returns the name. Retention by time may delete
+	// its records after the given time; 0 means never. Required.
 	Topic func(t testing.TB, partitions int, retention time.Duration) string
-	// Produce appends records to a partition, in one batch if the source knows batches. Key, Value, Headers and Time are set.
+	// Produce appends records to a partition, in one batch if the source has batches. Key, Value,
+	// Headers and Time are set. Required.
 	Produce func(t testing.TB, topic string, partition int32, msgs ...*consumer.Message)
-	// Begin appends records in a transaction and returns what ends it. A transaction takes one offset more for its end. May be nil.
+	// Begin appends records in a transaction and returns the function that ends it. A transaction
+	// takes one more offset for its end. Nil if the source has no transactions.
 	Begin func(t testing.TB, topic string, partition int32, values ...string) (end func(commit bool))
-	// Skip leaves at least one offset without a record. May be nil where Begin is not: aborted transactions do so.
+	// Skip leaves at least one offset without a record. It may be nil if Begin is set: aborted
+	// transactions leave such offsets.
 	Skip func(t testing.TB, topic string, partition int32)
-	// DeleteBefore deletes the records below an offset, as retention does.
+	// DeleteBefore deletes the records below an offset, like retention. Required.
 	DeleteBefore func(t testing.TB, topic string, partition int32, offset int64)
-	// Elect makes another leader of a partition, which has everything that the one before had. May be nil.
+	// Elect makes another leader of a partition, which has all records of the previous one. Nil if
+	// the source has no leaders.
 	Elect func(t testing.TB, topic string, partition int32)
-	// Truncate makes another leader, which has nothing from an offset on. May be nil.
+	// Truncate makes another leader, which has no records from an offset on. Nil if the source has
+	// no leaders.
 	Truncate func(t testing.TB, topic string, partition int32, offset int64)
-	// Recreate deletes a topic and makes it again, empty, with one partition.
+	// Recreate deletes a topic and makes it again, empty, with one partition. Required.
 	Recreate func(t testing.TB, topic string)
-	// Identity is what others say about a topic: cluster, id, number of partitions.
+	// Identity returns what the cluster reports about a topic: cluster, id, number of partitions.
+	// Required.
 	Identity func(t testing.TB, topic string) consumer.Identity
-	// Source makes a new source: a member of a group, when it runs. It must notice other members within a second or so, and let one
-	// that does not give a partition up be replaced after the given time.
+	// Source makes a new source, which is a member of the group while it runs. It must notice other
+	// members within about a second. After the given time it must be replaced if it does not give a
+	// partition up. Required.
 	Source func(t testing.TB, group string, rebalance time.Duration, topics ...string) consumer.Source
-	// Shares says that members share the partitions among them. Otherwise the one that joined last has them all.
+	// Shares is true if members share the partitions. Otherwise the member that joined last has
+	// them all. Defaults to false.
 	Shares bool
-	// KeepsNeeded says that retention deletes nothing which a consumer has not passed, so that Retained knows no bound.
+	// KeepsNeeded is true if retention deletes only records that every consumer has passed, so that
+	// Retained knows no bound. Defaults to false.
 	KeepsNeeded bool
-	// Missing makes a source for a topic that does not exist. May be nil.
+	// Missing makes a source for a topic that does not exist. Nil if there is no such case.
 	Missing func(t testing.TB) (s consumer.Source, topic string)
-	// Unreachable makes a source for an address where nobody listens. May be nil.
+	// Unreachable makes a source for an address at which no process listens. Nil if there is no
+	// such case.
 	Unreachable func(t testing.TB) (s consumer.Source, address string)
 }
 
 // patience bounds every wait of the suite.
 const patience = time.Minute
 
-// Conformance checks that a Source keeps the contract of package consumer, sentence by sentence. Whoever writes an adapter runs
-// it as a test, against every kind of broker that the adapter is for:
+// Conformance checks that a Source keeps the contract of package consumer, sentence by sentence.
+// The author of a source runs it as a test, against every kind of broker that the source is for:
 //
-//	func TestConformance(t *testing.T) { consumertest.Conformance(t, consumertest.Harness{...}) }
+//	func TestConformance(t *testing.T) {
+//		consumertest.Conformance(t, consumertest.Harness{...})
+//	}
 //
-// The subtests run one after the other, on topics and groups of their own, in some 20 seconds against a Kafka broker.
+// The subtests run one after the other, on topics and groups of their own. Against a Kafka broker
+// they take about 20 seconds.
 func Conformance(t *testing.T, h Harness) {
 	for _, c := range []struct {
 		name string
@@ -87,7 +101,7 @@ func Conformance(t *testing.T, h Harness) {
 	}
 }
 
-// groupOf is a name that no other test uses.
+// groupOf returns a name that no other test uses.
 func groupOf(topic string) string { return "group-" + topic }
 
 // rebalance is long enough for what members of the suite do before they give a partition up.
@@ -133,7 +147,7 @@ func runReturnsNil(t *testing.T, h Harness) {
 	before := runtime.NumGoroutine()
 	m := NewMember(t)
 	m.Drain = func(x *Held) {
-		// What is under way is finished, and committed, before Run returns.
+		// Work in progress is finished and committed before Run returns.
 		ctx := context.WithoutCancel(x.Ctx)
 		if _, err := x.Fetch(ctx, 0, fetchBytes); err != nil {
 			t.Errorf("fetch after the end of own's context: %v", err)
@@ -162,7 +176,7 @@ func runReturnsNil(t *testing.T, h Harness) {
 	}
 }
 
-// Identity says which partition of which incarnation it is, and how many there are.
+// Identity identifies the partition and the topic's incarnation, and has the number of partitions.
 func identity(t *testing.T, h Harness) {
 	topic := h.Topic(t, 3, 0)
 	want := h.Identity(t, topic)
@@ -176,7 +190,7 @@ func identity(t *testing.T, h Harness) {
 	}
 }
 
-// Committed returns what Commit committed, -1 where nothing was, and both may go on beside a Fetch.
+// Committed returns what Commit committed, or -1 before any commit. Both may run beside a Fetch.
 func committedOffsets(t *testing.T, h Harness) {
 	topic, x := one(t, h)
 	if offset, metadata, err := x.Committed(x.Ctx); offset != -1 || metadata != "" || err != nil {
@@ -211,7 +225,8 @@ func committedOffsets(t *testing.T, h Harness) {
 	}
 }
 
-// What was written is what is read, in order, from any offset: nil is not empty, headers keep their order and repeat, times are kept.
+// Records are read as they were written, in order, from any offset. For example, nil differs from
+// empty, headers keep their order and may repeat, and times are kept.
 func fetchInOrder(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
 	at := time.UnixMilli(1_700_000_000_123).UTC()
@@ -244,22 +259,23 @@ func fetchInOrder(t *testing.T, h Harness) {
 			t.Errorf("fetch at %d: %+v", from, f)
 		}
 	}
-	// At the log's end nothing comes, and that is no error.
+	// At the log's end Fetch returns nothing, without an error.
 	if f := x.MustFetch(t, 3); len(f.Messages) != 0 || f.Next != 3 || f.HighWatermark != 3 || f.LastStable != 3 {
 		t.Errorf("at the log's end: %+v", f)
 	}
 	if start, end := x.MustBounds(t); start != 0 || end != 3 {
 		t.Errorf("bounds are %d and %d", start, end)
 	}
-	// What is written while a fetch waits is read by it or by the next.
+	// A record that is written while a fetch waits is read by it or by the next.
 	h.Produce(t, topic, 1, values("late", 1)...)
 	wantValues(t, x.ReadTo(t, 3, 4), "late0")
 }
 
 func sameBytes(a, b []byte) bool { return string(a) == string(b) && (a == nil) == (b == nil) }
 
-// A fetch returns what it was asked for at most, and one message at least, however the log is cut into batches. Fetches that go on where
-// the one before ended return every message once, also if one between them looked elsewhere.
+// A fetch returns at most the requested bytes, and at least one message, however the log is cut
+// into batches. Fetches that continue where the previous one ended return every message once, even
+// if a fetch in between read from another offset.
 func fetchIsBounded(t *testing.T, h Harness) {
 	topic, x := one(t, h)
 	var want []string
@@ -295,7 +311,8 @@ func fetchIsBounded(t *testing.T, h Harness) {
 			}
 			got = append(got, valuesOf(f.Messages)...)
 			if from = f.Next; len(got)%3 == 0 && most > 1 {
-				_ = x.MustFetch(t, 7) // as a consumer that compares a record it has seen with the log
+				// Like a consumer that compares a record that it has read with the log.
+				_ = x.MustFetch(t, 7)
 			}
 		}
 		if !slices.Equal(got, want) {
@@ -319,7 +336,8 @@ func holesArePassedOver(t *testing.T, h Harness) {
 	if end <= 4 {
 		t.Fatalf("the log ends at %d: nothing was left out", end)
 	}
-	// A coordinator writes the marker of a transaction after it has said that it is aborted: until then the log ends before it.
+	// A coordinator writes a transaction's marker after it has reported the abort. Until then the
+	// log ends before the marker.
 	for f := x.MustFetch(t, end); f.Next > end; f = x.MustFetch(t, end) {
 		end = f.Next
 	}
@@ -333,7 +351,7 @@ func holesArePassedOver(t *testing.T, h Harness) {
 	}
 }
 
-// Of a transaction that is aborted nothing is returned; one that is committed is.
+// Records of an aborted transaction are not returned; records of a committed one are.
 func abortedArePassedOver(t *testing.T, h Harness) {
 	if h.Begin == nil {
 		t.Skip("this source has no transactions")
@@ -349,7 +367,8 @@ func abortedArePassedOver(t *testing.T, h Harness) {
 	wantValues(t, x.ReadTo(t, 0, 8), "c", "d0")
 }
 
-// Behind an open transaction nothing is read, not even what was written without one; when it ends, all is.
+// While a transaction is open, no later record is read, not even one written without a transaction.
+// When it ends, all are read.
 func openTransactionHoldsBack(t *testing.T, h Harness) {
 	if h.Begin == nil {
 		t.Skip("this source has no transactions")
@@ -369,7 +388,7 @@ func openTransactionHoldsBack(t *testing.T, h Harness) {
 	wantValues(t, x.ReadTo(t, 1, 4), "inside", "behind0")
 }
 
-// Fetch returns the log's real bounds where it does not hold the offset, below and above.
+// If the log does not hold the offset, Fetch returns the log's real bounds, below and above.
 func outOfRange(t *testing.T, h Harness) {
 	topic, x := one(t, h)
 	h.Produce(t, topic, 0, values("v", 10)...)
@@ -392,8 +411,9 @@ func outOfRange(t *testing.T, h Harness) {
 	wantValues(t, x.ReadTo(t, 4, 10), valuesOf(values("v", 10))[4:]...)
 }
 
-// What was read up to a position is found to be there for as long as it is, whoever leads; when it was cut off below the position, and others have
-// written since, whoever reads on is told, and so is whoever comes with that position later.
+// Records up to a position are found while they exist, whichever broker leads. If the log was cut
+// off below the position and other records were written since, both the present reader and a
+// process that takes over at that position get an error.
 func logCutOff(t *testing.T, h Harness) {
 	topic, x := one(t, h)
 	verify := func(at int64, epoch int32, want *consumer.OutOfRangeError) {
@@ -445,7 +465,8 @@ func logCutOff(t *testing.T, h Harness) {
 	}
 	verify(end, f.LeaderEpoch, cut)
 	verify(end-2, f.LeaderEpoch, nil)
-	x = Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0) // one that has read nothing
+	// A member that has read nothing.
+	x = Join(t, h.Source(t, groupOf(topic), rebalance, topic)).Holds(topic, 0)
 	verify(end, f.LeaderEpoch, cut)
 	if got, err := x.Fetch(x.Ctx, end, 1<<20); err == nil || !strings.Contains(err.Error(), cut.Error()) {
 		t.Errorf("fetched behind what was cut off, after the position was refused: %v, %v", valuesOf(got.Messages), err)
@@ -456,8 +477,8 @@ func logCutOff(t *testing.T, h Harness) {
 	verify(end, f.LeaderEpoch, nil) // deleted is not cut off
 }
 
-// A topic deleted, created again and written to beyond the position, all between two fetches, is noticed; Identity, asked
-// again, names the new one, and from then on it is read.
+// A topic is deleted, created again and written to beyond the position, all between two fetches,
+// and Fetch notices. Identity then returns the new topic, which is read from then on.
 func incarnation(t *testing.T, h Harness) {
 	topic, x := one(t, h)
 	h.Produce(t, topic, 0, values("old", 5)...)
@@ -476,7 +497,7 @@ func incarnation(t *testing.T, h Harness) {
 	wantValues(t, x.ReadTo(t, 0, 8), valuesOf(values("new", 8))...)
 }
 
-// Retained is the record's own time and the topic's retention together.
+// Retained is the record's time plus the topic's retention.
 func retained(t *testing.T, h Harness) {
 	at := time.UnixMilli(time.Now().Add(-time.Hour).UnixMilli()).UTC()
 	for retention, want := range map[time.Duration]time.Time{24 * time.Hour: at.Add(24 * time.Hour), 0: {}} {
@@ -492,11 +513,11 @@ func retained(t *testing.T, h Harness) {
 		if until, err := x.Retained(x.Ctx, 1); !until.IsZero() || err != nil {
 			t.Errorf("at the log's end: %v, %v", until, err)
 		}
-		wantValues(t, x.ReadTo(t, 0, 1), "v") // the look has moved nothing
+		wantValues(t, x.ReadTo(t, 0, 1), "v") // asking has moved nothing
 	}
 }
 
-// Every partition is somebody's, and nobody's twice; who leaves gives his to the others.
+// Every partition has exactly one owner. When a member leaves, the others get its partitions.
 func membersShare(t *testing.T, h Harness) {
 	if !h.Shares {
 		t.Skip("members of this source do not share")
@@ -524,7 +545,7 @@ func membersShare(t *testing.T, h Harness) {
 	first.HoldsExactly(4)
 }
 
-// Run lets a partition go only when own has returned: nobody else has it before.
+// Run lets a partition go only when own has returned. No other member has it before.
 func handedOverAfterReturn(t *testing.T, h Harness) {
 	if !h.Shares {
 		t.Skip("members of this source do not share")
@@ -532,7 +553,8 @@ func handedOverAfterReturn(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
 	first := NewMember(t)
 	first.Drain = func(x *Held) {
-		// Some work, within what a rebalance may take, and in the middle of it nobody else has the partition.
+		// own works for a while, within the rebalance timeout, and meanwhile no other member has
+		// the partition.
 		ctx := context.WithoutCancel(x.Ctx)
 		for range 3 {
 			if _, err := x.Fetch(ctx, 0, fetchBytes); err != nil {
@@ -563,7 +585,8 @@ func handedOverAfterReturn(t *testing.T, h Harness) {
 	first.HoldsExactly(1)
 }
 
-// Who does not give a partition up in time is replaced, and his commit is refused from then on.
+// A member that does not give a partition up in time is replaced, and its commits are refused from
+// then on.
 func commitIsFenced(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
 	first := NewMember(t)
@@ -592,11 +615,12 @@ func commitIsFenced(t *testing.T, h Harness) {
 		}
 	}
 	for _, x := range stale {
-		x.GiveUp(consumer.ErrOwnershipLost) // for a source that does not tell who was replaced
+		x.GiveUp(consumer.ErrOwnershipLost) // for a source that does not report who was replaced
 	}
 }
 
-// When own returns ErrOwnershipLost, the partition comes back only by a new proof of membership: what was handed over before cannot commit.
+// After own returned ErrOwnershipLost, the partition comes back only with a new proof of
+// membership: a partition handed over before cannot commit.
 func ownershipLostJoinsAnew(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
 	m := Join(t, h.Source(t, groupOf(topic), rebalance, topic))
@@ -618,7 +642,7 @@ func ownershipLostJoinsAnew(t *testing.T, h Harness) {
 	}
 }
 
-// Any other error of own ends Run, which returns it, when all have returned.
+// Any other error of own ends Run, which returns it when every own has returned.
 func ownErrorEndsRun(t *testing.T, h Harness) {
 	topic := h.Topic(t, 2, 0)
 	boom := errors.New("boom")
@@ -650,7 +674,8 @@ func unreachable(t *testing.T, h Harness) {
 	wantFailure(t, s, address)
 }
 
-// wantFailure runs a source that must fail before it owns anything, with an error that names what is wrong.
+// wantFailure runs a source that must fail before it owns anything, with an error that names what
+// is wrong.
 func wantFailure(t *testing.T, s consumer.Source, name string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 )
 
-// The scripted source keeps the contract that it stands in for, so that what passes on it means something.
+// The scripted source keeps the contract of a Source, so that a test that passes with it is
+// meaningful.
 func TestConformance(t *testing.T) {
 	logs := map[string]*consumertest.Log{}
 	consumertest.Conformance(t, consumertest.Harness{

@@ -1,7 +1,11 @@
-// Package consumertest has a scripted source for tests: a log in memory, whose every fault is written down instead of waited for.
+// Package consumertest has a scripted source for tests and a conformance suite for sources.
 //
-// It is a [consumer.Source] like the one for Kafka, as far as the consumer can tell: offsets with holes, committed
-// offsets with metadata, generations, a log that is truncated, cut by retention or created again. It needs no network.
+// A [Log] is a topic in memory, in which a test causes faults directly instead of waiting for them.
+// A [Source] reads it. To the consumer it is a [consumer.Source] like the one for Kafka: offsets
+// with holes, committed offsets with metadata, generations, a log that is truncated, cut by
+// retention or created again. It needs no network.
+//
+// [Conformance] is the test that every Source must pass.
 package consumertest
 
 import (
@@ -16,12 +20,13 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Log is one topic of an imaginary cluster. Methods may be called at any time from any goroutine.
+// Log is one topic of an imaginary cluster. Its methods are safe for concurrent use.
 type Log struct {
-	// Retention is the topic's retention by time, as Partition.Retained tells it; 0: there is none. It deletes nothing: see
-	// DeleteBefore. Set it before the log is read.
+	// Retention is the topic's retention by time, which Partition.Retained reports. It deletes
+	// nothing: see DeleteBefore. Set it before the log is read. Defaults to 0: no retention.
 	Retention time.Duration
-	// NoEpochs makes it a log without leader epochs, as brokers before Kafka 2.1 have it for consumers. Set it before anything is appended.
+	// NoEpochs makes a log without leader epochs, like brokers before Kafka 2.1. Set it before
+	// anything is appended. Defaults to false.
 	NoEpochs bool
 
 	topic     string
@@ -43,7 +48,7 @@ type partitionLog struct {
 	open       map[int64]int       // first offsets of open transactions, and how many begin there
 }
 
-// leaderEpoch says from which offset on a log was written under it.
+// leaderEpoch is an epoch and the first offset written in it.
 type leaderEpoch struct {
 	epoch int32
 	start int64
@@ -53,17 +58,17 @@ func newPartitionLog() *partitionLog {
 	return &partitionLog{epochs: []leaderEpoch{{}}, open: map[int64]int{}}
 }
 
-// leader is the epoch of the present leader.
+// leader returns the epoch of the present leader.
 func (p *partitionLog) leader() int32 { return p.epochs[len(p.epochs)-1].epoch }
 
-// elect makes another one the leader, whose log goes on at the end.
+// elect makes another leader, whose log continues at the end.
 func (p *partitionLog) elect() {
 	next := leaderEpoch{p.leader() + 1, p.end}
 	p.epochs = slices.DeleteFunc(p.epochs, func(e leaderEpoch) bool { return e.start >= p.end })
 	p.epochs = append(p.epochs, next)
 }
 
-// epochOf is the leader epoch under which the offset was written.
+// epochOf returns the leader epoch in which the offset was written.
 func (p *partitionLog) epochOf(offset int64) int32 {
 	epoch := p.epochs[0].epoch
 	for _, e := range p.epochs {
@@ -74,7 +79,8 @@ func (p *partitionLog) epochOf(offset int64) int32 {
 	return epoch
 }
 
-// verify returns an OutOfRangeError if the log was cut off below an offset since it was read up to there under an epoch.
+// verify returns an OutOfRangeError if the log was cut off below an offset since it was read up to
+// there in an epoch.
 func (p *partitionLog) verify(at int64, epoch int32) error {
 	end := p.end
 	if i := slices.IndexFunc(p.epochs, func(e leaderEpoch) bool { return e.epoch > epoch }); i >= 0 {
@@ -86,7 +92,7 @@ func (p *partitionLog) verify(at int64, epoch int32) error {
 	return &consumer.OutOfRangeError{Offset: at, Start: p.start, End: end}
 }
 
-// stable is the last stable offset.
+// stable returns the last stable offset.
 func (p *partitionLog) stable() int64 {
 	stable := p.end
 	for first := range p.open {
@@ -105,7 +111,7 @@ type committedOffset struct {
 	metadata string
 }
 
-// NewLog makes an empty topic.
+// NewLog makes an empty topic with the given number of partitions.
 func NewLog(topic string, partitions int) *Log {
 	l := &Log{topic: topic, clusterID: "cluster-1", groups: map[string]*group{}, changed: make(chan struct{})}
 	l.identify()
@@ -115,8 +121,8 @@ func NewLog(topic string, partitions int) *Log {
 	return l
 }
 
-// identify makes the topic's id from its name and the count of its lives, so that a test's other process that builds the
-// same log means the same topic.
+// identify derives the topic's id from its name and the number of times it was created, so that
+// another process that builds the same log has the same topic.
 func (l *Log) identify() {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", l.topic, l.incarnation))
 	copy(l.topicID[:], sum[:])
@@ -127,7 +133,8 @@ func (l *Log) Append(partition int32, value string, headers ...consumer.Header) 
 	return l.AppendMessage(partition, &consumer.Message{Value: []byte(value), Headers: headers})
 }
 
-// AppendMessage adds a record; topic, partition, offset, leader epoch and (where it is zero) time are filled in.
+// AppendMessage adds a record and returns its offset. It fills in topic, partition, offset and
+// leader epoch, and the time if it is zero.
 func (l *Log) AppendMessage(partition int32, m *consumer.Message) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,7 +149,7 @@ func (l *Log) AppendMessage(partition int32, m *consumer.Message) int64 {
 	return m.Offset
 }
 
-// Skip leaves n offsets without a record, as control records, aborted ones and removed ones do.
+// Skip leaves n offsets without a record, like control records, aborted and removed records.
 func (l *Log) Skip(partition int32, n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,7 +157,7 @@ func (l *Log) Skip(partition int32, n int64) {
 	l.notify()
 }
 
-// DeleteBefore is retention: offsets below are gone.
+// DeleteBefore deletes the records below an offset, like retention.
 func (l *Log) DeleteBefore(partition int32, offset int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -162,7 +169,8 @@ func (l *Log) DeleteBefore(partition int32, offset int64) {
 	l.notify()
 }
 
-// Compact removes the record at an offset, as the cleaner of a compacted topic does, and makes the topic one.
+// Compact removes the record at an offset, like the cleaner of a compacted topic, and marks the
+// topic as compacted.
 func (l *Log) Compact(partition int32, offset int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,8 +180,8 @@ func (l *Log) Compact(partition int32, offset int64) {
 	l.notify()
 }
 
-// Begin begins a transaction: no fetch returns what lies behind the log's present end until end is called. (What is appended meanwhile is
-// all of it committed then; use Skip for what is not.)
+// Begin begins a transaction: until end is called, no fetch returns records after the log's present
+// end. Everything appended meanwhile is then committed; use Skip for aborted records.
 func (l *Log) Begin(partition int32) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -190,7 +198,7 @@ func (l *Log) Begin(partition int32) (end func()) {
 	})
 }
 
-// Elect is a change of leader that loses nothing.
+// Elect changes the leader without losing records.
 func (l *Log) Elect(partition int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -198,7 +206,8 @@ func (l *Log) Elect(partition int32) {
 	l.notify()
 }
 
-// Truncate is a lossy change of leader: offsets from there on were never written. What is written there afterwards has another leader epoch.
+// Truncate changes the leader and loses the records from an offset on. Records written there
+// afterwards have another leader epoch.
 func (l *Log) Truncate(partition int32, offset int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -233,14 +242,14 @@ func (l *Log) AddPartitions(n int) {
 	l.notify()
 }
 
-// Identity says which topic this is, of how many partitions.
+// Identity returns the topic's identity and number of partitions.
 func (l *Log) Identity() consumer.Identity {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return consumer.Identity{ClusterID: l.clusterID, TopicID: l.topicID, Topic: l.topic, Partitions: int32(len(l.partitions)), Compacted: l.compacted}
 }
 
-// Committed returns a group's committed offset and its metadata, -1 where there is none.
+// Committed returns a group's committed offset and its metadata, or -1 if there is none.
 func (l *Log) Committed(groupID string, partition int32) (offset int64, metadata string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -251,14 +260,14 @@ func (l *Log) Committed(groupID string, partition int32) (offset int64, metadata
 	return c.offset, c.metadata
 }
 
-// SetCommitted writes a group's committed offset, as somebody else with Kafka's tools would.
+// SetCommitted writes a group's committed offset, like an operator with Kafka's tools.
 func (l *Log) SetCommitted(groupID string, partition int32, offset int64, metadata string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.group(groupID).committed[partition] = committedOffset{offset, metadata}
 }
 
-// ClearCommitted forgets a group's committed offsets, as their expiry does.
+// ClearCommitted removes a group's committed offsets, like their expiry.
 func (l *Log) ClearCommitted(groupID string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -279,8 +288,9 @@ func (l *Log) notify() {
 	l.changed = make(chan struct{})
 }
 
-// fetch returns up to limit records of up to most bytes from an offset, waiting for the first until ctx is done or wait is over. epoch is that of
-// what was read below; -1: it does not go on where something was read.
+// fetch returns up to limit records of up to most bytes from an offset. It waits for the first
+// until ctx is done or wait is over. epoch is the epoch of what was read below, or -1 if the fetch
+// does not continue an earlier one.
 func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from int64, epoch int32, limit, most int, wait time.Duration) (consumer.Fetched, error) {
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
@@ -316,7 +326,7 @@ func (l *Log) fetch(ctx context.Context, partition int32, topicID [16]byte, from
 	}
 }
 
-// retained returns when retention by time may delete the first record at or above an offset.
+// retained returns the time at which retention may delete the first record at or above an offset.
 func (l *Log) retained(partition int32, offset int64) (time.Time, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -331,7 +341,7 @@ func (l *Log) retained(partition int32, offset int64) (time.Time, error) {
 	return found[0].Time.Add(l.Retention), nil
 }
 
-// known is an epoch as the log tells it.
+// known returns an epoch as the log reports it.
 func (l *Log) known(epoch int32) int32 {
 	if l.NoEpochs {
 		return -1
@@ -339,17 +349,18 @@ func (l *Log) known(epoch int32) int32 {
 	return epoch
 }
 
-// verify is Partition.Verify.
+// verify implements Partition.Verify.
 func (l *Log) verify(partition int32, at int64, epoch int32) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.partitions[partition].verify(at, epoch)
 }
 
-// from returns up to limit records of up to most bytes from an offset, as values of their own, as from a network. They are made in one piece,
-// and the first is searched for, so that a benchmark on a long log measures the consumer and not the log.
+// from returns up to limit records of up to most bytes from an offset, as copies, like from a
+// network. It allocates them in one piece and searches for the first, so that a benchmark on a long
+// log measures the consumer and not the log.
 func (p *partitionLog) from(offset int64, limit, most int) consumer.Fetched {
-	next := max(p.stable(), offset) // a position behind an open transaction is not set back
+	next := max(p.stable(), offset) // a position after an open transaction is not set back
 	first := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= offset })
 	last := sort.Search(len(p.records), func(i int) bool { return p.records[i].Offset >= next })
 	found := p.records[first:last]
@@ -376,7 +387,8 @@ func (p *partitionLog) from(offset int64, limit, most int) consumer.Fetched {
 	return got
 }
 
-// copyBytes gives messages bytes of their own, as each fetch from a broker does: a handler that changes them does not change the log.
+// copyBytes gives messages their own bytes, as each fetch from a broker does, so that a handler
+// that changes them does not change the log.
 func copyBytes(msgs []*consumer.Message) {
 	size, headers := 0, 0
 	for _, m := range msgs {

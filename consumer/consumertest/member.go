@@ -12,38 +12,42 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Held is a partition that a Member holds. Its methods are those of the partition, and some that fail the test on an error.
+// Held is a partition that a Member holds. It has the partition's methods, and some that fail the
+// test on an error.
 type Held struct {
 	consumer.Partition
 	// Ctx is own's context.
 	Ctx context.Context
-	// ID is the partition's identity at the hand-over.
+	// ID is the partition's identity when it was handed over.
 	ID consumer.Identity
 
-	ended chan error // what own is to return
+	ended chan error // what own returns
 }
 
 // GiveUp makes own return err.
 func (x *Held) GiveUp(err error) { x.ended <- err }
 
-// Member is a Source that runs, and holds what it is given until the context ends: for tests of adapters.
+// Member runs a Source and holds the partitions that it gets until their contexts end. It is for
+// tests of sources.
 type Member struct {
 	t    testing.TB
 	stop context.CancelFunc
 	done chan struct{}
 	err  error // of Run, once done is closed
 
-	// Drain is what own does when its context has ended; Taken is called when own is. Both may be nil, and are set before Start.
+	// Drain is called by own when its context has ended. Set it before Start. Defaults to nothing.
 	Drain func(*Held)
+	// Taken is called when own is called, with the partition's key. Set it before Start. Defaults
+	// to nothing.
 	Taken func(key string)
 
 	mu     sync.Mutex
 	has    map[string]*Held
-	seen   int // how often own was called
+	seen   int // number of calls of own
 	wakeup chan struct{}
 }
 
-// Key names a partition in a Member.
+// Key returns the name of a partition in a Member.
 func Key(topic string, partition int32) string { return fmt.Sprintf("%s/%d", topic, partition) }
 
 // NewMember returns a member that does not run yet.
@@ -51,7 +55,8 @@ func NewMember(t testing.TB) *Member {
 	return &Member{t: t, has: make(map[string]*Held), wakeup: make(chan struct{}), done: make(chan struct{})}
 }
 
-// Join runs a Source; the test's end stops it and fails if that takes too long or Run returns an error.
+// Join runs a Source until the test ends. It fails the test if stopping takes too long or Run
+// returns an error.
 func Join(t testing.TB, s consumer.Source) *Member {
 	t.Helper()
 	m := NewMember(t)
@@ -60,7 +65,8 @@ func Join(t testing.TB, s consumer.Source) *Member {
 	return m
 }
 
-// StopAtEnd makes the test's end stop a member, and fail if that takes too long or Run returns an error.
+// StopAtEnd stops a member when the test ends, and fails the test if that takes too long or Run
+// returns an error.
 func (m *Member) StopAtEnd() {
 	m.t.Cleanup(func() {
 		if err := m.Leave(); err != nil {
@@ -79,7 +85,7 @@ func (m *Member) Start(s consumer.Source) {
 	}()
 }
 
-// own is what Run calls.
+// own is the function that Run calls.
 func (m *Member) own(ctx context.Context, p consumer.Partition) error {
 	id, err := p.Identity(ctx)
 	if err != nil {
@@ -117,7 +123,8 @@ func (m *Member) change(f func()) {
 	m.wakeup = make(chan struct{})
 }
 
-// Until waits for a condition on what the member holds, by key, and on how often own was called.
+// Until waits for a condition on the partitions that the member holds, by key, and on the number of
+// calls of own.
 func (m *Member) Until(what string, cond func(has map[string]*Held, seen int) bool) {
 	m.t.Helper()
 	deadline := time.After(patience)
@@ -155,17 +162,17 @@ func (m *Member) HoldsExactly(n int) {
 	m.Until(fmt.Sprintf("%d partitions", n), func(has map[string]*Held, _ int) bool { return len(has) == n })
 }
 
-// HoldsNow says whether the member holds a partition at this moment.
+// HoldsNow reports whether the member holds a partition at this moment.
 func (m *Member) HoldsNow(k string) bool { return slices.Contains(m.Keys(), k) }
 
-// Keys are the partitions that the member holds.
+// Keys returns the keys of the partitions that the member holds.
 func (m *Member) Keys() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Sorted(maps.Keys(m.has))
 }
 
-// All returns what the member holds.
+// All returns the partitions that the member holds.
 func (m *Member) All() []*Held {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -190,10 +197,10 @@ func (m *Member) Wait() error {
 	}
 }
 
-// fetchBytes is more than a fetch in a test returns.
+// fetchBytes is more than any fetch in a test returns.
 const fetchBytes = 64 << 20
 
-// MustFetch is Fetch, and fails the test on an error.
+// MustFetch is Fetch, but fails the test on an error.
 func (x *Held) MustFetch(t testing.TB, from int64) consumer.Fetched {
 	t.Helper()
 	f, err := x.Fetch(x.Ctx, from, fetchBytes)
@@ -203,7 +210,7 @@ func (x *Held) MustFetch(t testing.TB, from int64) consumer.Fetched {
 	return f
 }
 
-// MustBounds is Bounds, and fails the test on an error.
+// MustBounds is Bounds, but fails the test on an error.
 func (x *Held) MustBounds(t testing.TB) (start, end int64) {
 	t.Helper()
 	b, err := x.Bounds(x.Ctx)
@@ -213,7 +220,7 @@ func (x *Held) MustBounds(t testing.TB) (start, end int64) {
 	return b.Start, b.End
 }
 
-// ReadTo fetches from offset from until the position has reached end.
+// ReadTo fetches from offset from until the position has reached end, and returns the messages.
 func (x *Held) ReadTo(t testing.TB, from, end int64) []*consumer.Message {
 	t.Helper()
 	var msgs []*consumer.Message
@@ -240,7 +247,7 @@ func (x *Held) ReadTo(t testing.TB, from, end int64) []*consumer.Message {
 	return msgs
 }
 
-// eventually polls a condition that nothing announces.
+// eventually polls a condition that has no notification.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -252,8 +259,8 @@ func eventually(t testing.TB, what string, cond func() bool) {
 	}
 }
 
-// gaveUp ends a test because its patience is over. Test runners of ours look for its first words: such a test is tried again, unless it
-// had failed before.
+// gaveUp ends a test whose patience is over. Our test runners look for its first words and repeat
+// such a test, unless it had failed before.
 func gaveUp(t testing.TB, what string) {
 	t.Helper()
 	if t.Failed() {

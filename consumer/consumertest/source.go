@@ -10,18 +10,24 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Source reads a Log as a member of a group. The member that joined last owns all partitions, in a generation of its
-// own; the one before is not told: it finds out when it commits, like a process that was paused through a rebalance.
+// Source reads a Log as a member of a group. The member that joined last owns all partitions, in a
+// new generation. The previous member is not notified: it finds out when it commits, like a process
+// that was paused during a rebalance.
 type Source struct {
-	Log     *Log
+	// Log is the topic to read. Required.
+	Log *Log
+	// GroupID is the consumer group. Required.
 	GroupID string
-	// FetchLimit is how many records a fetch returns at most; 0: no limit.
+	// FetchLimit is how many records a fetch returns at most. Defaults to 0: no limit.
 	FetchLimit int
-	// Believes makes Commit succeed although another member has joined since: a member whose broker has not noticed either.
+	// Believes makes Commit succeed although another member has joined since, like a member whose
+	// broker has not noticed either. Defaults to false.
 	Believes bool
-	// OnCommit is called before an offset is committed; an error from it is the commit's. Tests kill their process here.
+	// OnCommit is called before an offset is committed. If it returns an error, Commit returns it.
+	// Tests kill their process here. Defaults to nothing.
 	OnCommit func(partition int32, offset int64) error
-	// OnFetch is called before each fetch; an error from it is the fetch's.
+	// OnFetch is called before each fetch. If it returns an error, Fetch returns it. Defaults to
+	// nothing.
 	OnFetch func(partition int32, from int64) error
 
 	mu         sync.Mutex
@@ -31,10 +37,10 @@ type Source struct {
 
 var _ consumer.Source = (*Source)(nil)
 
-// Group is the group's id.
+// Group returns the group's id.
 func (s *Source) Group() string { return s.GroupID }
 
-// Topics is the log's.
+// Topics returns the log's topic.
 func (s *Source) Topics() []string { return []string{s.Log.Identity().Topic} }
 
 // Rebalance ends the present generation: every partition is given up and handed over again.
@@ -75,7 +81,7 @@ func (s *Source) runGeneration(ctx context.Context, own func(context.Context, co
 		wg.Go(func() {
 			errs[i] = own(ctx, &partition{s: s, generation: generation, id: int32(i), epoch: -1})
 			if errs[i] != nil {
-				end() // the generation ends for all, as it does with kafka-go
+				end() // the generation ends for all partitions, as with kafka-go
 			}
 		})
 	}
@@ -94,8 +100,8 @@ type partition struct {
 	id         int32
 	topicID    [16]byte // of the last Identity
 
-	next  int64 // position behind what was read last
-	epoch int32 // leader epoch of that, -1: nothing was
+	next  int64 // the position after the last record read
+	epoch int32 // its leader epoch; -1 if nothing was read
 }
 
 func (p *partition) Identity(context.Context) (consumer.Identity, error) {

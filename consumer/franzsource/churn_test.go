@@ -14,8 +14,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// Members come, go, and lose partitions by the database's word, at random. No partition is ever in two hands, whoever has one commits
-// until its context ends and while it drains, and in the end each partition is somebody's.
+// Members come, go, and lose partitions to another owner in the database, at random. No partition
+// is ever held by two members. A holder commits until its context ends and while it drains. In the
+// end each partition has a holder.
 func TestChurn(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		const partitions = 7
@@ -24,8 +25,8 @@ func TestChurn(t *testing.T) {
 		cfg.SessionTimeout, cfg.RebalanceTimeout = 20*time.Second, 20*time.Second
 		rnd := rand.New(rand.NewPCG(1, 1))
 		var mu sync.Mutex
-		holder := map[int32]int{} // 0: nobody
-		lose := map[int32]bool{}  // whose next commit is to find that it is lost
+		holder := map[int32]int{} // 0: none
+		lose := map[int32]bool{}  // whose next commit reports a loss
 		own := func(id int) func(context.Context, consumer.Partition) error {
 			return func(ctx context.Context, p consumer.Partition) error {
 				is, err := p.Identity(ctx)
@@ -116,7 +117,7 @@ func TestChurn(t *testing.T) {
 			default:
 				start(id)
 			}
-			if rnd.IntN(2) == 0 { // or in the middle of what is going on
+			if rnd.IntN(2) == 0 { // or in the middle of a rebalance
 				eventually(t, "all partitions to be somebody's", all)
 			}
 		}

@@ -33,8 +33,8 @@ func Example() {
 	_ = run
 }
 
-// A process that restarts within SessionTimeout gets its partitions back without a rebalance. The id must be its own and stay the
-// same: a StatefulSet's pod has such a name.
+// A process that restarts within SessionTimeout gets its partitions back without a rebalance. The
+// id must be unique and stay the same, for example the name of a StatefulSet's pod.
 func ExampleConfig_staticMember() {
 	s := franzsource.New(franzsource.Config{
 		Brokers:    []string{"broker-1:9092"},

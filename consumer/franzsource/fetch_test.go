@@ -19,8 +19,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// A compacted topic is read exactly: each record that is left comes once, in order, and what was removed is passed over, batches that
-// lost their last record or all of them included.
+// A compacted topic is read exactly: each record that is left is returned once, in order. Removed
+// records are passed over, including batches that lost their last record or all records.
 func TestCompactedTopic(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
@@ -95,8 +95,8 @@ func TestFetchCompressed(t *testing.T) {
 	})
 }
 
-// Partitions of one broker are fetched together: one with much to read is not held up by others that have nothing, nor are small
-// responses lost to large ones.
+// Partitions of one broker are fetched together. One with much to read is not held up by others
+// that have nothing, and small responses are not lost to large ones.
 func TestFetchesTravelTogether(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		const partitions, records = 6, 60
@@ -166,9 +166,10 @@ func TestLeaderMoves(t *testing.T) {
 		}
 		move()
 	}
-	h.MustFetch(t, 6) // the new leader's log goes as far: nothing happens
+	h.MustFetch(t, 6) // the new leader's log goes as far: no error
 	move()
-	// An unclean election has cut off the log, and others have written since: the position exists, what it stands behind is lost.
+	// An unclean election has cut off the log, and other records were written since. The position
+	// exists in the log, but records before it are lost.
 	c.ControlKey(int16(kmsg.OffsetForLeaderEpoch), func(r kmsg.Request) (kmsg.Response, error, bool) {
 		asked := r.(*kmsg.OffsetForLeaderEpochRequest).Topics[0].Partitions[0]
 		rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
@@ -186,7 +187,7 @@ func TestLeaderMoves(t *testing.T) {
 	}
 }
 
-// A broker that throttles answers with nothing, which is not the end of the log.
+// A broker that throttles returns an empty answer, which is not the end of the log.
 func TestThrottled(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
@@ -208,8 +209,9 @@ func TestThrottled(t *testing.T) {
 	}
 }
 
-// Where the cleaner has removed every batch up to the last stable offset, fetches find none, and never will: the position passes over. In a topic that is not
-// compacted that is no answer, and nothing is passed over.
+// The cleaner has removed every batch up to the last stable offset, so that no fetch will ever find
+// one: the position passes over them. In a topic that is not compacted an empty answer is an error,
+// and nothing is passed over.
 func TestHoleUpToTheLastStableOffset(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
@@ -241,7 +243,7 @@ func TestHoleUpToTheLastStableOffset(t *testing.T) {
 		m.HoldsExactly(2)
 		ctx, cancel := context.WithCancel(t.Context())
 		var beside sync.WaitGroup
-		beside.Go(func() { // another partition's fetches, which this one's travel with
+		beside.Go(func() { // another partition's fetches travel with this one's
 			for h := m.Holds(topic, 1); ctx.Err() == nil; {
 				_, _ = h.Fetch(ctx, 0, 1<<20)
 			}
@@ -268,7 +270,7 @@ func TestHoleUpToTheLastStableOffset(t *testing.T) {
 	}
 }
 
-// Brokers before 3.1 fetch by name, those before 2.8 have no topic ids; what can be had there is.
+// Brokers before 3.1 fetch by name, and those before 2.8 have no topic ids. Everything else works.
 func TestOldBrokers(t *testing.T) {
 	t.Parallel()
 	for name, v := range map[string]*kversion.Versions{"2.8": kversion.V2_8_0(), "2.1": kversion.V2_1_0()} {
@@ -290,7 +292,8 @@ func TestOldBrokers(t *testing.T) {
 	}
 }
 
-// By name, too, a topic that was created again is noticed, when the last fetch is more than a second ago.
+// A topic that was created again is also noticed if fetches name it, when the last fetch is more
+// than a second ago.
 func TestTopicRecreatedFetchingByName(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(kversion.V2_8_0())).ListenAddrs()

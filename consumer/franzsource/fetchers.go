@@ -14,21 +14,24 @@ import (
 )
 
 const (
-	// shortWait is how long a fetch waits at the broker while a partition that was answered lately has not asked again: it has to wait
-	// behind that fetch.
+	// shortWait is how long a fetch waits at the broker while a partition that was answered lately
+	// has not asked again: that partition's next fetch has to wait for this one to end.
 	shortWait = 20 * time.Millisecond
 	// linger is how long a fetch is held back for such a partition.
 	linger = 2 * time.Millisecond
-	// lately is for how long a partition is expected to ask again.
+	// lately is how long a partition is expected to ask again.
 	lately = time.Second
-	// responseBytes bounds a response for many partitions. 50 MiB is what Kafka's own client asks for.
+	// responseBytes bounds a response for many partitions. 50 MiB is what Kafka's own client asks
+	// for.
 	responseBytes = 50 << 20
-	// passedOver is how often a partition may come out of a shared response empty-handed, because others have used up its size. Then it is asked for alone.
+	// passedOver is how often a partition may get nothing from a shared response because others
+	// have used up its size. Then it is asked for alone.
 	passedOver = 10
 )
 
-// fetchers merge the fetches of partitions that one broker leads. franz-go has one connection to a broker for fetches, and the broker
-// answers on a connection in order: sent one by one, each would wait until those before it have ended their long poll.
+// fetchers merges the fetches of partitions that one broker leads. franz-go has one connection to a
+// broker for fetches, and the broker answers on a connection in order: sent one by one, each fetch
+// would wait until the long polls of those before it have ended.
 type fetchers struct {
 	client *kgo.Client
 	ctx    context.Context
@@ -39,11 +42,12 @@ type fetchers struct {
 	byLeader map[int32]*fetcher
 }
 
-// fetcher is a goroutine that sends one fetch after the other to a broker, as long as somebody waits for one.
+// fetcher is a goroutine that sends one fetch after another to a broker, as long as a partition
+// waits for one.
 type fetcher struct {
 	of     *fetchers
 	leader int32
-	asked  chan struct{} // receives when something is waiting that was not
+	asked  chan struct{} // receives when a partition begins to wait
 
 	// Under of.mu:
 	waiting []*fetchAsk
@@ -55,12 +59,12 @@ type partitionKey struct {
 	partition int32
 }
 
-// fetchAsk is one partition that waits.
+// fetchAsk is one partition's waiting fetch.
 type fetchAsk struct {
 	ctx      context.Context
 	req      *kmsg.FetchRequest // for one partition
 	key      partitionKey
-	deadline time.Time // after which nothing is an answer, too; see waitsOn
+	deadline time.Time // after it an empty answer counts too; see waitsOn
 	passed   int
 	answer   chan *kmsg.FetchResponse // of size 1
 	failed   chan error               // of size 1
@@ -77,8 +81,8 @@ func (f *fetchers) close() {
 	f.wg.Wait()
 }
 
-// ask sends a fetch for one partition, together with those that wait for the same broker, and returns the response as if it had
-// been sent alone.
+// ask sends a fetch for one partition, together with those that wait for the same broker, and
+// returns the response as if it had been sent alone.
 func (f *fetchers) ask(ctx context.Context, leader int32, req *kmsg.FetchRequest) (kmsg.Response, error) {
 	t := req.Topics[0]
 	a := &fetchAsk{ctx: ctx, req: req, key: partitionKey{t.Topic, t.Partitions[0].Partition},
@@ -121,7 +125,7 @@ func (w *fetcher) run() {
 	for {
 		asks, missing := w.collect()
 		if missing && len(asks) > 0 {
-			// Whoever was just answered asks again at once, if at all.
+			// A partition that was just answered asks again at once, if at all.
 			t := time.NewTimer(linger)
 			select {
 			case <-t.C:
@@ -140,18 +144,18 @@ func (w *fetcher) run() {
 	}
 }
 
-// collect returns those who wait, and whether one is missing that is expected to.
+// collect returns the waiting fetches, and whether one is missing that is expected.
 func (w *fetcher) collect() (asks []*fetchAsk, missing bool) {
 	w.of.mu.Lock()
 	defer w.of.mu.Unlock()
 	select {
-	case <-w.asked: // seen herewith
+	case <-w.asked: // the signal is used up
 	default:
 	}
 	w.waiting = slices.DeleteFunc(w.waiting, func(a *fetchAsk) bool { return a.ctx.Err() != nil })
 	for _, a := range w.waiting {
 		if a.passed >= passedOver {
-			return []*fetchAsk{a}, len(w.waiting) > 1 // the others wait, and so it is a short one
+			return []*fetchAsk{a}, len(w.waiting) > 1 // the others wait, so this is a short one
 		}
 	}
 	for k, at := range w.recent {
@@ -162,7 +166,8 @@ func (w *fetcher) collect() (asks []*fetchAsk, missing bool) {
 	return slices.Clone(w.waiting), len(w.recent) > 0
 }
 
-// idle waits until somebody asks, and returns false when the fetcher has ended because nobody did for a long time.
+// idle waits for a fetch. It returns false when the fetcher has ended because none came for a long
+// time.
 func (w *fetcher) idle() bool {
 	t := time.NewTimer(lately)
 	defer t.Stop()
@@ -181,7 +186,7 @@ func (w *fetcher) idle() bool {
 	return false
 }
 
-// round sends one fetch, and answers whom the response has something for.
+// round sends one fetch and answers the partitions that the response has something for.
 func (w *fetcher) round(asks []*fetchAsk, missing bool) {
 	req := merge(asks)
 	if missing {
@@ -210,8 +215,10 @@ func (w *fetcher) round(asks []*fetchAsk, missing bool) {
 	}
 }
 
-// waitsOn says whether a response is none yet for this partition. Where the log goes on and a shared response has no records of it, others may have used up the
-// response's size; the partition then comes earlier in the next request, since those who were answered ask behind it, and in the end in one of its own.
+// waitsOn reports whether a response is not an answer for this partition yet. If the log goes on
+// and a shared response has none of its records, other partitions may have used up the response's
+// size. The partition then comes earlier in the next request, because those that were answered
+// queue after it, and in the end in a request of its own.
 func (a *fetchAsk) waitsOn(resp *kmsg.FetchResponse, now time.Time, shared bool) bool {
 	if resp.ErrorCode != 0 || resp.ThrottleMillis > 0 || len(resp.Topics) == 0 {
 		return false
@@ -224,13 +231,14 @@ func (a *fetchAsk) waitsOn(resp *kmsg.FetchResponse, now time.Time, shared bool)
 		a.passed++
 		return shared
 	}
-	// All that have waited for half of their time are answered together, so that they ask together from then on: one request for
-	// all, where each would end the others' long poll with its own deadline.
+	// All partitions that have waited for half of their time are answered together, so that they
+	// ask together from then on. There is then one request for all; otherwise each would end the
+	// others' long poll with its own deadline.
 	return now.Before(a.deadline.Add(-time.Duration(a.req.MaxWaitMillis) * time.Millisecond / 2))
 }
 
-// merge makes one request of many. Topics are told apart by name and id: after a topic was created again, one of its partitions may
-// still be fetched by the old id.
+// merge makes one request of many. It distinguishes topics by name and id: after a topic was
+// created again, one of its partitions may still be fetched by the old id.
 func merge(asks []*fetchAsk) *kmsg.FetchRequest {
 	req := *asks[0].req
 	req.Topics = nil
@@ -259,8 +267,9 @@ func merge(asks []*fetchAsk) *kmsg.FetchRequest {
 	return &req
 }
 
-// split returns the part of a response that one partition asked for, without topics where there is none. The records of a shared response
-// are copied: its bytes would stay in memory until the slowest of all its partitions is through.
+// split returns the part of a response that one partition asked for, without topics if there is
+// none. It copies the records of a shared response, whose bytes would otherwise stay in memory
+// until the slowest of all its partitions has finished.
 func split(resp *kmsg.FetchResponse, a *fetchAsk, shared bool) *kmsg.FetchResponse {
 	out := *resp
 	out.Topics = nil

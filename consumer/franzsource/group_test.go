@@ -19,8 +19,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// A partition that stays is not interrupted when another member joins or leaves: its context does not end, and it commits all the
-// while, in generation after generation.
+// A partition that stays is not interrupted when another member joins or leaves. Its context does
+// not end, and it commits throughout, in generation after generation.
 func TestPartitionThatStaysIsNotInterrupted(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 4, nil)
@@ -78,7 +78,8 @@ func TestPartitionThatStaysIsNotInterrupted(t *testing.T) {
 	})
 }
 
-// A partition that is not let go within the rebalance timeout goes to another; the others of that member stay, and go on.
+// A partition that is not let go within the rebalance timeout goes to another member. The other
+// partitions of its member stay and continue.
 func TestOverdueDrain(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
@@ -107,7 +108,8 @@ func TestOverdueDrain(t *testing.T) {
 	})
 }
 
-// A drain that outlasts the session timeout stays a member's: heartbeats go on until own returns.
+// A member whose drain outlasts the session timeout stays in the group: heartbeats continue until
+// own returns.
 func TestDrainOutlivesSession(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
@@ -115,7 +117,8 @@ func TestDrainOutlivesSession(t *testing.T) {
 		m.Drain = func(h *consumertest.Held) {
 			ctx := context.WithoutCancel(h.Ctx)
 			for until := time.Now().Add(2500 * time.Millisecond); time.Now().Before(until); {
-				// Fetches wait half a second and tell the group nothing; commits would.
+				// Fetches wait half a second and are no sign of life for the group; commits would
+				// be.
 				if _, err := h.Fetch(ctx, 0, 1<<20); err != nil {
 					t.Error(err)
 				}
@@ -132,7 +135,8 @@ func TestDrainOutlivesSession(t *testing.T) {
 	})
 }
 
-// A static member that ends and comes back within the session has its partitions again, in the same generation, and others notice nothing.
+// A static member that ends and comes back within the session has its partitions again, in the same
+// generation, and others notice nothing.
 func TestStaticMemberRestarts(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 4, nil)
@@ -172,7 +176,8 @@ func TestStaticMemberRestarts(t *testing.T) {
 	})
 }
 
-// Two processes under one InstanceID do not fence each other in turns: the one that was there first fails, and says why.
+// Two processes with one InstanceID do not fence each other in turns: the first one fails with an
+// error that says so.
 func TestInstanceIDTwice(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
@@ -197,7 +202,8 @@ func TestInstanceIDTwice(t *testing.T) {
 	})
 }
 
-// A member that does not say which partitions it holds on to would be given others' at once: such a group is not joined.
+// A member that does not report which partitions it holds would be given others' at once: such a
+// group is not joined.
 func TestGroupWithAnotherProtocol(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.Brokers(t)
@@ -214,7 +220,8 @@ func TestGroupWithAnotherProtocol(t *testing.T) {
 	wantAll(t, runFails(t, cfg), cfg.GroupID, "INCONSISTENT_GROUP_PROTOCOL")
 }
 
-// A member that the group has lost, here by a coordinator that forgot it, gives everything up and joins anew.
+// A member that the group has lost, here because a coordinator forgot it, gives everything up and
+// joins again.
 func TestExpelled(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
@@ -242,8 +249,9 @@ func TestExpelled(t *testing.T) {
 	})
 }
 
-// A coordinator that was away for longer than the session has the member still when it is back, and would wait a whole session for it to come: so it comes
-// as the same, and as another one only when the group does not know it.
+// A coordinator that was away for longer than the session still has the member when it is back, and
+// would wait a whole session for it. So the member joins under its old id, and under a new one only
+// if the group does not know it.
 func TestMemberComesBackAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
@@ -261,7 +269,7 @@ func TestMemberComesBackAfterAnOutage(t *testing.T) {
 
 	var away atomic.Bool
 	var mu sync.Mutex
-	var came []string // as whom it joined after the outage
+	var came []string // the ids under which it joined after the outage
 	away.Store(true)
 	c.ControlKey(int16(kmsg.Heartbeat), func(r kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()

@@ -42,7 +42,7 @@ func join(t *testing.T, cfg franzsource.Config) *consumertest.Member {
 	return consumertest.Join(t, franzsource.New(cfg))
 }
 
-// eventually polls a condition that nothing announces.
+// eventually polls a condition that has no notification.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	pgtest.Until(t, patience, what, cond)

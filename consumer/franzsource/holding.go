@@ -18,17 +18,18 @@ type holding struct {
 	overdue *time.Timer // runs while the partition is to be let go
 }
 
-// settle holds what is assigned in a new generation. What stays is not touched, but for the generation in which it commits; what does not
-// is to be let go, and what is new is begun.
-func (m *membership) settle(as standing, assigned map[partitionKey]bool, counts map[string]int, leads bool) {
+// settle applies the assignment of a new generation. A partition that stays is not interrupted and
+// commits in the new generation; one that is not assigned any more is to be let go; a new one is
+// begun.
+func (m *membership) settle(as groupMember, assigned map[partitionKey]bool, counts map[string]int, leads bool) {
 	gained, revoked := 0, 0
 	m.update(func() {
-		m.standing, m.assigned, m.counts, m.leads, m.joining, m.revoked = as, assigned, counts, leads, false, false
+		m.groupMember, m.assigned, m.counts, m.leads, m.joining, m.revoked = as, assigned, counts, leads, false, false
 		for k, h := range m.held {
 			if h.p.frozen {
 				continue
 			}
-			h.p.standing = as
+			h.p.groupMember = as
 			if !assigned[k] {
 				m.revoke(h)
 				revoked++
@@ -40,8 +41,9 @@ func (m *membership) settle(as standing, assigned map[partitionKey]bool, counts 
 		"gained", gained, "revoked", revoked)
 }
 
-// revoke asks for a partition to be let go. As long as it is not, this process goes on claiming it, in each generation, and
-// nobody else gets it: so what own still commits is accepted. That lasts no longer than the rebalance timeout. The lock must be held.
+// revoke asks own to let a partition go. Until it does, this process claims the partition in each
+// generation, so that no other member gets it and the group accepts what own still commits. That
+// lasts at most for the rebalance timeout. The lock must be held.
 func (m *membership) revoke(h *holding) {
 	m.revoked = true
 	h.cancel()
@@ -61,7 +63,8 @@ func (m *membership) revoke(h *holding) {
 	})
 }
 
-// released joins again when all that was to be let go is, so that others get it: in this generation it is nobody's. The lock must be held.
+// released joins again when everything that was to be let go is released, so that others get it: in
+// this generation it has no owner. The lock must be held.
 func (m *membership) released() {
 	for k, h := range m.held {
 		if !m.assigned[k] && !h.p.frozen {
@@ -74,15 +77,16 @@ func (m *membership) released() {
 	}
 }
 
-// begin hands over what is assigned and not held, and returns how many these are. A partition that came back while it was being let go is
-// handed over when own has returned. The lock must be held.
+// begin hands over what is assigned and not held, and returns how many partitions these are. A
+// partition that came back while it was being let go is handed over when own has returned. The lock
+// must be held.
 func (m *membership) begin() int {
 	n := 0
 	for k := range m.assigned {
 		if m.held[k] != nil || m.ctx.Err() != nil {
 			continue
 		}
-		h := &holding{p: &partition{Log: kafkalog.New(m.net, m.net.reading(), k.topic, k.partition), m: m, key: k, standing: m.standing}}
+		h := &holding{p: &partition{Log: kafkalog.New(m.net, m.net.reading(), k.topic, k.partition), m: m, key: k, groupMember: m.groupMember}}
 		h.ctx, h.cancel = context.WithCancel(m.ctx)
 		m.held[k] = h
 		m.running.Go(func() { m.hold(h) })
@@ -106,15 +110,16 @@ func (m *membership) hold(h *holding) {
 	default:
 		m.end(err)
 	}
-	var as standing
+	var as groupMember
 	m.update(func() {
 		if h.overdue != nil {
 			h.overdue.Stop()
 		}
-		as, h.p.frozen = h.p.standing, true
+		as, h.p.frozen = h.p.groupMember, true
 		delete(m.held, h.p.key)
 		if lost {
-			delete(m.assigned, h.p.key) // claimed no more, and not handed over again in this generation
+			// Claimed no more, and not handed over again in this generation.
+			delete(m.assigned, h.p.key)
 		}
 		m.begin()
 		m.released()
@@ -122,17 +127,18 @@ func (m *membership) hold(h *holding) {
 	if !lost {
 		return
 	}
-	// Somebody else is the owner, by Kafka's word or the database's. Whoever joins at once, raises at once: two that believe in
-	// their ownership would take turns. Other partitions of this process go on meanwhile.
+	// The group or the database has given the partition to another process. Two processes that both
+	// believe in their ownership would fence each other in turns if they joined at once. Other
+	// partitions of this process continue meanwhile.
 	wait := m.lostWait()
 	m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", h.p.key.topic, "partition", h.p.key.partition,
 		"generation", as.generation, "wait", wait, "error", err)
-	if kafkalog.Sleep(m.ctx, wait) && m.standingNow() == as {
+	if kafkalog.Sleep(m.ctx, wait) && m.currentMember() == as {
 		m.joinAnew()
 	}
 }
 
-// lostWait grows with each loss that follows soon after another.
+// lostWait returns the pause after a loss. It grows with each loss that follows soon after another.
 func (m *membership) lostWait() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,24 +149,25 @@ func (m *membership) lostWait() time.Duration {
 	return m.lost.NextBackOff()
 }
 
-func (m *membership) standingNow() standing {
+func (m *membership) currentMember() groupMember {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.standing
+	return m.groupMember
 }
 
-// standingOf says as whom a partition is owned.
-func (m *membership) standingOf(p *partition) standing {
+// memberOf returns the member and generation as which a partition is owned.
+func (m *membership) memberOf(p *partition) groupMember {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return p.standing
+	return p.groupMember
 }
 
-// movedOn waits while the next generation is being formed, and says whether the partition has come into it.
-func (m *membership) movedOn(ctx context.Context, p *partition, was standing) bool {
+// movedOn waits while the next generation is being formed, and reports whether the partition
+// belongs to this member in it too.
+func (m *membership) movedOn(ctx context.Context, p *partition, was groupMember) bool {
 	moved := false
 	m.until(ctx, func() bool {
-		moved = p.standing != was && !p.frozen
+		moved = p.groupMember != was && !p.frozen
 		return moved || p.frozen || !m.joining
 	})
 	return moved

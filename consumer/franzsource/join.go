@@ -14,16 +14,19 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// balancer shares partitions out so that as few as possible move, and never lets one move in the same generation in which its owner
-// is told (KIP-429). It is franz-go's, which speaks the format of Kafka's own CooperativeStickyAssignor.
+// balancer distributes partitions so that as few as possible move. It never moves one in the
+// generation in which its owner learns of it (KIP-429). It is franz-go's, which uses the format of
+// Kafka's own CooperativeStickyAssignor.
 var balancer = kgo.CooperativeStickyBalancer()
 
-// join takes part in forming the next generation, and then holds what is assigned in it. Partitions are worked on all the while.
+// join takes part in forming the next generation and then holds what is assigned in it. Work on
+// partitions continues meanwhile.
 func (m *membership) join() error {
 	m.update(func() { m.joining = true })
 	defer m.update(func() { m.joining = false })
-	// When Run is to end, those who still drain want to commit in the generation that is being formed. So that is waited for, but only
-	// as long as somebody drains: others may take their whole rebalance timeout.
+	// When Run is to end, partitions that still drain want to commit in the generation that is
+	// being formed. So join waits for it, but only as long as something drains: other members may
+	// take their whole rebalance timeout.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(m.ctx))
 	defer cancel()
 	idle := make(chan struct{})
@@ -40,7 +43,7 @@ func (m *membership) join() error {
 	}()
 	for {
 		select {
-		case <-m.rejoin: // what it asked for happens now
+		case <-m.rejoin: // this join does what it asked for
 		default:
 		}
 		resp, err := m.joinGroup(ctx)
@@ -59,7 +62,7 @@ func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, er
 	interests := slices.Sorted(slices.Values(cfg.Topics))
 	for {
 		m.mu.Lock()
-		as, owned := m.standing, m.owned()
+		as, owned := m.groupMember, m.owned()
 		m.mu.Unlock()
 		req := kmsg.NewPtrJoinGroupRequest()
 		req.Group, req.MemberID, req.InstanceID, req.ProtocolType = cfg.GroupID, as.member, cfg.instance(), "consumer"
@@ -75,15 +78,16 @@ func (m *membership) joinGroup(ctx context.Context) (*kmsg.JoinGroupResponse, er
 		m.alive = time.Now()
 		err = m.net.Error(resp.ErrorCode)
 		if errors.Is(err, kerr.MemberIDRequired) {
-			m.update(func() { m.standing.member = resp.MemberID })
+			m.update(func() { m.groupMember.member = resp.MemberID })
 			continue
 		}
 		return resp, err
 	}
 }
 
-// owned returns what this process claims to own: whatever it has not let go of, as far as the group knows it for the owner. What is
-// not claimed may be given to others. It must be called with the lock held.
+// owned returns the partitions that this process claims: everything that it has not let go of, as
+// long as the group regards it as the owner. Others may get what is not claimed. The lock must be
+// held.
 func (m *membership) owned() map[string][]int32 {
 	owned := make(map[string][]int32)
 	for k, h := range m.held {
@@ -97,10 +101,10 @@ func (m *membership) owned() map[string][]int32 {
 	return owned
 }
 
-// sync learns what is assigned to this process; the leader says it for all.
+// sync learns what is assigned to this process. The leader sends the assignment of all members.
 func (m *membership) sync(ctx context.Context, joined *kmsg.JoinGroupResponse) error {
 	cfg := m.net.cfg
-	as := standing{joined.MemberID, joined.Generation}
+	as := groupMember{joined.MemberID, joined.Generation}
 	req := kmsg.NewPtrSyncGroupRequest()
 	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
 	protocol := "consumer"
@@ -140,7 +144,8 @@ func (m *membership) sync(ctx context.Context, joined *kmsg.JoinGroupResponse) e
 	return nil
 }
 
-// plan shares out the partitions of all topics that members read, and returns how many it knew of.
+// plan distributes the partitions of all topics that members read, and returns how many partitions
+// it knew of.
 func (m *membership) plan(ctx context.Context, members []kmsg.JoinGroupResponseMember) ([]kmsg.SyncGroupRequestGroupAssignment, map[string]int, error) {
 	slices.SortFunc(members, func(a, b kmsg.JoinGroupResponseMember) int {
 		switch {
@@ -158,7 +163,8 @@ func (m *membership) plan(ctx context.Context, members []kmsg.JoinGroupResponseM
 		return nil, nil, err
 	}
 	for _, t := range m.net.cfg.Topics {
-		topics[t] = struct{}{} // after a static leader's return its group is known by the members' word only
+		// After a static leader's return it knows its group only from the members' metadata.
+		topics[t] = struct{}{}
 	}
 	counts, err := m.count(ctx, slices.Collect(maps.Keys(topics)))
 	if err != nil {

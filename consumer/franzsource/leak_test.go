@@ -13,15 +13,16 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// The tests of this file do not run beside others: they count goroutines.
+// The tests of this file do not run beside others, because they count goroutines.
 
-// leaks fails the test if goroutines are left that were not there before; connections have some each.
+// leaks returns a function that fails the test if goroutines are left that did not exist before.
+// Each connection has some.
 func leaks(t *testing.T) (check func()) {
 	before := goleak.IgnoreCurrent()
 	return func() {
 		t.Helper()
 		goleak.VerifyNone(t, before,
-			// kfake's end of other clients' connections, a new one for each request.
+			// kfake's side of other clients' connections: a new one for each request.
 			goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*clientConn).read.func1"))
 	}
 }
@@ -31,7 +32,7 @@ func onBothInTurn(t *testing.T, f func(t *testing.T, brokers []string)) {
 	t.Run("kfake", func(t *testing.T) { f(t, kafkatest.Fake(t)) })
 }
 
-// Whatever is going on when ctx ends, Run returns nil soon, and nothing is left.
+// Whatever Run is doing when ctx ends, it returns nil soon and leaves nothing running.
 func TestCancelLeavesNothing(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 3, nil)
@@ -41,7 +42,8 @@ func TestCancelLeavesNothing(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			timer := time.AfterFunc(after, cancel)
 			cfg := quick(brokers, topic)
-			cfg.FetchMaxWait = 20 * time.Second // the broker holds on to a fetch that nobody waits for any more
+			// The broker keeps a fetch that has no reader any more.
+			cfg.FetchMaxWait = 20 * time.Second
 			err := franzsource.New(cfg).Run(ctx, func(ctx context.Context, p consumer.Partition) error {
 				for from := int64(0); ctx.Err() == nil; {
 					f, err := p.Fetch(ctx, from, 1<<20)
@@ -62,14 +64,14 @@ func TestCancelLeavesNothing(t *testing.T) {
 	})
 }
 
-// Another member holds the rebalance up; Run returns all the same, and the group is left.
+// Another member holds the rebalance up. Run returns nevertheless, and leaves the group.
 func TestCancelWhileTheGroupRebalances(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
 		cfg := quick(brokers, topic)
 		cfg.SessionTimeout, cfg.RebalanceTimeout, cfg.HeartbeatInterval = 30*time.Second, 30*time.Second, 20*time.Second
 		check := leaks(t)
-		deaf := consumertest.NewMember(t) // it hears of a rebalance after 20 seconds
+		deaf := consumertest.NewMember(t) // it learns of a rebalance after 20 seconds
 		deaf.Start(franzsource.New(cfg))
 		deaf.HoldsExactly(2)
 		m := consumertest.NewMember(t)

@@ -20,48 +20,49 @@ import (
 const (
 	// joinMin and joinMax bound the waits between attempts to join.
 	joinMin, joinMax = 100 * time.Millisecond, 3 * time.Second
-	// lostMin and lostMax bound the pause of a process that was fenced, before it joins anew.
+	// lostMin and lostMax bound the pause of a process that was fenced, before it joins again.
 	lostMin, lostMax = 300 * time.Millisecond, 10 * time.Second
 	// lostForget is how long after a loss the next one counts as the first again.
 	lostForget = time.Minute
-	// leaveTimeout bounds the farewell to the group.
+	// leaveTimeout bounds leaving the group.
 	leaveTimeout = 3 * time.Second
 )
 
-// membership is one process in the group, from joining to leaving. One goroutine, run, talks to the coordinator; each holding has one,
-// too.
+// membership is one process in the group, from joining to leaving. One goroutine, run, talks to the
+// coordinator; each holding has one too.
 type membership struct {
 	net  *network
 	own  func(context.Context, consumer.Partition) error
 	ctx  context.Context // of Run
 	stop context.CancelFunc
 
-	rejoin  chan struct{}  // of size 1: a reason to join anew
-	alive   time.Time      // when the coordinator last took this process for a member; of run alone
+	rejoin chan struct{} // of size 1: a reason to join again
+	// When the coordinator last accepted this process as a member; used by run alone.
+	alive   time.Time
 	running sync.WaitGroup // holdings
 
-	mu       sync.Mutex
-	changed  chan struct{} // closed and replaced with each change of what follows
-	standing standing      // generation -1: none
-	joining  bool          // the next generation is being formed
-	counts   map[string]int
-	leads    bool
-	assigned map[partitionKey]bool
-	revoked  bool // something in this generation was to be let go, and the group waits for that
-	held     map[partitionKey]*holding
-	err      error // why Run ends, where that was not the caller's wish
-	lost     *backoff.ExponentialBackOff
-	lostAt   time.Time
+	mu          sync.Mutex
+	changed     chan struct{} // closed and replaced with each change of what follows
+	groupMember groupMember   // generation -1: none
+	joining     bool          // the next generation is being formed
+	counts      map[string]int
+	leads       bool
+	assigned    map[partitionKey]bool
+	revoked     bool // the group waits for something to be let go in this generation
+	held        map[partitionKey]*holding
+	err         error // why Run ends, unless its caller ended it
+	lost        *backoff.ExponentialBackOff
+	lostAt      time.Time
 }
 
 func newMembership(ctx context.Context, n *network, own func(context.Context, consumer.Partition) error) *membership {
 	ctx, stop := context.WithCancel(ctx)
 	return &membership{net: n, own: own, ctx: ctx, stop: stop, rejoin: make(chan struct{}, 1),
-		changed: make(chan struct{}), standing: standing{generation: -1}, held: make(map[partitionKey]*holding),
+		changed: make(chan struct{}), groupMember: groupMember{generation: -1}, held: make(map[partitionKey]*holding),
 		lost: kafkalog.Backoff(lostMin, lostMax)}
 }
 
-// update changes the state, and wakes those who wait for that.
+// update changes the state and wakes the goroutines that wait for a change.
 func (m *membership) update(f func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,7 +71,7 @@ func (m *membership) update(f func()) {
 	m.changed = make(chan struct{})
 }
 
-// until waits for a condition on the state; false when ctx was done first.
+// until waits for a condition on the state. It returns false if ctx was done first.
 func (m *membership) until(ctx context.Context, cond func() bool) bool {
 	for {
 		m.mu.Lock()
@@ -87,13 +88,13 @@ func (m *membership) until(ctx context.Context, cond func() bool) bool {
 	}
 }
 
-// end makes Run return err, once everything has stopped.
+// end makes Run return err once everything has stopped.
 func (m *membership) end(err error) {
 	m.update(func() { m.err = errors.Join(m.err, err) })
 	m.stop()
 }
 
-// joinAnew tells run to join again.
+// joinAnew asks run to join again.
 func (m *membership) joinAnew() {
 	select {
 	case m.rejoin <- struct{}{}:
@@ -116,10 +117,11 @@ func (m *membership) run() error {
 		case refused(err):
 			m.end(fmt.Errorf("franzsource: group %q: %w", m.net.cfg.GroupID, err))
 		default:
-			if m.standing.generation >= 0 && time.Since(m.alive) > m.net.cfg.SessionTimeout {
+			if m.groupMember.generation >= 0 && time.Since(m.alive) > m.net.cfg.SessionTimeout {
 				m.forfeit(err)
 			}
-			// Right after a broker's start: 15, Coordinator Not Available, until the topic of the offsets exists.
+			// Right after a broker's start: 15, Coordinator Not Available, until the offsets topic
+			// exists.
 			wait := retry.NextBackOff()
 			m.net.log.Warn("onlyonce: group not joined, trying again", "error", err, "wait", wait)
 			kafkalog.Sleep(m.ctx, wait)
@@ -133,7 +135,7 @@ func (m *membership) run() error {
 	return m.err
 }
 
-// refused says whether the group does not want this process, for a reason that people have to mend.
+// refused reports whether the group rejects this process for a reason that a person has to correct.
 func refused(err error) bool {
 	return slices.ContainsFunc([]error{kerr.InconsistentGroupProtocol, kerr.FencedInstanceID, kerr.InvalidGroupID, kerr.InvalidSessionTimeout,
 		kerr.GroupAuthorizationFailed, kerr.UnsupportedVersion}, func(e error) bool { return errors.Is(err, e) })
@@ -172,17 +174,19 @@ func (m *membership) serve() {
 			m.end(fmt.Errorf("franzsource: group %q: %w", m.net.cfg.GroupID, err))
 			return
 		case time.Since(m.alive) > m.net.cfg.SessionTimeout:
-			m.forfeit(err) // the group has given this process up by now, or will not have it back in time
+			// The group has removed this process by now, or will before it could answer.
+			m.forfeit(err)
 			return
 		}
 		m.net.log.Debug("onlyonce: heartbeat", "error", err)
 	}
 }
 
-// heartbeat is one sign of life. That a rebalance is on is an answer that takes this process for a member.
+// heartbeat sends one sign of life. The answer that a rebalance is on also accepts this process as
+// a member.
 func (m *membership) heartbeat(ctx context.Context) error {
 	cfg := m.net.cfg
-	as := m.standingNow()
+	as := m.currentMember()
 	req := kmsg.NewPtrHeartbeatRequest()
 	req.Group, req.Generation, req.MemberID, req.InstanceID = cfg.GroupID, as.generation, as.member, cfg.instance()
 	ctx, cancel := context.WithTimeout(ctx, cfg.SessionTimeout)
@@ -199,17 +203,20 @@ func (m *membership) heartbeat(ctx context.Context) error {
 	return err
 }
 
-// forfeit is what happens when the group has lost this process, or must be taken to have: all that it held may be others' by now. The member's id stays,
-// unless the group does not know it. A coordinator that was away for longer than the session has the member still, and gives each one that it finds in its log
-// a whole session more: under another id this process would wait for itself.
+// forfeit gives up everything that is held, because the group has lost this process or must be
+// assumed to have lost it. Other members may own all of it by now.
+//
+// The member's id stays, unless the group does not know it. A coordinator that was away for longer
+// than the session still has the member, and gives each one that it finds in its log another whole
+// session: under a new id this process would wait for its old one.
 func (m *membership) forfeit(err error) {
 	m.net.log.Warn("onlyonce: the group has lost this process, joining anew", "error", err)
 	m.update(func() {
-		lost := standing{generation: -1}
+		lost := groupMember{generation: -1}
 		if !errors.Is(err, kerr.UnknownMemberID) {
-			lost.member = m.standing.member
+			lost.member = m.groupMember.member
 		}
-		m.standing, m.assigned = lost, nil
+		m.groupMember, m.assigned = lost, nil
 		for _, h := range m.held {
 			h.p.frozen = true
 			h.cancel()
@@ -217,8 +224,8 @@ func (m *membership) forfeit(err error) {
 	})
 }
 
-// drain waits, when Run is to end, until every own has returned. Heartbeats go on meanwhile, so that what is still committed is
-// accepted; after the rebalance timeout others may take over.
+// drain waits, when Run is to end, until every own has returned. Heartbeats continue meanwhile, so
+// that the group accepts what is still committed. After the rebalance timeout others may take over.
 func (m *membership) drain() {
 	limit := time.NewTimer(m.net.cfg.RebalanceTimeout)
 	defer limit.Stop()
@@ -246,14 +253,15 @@ func (m *membership) drain() {
 	}
 }
 
-// idle waits until nothing is held.
+// idle waits until no partition is held.
 func (m *membership) idle() {
 	m.until(context.Background(), func() bool { return len(m.held) == 0 })
 }
 
-// leave lets the group assign the partitions to others at once. A static member does not leave: it is expected back.
+// leave lets the group assign the partitions to others at once. A static member does not leave,
+// because it is expected back.
 func (m *membership) leave() {
-	member := m.standing.member
+	member := m.groupMember.member
 	if member == "" || m.net.cfg.InstanceID != "" {
 		return
 	}
@@ -269,7 +277,8 @@ func (m *membership) leave() {
 	}
 }
 
-// watch makes the leader join again when a topic has got more partitions than it has shared out, or is back.
+// watch makes the leader join again when a topic has more partitions than it has distributed, or
+// exists again.
 func (m *membership) watch(ctx context.Context) {
 	m.mu.Lock()
 	leads, counts := m.leads, maps.Clone(m.counts)

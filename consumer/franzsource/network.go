@@ -17,15 +17,17 @@ import (
 )
 
 const (
-	// dialTimeout bounds the making of a connection, with its TLS handshake.
+	// dialTimeout bounds making a connection, including its TLS handshake.
 	dialTimeout = 5 * time.Second
-	// requestTimeout bounds a request, beyond what the broker may wait on its own account.
+	// requestTimeout bounds a request, in addition to the time for which the broker may wait by
+	// itself.
 	requestTimeout = 10 * time.Second
-	// offsetsVersion is the last version of OffsetCommit and OffsetFetch that names topics by their names.
+	// offsetsVersion is the last version of OffsetCommit and OffsetFetch that identifies topics by
+	// name.
 	offsetsVersion = 9
 )
 
-// network is what one Run has of connections: a franz-go client that consumes nothing by itself.
+// network is the connections of one Run: a franz-go client that consumes nothing by itself.
 type network struct {
 	cfg    Config
 	log    *slog.Logger
@@ -47,7 +49,8 @@ func newNetwork(cfg Config) (*network, error) {
 		kgo.SeedBrokers(cfg.Brokers...), kgo.ClientID(cfg.ClientID), kgo.WithLogger(logger{n.log}),
 		kgo.MaxVersions(most), kgo.MinVersions(least), kgo.DialTimeout(dialTimeout), kgo.RequestTimeoutOverhead(requestTimeout),
 		kgo.BrokerMaxReadBytes(1 << 30), // a batch may be larger than any limit
-		// Whoever asks repeats, and knows for how long: the client needs to do so only where it goes on to another broker.
+		// Callers repeat their requests and know for how long. The client needs to retry only to
+		// move on to another broker.
 		kgo.RequestRetries(len(cfg.Brokers) + 2), kgo.RetryBackoffFn(func(int) time.Duration { return 50 * time.Millisecond }),
 		kgo.DisableClientMetrics(),
 	}
@@ -70,7 +73,8 @@ func (n *network) close() {
 	n.client.Close()
 }
 
-// Ask sends a request to any broker, or where it belongs: franz-go knows the coordinator of a group.
+// Ask sends a request to any broker, or to the one that is responsible: franz-go finds the
+// coordinator of a group.
 func (n *network) Ask(ctx context.Context, req kmsg.Request) (kmsg.Response, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -78,7 +82,7 @@ func (n *network) Ask(ctx context.Context, req kmsg.Request) (kmsg.Response, err
 	return n.answered(req, resp, err)
 }
 
-// AskLeader sends a request to a broker. Fetches travel with those of other partitions.
+// AskLeader sends a request to a broker. A fetch travels together with those of other partitions.
 func (n *network) AskLeader(ctx context.Context, leader int32, req kmsg.Request) (kmsg.Response, error) {
 	if f, ok := req.(*kmsg.FetchRequest); ok {
 		resp, err := n.fetch.ask(ctx, leader, f)
@@ -90,7 +94,8 @@ func (n *network) AskLeader(ctx context.Context, leader int32, req kmsg.Request)
 	return n.answered(req, resp, err)
 }
 
-// answered adds to an error which request it was, and tells that of a client that is closed apart.
+// answered adds to an error which request it was, and gives the error of a closed client its own
+// type.
 func (n *network) answered(req kmsg.Request, resp kmsg.Response, err error) (kmsg.Response, error) {
 	if err == nil {
 		return resp, nil
@@ -101,7 +106,7 @@ func (n *network) answered(req kmsg.Request, resp kmsg.Response, err error) (kms
 	return nil, fmt.Errorf("%s: %w", kmsg.NameForKey(req.Key()), err)
 }
 
-// ask is Ask for a response of a known type, without a bound of its own.
+// ask is Ask for a response of a known type, without a timeout.
 func ask[R kmsg.Response](ctx context.Context, n *network, req kmsg.Request) (R, error) {
 	var none R
 	got, err := n.client.Request(ctx, req)
@@ -115,10 +120,10 @@ func ask[R kmsg.Response](ctx context.Context, n *network, req kmsg.Request) (R,
 	return resp, nil
 }
 
-// Error is franz-go's error for a broker's code.
+// Error returns franz-go's error for a broker's code.
 func (n *network) Error(code int16) error { return kerr.ErrorForCode(code) }
 
-// Code is the broker's code in franz-go's error.
+// Code returns the broker's code in franz-go's error.
 func (n *network) Code(err error) (int16, bool) {
 	var code *kerr.Error
 	if !errors.As(err, &code) {
@@ -127,7 +132,7 @@ func (n *network) Code(err error) (int16, bool) {
 	return code.Code, true
 }
 
-// reading is what the configuration says about reading.
+// reading returns the options for reading a partition.
 func (n *network) reading() kafkalog.Options {
 	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, MaxRecord: n.cfg.MaxRecordBytes, Codecs: n.codecs,
 		Throttled: func(topic string, partition int32, by time.Duration) {
@@ -135,7 +140,8 @@ func (n *network) reading() kafkalog.Options {
 		}}
 }
 
-// logger passes on what franz-go says, at the level debug: whatever matters comes as an error, too.
+// logger passes franz-go's log on at the level debug: whatever matters is also returned as an
+// error.
 type logger struct{ to *slog.Logger }
 
 func (l logger) Level() kgo.LogLevel {

@@ -14,26 +14,28 @@ import (
 )
 
 const (
-	// coordinatorPatience is how long a question is repeated while a coordinator moves.
+	// coordinatorPatience is how long a question is repeated while the coordinator moves.
 	coordinatorPatience = 5 * time.Second
 	// commitPatience is how long a commit is repeated, in its own generation.
 	commitPatience = 10 * time.Second
 )
 
-// partition is one partition from one hand-over to the end of its own. Commit, which may run beside the others, does not use the log.
+// partition is one partition from one hand-over to the end of its own. Commit may run beside the
+// other methods and does not use the log.
 type partition struct {
 	*kafkalog.Log
 	m   *membership
 	key partitionKey
 
-	// Under m.mu: as whom the partition is owned. It follows the member from generation to generation for as long as the partition
-	// stays, and then no more, so that the brokers refuse what comes late.
-	standing standing
-	frozen   bool
+	// Under m.mu: the member and generation as which the partition is owned. It follows the member
+	// from generation to generation while the partition stays. Then it is frozen, so that the
+	// brokers refuse late commits.
+	groupMember groupMember
+	frozen      bool
 }
 
-// standing is a member in a generation.
-type standing struct {
+// groupMember is a member in a generation.
+type groupMember struct {
 	member     string
 	generation int32
 }
@@ -42,7 +44,7 @@ var _ consumer.Partition = (*partition)(nil)
 
 func (p *partition) String() string { return fmt.Sprintf("%s/%d", p.key.topic, p.key.partition) }
 
-// Identity adds to what the log says whether the topic is compacted.
+// Identity adds to the log's answer whether the topic is compacted.
 func (p *partition) Identity(ctx context.Context) (consumer.Identity, error) {
 	id, err := p.Log.Identity(ctx)
 	if err != nil {
@@ -92,19 +94,21 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 	return offset, metadata, nil
 }
 
-// errUnanswered says that a response does not mention what was asked for.
+// errUnanswered means that a response does not mention the partition.
 var errUnanswered = errors.New("the broker's response does not mention the partition")
 
-// Commit commits as the member of the generation in which the partition is owned, and nobody else (F7). It repeats the request
-// while the coordinator moves, and so may be accepted twice, or after an answer that was lost: an offset in Kafka is a hint.
+// Commit commits as the member of the generation in which the partition is owned only (F7). It
+// repeats the request while the coordinator moves. The commit may therefore be accepted twice, also
+// after an answer that was lost, which is harmless: an offset in Kafka is a hint.
 //
-// While the group passes from one generation to the next, both are refused: the old one is over, and of the new one this process has not
-// learned yet what it owns in it. So a refusal counts only when that is over, and the partition has not come through it.
+// While the group passes from one generation to the next, commits are refused in both: the old one
+// is over, and this process has not learned yet what it owns in the new one. So a refusal counts
+// only when the change is over and the partition is not this member's any more.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
-	var as standing
+	var as groupMember
 	err := kafkalog.Patiently(ctx, p.m.net, commitPatience, func() error {
 		for {
-			as = p.m.standingOf(p)
+			as = p.m.memberOf(p)
 			err := p.commit(ctx, as, offset, metadata)
 			if !errors.Is(err, kerr.IllegalGeneration) && !errors.Is(err, kerr.RebalanceInProgress) || !p.m.movedOn(ctx, p, as) {
 				return kafkalog.LostOwnership(p.m.net, err)
@@ -117,8 +121,8 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 	return nil
 }
 
-// commit asks once.
-func (p *partition) commit(ctx context.Context, as standing, offset int64, metadata string) error {
+// commit sends one request.
+func (p *partition) commit(ctx context.Context, as groupMember, offset int64, metadata string) error {
 	cfg := p.m.net.cfg
 	rp := kmsg.NewOffsetCommitRequestTopicPartition()
 	rp.Partition, rp.Offset, rp.Metadata = p.key.partition, offset, &metadata

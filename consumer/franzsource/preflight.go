@@ -15,14 +15,15 @@ import (
 )
 
 const (
-	// firstPatience bounds all of preflight's waiting for brokers.
+	// firstPatience bounds all waits of preflight for brokers.
 	firstPatience = 30 * time.Second
-	// newTopicPatience is how long a topic may be unknown: one just created is not known to all brokers at once.
+	// newTopicPatience is how long a topic may be unknown: one just created is not known to all
+	// brokers at once.
 	newTopicPatience = 3 * time.Second
 )
 
-// preflight is the first connection. It fails where people have something to mend, before the group is joined: a process that
-// cannot work must not take partitions from those that can.
+// preflight makes the first connection. It reports faults that a person has to correct, before the
+// process joins the group: a process that cannot work must not take partitions from those that can.
 func preflight(ctx context.Context, n *network) error {
 	ctx, cancel := context.WithTimeout(ctx, firstPatience)
 	defer cancel()
@@ -35,7 +36,7 @@ func preflight(ctx context.Context, n *network) error {
 		var about *kafkalog.TopicError
 		if err != nil && !errors.As(err, &about) {
 			unreachable = err
-			return nil // at once: a wrong address does not mend itself
+			return nil // at once: a wrong address does not correct itself
 		}
 		return err
 	})
@@ -55,8 +56,8 @@ func preflight(ctx context.Context, n *network) error {
 	return fmt.Errorf("franzsource: %w", err)
 }
 
-// newEnough refuses brokers without transactions: they would be joined, and fetched from in vain. Only one is asked; franz-go refuses
-// the others when a fetch comes to them.
+// newEnough refuses brokers without transactions, which could be joined but not fetched from. It
+// asks only one; franz-go refuses the others when a fetch goes to them.
 func (n *network) newEnough(ctx context.Context) error {
 	var resp *kmsg.ApiVersionsResponse
 	err := kafkalog.AnyBroker(ctx, len(n.cfg.Brokers), func(ctx context.Context) (err error) {
@@ -74,7 +75,7 @@ func (n *network) newEnough(ctx context.Context) error {
 	return fmt.Errorf("franzsource: the brokers at [%s] are too old: this adapter needs Kafka 0.11 or later", strings.Join(n.cfg.Brokers, ", "))
 }
 
-// unreachable says what to do about brokers that do not answer.
+// unreachable explains what to do about brokers that do not answer.
 func (n *network) unreachable(err error) error {
 	brokers := strings.Join(n.cfg.Brokers, ", ")
 	var refused *kerr.Error

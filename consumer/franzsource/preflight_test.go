@@ -23,7 +23,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// silent listens, accepts connections and answers nothing, as the port of a frozen host does.
+// silent listens, accepts connections and answers nothing, like the port of a frozen host.
 func silent(t *testing.T) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -43,7 +43,8 @@ func silent(t *testing.T) (addr string) {
 	return l.Addr().String()
 }
 
-// One broker that the list names is frozen: the process starts with another one. The clients choose at random, hence several runs.
+// One broker of the list is frozen, and the process starts with another one. The clients choose at
+// random, so the test runs several times.
 func TestOneSilentBrokerOfFour(t *testing.T) {
 	t.Parallel()
 	cluster := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
@@ -66,7 +67,8 @@ func TestOneSilentBrokerOfFour(t *testing.T) {
 	}
 }
 
-// Whoever listens there accepts connections and says nothing; a context that ends while Run waits is no failure.
+// The listener accepts connections and never answers. If the context ends while Run waits, that is
+// not a failure.
 func TestSilentBroker(t *testing.T) {
 	t.Parallel()
 	addr := silent(t)
@@ -78,7 +80,7 @@ func TestSilentBroker(t *testing.T) {
 	}
 }
 
-// With auto-creation on at the broker, too: it would choose the number of partitions.
+// Also if the broker has auto-creation on, which would choose the number of partitions.
 func TestTopicIsNotCreated(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.AllowAutoTopicCreation()).ListenAddrs()
@@ -93,7 +95,8 @@ func TestTopicIsNotCreated(t *testing.T) {
 	}
 }
 
-// A broker without transactions is refused, rather than read wrong: it joins the group, and fetches fail.
+// A broker without transactions is refused, because it would be read wrong: it can be joined, but
+// fetches fail.
 func TestBrokerTooOld(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(kversion.V0_10_2())).ListenAddrs()
@@ -101,7 +104,8 @@ func TestBrokerTooOld(t *testing.T) {
 	wantAll(t, runFails(t, quick(brokers, topic)), "Kafka 0.11", brokers[0])
 }
 
-// All requests go through authentication, by each mechanism that users have, and a wrong password is told as such.
+// All requests go through authentication, by each mechanism that users have, and a wrong password
+// is reported as such.
 func TestSASL(t *testing.T) {
 	t.Parallel()
 	for name, mechanism := range map[string]func(password string) sasl.Mechanism{
@@ -127,7 +131,7 @@ func TestSASL(t *testing.T) {
 	}
 }
 
-// DescribeConfigs is asked for and not needed: without that permission the retention and the compaction are not known.
+// DescribeConfigs is optional: without that permission retention and compaction are unknown.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	acl := func(of kmsg.ACLResourceType, op kmsg.ACLOperation) kfake.ACL {

@@ -12,54 +12,77 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
 
-// Config says which topics a Source reads, and as whom. The zero value of a field means its documented default; Validate refuses
-// values that make no sense and lists every one.
+// Config says which topics a Source reads, and as which member of which group. The zero value of a
+// field is the default that its comment names. Validate reports every wrong value at once.
 type Config struct {
-	// Brokers are addresses (host:port) to begin with; the cluster names the others. Required.
+	// Brokers are the addresses (host:port) at which the source first asks for the cluster, which
+	// names its other brokers. Required.
 	Brokers []string
-	// GroupID is the Kafka consumer group. Its members share the partitions of the topics. Required.
+
+	// GroupID is the Kafka consumer group. Its members share the partitions of the topics.
+	// Required.
 	GroupID string
-	// Topics are the names of the topics to read. They must exist, and none may be compacted. Required.
+
+	// Topics are the names of the topics to read. They must exist, and none may
+	// be compacted. Required.
 	Topics []string
-	// ClientID names this program in the brokers' logs and quotas. Default "onlyonce".
+
+	// ClientID names this program in the brokers' logs and quotas. Defaults to "onlyonce".
 	ClientID string
 
-	// SessionTimeout is how long after the last sign of life of a process the group gives its partitions to others.
-	// Default 10 s. Shorter: a killed process is replaced sooner, and a pause of the process or the network sooner costs a rebalance.
-	// The brokers bound it (group.min.session.timeout.ms, by default 6 s, and group.max.session.timeout.ms).
+	// SessionTimeout is how long the group waits for a sign of life before it gives the partitions
+	// of a process to others. If it is shorter, a killed process is replaced sooner, but a shorter
+	// pause of the process or the network costs a rebalance. The brokers restrict it
+	// (group.min.session.timeout.ms, by default 6 s, and group.max.session.timeout.ms). Defaults to
+	// 10 s.
 	SessionTimeout time.Duration
-	// RebalanceTimeout is how long a rebalance waits for this process to let its partitions go. Default 30 s. A member that is late
-	// loses its partitions, and what it did not commit until then is done again by another (its effects stay single). So keep it not
-	// below what letting go may take: docs/operations.md, "How long a stop takes".
+
+	// RebalanceTimeout is how long a rebalance waits for this process to let its partitions go. A
+	// member that is late loses its partitions, and another member handles again what was not
+	// committed by then; effects stay single. Set it above the time that letting go may take: see
+	// docs/operations.md, "How long a stop takes". Defaults to 30 s.
 	RebalanceTimeout time.Duration
-	// HeartbeatInterval is the time between two signs of life, and so how soon this process hears of a rebalance. Default: a
-	// third of SessionTimeout, at most 3 s. Below a third, so that a lost heartbeat or two do no harm.
+
+	// HeartbeatInterval is the time between two signs of life, and so how soon this process learns
+	// of a rebalance. Keep it below a third of SessionTimeout, so that one or two lost heartbeats
+	// do no harm. Defaults to a third of SessionTimeout, at most 3 s.
 	HeartbeatInterval time.Duration
-	// PartitionWatchInterval is how often the topics are looked at for new partitions, which lead to a rebalance. Default 5 s.
+
+	// PartitionWatchInterval is how often the source checks the topics for new partitions, which
+	// cause a rebalance. Defaults to 5 s.
 	PartitionWatchInterval time.Duration
 
-	// FetchMaxBytes is how much one fetch from one partition returns at most, compressed as it is stored. Default 1 MiB. A
-	// record batch that is larger is returned whole. It stays as it is until the consumer has room for its messages
-	// (consumer.Config.PrefetchBytes), and less is asked for where there is little.
+	// FetchMaxBytes is how many bytes one fetch from one partition returns at most, compressed as
+	// they are stored. A larger record batch is returned whole. The batch stays compressed until
+	// the consumer has room for its messages (consumer.Config.PrefetchBytes); if there is little
+	// room, the source asks for less. Defaults to 1 MiB.
 	FetchMaxBytes int
-	// FetchMaxWait is how long a fetch waits at the broker where there is nothing new. Default 500 ms. It delays no
-	// record; more means fewer requests for idle partitions.
+
+	// FetchMaxWait is how long a fetch waits at the broker if there is nothing new. It delays no
+	// record; a longer wait means fewer requests for idle partitions. Defaults to 500 ms.
 	FetchMaxWait time.Duration
-	// MaxRecordBytes is how large one record may be, uncompressed. Default 64 MiB. A larger one is an error that names its offset, and the
-	// partition waits there: a few bytes can be made to unpack to any number. A process needs memory for one such record of each partition.
+
+	// MaxRecordBytes is the largest record that is read, in bytes, uncompressed. A larger one is an
+	// error that names its offset, and the partition waits there: a few compressed bytes can unpack
+	// to any size. A process needs memory for one such record of each partition. Defaults to 64
+	// MiB.
 	MaxRecordBytes int
 
-	// TLS encrypts all connections. Nil: they are plain. An empty ServerName becomes each broker's host.
+	// TLS encrypts all connections. If its ServerName is empty, each broker's host is used.
+	// Defaults to plain connections.
 	TLS *tls.Config
-	// SASL authenticates all connections; see packages sasl/plain and sasl/scram of kafka-go. Nil: not.
+
+	// SASL authenticates all connections; see packages sasl/plain and sasl/scram of kafka-go.
+	// Defaults to no authentication.
 	SASL sasl.Mechanism
 
-	// Logger receives what no caller is there to be told: a broker's error that is tried again, a rebalance, a generation that
-	// ended at once. Nil: nothing is logged. Keys and payloads are never logged.
+	// Logger receives events that cannot be returned as an error: for example a broker's error that
+	// is tried again, a rebalance, or a generation that ended at once. Keys and payloads are never
+	// logged. Defaults to no log.
 	Logger *slog.Logger
 }
 
-// settings are what this adapter has in common with others.
+// settings returns the fields that all adapters for Kafka share.
 func (c Config) settings() kafkalog.Settings {
 	return kafkalog.Settings{Brokers: c.Brokers, GroupID: c.GroupID, Topics: c.Topics,
 		SessionTimeout: c.SessionTimeout, RebalanceTimeout: c.RebalanceTimeout, HeartbeatInterval: c.HeartbeatInterval,
@@ -82,7 +105,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// faults returns everything that is wrong with the configuration as the user wrote it.
+// faults returns every fault of the configuration as the user wrote it.
 func (c Config) faults() error {
 	return errors.Join(c.settings().Faults("kafkasource")...)
 }

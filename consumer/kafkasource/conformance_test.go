@@ -11,7 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// source makes one for the suites that are the same for every source.
+// source makes the source that all suites test.
 func source(brokers []string, group string, rebalance time.Duration, topics ...string) consumer.Source {
 	return kafkasource.New(kafkasource.Config{Brokers: brokers, GroupID: group, Topics: topics,
 		SessionTimeout: time.Second, RebalanceTimeout: rebalance, HeartbeatInterval: 100 * time.Millisecond})
@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { brokerfaults.Main(m, source) }
 func TestFaults(t *testing.T) { brokerfaults.Test(t, source) }
 
 func TestConformance(t *testing.T) {
-	// One after the other, and beside no other test: the suite counts goroutines.
+	// The suites run one after the other and beside no other test, because they count goroutines.
 	t.Run("real", func(t *testing.T) {
 		consumertest.Conformance(t, kafkatest.Harness(t, kafkatest.Brokers(t), source))
 	})
@@ -32,7 +32,8 @@ func TestConformance(t *testing.T) {
 		c := kafkatest.FakeCluster(t)
 		h := kafkatest.Harness(t, c.ListenAddrs(), source)
 		h.Elect = func(t testing.TB, topic string, partition int32) {
-			if err := c.MoveTopicPartition(topic, partition, c.LeaderFor(topic, partition)); err != nil { // to itself, in another epoch
+			// To itself, in another epoch.
+			if err := c.MoveTopicPartition(topic, partition, c.LeaderFor(topic, partition)); err != nil {
 				t.Fatal(err)
 			}
 		}

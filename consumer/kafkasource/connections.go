@@ -12,31 +12,36 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
 
-// silentFor is how long a broker without an answer is left alone: longer than the waits between attempts to join.
+// silentFor is how long a broker that did not answer is avoided: longer than the waits between
+// attempts to join.
 const silentFor = 10 * time.Second
 
-// errClosed is what a dial gets after Run has returned.
+// errClosed is the error of a dial after Run has returned.
 var errClosed = fmt.Errorf("kafkasource: %w", kafkalog.ErrClosed)
 
-// connections knows which connections kafka-go holds open. kafka-go closes one when the request on it has ended, and some not at all
-// (a failed TLS handshake of its Dialer); it offers no way to interrupt a JoinGroup, which may block for as long as others take to
-// let their partitions go. Whoever owns the sockets can do both.
+// connections knows which connections kafka-go holds open. kafka-go closes a connection only when
+// the request on it has ended, and some never (for example after a failed TLS handshake of its
+// Dialer). It also offers no way to interrupt a JoinGroup, which may block for as long as other
+// members take to let their partitions go. The owner of the sockets can do both.
 //
-// It also keeps kafka-go from a broker that accepts connections and answers nothing, for example because its host is frozen. kafka-go's
-// ConsumerGroup asks the first broker of its list that accepts a connection for the coordinator, again and again; it would never
-// come to the second. So a broker that closed without an answer is not dialed for silentFor, if others are left.
+// It also keeps kafka-go from a broker that accepts connections and answers nothing, for example
+// because its host is frozen. kafka-go's ConsumerGroup asks the first broker of its list that
+// accepts a connection for the coordinator, again and again, and would never try the second. So a
+// broker that closed without an answer is not dialed for silentFor, if others are left.
 type connections struct {
-	dialer  net.Dialer
-	brokers []string // the addresses that kafka-go may choose among; none where it goes on to others by itself
+	dialer net.Dialer
+	// The addresses that kafka-go may choose among; none if it moves on to others by itself.
+	brokers []string
 
-	mu     sync.Mutex
-	open   map[*connection]struct{}
-	silent map[string]time.Time // broker address -> when a connection to it was given up without an answer
+	mu   sync.Mutex
+	open map[*connection]struct{}
+	// Broker address -> when it last closed a connection without an answer.
+	silent map[string]time.Time
 	closed bool
 	empty  chan struct{} // closed once closed is set and open is empty
 }
 
-// connection reports when kafka-go has let go of it.
+// connection reports when kafka-go has closed it.
 type connection struct {
 	net.Conn
 	of       *connections
@@ -71,7 +76,7 @@ func (c *connections) dial(ctx context.Context, network, address string) (net.Co
 	return conn, nil
 }
 
-// avoids says whether a broker was silent a moment ago, while another one of the list was not.
+// avoids reports whether the broker was silent lately while another one of the list was not.
 func (c *connections) avoids(address string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,7 +84,7 @@ func (c *connections) avoids(address string) bool {
 	return quiet(address) && slices.ContainsFunc(c.brokers, func(b string) bool { return !quiet(b) })
 }
 
-// Read notes that the broker answers.
+// Read records that the broker answers.
 func (c *connection) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
@@ -115,7 +120,7 @@ func (c *connections) signal() {
 	}
 }
 
-// sever breaks all connections that are open: whoever waits for an answer on one gets an error.
+// sever breaks all open connections. A read that waits for an answer gets an error.
 func (c *connections) sever() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,8 +129,8 @@ func (c *connections) sever() {
 	}
 }
 
-// close breaks all connections, refuses new ones, and waits until kafka-go has noticed, but no longer than patience: connections
-// that it has forgotten without closing them never report.
+// close breaks all connections, refuses new ones, and waits until kafka-go has noticed, but at most
+// for patience: connections that kafka-go has forgotten without closing them never report.
 func (c *connections) close(patience time.Duration) {
 	c.mu.Lock()
 	c.closed = true

@@ -14,15 +14,17 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// exchange is a request that kafka-go has no type for, or not in the version that is needed: topic ids came with Metadata
-// v10 and Fetch v13, and kafka-go ends at 8 and 11. It implements protocol.RawExchanger, so that it goes through kafka.Transport
-// like any other, with the same connections, TLS and authentication, and then writes and reads the bytes itself. kmsg knows their
-// layout: it is generated from Kafka's own description of the protocol, and holds no client.
+// exchange is a request that kafka-go has no type for, or not in the version that is needed. For
+// example, topic ids came with Metadata v10 and Fetch v13, but kafka-go ends at 8 and 11. It
+// implements protocol.RawExchanger, so that it goes through kafka.Transport like any other request,
+// with the same connections, TLS and authentication, and then writes and reads the bytes itself.
+// kmsg describes their layout: it is generated from Kafka's own description of the protocol and
+// contains no client.
 type exchange struct {
 	net     *network
 	req     kmsg.Request
-	version int16 // highest to ask for
-	least   int16 // lowest that will do
+	version int16 // the highest to ask for
+	least   int16 // the lowest that is sufficient
 }
 
 // leaderExchange goes to the broker that leads a partition.
@@ -52,13 +54,13 @@ func (e *exchange) ApiKey() protocol.ApiKey { return protocol.ApiKey(e.req.Key()
 
 func (a answer) ApiKey() protocol.ApiKey { return protocol.ApiKey(a.Key()) }
 
-// Required is asked by kafka-go, with the versions that it would use itself.
+// Required is called by kafka-go, with the versions that it would use itself.
 func (e *exchange) Required(map[protocol.ApiKey]int16) bool { return true }
 
-// Group is asked by kafka-go, which then asks for the group's coordinator.
+// Group is called by kafka-go, which then looks up the group's coordinator.
 func (e *coordinatorExchange) Group() string { return e.net.cfg.GroupID }
 
-// Broker is asked by kafka-go, with the layout of the cluster that it saw last.
+// Broker is called by kafka-go, with the layout of the cluster that it saw last.
 func (e *leaderExchange) Broker(cluster protocol.Cluster) (protocol.Broker, error) {
 	if b, ok := cluster.Brokers[e.leader]; ok {
 		return b, nil
@@ -81,16 +83,17 @@ func (n *network) send(ctx context.Context, msg protocol.Message) (kmsg.Response
 	return a.Response, nil
 }
 
-// bounded gives a request its time. kafka-go's connection waits until the deadline, and knows nothing of a cancelled context.
+// bounded gives a request a deadline. kafka-go's connection waits until the deadline and ignores a
+// cancelled context.
 func (n *network) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, n.cfg.FetchMaxWait+requestTimeout)
 }
 
-// apiVersions are the lowest and highest version of each request that a broker takes.
+// apiVersions holds the lowest and highest version of each request that a broker takes.
 type apiVersions map[int16][2]int16
 
-// RawExchange is called by kafka-go in the goroutine of a connection that nobody else uses meanwhile. After an error it closes
-// the connection.
+// RawExchange is called by kafka-go in the goroutine of a connection that has no other user
+// meanwhile. After an error kafka-go closes the connection.
 func (e *exchange) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
 	broker := ""
 	if c, ok := rw.(interface{ RemoteAddr() net.Addr }); ok {
@@ -98,7 +101,7 @@ func (e *exchange) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
 	}
 	resp, err := e.negotiated(rw, broker)
 	if err != nil {
-		e.net.versions.Delete(broker) // another broker may run there by the next time
+		e.net.versions.Delete(broker) // another broker may run at that address later
 		return nil, err
 	}
 	return answer{resp}, nil
@@ -127,10 +130,11 @@ func (e *exchange) negotiated(rw io.ReadWriter, broker string) (kmsg.Response, e
 	return e.net.roundTrip(rw, e.req)
 }
 
-// offered asks a broker what it takes. kafka-go asks too, and passes on only what is left after its own limits.
+// offered asks a broker which versions it takes. kafka-go asks too, but passes on only what is left
+// after its own limits.
 func (e *exchange) offered(rw io.ReadWriter) (apiVersions, error) {
 	req := kmsg.NewPtrApiVersionsRequest()
-	req.SetVersion(0) // which every broker takes
+	req.SetVersion(0) // every broker takes it
 	got, err := e.net.roundTrip(rw, req)
 	if err != nil {
 		return nil, err
@@ -146,7 +150,8 @@ func (e *exchange) offered(rw io.ReadWriter) (apiVersions, error) {
 	return versions, nil
 }
 
-// maxResponse is far above what is asked for, and far below what would be allocated for bytes that are no Kafka response.
+// maxResponse is far above what is asked for, and far below what would be allocated for bytes that
+// are not a Kafka response.
 const maxResponse = 1 << 30
 
 var errFrame = errors.New("malformed response")

@@ -51,7 +51,8 @@ func fetchError(code kafka.Error) func(kmsg.Request, *kmsg.FetchResponse) {
 	}
 }
 
-// Errors with which brokers say that something moves are gone at the next attempt, and nobody above hears of them.
+// Errors with which brokers report a move are gone at the next attempt, and the caller does not see
+// them.
 func TestFetchSurvivesMoves(t *testing.T) {
 	t.Parallel()
 	for _, code := range []kafka.Error{kafka.NotLeaderForPartition, kafka.LeaderNotAvailable, kafka.FencedLeaderEpoch, kafka.UnknownLeaderEpoch,
@@ -83,7 +84,7 @@ func TestFetchReportsWhatStays(t *testing.T) {
 	}
 }
 
-// The leader moves to another broker; the transport and the partition both have to find it.
+// The leader moves to another broker. Both the transport and the partition have to find it.
 func TestLeaderMoves(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
@@ -101,7 +102,8 @@ func TestLeaderMoves(t *testing.T) {
 	}
 }
 
-// An unclean election has cut off the log, and others have written since: the position exists, and what it stands behind is lost.
+// An unclean election has cut off the log, and other records were written since. The position
+// exists in the log, but records before it are lost.
 func TestTruncatedLog(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t, kfake.NumBrokers(2))
@@ -112,7 +114,7 @@ func TestTruncatedLog(t *testing.T) {
 	if err := c.MoveTopicPartition(topic, 0, 1-c.LeaderFor(topic, 0)); err != nil {
 		t.Fatal(err)
 	}
-	h.MustFetch(t, 10) // the new leader's log goes as far: nothing happens
+	h.MustFetch(t, 10) // the new leader's log goes as far: no error
 	if err := c.MoveTopicPartition(topic, 0, 1-c.LeaderFor(topic, 0)); err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +126,7 @@ func TestTruncatedLog(t *testing.T) {
 	}
 }
 
-// epochEnds answers that the epoch which is asked for ends at an offset.
+// epochEnds answers that the requested epoch ends at an offset.
 func epochEnds(topic string, end int64) func(kmsg.Request, *kmsg.OffsetForLeaderEpochResponse) {
 	return func(r kmsg.Request, resp *kmsg.OffsetForLeaderEpochResponse) {
 		rt := kmsg.NewOffsetForLeaderEpochResponseTopic()
@@ -136,8 +138,8 @@ func epochEnds(topic string, end int64) func(kmsg.Request, *kmsg.OffsetForLeader
 	}
 }
 
-// Whoever takes over has read nothing himself, and asks where the epoch ends up to which another one has read; an owner who has found nothing since he took
-// over asks when the leader has changed.
+// A new owner has read nothing itself. It asks where the epoch ends up to which the previous owner
+// has read. An owner that has found nothing since it took over asks when the leader has changed.
 func TestF5TruncatedBeforeTheTakeOver(t *testing.T) {
 	t.Parallel()
 	for _, epoch := range []int32{0, -1} {
@@ -170,8 +172,8 @@ func TestF5TruncatedBeforeTheTakeOver(t *testing.T) {
 	}
 }
 
-// A broker that throttles answers with nothing. That is not the end of the log: a consumer that looks for a record which it has seen
-// would take it for lost.
+// A broker that throttles returns an empty answer. That is not the end of the log: a consumer that
+// looks for a record which it has read would take it for lost.
 func TestThrottled(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
@@ -188,7 +190,8 @@ func TestThrottled(t *testing.T) {
 	}
 }
 
-// What the coordinator says when it has just started, or moves, is repeated; what it says to a stranger is ErrOwnershipLost at once.
+// Errors of a coordinator that has just started or moves are retried. Its refusal of a member that
+// it does not know is ErrOwnershipLost at once.
 func TestCommitErrors(t *testing.T) {
 	t.Parallel()
 	answer := func(code kafka.Error) func(kmsg.Request, *kmsg.OffsetCommitResponse) {
@@ -233,7 +236,7 @@ func TestCommitErrors(t *testing.T) {
 	}
 }
 
-// Right after a broker's start there is no coordinator: the group is joined when there is.
+// Right after a broker's start there is no coordinator. The group is joined once there is one.
 func TestCoordinatorNotAvailableAtFirst(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)
@@ -247,7 +250,7 @@ func TestCoordinatorNotAvailableAtFirst(t *testing.T) {
 	}
 }
 
-// A broker that goes away and comes back is waited for, by the group and by whoever reads.
+// The group and the reader wait for a broker that goes away and comes back.
 func TestBrokerRestart(t *testing.T) {
 	t.Parallel()
 	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindEmbedded, AllowFake: true})

@@ -11,7 +11,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// The broker's clock is written once for a batch; kafka-go's decoder would hand over the producer's times. (kfake keeps those.)
+// The broker writes its clock once for a batch; kafka-go's decoder would return the producer's
+// times. (kfake keeps those.)
 func TestFetchLogAppendTime(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.Brokers(t)
@@ -45,7 +46,8 @@ func TestFetchCompressed(t *testing.T) {
 	})
 }
 
-// A record larger than FetchMaxBytes comes through whole, and a batch that a response cuts off comes with the next.
+// A record larger than FetchMaxBytes is returned whole, and a batch that a response cuts off is
+// returned by the next.
 func TestFetchSmallLimit(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)

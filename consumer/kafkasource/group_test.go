@@ -16,7 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// The member of an older generation is told so by its commit. It is held up by a drain that lasts until the others have gone on without it.
+// The commit of a member of an older generation is refused. The member is held up by a drain that
+// lasts until the others have continued without it.
 func TestCommitAfterAnotherJoined(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
@@ -39,7 +40,7 @@ func TestCommitAfterAnotherJoined(t *testing.T) {
 		if err := h.Commit(ctx, 1, "while the group waits"); err != nil {
 			t.Errorf("commit during the rebalance, with heartbeats: %v", err)
 		}
-		owner := second.Holds(topic, 0) // the coordinator has waited for the first long enough
+		owner := second.Holds(topic, 0) // the coordinator has waited long enough for the first
 		err := h.Commit(ctx, 2, "stale")
 		if !errors.Is(err, consumer.ErrOwnershipLost) {
 			t.Errorf("commit in a generation that is over: %v", err)
@@ -58,7 +59,8 @@ func TestCommitAfterAnotherJoined(t *testing.T) {
 	})
 }
 
-// A drain that outlasts the session timeout stays a member's: heartbeats go on until own returns.
+// A member whose drain outlasts the session timeout stays in the group: heartbeats continue until
+// own returns.
 func TestDrainOutlivesSession(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
@@ -67,7 +69,8 @@ func TestDrainOutlivesSession(t *testing.T) {
 		m.Drain = func(h *consumertest.Held) {
 			ctx := context.WithoutCancel(h.Ctx)
 			for until := time.Now().Add(2500 * time.Millisecond); time.Now().Before(until); {
-				// Fetches wait half a second and tell the group nothing; commits would.
+				// Fetches wait half a second and are no sign of life for the group; commits would
+				// be.
 				if _, err := h.Fetch(ctx, 0, 1<<20); err != nil {
 					t.Error(err)
 				}
@@ -85,7 +88,7 @@ func TestDrainOutlivesSession(t *testing.T) {
 	})
 }
 
-// An own that returns without a reason is a mistake, and no end of Run that anybody asked for.
+// An own that returns without a reason is a mistake and must not end Run silently.
 func TestOwnReturnsTooEarly(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)

@@ -57,7 +57,7 @@ func numbered(prefix string, n int) []string {
 	return out
 }
 
-// eventually polls a condition that nothing announces.
+// eventually polls a condition that has no notification.
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	pgtest.Until(t, patience, what, cond)

@@ -14,7 +14,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// Brokers from 2.8 to 3.0 have topic ids, but fetch by name: the id is looked at when the last fetch is more than a second ago.
+// Brokers from 2.8 to 3.0 have topic ids but fetch by name. The source compares the id if the last
+// fetch is more than a second ago.
 func TestTopicRecreatedFetchingByName(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(kversion.V2_8_0())).ListenAddrs()
@@ -34,7 +35,7 @@ func TestTopicRecreatedFetchingByName(t *testing.T) {
 	}
 }
 
-// Older brokers have none: the topic id is zero, everything else works.
+// Older brokers have no topic ids: the id is zero, and everything else works.
 func TestBrokerWithoutTopicIDs(t *testing.T) {
 	t.Parallel()
 	for name, v := range map[string]*kversion.Versions{"2.7": kversion.V2_7_0(), "2.1": kversion.V2_1_0(), "1.0": kversion.V1_0_0()} {
@@ -57,7 +58,7 @@ func TestBrokerWithoutTopicIDs(t *testing.T) {
 	}
 }
 
-// And those without transactions are refused, rather than read wrong.
+// Brokers without transactions are refused, because they would be read wrong.
 func TestBrokerTooOld(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.MaxVersions(kversion.V0_10_2())).ListenAddrs()
@@ -65,7 +66,7 @@ func TestBrokerTooOld(t *testing.T) {
 	wantAll(t, runFails(t, quick(brokers, topic)), "Unsupported Version", brokers[0])
 }
 
-// A topic that is gone is an error, not an empty fetch, and no reason for Run to end.
+// A deleted topic is an error, not an empty fetch, and does not end Run.
 func TestTopicDeleted(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)

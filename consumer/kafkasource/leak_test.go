@@ -14,15 +14,16 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// The tests of this file do not run beside others: they count goroutines.
+// The tests of this file do not run beside others, because they count goroutines.
 
-// leaks fails the test if goroutines are left that were not there before; connections have one each.
+// leaks returns a function that fails the test if goroutines are left that did not exist before.
+// Each connection has one.
 func leaks(t *testing.T) (check func()) {
 	before := goleak.IgnoreCurrent()
 	return func() {
 		t.Helper()
 		goleak.VerifyNone(t, before,
-			// kfake's end of other clients' connections, a new one for each request.
+			// kfake's side of other clients' connections: a new one for each request.
 			goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*clientConn).read.func1"))
 	}
 }
@@ -32,21 +33,23 @@ func onBothInTurn(t *testing.T, f func(t *testing.T, brokers []string)) {
 	t.Run("kfake", func(t *testing.T) { f(t, kafkatest.Fake(t)) })
 }
 
-// Whatever is going on when ctx ends, Run returns nil soon, and nothing is left.
+// Whatever Run is doing when ctx ends, it returns nil soon and leaves nothing running.
 func TestCancelLeavesNothing(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 3, nil)
 		for name, after := range map[string]time.Duration{"at once": 0, "while connecting": time.Millisecond, "while joining": 8 * time.Millisecond,
 			"while joining still": 30 * time.Millisecond, "while reading": 400 * time.Millisecond} {
 			check := leaks(t)
-			ctx, cancel := context.WithCancel(t.Context()) // with a deadline, connections would end by themselves
+			// With a deadline, connections would end by themselves.
+			ctx, cancel := context.WithCancel(t.Context())
 			var canceled time.Time
 			timer := time.AfterFunc(after, func() {
 				canceled = time.Now()
 				cancel()
 			})
 			cfg := quick(brokers, topic)
-			cfg.FetchMaxWait = 20 * time.Second // the broker holds on to a fetch that nobody waits for any more
+			// The broker keeps a fetch that has no reader any more.
+			cfg.FetchMaxWait = 20 * time.Second
 			err := kafkasource.New(cfg).Run(ctx, func(ctx context.Context, p consumer.Partition) error {
 				for from := int64(0); ctx.Err() == nil; {
 					f, err := p.Fetch(ctx, from, 1<<20)
@@ -79,8 +82,8 @@ func TestFailureLeavesNothing(t *testing.T) {
 	})
 }
 
-// Another member does not let go, so that a rebalance does not end, and with it the JoinGroup in which this process waits. kafka-go
-// cannot interrupt that; Run must return all the same.
+// Another member does not let go, so the rebalance does not end, nor does the JoinGroup in which
+// this process waits. kafka-go cannot interrupt that, but Run must return.
 func TestCancelWhileTheGroupRebalances(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
@@ -90,7 +93,7 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 		check := leaks(t)
 		m := consumertest.NewMember(t)
 		m.Start(kafkasource.New(cfg))
-		<-other.told // it is asked to let go, because the other one has begun to join
+		<-other.asked // it is asked to let go, because another member has begun to join
 		started := time.Now()
 		if err := m.Leave(); err != nil {
 			t.Error(err)
@@ -103,7 +106,8 @@ func TestCancelWhileTheGroupRebalances(t *testing.T) {
 	})
 }
 
-// The same, for a member that the group knows: it is also signed off, so that its partitions are not assigned to nobody.
+// The same for a member that the group knows. It also leaves the group, so that its partitions are
+// not assigned to a process that is gone.
 func TestCancelWhileTheGroupRebalancesAgain(t *testing.T) {
 	onBothInTurn(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 2, nil)
@@ -115,8 +119,8 @@ func TestCancelWhileTheGroupRebalancesAgain(t *testing.T) {
 		stuck := stuckMember(t, brokers, cfg)
 		<-stuck.joined
 		m.HoldsExactly(1)
-		third := stuckMember(t, brokers, cfg) // makes the group rebalance, which the stuck one prevents
-		<-stuck.told
+		third := stuckMember(t, brokers, cfg) // causes a rebalance, which the stuck member prevents
+		<-stuck.asked
 		m.HoldsExactly(0)
 		started := time.Now()
 		if err := m.Leave(); err != nil {
@@ -138,14 +142,14 @@ func TestCancelWhileTheGroupRebalancesAgain(t *testing.T) {
 	})
 }
 
-// stuck is a member that does not let its partitions go until it is released.
+// stuck is a member that keeps its partitions until it is released.
 type stuck struct {
-	joined, told, release chan struct{}
+	joined, asked, release chan struct{}
 }
 
 func stuckMember(t *testing.T, brokers []string, cfg kafkasource.Config) *stuck {
 	t.Helper()
-	s := &stuck{joined: make(chan struct{}), told: make(chan struct{}), release: make(chan struct{})}
+	s := &stuck{joined: make(chan struct{}), asked: make(chan struct{}), release: make(chan struct{})}
 	group, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{ID: cfg.GroupID, Brokers: brokers, Topics: cfg.Topics,
 		SessionTimeout: 30 * time.Second, RebalanceTimeout: 30 * time.Second, HeartbeatInterval: 100 * time.Millisecond})
 	if err != nil {
@@ -162,7 +166,7 @@ func stuckMember(t *testing.T, brokers []string, cfg kafkasource.Config) *stuck 
 		}
 		gen.Start(func(ctx context.Context) {
 			<-ctx.Done()
-			close(s.told)
+			close(s.asked)
 			<-s.release
 		})
 		close(s.joined)

@@ -18,11 +18,11 @@ import (
 const (
 	// joinMin and joinMax bound the waits between attempts to join.
 	joinMin, joinMax = 100 * time.Millisecond, 3 * time.Second
-	// lostMin and lostMax bound the pause of a process that was fenced, before it joins anew.
+	// lostMin and lostMax bound the pause of a process that was fenced, before it joins again.
 	lostMin, lostMax = 300 * time.Millisecond, 10 * time.Second
 	// lostForget is how long after a loss the next one counts as the first again.
 	lostForget = time.Minute
-	// leaveTimeout is how long a process that has nothing to do any more waits for kafka-go to leave the group.
+	// leaveTimeout is how long a process without work waits for kafka-go to leave the group.
 	leaveTimeout = 3 * time.Second
 )
 
@@ -36,14 +36,15 @@ type membership struct {
 	running sync.WaitGroup // functions of all generations
 	member  string         // id in the last generation
 
-	mu     sync.Mutex
-	err    error          // why Run ends, where that was not the caller's wish
-	counts map[string]int // partitions of each topic, known before the present generation was formed
+	mu  sync.Mutex
+	err error // why Run ends, unless its caller ended it
+	// Partitions of each topic, counted before the present generation was formed.
+	counts map[string]int
 	lost   *backoff.ExponentialBackOff
 	lostAt time.Time
 }
 
-// end makes Run return err, once everything has stopped.
+// end makes Run return err once everything has stopped.
 func (m *membership) end(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -59,11 +60,12 @@ func (m *membership) run() error {
 			ClientID: cfg.ClientID, Timeout: dialTimeout, DialFunc: m.net.group.dial, TLS: cfg.TLS, SASLMechanism: cfg.SASL,
 		},
 		SessionTimeout: cfg.SessionTimeout, RebalanceTimeout: cfg.RebalanceTimeout, HeartbeatInterval: cfg.HeartbeatInterval,
-		// After an error kafka-go tries again by itself after this time, and then holds the outcome back until Next is called. So the
-		// waits between attempts are those between calls of Next, below.
+		// After an error kafka-go tries again by itself after this time, and then keeps the outcome
+		// until Next is called. So the waits between attempts are those between calls of Next,
+		// below.
 		JoinGroupBackoff: joinMin,
-		// kafka-go's own watch asks for metadata with auto-creation on, and so revives a topic that was just
-		// deleted; and where a topic is missing it ends the generation at once, again and again. See watch.
+		// kafka-go's own watch asks for metadata with auto-creation on, and so revives a topic that
+		// was just deleted. If a topic is missing, it also ends each generation at once. See watch.
 		WatchPartitionChanges: false,
 		ErrorLogger:           kafka.LoggerFunc(m.debug),
 	})
@@ -81,16 +83,17 @@ func (m *membership) debug(format string, args ...any) {
 	m.net.log.Debug("onlyonce: kafka-go: " + fmt.Sprintf(format, args...))
 }
 
-// follow serves one generation after the other until ctx is done.
+// follow serves one generation after another until ctx is done.
 func (m *membership) follow(group *kafka.ConsumerGroup) {
 	retry := kafkalog.Backoff(joinMin, joinMax)
 	for m.ctx.Err() == nil {
 		gen, err := group.Next(m.ctx)
 		if m.ctx.Err() != nil {
-			return // a generation that came at the last moment is ended by leave
+			return // leave ends a generation that came at the last moment
 		}
 		if err != nil {
-			// Right after a broker's start: 15, Group Coordinator Not Available, until the topic of the offsets exists.
+			// Right after a broker's start: 15, Group Coordinator Not Available, until the offsets
+			// topic exists.
 			wait := retry.NextBackOff()
 			m.net.log.Warn("onlyonce: group not joined, trying again", "error", err, "wait", wait)
 			kafkalog.Sleep(m.ctx, wait)
@@ -101,8 +104,8 @@ func (m *membership) follow(group *kafka.ConsumerGroup) {
 	}
 }
 
-// serve starts a generation's functions. kafka-go ends the generation as soon as one of them returns, and forms the next
-// one when all have.
+// serve starts a generation's functions. kafka-go ends the generation as soon as one of them
+// returns, and forms the next one when all have returned.
 func (m *membership) serve(gen *kafka.Generation) {
 	m.member = gen.MemberID
 	var held sync.WaitGroup
@@ -127,8 +130,8 @@ func (m *membership) serve(gen *kafka.Generation) {
 	m.start(gen, m.watch)
 }
 
-// start is gen.Start, for functions that Run waits for. kafka-go does not wait for one that is started when the generation has
-// ended already; it is called all the same, with a context that is done.
+// start is gen.Start for functions that Run waits for. If the generation has ended already,
+// kafka-go calls the function too, with a context that is done, but does not wait for it.
 func (m *membership) start(gen *kafka.Generation, f func(context.Context)) {
 	m.running.Add(1)
 	gen.Start(func(ctx context.Context) {
@@ -137,7 +140,7 @@ func (m *membership) start(gen *kafka.Generation, f func(context.Context)) {
 	})
 }
 
-// hold hands a partition over until generation or Run end.
+// hold hands a partition over until the generation or Run ends.
 func (m *membership) hold(generation context.Context, p *partition) {
 	if generation.Err() != nil {
 		return
@@ -151,8 +154,9 @@ func (m *membership) hold(generation context.Context, p *partition) {
 	switch {
 	case err == nil && ended, ended && errors.Is(err, context.Canceled), ended && errors.Is(err, consumer.ErrOwnershipLost):
 	case errors.Is(err, consumer.ErrOwnershipLost):
-		// Somebody else is the owner, by Kafka's word or the database's. Whoever joins at once, raises at once: two that believe in
-		// their ownership would take turns. Other partitions of this process go on meanwhile.
+		// The group or the database has given the partition to another process. Two processes that
+		// both believe in their ownership would fence each other in turns if they joined at once.
+		// Other partitions of this process continue meanwhile.
 		wait := m.lostWait()
 		m.net.log.Warn("onlyonce: partition lost, joining the group anew", "topic", p.topic, "partition", p.index,
 			"generation", p.generation, "wait", wait, "error", err)
@@ -164,7 +168,7 @@ func (m *membership) hold(generation context.Context, p *partition) {
 	}
 }
 
-// lostWait grows with each loss that follows soon after another.
+// lostWait returns the pause after a loss. It grows with each loss that follows soon after another.
 func (m *membership) lostWait() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -175,9 +179,9 @@ func (m *membership) lostWait() time.Duration {
 	return m.lost.NextBackOff()
 }
 
-// keepAlive sends heartbeats while partitions that are to be given up are still worked on: kafka-go stops when the
-// generation ends, and a member that is silent for the session timeout is thrown out, and what it still
-// commits refused. After the rebalance timeout others take over.
+// keepAlive sends heartbeats while own still works on partitions that are to be given up. kafka-go
+// stops when the generation ends, and the group removes a member that is silent for the session
+// timeout and refuses its commits. After the rebalance timeout others take over.
 func (m *membership) keepAlive(gen *kafka.Generation, held *sync.WaitGroup) {
 	drained := make(chan struct{})
 	go func() {
@@ -210,8 +214,9 @@ func (m *membership) keepAlive(gen *kafka.Generation, held *sync.WaitGroup) {
 	}
 }
 
-// watch ends the generation when a topic has got more partitions, so that they are assigned. A topic that is gone ends nothing:
-// joining again would make kafka-go ask for its metadata, with auto-creation on.
+// watch ends the generation when a topic has got more partitions, so that they are assigned. A
+// topic that is gone ends nothing: joining again would make kafka-go ask for its metadata, with
+// auto-creation on.
 func (m *membership) watch(ctx context.Context) {
 	tick := time.NewTicker(m.net.cfg.PartitionWatchInterval)
 	defer tick.Stop()
@@ -243,8 +248,9 @@ func (m *membership) watch(ctx context.Context) {
 	}
 }
 
-// recount takes note of the number of partitions between two generations: whatever it misses, the leader of the next one sees or
-// the next watch does. Counted after the join instead, a partition that came in between would be nobody's until the next rebalance.
+// recount counts the partitions between two generations. The leader of the next generation sees
+// whatever this count misses, or the next watch does. If the count came after the join, a partition
+// added in between would have no owner until the next rebalance.
 func (m *membership) recount() {
 	if m.ctx.Err() != nil {
 		return
@@ -265,8 +271,9 @@ func (m *membership) remember(topics map[string]kafkalog.Topic) {
 	}
 }
 
-// leave waits until every own has returned, and makes kafka-go leave the group, which it does once all functions of the last generation
-// have returned. Where it hangs in a JoinGroup, which takes as long as the slowest other member, it is interrupted.
+// leave waits until every own has returned, and makes kafka-go leave the group, which it does once
+// all functions of the last generation have returned. If kafka-go waits in a JoinGroup, which takes
+// as long as the slowest other member, leave interrupts it.
 func (m *membership) leave(group *kafka.ConsumerGroup) {
 	closed := make(chan struct{})
 	go func() {

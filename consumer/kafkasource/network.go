@@ -17,18 +17,20 @@ import (
 )
 
 const (
-	// dialTimeout bounds the making of a connection, with TLS handshake and authentication.
+	// dialTimeout bounds making a connection, including the TLS handshake and authentication.
 	dialTimeout = 5 * time.Second
-	// requestTimeout bounds a request, beyond what the broker may wait on its own account.
+	// requestTimeout bounds a request, in addition to the time for which the broker may wait by
+	// itself.
 	requestTimeout = 10 * time.Second
-	// layoutAge bounds the age of what kafka-go's Transport believes about the cluster.
+	// layoutAge bounds the age of kafka-go's view of the cluster.
 	layoutAge = 2 * time.Second
-	// closePatience is how long the end of Run waits for kafka-go's goroutines to notice that their connections are gone.
+	// closePatience is how long the end of Run waits for kafka-go's goroutines to notice that their
+	// connections are closed.
 	closePatience = time.Second
 )
 
-// versions are the highest version asked for, the lowest that has everything used here, and the lowest that will do. A
-// broker that offers less than the highest is asked in its own.
+// versions returns the highest version to ask for and the lowest that is sufficient. A broker that
+// offers less than the highest is asked in its own highest version.
 func versions(req kmsg.Request) (most, least int16) {
 	switch r := req.(type) {
 	case *kmsg.FetchRequest:
@@ -41,14 +43,14 @@ func versions(req kmsg.Request) (most, least int16) {
 	case *kmsg.ListOffsetsRequest:
 		return 7, kafkalog.ListOffsetsMinVersion // leader epochs since 4
 	case *kmsg.LeaveGroupRequest:
-		return 2, 0 // one member a request
+		return 2, 0 // one member in each request
 	case *kmsg.OffsetForLeaderEpochRequest, *kmsg.HeartbeatRequest, *kmsg.DescribeConfigsRequest:
 		return 4, 0
 	}
 	return 0, 0
 }
 
-// network is what one Run has of connections.
+// network is the connections of one Run.
 type network struct {
 	cfg       Config
 	log       *slog.Logger
@@ -71,7 +73,7 @@ func newNetwork(cfg Config) *network {
 	}
 	n.transport = &kafka.Transport{
 		Dial: n.data.dial, DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
-		// Without names it would ask for all topics of the cluster, again and again.
+		// Without names the Transport would ask for all topics of the cluster, repeatedly.
 		MetadataTTL: layoutAge, MetadataTopics: cfg.Topics,
 	}
 	n.client = &kafka.Client{Addr: n.addr, Transport: n.transport}
@@ -101,7 +103,7 @@ func (n *network) askCoordinator(ctx context.Context, req kmsg.Request) (kmsg.Re
 	return n.send(ctx, &coordinatorExchange{*n.exchange(req)})
 }
 
-// Error is kafka-go's error for a broker's code.
+// Error returns kafka-go's error for a broker's code.
 func (n *network) Error(code int16) error {
 	if code == 0 {
 		return nil
@@ -109,14 +111,14 @@ func (n *network) Error(code int16) error {
 	return kafka.Error(code)
 }
 
-// Code is the broker's code in kafka-go's error.
+// Code returns the broker's code in kafka-go's error.
 func (n *network) Code(err error) (int16, bool) {
 	var code kafka.Error
 	ok := errors.As(err, &code)
 	return int16(code), ok
 }
 
-// reading is what the configuration says about reading.
+// reading returns the options for reading a partition.
 func (n *network) reading() kafkalog.Options {
 	return kafkalog.Options{MaxBytes: n.cfg.FetchMaxBytes, MaxWait: n.cfg.FetchMaxWait, MaxRecord: n.cfg.MaxRecordBytes, Codecs: n.codecs,
 		Throttled: func(topic string, partition int32, by time.Duration) {

@@ -13,13 +13,14 @@ import (
 )
 
 const (
-	// coordinatorPatience is how long a question is repeated while a coordinator moves.
+	// coordinatorPatience is how long a question is repeated while the coordinator moves.
 	coordinatorPatience = 5 * time.Second
 	// commitPatience is how long a commit is repeated, in its own generation.
 	commitPatience = 10 * time.Second
 )
 
-// partition is one partition in one generation of the group. Commit, which may run beside the others, does not use the log.
+// partition is one partition in one generation of the group. Commit may run beside the other
+// methods and does not use the log.
 type partition struct {
 	*kafkalog.Log
 	net        *network
@@ -60,11 +61,12 @@ func (p *partition) Committed(ctx context.Context) (offset int64, metadata strin
 	return offset, metadata, nil
 }
 
-// errUnanswered says that a response does not mention what was asked for.
+// errUnanswered means that a response does not mention the partition.
 var errUnanswered = errors.New("the broker's response does not mention the partition")
 
-// Commit commits as the member of the generation to which the partition belongs, and nobody else (F7). It repeats the request
-// while the coordinator moves, and so may be accepted twice, or after an answer that was lost: an offset in Kafka is a hint.
+// Commit commits as the member of the partition's generation only (F7). It repeats the request
+// while the coordinator moves. The commit may therefore be accepted twice, also after an answer
+// that was lost, which is harmless: an offset in Kafka is a hint.
 func (p *partition) Commit(ctx context.Context, offset int64, metadata string) error {
 	err := kafkalog.Patiently(ctx, p.net, commitPatience, func() error {
 		ctx, cancel := p.net.bounded(ctx)

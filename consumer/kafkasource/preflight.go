@@ -14,14 +14,15 @@ import (
 )
 
 const (
-	// firstPatience bounds all of preflight's waiting for brokers.
+	// firstPatience bounds all waits of preflight for brokers.
 	firstPatience = 30 * time.Second
-	// newTopicPatience is how long a topic may be unknown: one just created is not known to all brokers at once.
+	// newTopicPatience is how long a topic may be unknown: one just created is not known to all
+	// brokers at once.
 	newTopicPatience = 3 * time.Second
 )
 
-// preflight is the first connection. It fails where people have something to mend, before the group is joined: a process that
-// cannot work must not take partitions from those that can.
+// preflight makes the first connection. It reports faults that a person has to correct, before the
+// process joins the group: a process that cannot work must not take partitions from those that can.
 func preflight(ctx context.Context, n *network) (map[string]kafkalog.Topic, error) {
 	ctx, cancel := context.WithTimeout(ctx, firstPatience)
 	defer cancel()
@@ -35,7 +36,7 @@ func preflight(ctx context.Context, n *network) (map[string]kafkalog.Topic, erro
 		var about *kafkalog.TopicError
 		if err != nil && !errors.As(err, &about) {
 			unreachable = err
-			return nil // at once: a wrong address does not mend itself
+			return nil // at once: a wrong address does not correct itself
 		}
 		return err
 	})
@@ -54,7 +55,7 @@ func preflight(ctx context.Context, n *network) (map[string]kafkalog.Topic, erro
 	return topics, refuseCompacted(ctx, n)
 }
 
-// unreachable says what to do about brokers that do not answer.
+// unreachable explains what to do about brokers that do not answer.
 func (n *network) unreachable(err error) error {
 	brokers := strings.Join(n.cfg.Brokers, ", ")
 	var refused kafka.Error
@@ -67,9 +68,9 @@ func (n *network) unreachable(err error) error {
 	return fmt.Errorf("kafkasource: cannot reach any of [%s]: %w: is the broker running? check the addresses (Config.Brokers; -brokers in our programs)", brokers, err)
 }
 
-// refuseCompacted refuses topics that the brokers compact (F8). Compaction deletes records which were never
-// handled, wherever a later one has the same key, and leaves nothing behind by which a reader could tell; it also deletes the
-// record by which the consumer knows the log again. That a policy was changed after this look is not noticed.
+// refuseCompacted refuses topics that the brokers compact (F8). Compaction deletes records that
+// were never handled if a later one has the same key, and a reader cannot notice. It also deletes
+// the record by which the consumer recognises the log. A later change of the policy is not noticed.
 func refuseCompacted(ctx context.Context, n *network) error {
 	configs, err := kafkalog.Configs(ctx, n, newTopicPatience, n.cfg.Topics, kafkalog.CleanupPolicy)
 	switch {
@@ -83,9 +84,9 @@ func refuseCompacted(ctx context.Context, n *network) error {
 		value, ok := configs[t][kafkalog.CleanupPolicy]
 		switch {
 		case !ok:
-			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not tell its %s", t, kafkalog.CleanupPolicy))
+			faults = append(faults, fmt.Errorf("kafkasource: topic %q: the broker does not report its %s", t, kafkalog.CleanupPolicy))
 		case kafkalog.Compacts(value):
-			faults = append(faults, fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes records that were not handled yet, and nobody can tell; use a topic with %s=delete, or read what is left of this one with package franzsource",
+			faults = append(faults, fmt.Errorf("kafkasource: topic %q is compacted (%s=%s), and is refused: compaction deletes records that were not handled yet, and a reader cannot notice it; use a topic with %s=delete, or read what is left of this one with package franzsource",
 				t, kafkalog.CleanupPolicy, value, kafkalog.CleanupPolicy))
 		}
 	}

@@ -63,7 +63,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// silent listens, accepts connections and answers nothing, as the port of a frozen host does.
+// silent listens, accepts connections and answers nothing, like the port of a frozen host.
 func silent(t *testing.T) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -83,7 +83,8 @@ func silent(t *testing.T) (addr string) {
 	return l.Addr().String()
 }
 
-// One broker that the list names is frozen: the process starts with another one. The clients choose at random, hence several runs.
+// One broker of the list is frozen, and the process starts with another one. The clients choose at
+// random, so the test runs several times.
 func TestOneSilentBrokerOfFour(t *testing.T) {
 	t.Parallel()
 	cluster := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
@@ -106,13 +107,13 @@ func TestOneSilentBrokerOfFour(t *testing.T) {
 	}
 }
 
-// Whoever listens there accepts connections and says nothing.
+// The listener accepts connections and never answers.
 func TestSilentBroker(t *testing.T) {
 	t.Parallel()
 	addr := silent(t)
 	wantAll(t, runFails(t, quick([]string{addr}, "topic")), "kafkasource: cannot reach any of ["+addr+"]", "is the broker running?")
 
-	// And a context that ends while it waits is no failure.
+	// If the context ends while Run waits, that is not a failure.
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	started := time.Now()
@@ -131,7 +132,7 @@ func TestTopicMissing(t *testing.T) {
 	})
 }
 
-// With auto-creation on at the broker, too: it would choose the number of partitions.
+// Also if the broker has auto-creation on, which would choose the number of partitions.
 func TestTopicIsNotCreated(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.FakeCluster(t, kfake.AllowAutoTopicCreation()).ListenAddrs()
@@ -155,7 +156,7 @@ func TestCompactedTopicRefused(t *testing.T) {
 	})
 }
 
-// user is a principal of kfake, and what it may do with topics and groups.
+// user is a principal of kfake and its permissions for topics and groups.
 func user(name string, onTopics ...kmsg.ACLOperation) kfake.Opt {
 	acls := []kfake.ACL{{Resource: kmsg.ACLResourceTypeGroup, Name: "*", Pattern: kmsg.ACLResourcePatternTypeLiteral,
 		Operation: kmsg.ACLOperationRead, Allow: true}}
@@ -179,7 +180,8 @@ func TestPermissions(t *testing.T) {
 	}
 	wantAll(t, runFails(t, as("blind", "secret")), `topic "orders"`, "permission DescribeConfigs")
 	wantAll(t, runFails(t, as("nobody", "secret")), `topic "orders"`, "Describe, Read and DescribeConfigs")
-	wantAll(t, runFails(t, as("reader", "wrong")), brokers[0], "Config.SASL") // a real broker says so, kfake hangs up
+	// A real broker answers so; kfake closes the connection.
+	wantAll(t, runFails(t, as("reader", "wrong")), brokers[0], "Config.SASL")
 	wantAll(t, runFails(t, quick(brokers, "orders")), "do the brokers expect TLS or SASL")
 	h := join(t, as("reader", "secret")).Holds("orders", 0)
 	if err := h.Commit(h.Ctx, 0, "x"); err != nil {
@@ -191,7 +193,7 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
-// All requests, ours included, go through TLS and authentication.
+// All requests, including the source's own, go through TLS and authentication.
 func TestTLSAndSASL(t *testing.T) {
 	t.Parallel()
 	cert, pool := kafkatest.Certificate(t)
@@ -212,7 +214,7 @@ func TestTLSAndSASL(t *testing.T) {
 	}
 }
 
-// SCRAM, in which the password does not travel, takes more than one exchange to log in.
+// SCRAM does not send the password and takes more than one exchange to log in.
 func TestSCRAM(t *testing.T) {
 	t.Parallel()
 	for name, algorithm := range map[string]scram.Algorithm{"SCRAM-SHA-256": scram.SHA256, "SCRAM-SHA-512": scram.SHA512} {

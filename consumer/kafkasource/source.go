@@ -8,7 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
 )
 
-// Source reads topics as a member of a Kafka consumer group. Make one with New. Each Run is a member of its own.
+// Source reads topics as a member of a Kafka consumer group. Make one with New. Each Run is a
+// member of its own.
 type Source struct {
 	cfg    Config
 	faults error
@@ -16,31 +17,33 @@ type Source struct {
 
 var _ consumer.Source = (*Source)(nil)
 
-// New returns a Source, without connecting to anything. It returns no error, so that it can stand among the arguments of
-// consumer.New, which asks Validate and reports its faults with all others.
+// New returns a Source. It does not connect. It returns no error, so that it can be an argument of
+// consumer.New, which calls Validate and reports its faults with all others.
 func New(cfg Config) *Source {
 	return &Source{cfg: cfg.withDefaults(), faults: cfg.faults()}
 }
 
-// Validate returns every fault of the configuration at once, each naming its field; nil where there is none.
+// Validate returns every fault of the configuration at once, each with its field, or nil.
 func (s *Source) Validate() error { return s.faults }
 
-// Group is Config.GroupID.
+// Group returns Config.GroupID.
 func (s *Source) Group() string { return s.cfg.GroupID }
 
-// Topics is Config.Topics.
+// Topics returns Config.Topics.
 func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 
-// Run joins the group and calls own, in a goroutine of its own, for each partition that the group assigns to this process, until
-// ctx is done; then it waits for every own, leaves the group and returns nil.
+// Run joins the group and calls own, in a goroutine of its own, for each partition that the group
+// assigns to this process. When ctx is done, it waits for every own, leaves the group and returns
+// nil.
 //
-// The context of own ends when a rebalance takes the partitions back or ctx is done. Until own returns, Run goes on
-// telling the group that this process lives, so that what own still commits is accepted; after RebalanceTimeout it stops doing so, and
-// others take over. Run itself waits for own however long that takes.
+// The context of own ends when a rebalance takes the partitions back or ctx is done. Until own
+// returns, Run continues to send heartbeats, so that the group accepts what own still commits.
+// After RebalanceTimeout it stops sending them, and others take over. Run itself waits for own
+// however long that takes.
 //
-// It returns an error where the first connection fails, where a topic does not exist or is compacted, and where
-// own returns one (but for ErrOwnershipLost, after which it pauses and joins anew). A broker that fails later is
-// waited for.
+// Run returns an error if the first connection fails, if a topic does not exist or is compacted, or
+// if own returns one. After ErrOwnershipLost from own it pauses and joins again instead. If a
+// broker fails later, Run waits for it.
 func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consumer.Partition) error) error {
 	if s.faults != nil {
 		return s.faults

@@ -40,7 +40,7 @@ func transactional(t *testing.T, brokers []string, id string) *kgo.Client {
 	return kafkatest.Client(t, brokers, kgo.TransactionalID(kafkatest.TopicName(t)+id), kgo.TransactionTimeout(time.Minute))
 }
 
-// end returns the log's end, markers included.
+// end returns the log's end, including transaction markers.
 func end(t *testing.T, adm *kadm.Client, topic string) int64 {
 	t.Helper()
 	offsets, err := adm.ListEndOffsets(t.Context(), topic)
@@ -51,9 +51,10 @@ func end(t *testing.T, adm *kadm.Client, topic string) int64 {
 	return o.Offset
 }
 
-// Several producers write into one partition, with transactions that interleave and are committed or aborted at random, among
-// records without a transaction; the log ends with an aborted one. Whatever the fetch size, exactly the committed records are
-// returned, in the log's order, and the position ends behind the last marker.
+// Several producers write into one partition. Their transactions interleave and are committed or
+// aborted at random, among records without a transaction; the log ends with an aborted one.
+// Whatever the fetch size, exactly the committed records are returned, in the log's order, and the
+// position ends after the last marker.
 func TestReadCommitted(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
@@ -108,7 +109,7 @@ func TestReadCommitted(t *testing.T) {
 			if got := values(h.ReadTo(t, 0, stop)); !slices.Equal(got, want) {
 				t.Errorf("limit %d: read %d messages, franz-go read %d, or they differ", limit, len(got), len(want))
 			}
-			// From every offset, as after a restart.
+			// From every offset, like after a restart.
 			for from := int64(0); limit == 300 && from <= stop; from += 7 {
 				for _, m := range h.ReadTo(t, from, stop) {
 					if !committed[string(m.Value)] {
@@ -123,7 +124,8 @@ func TestReadCommitted(t *testing.T) {
 	})
 }
 
-// kgoReads reads with another client, to have an order to compare with; the set must be that of the committed ones.
+// kgoReads reads with another client, to compare the order. The set must be that of the committed
+// records.
 func kgoReads(t *testing.T, brokers []string, topic string, committed map[string]bool) []string {
 	t.Helper()
 	n := 0
@@ -153,7 +155,7 @@ func kgoReads(t *testing.T, brokers []string, topic string, committed map[string
 	return out
 }
 
-// A topic that was compacted once and is not any more has holes, and batches that end in one.
+// A topic that was compacted earlier has holes, and batches that end in one.
 func TestOnceCompactedTopic(t *testing.T) {
 	t.Parallel()
 	c := kafkatest.FakeCluster(t)

@@ -29,13 +29,13 @@ type Config struct {
 	// be there.
 	Partitions int
 
-	// PollInterval is how often the members look for events that nobody has told of, and for
-	// members that came or went. Default 500 ms, at least 10 ms. It bounds how long an event waits
-	// that another process has appended.
+	// PollInterval is how often members look for events without a notification, and for members
+	// that came or went: at least 10 ms. It bounds how long an event that another process has
+	// appended waits. Defaults to 500 ms.
 	PollInterval time.Duration
 
-	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, from 1
-	// s to 1 hour. Renewed at a third of it.
+	// LeaseTTL is how long the partitions of a dead member have no holder: 1 s to 1 hour. Members
+	// renew their leases at a third of it. Defaults to 15 s.
 	LeaseTTL time.Duration
 
 	// HandoverTimeout is how long a partition that another member is to have may go on until what
@@ -126,7 +126,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	return c, errors.Join(faults...)
 }
 
-// rotation is what the ring's rotator is told.
+// rotation returns the settings of the ring's rotator.
 func (c Config) rotation() ring.Config {
 	return ring.Config{
 		Retention: c.Retention, MaxAge: max(c.Retention/4, time.Millisecond), MaxBytes: c.SegmentBytes, LeaseTTL: c.LeaseTTL, Interval: time.Second,

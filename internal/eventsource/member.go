@@ -258,8 +258,8 @@ func (m *member) left(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// release gives back the leases of partitions that were to be given up long ago, whoever still
-// works on them.
+// release gives back the leases of partitions that should have been given up long ago, even if own
+// still works on them.
 func (m *member) release(ctx context.Context) {
 	for _, p := range m.held {
 		if p.released || p.giveUpAt.IsZero() || time.Since(p.giveUpAt) < m.cfg.HandoverTimeout {
@@ -281,7 +281,7 @@ type news struct {
 	End         int64
 }
 
-// scout tells partitions that there is something to read.
+// scout notifies partitions that have something to read.
 func (m *member) scout(ctx context.Context) error {
 	m.scoutAt = time.Now().Add(m.cfg.PollInterval)
 	if len(m.held) == 0 {

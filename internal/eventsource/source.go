@@ -23,9 +23,9 @@ import (
 // ClusterID is what cursors of streams have where those of Kafka's topics have the cluster.
 const ClusterID = "postgres"
 
-// surveySQL says how streams stand. In: topics; how the names of leases begin of members, and of
-// partitions. Out: a row for each stream that is there: topic, id, incarnation, partitions, how
-// many members there are, partitions that nobody holds, in no order. Takes no lock.
+// surveySQL returns the state of streams. In: topics; the prefixes of the names of members' and of
+// partitions' leases. Out: a row for each stream that exists: topic, id, incarnation, partitions,
+// number of members, partitions without a holder, in no order. Takes no lock.
 const surveySQL = `
 select s.topic, s.id, s.incarnation, s.partitions,
        (select count(*) from onlyonce.leases l where starts_with(l.name, $2::text || s.topic || '/') and l.until > clock_timestamp()

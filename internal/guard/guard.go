@@ -92,8 +92,8 @@ var broken = []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrForked, Er
 type Tx struct {
 	*Handle
 
-	// Report, if set, is told of a statement without an answer that a handler has queued after its
-	// return; it may be called from any goroutine.
+	// Report, if set, is called for a statement without an answer that a handler has queued after
+	// its return. It may be called from any goroutine.
 	Report func(error)
 
 	conn       *pgx.Conn
@@ -243,7 +243,7 @@ func (t *Tx) Abandon() {
 	t.gate.mu.Lock()
 	t.gate.cut, t.gate.sealed = true, true
 	t.gate.mu.Unlock()
-	_ = t.conn.PgConn().Conn().Close() // the handler finds out; there is nobody else to tell
+	_ = t.conn.PgConn().Conn().Close() // the handler finds out by itself
 }
 
 // Commit seals and commits, and returns nil if and only if the transaction has committed. After any
@@ -312,8 +312,8 @@ func (t *Tx) cleanse(ctx context.Context) {
 // Committed reports whether Commit returned nil.
 func (t *Tx) Committed() bool { return t.committed }
 
-// Lost reports whether the connection is gone, so that nobody has told what became of the
-// statements last sent.
+// Lost reports whether the connection is gone, so that the outcome of the statements last sent is
+// unknown.
 func (t *Tx) Lost() bool { return t.conn.PgConn().IsClosed() }
 
 // Fail ends the transaction with an error of the engine's own.

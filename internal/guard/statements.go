@@ -12,8 +12,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Queue adds a write whose answer nobody waits for. One that comes when the handler has returned is
-// lost: it is reported (see [Tx.Report]), and the transaction fails if it has not ended yet.
+// Queue adds a write whose answer is not awaited. A write that is queued after the handler has
+// returned is lost: it is reported (see [Tx.Report]), and the transaction fails if it has not ended
+// yet.
 func (h *Handle) Queue(sql string, args ...any) {
 	if err := h.enter(); err != nil {
 		if errors.Is(err, ErrClosed) {
@@ -243,7 +244,7 @@ func (h *Handle) Savepoint(ctx context.Context, fn func() error) error {
 	}
 	returned := false
 	defer func() {
-		// A panic, or Goexit: should somebody recover it, what fn wrote so far must not stay.
+		// A panic, or Goexit. If it is recovered, what fn wrote so far must not stay.
 		if !returned {
 			_ = h.end(ctx, name, marks, late, errUnwinding)
 		}
@@ -253,7 +254,7 @@ func (h *Handle) Savepoint(ctx context.Context, fn func() error) error {
 	return h.end(ctx, name, marks, late, err)
 }
 
-// errUnwinding stands for a panic.
+// errUnwinding is the error in place of a panic.
 var errUnwinding = errors.New("the savepoint's function did not return")
 
 // begin sets a savepoint.

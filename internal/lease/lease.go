@@ -1,12 +1,13 @@
-// Package lease says who does what, among processes that do not know of each other: one row of
-// onlyonce.leases for each thing that only one of them may do.
+// Package lease decides which of several independent processes does a thing that only one of them
+// may do. There is one row of onlyonce.leases for each such thing, for example for a partition.
 //
 // A lease ends by the database's clock, so the clocks of the processes need not agree. Its owner is
-// (epoch, nonce): after a failover that loses a take-over epochs repeat, and random nonces do not.
-// A lease by itself keeps nobody from writing: a process that was stopped for a minute still
-// believes in its lease when it wakes. So every transaction of an owner calls onlyonce.hold(id,
-// epoch, nonce), which raises OO001 for an owner that was replaced, and keeps the lease from being
-// taken over until the transaction ends.
+// (epoch, nonce): after a failover that loses a take-over epochs repeat, but random nonces do not.
+//
+// A lease alone prevents no write: a process that was stopped for a minute still believes in its
+// lease when it continues. So every transaction of an owner calls onlyonce.hold(id, epoch, nonce).
+// It raises OO001 for an owner that was replaced, and keeps the lease from being taken over until
+// the transaction ends.
 //
 // What an owner does outside the database is bounded by its own monotonic clock, counted from
 // [Lease.Sent].
@@ -41,7 +42,7 @@ select id, epoch, (until is null or until <= clock_timestamp() or until > clock_
 const Longest = time.Hour
 
 // raiseSQL takes a lease over. In: lease, epoch that was read, new nonce, ttl. Out: the new epoch,
-// or null if somebody else was first. Locks the lease's row and waits there for a transaction of
+// or null if another process was first. Locks the lease's row and waits there for a transaction of
 // its owner.
 const raiseSQL = `select onlyonce.raise_epoch($1, $2, $3::uuid, $4::interval)`
 
@@ -77,13 +78,14 @@ type DB interface {
 type Lease struct {
 	ID, Epoch int64
 	Nonce     string
-	// Sent is when the acquisition, or the latest renewal that succeeded, was sent: before the
-	// database counted the ttl from its own clock. Until Sent + ttl nobody else owns the lease.
+	// Sent is when the acquisition, or the latest successful renewal, was sent, which is before the
+	// database counted the ttl from its own clock. Until Sent + ttl no other process owns the
+	// lease.
 	Sent time.Time
 }
 
-// Acquire takes a lease that is free, makes it where it never was, and returns nil if somebody else
-// owns it.
+// Acquire takes a lease that is free, and creates it if it does not exist. It returns nil if
+// another process owns it.
 func Acquire(ctx context.Context, db DB, name string, ttl time.Duration) (*Lease, error) {
 	var l Lease
 	var free bool
@@ -104,9 +106,10 @@ func Acquire(ctx context.Context, db DB, name string, ttl time.Duration) (*Lease
 	var nonce uuid.UUID
 	_, _ = rand.Read(nonce[:]) // never fails
 	l.Nonce = nonce.String()
-	// Detached: cut off in the middle it may have succeeded, and everybody would wait for a lease
-	// that nobody owns. No longer than a third of the ttl, for whoever holds the row locked, or the
-	// caller could not renew its other leases meanwhile.
+	// Detached: if it were cut off in the middle it may have succeeded, and all processes would
+	// wait for a lease without an owner. It takes at most a third of the ttl, even if another
+	// process holds the row locked; otherwise the caller could not renew its other leases
+	// meanwhile.
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl/3)
 	defer cancel()
 	if err := ctx.Err(); err != nil {
@@ -178,7 +181,7 @@ func Join(ctx context.Context, db DB, prefix string, ttl time.Duration) (*Lease,
 }
 
 // Share is how many of all things one of so many members may hold: rounded up, so that everything
-// is somebody's.
+// has a holder.
 func Share(all, members int) int {
 	members = max(members, 1)
 	return (all + members - 1) / members

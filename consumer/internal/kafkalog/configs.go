@@ -20,8 +20,8 @@ const (
 	retentionMs   = "retention.ms"
 )
 
-// Configs asks for configurations of topics, by topic and name. What a broker does not tell is
-// missing. An error that is about one topic is a *TopicError.
+// Configs asks for configurations of topics, by topic and name. A value that the broker does not
+// report is missing in the result. An error about one topic is a *TopicError.
 func Configs(ctx context.Context, c Cluster, limit time.Duration, topics []string, names ...string) (map[string]map[string]string, error) {
 	found := make(map[string]map[string]string, len(topics))
 	err := Patiently(ctx, c, limit, func() error {
@@ -82,7 +82,7 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	}
 	ms, err := strconv.ParseInt(configs[l.topic][retentionMs], 10, 64)
 	if err != nil || ms < 0 {
-		// The broker does not tell, or tells that there is no bound.
+		// The broker reports no value, or that there is no bound.
 		return time.Time{}, l.holds(ctx, offset)
 	}
 	defer func(read lastRead, rest *rest) { // a look aside is no part of what is read in order

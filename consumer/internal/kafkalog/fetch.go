@@ -77,10 +77,10 @@ func (l *Log) outOfRange(ctx context.Context, from int64) error {
 	return &consumer.OutOfRangeError{Offset: from, Start: start, End: end}
 }
 
-// validate asks, when the leadership has changed since the last fetch, how far the new leader's log
-// goes in the epoch of the record that was read last (KIP-320). Where an unclean election has cut
-// the log off below from, and others have written since, from exists and is within bounds, and
-// reading on would skip what stands below it.
+// validate checks the log after a change of leader: it asks how far the new leader's log goes in
+// the epoch of the last record read (KIP-320). Suppose that an unclean election has cut off the log
+// below from, and other records were written since. Then from exists and is within bounds, but
+// reading on would skip the records below it.
 func (l *Log) validate(ctx context.Context, from int64) error {
 	r := l.read
 	if r.next != from || r.epoch < 0 || r.next == 0 || r.under == l.at.Epoch {
@@ -109,8 +109,8 @@ func (l *Log) validate(ctx context.Context, from int64) error {
 					return err
 				}
 				if start >= from {
-					// Not cut off but deleted from the front, with the epoch: the fetch itself will
-					// tell.
+					// Not cut off, but deleted from the front together with the epoch: the fetch
+					// itself will report it.
 					return nil
 				}
 				return &consumer.OutOfRangeError{Offset: from, Start: start, End: e.EndOffset}
