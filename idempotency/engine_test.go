@@ -121,7 +121,8 @@ func TestH17HandlersThatMisbehave(t *testing.T) {
 					w.WriteHeader(status)
 				})
 				g := r.post(path, "k", "x")
-				// A final refusal stands where going back to the savepoint undoes what it was about; all else is no answer.
+				// A final refusal stands where going back to the savepoint undoes what it was
+				// about; all else is no answer.
 				final := status == 402 && !slices.Contains([]string{"commit", "commit by name", "backend terminated", "unpreparable"}, name)
 				if final != (g.mark() == "created") || status == 201 && (g.status < 500 || g.mark() != "rejected") {
 					t.Errorf("%s: %v", path, g)

@@ -160,9 +160,11 @@ func (p pointCase) String() string {
 	return fmt.Sprintf("%s %s %s@%d", strings.TrimPrefix(p.path, "/"), strings.TrimPrefix(p.point, "idempotency/"), p.action, p.at)
 }
 
-// Every point times kill, error and hang, in each mode that comes there, while clients ask, each operation through two of them. A server
-// dies there, is told of an error, or stands still until another one has taken its place, and wakes up. Every client has an
-// answer in the end, the same whenever and wherever it asks; every operation has one effect, and the provider saw one key for it.
+// Every point times kill, error and hang, in each mode that comes there, while clients ask, each
+// operation through two of them. A server dies there, is told of an error, or stands still until
+// another one has taken its place, and wakes up. Every client has an answer in the end, the same
+// whenever and wherever it asks; every operation has one effect, and the provider saw one key for
+// it.
 func TestFaultPoints(t *testing.T) {
 	bin := filepath.Join(t.TempDir(), "faults.test")
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
@@ -239,7 +241,8 @@ func (p pointCase) run(t *testing.T, bin string) {
 		b, err := io.ReadAll(resp.Body)
 		return got{resp.StatusCode, resp.Header, string(b)}, err
 	}
-	// insist asks until it has an answer, at the one and then at the other: the first of the two is the one with the fault.
+	// insist asks until it has an answer, at the one and then at the other: the first of the two is
+	// the one with the fault.
 	insist := func(key string) (answer got) {
 		deadline := time.After(patience)
 		tick := time.NewTicker(20 * time.Millisecond)

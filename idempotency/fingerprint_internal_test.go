@@ -129,7 +129,8 @@ func TestH7EachFieldCounts(t *testing.T) {
 	}
 }
 
-// H7: the algorithm does not change silently: records outlive releases. The values were computed by another program, in Python.
+// H7: the algorithm does not change silently: records outlive releases. The values were computed by
+// another program, in Python.
 func TestH7KnownFingerprint(t *testing.T) {
 	t.Parallel()
 	for mode, want := range map[Fingerprint]string{

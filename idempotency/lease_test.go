@@ -39,14 +39,16 @@ func (p *provider) keys() (n, total int) {
 	return len(p.calls), total
 }
 
-// dies lets the owner of the only lease be dead: its time is over, by the database's clock, and it does not notice.
+// dies lets the owner of the only lease be dead: its time is over, by the database's clock, and it
+// does not notice.
 func (r *rig) dies() {
 	r.t.Helper()
 	r.exec(`update onlyonce.leases set until = clock_timestamp()`)
 }
 
-// An owner stands still in its handler while its lease ends. Another process takes over and finishes. When the first wakes up, nothing
-// that it does has an effect: not a step, not a transaction, not its answer.
+// An owner stands still in its handler while its lease ends. Another process takes over and
+// finishes. When the first wakes up, nothing that it does has an effect: not a step, not a
+// transaction, not its answer.
 func TestH18ZombieChangesNothing(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"before the step", "in the call", "before Tx", "in Tx", "without Tx"} {
@@ -166,7 +168,8 @@ func TestH18OneThief(t *testing.T) {
 	}
 }
 
-// The lease of a handler that works longer than its lease is renewed, with a transaction open too; the database's clock counts.
+// The lease of a handler that works longer than its lease is renewed, with a transaction open too;
+// the database's clock counts.
 func TestH18LeasesAreRenewed(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()
@@ -245,7 +248,8 @@ func TestH18StuckCommitKeepsNoOtherLease(t *testing.T) {
 	wait(t, "the slow one runs", g.begun)
 	stick.Store(true)
 	stuck := r.background("/stuck", "k", "x")
-	// It is not known, or the connection was cut before the server came as far as the lease: then it has run again.
+	// It is not known, or the connection was cut before the server came as far as the lease: then
+	// it has run again.
 	if a := wait(t, "the stuck one is answered", stuck); a.code() != "commit-unknown" && a.mark() != "created" || w.Cuts.Load() != 1 {
 		t.Errorf("%v, %d cuts", a, w.Cuts.Load())
 	}
@@ -259,8 +263,8 @@ func TestH18StuckCommitKeepsNoOtherLease(t *testing.T) {
 	}
 }
 
-// The same while the second one is still at it: what the zombie does is refused because it is the zombie's, and not because
-// everything is over.
+// The same while the second one is still at it: what the zombie does is refused because it is the
+// zombie's, and not because everything is over.
 func TestH18ZombieBesideItsSuccessor(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"before the step", "in the call", "in Tx"} {

@@ -116,7 +116,8 @@ type discard struct{ http.ResponseWriter }
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 func (discard) WriteHeader(int)             {}
 
-// A record is kept for longer than a provider's memory, or its step's key would be used for another request.
+// A record is kept for longer than a provider's memory, or its step's key would be used for another
+// request.
 func TestH18ConfigOfLeases(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -137,8 +138,9 @@ func TestH18ConfigOfLeases(t *testing.T) {
 	}
 }
 
-// A name is one call of a run: in a loop over items, the first one's result would be returned for each, and no call made. After an error the step may be
-// tried again, and the next run has the names anew.
+// A name is one call of a run: in a loop over items, the first one's result would be returned for
+// each, and no call made. After an error the step may be tried again, and the next run has the
+// names anew.
 func TestH18OneCallAName(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -228,8 +230,9 @@ func TestH18StepsThatAreNone(t *testing.T) {
 	}
 }
 
-// Of the requests in lease mode that no client came back for, only one without a step is deleted. One whose step had its effect stays, operators see
-// it, and the next request goes on with the step's result. One with a step of unknown outcome is set aside.
+// Of the requests in lease mode that no client came back for, only one without a step is deleted.
+// One whose step had its effect stays, operators see it, and the next request goes on with the
+// step's result. One with a step of unknown outcome is set aside.
 func TestH18AbandonedRequests(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()
@@ -293,7 +296,8 @@ func TestH18AbandonedRequests(t *testing.T) {
 	}
 }
 
-// The age of a request that was left counts from its last attempt: a client that has asked all the time is not one that never came back.
+// The age of a request that was left counts from its last attempt: a client that has asked all the
+// time is not one that never came back.
 func TestH18AgeCountsFromTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())

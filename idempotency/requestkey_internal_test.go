@@ -153,8 +153,9 @@ func TestH4ShortestKey(t *testing.T) {
 	checkFind(t, rule, nil, `{"key":"secret-"}`, "", "has 7 bytes, must have 8 to 255")
 }
 
-// H4 against another implementation of RFC 9651 (the one of Mercure), which runs the working group's vectors in its own tests. All
-// bytes in all positions of a short string are among the cases, as they are in those vectors.
+// H4 against another implementation of RFC 9651 (the one of Mercure), which runs the working
+// group's vectors in its own tests. All bytes in all positions of a short string are among the
+// cases, as they are in those vectors.
 func TestH4StringsAgainstAnotherImplementation(t *testing.T) {
 	t.Parallel()
 	for c := range 256 {
