@@ -91,7 +91,7 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 					if g.status != http.StatusInternalServerError || g.code() != "body-consumed" || g.mark() != "rejected" || !strings.Contains(g.body, `"retryable":false`) {
 						t.Errorf("%s: %v", route.Pattern, g)
 					}
-					if err := wait(t, "the operator is told", failed); !strings.Contains(err.Error(), "read outside of the layer") {
+					if err := wait(t, "the operator is told", failed); !strings.Contains(err.Error(), "before the layer got it") {
 						t.Error(err)
 					}
 				}

@@ -44,7 +44,7 @@ func TestH3SourcesOfAKey(t *testing.T) {
 		"two lines":                           {h: http.Header{primary: {"secret-k", "secret-l"}}, fails: "2 times"},
 		"two lines that agree":                {h: http.Header{primary: {"secret-k", "secret-k"}}, fails: "2 times"},
 		"two lines, in two cases":             {h: http.Header{primary: {"secret-k"}, "idempotency-key": {"secret-k"}}, fails: "2 times"},
-		"two lines of an alias":               {h: http.Header{primary: {"secret-k"}, alias: {"secret-k", "secret-k"}}, fails: "header X-Idempotency-Key stands there 2 times"},
+		"two lines of an alias":               {h: http.Header{primary: {"secret-k"}, alias: {"secret-k", "secret-k"}}, fails: "header X-Idempotency-Key occurs 2 times"},
 		"a good one and a bad one":            {h: http.Header{primary: {"secret-k"}, alias: {"secret,l"}}, fails: "header X-Idempotency-Key: the key"},
 		"an empty line":                       {h: http.Header{primary: {""}}, fails: "0 bytes"},
 		"an empty line beside a key":          {h: http.Header{primary: {"secret-k"}, alias: {""}}, fails: "0 bytes"},

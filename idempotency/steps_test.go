@@ -175,7 +175,7 @@ func TestH18OneCallAName(t *testing.T) {
 				if err := refund(name); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
-				if err := refund(name); !errors.Is(err, idempotency.ErrStep) || !strings.Contains(err.Error(), "name the steps apart") {
+				if err := refund(name); !errors.Is(err, idempotency.ErrStep) || !strings.Contains(err.Error(), "give each call its own name") {
 					t.Errorf("%s again: %v", name, err)
 				}
 			}
