@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // Steps of the engine's statements.
@@ -257,7 +258,7 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 		}
 		e.park(tx, m, v)
 		a.parked = append(a.parked, Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: v.reason, State: v.state(), Err: v.err})
-		if v.reason == reasonBehind {
+		if v.reason == parked.Behind {
 			a.behind = append(a.behind, v.order)
 		}
 		if err := fault.Point(fault.Parking); err != nil {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // Brake says when a partition stops because nearly all of its messages fail: a wrong Config.Key, a table that is missing, a remote that refuses everything. Without
@@ -53,7 +55,7 @@ type brake struct {
 
 // bad reports whether messages of a reason count against the partition. Conflicts say something of producers, crashes have limits of their own.
 func bad(reason string) bool {
-	return reason == reasonNoKey || reason == reasonPermanent || reason == reasonExhausted
+	return reason == parked.NoKey || reason == parked.Permanent || reason == parked.Exhausted
 }
 
 // stops reports whether the partition has to stop before these verdicts are written, and at which of them. "" stands for a message that may be applied.
@@ -65,7 +67,7 @@ func (b *brake) stops(reasons ...string) (at int, yes bool) {
 	defer b.mu.Unlock()
 	last := slices.Clone(b.last)
 	for i, reason := range reasons {
-		if reason != "" && !bad(reason) && !(b.probing && reason == reasonBehind) {
+		if reason != "" && !bad(reason) && !(b.probing && reason == parked.Behind) {
 			continue // while the partition stands still nothing is set aside
 		}
 		last = b.with(last, reason)
@@ -139,7 +141,7 @@ func (e *engine) everythingFails(pos, offset int64, v *verdict) *HaltError {
 		}
 	}
 	var reasons, failed []string
-	for _, reason := range []string{reasonNoKey, reasonPermanent, reasonExhausted} {
+	for _, reason := range []string{parked.NoKey, parked.Permanent, parked.Exhausted} {
 		if counts[reason] > 0 {
 			reasons, failed = append(reasons, reason), append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
 		}

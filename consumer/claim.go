@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the migration. In: keys, fingerprints, and what
@@ -40,7 +41,7 @@ func (e *engine) judgeKeys(msgs []*Message) []*verdict {
 	for i, m := range msgs {
 		m.redo, m.inTopic = m.Offset < e.redoUntil, e.inTopic
 		if err := e.c.identify(m); err != nil {
-			verdicts[i] = &verdict{reason: reasonNoKey, err: err}
+			verdicts[i] = &verdict{reason: parked.NoKey, err: err}
 		}
 	}
 	return verdicts
@@ -145,7 +146,7 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 		case dedupe.Duplicate:
 			verdicts[index[n]] = &verdict{reason: reasonDuplicate}
 		case dedupe.Conflict:
-			verdicts[index[n]] = &verdict{reason: reasonConflict, err: errConflict}
+			verdicts[index[n]] = &verdict{reason: parked.Conflict, err: errConflict}
 		}
 	}
 }
@@ -228,7 +229,7 @@ func (e *engine) order(ctx context.Context, tx *guard.Tx, a *attempt, verdicts [
 		m := a.msgs[i]
 		switch {
 		case sick[m.order] && verdicts[i] == nil:
-			verdicts[i] = &verdict{reason: reasonBehind, err: errBehind, order: m.order}
+			verdicts[i] = &verdict{reason: parked.Behind, err: errBehind, order: m.order}
 		case verdicts[i] != nil:
 			sick[m.order] = true // it will be parked, and what follows waits for it
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // hinderedLimit is how often a batch is made again as it is that the server hinders. Then it is divided: it may need more than there is room for, or one of
@@ -186,7 +187,7 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted,
 		return w.everythingFails(w.pos, m.Offset, stop.verdict)
 	case !errors.As(err, &f) || !errors.As(f.err, &b):
 		return err
-	case b.reason == reasonCrashed: // the count stands, whatever is deployed
+	case b.reason == parked.Crashed: // the count stands, whatever is deployed
 		return w.halt(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
 	}
 	return w.halt(HaltBlocked, "%s: %v", b.reason, b.err)
@@ -200,7 +201,7 @@ func (w *worker) applyOrPark(work context.Context, m *Message, next int64, count
 	if counted > limit && unanswered > 1 {
 		// The attempts before this one were counted and told nobody how they ended: they took the process with them. The first of them may have been
 		// under way when another message did that; the others were made with nothing else under way.
-		return park(&verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", unanswered), attempts: counted - 1})
+		return park(&verdict{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", unanswered), attempts: counted - 1})
 	}
 	one := *m
 	one.Attempt = n
@@ -213,15 +214,15 @@ func (w *worker) applyOrPark(work context.Context, m *Message, next int64, count
 	case w.brake.stopped():
 		return &failure{err: &brakeError{&verdict{reason: gaveUp(f), err: f.err}}}
 	case hopeless(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
-		return &failure{err: &blockedError{&verdict{reason: reasonPermanent, err: f.err}}}
+		return &failure{err: &blockedError{&verdict{reason: parked.Permanent, err: f.err}}}
 	case w.c.cfg.OnFailure == BlockPartition:
 		return err
 	case hopeless(f.err) && !f.lost:
-		return park(&verdict{reason: reasonPermanent, err: f.err, attempts: n})
+		return park(&verdict{reason: parked.Permanent, err: f.err, attempts: n})
 	case n >= limit:
-		return park(&verdict{reason: reasonExhausted, err: f.err, attempts: n})
+		return park(&verdict{reason: parked.Exhausted, err: f.err, attempts: n})
 	case w.c.cfg.OnFailure == ParkOrderingKey:
-		return park(&verdict{reason: reasonFailed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(w.c.cfg, n))})
+		return park(&verdict{reason: parked.Failed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(w.c.cfg, n))})
 	}
 	return err
 }
@@ -229,9 +230,9 @@ func (w *worker) applyOrPark(work context.Context, m *Message, next int64, count
 // gaveUp is the reason for which a message is given up whose last attempt ended so.
 func gaveUp(f *failure) string {
 	if hopeless(f.err) && !f.lost {
-		return reasonPermanent
+		return parked.Permanent
 	}
-	return reasonExhausted
+	return parked.Exhausted
 }
 
 // forgetAttempts is for a message that is not given up although its attempts are used up. It is one try, as takeBack is.

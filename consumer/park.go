@@ -7,36 +7,13 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// parkSQL sets a message aside, whole. Part of the transaction that moves the position over it, which has claimed its
-// key: a copy of a parked message is a duplicate.
-const parkSQL = `
-insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time,
-                             record_key, header_names, header_values, body, order_key, next_attempt_at, cluster_id, topic_id,
-                             log_append_time, replay_no, replay_resend, event_id)
-values ($23, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
-        case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22, $24)`
-
-// Reasons for parking; a duplicate is skipped and not parked.
+// Reasons of a verdict that no row has; the others are those of package parked.
 const (
-	reasonDuplicate = "duplicate"
-	reasonFailed    = "failed"    // an attempt failed; it is tried again from here
-	reasonPermanent = "permanent" // the handler said that no retry will help
-	reasonExhausted = "exhausted" // its attempts are used up
-	reasonCrashed   = "crashed"   // its attempts ended without an answer: they took the process with them
-	reasonBehind    = "behind"    // an earlier message of its ordering key is parked
-	reasonConflict  = "conflict"  // its id was used before for another payload
-	reasonNoKey     = "no-key"    // it has no id
-
-	reasonUnparkable = "it cannot be parked" // of no row: the partition halts
-)
-
-// States of a parked row that the engine writes.
-const (
-	stateWaiting  = "waiting"  // for an operator
-	stateRetrying = "retrying" // tried again when it is due
-	stateBlocked  = "blocked"  // behind another row of its ordering key
+	reasonDuplicate  = "duplicate"           // it is skipped and not parked
+	reasonUnparkable = "it cannot be parked" // the partition halts
 )
 
 // verdict is what becomes of a message instead of being handled.
@@ -50,12 +27,12 @@ type verdict struct {
 
 func (v *verdict) state() string {
 	switch v.reason {
-	case reasonFailed:
-		return stateRetrying
-	case reasonBehind:
-		return stateBlocked
+	case parked.Failed:
+		return parked.Retrying
+	case parked.Behind:
+		return parked.Blocked
 	}
-	return stateWaiting
+	return parked.Waiting
 }
 
 func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
@@ -68,7 +45,7 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
 	for i, h := range m.Headers {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
-	tx.Engine(stepPark, parkSQL, v.state(), v.reason, plain(v.err.Error()), v.attempts, plain(m.tenant), m.scope, key,
+	tx.Engine(stepPark, parked.InsertMessageSQL, v.state(), v.reason, plain(v.err.Error()), v.attempts, plain(m.tenant), m.scope, key,
 		m.Topic, m.Partition, m.Offset, storable(m.Time), m.Key, names, values, m.Value, m.order, v.wait.Seconds(),
 		m.cluster, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.kind(), pgtype.Text{String: m.EventID, Valid: e.c.events})
 }

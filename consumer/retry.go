@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
@@ -48,17 +49,14 @@ update onlyonce.parked p
        next_attempt_at = case when $5 = 'retrying' then clock_timestamp() + make_interval(secs => $9) end
   from held where p.id = $4 and p.state = 'retrying' and p.attempts = $10`
 
-// promoteSQL makes the first row of an ordering key due; see the function's comment in the migration. sweepSQL does it for all keys
+// sweepSQL makes the first rows due of all ordering keys
 // of a partition that have blocked rows, after a process died between a commit and what should have followed it: so many keys at once, above $4 (null: from the
 // first). One row: how many rows became due, and the last of these keys, null where there are no more.
-const (
-	promoteSQL = `select onlyonce.promote($1)`
-	sweepSQL   = `
+const sweepSQL = `
 select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
   from (select distinct order_key from onlyonce.parked
          where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked' and ($4::uuid is null or order_key > $4)
          order by order_key limit 5000) k`
-)
 
 // sweepEvery bounds how long a row can stay blocked behind nothing.
 const sweepEvery = 5 * time.Minute
@@ -248,16 +246,14 @@ func (r *retrier) promote(ctx context.Context) error {
 		}
 	default:
 		for k := range keys {
-			var id *int64
+			var due int64
 			bounded, cancel := r.c.bounded(ctx)
-			err = r.c.pool.QueryRow(bounded, promoteSQL, k).Scan(&id)
+			err = r.c.pool.QueryRow(bounded, parked.PromoteSQL, []pgtype.UUID{k}).Scan(&due)
 			cancel()
 			if err != nil {
 				break
 			}
-			if id != nil {
-				promoted++
-			}
+			promoted += due
 		}
 	}
 	if err != nil {
@@ -316,10 +312,10 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	}
 	limit := r.c.cfg.MaxAttempts
 	if row.n > limit+1 { // the attempt at the limit may have been under way when another message killed the process; the one behind it was made alone
-		return true, r.fail(row, &verdict{reason: reasonCrashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
+		return true, r.fail(row, &verdict{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
 	}
 	if err := r.verifyIdentity(row); err != nil {
-		return true, r.giveUp(row, &verdict{reason: reasonPermanent, err: err}) // another try would find the same
+		return true, r.giveUp(row, &verdict{reason: parked.Permanent, err: err}) // another try would find the same
 	}
 	r.state.inRetry.Store(1)
 	defer r.state.inRetry.Store(0)
@@ -344,7 +340,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		r.sweepSoon() // settled by an attempt whose answer was lost, or changed by an operator, or by the next owner
 		return true, nil
 	case !errors.As(err, &f):
-		return false, errors.Join(err, r.fail(row, &verdict{reason: reasonFailed, err: err, wait: backoffFor(r.c.cfg, row.n)}, 1))
+		return false, errors.Join(err, r.fail(row, &verdict{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.n)}, 1))
 	case fault.Point(fault.RetryFailed) != nil:
 		return false, fault.ErrInjected
 	case errors.As(f.err, &b):
@@ -352,7 +348,7 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	case hopeless(f.err) && !f.lost, row.n >= limit, r.brakes() && r.brake.stopped():
 		return true, r.giveUp(row, &verdict{reason: gaveUp(f), err: f.err})
 	}
-	v := &verdict{reason: reasonFailed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.n))}
+	v := &verdict{reason: parked.Failed, err: f.err, wait: waitAtLeast(f.err, backoffFor(r.c.cfg, row.n))}
 	r.reportRetry(Retry{Offset: row.m.Offset, Messages: 1, Attempt: row.n, Err: f.err, Parked: true}, backoff.NewConstantBackOff(v.wait))
 	return true, r.fail(row, v, 0)
 }
@@ -364,7 +360,7 @@ func (r *retrier) brakes() bool { return r.c.cfg.OnFailure == ParkOrderingKey }
 func (r *retrier) giveUp(row *parkedRow, v *verdict) error {
 	if r.brakes() {
 		if _, yes := r.brake.stops(v.reason); yes {
-			if err := r.fail(row, &verdict{reason: reasonFailed, err: v.err, wait: backoffFor(r.c.cfg, row.n)}, 1); err != nil {
+			if err := r.fail(row, &verdict{reason: parked.Failed, err: v.err, wait: backoffFor(r.c.cfg, row.n)}, 1); err != nil {
 				return err
 			}
 			return r.everythingFails(r.state.position.Load(), row.m.Offset, v)
@@ -405,7 +401,7 @@ func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 	if r.c.events {
 		m.EventTenant = row.tenant
 	}
-	row.claimed = !r.c.events && row.reason != reasonConflict && row.reason != reasonNoKey
+	row.claimed = !r.c.events && row.reason != parked.Conflict && row.reason != parked.NoKey
 	return row, nil
 }
 
@@ -421,10 +417,10 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 		return err
 	case plain(m.tenant) != row.tenant:
 		return fmt.Errorf("Config.Tenant names the tenant %q now, and named %q when this was parked", m.tenant, row.tenant)
-	case row.reason == reasonConflict:
+	case row.reason == parked.Conflict:
 		m.another = true // O1
 		return nil
-	case row.reason == reasonNoKey:
+	case row.reason == parked.NoKey:
 		return nil
 	case !row.key.Valid:
 		m.id = "" // parked by a consumer without ids: its position identifies it
@@ -446,7 +442,7 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 		_, fingerprint = row.m.hash()
 	}
 	return &attempt{
-		msgs: []*Message{row.m}, alone: true, inPlace: true, unclaimed: row.reason != reasonNoKey,
+		msgs: []*Message{row.m}, alone: true, inPlace: true, unclaimed: row.reason != parked.NoKey,
 		fence: func(tx *guard.Tx) {
 			tx.Engine(stepFence, settleSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, row.n, key, fingerprint,
 				guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
@@ -462,23 +458,23 @@ func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 	ctx, cancel := r.c.detached()
 	defer cancel()
 	state := v.state()
-	if v.reason == row.reason && state == stateBlocked {
-		state = stateWaiting
+	if v.reason == row.reason && state == parked.Blocked {
+		state = parked.Waiting
 	}
 	tag, err := r.c.pool.Exec(ctx, failSQL, r.cur.id, r.cur.epoch, r.cur.nonce, row.id, state, v.reason, plain(v.err.Error()), owed,
 		v.wait.Seconds(), row.n)
 	if err != nil {
 		return fmt.Errorf("writing how an attempt at a parked message ended: %w", err)
 	}
-	if state == stateRetrying {
+	if state == parked.Retrying {
 		r.dueIn(v.wait)
 	}
 	switch {
 	case tag.RowsAffected() == 0:
 		r.sweepSoon() // settled after all: COMMIT's answer was lost
-	case state == stateWaiting:
+	case state == parked.Waiting:
 		m, reason := row.m, v.reason
-		if row.reason == reasonConflict || row.reason == reasonNoKey {
+		if row.reason == parked.Conflict || row.reason == parked.NoKey {
 			reason = row.reason // which the row keeps, too
 		}
 		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: reason, State: state, Err: v.err})

@@ -8,6 +8,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // patience is how long a chunk waits for its last calls once none has returned. Those that are still out then are written to the parked table
@@ -244,7 +246,7 @@ func (t *tenure) told(diverted []*flight) {
 	}
 	for _, f := range diverted {
 		s := t.judge(f)
-		if s.due && s.state == stateRetrying || s.state == stateReconcile && t.s.cfg.Reconcile != nil {
+		if s.due && s.state == parked.Retrying || s.state == parked.Reconcile && t.s.cfg.Reconcile != nil {
 			t.dueIn(s.delay)
 		}
 		if f.state == flightBehind {

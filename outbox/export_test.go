@@ -12,8 +12,8 @@ var Statements = map[string]string{
 	"make lanes": makeLanesSQL, "survey": surveySQL, "scout": scoutSQL,
 	"load": loadSQL, "fence": fenceSQL, "advance": advanceSQL, "bite": biteSQL, "collect": collectSQL, "fetch": fetchSQL, "divert": divertSQL,
 	"lsn": lsnSQL, "standbys": standbysSQL, "replicas": replicasSQL,
-	"pick": pickSQL, "next": nextSQL, "settle": settleSQL, "promote": promoteSQL, "sweep": sweepSQL, "complete": completeSQL,
-	"carry": carrySQL, "purge": purgeSQL, "purge old": purgeOldSQL,
+	"pick": pickSQL, "next": nextSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,
+	"purge": purgeSQL,
 }
 
 // SetSweepEvery changes how often lanes look for calls that are blocked behind nothing. It returns what undoes it.

@@ -8,27 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/cenkalti/backoff/v4"
-)
 
-// States of a parked call.
-const (
-	stateRetrying  = "retrying"
-	stateBlocked   = "blocked"
-	stateWaiting   = "waiting"
-	stateReconcile = "reconcile"
-	stateResolved  = "resolved"
-)
-
-// Reasons why a call is parked.
-const (
-	reasonFailed     = "failed"     // an attempt was made, and had no final answer
-	reasonBehind     = "behind"     // another call of its ordering key is parked
-	reasonScheduled  = "scheduled"  // its time has not come
-	reasonCut        = "cut"        // the lane was given back, or the call is still under way
-	reasonCompletion = "completion" // the remote has accepted it; RelayConfig.Complete has not
-	reasonRejected   = "rejected"
-	reasonUnopened   = "unopened" // its body will never open
-	reasonWindow     = "window"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // verdict is what becomes of a call's row after an attempt.
@@ -55,49 +36,49 @@ func (t *tenure) judge(f *flight) verdict {
 func (t *tenure) decide(f *flight) verdict {
 	switch f.state {
 	case flightBehind:
-		return verdict{state: stateBlocked, reason: reasonBehind}
+		return verdict{state: parked.Blocked, reason: parked.Behind}
 	case flightScheduled:
-		return verdict{state: stateRetrying, reason: reasonScheduled, due: true, delay: f.wait - time.Since(f.asked)}
+		return verdict{state: parked.Retrying, reason: parked.Scheduled, due: true, delay: f.wait - time.Since(f.asked)}
 	case flightWaiting:
-		return verdict{state: stateRetrying, reason: reasonCut, due: true}
+		return verdict{state: parked.Retrying, reason: parked.Cut, due: true}
 	case flightFlying: // settled when it returns; if this relay dies, when its lease has ended, and the call with it
-		return verdict{state: stateRetrying, reason: reasonCut, due: true, delay: t.s.cfg.LeaseTTL}
+		return verdict{state: parked.Retrying, reason: parked.Cut, due: true, delay: t.s.cfg.LeaseTTL}
 	}
 	r := f.result
 	v := verdict{text: stored(r.Reason)}
 	switch {
 	case f.decision == Applied:
-		return verdict{as: SettledDelivered, state: stateResolved}
+		return verdict{as: SettledDelivered, state: parked.Resolved}
 	case f.decision == NotApplied:
-		return verdict{as: SettledRetry, state: stateRetrying, reason: reasonFailed, due: true, fresh: true}
+		return verdict{as: SettledRetry, state: parked.Retrying, reason: parked.Failed, due: true, fresh: true}
 	case f.decision == Unknown:
-		v.as, v.state, v.reason = SettledReconcile, stateReconcile, reasonWindow
+		v.as, v.state, v.reason = SettledReconcile, parked.Reconcile, parked.Window
 		v.due, v.delay = r.Outcome != Rejected, t.delay(f)
 	case r.Outcome == Delivered && f.completing():
-		return verdict{as: SettledDelivered, state: stateResolved}
+		return verdict{as: SettledDelivered, state: parked.Resolved}
 	case r.Outcome == Delivered && f.Capture:
 		answer := r.Response
 		if answer == nil {
 			answer = &Response{}
 		}
-		return verdict{as: SettledAccepted, state: stateRetrying, reason: reasonCompletion, due: true, answer: answer}
+		return verdict{as: SettledAccepted, state: parked.Retrying, reason: parked.Completion, due: true, answer: answer}
 	case r.Outcome == Delivered:
-		return verdict{as: SettledDelivered, state: stateResolved}
+		return verdict{as: SettledDelivered, state: parked.Resolved}
 	case r.Outcome == Rejected && f.completing():
-		v.as, v.state, v.reason = SettledRejected, stateWaiting, reasonCompletion
+		v.as, v.state, v.reason = SettledRejected, parked.Waiting, parked.Completion
 	case r.Outcome == Rejected && f.unopened:
-		v.as, v.state, v.reason = SettledUnopened, stateWaiting, reasonUnopened
+		v.as, v.state, v.reason = SettledUnopened, parked.Waiting, parked.Unopened
 	case r.Outcome == Rejected:
-		v.as, v.state, v.reason = SettledRejected, stateWaiting, reasonRejected
+		v.as, v.state, v.reason = SettledRejected, parked.Waiting, parked.Rejected
 	case errors.Is(r.Err, ErrWindow) && !f.completing():
-		v.as, v.state, v.reason, v.due = SettledReconcile, stateReconcile, reasonWindow, true
+		v.as, v.state, v.reason, v.due = SettledReconcile, parked.Reconcile, parked.Window, true
 	default:
 		if r.Outcome != Retry { // a sink that forgot to say: never taken for success
 			v.text = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
 		}
-		v.as, v.state, v.reason, v.due, v.delay = SettledRetry, stateRetrying, reasonFailed, true, t.delay(f)
+		v.as, v.state, v.reason, v.due, v.delay = SettledRetry, parked.Retrying, parked.Failed, true, t.delay(f)
 		if f.completing() {
-			v.reason = reasonCompletion
+			v.reason = parked.Completion
 		}
 	}
 	return v

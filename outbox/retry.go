@@ -9,6 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/frozen"
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // pickSQL picks parked calls that are due and journals their attempts. In: sink, lane; ids under way; how many; how long after the first
@@ -80,14 +81,11 @@ update onlyonce.parked p
  where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call'
    and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.attempts = s.attempts`
 
-// promoteSQL makes the next calls of ordering keys due, sweepSQL those of a lane: after a process died between a commit and what should have followed.
-const (
-	promoteSQL = `select count(onlyonce.promote(k)) from unnest($1::uuid[]) k`
-	sweepSQL   = `
+// sweepSQL makes the next calls due of a lane's ordering keys, after a process died between a commit and what should have followed. In: sink, lane. One row: how many.
+const sweepSQL = `
 select count(onlyonce.promote(k.order_key))
   from (select distinct order_key from onlyonce.parked
          where kind = 'call' and sink = $1 and lane = $2 and settled_at is null and state = 'blocked' and order_key is not null) k`
-)
 
 // pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
 const pickAtOnce = 16
@@ -154,11 +152,11 @@ func (t *tenure) retryTurn(pick bool, slots int) error {
 			delete(t.late, f.ID)
 		}
 		v := t.judge(f)
-		if f.order != nil && (v.state == stateResolved || f.completing() || // whose transaction may have settled it all the same
-			t.s.cfg.PassOn && (v.state == stateWaiting || v.state == stateReconcile)) {
+		if f.order != nil && (v.state == parked.Resolved || f.completing() || // whose transaction may have settled it all the same
+			t.s.cfg.PassOn && (v.state == parked.Waiting || v.state == parked.Reconcile)) {
 			t.promote = append(t.promote, *f.order)
 		}
-		if v.due && (v.state == stateRetrying || ask) {
+		if v.due && (v.state == parked.Retrying || ask) {
 			t.dueIn(v.delay)
 		}
 		t.s.tell.settled(v.event(f))
@@ -210,7 +208,7 @@ func (t *tenure) scanParked(r pgx.CollectableRow) (*flight, error) {
 	case status != nil:
 		f.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}
 		f.work = t.complete
-	case state == stateReconcile:
+	case state == parked.Reconcile:
 		f.work, f.asking = t.reconcile, true
 	}
 	return f, err
@@ -232,7 +230,7 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 	)
 	for _, f := range done {
 		v := t.judge(f)
-		if f.completing() && v.state == stateResolved {
+		if f.completing() && v.state == parked.Resolved {
 			continue
 		}
 		asked, attempts = append(asked, f.asking), append(attempts, int32(f.Attempt))
@@ -261,7 +259,7 @@ func (t *tenure) promoteBlocked() error {
 	switch {
 	case err != nil:
 	case t.swept:
-		err = t.s.pool.QueryRow(ctx, promoteSQL, keys).Scan(&n)
+		err = t.s.pool.QueryRow(ctx, parked.PromoteSQL, keys).Scan(&n)
 	default:
 		err = t.s.pool.QueryRow(ctx, sweepSQL, t.s.name, t.lane).Scan(&n)
 	}

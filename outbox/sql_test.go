@@ -17,6 +17,7 @@ import (
 
 // Every statement is accepted by a real server.
 func TestStatementsPrepare(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	conn, err := r.pool.Acquire(t.Context())
 	if err != nil {
@@ -45,12 +46,12 @@ var hot = map[string]struct {
 	"next":   {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},
 	"settle": {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false, '{false,true}', '{1,1}', '{false,false}'`, []string{"parked_pkey", "parked_row"}},
 	"purge":  {`'payments', '7 days', 1000`, []string{"parked_settled", "parked_pkey", "outbox_log_%d_key_idx"}},
-	"carry":  {`'payments', 500`, []string{"outbox_pending", "outbox_pkey"}},
 }
 
 // The hot statements find their rows by index, whatever the parameters, and even when they were planned while the tables were empty:
 // a session keeps such a plan for hours.
 func TestPlans(t *testing.T) {
+	t.Parallel()
 	for _, full := range []bool{false, true} {
 		t.Run(fmt.Sprintf("full=%v", full), func(t *testing.T) {
 			r := newRig(t)
@@ -122,6 +123,7 @@ func TestPlans(t *testing.T) {
 
 // What the fence sets counts for all of its transaction, sequential scans being off among it.
 func TestFenceForbidsSequentialScans(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce) values ('relay/x', 1, '00000000-0000-4000-8000-000000000001')`)
 	err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
@@ -142,6 +144,7 @@ func TestFenceForbidsSequentialScans(t *testing.T) {
 
 // A session that does not wait for its commits to be flushed does so for the relay's journal; all else is left alone.
 func TestFenceFlushes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce) values ('relay/x', 1, '00000000-0000-4000-8000-000000000001')`)
 	for given, want := range map[string]string{"off": "local", "on": "on", "remote_apply": "remote_apply", "local": "local"} {
@@ -169,6 +172,7 @@ func TestFenceFlushes(t *testing.T) {
 // The relay runs without prepared statements (PgBouncer in transaction mode, old versions), and on a server whose default
 // isolation is not the one it needs.
 func TestOtherSessions(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			r := newRig(t)
@@ -216,6 +220,7 @@ func TestOtherSessions(t *testing.T) {
 
 // A parked row that somebody else has locked is left for later, and does not keep others from being sent.
 func TestLockedRowsAreLeftForLater(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var again atomic.Bool
 	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {

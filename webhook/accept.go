@@ -12,6 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -215,7 +216,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	case found == isDuplicate:
 		return Duplicate, false, nil
 	case found == isDivergent && a.cfg.KeepDivergent && !a.reconciled:
-		a.keep(tx, "discarded", "divergent", errDivergent)
+		a.keep(tx, parked.Discarded, parked.Divergent, errDivergent)
 		return Divergent, true, nil
 	case found == isDivergent:
 		return Divergent, false, nil
@@ -225,7 +226,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 		}
 		return SameBody, true, nil
 	case a.aside != nil:
-		a.keep(tx, "waiting", "stale", a.aside)
+		a.keep(tx, parked.Waiting, parked.Stale, a.aside)
 		return Stale, true, nil //nolint:nilerr // that the handler found it stale is what this is about
 	}
 	tx.Lend(&dedupe.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.id, Time: time.Now()})
@@ -233,7 +234,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 		err := a.cfg.Forward.enqueue(ctx, tx, a.item)
 		if errors.Is(err, outbox.ErrCall) { // of this event no call can be made, however often it comes; nothing was sent to the database
 			tx.TakeBack()
-			a.keep(tx, "waiting", "forward", err)
+			a.keep(tx, parked.Waiting, parked.Forward, err)
 			return Unforwarded, true, nil
 		}
 		if err != nil {
@@ -279,7 +280,7 @@ var (
 func (a *attempt) keep(tx *guard.Tx, state, reason string, why error) {
 	names, values := a.columns()
 	tx.Engine(stepAside, setAsideSQL, state, reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Name), a.hash,
-		Topic(a.cfg.Name), a.key, names, values, a.Body, a.id, state == "discarded")
+		Topic(a.cfg.Name), a.key, names, values, a.Body, a.id, state == parked.Discarded)
 }
 
 // keepCopy sets an event aside whose body came before under another id.

@@ -30,15 +30,15 @@ update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, run_e
 
 // keys is a part of what is kept there: the query that reads its keys, and the one that claims them here. The first names no scope, because hashes are all there is:
 // keys of others come along. In, of the second: uuid[], bigint[] of the same length. One row: how many are new here, and how many stand here for another
-// payload. It waits for transactions that hold uncommitted copies; keys that are there stay as they are. A key from before schema 5 may be of either ring.
+// payload. It waits for transactions that hold uncommitted copies; keys that are there stay as they are.
 type keys struct{ kept, bring string }
 
 var (
 	// logKeys are of Kafka's messages, and as true in one database as in the other.
-	logKeys = keys{`select key, fingerprint from onlyonce.inbox where segment not like 'keys\_clock%'`,
+	logKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'keys\_log%'`,
 		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_log($1, $2)) o`}
 	// clockKeys are of webhooks, calls outside of consumers and dedupe.Claim, whose ids may mean something in their database only.
-	clockKeys = keys{`select key, fingerprint from onlyonce.inbox where segment not like 'keys\_log%'`,
+	clockKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'keys\_clock%'`,
 		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_clock($1, $2)) o`}
 )
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -57,21 +56,6 @@ func redo(c *cursorRow) (until *int64, topic pgtype.UUID) {
 	return until, topicID(c.TopicID)
 }
 
-// state says what keeps the cursor from going on as usual.
-func state(c *cursorRow) string {
-	var s []string
-	if c.RetiredAt != nil {
-		s = append(s, "retired")
-	}
-	if c.Paused != nil {
-		s = append(s, "paused")
-	}
-	if c.ReplayUntil != nil {
-		s = append(s, fmt.Sprintf("replay %d to %d", c.Replay, *c.ReplayUntil))
-	}
-	return strings.Join(s, ", ")
-}
-
 // attempts shows what was tried at a message that stands alone.
 func attempts(c *cursorRow) string {
 	if c.Attempts == 0 || c.AttemptOffset == nil {
@@ -91,6 +75,15 @@ func (f *cursorFilter) flags(fs *flag.FlagSet) {
 	textVar(fs, &f.scope, "scope", "the scope `S` of the consumer")
 	textVar(fs, &f.topic, "topic", "the topic `T`")
 	numberVar(fs, &f.partition, "partition", "the partition `N`", 0, math.MaxInt32)
+}
+
+// number is -partition; nil: not given.
+func (f *cursorFilter) number() *int32 {
+	if f.partition == nil {
+		return nil
+	}
+	n := int32(*f.partition)
+	return &n
 }
 
 func readCursors(ctx context.Context, tx pgx.Tx, f cursorFilter) ([]cursorRow, error) {
@@ -126,9 +119,10 @@ Null: not known, or none.`,
 			var filter cursorFilter
 			filter.flags(fs)
 			return func(ctx context.Context, a *app) error {
-				var cursors []cursorRow
-				err := a.readSnapshot(ctx, *address, "reading cursors", func(ctx context.Context, tx pgx.Tx) (err error) {
-					cursors, err = readCursors(ctx, tx, filter)
+				var cursors []ops.Cursor
+				f := ops.CursorFilter{Scope: text(filter.scope), Topic: text(filter.topic), Partition: filter.number()}
+				err := a.ask(ctx, *address, "reading cursors", func(ctx context.Context, db ops.DB) (err error) {
+					cursors, err = ops.Cursors(ctx, db, f)
 					return err
 				})
 				if err != nil {
@@ -152,7 +146,7 @@ func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
 		}
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position),
 			fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy), strconv.Itoa(int(c.Run)), orDash(c.Group), orDash(c.ClusterID),
-			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), attempts(c), state(c)})
+			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), attempts(c), c.State()})
 	}
 	switch {
 	case len(cursors) == 0:

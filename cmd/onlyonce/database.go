@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // envPostgres names the database where -postgres does not.
@@ -92,6 +93,15 @@ func (a *app) readSnapshot(ctx context.Context, address, what string, f func(ctx
 				return f(ctx, tx)
 			})
 		})
+	})
+}
+
+// ask asks a database something, and says so if that takes long. f must not write to standard error.
+func (a *app) ask(ctx context.Context, address, what string, f func(ctx context.Context, db ops.DB) error) error {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout+readTimeout)
+	defer cancel()
+	return a.watch(what, func() error {
+		return a.withDatabase(ctx, address, func(db *database) error { return decided(f(ctx, db)) })
 	})
 }
 

@@ -13,6 +13,14 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
+// idsOfEndpoints finds each endpoint that has ids of webhooks; its last row is null. By the index
+// webhook_ids_age, one look for each.
+const idsOfEndpoints = `
+with recursive of_ids as (
+  (select w.endpoint from onlyonce.webhook_ids w order by w.endpoint limit 1)
+  union all
+  select (select w.endpoint from onlyonce.webhook_ids w where w.endpoint > o.endpoint order by w.endpoint limit 1) from of_ids o where o.endpoint is not null)`
+
 // endpointsSQL lists the endpoints that have ids of webhooks, with the age of each one's oldest. By the index webhook_ids_age, two looks for each.
 const endpointsSQL = idsOfEndpoints + `
 select o.endpoint, (select extract(epoch from clock_timestamp() - w.seen_at)::float8 from onlyonce.webhook_ids w where w.endpoint = o.endpoint order by w.seen_at limit 1) as oldest
@@ -144,9 +152,6 @@ func (d *doctor) ring(k *keyRing, held bool, who []string) {
 	slots, free, draining := 0, 0, false
 	for i := range k.Segments {
 		s := &k.Segments[i]
-		if s.Table == "onlyonce.keys_old" {
-			continue
-		}
 		slots++
 		switch s.State {
 		case "current":

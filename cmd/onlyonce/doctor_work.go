@@ -37,7 +37,7 @@ func (d *doctor) outbox(ctx context.Context, tx pgx.Tx) error {
 				held++
 			}
 		}
-		pending := s.Pending != nil && *s.Pending > 0 || s.Old > 0
+		pending := s.Pending != nil && *s.Pending > 0
 		switch {
 		case s.PausedAt != nil:
 			p := sinkRow{s.Sink, s.PausedAt, s.PausedBy, s.PauseReason}
@@ -85,7 +85,7 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	d.unless("parked", "nothing that is parked waits for an operator")
 
-	requests, err := collect[requestRow](ctx, tx, requestsSQL, false, nil, nil, mostLimit, nil)
+	requests, err := collect[requestRow](ctx, tx, requestsSQL, false, nil, nil, ops.MostLimit, nil)
 	if err != nil {
 		return err
 	}

@@ -364,14 +364,12 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL, parkedSQL,
-		parkedCountsSQL, pendingCallsSQL, settledCallsSQL, limitSQL, relaysSQL, retireSQL, leftSQL,
-		replaysSQL, replayNoSQL, replaySQL, parkedShowSQL, pickSQL, lockPickedSQL, oneSQL, redriveSQL, discardSQL, promoteSQL,
-		redriveCallsSQL, resolveCallsSQL, redrivesSQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL,
-		fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
-		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, eraseOutboxSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL,
-		oldCallsSQL, ringSQL, appendParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
-		streamsSQL, eventRingSQL, claimsSQL, webhookSQL, callsOfSQL, movedSQL, runStartSQL, eventSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL,
+	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL, parkedCountsSQL, limitSQL,
+		relaysSQL, retireSQL, leftSQL, replaysSQL, replayNoSQL, replaySQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL,
+		rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL,
+		lockSinkSQL, pauseSinkSQL, resumeSinkSQL, storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, logSinksSQL, lanesSQL,
+		waitingCallsSQL, parkedCallsSQL, ringSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
+		streamsSQL, eventRingSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL,
 		hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL, scopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)

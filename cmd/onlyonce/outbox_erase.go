@@ -10,9 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// storedSQL finds what is stored of a call. In: key. One row for each place: log (id, sink, state of the view onlyonce.calls), parked (its own id),
-// and outbox, which relays of schema version 2 read. A call that was redriven under a new key is found by either one. By
-// the indexes outbox_log_key, parked_row, that of onlyonce.outbox on its key; that on onlyonce.parked (kind, key) holds unsettled rows
+// storedSQL finds what is stored of a call. In: key. One row for each place: log (id, sink, state of the view onlyonce.calls) and parked (its own id).
+// A call that was redriven under a new key is found by either one. By
+// the indexes outbox_log_key and parked_row; that on onlyonce.parked (kind, key) holds unsettled rows
 // only, so settled ones that no row of the log leads to are looked for in the whole table, which holds failures. By a new key, the log's
 // row is found by outbox_log_new within its sink and lane.
 const storedSQL = `
@@ -30,9 +30,6 @@ select 'log' as place, c.id, c.key::text as key, c.sink, c.state, c.erased_at, o
   join onlyonce.calls c on c.key = g.key and c.id = g.id
 union all
 select 'parked', p.id, null, coalesce(p.sink, ''), case p.state when 'resolved' then 'delivered' else p.state end, p.erased_at, coalesce(p.bytes, 0) from parked p
-union all
-select 'outbox', o.id, null, o.sink, case when o.state = 'parked' then coalesce((select min(p.state) from parked p where p.state not in ('resolved', 'discarded')), 'discarded')
-       else o.state end, null, octet_length(o.body) from onlyonce.outbox o where o.key = $1::uuid
 order by 1 desc, 2`
 
 // lockStoredSQL locks what settles a call: its lane, whose cursor says what was delivered, and its parked row, which is what is redriven. In: key. A
@@ -45,15 +42,14 @@ select p.id from onlyonce.parked p
 select l.id from onlyonce.lanes l where (l.sink, l.lane) in (select r.sink, r.lane from onlyonce.outbox_log r where r.key = $1::uuid) order by l.id for update`
 )
 
-// eraseLogSQL, eraseParkedSQL and eraseOutboxSQL erase bodies. In: ids; of the log also keys, by whose index it finds them. The row of
-// the log keeps its xid: it was delivered, and stays so. In onlyonce.outbox nothing says that a body was erased.
+// eraseLogSQL and eraseParkedSQL erase bodies. In: ids; of the log also keys, by whose index it finds them. The row of
+// the log keeps its xid: it was delivered, and stays so.
 const (
 	eraseLogSQL = `
 update onlyonce.outbox_log set body = '', erased_at = clock_timestamp() where id = any ($1::bigint[]) and key = any ($2::uuid[]) and erased_at is null`
 	eraseParkedSQL = `
 update onlyonce.parked set body = '', response_body = null, response_headers = null, erased_at = clock_timestamp()
  where id = any ($1::bigint[]) and kind = 'call' and erased_at is null and state in ('resolved', 'discarded')`
-	eraseOutboxSQL = `update onlyonce.outbox set body = '' where id = any ($1::bigint[]) and state <> 'pending'`
 )
 
 // erasure is what the operator asks for.
@@ -63,7 +59,7 @@ type erasure struct {
 }
 
 type storedRow struct {
-	Place    string     `json:"place"` // log, parked or outbox
+	Place    string     `json:"place"` // log or parked
 	ID       int64      `json:"id"`
 	Key      *string    `json:"key"` // of the log
 	Sink     string     `json:"sink"`
@@ -142,7 +138,7 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*erased, error) {
 	for i := range rows {
 		r := &rows[i]
 		utc(r.ErasedAt)
-		done = done && (r.ErasedAt != nil || r.Place == "outbox" && r.Bytes == 0)
+		done = done && r.ErasedAt != nil
 		switch r.State {
 		case "delivered", "discarded":
 		case "pending":
@@ -175,10 +171,7 @@ func (q *erasure) do(ctx context.Context, tx pgx.Tx, now *erased) (*erased, erro
 	if _, err := tx.Exec(ctx, eraseLogSQL, ids["log"], keys); err != nil {
 		return nil, err
 	}
-	if _, err := tx.Exec(ctx, eraseParkedSQL, ids["parked"]); err != nil {
-		return nil, err
-	}
-	_, err := tx.Exec(ctx, eraseOutboxSQL, ids["outbox"])
+	_, err := tx.Exec(ctx, eraseParkedSQL, ids["parked"])
 	return now, err
 }
 

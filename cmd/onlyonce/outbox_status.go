@@ -12,13 +12,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// logSinksSQL lists every sink that somebody knows: listed by a relay, with calls in the log, in onlyonce.outbox, or parked. In: sink
+// logSinksSQL lists every sink that somebody knows: listed by a relay, with calls in the log, or parked. In: sink
 // (null: any). The log's are found by the index outbox_log_new, one look for each sink.
 const logSinksSQL = sinksOfLog + `
 select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed, k.paused_at, k.paused_by, k.pause_reason
   from (select sink from of_log where sink is not null
         union select name from onlyonce.sinks
-        union select sink from onlyonce.outbox where state = 'pending'
         union select sink from onlyonce.parked where kind = 'call' and settled_at is null and sink is not null) n
   left join onlyonce.sinks k on k.name = n.sink
  where $1::text is null or n.sink = $1
@@ -62,9 +61,6 @@ select sink, state, count(*) as count, min(parked_at) as oldest
   from onlyonce.parked where kind = 'call' and sink is not null and ($1::text is null or sink = $1)
  group by 1, 2 order by 1, 2`
 
-// oldCallsSQL counts what is to be sent of the table that code before schema version 3 enqueued to. In: sink (null: any). By outbox_pending.
-const oldCallsSQL = `select sink, count(*) as count from onlyonce.outbox where state = 'pending' and ($1::text is null or sink = $1) group by sink`
-
 // ringSQL reads the log's segments. The sizes hold indexes and bodies. behind: sinks, of any name, with a lane whose
 // cursor is older than the last transaction that may have written into a closed segment. Whether it has seen all of those, the calls tell.
 const ringSQL = `
@@ -84,7 +80,6 @@ type outboxSink struct {
 	PauseReason *string       `json:"pause_reason"`
 	Pending     *int64        `json:"pending" db:"-"`            // null: not counted
 	Age         *float64      `json:"oldest_age_seconds" db:"-"` // of what is pending
-	Old         int64         `json:"pending_before_version_3" db:"-"`
 	Parked      []callCount   `json:"parked" db:"-"`
 	Lanes       []*outboxLane `json:"lanes" db:"-"`
 }
@@ -177,8 +172,7 @@ lists (list it, or discard its calls), cursors that only a relay moves.
 
 With -json, one object:
   counted  false: counting pending calls took over 5 s, and pending, in_pass and ages are null
-  sinks    list of {sink, listed, paused_at, paused_by, pause_reason, pending, oldest_age_seconds, pending_before_version_3 (in
-           onlyonce.outbox), parked (list of {state, count, oldest}), lanes (list of {lane, epoch, until, held, pending, in_pass,
+  sinks    list of {sink, listed, paused_at, paused_by, pause_reason, pending, oldest_age_seconds, parked (list of {state, count, oldest}), lanes (list of {lane, epoch, until, held, pending, in_pass,
            oldest_age_seconds})}
   ring     list of {slot, state (current, draining, closed, retired, free), use_no, opened_at, closed_at, age_seconds, bytes,
            held_by (list of {sink, lanes, calls, why (behind, unlisted, cursor)})}; of one sink with -sink`,
@@ -222,14 +216,6 @@ func readOutbox(ctx context.Context, tx pgx.Tx, sink *string, limit time.Duratio
 	if err != nil {
 		return nil, err
 	}
-	type oldCount struct {
-		Sink  string
-		Count int64
-	}
-	old, err := collect[oldCount](ctx, tx, oldCallsSQL, sink)
-	if err != nil {
-		return nil, err
-	}
 	if r.Ring, err = collect[segment](ctx, tx, ringSQL); err != nil {
 		return nil, err
 	}
@@ -253,11 +239,6 @@ func readOutbox(ctx context.Context, tx pgx.Tx, sink *string, limit time.Duratio
 			if p.Sink == s.Sink {
 				utc(&p.Oldest)
 				s.Parked = append(s.Parked, p)
-			}
-		}
-		for _, o := range old {
-			if o.Sink == s.Sink {
-				s.Old = o.Count
 			}
 		}
 		if r.Counted {
@@ -379,9 +360,6 @@ func (a *app) writeOutbox(r *outboxReport, all bool) {
 		if s.PausedAt != nil {
 			p := sinkRow{s.Sink, s.PausedAt, s.PausedBy, s.PauseReason}
 			say("Sink %s is paused %s\n", cell(s.Sink), p.paused())
-		}
-		if s.Old > 0 {
-			say("Sink %s has %d calls in onlyonce.outbox, which were enqueued before schema version 3\n", cell(s.Sink), s.Old)
 		}
 	}
 	if !r.Counted {

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
 // parks makes a call of sink payments that its relay has parked, and returns the parked row's id. The order key may be empty.
@@ -95,7 +97,7 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	old := one[string](f, `select key::text from onlyonce.parked`)
 	f.redrives("-kind", "call", "-sink", "payments", "-new-key").want(t, statusGood, "to the remote they are other calls")
 	key := one[string](f, `select key::text from onlyonce.parked`)
-	if key != newKey(old, 0) || key == old || uuid.MustParse(key).Version() != 8 || uuid.MustParse(key).Variant() != uuid.RFC4122 {
+	if key != parked.NewKey(old, 0) || key == old || uuid.MustParse(key).Version() != 8 || uuid.MustParse(key).Variant() != uuid.RFC4122 {
 		t.Errorf("key %s", key)
 	}
 	if n := one[int](f, `select count(*) from onlyonce.audit where detail->'keys'->0->>'old_key' = $1 and detail->'keys'->0->>'new_key' = $2`, old, key); n != 1 {
@@ -106,7 +108,7 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	}
 	f.exec(`update onlyonce.parked set state = 'waiting'`)
 	f.redrives("-id", id, "-new-key").want(t, statusGood)
-	if got := one[string](f, `select key::text from onlyonce.parked`); got != newKey(key, 1) || got == newKey(key, 0) {
+	if got := one[string](f, `select key::text from onlyonce.parked`); got != parked.NewKey(key, 1) || got == parked.NewKey(key, 0) {
 		t.Errorf("second key %s", got)
 	}
 }
@@ -116,7 +118,7 @@ func TestNewKeyIsFixed(t *testing.T) {
 	t.Parallel()
 	const old = "8f14e45f-ceea-867a-9a36-dedd4bea2543"
 	for redrives, want := range []string{"e306df92-ec0d-86b4-8e73-cf1a4ab5d587", "b6ea0d6b-6e70-8886-ae63-3b93d9f18ebe"} {
-		if got := newKey(old, int64(redrives)); got != want {
+		if got := parked.NewKey(old, int64(redrives)); got != want {
 			t.Errorf("%d redrives before: %s, want %s", redrives, got, want)
 		}
 	}
@@ -147,18 +149,13 @@ func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	}
 }
 
-// A call that a relay of schema version 2 has parked gets a lane, where relays look for it.
-func TestRedriveCallOfVersion2(t *testing.T) {
+// A call without a key, which only a change by hand can make, is refused: relays send each call under its key.
+func TestRedriveCallWithoutAKey(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, key, sink, call_name, method, target, body)
-		values ('call', 'waiting', 'rejected', 'shop', '00000000-0000-4000-8000-00000000000b', 'mail', 'send', 'POST', '/', 'x'),
-		       ('call', 'reconcile', 'window', 'shop', null, 'mail', 'send', 'POST', '/', 'x')`)
-	f.redrives("-kind", "call", "-sink", "mail", "-name", "send").want(t, statusGood, "Redrive 1")
-	if n := one[int](f, `select count(*) from onlyonce.parked where state = 'retrying' and lane = 11 and row_id is null and first_attempt_at is null`); n != 1 {
-		t.Error("no lane")
-	}
-	f.redrives("-id", one[string](f, `select id::text from onlyonce.parked where key is null`), "-verified-not-applied").want(t, statusFailed, "has no key").lines(t, 1)
+	id := f.parks("a", "", "reconcile", "window")
+	f.exec(`update onlyonce.parked set key = null where id = $1::bigint`, id)
+	f.redrives("-id", id, "-verified-not-applied").want(t, statusFailed, "has no key").lines(t, 1)
 }
 
 func TestRedriveCallsPicks(t *testing.T) {

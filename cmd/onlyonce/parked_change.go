@@ -8,40 +8,68 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
-// lockPickedSQL locks parked rows. In: ids. It waits for an attempt at one of them that is under way, which holds the row from its first
-// statement on: what became of it shows only to a statement after this one. In the order of ids, as every command does.
-const lockPickedSQL = `select id from onlyonce.parked where id = any ($1::bigint[]) order by id for update`
+const (
+	kindMessage = "message"
+	kindCall    = "call"
+	kindEvent   = "event"
+)
 
-// redriveSQL makes parked messages and events due, with all attempts before them; one that is being retried keeps its attempts, by which its
-// consumer settles it. In: ids. Under the lock on the rows.
-const redriveSQL = `
-update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when state = 'retrying' then attempts else 0 end
- where id = any ($1::bigint[]) and kind in ('message', 'event') and state in ('waiting', 'retrying') and (kind = 'message' or "offset" is not null)`
+// selection is which parked rows a command is about, as the operator asks for them.
+type selection struct {
+	consent
+	cursorFilter
+	id           *int64
+	kind, state  *string
+	sink, name   *string // of calls
+	parkedReason *string
+	limit        *int64
+	discard      bool
 
-// appendParkedSQL appends events to their streams that a receiver has set aside before they were; see the function's comment in the migration.
-const appendParkedSQL = `select onlyonce.append_parked($1)`
+	applied, notApplied, newKey bool // what is known of calls, and what is to be done with them
+}
 
-// discardSQL settles parked messages and events without applying them, and calls without sending them. In: ids. Under the lock on the rows.
-const discardSQL = `
-update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null
- where id = any ($1::bigint[]) and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
+const selectors = "(-id N | [-kind KIND] [-scope S [-topic T [-partition P]]] [-sink S] [-name N] [-state STATE] [-parked-reason R] [-limit N])"
 
-// claimGivenUpSQL claims the keys of messages that are given up, and of events that their receiver had set aside: what was parked for longer than a horizon is
-// remembered no more, and a copy would be applied (K7). (A worker's key of an event is not its receiver's.) In: ids, settled by now. One row: nothing that counts. Of the two rings, the log's first, as everywhere.
-const claimGivenUpSQL = `
-with given_up as (
-  select p.kind, p.key from onlyonce.parked p
-   where p.id = any ($1::bigint[]) and p.kind in ('message', 'event') and p.key is not null and p.reason not in ('conflict', 'no-key')
-     and (p.kind = 'message' or p."offset" is null))
-select onlyonce.claim_log(array(select key from given_up where kind = 'message'), array(select 0::bigint from given_up where kind = 'message')),
-       onlyonce.claim_clock(array(select key from given_up where kind = 'event'), array(select 0::bigint from given_up where kind = 'event'))`
+// faults refuses flags that do not go together.
+func (q *selection) faults() error {
+	err := (&ops.RedriveInput{ParkedFilter: q.filter(), VerifiedApplied: q.applied, VerifiedNotApplied: q.notApplied, NewKey: q.newKey}).Check()
+	if err != nil {
+		if flags, is := strings.CutPrefix(err.Error(), "missing: "); is {
+			return missing(given{flags, false}, given{"-reason", q.reason != nil})
+		}
+		return decided(err)
+	}
+	return missing(given{"-reason", q.reason != nil})
+}
 
-// promoteSQL makes the first row of an ordering key due; see the function's comment in the migration. In: ordering key.
-const promoteSQL = `select onlyonce.promote($1::uuid)`
+func (q *selection) filter() ops.ParkedFilter {
+	f := ops.ParkedFilter{ID: given0(q.id), Kind: given0(q.kind), Scope: given0(q.scope), Topic: given0(q.topic), Sink: given0(q.sink), Name: given0(q.name),
+		State: given0(q.state), Reason: given0(q.parkedReason), Limit: given0(q.limit)}
+	if q.partition != nil {
+		n := int32(*q.partition)
+		f.Partition = &n
+	}
+	return f
+}
+
+// given0 is what a flag says, or the zero value if it is not given.
+func given0[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// act redrives or discards.
+func (q *selection) act(ctx context.Context, db *database, by ops.By, shown *ops.ParkedChange) (*ops.ParkedChange, error) {
+	if q.discard {
+		return ops.Discard(ctx, db, by, ops.DiscardInput{ParkedFilter: q.filter(), Shown: shown})
+	}
+	return ops.Redrive(ctx, db, by, ops.RedriveInput{ParkedFilter: q.filter(), VerifiedApplied: q.applied, VerifiedNotApplied: q.notApplied, NewKey: q.newKey, Shown: shown})
+}
 
 func parkedRedriveCommand() command {
 	return command{
@@ -118,13 +146,13 @@ func selectionFlags(fs *flag.FlagSet, ask *selection) func(context.Context, *app
 	textVar(fs, &ask.sink, "sink", "only calls to the sink `S`")
 	textVar(fs, &ask.name, "name", "only calls of the name `N`")
 	choiceVar(fs, &ask.state, "state", "only calls in one `STATE`: waiting, retrying, blocked or reconcile", "waiting", "retrying", "blocked", "reconcile")
-	choiceVar(fs, &ask.parkedReason, "parked-reason", "only rows that were parked for the reason `R`: "+strings.Join(parkedReasons, ", "), parkedReasons...)
+	choiceVar(fs, &ask.parkedReason, "parked-reason", "only rows that were parked for the reason `R`: "+strings.Join(ops.ParkedReasons(), ", "), ops.ParkedReasons()...)
 	if !ask.discard {
 		fs.BoolVar(&ask.applied, "verified-applied", false, "of calls in state reconcile: somebody has verified that the remote has applied them; resolve them")
 		fs.BoolVar(&ask.notApplied, "verified-not-applied", false, "of calls in state reconcile: somebody has verified that the remote has not applied them; send them again")
 		fs.BoolVar(&ask.newKey, "new-key", false, "send calls under new keys")
 	}
-	numberVar(fs, &ask.limit, "limit", fmt.Sprintf("at most `N` rows, from 1 to %d (default %d)", mostLimit, defaultLimit), 1, mostLimit)
+	numberVar(fs, &ask.limit, "limit", fmt.Sprintf("at most `N` rows, from 1 to %d (default %d)", ops.MostLimit, ops.DefaultLimit), 1, ops.MostLimit)
 	ask.consent.flags(fs)
 	return func(ctx context.Context, a *app) error { return a.settleParked(ctx, *address, ask) }
 }
@@ -133,134 +161,103 @@ func (a *app) settleParked(ctx context.Context, address string, ask *selection) 
 	if err := ask.faults(); err != nil {
 		return err
 	}
-	k := changeKind{action: "parked redrive", subject: "one of the rows", waiting: "waiting for another transaction", look: "onlyonce parked list"}
+	waiting := "waiting for another transaction"
 	if ask.discard {
-		k.action, k.waiting = "parked discard", "waiting for an attempt at one of the rows to end"
+		waiting = "waiting for an attempt at one of the rows to end"
 	}
-	return change(ctx, a, address, k, ask.consent, ask, func(ctx context.Context, db *database, done *selected, audit int64) error {
-		switch {
-		case !ask.discard && done.rows[0].Kind == kindCall:
-			ask.redriven(a, done, audit)
-			if !ask.applied {
-				return nil
-			}
+	return decide(ctx, a, address, ask.consent, waiting, decision[ops.ParkedChange]{act: ask.act, write: ask.write, after: func(_ context.Context, db *database, done *ops.ParkedChange) error {
+		switch first := &done.Rows[0]; {
+		case !ask.discard && first.Kind == kindCall:
+			ask.redriven(a, done)
 		case !ask.discard:
 			_, _ = fmt.Fprintf(a.out, "Done: %d are due now; audit row %d. The consumer of scope %s applies them, within a second or two if it runs.\n",
-				done.Count, audit, cell(done.rows[0].Scope))
-			return nil
+				done.Count, done.AuditID, cell(first.Scope))
 		default:
-			_, _ = fmt.Fprintf(a.out, "Done: %d discarded; audit row %d.\n", done.Count, audit)
+			_, _ = fmt.Fprintf(a.out, "Done: %d discarded; audit row %d.\n", done.Count, done.AuditID)
 		}
-		promoted, err := promote(ctx, db, done.rows)
 		switch {
-		case err != nil:
-			// Nothing is lost: every consumer looks for keys that are blocked behind nothing, at its start and every few minutes.
-			a.complain("what was blocked behind them is tried only after some minutes: %v", db.explain(err))
-		case promoted > 0:
-			_, _ = fmt.Fprintf(a.out, "%d that were blocked behind them are due now.\n", promoted)
+		case done.Unpromoted != nil:
+			a.complain("what was blocked behind them is tried only after some minutes: %v", db.explain(done.Unpromoted))
+		case done.Promoted > 0:
+			_, _ = fmt.Fprintf(a.out, "%d that were blocked behind them are due now.\n", done.Promoted)
 		}
 		return nil
-	})
+	}})
 }
 
-// promote makes due what was blocked behind rows that are settled. After the commit that settled them, in a transaction of its own: a
-// message that was parked behind them meanwhile shows to nobody who looks before that.
-func promote(ctx context.Context, db *database, rows []pickedRow) (promoted int, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
-	defer cancel()
-	keys := map[string]bool{}
-	for _, r := range rows {
-		if r.OrderKey != nil {
-			keys[*r.OrderKey] = true
-		}
-	}
-	for key := range keys {
-		var id *int64
-		if err := db.QueryRow(ctx, promoteSQL, key).Scan(&id); err != nil {
-			return promoted, err
-		}
-		if id != nil {
-			promoted++
-		}
-	}
-	return promoted, nil
-}
-
-func (q *selection) lock(ctx context.Context, tx pgx.Tx) error {
-	if q.ids == nil {
-		if _, err := q.read(ctx, tx); err != nil {
-			return err
-		}
-	}
-	_, err := tx.Exec(ctx, lockPickedSQL, q.ids)
-	return err
-}
-
-// differs: more may have been parked meanwhile, which was not picked. What was shown must still be there.
-func (q *selection) differs(shown, now *selected) bool { return !slices.Equal(shown.IDs, now.IDs) }
-
-func (q *selection) do(ctx context.Context, tx pgx.Tx, now *selected) (*selected, error) {
-	var changed int64
-	var err error
-	if !q.discard && q.kindOf() == kindCall {
-		changed, err = q.redriveCalls(ctx, tx, now)
-	} else {
-		sql := redriveSQL
-		if q.discard {
-			sql = discardSQL
-		}
-		var tag pgconn.CommandTag
-		tag, err = tx.Exec(ctx, sql, now.IDs)
-		changed = tag.RowsAffected()
-		if err == nil && q.discard {
-			_, err = tx.Exec(ctx, claimGivenUpSQL, now.IDs)
-		}
-		if err == nil && !q.discard && q.kindOf() == kindEvent {
-			var appended int64
-			err = tx.QueryRow(ctx, appendParkedSQL, now.IDs).Scan(&appended)
-			changed += appended
-		}
-	}
-	if err == nil && changed != int64(now.Count) {
-		err = fmt.Errorf("%d of %d locked rows were changed", changed, now.Count)
-	}
-	return now, err
-}
-
-func (q *selection) write(a *app, d *selected) {
+func (q *selection) write(a *app, d *ops.ParkedChange) {
 	const most = 20
 	var cells [][]string
 	behind := 0
-	for i, r := range d.rows {
+	for i, r := range d.Rows {
 		if r.Head != nil {
 			behind++
 		}
 		if i >= most {
 			continue
 		}
-		p := parkedRow{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Sink: r.Sink, Name: r.Name}
-		cells = append(cells, []string{number(r.ID), r.State, r.Reason, r.Scope, p.origin(), numberOrDash(r.Head)})
+		p := ops.ParkedItem{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Sink: r.Sink, Name: r.Name}
+		cells = append(cells, []string{number(r.ID), r.State, r.Reason, r.Scope, originOf(&p), numberOrDash(r.Head)})
 	}
 	writeTable(a.out, []string{"ID", "STATE", "REASON", "SCOPE", "ORIGIN", "BEHIND"}, cells)
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
-	if n := len(d.rows) - most; n > 0 {
+	if n := len(d.Rows) - most; n > 0 {
 		say("and %d more", n)
 	}
 	switch {
-	case q.kindOf() == kindCall:
+	case d.Rows[0].Kind == kindCall:
 		q.writeCalls(a, d)
 	case q.discard:
 		say("Discard %d: they are never applied, and copies of them that come later are not either.", d.Count)
 	default:
 		say("Redrive %d: each is tried again as a new message is.", d.Count)
-		if n := len(slices.DeleteFunc(slices.Clone(d.rows), func(r pickedRow) bool { return r.Reason != "no-key" })); n > 0 {
+		if n := len(slices.DeleteFunc(slices.Clone(d.Rows), func(r ops.ParkedRow) bool { return r.Reason != "no-key" })); n > 0 {
 			say("%d of them had no key: that helps only if Config.Key, or where it looks, has changed since.", n)
 		}
 	}
 	if behind > 0 && !q.discard {
 		say("%d of them stand behind others of their ordering key (BEHIND names the first), and are tried only once those are settled.", behind)
 	}
-	if q.limited {
+	if d.More {
 		say("There are more: the limit was reached.")
+	}
+}
+
+// redriven says what came of a redrive of calls.
+func (q *selection) redriven(a *app, done *ops.ParkedChange) {
+	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
+	if q.applied {
+		say("Done: %d resolved as applied; audit row %d.", done.Count, done.AuditID)
+		return
+	}
+	say("Done: %d are due now; audit row %d. The relay of sink %s sends them, within a second or two if it runs.", done.Count, done.AuditID, cell(orDash(done.Rows[0].Sink)))
+	for _, k := range done.Keys {
+		say("Row %d: key %s instead of %s.", k.ID, k.NewKey, k.OldKey)
+	}
+}
+
+// writeCalls shows what would be done with calls.
+func (q *selection) writeCalls(a *app, d *ops.ParkedChange) {
+	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
+	unknown := 0
+	for _, r := range d.Rows {
+		if r.State == "reconcile" || r.State == "retrying" && r.Attempted {
+			unknown++
+		}
+	}
+	switch {
+	case q.discard:
+		say("Discard %d: they are not sent.", d.Count)
+		if unknown > 0 {
+			say("%d of them were called without a final answer: nobody knows whether the remote has applied them.", unknown)
+		}
+	case q.applied:
+		say("Resolve %d, which you have verified to be applied: they are not sent again.", d.Count)
+	case q.newKey:
+		say("Redrive %d under new keys: to the remote they are other calls, which it applies even if it has applied the old ones.", d.Count)
+	case q.notApplied:
+		say("Redrive %d, which you have verified not to be applied: each is sent again, under its key, with the whole window before it.", d.Count)
+	default:
+		say("Redrive %d: each is sent again, under its key.", d.Count)
 	}
 }

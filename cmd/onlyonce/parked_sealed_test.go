@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/seal"
 )
@@ -83,7 +84,7 @@ func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	}
 	sink.mu.Lock()
 	defer sink.mu.Unlock()
-	if want := newKey(newKey(original, 0), 1) + " first"; len(sink.got) != 2 || sink.got[0] != want || sink.got[1][37:] != "second" {
+	if want := parked.NewKey(parked.NewKey(original, 0), 1) + " first"; len(sink.got) != 2 || sink.got[0] != want || sink.got[1][37:] != "second" {
 		t.Errorf("the remote got %q, want %q and then the second", sink.got, want)
 	}
 }

@@ -8,12 +8,12 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -31,27 +31,7 @@ select r.id::text as id, case when r.state = 'running' and coalesce(l.until > cl
    and ($5::uuid is null or r.id = $5)
  order by r.expires_at desc nulls first, r.created_at desc limit $4`
 
-type requestRow struct {
-	ID           string     `json:"id"`
-	State        string     `json:"state"`
-	Tenant       string     `json:"tenant"`
-	Scope        string     `json:"scope"`
-	CreatedAt    time.Time  `json:"created_at"`
-	CompletedAt  *time.Time `json:"completed_at"`
-	ExpiresAt    *time.Time `json:"expires_at"`
-	ErasedAt     *time.Time `json:"erased_at"`
-	Bytes        *int64     `json:"bytes"`
-	Unknown      []string   `json:"unknown"`
-	Done         []string   `json:"done"`
-	UnknownSince *time.Time `json:"unknown_since"`
-}
-
-func (r *requestRow) utc() {
-	r.CreatedAt = r.CreatedAt.UTC()
-	for _, t := range []*time.Time{r.CompletedAt, r.ExpiresAt, r.ErasedAt, r.UnknownSince} {
-		utc(t)
-	}
-}
+type requestRow = ops.Request
 
 func requestListCommand() command {
 	return command{
@@ -82,31 +62,28 @@ Example:
 			all := fs.Bool("all", false, "completed ones too")
 			textVar(fs, &tenant, "tenant", "only those of the tenant `T`")
 			textVar(fs, &scope, "scope", "only those of the scope `S`, such as \"http POST /v1/charges\"")
-			numberVar(fs, &limit, "limit", fmt.Sprintf("at most `N` requests (default %d)", defaultLimit), 1, mostLimit)
+			numberVar(fs, &limit, "limit", fmt.Sprintf("at most `N` requests (default %d)", ops.DefaultLimit), 1, ops.MostLimit)
 			return func(ctx context.Context, a *app) error {
-				most := int64(defaultLimit)
-				if limit != nil {
-					most = *limit
-				}
-				var rows []requestRow
-				err := a.readSnapshot(ctx, *address, "reading requests", func(ctx context.Context, tx pgx.Tx) (err error) {
-					rows, err = collect[requestRow](ctx, tx, requestsSQL, *all, tenant, scope, most, nil)
+				var rows []ops.Request
+				var more bool
+				f := ops.RequestFilter{All: *all, Tenant: text(tenant), Scope: text(scope), Limit: limitOf(limit)}
+				err := a.ask(ctx, *address, "reading requests", func(ctx context.Context, db ops.DB) (err error) {
+					rows, more, err = ops.Requests(ctx, db, f)
 					return err
 				})
 				if err != nil {
 					return err
 				}
-				return a.writeRequests(rows, *asJSON)
+				return a.writeRequests(rows, more, f.Limit, *asJSON)
 			}
 		},
 	}
 }
 
-func (a *app) writeRequests(rows []requestRow, asJSON bool) error {
+func (a *app) writeRequests(rows []ops.Request, more bool, limit int, asJSON bool) error {
 	var cells [][]string
 	for i := range rows {
 		r := &rows[i]
-		r.utc()
 		if asJSON {
 			if err := writeJSON(a.out, r); err != nil {
 				return err
@@ -119,14 +96,16 @@ func (a *app) writeRequests(rows []requestRow, asJSON bool) error {
 		}
 		cells = append(cells, []string{r.ID, r.State, r.Tenant, r.Scope, instant(r.CreatedAt), expires, strings.Join(r.Done, ", "), strings.Join(r.Unknown, ", ")})
 	}
-	if asJSON {
-		return nil
-	}
-	if len(rows) == 0 {
+	switch {
+	case asJSON:
+	case len(rows) == 0:
 		_, _ = fmt.Fprintln(a.out, "No requests.")
-		return nil
+	default:
+		writeTable(a.out, []string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS DONE", "STEPS OF UNKNOWN OUTCOME"}, cells)
 	}
-	writeTable(a.out, []string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS DONE", "STEPS OF UNKNOWN OUTCOME"}, cells)
+	if more {
+		return a.thereAreMore(limit)
+	}
 	return nil
 }
 
@@ -308,7 +287,7 @@ func (c *requestChange) do(ctx context.Context, tx pgx.Tx, now *requestDone) (*r
 }
 
 func (c *requestChange) write(a *app, d *requestDone) {
-	_ = a.writeRequests([]requestRow{d.requestRow}, false)
+	_ = a.writeRequests([]ops.Request{d.requestRow}, false, 0, false)
 	switch {
 	case c.close:
 		_, _ = fmt.Fprintln(a.out, "Close the request: copies of it get 410 and do not run. Whatever its steps did at the provider stands, and what the handler would have written does not.")

@@ -23,9 +23,6 @@ type scopeRow struct {
 	Home   string
 }
 
-// within reports whether ids count within their topic; those of Home have no topic in their keys all the same.
-func (r *scopeRow) within() bool { return r.Copies != nil && *r.Copies == "within" }
-
 func (r *scopeRow) text() string {
 	choice := "no choice"
 	if r.Copies != nil {

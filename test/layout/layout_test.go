@@ -124,7 +124,7 @@ var rooms = [][]string{
 	{"internal/codec", "internal/fault", "internal/fields", "internal/jsonpointer", "internal/lease", "internal/pace", "internal/retryafter", "internal/wire", "migrations", "seal"},
 	{"dedupe", "internal/frozen"},
 	{"internal/guard"},
-	{"internal/cursor", "internal/preflight", "internal/ring"},
+	{"internal/cursor", "internal/parked", "internal/preflight", "internal/ring"},
 	{"internal/inbox"},
 	{"consumer", "outbox"},
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},

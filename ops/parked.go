@@ -1,0 +1,568 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
+)
+
+// pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic, partition, reason (each may be null: any), states,
+// how many rows, kinds, sink and name (null: any), whether a call that was erased or has no key will do, and whether only a rejected one will.
+// Rows of reason conflict only where the reason says so or the ids are given. By the primary key, or by the index
+// parked_position where a scope is given. No bodies.
+const pickSQL = `
+select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset", p.order_key::text as order_key, p.sink, p.call_name as name,
+       p.key::text as key, p.first_attempt_at is not null as attempted,
+       (select f.id from onlyonce.parked f
+         where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
+         order by f.partition, f."offset" limit 1) as head
+  from onlyonce.parked p
+ where p.kind = any ($8::text[]) and p.settled_at is null and p.state = any ($6::text[])
+   and ($1::bigint[] is null or p.id = any ($1))
+   and ($2::text is null or p.scope = $2) and ($3::text is null or p.topic = $3) and ($4::integer is null or p.partition = $4)
+   and case when $5::text is not null then p.reason = $5 else $1::bigint[] is not null or p.reason <> 'conflict' end
+   and ($9::text is null or p.sink = $9) and ($10::text is null or p.call_name = $10)
+   and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and (not $12::boolean or p.reason = 'rejected')
+ order by p.id limit $7`
+
+// oneSQL tells why a row cannot be picked. In: id. One row, or none. By the primary key.
+const oneSQL = `select kind, state, reason, key::text as key, erased_at is not null as erased from onlyonce.parked where id = $1`
+
+// redrivesSQL counts how often parked rows were redriven. In: ids. One row for each of them. Reads onlyonce.audit, which has a row for
+// each change that an operator made.
+const redrivesSQL = `
+select i.id, (select count(*) from onlyonce.audit a where a.action = 'parked redrive' and a.detail->'ids' @> to_jsonb(i.id)) as redrives
+  from unnest($1::bigint[]) as i(id)`
+
+// oneRow is a row that could not be picked.
+type oneRow struct {
+	Kind, State, Reason string
+	Key                 *string
+	Erased              bool
+}
+
+// ParkedReasons are the reasons that ParkedFilter.Reason may name.
+func ParkedReasons() []string { return slices.Clone(parked.Reasons) }
+
+// ParkedFilter picks parked rows, oldest first. A field that is empty picks any. One of ID, Scope and, of
+// calls, Sink must be given.
+type ParkedFilter struct {
+	// ID picks one row. No other field goes with it but Kind.
+	ID int64
+
+	// Kind is message, call or event. Defaults to message; with an ID to what the row is.
+	Kind string
+
+	// Scope, Topic and Partition pick messages and events, Scope also calls. Partition needs Topic.
+	Scope     string
+	Topic     string
+	Partition *int32
+
+	// Sink, Name and State pick calls. State is waiting, retrying, blocked or reconcile.
+	Sink, Name, State string
+
+	// Reason is why the row was parked: one of ParkedReasons. Rows of reason conflict are picked only
+	// by this field or by ID.
+	Reason string
+
+	// Limit is how many rows are picked at most, up to MostLimit. Defaults to DefaultLimit.
+	Limit int64
+}
+
+// ParkedRow is a parked row that a decision is about.
+type ParkedRow struct {
+	ID        int64   `json:"id"`
+	Kind      string  `json:"kind"`
+	State     string  `json:"state"`
+	Reason    string  `json:"reason"`
+	Scope     string  `json:"-"`
+	Topic     *string `json:"topic"`
+	Partition *int32  `json:"partition"`
+	Offset    *int64  `json:"offset"`
+	OrderKey  *string `json:"order_key"`
+	Sink      *string `json:"sink"`
+	Name      *string `json:"name"`
+	Key       *string `json:"key"`
+	Attempted bool    `json:"attempted"` // a call may have been made
+	Head      *int64  `json:"-"`         // first unsettled row of its ordering key, if that is another one
+}
+
+// ChangedKey is a call that goes out under another key.
+type ChangedKey struct {
+	ID     int64  `json:"id"`
+	OldKey string `json:"old_key"`
+	NewKey string `json:"new_key"`
+}
+
+// RedriveInput is what [Redrive] is asked for.
+type RedriveInput struct {
+	ParkedFilter
+
+	// VerifiedApplied resolves calls in state reconcile without sending them: a person has verified
+	// that the remote has applied them.
+	VerifiedApplied bool
+
+	// VerifiedNotApplied sends calls in state reconcile again: a person has verified that the remote
+	// has not applied them.
+	VerifiedNotApplied bool
+
+	// NewKey sends calls that were rejected, or those with VerifiedNotApplied, under new keys. To
+	// the remote they are other calls.
+	NewKey bool
+
+	// Shown is the result of a dry run with the same input that a person agreed to: its rows and no
+	// others are redriven. If one of them has changed since, the error is of kind ErrChanged.
+	Shown *ParkedChange
+
+	// SkipChanged leaves out rows of Shown that have changed since, and counts them, in place of
+	// ErrChanged.
+	SkipChanged bool
+}
+
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (in *RedriveInput) Check() error { return in.selection().check() }
+
+func (in *RedriveInput) selection() *selection {
+	return &selection{ParkedFilter: in.ParkedFilter, applied: in.VerifiedApplied, notApplied: in.VerifiedNotApplied, newKey: in.NewKey,
+		shown: in.Shown, skip: in.SkipChanged, ids: in.Shown.ids()}
+}
+
+// DiscardInput is what [Discard] is asked for.
+type DiscardInput struct {
+	ParkedFilter
+
+	// Shown is the result of a dry run with the same input that a person agreed to: its rows and no
+	// others are discarded. If one of them has changed since, the error is of kind ErrChanged.
+	Shown *ParkedChange
+
+	// SkipChanged leaves out rows of Shown that have changed since, and counts them, in place of
+	// ErrChanged.
+	SkipChanged bool
+}
+
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (in *DiscardInput) Check() error { return in.selection().check() }
+
+func (in *DiscardInput) selection() *selection {
+	return &selection{ParkedFilter: in.ParkedFilter, discard: true, shown: in.Shown, skip: in.SkipChanged, ids: in.Shown.ids()}
+}
+
+// ParkedChange is what came of [Redrive] or [Discard].
+type ParkedChange struct {
+	Audited
+
+	Filter     map[string]any `json:"filter"`            // what was asked for
+	Count      int            `json:"count"`             // rows that are changed
+	Skipped    int            `json:"skipped,omitempty"` // rows that had changed since they were shown
+	IDs        []int64        `json:"ids"`               // of the rows that are changed
+	GivenUp    []ParkedRow    `json:"rows,omitempty"`    // those rows, of Discard
+	Keys       []ChangedKey   `json:"keys,omitempty"`    // with NewKey
+	Rows       []ParkedRow    `json:"-"`                 // as they were before
+	More       bool           `json:"-"`                 // the limit was reached
+	Promoted   int64          `json:"-"`                 // rows blocked behind them that are due now
+	Unpromoted error          `json:"-"`                 // why such rows are tried only after some minutes; nil if they are due now
+}
+
+func (c *ParkedChange) ids() []int64 {
+	if c == nil {
+		return nil
+	}
+	return append([]int64{}, c.IDs...)
+}
+
+// Redrive has parked rows tried again: they become due at once, with as many attempts as a new one has.
+// The consumer of their scope, or the relay of their sink, tries them within a second or two.
+//
+// A message is applied once at most, at its position and under its id, so calls that it enqueues keep
+// their keys. Order within an ordering key is kept: a row is not tried before those in front of it
+// are settled, and a blocked row cannot be redriven. A row that is being retried already becomes due
+// now if its ID is given. An event that a receiver has set aside is appended to its stream. A
+// call is sent again under its key; one in state reconcile needs VerifiedApplied or
+// VerifiedNotApplied, because it may have been applied.
+//
+// Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound for an ID that is not
+// there, ErrRefused if no row that the filter picks can be redriven, and ErrChanged. It waits for
+// attempts that are under way at these rows, and decides afterwards. What VerifiedApplied settles
+// lets the next rows of its ordering keys go on: after the commit, in transactions of their own.
+func Redrive(ctx context.Context, db DB, by By, in RedriveInput) (*ParkedChange, error) {
+	return settle(ctx, db, kind{action: "parked redrive", subject: "one of the rows", look: "onlyonce parked list"}, by, in.selection())
+}
+
+// Discard gives parked rows up: messages and events are never applied, and calls are not sent. The rows
+// stay, with all that is in them. The id of a message stays claimed, so that copies that come later
+// are duplicates. Rows that are blocked behind them in their ordering key are tried next: they become
+// due after the commit, in transactions of their own.
+//
+// It waits for an attempt at one of the rows that is under way: what that applies is not discarded. A
+// call that is under way is not stopped, and may be applied all the same.
+//
+// Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound for an ID that is not
+// there, ErrRefused if no row that the filter picks can be discarded, and ErrChanged.
+func Discard(ctx context.Context, db DB, by By, in DiscardInput) (*ParkedChange, error) {
+	return settle(ctx, db, kind{action: "parked discard", subject: "one of the rows", look: "onlyonce parked list"}, by, in.selection())
+}
+
+func settle(ctx context.Context, db DB, k kind, by By, q *selection) (*ParkedChange, error) {
+	done, err := decide(ctx, db, k, by, q, q.shown)
+	if err == nil && !by.DryRun && (q.discard || q.applied) {
+		// Nothing is lost if it fails: each consumer looks for keys that are blocked behind nothing, at its start and every few minutes.
+		done.Promoted, done.Unpromoted = promote(ctx, db, done.Rows)
+	}
+	return done, err
+}
+
+// promote makes due what was blocked behind rows that are settled. After the commit that settled them, in
+// transactions of their own: a message that was parked behind them meanwhile is visible to no
+// transaction that looks before that.
+func promote(ctx context.Context, db DB, rows []ParkedRow) (promoted int64, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
+	defer cancel()
+	keys := map[string]bool{}
+	for _, r := range rows {
+		if r.OrderKey != nil {
+			keys[*r.OrderKey] = true
+		}
+	}
+	for key := range keys {
+		var due int64
+		err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			return unprepared{tx}.QueryRow(ctx, parked.PromoteSQL, []string{key}).Scan(&due)
+		})
+		if err != nil {
+			return promoted, err
+		}
+		promoted += due
+	}
+	return promoted, nil
+}
+
+// selection is which parked rows a decision is about, and what it knows of them.
+type selection struct {
+	ParkedFilter
+	discard                     bool
+	applied, notApplied, newKey bool // what is known of calls, and what is to be done with them
+
+	shown *ParkedChange
+	skip  bool
+
+	ids  []int64 // that were picked first, nil before
+	more bool    // there were more
+}
+
+// check refuses fields that do not go together.
+func (q *selection) check() error {
+	for _, f := range []struct {
+		name, value string
+		choices     []string
+	}{
+		{"-kind", q.Kind, []string{parked.Message, parked.Call, parked.Event}},
+		{"-state", q.State, []string{parked.Waiting, parked.Retrying, parked.Blocked, parked.Reconcile}},
+		{"-parked-reason", q.Reason, parked.Reasons},
+		{"-scope", q.Scope, nil}, {"-topic", q.Topic, nil}, {"-sink", q.Sink, nil}, {"-name", q.Name, nil},
+	} {
+		if f.value == "" {
+			continue
+		}
+		if err := checkText(f.name, f.value); err != nil {
+			return err
+		}
+		if f.choices != nil && !slices.Contains(f.choices, f.value) {
+			return failf(ErrInvalid, "%s: %q is none of %q", f.name, f.value, f.choices)
+		}
+	}
+	filtered := q.Topic != "" || q.Partition != nil || q.Reason != "" || q.Limit != 0 || q.Sink != "" || q.Name != "" || q.State != ""
+	if err := q.checkCalls(); err != nil && (q.ID == 0 || !filtered) {
+		return err
+	}
+	switch {
+	case q.ID < 0 || q.Limit < 0 || q.Limit > MostLimit || q.Partition != nil && *q.Partition < 0:
+		return failf(ErrInvalid, "-id and -partition must not be negative, and -limit not be above %d", MostLimit)
+	case q.ID != 0 && (q.Scope != "" || filtered):
+		return failf(ErrInvalid, "-id picks one row: it goes with none of -scope, -topic, -partition, -sink, -name, -state, -parked-reason and -limit")
+	case q.ID == 0 && q.Kind == parked.Call && q.Scope == "" && q.Sink == "":
+		return failf(ErrInvalid, "missing: -id, -sink or -scope")
+	case q.ID == 0 && q.Scope == "" && q.Sink == "":
+		return failf(ErrInvalid, "missing: -id or -scope")
+	case q.Partition != nil && q.Topic == "":
+		return failf(ErrInvalid, "-partition needs -topic")
+	}
+	return nil
+}
+
+// checkCalls refuses fields that are for calls only, and those that are not for calls.
+func (q *selection) checkCalls() error {
+	calls := q.Kind == parked.Call
+	messages := q.Kind != "" && !calls
+	switch {
+	case !calls && (q.Sink != "" || q.Name != "" || q.State != ""):
+		return failf(ErrInvalid, "-sink, -name and -state pick calls: add -kind call")
+	case messages && q.asserts(), q.ID == 0 && !calls && q.asserts():
+		return failf(ErrInvalid, "-verified-applied, -verified-not-applied and -new-key are for calls: add -kind call")
+	case calls && (q.Topic != "" || q.Partition != nil):
+		return failf(ErrInvalid, "-topic and -partition pick messages and events, and do not go with -kind call")
+	case q.applied && (q.notApplied || q.newKey):
+		return failf(ErrInvalid, "-verified-applied goes with neither -verified-not-applied nor -new-key: what was applied is not sent again")
+	}
+	return nil
+}
+
+// asserts reports whether the operator says what is for calls only.
+func (q *selection) asserts() bool { return q.applied || q.notApplied || q.newKey }
+
+// states are those of the rows that can be picked.
+func (q *selection) states() []string {
+	all := []string{parked.Waiting}
+	switch calls := q.kindOf() == parked.Call; {
+	case q.discard && calls:
+		all = []string{parked.Waiting, parked.Blocked, parked.Retrying, parked.Reconcile}
+	case q.discard:
+		all = []string{parked.Waiting, parked.Blocked, parked.Retrying}
+	case calls && (q.applied || q.notApplied):
+		all = []string{parked.Reconcile}
+	case calls && !q.newKey, !calls && q.ID != 0: // a message that is being tried again is made due now when it is named
+		all = []string{parked.Waiting, parked.Retrying}
+	}
+	if q.State == "" {
+		return all
+	}
+	for _, s := range all {
+		if s == q.State {
+			return []string{s}
+		}
+	}
+	return []string{}
+}
+
+// redriveCalls has calls sent again, or resolves them. It returns how many.
+func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChange) (changed int64, err error) {
+	if q.applied {
+		tag, err := tx.Exec(ctx, parked.ResolveCallsSQL, now.IDs)
+		return tag.RowsAffected(), err
+	}
+	keys := make([]*string, len(now.Rows))
+	if q.newKey {
+		type counted struct{ ID, Redrives int64 }
+		counts, err := collect[counted](ctx, tx, redrivesSQL, now.IDs)
+		if err != nil {
+			return 0, err
+		}
+		before := map[int64]int64{}
+		for _, c := range counts {
+			before[c.ID] = c.Redrives
+		}
+		for i, r := range now.Rows {
+			k := parked.NewKey(*r.Key, before[r.ID])
+			keys[i] = &k
+			now.Keys = append(now.Keys, ChangedKey{r.ID, *r.Key, k})
+		}
+	}
+	tag, err := tx.Exec(ctx, parked.RedriveCallsSQL, now.IDs, keys, q.notApplied)
+	return tag.RowsAffected(), err
+}
+
+// noneOfCalls says why a call cannot be redriven or discarded as it was asked for.
+func (q *selection) noneOfCalls(r *oneRow) error {
+	id := q.ID
+	no := func(format string, args ...any) error {
+		return failf(ErrRefused, "call %d %s", id, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case r.Key == nil:
+		return no("has no key, and nothing was done: no relay could send it")
+	case r.Erased:
+		return no("was erased, and nothing was done: there is no body to send")
+	case r.State == parked.Reconcile && !q.asserts():
+		return no("may have been applied, and nothing was done: the remote may have forgotten its key. Ask the remote, and say -verified-applied or -verified-not-applied")
+	case r.State == parked.Reconcile && q.newKey:
+		return no("may have been applied, and nothing was done: -new-key needs -verified-not-applied too")
+	case q.newKey && !q.notApplied:
+		return no("was not rejected (state %s, reason %s), and nothing was done: a new key needs the remote's rejection, or -verified-not-applied in state reconcile", r.State, r.Reason)
+	case (q.applied || q.notApplied) && (r.State == parked.Waiting || r.State == parked.Retrying):
+		return no("is in state %s, and nothing was done: -verified-applied and -verified-not-applied are for state reconcile", r.State)
+	}
+	return nil
+}
+
+// lock picks the rows, unless they were shown, and locks them.
+func (q *selection) lock(ctx context.Context, tx pgx.Tx) error {
+	if q.ids == nil {
+		if _, err := q.read(ctx, tx); err != nil {
+			return err
+		}
+	}
+	_, err := tx.Exec(ctx, parked.LockSQL, q.ids)
+	return err
+}
+
+// differs: more may have been parked meanwhile, which was not picked. What was shown must still be there.
+func (q *selection) differs(shown, now *ParkedChange) bool {
+	return !q.skip && !slices.Equal(shown.IDs, now.IDs)
+}
+
+func (q *selection) do(ctx context.Context, tx pgx.Tx, _ By, now *ParkedChange) (*ParkedChange, error) {
+	var changed int64
+	var err error
+	if !q.discard && q.kindOf() == parked.Call {
+		changed, err = q.redriveCalls(ctx, tx, now)
+	} else {
+		sql := parked.RedriveSQL
+		if q.discard {
+			sql = parked.DiscardSQL
+		}
+		var tag pgconn.CommandTag
+		tag, err = tx.Exec(ctx, sql, now.IDs)
+		changed = tag.RowsAffected()
+		if err == nil && q.discard {
+			_, err = tx.Exec(ctx, parked.ClaimGivenUpSQL, now.IDs)
+		}
+		if err == nil && !q.discard && q.kindOf() == parked.Event {
+			var appended int64
+			err = tx.QueryRow(ctx, parked.AppendSQL, now.IDs).Scan(&appended)
+			changed += appended
+		}
+	}
+	if err == nil && changed != int64(now.Count) {
+		err = fmt.Errorf("%d of %d locked rows were changed", changed, now.Count)
+	}
+	return now, err
+}
+
+func (q *selection) read(ctx context.Context, tx pgx.Tx) (*ParkedChange, error) {
+	limit := int64(DefaultLimit)
+	if q.Limit != 0 {
+		limit = q.Limit
+	}
+	ids := q.ids
+	if ids == nil && q.ID != 0 {
+		ids = []int64{q.ID}
+	}
+	if q.ID != 0 && q.Kind == "" {
+		if err := q.learnKind(ctx, tx); err != nil {
+			return nil, err
+		}
+	}
+	rows, err := q.pick(ctx, tx, ids, q.states(), limit+1)
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		if q.skip && q.shown != nil {
+			return nil, failf(ErrNothing, "All %d rows changed since they were shown: nothing was changed.", len(q.ids))
+		}
+		return nil, q.none(ctx, tx)
+	}
+	d := &ParkedChange{Filter: q.filter()}
+	d.Rows = rows[:min(len(rows), int(limit))]
+	d.Count = len(d.Rows)
+	for _, r := range d.Rows {
+		d.IDs = append(d.IDs, r.ID)
+	}
+	if q.ids == nil {
+		q.ids, q.more = d.IDs, len(rows) > int(limit)
+	}
+	d.More = q.more
+	if q.shown != nil {
+		d.Skipped = len(q.ids) - d.Count
+	}
+	if q.discard {
+		d.GivenUp = d.Rows
+	}
+	return d, nil
+}
+
+// pick reads the rows that are asked for. The ids narrow them down.
+func (q *selection) pick(ctx context.Context, tx pgx.Tx, ids []int64, states []string, limit int64) ([]ParkedRow, error) {
+	return collect[ParkedRow](ctx, tx, pickSQL, ids, orNull(q.Scope), orNull(q.Topic), q.Partition, orNull(q.Reason), states, limit, []string{q.kindOf()}, orNull(q.Sink), orNull(q.Name),
+		q.discard || q.applied, q.newKey && !q.notApplied)
+}
+
+// kindOf is what the command is about.
+func (q *selection) kindOf() string {
+	if q.Kind == "" {
+		return parked.Message
+	}
+	return q.Kind
+}
+
+// learnKind finds out what the one row is that was asked for by its id alone.
+func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
+	rows, err := collect[oneRow](ctx, tx, oneSQL, q.ID)
+	if err == nil && len(rows) == 1 {
+		q.Kind = rows[0].Kind
+		if rows[0].Kind != parked.Call && q.asserts() {
+			return failf(ErrRefused, "row %d is a parked %s, and nothing was done: -verified-applied, -verified-not-applied and -new-key are for calls", q.ID, rows[0].Kind)
+		}
+	}
+	return err
+}
+
+// filter is what was asked for, for the audit row.
+func (q *selection) filter() map[string]any {
+	f := map[string]any{}
+	for name, s := range map[string]string{"scope": q.Scope, "topic": q.Topic, "parked_reason": q.Reason, "kind": q.Kind, "state": q.State, "sink": q.Sink, "name": q.Name} {
+		if s != "" {
+			f[name] = s
+		}
+	}
+	for name, n := range map[string]int64{"id": q.ID, "limit": q.Limit} {
+		if n != 0 {
+			f[name] = n
+		}
+	}
+	if q.Partition != nil {
+		f["partition"] = *q.Partition
+	}
+	for name, is := range map[string]bool{"verified_applied": q.applied, "verified_not_applied": q.notApplied, "new_key": q.newKey} {
+		if is {
+			f[name] = true
+		}
+	}
+	return f
+}
+
+// none says why nothing was picked.
+func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
+	if q.ID == 0 {
+		return failf(ErrRefused, "nothing is parked that this asks for and that could be changed: `onlyonce parked list` shows what there is")
+	}
+	rows, err := collect[oneRow](ctx, tx, oneSQL, q.ID)
+	if err != nil {
+		return err
+	}
+	if len(rows) == 0 {
+		return failf(ErrNotFound, "-id: there is no parked row %d", q.ID)
+	}
+	r := rows[0]
+	switch {
+	case r.Kind != q.kindOf():
+		return failf(ErrInvalid, "-kind: row %d is a parked %s", q.ID, r.Kind)
+	case r.State == parked.Resolved || r.State == parked.Discarded:
+		return failf(ErrRefused, "row %d is settled (%s), and nothing was done", q.ID, r.State)
+	case r.State == parked.Blocked:
+		head, err := q.head(ctx, tx)
+		if err != nil {
+			return err
+		}
+		return failf(ErrRefused, "row %d is blocked behind another of its ordering key, and nothing was done: redrive or discard that one first%s", q.ID, head)
+	}
+	if r.Kind == parked.Call {
+		if err := q.noneOfCalls(&r); err != nil {
+			return err
+		}
+	}
+	return failf(ErrRefused, "row %d is in state %s, and nothing was done", q.ID, r.State)
+}
+
+// head names the row that blocks the one that was asked for.
+func (q *selection) head(ctx context.Context, tx pgx.Tx) (string, error) {
+	rows, err := (&selection{ParkedFilter: ParkedFilter{Kind: q.Kind}, discard: true}).pick(ctx, tx, []int64{q.ID}, []string{parked.Blocked}, 1)
+	if err != nil || len(rows) == 0 || rows[0].Head == nil {
+		return "", err
+	}
+	return fmt.Sprintf(": -id %d", *rows[0].Head), nil
+}

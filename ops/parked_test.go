@@ -1,0 +1,142 @@
+package ops_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/ops"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+const parkSQL = `
+insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, topic, partition, "offset", key, header_names, header_values, body)
+select 'message', 'waiting', 'exhausted', 'HTTP 503', 10, '', 'stock', 'orders', 0, n, gen_random_uuid(), '{}', '{}', '' from generate_series(1, $1::int) n`
+
+func parks(t *testing.T, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), parkSQL, n); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What was shown is what is done: no more, and nothing of it that has changed unless it may be skipped.
+func TestRedriveOfWhatWasShown(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	parks(t, pool, 5)
+	in := ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: 4}}
+	shown, err := ops.Redrive(t.Context(), pool, ops.By{DryRun: true}, in)
+	if err != nil || shown.Count != 4 || !shown.More || one[int](t, pool, `select count(*) from onlyonce.parked where state <> 'waiting'`) != 0 {
+		t.Fatalf("%+v, %v", shown, err)
+	}
+	gone, err := ops.Discard(t.Context(), pool, ops.By{Reason: "a test order"}, ops.DiscardInput{ParkedFilter: ops.ParkedFilter{ID: shown.IDs[1]}})
+	if err != nil || len(gone.GivenUp) != 1 {
+		t.Fatalf("%+v, %v", gone, err)
+	}
+	parks(t, pool, 1)
+	in.Shown = shown
+	if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "why"}, in); !errors.Is(err, ops.ErrChanged) {
+		t.Errorf("a row of what was shown is gone: %v", err)
+	}
+	if n := one[int](t, pool, `select count(*) from onlyonce.parked where state = 'retrying'`); n != 0 {
+		t.Errorf("%d rows are due after a refusal", n)
+	}
+	in.SkipChanged = true
+	done, err := ops.Redrive(t.Context(), pool, ops.By{Actor: "ann", Reason: "INC-7"}, in)
+	if err != nil || done.Count != 3 || done.Skipped != 1 || slices.Contains(done.IDs, shown.IDs[1]) {
+		t.Fatalf("%+v, %v", done, err)
+	}
+	if n := one[int](t, pool, `select count(*) from onlyonce.parked where state = 'retrying' and attempts = 0`); n != 3 {
+		t.Errorf("%d rows are due", n)
+	}
+	if got := one[string](t, pool, `select concat_ws(' ', actor, reason, detail->>'count', detail->>'skipped') from onlyonce.audit where id = $1`, done.AuditID); got != "ann INC-7 3 1" {
+		t.Error(got)
+	}
+	if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "again"}, in); !errors.Is(err, ops.ErrNothing) {
+		t.Errorf("all of it has changed: %v", err)
+	}
+}
+
+func TestRedriveRefuses(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	parks(t, pool, 1)
+	id := one[int64](t, pool, `update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() returning id`)
+	for name, c := range map[string]struct {
+		in   ops.RedriveInput
+		kind error
+	}{
+		"nothing named":     {ops.RedriveInput{}, ops.ErrInvalid},
+		"a kind unknown":    {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Kind: "letter"}}, ops.ErrInvalid},
+		"more than allowed": {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Limit: ops.MostLimit + 1}}, ops.ErrInvalid},
+		"for calls":         {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}, NewKey: true}, ops.ErrInvalid},
+		"not there":         {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{ID: id + 1}}, ops.ErrNotFound},
+		"settled":           {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{ID: id}}, ops.ErrRefused},
+		"none":              {ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}}, ops.ErrRefused},
+	} {
+		if _, err := ops.Redrive(t.Context(), pool, ops.By{Reason: "why"}, c.in); !errors.Is(err, c.kind) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := one[int](t, pool, `select count(*) from onlyonce.audit`); n != 0 {
+		t.Errorf("%d audit rows for nothing", n)
+	}
+}
+
+// Two operators on one row: one of them does it.
+func TestDiscardAtOnce(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.DB(t)
+	parks(t, pool, 1)
+	errs := make(chan error)
+	for range 2 {
+		go func() {
+			_, err := ops.Discard(t.Context(), pool, ops.By{Reason: "why"}, ops.DiscardInput{ParkedFilter: ops.ParkedFilter{Scope: "stock"}})
+			errs <- err
+		}()
+	}
+	refused := 0
+	for range 2 {
+		if err := <-errs; errors.Is(err, ops.ErrRefused) {
+			refused++
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+	if n := one[int](t, pool, `select count(*) from onlyonce.audit`); n != 1 || refused != 1 {
+		t.Errorf("%d audit rows, %d refused", n, refused)
+	}
+}
+
+// A table is repaired, and what its consumer had parked meanwhile is tried again: first a dry run, which a
+// person sees, and then what was shown.
+func ExampleRedrive() {
+	ctx, pool, end := exampleDatabase()
+	defer end()
+
+	in := ops.RedriveInput{ParkedFilter: ops.ParkedFilter{Scope: "stock", Topic: "orders", Reason: "exhausted"}}
+	shown, err := ops.Redrive(ctx, pool, ops.By{DryRun: true}, in)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("would redrive", shown.Count)
+	for _, row := range shown.Rows[:min(2, len(shown.Rows))] {
+		fmt.Println("for example", *row.Topic, *row.Partition, *row.Offset)
+	}
+
+	in.Shown, in.SkipChanged = shown, true
+	done, err := ops.Redrive(ctx, pool, ops.By{Actor: "ann", Reason: "the table is repaired, INC-7"}, in)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("redriven", done.Count, "skipped", done.Skipped)
+	// Output:
+	// would redrive 3
+	// for example orders 0 1
+	// for example orders 0 2
+	// redriven 3 skipped 0
+}

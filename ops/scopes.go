@@ -1,0 +1,30 @@
+package ops
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// scopeSQL reads what ids mean in a scope. In: scope. At most one row; by the primary key.
+const scopeSQL = `select topics, copies, home from onlyonce.scopes where scope = $1`
+
+// scopeRow is a row of onlyonce.scopes.
+type scopeRow struct {
+	Topics []string
+	Copies *string
+	Home   string
+}
+
+// within reports whether ids count within their topic. Those of the topic Home have no topic in
+// their keys all the same.
+func (r *scopeRow) within() bool { return r.Copies != nil && *r.Copies == "within" }
+
+// readScope returns nil if the scope has no row: it claims no ids.
+func readScope(ctx context.Context, tx pgx.Tx, scope string) (*scopeRow, error) {
+	rows, err := collect[scopeRow](ctx, tx, scopeSQL, scope)
+	if err != nil || len(rows) == 0 {
+		return nil, err
+	}
+	return &rows[0], nil
+}
