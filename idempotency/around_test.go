@@ -185,8 +185,8 @@ func TestH11FilesOfFormsAreRemoved(t *testing.T) {
 	}
 }
 
-// A handler behind the layer finds the header as it would without: what stands around has set some
-// of it.
+// A handler inside the layer sees the same headers as without it, including those that middleware
+// around the layer has set.
 func TestH13HeadersOfWhatStandsAround(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -265,8 +265,8 @@ func TestH13HeadersOfWhatStandsAround(t *testing.T) {
 	}
 }
 
-// A Vary of the handler's is not lost on one that what stands around the layer sets in another
-// answer only.
+// The handler's Vary is replayed even if middleware around the layer sets one on another answer
+// only.
 func TestH13VaryOfTwo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -337,7 +337,7 @@ func TestH19EveryAnswerSaysUntilWhen(t *testing.T) {
 	}
 }
 
-// A panic of a handler is told too.
+// The hook Served is called for a handler's panic too.
 func TestServedTellsOfPanics(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()

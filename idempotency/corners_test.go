@@ -504,8 +504,8 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	}
 }
 
-// Without a key nobody can ask again: what became of a COMMIT that was not answered stays unknown,
-// and no client is told to repeat it.
+// Without a key a client cannot retry safely: the outcome of a COMMIT without an answer stays
+// unknown, and the answer does not ask the client to repeat the request.
 func TestUnknownCommitWithoutAKey(t *testing.T) {
 	t.Parallel()
 	r := wiredRig(t, leasedConfig(), &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut { return pgtest.Unheard }}, nil)

@@ -61,8 +61,8 @@ func TestH17CommitWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// The old backend commits still, or never does, while nobody knows. What is answered meanwhile is
-// that nobody knows, and nobody else gets in between. Then it is found out.
+// The old backend commits late, or never. Until that is decided, the answer is commit-unknown, and
+// no other request gets the key. Then the layer finds out.
 func TestH17CommitThatIsStillUnderWay(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {

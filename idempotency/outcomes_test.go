@@ -19,7 +19,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// gate is a handler that says when it has begun, and goes on when it is told to.
+// gate is a handler that reports when it has begun, and waits for a signal before it returns.
 type gate struct {
 	begun chan struct{}
 	open  chan struct{}

@@ -138,8 +138,8 @@ func TestRequestsThatTheTransportRepeats(t *testing.T) {
 	}
 }
 
-// A client that goes away in the middle ends nothing: the request is completed, and whoever asks
-// again gets its answer.
+// A client that disconnects in the middle ends nothing: the request is completed, and a retry gets
+// its answer.
 func TestH11ClientThatGoesAway(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {

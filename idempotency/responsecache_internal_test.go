@@ -105,8 +105,8 @@ var (
 	recID = [16]byte{1}
 )
 
-// see tells a tier that the database answered right now. Its clock is ahead of ours by hours:
-// nothing may depend on ours.
+// see records that the database has answered right now. Its clock is hours ahead of the process's,
+// because nothing may depend on the process's clock.
 func see(t *responseCache, o origin) { now := time.Now(); t.saw(o, now.Add(5*time.Hour), now) }
 
 func entry() *cacheEntry {
@@ -273,7 +273,7 @@ func TestH21EntriesEnd(t *testing.T) {
 	})
 }
 
-// Garbage is a miss: whatever is there, and whoever wrote it.
+// Garbage is a miss, from whatever source.
 func TestH21Garbage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -340,8 +340,8 @@ func TestH21CacheThatFails(t *testing.T) {
 					see(tier, here)
 					wants(t, tier, nil)
 				}
-				// synctest's clock stands still unless everybody waits: these are no measured
-				// times.
+				// synctest's clock only advances when all goroutines wait, so this is not a
+				// measured time.
 				if s.made() != breakerFailures || time.Since(start) > breakerFailures*50*time.Millisecond {
 					t.Errorf("%d calls in %v", s.made(), time.Since(start))
 				}

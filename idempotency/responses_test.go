@@ -165,8 +165,8 @@ func TestH14HeadersThatAreKept(t *testing.T) {
 	}
 }
 
-// What somebody else has put into the database gets no further than what the layer would have put
-// there.
+// A stored answer that another program has written is replayed only with what the layer itself
+// would have stored.
 func TestH14StoredHeadersAreJudgedAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())

@@ -12,8 +12,8 @@ import (
 	"unicode"
 )
 
-// secretWords are what values are called that nobody must be able to find out byte by byte, from
-// how long a comparison takes.
+// secretWords are in the names of values that must be compared in constant time: an attacker could
+// otherwise find them byte by byte, from the duration of comparisons.
 var secretWords = []string{"fingerprint", "mac", "hmac", "digest", "secret", "signature"}
 
 // isSecret says whether one of the words is in the name of what is compared: fp.stored,
@@ -36,7 +36,7 @@ func isSecret(e ast.Expr) bool {
 		return isSecret(e.X)
 	case *ast.ParenExpr:
 		return isSecret(e.X)
-	case *ast.CallExpr: // a conversion or a hash's Sum; a length is nobody's secret
+	case *ast.CallExpr: // a conversion or a hash's Sum; a length is no secret
 		if f, ok := e.Fun.(*ast.Ident); ok && (f.Name == "len" || f.Name == "cap") {
 			return false
 		}

@@ -55,7 +55,7 @@ func TestH18OutcomeThatIsUnknownForGood(t *testing.T) {
 	}
 }
 
-// Keys of steps: the same for whoever asks, others for other steps, requests and tenants.
+// Keys of steps are the same in every process, and differ between steps, requests and tenants.
 func TestH18KeysOfSteps(t *testing.T) {
 	t.Parallel()
 	sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
@@ -110,7 +110,7 @@ func TestH18KeysOfSteps(t *testing.T) {
 	}
 }
 
-// discard is a ResponseWriter whose answer nobody gets.
+// discard is a ResponseWriter that drops the answer.
 type discard struct{ http.ResponseWriter }
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }

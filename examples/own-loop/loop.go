@@ -14,24 +14,27 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// loop is a team's own kafka-go loop. Of onlyonce it calls dedupe.Claim, in apply, and nothing else. tell is for the example's table.
+// loop is a team's own kafka-go loop. It uses one function of onlyonce, dedupe.Claim, in apply.
+// tell is only for the example's table.
 func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope string, tell func(dedupe.Outcome)) error {
 	for {
 		m, err := reader.FetchMessage(ctx)
 		if err != nil {
 			return unlessStopped(ctx, err)
 		}
-		// Until it is done: committing the offset of a later message would skip this one.
+		// Repeat until it is done: committing the offset of a later message would skip this one.
 		var outcome dedupe.Outcome
 		err = backoff.Retry(func() (err error) {
 			outcome, err = apply(ctx, pool, m, scope)
 			return err
 		}, backoff.WithContext(backoff.NewExponentialBackOff(backoff.WithMaxElapsedTime(time.Minute)), ctx))
 		if err != nil {
-			// Not acknowledged: it is delivered again, and the claim then tells whether it was applied.
+			// Not acknowledged, so it is delivered again, and the claim then shows whether it was
+			// applied.
 			return unlessStopped(ctx, fmt.Errorf("partition %d, offset %d: %w", m.Partition, m.Offset, err))
 		}
-		// Only now. A crash before this line, or an error (a rebalance came between), costs a redelivery, which is then a duplicate.
+		// Only now. After a crash before this line, or an error (for example because of a
+		// rebalance), the message is delivered again, and then it is a duplicate.
 		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
 			slog.Warn("own-loop: offset not committed", "partition", m.Partition, "offset", m.Offset, "error", err)
 		}
@@ -53,7 +56,7 @@ const (
 	asideSQL  = `insert into onlyonce_own_loop.set_aside (scope, "partition", "offset", order_id, body) values ($1, $2, $3, $4, $5) on conflict do nothing`
 )
 
-// apply is the loop's transaction: the claim first, then what its outcome asks for.
+// apply is the loop's transaction: the claim first, then the work for its outcome.
 func apply(ctx context.Context, pool *pgxpool.Pool, m kafka.Message, scope string) (outcome dedupe.Outcome, err error) {
 	id := ""
 	for _, h := range m.Headers {
@@ -62,8 +65,8 @@ func apply(ctx context.Context, pool *pgxpool.Pool, m kafka.Message, scope strin
 		}
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// If another transaction holds this id and has not committed, Claim waits, because that one may roll back.
-		// This bounds the wait; then the message is tried again.
+		// If another transaction holds this id and has not committed, Claim waits, because that one
+		// may roll back. This bounds the wait; then the message is tried again.
 		if _, err := tx.Exec(ctx, `set local lock_timeout = '5s'`); err != nil {
 			return err
 		}

@@ -250,7 +250,7 @@ func TestLongRetryAfterIsReturned(t *testing.T) {
 	})
 }
 
-// Waits that would not be over in time are not begun, whoever set the time.
+// A wait that would end after a deadline is not begun, for TotalTime as for the context's deadline.
 func TestTimeIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
