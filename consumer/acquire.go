@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	cursors "github.com/onlyonce/onlyonce/internal/cursor"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
@@ -243,7 +244,7 @@ func (w *worker) redoBelow(ctx context.Context, cur *cursor, offset int64) error
 	}
 	ctx, cancel := w.c.bounded(ctx)
 	defer cancel()
-	if _, err := w.c.pool.Exec(ctx, redoSQL, cur.id, offset, uuidOrNull(w.id.TopicID)); err != nil {
+	if _, err := w.c.pool.Exec(ctx, cursors.RedoSQL, cur.id, offset, uuidOrNull(w.id.TopicID)); err != nil {
 		return fmt.Errorf("noting which messages are handled again: %w", err)
 	}
 	return nil
@@ -299,7 +300,7 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	}
 	bounded, cancel := c.bounded(ctx)
 	defer cancel()
-	_, err = c.pool.Exec(bounded, createCursorSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
+	_, err = c.pool.Exec(bounded, cursors.CreateSQL, c.cfg.Scope, id.Topic, id.Partition, c.source.Group(), id.ClusterID,
 		uuidOrNull(id.TopicID), offset, policy, epochOrNull(log.LeaderEpoch))
 	if err != nil {
 		return fmt.Errorf("deciding the start of %s/%d: %w", id.Topic, id.Partition, err)

@@ -23,29 +23,9 @@ select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
 
-// createCursorSQL decides a partition's start, once: a row that is there already stays as it is. The lease's name holds
-// no '/' of a topic (Kafka allows none), so that it is unambiguous. A lease that somebody left without its
-// cursor is taken, in a run above whatever progress is left of it.
-const createCursorSQL = `
-with lease as (
-  insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)
-  on conflict (name) do update set name = excluded.name returning id)
-insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy, run_epoch, run)
-select id, $1, $2, $3, $4, $5, $6, $7, $7, $8, $9,
-       coalesce((select max(p.run) + 1 from onlyonce.progress p where p.cursor_id = lease.id), 0)
-  from lease
-on conflict do nothing`
-
 // ownCursorSQL raises the epoch and stamps who owns the cursor now. One row: the new epoch, or null when another owner
 // was faster. Waits for a batch of the old owner that holds the lease, at most lock_timeout.
 const ownCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7)`
-
-// redoSQL notes that what lies below an offset of a topic (null: not known) may have been handled before (O6). It compares no owner: the highest offset that anybody
-// knows of counts.
-const redoSQL = `
-update onlyonce.cursors
-   set redo_until = case when redo_topic_id <> $3::uuid then $2 else greatest(redo_until, $2) end, redo_topic_id = coalesce($3::uuid, redo_topic_id)
- where id = $1`
 
 // releaseCursorSQL marks the cursor as let go in order, unless it has another owner by now.
 const releaseCursorSQL = `

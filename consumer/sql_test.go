@@ -17,9 +17,9 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{readCursorSQL, createCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
+	for _, sql := range []string{readCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
 		fenceSQL, openSQL, pruneSQL, claimSQL, claimFreshSQL, pollSQL, leaveSQL, takeSQL, settleSQL, failSQL, sweepSQL,
-		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, firstPartitionsSQL, parkedCountSQL, redoSQL, elsewhereSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
+		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, firstPartitionsSQL, parkedCountSQL, elsewhereSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Layer answers a copy of a request with the first request's answer. Make one with [New], wrap
@@ -265,7 +266,7 @@ func (s Scope) check() error {
 // identify computes the record's id, and the origin from which the keys of calls are derived.
 func (x *exchange) identify() {
 	h := x.request.Header
-	x.origin = dedupe.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate"))}
+	x.origin = origin.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate"))}
 	x.id = dedupe.Key{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key}.Hash()
 	x.subject.Record, x.subject.Key = x.id, x.key
 }

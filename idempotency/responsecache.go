@@ -71,23 +71,23 @@ type responseCache struct {
 	sighted atomic.Pointer[sighting]
 }
 
-// origin is a history of a database: what was committed in it is there, unless a failover has lost
-// it, which begins another one.
-type origin struct {
+// history identifies a history of a database. What was committed in it is there, unless a failover has
+// lost it; the failover begins another history.
+type history struct {
 	System   int64  // pg_control_system
 	Timeline uint32 // the first eight digits of pg_walfile_name(pg_current_wal_insert_lsn()), in hexadecimal
 }
 
 // sighting is what one answer of the database says about its history and clock.
 type sighting struct {
-	origin
+	history
 	clock time.Time // the database's clock when it answered
 	asked time.Time // by the process's monotonic clock, before the query was sent
 }
 
 // cacheEntry is a completed record as the cache holds it.
 type cacheEntry struct {
-	Origin      origin    // of the connection on which it was committed or read
+	Origin      history   // of the connection on which it was committed or read
 	Expires     time.Time // by the database's clock
 	Fingerprint []byte
 	Response    *response
@@ -129,7 +129,7 @@ func newResponseCache(cfg *Config) *responseCache {
 // saw records an answer of the database: its history and clock, and time.Now() from just before the
 // query. Answers may arrive in any order. A lower timeline of the same system is ignored: it comes
 // from an old primary that has not noticed its replacement yet.
-func (t *responseCache) saw(o origin, clock, asked time.Time) {
+func (t *responseCache) saw(o history, clock, asked time.Time) {
 	next := &sighting{o, clock, asked}
 	for {
 		last := t.sighted.Load()
@@ -147,13 +147,13 @@ func (t *responseCache) saw(o origin, clock, asked time.Time) {
 
 // now returns the database's history, and a time that is not before the database's clock. ok is
 // false if they are not known.
-func (t *responseCache) now() (o origin, clock time.Time, ok bool) {
+func (t *responseCache) now() (o history, clock time.Time, ok bool) {
 	s := t.sighted.Load()
 	if s == nil {
-		return origin{}, time.Time{}, false
+		return history{}, time.Time{}, false
 	}
 	passed := time.Since(s.asked)
-	return s.origin, s.clock.Add(passed), passed >= 0 && passed < sightingAge
+	return s.history, s.clock.Add(passed), passed >= 0 && passed < sightingAge
 }
 
 // get returns a record from the cache. If it returns false, the caller must ask the database.
@@ -291,7 +291,7 @@ func decodeEntry(b []byte) (c *cacheEntry, until time.Time, ok bool) {
 		return nil, time.Time{}, false
 	}
 	c = &cacheEntry{
-		Origin:  origin{int64(binary.BigEndian.Uint64(b[1:])), binary.BigEndian.Uint32(b[9:])},
+		Origin:  history{int64(binary.BigEndian.Uint64(b[1:])), binary.BigEndian.Uint32(b[9:])},
 		Expires: time.UnixMicro(int64(binary.BigEndian.Uint64(b[13:]))),
 	}
 	until = time.UnixMicro(int64(binary.BigEndian.Uint64(b[21:])))

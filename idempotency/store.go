@@ -76,7 +76,7 @@ type record struct {
 	free         bool          // its lease has ended
 	leaseLeft    time.Duration // until the lease ends
 
-	origin origin // where it was read; only set if there is a cache
+	history history // where it was read; only set if there is a cache
 }
 
 // recordRow is the target of the queries. All columns are null if there is no record.

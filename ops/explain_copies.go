@@ -11,7 +11,7 @@ import (
 
 // copiesSQL reads what makes a copy a duplicate besides the rings. In: key; of a key in a replay the
 // key of the first handling, else null. One row. parked: a message or an event of the key is parked
-// and not settled, which claims ask after both rings (K7). first: the same of the other key, which a
+// and not settled, which claims ask after the rings (K7). first: the same of the other key, which a
 // consumer asks in a replay. stored: a call of the key is in the log, or parked and not settled, which
 // onlyonce.enqueue_calls asks. By the indexes parked_key_unresolved and outbox_log_key.
 const copiesSQL = `
@@ -37,8 +37,8 @@ const (
 // Copy is what a copy would be that comes now and is claimed in one ring. The rings do not know each
 // other's keys (K3).
 type Copy struct {
-	// Ring is the ring that the claim asks: consumers ask the one, webhooks, dedupe.Claim and calls that
-	// are enqueued outside of consumers ask the other.
+	// Ring is the ring that the claim asks: consumers ask consumer_keys; webhooks, dedupe.Claim and
+	// calls that are enqueued outside of consumers ask standard_keys.
 	Ring      string  `json:"ring"`
 	Duplicate bool    `json:"duplicate"`
 	Because   *string `json:"because"` // BecauseRemembered, BecauseParked or BecauseStored; nil: it is new
@@ -57,8 +57,8 @@ func (r *KeyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	for _, which := range []string{ring.KeysLog().Name, ring.KeysClock().Name} {
-		r.Copies = append(r.Copies, r.judgeCopy(which, rows[0]))
+	for _, which := range ring.Keys() {
+		r.Copies = append(r.Copies, r.judgeCopy(which.Name, rows[0]))
 	}
 	return nil
 }
@@ -68,9 +68,9 @@ func (r *KeyReport) judgeCopy(which string, is copyRow) Copy {
 	switch {
 	case slices.ContainsFunc(r.Claims, func(c Claim) bool { return c.Ring == which && c.Remembered }):
 		because = BecauseRemembered
-	case is.Parked, is.First && which == ring.KeysLog().Name:
+	case is.Parked, is.First && which == ring.ConsumerKeys().Name:
 		because = BecauseParked
-	case is.Stored && which == ring.KeysClock().Name:
+	case is.Stored && which == ring.StandardKeys().Name:
 		because = BecauseStored
 	default:
 		return Copy{Ring: which}

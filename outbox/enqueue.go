@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Errors of [Enqueue] besides [ErrCall]. Each means that the transaction must be rolled back.
@@ -41,7 +42,7 @@ const enqueueSQL = `select onlyonce.enqueue_calls($1, $2, $3, $4, $5, $6, $7, $8
 // handlerTx is what the transaction of a consumer's handler has besides dedupe.Tx.
 type handlerTx interface {
 	// Origin is the inbound message that is being handled; ok is false where there is none.
-	Origin() (o dedupe.Origin, ok bool)
+	Origin() (o origin.Origin, ok bool)
 	// Late keeps an item for the one statement that is sent right before the commit: the locks of ordering keys are then taken
 	// together, sorted, and held for moments.
 	Late(item any, write func(items []any) (sql string, args []any)) error
@@ -58,7 +59,7 @@ type handlerTx interface {
 // stand for it.
 //
 // A call that was enqueued before is not written again: Enqueue returns nil if its bytes are the same, and [ErrConflict] if they
-// differ. Outside of a consumer the call's key is claimed in the inbox for that (ring keys_clock), and Enqueue waits for a transaction that holds an
+// differ. Outside of a consumer the call's key is claimed in the inbox for that (ring standard_keys), and Enqueue waits for a transaction that holds an
 // uncommitted claim of it: set lock_timeout, or a deadline on ctx, to bound that. A call is known again for as long as its key is remembered, its row
 // is kept, or it is parked, whichever is longest; a program that repeats itself later than that enqueues a new call. In a consumer's handler the message's own
 // claim excludes it, and bytes are compared only when a message is handled again, with the row as long as it is kept
@@ -71,7 +72,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	if err := dedupe.InTransaction(tx); err != nil {
 		return fmt.Errorf("outbox: enqueue: %w", err)
 	}
-	var origin dedupe.Origin
+	var origin origin.Origin
 	handler, inbound := tx.(handlerTx)
 	if inbound {
 		origin, inbound = handler.Origin()

@@ -7,10 +7,10 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// write shows what was, what is after it, and what that means.
-func (q *adoption) write(a *app, d *adopted) {
+// writeAdopted shows what was, what is after it, and what that means.
+func writeAdopted(a *app, d *ops.Adopted) {
 	a.writeCursorChange(d.Before, d.After)
-	for _, s := range d.remarks() {
+	for _, s := range remarks(d) {
 		_, _ = fmt.Fprintln(a.out, s)
 	}
 }
@@ -45,10 +45,10 @@ func (a *app) writeCursorChange(was, is *cursorRow) {
 }
 
 // remarks says what the change means for messages and owners.
-func (d *adopted) remarks() []string {
+func remarks(d *ops.Adopted) []string {
 	b, c := d.Before, d.After
 	if d.From != nil {
-		return d.moved()
+		return movedHere(d)
 	}
 	if b == nil {
 		return []string{fmt.Sprintf("There was no cursor: work starts at offset %d. How many messages that skips or handles again is not known here.", c.Position)}
@@ -79,8 +79,8 @@ func (d *adopted) remarks() []string {
 	return s
 }
 
-// moved says what it means to take a partition over.
-func (d *adopted) moved() []string {
+// movedHere says what it means to take a partition over.
+func movedHere(d *ops.Adopted) []string {
 	s := []string{fmt.Sprintf("The position is that of %s, where the cursor was retired at %s: what is below was handled there, and nothing is handled again.",
 		d.From.Database, instant(*d.From.Cursor.RetiredAt))}
 	if d.Before != nil {

@@ -8,7 +8,6 @@ import (
 	"strconv"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -31,30 +30,6 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
  order by scope, topic, partition`
 
 type cursorRow = ops.Cursor
-
-// stood is where the partition's own work stands, which a replay interrupts.
-func stood(c *cursorRow) int64 {
-	if c.ReplayResume != nil {
-		return max(c.Position, *c.ReplayResume)
-	}
-	return c.Position
-}
-
-// redo is the offset below which messages may have been handled before, when the cursor's position is set anew, and its topic (O6). What an operator has set and
-// nobody has handled does not count.
-func redo(c *cursorRow) (until *int64, topic pgtype.UUID) {
-	until = c.RedoUntil
-	if c.RedoTopicID != nil && c.TopicID != nil && *c.RedoTopicID != *c.TopicID {
-		until = nil
-	}
-	if at := stood(c); (c.AnchorOffset != nil || c.ReplayResume != nil) && (until == nil || *until < at) {
-		until = &at
-	}
-	if c.TopicID == nil {
-		return until, topicID(c.RedoTopicID)
-	}
-	return until, topicID(c.TopicID)
-}
 
 // attempts shows what was tried at a message that stands alone.
 func attempts(c *cursorRow) string {

@@ -45,8 +45,8 @@ func (r doctorReport) has(t *testing.T, check, level string, texts ...string) {
 }
 
 const (
-	oldCurrent = `insert into onlyonce.keys_log_0 values (gen_random_uuid(), 0); update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 0; `
-	rotates    = `insert into onlyonce.leases (name, epoch, nonce, until) values ('ring/keys_log', 1, gen_random_uuid(), now() + interval '1 hour'); `
+	oldCurrent = `insert into onlyonce.consumer_keys_0 values (gen_random_uuid(), 0); update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0; `
+	rotates    = `insert into onlyonce.leases (name, epoch, nonce, until) values ('ring/consumer_keys', 1, gen_random_uuid(), now() + interval '1 hour'); `
 	oneCursor  = `with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id)
 		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) select id, 'stock', 'orders', 0, 0, 'earliest', 0 from l; `
 )
@@ -66,15 +66,15 @@ func frontier(ago string) string {
 func TestDoctorFindings(t *testing.T) {
 	t.Parallel()
 	plain := newFixture(t)
-	const full = `update onlyonce.rings set cur = 9, closed = '{8,7,6,5,4,3,2,1,0}' where name = 'keys_log'; insert into onlyonce.keys_log_9 values (gen_random_uuid(), 0);
-		update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 9; `
+	const full = `update onlyonce.rings set cur = 9, closed = '{8,7,6,5,4,3,2,1,0}' where name = 'consumer_keys'; insert into onlyonce.consumer_keys_9 values (gen_random_uuid(), 0);
+		update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 9; `
 	for name, c := range map[string]struct {
 		setup        string
 		args         []string
 		check, level string
 		want         []string
 	}{
-		"schema":                    {"", nil, "schema", levelOK, []string{"version 5"}},
+		"schema":                    {"", nil, "schema", levelOK, []string{fmt.Sprintf("version %d", migrations.Latest)}},
 		"schema of the next":        {fmt.Sprintf(`insert into onlyonce.schema_version (version) values (%d)`, migrations.Latest+1), nil, "schema", levelInfo, []string{"newer than this program's", "deploy programs"}},
 		"commit timestamps":         {"", nil, "server", levelInfo, []string{"track_commit_timestamp is off"}},
 		"idle in transaction":       {"", nil, "server", levelInfo, []string{"idle_in_transaction_session_timeout is 0"}},
@@ -85,7 +85,7 @@ func TestDoctorFindings(t *testing.T) {
 		"clocks":                    {"", nil, "clocks", levelOK, []string{"agree"}},
 		"copies, not declared":      {"", nil, "copies", levelWarn, []string{"not declared", "-copies-within"}},
 		"copies, shorter":           {"", []string{"-copies-within", "7d"}, "copies", levelOK, []string{"at least 7d"}},
-		"copies, longer":            {"", []string{"-copies-within", "8d"}, "copies", levelFail, []string{"producers: copies may come for 8d", "-ring keys_log", "D above 8d"}},
+		"copies, longer":            {"", []string{"-copies-within", "8d"}, "copies", levelFail, []string{"producers: copies may come for 8d", "-ring consumer_keys", "D above 8d"}},
 		"copies, for ever":          {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", levelOK, nil},
 		"relays, not declared":      {"", nil, "relay-retries", levelOK, []string{"not declared"}},
 		"relays, shorter":           {"", []string{"-relay-retries", "24h"}, "relay-retries", levelOK, []string{"at least 1d"}},
@@ -94,20 +94,20 @@ func TestDoctorFindings(t *testing.T) {
 		"call tried for less":       {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '6 days')`, nil, "relay-retries", levelOK, nil},
 		"no webhooks":               {`update onlyonce.rings set horizon = '1 day'`, nil, "webhooks", levelOK, []string{"no endpoint"}},
 		"webhooks":                  {webhookID("1 minute"), nil, "webhooks", levelOK, []string{"at least 7d"}},
-		"webhooks, too short":       {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", levelFail, []string{"-ring keys_clock", "7d at least"}},
+		"webhooks, too short":       {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", levelFail, []string{"-ring standard_keys", "7d at least"}},
 		"webhooks, declared":        {"", []string{"-webhook-retention", "30d"}, "webhooks", levelFail, []string{"D above 30d"}},
 		"webhooks, old ids":         {webhookID("9 days"), nil, "webhooks", levelWarn, []string{"endpoint gh has ids that are 216h", "nobody deletes them"}},
-		"log ring":                  {"", nil, "keys_log", levelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
-		"log ring, rotated":         {rotates, nil, "keys_log", levelOK, []string{"a process rotates it"}},
-		"clock ring":                {"", nil, "keys_clock", levelOK, nil},
-		"for ever":                  {`update onlyonce.rings set horizon = null`, nil, "keys_clock", levelInfo, []string{"for ever", "inbox horizon -ring keys_clock"}},
-		"nobody rotates":            {oldCurrent, nil, "keys_log", levelFail, []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
-		"nobody rotates, nor need":  {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 0`, nil, "keys_log", levelOK, nil},
-		"rotated, and late":         {oldCurrent + rotates, nil, "keys_log", levelWarn, []string{"although a process holds the lease"}},
-		"rotated, and draining":     {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'keys_log'`, nil, "keys_log", levelWarn, []string{"the one before it drains", "finding transactions"}},
-		"full":                      {full + rotates, nil, "keys_log", levelWarn, []string{"no segment is free"}},
-		"too few tables":            {`update onlyonce.rings set slots = 8 where name = 'keys_clock'`, nil, "keys_clock", levelFail, []string{"has 8 tables, and a horizon takes 9"}},
-		"clock went back":           {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'keys_log' and slot = 0`, nil, "keys_log", levelFail, []string{"in the future", "rotation is halted"}},
+		"log ring":                  {"", nil, "consumer_keys", levelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
+		"log ring, rotated":         {rotates, nil, "consumer_keys", levelOK, []string{"a process rotates it"}},
+		"clock ring":                {"", nil, "standard_keys", levelOK, nil},
+		"for ever":                  {`update onlyonce.rings set horizon = null`, nil, "standard_keys", levelInfo, []string{"for ever", "inbox horizon -ring standard_keys"}},
+		"nobody rotates":            {oldCurrent, nil, "consumer_keys", levelFail, []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
+		"nobody rotates, nor need":  {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", levelOK, nil},
+		"rotated, and late":         {oldCurrent + rotates, nil, "consumer_keys", levelWarn, []string{"although a process holds the lease"}},
+		"rotated, and draining":     {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'consumer_keys'`, nil, "consumer_keys", levelWarn, []string{"the one before it drains", "finding transactions"}},
+		"full":                      {full + rotates, nil, "consumer_keys", levelWarn, []string{"no segment is free"}},
+		"too few tables":            {`update onlyonce.rings set slots = 8 where name = 'standard_keys'`, nil, "standard_keys", levelFail, []string{"has 8 tables, and a horizon takes 9"}},
+		"clock went back":           {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", levelFail, []string{"in the future", "rotation is halted"}},
 		"lease of the future":       {`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/p/0', 1, gen_random_uuid(), now() + interval '6 days')`, nil, "clocks", levelFail, []string{"1 leases end more than an hour ahead"}},
 		"due in the future":         {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`, nil, "clocks", levelFail, []string{"1 parked rows are due more than 2 days ahead"}},
 		"scheduled":                 {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('call', 'retrying', 'scheduled', 's', now() + interval '6 days')`, nil, "clocks", levelOK, nil},
@@ -202,9 +202,9 @@ func TestDoctorDoesNotCountForEver(t *testing.T) {
 func TestDoctorJudgement(t *testing.T) {
 	t.Parallel()
 	week, opened := (7 * 24 * time.Hour).Seconds(), float64(10)
-	full := keyRing{Ring: "keys_log", Horizon: &week}
+	full := keyRing{Ring: "consumer_keys", Horizon: &week}
 	for i := range 10 {
-		s := keySegment{Table: fmt.Sprint("onlyonce.keys_log_", i), State: "free"}
+		s := keySegment{Table: fmt.Sprint("onlyonce.consumer_keys_", i), State: "free"}
 		if i == 0 {
 			s = keySegment{Table: s.Table, State: "current", Bytes: 1, Keys: 1, Opened: &opened}
 		}
@@ -213,7 +213,7 @@ func TestDoctorJudgement(t *testing.T) {
 	d := &doctor{}
 	d.ring(&full, true, nil)
 	r := doctorReport{Findings: d.findings}
-	r.has(t, "keys_log", levelFail, "no login has the rights", "grant onlyonce_rotator")
+	r.has(t, "consumer_keys", levelFail, "no login has the rights", "grant onlyonce_rotator")
 	r.remediesWork(t)
 
 	f := newFixture(t)
@@ -253,9 +253,9 @@ func TestDoctorServer(t *testing.T) {
 	roles := string(file)
 	f.exec(roles)
 	f.examines(false).has(t, "roles", levelOK, "onlyonce_app, onlyonce_http, onlyonce_relay have their rights")
-	f.exec(`revoke insert on onlyonce.keys_clock_3 from onlyonce_app; revoke select on onlyonce.lanes from onlyonce_relay`)
+	f.exec(`revoke insert on onlyonce.standard_keys_3 from onlyonce_app; revoke select on onlyonce.lanes from onlyonce_relay`)
 	r = f.examines(true)
-	r.has(t, "roles", levelFail, "role onlyonce_app lacks rights: INSERT on onlyonce.keys_clock_3", "run docs/roles.sql again")
+	r.has(t, "roles", levelFail, "role onlyonce_app lacks rights: INSERT on onlyonce.standard_keys_3", "run docs/roles.sql again")
 	r.has(t, "roles", levelFail, "role onlyonce_relay lacks rights: SELECT on onlyonce.lanes")
 	f.exec(roles)
 
@@ -272,11 +272,11 @@ func TestDoctorServer(t *testing.T) {
 	r.has(t, "server", levelWarn, "fsync")
 	f.exec(oldCurrent)
 	f.exec(`create role stock login in role onlyonce_app, onlyonce_rotator`)
-	asOps.examines(true).has(t, "keys_log", levelFail, "although postgres, stock may")
-	asOps.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring keys_log", "onlyonce_rotator")
+	asOps.examines(true).has(t, "consumer_keys", levelFail, "although postgres, stock may")
+	asOps.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring consumer_keys", "onlyonce_rotator")
 	asOps.run("explain", "k", "-scope", "s").want(t, statusGood, "No segment")
 	asOps.run("explain", "-topic", "t", "-partition", "0", "-offset", "1").want(t, statusGood)
-	f.exec(`truncate onlyonce.keys_log_0`)
+	f.exec(`truncate onlyonce.consumer_keys_0`)
 
 	f.exec(`select pg_create_physical_replication_slot('left', true)`)
 	f.exec(`select pg_create_logical_replication_slot('changes', 'pgoutput')`)

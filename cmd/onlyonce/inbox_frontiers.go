@@ -5,7 +5,7 @@ import "time"
 // ahead is by how much a frontier may be ahead of the database's clock: what is more was noted before that went back.
 const ahead = time.Minute
 
-// frontiersSQL lists the cursors that hold back the retention of the log's ring most, and before them those whose frontier is ahead of the clock, which hold back
+// frontiersSQL lists the cursors that hold back the retention of consumer_keys most, and before them those whose frontier is ahead of the clock, which hold back
 // too little. Out: scope, topic, partition, seconds behind the clock (null: not known; below 0: ahead). In: how many seconds count as ahead.
 const frontiersSQL = `
 select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind

@@ -239,7 +239,7 @@ func TestUsageErrors(t *testing.T) {
 var everyDatabaseCommand = [][]string{
 	{"migrate"}, {"migrate", "-version"}, {"status"}, {"status", "-json"}, {"cursor", "show"}, {"parked", "list"},
 	{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes"},
-	{"inbox", "status"}, {"inbox", "horizon", "-ring", "keys_log", "-horizon", "8d", "-reason", "why", "-yes"},
+	{"inbox", "status"}, {"inbox", "horizon", "-ring", "consumer_keys", "-horizon", "8d", "-reason", "why", "-yes"},
 	{"doctor"}, {"explain", "-scope", "s", "-json", "--", "-k"}, {"explain", "-topic", "t", "-partition", "0", "-offset", "1"},
 	{"outbox", "status"}, {"outbox", "rebase", "-reason", "why", "-yes"},
 	{"cursor", "pause", "-scope", "s", "-reason", "why", "-yes"}, {"cursor", "resume", "-scope", "s", "-reason", "why", "-yes"},
@@ -364,13 +364,15 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{cursorsSQL, boundsSQL, lockCursorSQL, fenceOwnerSQL, adoptSQL, createSQL, auditSQL, parkedCountsSQL, limitSQL,
-		relaysSQL, retireSQL, leftSQL, replaysSQL, replayNoSQL, replaySQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL,
-		rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL,
-		lockSinkSQL, pauseSinkSQL, resumeSinkSQL, storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, logSinksSQL, lanesSQL,
-		waitingCallsSQL, parkedCallsSQL, ringSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
-		streamsSQL, eventRingSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL,
-		hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL, scopeSQL, joinScopeSQL} {
+	for _, sql := range []string{cursorsSQL, boundsSQL, auditSQL, parkedCountsSQL, limitSQL,
+		relaysSQL, standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL,
+		rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL,
+		rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL, storedSQL,
+		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, logSinksSQL, lanesSQL,
+		waitingCallsSQL, parkedCallsSQL, ringSQL, storedEventsSQL, lockEventCursorsSQL,
+		lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL, streamsSQL, eventRingSQL,
+		endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL,
+		strangeLanesSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s\n%v", sql, err)
 		}

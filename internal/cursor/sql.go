@@ -1,0 +1,97 @@
+package cursor
+
+// CreateSQL makes a lease and a cursor, once: a row that is there already stays as it is. In: scope, topic, partition, group, cluster
+// and topic id (each null: the next owner's), offset, policy, leader epoch below the offset (null: not known). One row: the id; none if the cursor is there.
+//
+// The lease's name holds
+// no '/' of a topic (Kafka allows none), so that it is unambiguous. A lease that somebody left without its
+// cursor is taken, in a run above whatever progress is left of it.
+const CreateSQL = `
+with lease as (
+  insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)
+  on conflict (name) do update set name = excluded.name returning id)
+insert into onlyonce.cursors (id, scope, topic, partition, group_id, cluster_id, topic_id, start_offset, run_start, start_policy, run_epoch, run)
+select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bigint, $7::bigint, $8::text, $9::integer,
+       coalesce((select max(p.run) + 1 from onlyonce.progress p where p.cursor_id = lease.id), 0)
+  from lease
+on conflict do nothing
+returning id`
+
+// LockSQL locks the lease of a cursor. In: scope, topic, partition. One row, or none where there is no cursor. The
+// lock waits for the batch of an owner, which holds the row FOR SHARE, and keeps the next one and every taker out. What
+// the batch did shows only to a statement after this one.
+const LockSQL = `
+select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id
+ where c.scope = $1 and c.topic = $2 and c.partition = $3
+   for no key update of l`
+
+// FenceOwnerSQL raises the epoch and sets a new nonce, so that whatever the present owner still does fails on its
+// fence. In: lease, the epoch that was read under the lock. Out: the new epoch; never null under that lock, as the lease
+// of a cursor has no time.
+const FenceOwnerSQL = `select onlyonce.raise_epoch($1, $2, gen_random_uuid())`
+
+// AdoptSQL changes the cursor. In: id, group or null, offset or null. By the primary key, under the lock on its lease.
+//
+// A position means something in one incarnation of the topic only. So with an offset, cluster and topic are the next
+// owner's to stamp, and a new run begins, in which there is no anchor and no leader epoch to compare the log with. Without one everything that
+// proves the log to be the same stays. The ids above all: once retention has removed the anchor's record they
+// are the only proof, and a topic made anew would be read from the old one's position. An offset also brings a retired
+// cursor back, and ends a replay.
+const AdoptSQL = `
+update onlyonce.cursors
+   set group_id       = $2::text,
+       cluster_id     = case when $3::bigint is null then cluster_id end,
+       topic_id       = case when $3::bigint is null then topic_id end,
+       run            = case when $3::bigint is null then run else run + 1 end,
+       run_start      = coalesce($3::bigint, run_start),
+       run_epoch      = case when $3::bigint is null then run_epoch end,
+       attempt_offset = case when $3::bigint is null then attempt_offset end,
+       attempts       = case when $3::bigint is null then attempts else 0 end,
+       retired_at     = case when $3::bigint is null then retired_at end,
+       replay_until   = case when $3::bigint is null then replay_until end,
+       replay_resume  = case when $3::bigint is null then replay_resume end,
+       replay_resend  = case when $3::bigint is null then replay_resend else false end,
+       redo_until     = case when $3::bigint is null then redo_until else $4::bigint end,
+       redo_topic_id  = case when $3::bigint is null then redo_topic_id else $5::uuid end
+ where id = $1`
+
+// StampSQL carries over what a position from another database means: whose it is, in which topic of which cluster, and the numbers of replays
+// that are part of the keys which come with it. In: id, group, cluster, topic id, leader epoch below it (each null: not known), replay number. By the
+// primary key, under the lock on the lease.
+const StampSQL = `
+update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, run_epoch = $5, replay_no = greatest(replay_no, $6)
+ where id = $1`
+
+// RedoSQL notes that what lies below an offset of a topic (null: not known) may have been handled before (O6). It compares no owner: the highest offset that anybody
+// knows of counts.
+const RedoSQL = `
+update onlyonce.cursors
+   set redo_until = case when redo_topic_id <> $3::uuid then $2 else greatest(redo_until, $2) end, redo_topic_id = coalesce($3::uuid, redo_topic_id)
+ where id = $1`
+
+// LockReplaysSQL lets one replay of a scope be made at a time: two that ran at once would get the same number. In: scope. Until the
+// transaction ends; bounded by lock_timeout.
+const LockReplaysSQL = `select pg_advisory_xact_lock(hashtextextended('onlyonce/replay/' || $1::text, 0))`
+
+// ReplayNoSQL finds the number of the next replay. In: scope. One number a replay of the scope and not of a cursor: the number is
+// part of the keys that messages claim during it, and copies of one message may lie in several partitions. By the
+// unique index on (scope, topic, partition).
+const ReplayNoSQL = `select coalesce(max(replay_no), 0) + 1 from onlyonce.cursors where scope = $1`
+
+// ReplaySQL begins a replay. In: id, from, to, position that it interrupts, number, whether calls get new keys, leader epoch below the position (null:
+// not known). By the primary key, under the lock on the lease. It is a run of its own, which has no anchor: nothing tells what lay before the offset. The epoch
+// bounds what lies below every offset up to the position that is interrupted, and counts there again when the work goes on.
+const ReplaySQL = `
+update onlyonce.cursors
+   set run = run + 1, run_start = $2, run_epoch = $7, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6,
+       attempt_offset = null, attempts = 0
+ where id = $1`
+
+// RetireSQL retires a cursor. In: id. By the primary key, under the lock on its lease.
+const RetireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() where id = $1`
+
+// BringScopeSQL brings that of another database. In: scope, topics, choice (null: none), home. By the primary key.
+const BringScopeSQL = `
+insert into onlyonce.scopes as s (scope, topics, copies, home) values ($1, $2::text[], $3, $4)
+on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies),
+  topics = (select array_agg(distinct t) from unnest(s.topics || excluded.topics) t)`

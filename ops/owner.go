@@ -1,0 +1,115 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/cursor"
+)
+
+// leftSQL counts what is parked of a partition and not settled. In: scope, topic, partition, and the offsets from and to (null: any). One
+// row: how many, and how many of them wait for an operator. By the index parked_position.
+const leftSQL = `
+select count(*), count(*) filter (where state = 'waiting') from onlyonce.parked
+ where kind <> 'call' and settled_at is null and scope = $1 and topic = $2 and partition = $3
+   and ($4::bigint is null or "offset" >= $4) and ($5::bigint is null or "offset" < $5)`
+
+// checkOne is check for a decision about one partition.
+func (p *Place) checkOne() error {
+	if p.Topic == "" {
+		return failf(ErrInvalid, "the topic must not be empty")
+	}
+	return p.check()
+}
+
+// String names the partition.
+func (p Place) String() string {
+	return fmt.Sprintf("scope %q, topic %q, partition %d", p.Scope, p.Topic, p.Partition)
+}
+
+// lockLease locks the lease of the cursor, if there is one.
+func (p *Place) lockLease(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, cursor.LockSQL, p.Scope, p.Topic, p.Partition)
+	return err
+}
+
+// readOne returns the cursor, nil if there is none.
+func (p *Place) readOne(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
+	found, err := collect[Cursor](ctx, tx, cursorsSQL, p.Scope, p.Topic, p.Partition)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	utc(found[0].RetiredAt)
+	return &found[0], nil
+}
+
+// readThere is readOne for a decision that makes no cursor.
+func (p *Place) readThere(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
+	c, err := p.readOne(ctx, tx)
+	if err == nil && c == nil {
+		err = failf(ErrNotFound, "there is no cursor (%s)", *p).but("correct the flags; `onlyonce cursor show` lists those there are")
+	}
+	return c, err
+}
+
+// readBack returns the cursor after it was written.
+func (p *Place) readBack(ctx context.Context, tx pgx.Tx) (*Cursor, error) {
+	c, err := p.readOne(ctx, tx)
+	if err == nil && c == nil {
+		err = errors.New("the cursor is not there after it was written")
+	}
+	return c, err
+}
+
+// fence fences the owner out. The cursor was read under the lock on its lease.
+func (c *Cursor) fence(ctx context.Context, tx pgx.Tx) error {
+	var epoch *int64
+	if err := tx.QueryRow(ctx, cursor.FenceOwnerSQL, c.ID, c.Epoch).Scan(&epoch); err != nil {
+		return err
+	}
+	if epoch == nil {
+		return fmt.Errorf("the lease of cursor %d cannot be raised: its column \"until\" is set, which no cursor's is", c.ID)
+	}
+	return nil
+}
+
+// changed reports whether somebody took the cursor over or set its position since.
+func (c *Cursor) changed(now *Cursor) bool {
+	return c.ID != now.ID || c.Epoch != now.Epoch || c.Run != now.Run
+}
+
+// stood is where the partition's own work stands, which a replay interrupts.
+func (c *Cursor) stood() int64 {
+	if c.ReplayResume != nil {
+		return max(c.Position, *c.ReplayResume)
+	}
+	return c.Position
+}
+
+// redo is the offset below which messages may have been handled before, when the cursor's position is set anew, and its topic (O6). What an operator has set and
+// nobody has handled does not count.
+func (c *Cursor) redo() (until *int64, topic pgtype.UUID) {
+	until = c.RedoUntil
+	if c.RedoTopicID != nil && c.TopicID != nil && *c.RedoTopicID != *c.TopicID {
+		until = nil
+	}
+	if at := c.stood(); (c.AnchorOffset != nil || c.ReplayResume != nil) && (until == nil || *until < at) {
+		until = &at
+	}
+	if c.TopicID == nil {
+		return until, topicID(c.RedoTopicID)
+	}
+	return until, topicID(c.TopicID)
+}
+
+// topicID is the id in the form that goes back into its column.
+func topicID(text *string) (id pgtype.UUID) {
+	if text != nil {
+		_ = id.Scan(*text) // it comes from a column of that type
+	}
+	return id
+}

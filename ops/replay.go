@@ -1,0 +1,156 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/cursor"
+)
+
+// ReplayInput is what [Replay] is asked for.
+type ReplayInput struct {
+	Place
+
+	// From is the first offset that is handled again, and To the first that is not. To defaults to the
+	// position, which is the most; with Shown to what was shown.
+	From, To int64
+
+	// Resend gives calls that are enqueued new keys: remotes apply them again.
+	Resend bool
+
+	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor has
+	// another owner or run by now the error is of kind ErrChanged.
+	Shown *Replayed
+}
+
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (in *ReplayInput) Check() error {
+	if err := in.checkOne(); err != nil {
+		return err
+	}
+	switch {
+	case in.From < 0 || in.From == math.MaxInt64:
+		return failf(ErrInvalid, "-from: must be an offset")
+	case in.To != 0 && in.To <= in.From:
+		return failf(ErrInvalid, "-to: must be above -from, %d: it is the first offset that is not handled again", in.From)
+	}
+	return nil
+}
+
+// Replayed is what came of [Replay].
+type Replayed struct {
+	Audited
+
+	Scope     string  `json:"scope"`
+	Topic     string  `json:"topic"`
+	Partition int32   `json:"partition"`
+	From      int64   `json:"from"`
+	To        int64   `json:"to"`     // the first offset that is not handled again
+	Resume    int64   `json:"resume"` // where the work then goes on
+	Replay    int32   `json:"replay"` // its number, which is part of the keys that its messages claim
+	Resend    bool    `json:"resend"`
+	Before    *Cursor `json:"before"`
+	After     *Cursor `json:"after"`
+}
+
+// Replay has a consumer handle a range of offsets again and apply it again, although it is done: after a
+// handler was wrong and its effects were undone. The owner is fenced out, the position is set back,
+// and the replay gets a number. Copies within the range are applied once; a copy whose original is
+// outside of the range is applied although the original is not undone. Then the work goes on where
+// it was interrupted, and new messages wait until then.
+//
+// It waits for the owner's batch to end. Errors are of kind ErrNotFound if there is no such cursor,
+// ErrRefused if it is retired, if a replay is under way, if the range is not handled yet or if
+// messages of it are parked and not settled, and ErrChanged.
+func Replay(ctx context.Context, db DB, by By, in ReplayInput) (*Replayed, error) {
+	q := &replay{ReplayInput: in}
+	k := kind{action: "replay", subject: "the cursor", look: "onlyonce cursor show"}
+	return decide(ctx, db, k, by, q, in.Shown)
+}
+
+type replay struct{ ReplayInput }
+
+func (q *replay) check() error { return q.Check() }
+
+func (q *replay) lock(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, cursor.LockReplaysSQL, q.Scope); err != nil {
+		return err
+	}
+	return q.lockLease(ctx, tx)
+}
+
+func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
+	before, err := q.readThere(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	d := &Replayed{Scope: q.Scope, Topic: q.Topic, Partition: q.Partition, From: q.From, To: before.Position, Resume: before.Position,
+		Resend: q.Resend, Before: before}
+	switch {
+	case before.RetiredAt != nil:
+		return nil, failf(ErrRefused, "the cursor is retired, and nothing was done: `onlyonce cursor adopt -at OFFSET` brings it back")
+	case before.ReplayUntil != nil:
+		return nil, failf(ErrRefused, "replay %d is under way, at offset %d of up to %d, and nothing was done: wait until it has ended, or end it with `onlyonce cursor adopt -at %d`",
+			before.Replay, before.Position, *before.ReplayUntil, *before.ReplayResume)
+	case q.To != 0:
+		d.To = q.To
+	case q.Shown != nil:
+		d.To = q.Shown.To // the owner may have gone on since: what was agreed to is this much
+	}
+	switch {
+	case d.From >= before.Position:
+		return nil, failf(ErrRefused, "-from: offset %d was not handled yet, and nothing was done: the position is %d", d.From, before.Position)
+	case d.To > before.Position:
+		return nil, failf(ErrRefused, "-to: must not be above the position, %d, and nothing was done: what lies behind it is handled anyway", before.Position)
+	}
+	var parked, waiting int64
+	if err := tx.QueryRow(ctx, leftSQL, q.Scope, q.Topic, q.Partition, d.From, d.To).Scan(&parked, &waiting); err != nil {
+		return nil, err
+	}
+	if parked > 0 {
+		return nil, failf(ErrRefused, "%d messages from offset %d to %d are parked and not settled (%d wait for an operator), and nothing was done: "+
+			"they would be applied twice; first `onlyonce parked redrive` or `onlyonce parked discard`, with %s",
+			parked, d.From, d.To-1, waiting, q.flagsAgain())
+	}
+	if err := tx.QueryRow(ctx, cursor.ReplayNoSQL, q.Scope).Scan(&d.Replay); err != nil {
+		return nil, err
+	}
+	after := *before
+	after.Epoch, after.Run, after.Position = before.Epoch+1, before.Run+1, d.From
+	after.Replay, after.ReplayUntil, after.ReplayResume, after.ReplayResend = d.Replay, &d.To, &d.Resume, d.Resend
+	after.AnchorOffset, after.AttemptOffset, after.Attempts = nil, nil, 0
+	d.After = &after
+	return d, nil
+}
+
+// flagsAgain are the flags that name the partition, for a shell.
+func (q *replay) flagsAgain() string {
+	return fmt.Sprintf("-scope %s -topic %s -partition %d -reason WHY", shellQuote(q.Scope), shellQuote(q.Topic), q.Partition)
+}
+
+func (q *replay) differs(shown, now *Replayed) bool { return shown.Before.changed(now.Before) }
+
+func (q *replay) do(ctx context.Context, tx pgx.Tx, _ By, now *Replayed) (*Replayed, error) {
+	if err := now.Before.fence(ctx, tx); err != nil {
+		return nil, err
+	}
+	if _, err := tx.Exec(ctx, cursor.ReplaySQL, now.Before.ID, now.From, now.To, now.Resume, now.Replay, now.Resend, now.Before.LeaderEpoch); err != nil {
+		return nil, err
+	}
+	var err error
+	now.After, err = q.readBack(ctx, tx)
+	return now, err
+}
+
+// shellQuote makes a word for a POSIX shell.
+func shellQuote(s string) string {
+	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:"
+	if s != "" && strings.Trim(s, plain) == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
