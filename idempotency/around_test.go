@@ -25,7 +25,8 @@ func (r *rig) wrapped(route idempotency.Route, around func(http.Handler) http.Ha
 	r.mux.Handle(route.Pattern, around(r.layer.MustHandle(route, h)))
 }
 
-// A form that is parsed around the layer takes the body's bytes with it, and the handler works all the same: without bytes, requests for other amounts would be one.
+// A form that is parsed around the layer takes the body's bytes with it, and the handler works all
+// the same: without bytes, requests for other amounts would be one.
 func TestH6BodyThatWasReadOutside(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
@@ -90,7 +91,7 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 					if g.status != http.StatusInternalServerError || g.code() != "body-consumed" || g.mark() != "rejected" || !strings.Contains(g.body, `"retryable":false`) {
 						t.Errorf("%s: %v", route.Pattern, g)
 					}
-					if err := wait(t, "the operator is told", failed); !strings.Contains(err.Error(), "read outside of the layer") {
+					if err := wait(t, "the operator is told", failed); !strings.Contains(err.Error(), "before the layer got it") {
 						t.Error(err)
 					}
 				}
@@ -107,7 +108,8 @@ func TestH6BodyThatWasReadOutside(t *testing.T) {
 	}
 }
 
-// Config.Scope may look into the form: it gets a request of its own, and what it reads counts for the fingerprint and reaches the handler all the same.
+// Config.Scope may look into the form: it gets a request of its own, and what it reads counts for
+// the fingerprint and reaches the handler all the same.
 func TestH2ScopeThatParsesTheForm(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
@@ -132,7 +134,8 @@ func TestH2ScopeThatParsesTheForm(t *testing.T) {
 	}
 }
 
-// Files that a handler's ParseMultipartForm has written go when the run has ended, however it ends, and those of Config.Scope too.
+// Files that a handler's ParseMultipartForm has written go when the run has ended, however it ends,
+// and those of Config.Scope too.
 func TestH11FilesOfFormsAreRemoved(t *testing.T) {
 	files := t.TempDir()
 	t.Setenv("TMPDIR", files)
@@ -182,7 +185,8 @@ func TestH11FilesOfFormsAreRemoved(t *testing.T) {
 	}
 }
 
-// A handler behind the layer finds the header as it would without: what stands around has set some of it.
+// A handler inside the layer sees the same headers as without it, including those that middleware
+// around the layer has set.
 func TestH13HeadersOfWhatStandsAround(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -261,7 +265,8 @@ func TestH13HeadersOfWhatStandsAround(t *testing.T) {
 	}
 }
 
-// A Vary of the handler's is not lost on one that what stands around the layer sets in another answer only.
+// The handler's Vary is replayed even if middleware around the layer sets one on another answer
+// only.
 func TestH13VaryOfTwo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -282,7 +287,8 @@ func TestH13VaryOfTwo(t *testing.T) {
 	}
 }
 
-// What the layer says of an answer is its own word: not that of a provider whose answer the handler passes on.
+// What the layer says of an answer is its own word: not that of a provider whose answer the handler
+// passes on.
 func TestH9HandlersDoNotSpeakForTheLayer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -308,7 +314,8 @@ func TestH9HandlersDoNotSpeakForTheLayer(t *testing.T) {
 	}
 }
 
-// The first answer says until when it is given again, and so does each replay: the database's word, to the second.
+// The first answer says until when it is given again, and so does each replay: the database's word,
+// to the second.
 func TestH19EveryAnswerSaysUntilWhen(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -330,7 +337,7 @@ func TestH19EveryAnswerSaysUntilWhen(t *testing.T) {
 	}
 }
 
-// A panic of a handler is told too.
+// The hook Served is called for a handler's panic too.
 func TestServedTellsOfPanics(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()

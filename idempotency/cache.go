@@ -5,17 +5,19 @@ import (
 	"time"
 )
 
-// Cache is an optional tier in front of the database, for completed records only (H21): a request that is repeated often is
-// answered from it without a query. It decides nothing. What it has lost, refuses or takes too long for costs a query, and no more; what it
-// returns is sealed, bound to its record and judged as if anybody had written it.
+// Cache keeps copies of completed records in front of the database, so that a frequently repeated
+// request is answered without a query (H21). It never decides whether a request runs. If it loses
+// an entry, fails or is slow, the layer asks the database. Entries are sealed and bound to their
+// record, and the layer checks each one as if an attacker had written it.
 //
-// Its methods may be called from several goroutines at once. They should return when their context ends; a call that does not
-// is left behind. Package rediscache has one for Redis.
+// Implementations must be safe for concurrent use. They should return when their context ends; the
+// layer stops waiting for a call that does not. Package rediscache has one for Redis.
 type Cache interface {
-	// Get returns the entry of a record, or nil and no error where there is none.
+	// Get returns the entry of a record, or nil without an error if there is none.
 	Get(ctx context.Context, id [16]byte) ([]byte, error)
-	// Put keeps an entry for at most that long, in the place of one that is there. It must not keep entry itself.
+	// Put stores an entry, in place of an older one, for at most ttl. It must not keep a reference
+	// to entry.
 	Put(ctx context.Context, id [16]byte, entry []byte, ttl time.Duration) error
-	// Delete removes an entry, if there is one.
+	// Delete removes an entry. It returns nil if there is none.
 	Delete(ctx context.Context, id [16]byte) error
 }

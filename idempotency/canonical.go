@@ -12,27 +12,33 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth is how deep arrays and objects may be nested in a body that is compared as JSON. The parser recurses.
+// maxDepth is how deep arrays and objects may be nested in a body that is compared as JSON, because
+// the parser recurses.
 const maxDepth = 64
 
-// errJSON says that a body cannot be compared as JSON. It wraps why, and quotes nothing of it.
+// errJSON wraps why a body cannot be compared as JSON. The text quotes nothing of the body.
 var errJSON = errors.New("idempotency: the body cannot be read as JSON")
 
-// canonicalJSON writes a JSON text (RFC 8259) in one of the ways to write it: members in the order of their names' bytes, no
-// white space, strings with no more escapes than they need, numbers and literals as they are. Two texts have one form if and only if
-// they differ in nothing else.
+// canonicalJSON rewrites a JSON text (RFC 8259) in one canonical form: members sorted by the bytes
+// of their names, no white space, strings with as few escapes as possible, numbers and literals as
+// they are. Two texts have the same form if and only if they differ in nothing else.
 //
-// It refuses what parsers disagree on, because the handler's may read another request than was compared: names that stand twice
-// in an object, also in other escapes, or but for case (Go's own decoder takes the last of "amount" and "Amount" for either, and the order of members
-// is what is lost here); bytes that are no UTF-8, and halves of surrogate pairs, which decoders replace with
-// one and the same character, so that different strings would become equal. Numbers are kept as they are written: two
-// of them may be one float64, and not one decimal.
+// It refuses texts that parsers read differently, because the handler's parser might then read
+// another request than was compared:
+//
+//   - A name that occurs twice in an object, also with other escapes or another case. Go's decoder,
+//     for example, takes the last of "amount" and "Amount" for either, and the canonical form does
+//     not keep their order.
+//   - Bytes that are not UTF-8, and halves of surrogate pairs. Decoders replace them all with one
+//     character, so that different strings would become equal.
+//
+// Numbers are kept as they are written, because two different decimals may be the same float64.
 func canonicalJSON(text []byte) ([]byte, error) {
 	c := &canonical{in: text, out: make([]byte, 0, len(text))}
 	err := c.value(0)
 	if err == nil {
 		if c.space(); c.at < len(c.in) {
-			err = c.fault("something stands behind the text")
+			err = c.fault("there is data after the JSON value")
 		}
 	}
 	if err != nil {
@@ -55,7 +61,7 @@ func (c *canonical) space() {
 	}
 }
 
-// next skips white space and returns the byte behind it, or 0 at the end.
+// next skips white space and returns the next byte, or 0 at the end.
 func (c *canonical) next() byte {
 	c.space()
 	if c.at == len(c.in) {
@@ -174,15 +180,15 @@ func (c *canonical) object(depth int) error {
 			seen[foldCase(m.name)] = struct{}{}
 		}
 		if len(seen) < len(members) {
-			return c.fault("a member stands twice, or but for the case of its name, in the object that ends here")
+			return c.fault("the object that ends here has a member twice (names that differ only in case count as the same)")
 		}
 	}
 	c.out = append(c.out, '}')
 	return nil
 }
 
-// foldCase makes one string of all that are equal under strings.EqualFold, which is what encoding/json goes by: of each character the first that is the same
-// but for case.
+// foldCase maps all names that are equal under strings.EqualFold, which encoding/json uses, to one
+// string: each character becomes the smallest one that differs from it only in case.
 func foldCase(name string) string {
 	return strings.Map(func(r rune) rune {
 		first := r
@@ -193,7 +199,7 @@ func foldCase(name string) string {
 	}, name)
 }
 
-// number copies one (RFC 8259 section 6).
+// number copies a number (RFC 8259 section 6).
 func (c *canonical) number() error {
 	begin := c.at
 	one := func(set string) bool {
@@ -225,7 +231,7 @@ func (c *canonical) number() error {
 	return nil
 }
 
-// string decodes one.
+// string decodes a string.
 func (c *canonical) string() (string, error) {
 	c.at++
 	var s []byte
@@ -235,7 +241,7 @@ func (c *canonical) string() (string, error) {
 			c.at++
 			return string(s), nil
 		case b < ' ':
-			return "", c.fault("a control character stands in a string")
+			return "", c.fault("a string contains a control character")
 		case b == '\\':
 			r, err := c.escape()
 			if err != nil {
@@ -257,7 +263,7 @@ func (c *canonical) string() (string, error) {
 	return "", c.fault("a string does not end")
 }
 
-// escape decodes what begins with a backslash, a pair of surrogates included.
+// escape decodes an escape sequence, or two that form a surrogate pair.
 func (c *canonical) escape() (rune, error) {
 	if c.at+1 < len(c.in) {
 		if i := strings.IndexByte(`"\/bfnrt`, c.in[c.at+1]); i >= 0 {
@@ -274,12 +280,12 @@ func (c *canonical) escape() (rune, error) {
 	}
 	low, ok := c.unit()
 	if r = utf16.DecodeRune(r, low); !ok || r == utf8.RuneError {
-		return 0, c.fault("a surrogate stands without its other half")
+		return 0, c.fault("a surrogate has no other half")
 	}
 	return r, nil
 }
 
-// unit reads \uXXXX.
+// unit reads one \uXXXX.
 func (c *canonical) unit() (rune, bool) {
 	if c.at+6 > len(c.in) || c.in[c.at] != '\\' || c.in[c.at+1] != 'u' {
 		return 0, false
@@ -293,7 +299,7 @@ func (c *canonical) unit() (rune, bool) {
 	return rune(n), true
 }
 
-// appendString writes a string with the escapes that it cannot do without.
+// appendString writes a string with as few escapes as possible.
 func appendString(out []byte, s string) []byte {
 	out = append(out, '"')
 	for i := range len(s) {

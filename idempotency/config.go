@@ -15,179 +15,292 @@ import (
 	"github.com/onlyonce/onlyonce/seal"
 )
 
-// Scope says whose keys are looked at: a key means something only together with it, so that no customer ever meets another
-// one's answers (H2). It comes from authentication, never from what the client says about itself.
+// Scope names the owner of a key. Two requests with the same key are copies of each other only if
+// their scopes are equal, so that no customer ever gets another customer's answer (H2). Take it
+// from authentication, never from what the client says about itself.
 type Scope struct {
-	// Tenant is the customer. At most 200 bytes, no NUL.
+	// Tenant is the customer: at most 200 bytes of UTF-8 without NUL.
 	Tenant string
-	// Principal separates users or API keys of one tenant. Empty: they share their keys.
+
+	// Principal separates the users or API keys of one tenant: at most 200 bytes of UTF-8 without
+	// NUL. If it is empty, all requests of the tenant share their keys.
 	Principal string
 }
 
-// GlobalScope is one scope for everybody: whoever knows a key gets its answer. For servers that know no customers.
+// GlobalScope puts all requests in one scope, for servers without customers. Everyone who knows a
+// key gets the answer that is stored under it.
 func GlobalScope() func(*http.Request) (Scope, error) {
 	return func(*http.Request) (Scope, error) { return Scope{}, nil }
 }
 
-// Config is what the routes of a [Layer] share. The zero value of a field is the default that its comment names; a value
-// out of range is an error of [New] and never adjusted.
+// Config is what the routes of a [Layer] share. The zero value of a field is the default that its
+// comment names; a value out of range is an error of [New] and never adjusted.
 type Config struct {
-	// Scope finds whose request it is. Required: use [GlobalScope] where everybody may see everybody's answers. It
-	// runs behind your authentication; an error refuses the request with 403. The request it gets is a copy: it may parse the form, and the
-	// handler parses it again. Nothing else around the layer may read the body without giving it back: such a request is answered 500
-	// ("body-consumed"), because requests with other bodies could not be told from it.
+	// Scope returns the owner of a request, after your authentication has run. If it returns an
+	// error, the layer answers 403. Use [GlobalScope] if all clients may see all answers. Required.
+	//
+	// Scope gets a copy of the request, with a body of its own: it may parse the form, and the
+	// handler can parse it again. Middleware around the layer must not read the body without
+	// putting it back, for example with ParseForm. Such a request is answered 500 (code
+	// "body-consumed"), because the layer could not distinguish it from requests with other bodies.
 	Scope func(*http.Request) (Scope, error)
 
-	// FingerprintKeys are secrets that requests are hashed with, by an id of yours, and FingerprintKey the id of the one for new records
-	// (H7). Required: at least one. To rotate, add one everywhere before it is made current, and keep the old one for the longest TTL.
+	// FingerprintKeys are the secrets that requests are hashed with, by an id of your choice (H7).
+	// To rotate, add a key in all processes before one makes it current, and keep the old key for
+	// the longest Route.TTL. At least one is required.
 	FingerprintKeys map[uint32]FingerprintKey
-	FingerprintKey  uint32
 
-	// Sealer encrypts what is stored of answers, steps and operations (H16), bound to the place that it is stored in (H24). Nil: they are stored as
+	// FingerprintKey is the id of the current key, which new records are hashed with. It must be in
+	// FingerprintKeys. Defaults to 0, which is an id like any other.
+	FingerprintKey uint32
+
+	// Sealer encrypts the stored answers, step results and operations (H16). Each sealed value
+	// opens only in the place that it was stored in (H24). Defaults to nil: values are stored as
 	// they are.
 	Sealer *seal.Sealer
-	// RequireSealed refuses stored values that are not sealed, as if they could not be opened: who can write to the tables can otherwise put
-	// answers of his own there, unsealed. Default false: what was stored before there was a Sealer is read. Set it when those records have expired.
-	// It needs a Sealer.
+
+	// RequireSealed refuses stored values that are not sealed, as if they could not be opened.
+	// Without it, an attacker who can write to the tables can plant an answer that is not sealed.
+	// Set it when the records from before you had a Sealer have expired. It needs a Sealer.
+	// Defaults to false: values that were stored without a Sealer are read.
 	RequireSealed bool
 
-	// Cache keeps completed records outside the database, for reading (H21). It needs a Sealer. Nil: none.
+	// Cache keeps copies of completed records outside the database, to answer repeated requests
+	// without a query (H21). For Redis, use package rediscache. It needs a Sealer. Defaults to
+	// none.
 	Cache Cache
-	// CacheTTL is the longest that it keeps one, and how long an erased answer may be served after its erasure elsewhere than in this process.
-	// Default 5 minutes, from 1 s to 24 hours: a repeated request comes soon or not at all.
+
+	// CacheTTL is how long the cache keeps an entry, from 1 s to 24 hours. If another process
+	// erases an answer, this one may still serve it from the cache for that long. Defaults to 5
+	// minutes: most retries come within seconds.
 	CacheTTL time.Duration
-	// CacheTimeout is how long it may take: a repeated request is later by that much when the cache hangs, until it is left alone. Default 50 ms,
-	// from 1 ms to 10 s.
+
+	// CacheTimeout bounds each operation of the cache, from 1 ms to 10 s. If the cache hangs,
+	// repeated requests are delayed by that much until the layer stops asking it for a while.
+	// Defaults to 50 ms.
 	CacheTimeout time.Duration
 
-	// Header carries the key, and Aliases do so too, for clients of other conventions ("X-Idempotency-Key", "PayPal-Request-Id").
-	// Default "Idempotency-Key". A request in which two of them disagree is refused.
-	Header  string
-	Aliases []string
-	// StatusHeader tells what became of the request, ReplayedHeader that the answer is a stored one, and ExpiresHeader until when it is.
-	// Defaults "Idempotency-Status", "Idempotent-Replayed" and "Idempotency-Expires".
-	StatusHeader, ReplayedHeader, ExpiresHeader string
+	// Header is the request header that carries the key. Defaults to "Idempotency-Key".
+	Header string
 
-	// TenantLimit is how many requests of one tenant this process works on at once; those beyond it get 429. Default 1000.
+	// Aliases are further headers that may carry the key, for clients with other conventions, for
+	// example "X-Idempotency-Key" or "PayPal-Request-Id". If two headers of a request name
+	// different keys, the layer answers 400. Defaults to none.
+	Aliases []string
+
+	// StatusHeader is the answer header that says what the layer did, see [Mark]. Defaults to
+	// "Idempotency-Status".
+	StatusHeader string
+
+	// ReplayedHeader is the answer header that is "true" if the answer is a stored one. Defaults to
+	// "Idempotent-Replayed".
+	ReplayedHeader string
+
+	// ExpiresHeader is the answer header with the time until which the answer is stored. Defaults
+	// to "Idempotency-Expires".
+	ExpiresHeader string
+
+	// TenantLimit is how many requests of one tenant this process works on at once, from 1 to
+	// 1,048,576. Requests above it get 429. Defaults to 1,000.
 	TenantLimit int
-	// TenantConns is how many connections of the pool handlers of one tenant hold at once in transactional mode, so that a tenant whose handlers are
-	// slow leaves connections to the others. A request beyond it waits for AcquireTimeout, and then gets 429. Default half of the pool's MaxConns, and at least 1, where a request has a
-	// tenant; those without one ([GlobalScope]) are not bounded by default.
+
+	// TenantConns is how many connections of the pool the handlers of one tenant may hold at once
+	// in transactional mode, from 1 to 1,048,576. It leaves connections to other tenants if one
+	// tenant's handlers are slow. A request above it waits for up to AcquireTimeout and then gets
+	// 429. Defaults to half of the pool's MaxConns, at least 1. Requests without a tenant, for
+	// example with [GlobalScope], are not bounded by default.
 	TenantConns int
 
-	// AcquireTimeout is how long a connection of the pool is waited for, and any one look at the store may take. Then it is 503. Default 5 s,
-	// from 10 ms to 1 minute.
+	// AcquireTimeout bounds the wait for a connection of the pool, and each single query of the
+	// layer, from 10 ms to 1 minute. If it runs out, the layer answers 503. Defaults to 5 s.
 	AcquireTimeout time.Duration
-	// LockTimeout bounds each wait for a lock in a handler's transaction, StatementTimeout each statement, IdleTimeout how long the
-	// handler may send nothing while it has a transaction. Defaults 5 s, 30 s and 60 s, from 1 ms to 1 hour.
-	LockTimeout, StatementTimeout, IdleTimeout time.Duration
-	// CommitTimeout bounds COMMIT, which a disconnected client does not end; what it leaves open is looked up. Default 15 s, from
-	// 100 ms to 1 hour.
+
+	// LockTimeout bounds each wait for a lock in a handler's transaction, from 1 ms to 1 hour.
+	// Defaults to 5 s.
+	LockTimeout time.Duration
+
+	// StatementTimeout bounds each statement in a handler's transaction, from 1 ms to 1 hour.
+	// Defaults to 30 s.
+	StatementTimeout time.Duration
+
+	// IdleTimeout bounds the time between two statements of a handler's transaction, from 1 ms to
+	// 1 hour. Defaults to 60 s.
+	IdleTimeout time.Duration
+
+	// CommitTimeout bounds COMMIT, from 100 ms to 1 hour. COMMIT goes on if the client disconnects.
+	// If its outcome is still open after that, the layer looks it up for as long again, and then
+	// answers 503. Defaults to 15 s.
 	CommitTimeout time.Duration
-	// LeaseTTL is how long a process that died keeps its requests in lease mode from being taken over (H18). Renewed at a third of it.
-	// Default 30 s, from 1 s to 1 hour.
+
+	// LeaseTTL is how long the requests of a process that died stay locked in lease mode (H18),
+	// from 1 s to 1 hour. Living processes renew their leases after a third of it. Defaults to 30
+	// s.
 	LeaseTTL time.Duration
 
-	// PurgeInterval is how often [Layer.Run] looks for records that have expired, PurgeBatch how many one statement deletes. Defaults 10 s and
-	// 1000. PurgeInterval from 100 ms to 24 hours, PurgeBatch from 1 to 100,000.
+	// PurgeInterval is how often [Layer.Run] deletes expired records, from 100 ms to 24 hours.
+	// Defaults to 10 s.
 	PurgeInterval time.Duration
-	PurgeBatch    int
 
-	// Hooks are told about requests.
+	// PurgeBatch is how many records one statement deletes, from 1 to 100,000. Defaults to 1,000.
+	PurgeBatch int
+
+	// Hooks observe requests. Defaults to none.
 	Hooks Hooks
-	// Logger receives what no caller is there to be told. Nil: nothing is logged. Keys and bodies are never logged.
+
+	// Logger receives what no caller is there to be told. Nil: nothing is logged. Keys and bodies
+	// are never logged.
 	Logger *slog.Logger
 }
 
-// Mode is how a request's effects and its record are kept together.
+// Mode decides how a request's effects and its record are kept together.
 type Mode int
 
 const (
-	// Transactional is for handlers whose effects are writes in this database, and calls through package outbox (H17): handler and
-	// record are one transaction, [Tx]. A crash leaves nothing.
+	// Transactional is for handlers that write to this database and make their external calls
+	// through package outbox (H17). The handler and the record share one transaction, see [Tx]. A
+	// crash leaves no trace of the request.
 	Transactional Mode = iota
-	// Leased is for handlers that must call somebody else half-way and answer what came of it (H18): see [Step].
+
+	// Leased is for handlers that call another service half-way and need its answer to go on (H18),
+	// for example to charge a card. See [Step].
 	Leased
 )
 
-// KeyPolicy is what becomes of a request without a key (H5).
+// KeyPolicy decides how a request without a key is handled (H5).
 type KeyPolicy int
 
 const (
 	// KeyRequired answers 400.
 	KeyRequired KeyPolicy = iota
+
 	// KeyOptional runs the handler each time.
 	KeyOptional
-	// KeyDerived takes the request itself for its key, for Route.DerivedTTL: two equal requests within that time are one. Nobody
-	// can tell a retry from a second purchase of the same thing: not for payments. Calls that the handler enqueues need a Call.ID.
+
+	// KeyDerived uses a hash of the request as its key, for Route.DerivedTTL: two equal requests
+	// within that time are one. It cannot distinguish a retry from a second purchase of the same
+	// thing, so it is not for payments. Calls that the handler enqueues need a Call.ID.
 	KeyDerived
 )
 
-// Route is what one operation of the API does. The zero value of a field is the default that its comment names.
+// Route describes one operation of the API. The zero value of a field is the default that its
+// comment names; a value out of range is an error of [Layer.Handle] and never adjusted.
 type Route struct {
-	// Pattern names the operation, and is part of each record's identity: "/v1/charges/{id}/capture". Required, at most 200
-	// visible characters. Renaming it forgets its keys.
+	// Pattern names the operation and is part of each record's identity, for example
+	// "/v1/charges/{id}/capture". If you change it, the keys that were used under the old name run
+	// again. At most 200 visible ASCII characters. Required.
 	Pattern string
-	// Methods are those that keys count for: POST, PATCH, PUT or DELETE. Default POST and PATCH (H1). Requests of others run as if there were no layer.
+
+	// Methods are the methods for which keys count (H1): any of POST, PATCH, PUT and DELETE.
+	// Requests with other methods run as if there were no layer. Defaults to POST and PATCH.
 	Methods []string
-	// Mode is how effects and record are kept together. Default [Transactional].
+
+	// Mode decides how effects and record are kept together. Defaults to [Transactional].
 	Mode Mode
-	// Isolation is that of the handler's transaction. Default the server's. What the database calls a serialization failure
-	// or a deadlock runs the handler again, three times at most.
+
+	// Isolation is the isolation level of the handler's transaction. After a serialization failure
+	// or a deadlock the layer runs the handler again, three times at most. Defaults to the server's
+	// setting.
 	Isolation pgx.TxIsoLevel
 
-	// Key is what becomes of a request without one. Default [KeyRequired].
+	// Key decides how a request without a key is handled. Defaults to [KeyRequired].
 	Key KeyPolicy
-	// KeyPointer is a JSON Pointer (RFC 6901) to a string in the body that is the key too: "/idempotency_key".
+
+	// KeyPointer is a JSON Pointer (RFC 6901) to a string in the body that is the key too, for
+	// example "/idempotency_key". If header and body name different keys, the layer answers 400.
+	// Defaults to none.
 	KeyPointer string
-	// Strict takes keys only as the draft writes them, in quotes (H4). MinKey is the least length of a key in bytes, 1 to 255. Default 1.
+
+	// Strict accepts a key in a header only in the draft's form, in double quotes (H4). Defaults to
+	// false: bare keys are accepted too.
 	Strict bool
+
+	// MinKey is the least length of a key, from 1 to 255 bytes. Defaults to 1.
 	MinKey int
-	// DerivedTTL is how long a derived key counts. Default 60 s, from 1 s to 1 hour.
+
+	// DerivedTTL is how long a derived key counts, from 1 s to 1 hour. It must be 0 unless Key is
+	// [KeyDerived]. Defaults to 60 s.
 	DerivedTTL time.Duration
 
-	// Fingerprint says what makes two bodies the same request. Default [FingerprintRaw].
+	// Fingerprint decides when two bodies are the same request. Defaults to [FingerprintRaw].
 	Fingerprint Fingerprint
-	// FingerprintHeaders are request headers that are part of it, because they change what is done. Content-Type and Content-Encoding are part of it
-	// anyway, and so are trailers. Transfer-Encoding and Trailer are refused.
+
+	// FingerprintHeaders are request headers that change what the request does, for example
+	// "Stripe-Account". A copy with another value gets 422. Content-Type, Content-Encoding and
+	// trailers always count; Transfer-Encoding and Trailer are refused. Defaults to none.
 	FingerprintHeaders []string
 
-	// MaxBody is the longest request, MaxResponse the longest answer that is stored, in bytes. Default 1 MiB each, up to 32 MiB (H6, H15).
-	MaxBody, MaxResponse int
-	// TombstoneLarge, in lease mode, lets the first caller have a longer answer, up to 32 MiB, and the others 410. NoStoreBody stores no body at all, for secrets
-	// that are shown once; others get 410.
-	TombstoneLarge, NoStoreBody bool
-	// KeepHeaders are answer headers that are stored besides the usual ones (H14).
+	// MaxBody is the most bytes of a request's body, up to 32 MiB (H6). Longer requests get 413.
+	// Defaults to 1 MiB.
+	MaxBody int
+
+	// MaxResponse is the most bytes of an answer's body, up to 32 MiB (H15). A longer answer is
+	// undone and answered 500. Defaults to 1 MiB.
+	MaxResponse int
+
+	// TombstoneLarge, in lease mode, sends an answer above MaxResponse, up to 32 MiB, to the first
+	// client. The record keeps only that there was one: copies of the request get 410. Defaults to
+	// false.
+	TombstoneLarge bool
+
+	// NoStoreBody stores no bodies, for secrets that are shown once, for example a new API key.
+	// Copies of the request get 410. Defaults to false.
+	NoStoreBody bool
+
+	// KeepHeaders are answer headers that are stored besides the usual ones (H14), for example
+	// "X-Request-Cost". Headers about one client or one connection are refused, for example
+	// Set-Cookie. Defaults to none.
 	KeepHeaders []string
-	// KeepWrites commits what the handler wrote before it answered a final 4xx, which is otherwise undone.
+
+	// KeepWrites commits what the handler wrote before it answered a final 4xx. Defaults to false:
+	// such writes are undone, and only the answer is stored.
 	KeepWrites bool
-	// StoreServerErrors stores 5xx answers too, and MismatchStatus is the status for a key with another request: 422, the default, 400 or 409.
-	// See [ProfileStripe].
+
+	// StoreServerErrors stores 5xx answers too, without what the handler wrote. See
+	// [ProfileStripe]. Defaults to false: a 5xx is undone, and the next request runs the handler
+	// again.
 	StoreServerErrors bool
-	MismatchStatus    int
-	// TTL is how long an answer is kept from its completion (H19). Default 48 hours, up to 400 days, and at least an hour longer than KeyWindow: 25
-	// hours with the default of that. In lease mode it is also how long after its last attempt a request that was never completed is shown to
-	// operators.
+
+	// MismatchStatus is the status for a key that was used for another request: 422, 400 or 409.
+	// Defaults to 422.
+	MismatchStatus int
+
+	// TTL is how long an answer is kept from its completion, up to 400 days (H19). It must be at
+	// least an hour longer than KeyWindow: 25 hours with KeyWindow's default. In lease mode, a
+	// request that was never completed is shown to operators for that long after its last attempt.
+	// Defaults to 48 hours.
 	TTL time.Duration
-	// KeyWindow is for how long remotes remember keys that this route calls, in a [Step] or through the outbox. Default 24 hours, from 1 s to 400
-	// days. Set 1 s on a route that calls nobody: nothing finds that out by itself, and a TTL below 25 hours is refused until you do. A step whose outcome is unknown is not asked about after that. TTL must be an hour longer, because keys
-	// of calls are made of the request's: one that is used again when it has expired here must have expired there too, or the remote takes its call
-	// for the old one.
+
+	// KeyWindow is how long the remotes that this route calls, in a [Step] or through the outbox,
+	// remember their keys: from 1 s to 400 days. A step whose outcome is unknown is not repeated
+	// after that. Set it to 1 s if the route makes no calls; only then may TTL be shorter than 25
+	// hours. Defaults to 24 hours.
+	//
+	// TTL must be an hour longer, because the keys of calls are made from the request's key. If a
+	// client uses a key again after its record has expired here, the remote must have forgotten it
+	// too, or it takes the new call for a copy of the old one.
 	KeyWindow time.Duration
 
-	// MaxHandlerTime ends the handler's context, whatever becomes of the client (H11). What it answers after that is undone, and 5 s later
-	// a handler that has not returned loses key and connection. Default 30 s, from 1 ms to 1 hour.
+	// MaxHandlerTime ends the handler's context, from 1 ms to 1 hour, even if the client is still
+	// connected (H11). A later answer is undone. If the handler has not returned 5 s after that,
+	// the layer gives up its key and cuts its connection. Defaults to 30 s.
 	MaxHandlerTime time.Duration
-	// Wait is how long a duplicate waits for the first one instead of getting 409 at once (H10). Default 0, at most 30 s.
+
+	// Wait is how long a copy waits for the first request to end, up to 30 s (H10). Defaults to 0:
+	// copies get 409 at once.
 	Wait time.Duration
-	// FailOpen runs the handler without protection while the store is down, instead of 503 (H22). The answer says so
-	// ("bypassed"). Only in lease mode: otherwise the handler's transaction is in the store that is down.
+
+	// FailOpen runs the handler without protection if the store is down (H22). The answer then has
+	// the status "bypassed". It is for lease mode only, because a transactional handler needs the
+	// store itself. Defaults to false: the layer answers 503.
 	FailOpen bool
 }
 
-// ProfileStripe makes the choices of Stripe's v1 API where they differ from the defaults: 5xx are stored and answered again, and
-// another request under a used key gets 400. A stored 500 is answered for as long as its key lasts, so that the client must
-// choose another key, not knowing whether anything was done: prefer the default, which undoes and runs again.
+// ProfileStripe makes the choices of Stripe's v1 API where they differ from the defaults: 5xx
+// answers are stored and replayed, and a key that was used for another request gets 400.
+//
+// A stored 500 is replayed until its key expires. The client then has to choose another key without
+// knowing whether the first request took effect. Prefer the default, which undoes the request and
+// runs it again.
 func ProfileStripe(r Route) Route {
 	r.StoreServerErrors, r.MismatchStatus = true, http.StatusBadRequest
 	return r
@@ -198,12 +311,12 @@ const maxStored = 32 << 20
 func (c Config) withDefaults() (Config, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Scope == nil {
-		l.Add("Scope", "is not set: say whose request it is, or choose GlobalScope() by name (H2)")
+		l.Add("Scope", "is not set: it returns the owner of a request; use GlobalScope() if all clients share their keys (H2)")
 	}
 	if len(c.FingerprintKeys) == 0 {
-		l.Add("FingerprintKeys", "is empty: requests are hashed with a secret")
+		l.Add("FingerprintKeys", "is empty: requests are hashed with a secret key, at least one is required")
 	} else if _, ok := c.FingerprintKeys[c.FingerprintKey]; !ok {
-		l.Add("FingerprintKey", "%d is none of FingerprintKeys", c.FingerprintKey)
+		l.Add("FingerprintKey", "%d is not in FingerprintKeys", c.FingerprintKey)
 	}
 	for id, k := range c.FingerprintKeys {
 		if k == (FingerprintKey{}) {
@@ -214,10 +327,10 @@ func (c Config) withDefaults() (Config, error) {
 		l.Add("Cache", "needs a Sealer: answers leave the database only sealed (H21)")
 	}
 	if c.RequireSealed && c.Sealer == nil {
-		l.Add("RequireSealed", "needs a Sealer: nothing that this layer stores could be read")
+		l.Add("RequireSealed", "needs a Sealer: without one, every stored value would be refused")
 	}
 	if c.Cache == nil && (c.CacheTTL != 0 || c.CacheTimeout != 0) {
-		l.Add("CacheTTL", "or CacheTimeout is set, and Cache is not: nothing would use it")
+		l.Add("CacheTTL", "or CacheTimeout is set without a Cache")
 	}
 	l.Span("CacheTTL", &c.CacheTTL, 5*time.Minute, time.Second, 24*time.Hour)
 	l.Span("CacheTimeout", &c.CacheTimeout, 50*time.Millisecond, time.Millisecond, 10*time.Second)
@@ -272,7 +385,7 @@ func (r Route) withDefaults() (Route, error) {
 	}
 	l.Number("MinKey", &r.MinKey, 1, 1, protocol.MaxKey)
 	if r.DerivedTTL != 0 && r.Key != KeyDerived {
-		l.Add("DerivedTTL", "is set, and Key is not KeyDerived: nothing would use it")
+		l.Add("DerivedTTL", "is set, but Key is not KeyDerived")
 	}
 	l.Span("DerivedTTL", &r.DerivedTTL, time.Minute, time.Second, time.Hour)
 	if r.Fingerprint != FingerprintRaw && r.Fingerprint != FingerprintJSON {
@@ -292,7 +405,7 @@ func (r Route) withDefaults() (Route, error) {
 		l.Add("KeepHeaders", "%v", err)
 	}
 	if r.TombstoneLarge && r.Mode != Leased {
-		l.Add("TombstoneLarge", "is for lease mode: in a transaction a long answer can be rolled back (H15)")
+		l.Add("TombstoneLarge", "is for lease mode only: in transactional mode a long answer is rolled back (H15)")
 	}
 	if r.MismatchStatus == 0 {
 		r.MismatchStatus = http.StatusUnprocessableEntity
@@ -303,21 +416,21 @@ func (r Route) withDefaults() (Route, error) {
 	l.Span("TTL", &r.TTL, 2*day, time.Second, 400*day)
 	l.Span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
 	if r.TTL < r.KeyWindow+stepMargin {
-		l.Add("TTL", "%v is shorter than KeyWindow, %v, and an hour: a key that is used again later would make a call that the remote takes for the old one (H18); a route that calls nobody may say so: KeyWindow 1s", r.TTL, r.KeyWindow)
+		l.Add("TTL", "%v is shorter than KeyWindow, %v, plus an hour: if a key is used again later, the remote takes its call for a copy of the old one (H18); if the route makes no calls, set KeyWindow to 1s", r.TTL, r.KeyWindow)
 	}
 	if r.Mode == Leased && r.Key == KeyDerived {
-		l.Add("Key", "KeyDerived is not for lease mode: a derived key is forgotten long before a provider forgets its step's, and the same request after that is another one (H18)")
+		l.Add("Key", "KeyDerived is not for lease mode: a derived key expires long before the provider forgets the keys of its steps, and an equal request after that would be a new one (H18)")
 	}
 	l.Span("MaxHandlerTime", &r.MaxHandlerTime, 30*time.Second, time.Millisecond, time.Hour)
 	if r.Wait < 0 || r.Wait > 30*time.Second {
 		l.Add("Wait", "%v is not from 0 to 30s (H10)", r.Wait)
 	}
 	if r.FailOpen && r.Mode != Leased {
-		l.Add("FailOpen", "is for lease mode: a handler in transactional mode needs the store that is down")
+		l.Add("FailOpen", "is for lease mode only: a handler in transactional mode needs the store itself")
 	}
 	return r, l.Err()
 }
 
-// stepMargin is how much longer than a provider a record remembers, and how much earlier than the provider's memory ends a step is not asked
-// about any more.
+// stepMargin is how much longer a record is kept than the provider's memory lasts. It is also how
+// long before the end of that memory a step is no longer repeated.
 const stepMargin = time.Hour

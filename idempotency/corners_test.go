@@ -19,7 +19,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// charge is a handler in lease mode: it pays by a step, writes the effect and answers with what the provider said.
+// charge is a handler in lease mode: it pays by a step, writes the effect and answers with what the
+// provider said.
 func charge(provider func(ctx context.Context, key string) ([]byte, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		body, _ := io.ReadAll(req.Body)
@@ -143,7 +144,8 @@ func TestErasedAnswerIsGone(t *testing.T) {
 	}
 }
 
-// A request that is not completed needs the results of its steps: erasing refuses, and changes nothing.
+// A request that is not completed needs the results of its steps: erasing refuses, and changes
+// nothing.
 func TestEraseOfWhatIsNotCompleted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -195,7 +197,8 @@ func TestReplaysAtOnce(t *testing.T) {
 	}
 }
 
-// A handler that goes on after its time keeps neither the key nor the connection, in this process or in another.
+// A handler that goes on after its time keeps neither the key nor the connection, in this process
+// or in another.
 func TestHangingHandlerKeepsNothing(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
@@ -264,7 +267,8 @@ func TestTxBehindTheHandler(t *testing.T) {
 	}
 }
 
-// T6: what an earlier run of the handler has left running gets nothing of a later run's transaction, and two calls at once fail the request.
+// T6: what an earlier run of the handler has left running gets nothing of a later run's
+// transaction, and two calls at once fail the request.
 func TestT6TxOfAnEarlierRun(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
@@ -413,7 +417,8 @@ func TestCutOffRefusalIsNotSent(t *testing.T) {
 	}
 }
 
-// A handler that panics over a step of unknown outcome leaves the request to an operator all the same.
+// A handler that panics over a step of unknown outcome leaves the request to an operator all the
+// same.
 func TestPanicOverAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -453,7 +458,8 @@ func TestRawBodyAgainstAJSONRecord(t *testing.T) {
 	}
 }
 
-// Without prepared statements, as behind a pooler in transaction mode, every statement of the layer works too.
+// Without prepared statements, as behind a pooler in transaction mode, every statement of the layer
+// works too.
 func TestWithoutPreparedStatements(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
@@ -498,7 +504,8 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	}
 }
 
-// Without a key nobody can ask again: what became of a COMMIT that was not answered stays unknown, and no client is told to repeat it.
+// Without a key a client cannot retry safely: the outcome of a COMMIT without an answer stays
+// unknown, and the answer does not ask the client to repeat the request.
 func TestUnknownCommitWithoutAKey(t *testing.T) {
 	t.Parallel()
 	r := wiredRig(t, leasedConfig(), &pgtest.Wire{Statement: "commit", At: func(int32) pgtest.Cut { return pgtest.Unheard }}, nil)

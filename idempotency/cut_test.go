@@ -13,8 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// The connection breaks at COMMIT: before the server gets it, or after it and before the client hears of it. What is answered is true
-// either way, and there is one effect.
+// The connection breaks at COMMIT: before the server gets it, or after it and before the client
+// hears of it. What is answered is true either way, and there is one effect.
 func TestH17CommitWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
@@ -61,8 +61,8 @@ func TestH17CommitWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// The old backend commits still, or never does, while nobody knows. What is answered meanwhile is that nobody knows, and nobody else gets
-// in between. Then it is found out.
+// The old backend commits late, or never. Until that is decided, the answer is commit-unknown, and
+// no other request gets the key. Then the layer finds out.
 func TestH17CommitThatIsStillUnderWay(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
@@ -80,7 +80,8 @@ func TestH17CommitThatIsStillUnderWay(t *testing.T) {
 			r := wiredRig(t, cfg, w, hold)
 			t.Cleanup(release)
 			other := newRigOn(t, r.pool, r.pool, cfg)
-			// In lease mode the writes are sent before COMMIT, and so is what locks the lease: but not until the server has read it.
+			// In lease mode the writes are sent before COMMIT, and so is what locks the lease: but
+			// not until the server has read it.
 			for _, one := range []*rig{r, other} {
 				one.handle(idempotency.Route{Pattern: "/charges", Mode: mode}, effect)
 			}
@@ -107,7 +108,8 @@ func TestH17CommitThatIsStillUnderWay(t *testing.T) {
 	}
 }
 
-// The connection breaks at every other statement of the layer, before the server gets it or after it.
+// The connection breaks at every other statement of the layer, before the server gets it or after
+// it.
 func TestStoreThatBreaksAnywhere(t *testing.T) {
 	t.Parallel()
 	statements := map[idempotency.Mode][]string{

@@ -1,83 +1,106 @@
-// Package idempotency makes an HTTP request that is sent twice take effect once: a [Layer] around the server's handlers answers the
-// second one with the first one's answer, byte for byte. The client's half is package idempotency/client; each works with
-// every other implementation of its counterpart.
+// Package idempotency makes an HTTP request that is sent twice take effect once. A [Layer] wraps
+// the server's handlers and answers the second request with the first one's answer, byte for byte.
+// The client's half is package idempotency/client; each half also works with other implementations
+// of its counterpart.
 //
 //	layer, err := idempotency.New(pool, idempotency.Config{Scope: tenantOf, FingerprintKeys: keys, FingerprintKey: 1})
 //	...
-//	go layer.Run(ctx) // purges what has expired
+//	go layer.Run(ctx) // purges expired records
 //	mux.Handle("POST /v1/charges", layer.MustHandle(idempotency.Route{Pattern: "/v1/charges"}, http.HandlerFunc(charge)))
 //
 //	func charge(w http.ResponseWriter, r *http.Request) {
-//		tx, err := idempotency.Tx(r) // commits with the record of this request, before a byte of the answer leaves
+//		tx, err := idempotency.Tx(r) // commits with the record of this request, before a byte of the answer is sent
 //		...
 //	}
 //
 // # Concept
 //
-// A key means something within a [Scope], a method and a route. The first request under it runs; its answer is stored as a record. A
-// later one with the same fingerprint gets that answer, one with another fingerprint 422, and one that comes while the first is under
-// way 409, or it waits. 5xx answers and what may be otherwise the next time (401, 403, 408, 409, 421, 423, 425, 429) are not stored: their
-// writes are undone and the key is free again; so is the key of an answer that comes after Route.MaxHandlerTime. Other 4xx are final: stored, and
-// their writes undone.
+// A key is looked up within a [Scope], a method and a route. The first request under a key runs,
+// and its answer is stored as a record. What a later request gets depends on its fingerprint, a
+// hash of the request:
+//
+//   - The same fingerprint: the stored answer.
+//   - Another fingerprint: 422, because the client has used the key for two different requests.
+//   - The first request is still running: 409. With Route.Wait the copy waits for it first.
+//
+// Some answers are not stored: their writes are undone, and the next request with the key runs
+// again. These are 5xx, answers that may differ the next time (401, 403, 408, 409, 421, 423, 425,
+// 429), and answers that come after Route.MaxHandlerTime. All other 4xx are final: they are stored,
+// and their writes are undone.
+//
+// Each answer has a header that says what the layer did:
 //
 //	Idempotency-Status   created, replayed, in-progress, mismatch, bypassed, rejected, or released: the handler's own answer, not stored
 //
 // # Transactional mode
 //
-// One transaction holds all of it:
+// The handler's writes and the record are one transaction:
 //
 //	begin
-//	select onlyonce.http_begin(...)      -- tries the key's lock, and looks for a record behind it
-//	savepoint                            -- travels with the handler's first statement
+//	select onlyonce.http_begin(...)      -- tries the key's lock, and then looks for a record
+//	savepoint                            -- sent with the handler's first statement
 //	(the handler's statements, calls that it enqueues)
 //	select onlyonce.http_complete(...)   -- the record, or OO010
-//	select onlyonce.seal()               -- judges deferred constraints with the handler
+//	select onlyonce.seal()               -- checks deferred constraints together with the handler
 //	commit
-//	(only now the answer leaves)
+//	(only now the answer is sent)
 //
 // What it defends against:
 //
-//   - The process dies at any place: before COMMIT nothing stands, not even the claim, and the next request runs; after it the next
-//     one gets the answer that was never sent.
-//   - A duplicate while the first is open. It does not get the lock, and holds nothing while it is told to come back. The lock is given
-//     back after the first one's record is visible, and the record is looked for in a statement behind the one that took the lock.
-//   - A duplicate whose snapshot is older than the first one's COMMIT (REPEATABLE READ): it sees no record, and its own fails
-//     on the primary key, before COMMIT.
-//   - COMMIT without an answer: whoever gets the key's lock knows that the transaction has ended, and finds its record, told by a random
-//     token, or none. Until somebody gets it, the answer is 503 commit-unknown, and asking again under the key is safe.
-//   - A handler that ends the transaction, swallows a statement's error, or goes on after its time: see package guard's rules; the
-//     record needs the seal, and what was answered about writes that are not there is not sent.
+//   - The process dies. Before COMMIT, nothing remains, not even the claim, and the next request
+//     runs. After COMMIT, the next request gets the answer that was never sent.
+//   - A copy arrives while the first request runs. It does not get the lock, and holds no resource
+//     while the client waits to retry. The lock is released after the first one's record is
+//     visible, and a copy looks for the record in a statement after the one that took the lock.
+//   - A copy whose snapshot is older than the first one's COMMIT (REPEATABLE READ). It sees no
+//     record, runs the handler, and its own record fails on the primary key, before COMMIT.
+//   - COMMIT gets no answer. The layer takes the key's lock again. Once it has the lock, the old
+//     transaction has ended, and the record, which is identified by a random token, is there or
+//     not. Until then the answer is 503 (commit-unknown), and a retry under the key is safe.
+//   - A handler ends the transaction itself, ignores a statement's error, or goes on after its
+//     time. Package guard detects the first two; the record needs the seal. An answer about writes
+//     that were rolled back is not sent.
 //
 // # Lease mode
 //
-// For handlers that call somebody else half-way. The claim is a committed row with a lease (epoch, nonce, until) on the database's clock; all
-// leases of a process are renewed in one statement. Each external call is a [Step]: noted before it is made, and kept with its result. Behind the
-// last step [Tx] opens a transaction for writes, which commits with the record.
+// This mode is for handlers that call another service half-way. The claim is a committed row with a
+// lease (epoch, nonce, until) on the database's clock; all leases of a process are renewed in one
+// statement. Each external call is a [Step]: it is recorded before it is made, and stored with its
+// result. After the last step, [Tx] opens a transaction for writes, which commits with the record.
 //
-//   - A process that died: its lease ends, the next request takes it over with the next epoch, runs the handler again, and gets remembered
-//     results where there are any. A step that was noted and has none may have had its effect: it is called again under the same provider's key,
-//     which is made of the record and the step's name and of nothing that changes with the owner.
-//   - A process that stood still and wakes: every statement of an owner compares (epoch, nonce), in its own transaction. Its provider's call and
-//     that of its successor carry one key.
-//   - A step that is older than the provider's memory: its request is set aside (reconcile), and no call is made. An operator finds out.
-//   - A renewal that would wait for a transaction of the same owner: the lease is locked last before COMMIT, and not while the handler works;
-//     and from then on it is not renewed.
-//   - A handler that does not return: after its time its lease is not renewed any more, and its connection is cut.
-//   - COMMIT without an answer: the lease is raised once more by its own owner, which waits for the old transaction if that has come as far as
-//     the lease; behind that it either stands, and there is no lease, or can never come.
+//   - The process dies. Its lease ends, and the next request takes it over with the next epoch. The
+//     handler runs again and gets the results of its completed steps. A step that was recorded
+//     without a result may have had its effect: it is called again under the same provider's key,
+//     which depends on the record and the step's name but not on the owner.
+//   - A process stalls and wakes up. Every statement of an owner compares (epoch, nonce) in its own
+//     transaction, so that a former owner's statements fail. Its provider's call and the one of its
+//     successor carry one key.
+//   - A step is older than the provider's memory. Its request is set aside (reconcile), no call is
+//     made, and an operator finds out what happened.
+//   - A renewal could wait for a transaction of the same owner. So the lease is locked as the last
+//     step before COMMIT and not while the handler works, and from then on it is not renewed.
+//   - A handler does not return. After its time, its lease is no longer renewed, and its connection
+//     is cut.
+//   - COMMIT gets no answer. The owner raises its own lease once more, which waits for the old
+//     transaction if that has locked the lease already. After that, the old transaction has
+//     committed, and the lease is gone, or it can never commit.
 //
 // # Operations
 //
-// Work that takes longer than a client waits is answered 202 ([Operations]): the operation's row and its work, an event of the database's log, commit
-// with the request's record, so that a copy of the request gets the same Location. A consumer applies the event as it applies a message of Kafka's: its
-// transaction holds the effects and the operation's end, and a process that is killed in the middle is followed by another one.
+// Work that takes longer than a client waits is answered 202 ([Operations]). The operation's row
+// and its work, an event in the database's log, commit with the request's record, so that a copy of
+// the request gets the same Location. A consumer applies the event as it applies a message from
+// Kafka: its transaction holds the effects and the operation's end. If a process is killed in the
+// middle, another one continues.
 //
 // # What it does not do
 //
-//   - It does not keep what a handler does outside of its transaction, but for steps. A handler may run more than once for a request.
+//   - It does not undo what a handler does outside of its transaction, for example a direct HTTP
+//     call. Only a [Step] is remembered. A handler may run more than once for a request.
 //   - It does not stream: an answer is in memory until COMMIT. Flush and Hijack are not supported.
-//   - It does not remember for ever. When a record has expired its key is a new one (Route.TTL); keys of calls are made of it, so
-//     that remotes must have forgotten them by then (Route.KeyWindow).
-//   - It does not make a provider honour keys. One that ignores the key of a [Step] may apply it twice after a crash.
+//   - It does not remember for ever. After Route.TTL, a key is a new key. Because keys of calls are
+//     made from it, the remotes must have forgotten them by then (Route.KeyWindow).
+//   - It does not make a provider honour keys. A provider that ignores the key of a [Step] may
+//     apply it twice after a crash.
 //   - It does not order requests under different keys.
 package idempotency

@@ -121,7 +121,8 @@ func TestH17HandlersThatMisbehave(t *testing.T) {
 					w.WriteHeader(status)
 				})
 				g := r.post(path, "k", "x")
-				// A final refusal stands where going back to the savepoint undoes what it was about; all else is no answer.
+				// A final refusal is stored if the rollback to the savepoint undoes its statements;
+				// in all other cases it is not sent.
 				final := status == 402 && !slices.Contains([]string{"commit", "commit by name", "backend terminated", "unpreparable"}, name)
 				if final != (g.mark() == "created") || status == 201 && (g.status < 500 || g.mark() != "rejected") {
 					t.Errorf("%s: %v", path, g)
@@ -284,7 +285,7 @@ func TestH20Purge(t *testing.T) {
 		r.post("/charges", fmt.Sprint(i%20), "x", "X-Tenant", fmt.Sprint(i/20)) // two tenants with the same keys
 	}
 	r.exec(`update onlyonce.http_records set expires_at = clock_timestamp() where tenant = '0'`)
-	// One of them is held by somebody, and is not waited for.
+	// One of them is locked by another transaction, and the purge does not wait for it.
 	tx, err := r.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

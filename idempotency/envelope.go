@@ -11,33 +11,33 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
-// response is an answer as it is stored and replayed (H13): the bytes of its body, and not what they say.
+// response is an answer as it is stored and replayed, byte for byte (H13).
 //
 //	1 byte    version, 1
-//	1 byte    1: a tombstone; 0: none
+//	1 byte    1 for a tombstone, else 0
 //	2 bytes   status
 //	4 bytes   number of headers that are set
 //	          for each, by name: name, number of values (4 bytes), values in their order
-//	4 bytes   number of headers that are added to what stands around the layer, and these, likewise
+//	4 bytes   number of headers that are added to those of middleware around the layer, and these, likewise
 //	          body
 //
-// Numbers are big-endian; names, values and body have their length, 4 bytes, before them. An answer has one encoding, so that
-// records can be compared.
+// Numbers are big-endian. Names, values and the body are preceded by their length, 4 bytes. An
+// answer has one encoding, so that records can be compared.
 type response struct {
 	Status    int
-	Header    http.Header // what storable has left: in the place of what stands around the layer
-	Added     http.Header // the same, behind what stands around it
+	Header    http.Header // the headers that may be stored and replace those of middleware around the layer
+	Added     http.Header // the headers that may be stored and are added to them
 	Body      []byte      // nil is empty
-	Tombstone bool        // it was too long to be stored, or not to be: the body is not kept
+	Tombstone bool        // the body is not kept: it was too long, or Route.NoStoreBody is set
 }
 
 const (
 	envelopeVersion = 1
-	// firstFinal and lastStatus bound what is stored: an answer has one status that is not informational.
+	// firstFinal and lastStatus bound the stored status, which is never an informational one.
 	firstFinal, lastStatus = 200, 999
 )
 
-// errEnvelope says that stored bytes are no answer.
+// errEnvelope is returned if stored bytes are not an answer.
 var errEnvelope = errors.New("idempotency: malformed stored answer")
 
 func (r *response) encode() []byte {
@@ -74,9 +74,10 @@ func (r *response) encode() []byte {
 	return append(out, r.Body...)
 }
 
-// decodeResponse reads what encode wrote, and nothing else: it is what stands between a stored byte and a client. Names and
-// values are judged again, and what must not be stored is not replayed (H14), whoever wrote the row and whichever release did. The
-// body is part of b.
+// decodeResponse reads exactly what encode writes. It is the last check between a stored byte and a
+// client: names and values are validated again, and a header that must not be stored is not
+// replayed (H14), even if an older release or another program wrote it. The body of the result is a
+// part of b.
 func decodeResponse(b []byte) (*response, error) {
 	d := decoder{rest: b}
 	if v := d.bytes(1); v != nil && v[0] != envelopeVersion {
@@ -95,7 +96,7 @@ func decodeResponse(b []byte) (*response, error) {
 	if body := d.text(); len(body) > 0 {
 		r.Body = body
 	}
-	d.fail(len(d.rest) > 0, "something stands behind it")
+	d.fail(len(d.rest) > 0, "data after the end")
 	if d.err != nil {
 		return nil, d.err
 	}
@@ -128,7 +129,7 @@ func (d *decoder) headers() http.Header {
 	return h
 }
 
-// decoder keeps its first fault, and reads nothing after it.
+// decoder keeps its first error, and reads nothing after it.
 type decoder struct {
 	rest []byte
 	err  error
@@ -150,8 +151,8 @@ func (d *decoder) bytes(n int) []byte {
 	return b
 }
 
-// number reads the number of things that follow, each of which takes that many bytes at least: a number that the rest cannot hold
-// makes nobody allocate.
+// number reads a count of things of at least each bytes. A count that does not fit into the rest is
+// an error, so that it cannot cause a large allocation.
 func (d *decoder) number(each int) int {
 	b := d.bytes(4)
 	if b == nil {

@@ -54,7 +54,8 @@ func customerOf(r *http.Request) (idempotency.Scope, error) {
 	return idempotency.Scope{Tenant: r.Header.Get("X-Test-Customer")}, nil
 }
 
-// It does what the guide says: one charge for each customer's key, and the first answer for whoever asks again.
+// It does what the guide says: one charge for each customer's key, and the first answer for each
+// retry.
 func TestReadmeRequests(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

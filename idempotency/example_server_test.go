@@ -19,8 +19,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// A handler whose effects are in the database: what it writes, the call that it enqueues and the answer under the request's key commit
-// together. The client that asks again, whether it got the answer or not, gets the same bytes.
+// A handler whose effects are in the database: what it writes, the call that it enqueues and the
+// answer under the request's key commit together. The client that asks again, whether it got the
+// answer or not, gets the same bytes.
 func ExampleLayer() {
 	pool, end := exampleDatabase(`create table charges (id bigint generated always as identity primary key, amount bigint not null)`)
 	defer end()
@@ -72,8 +73,8 @@ func ExampleLayer() {
 	// 1 charge, 1 call to the bank <nil>
 }
 
-// A handler that must ask somebody else half-way, and answers what came of it. It fails behind the call, here on purpose; sent again it does not call
-// a second time.
+// A handler calls a bank half-way, and answers with the bank's result. It fails after the call,
+// here on purpose. The retry does not call the bank again.
 func ExampleStep() {
 	pool, end := exampleDatabase(`create table payouts (bank_reference text not null)`)
 	defer end()
@@ -116,8 +117,8 @@ func ExampleStep() {
 	// 2 runs, 1 call to the bank
 }
 
-// Duplicates that come while the first one is under way wait for its answer instead of being told to come back. They hold no connection of the
-// pool meanwhile.
+// Duplicates that come while the first one is under way wait for its answer instead of being told
+// to come back. They hold no connection of the pool meanwhile.
 func ExampleRoute_wait() {
 	pool, end := exampleDatabase(`create table charges (amount bigint not null)`)
 	defer end()
@@ -206,7 +207,7 @@ func exampleDatabase(sql string) (pool *pgxpool.Pool, end func()) {
 	}
 }
 
-// stage stands in for the test that pgtest asks for, and that an example has not.
+// stage is the testing.TB that pgtest needs; an example has none.
 type stage struct {
 	testing.TB
 	ends []func()

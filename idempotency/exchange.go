@@ -29,55 +29,58 @@ type exchange struct {
 	scope    Scope
 	detail   string
 
-	key     string
-	keyed   bool // the client chose the key
-	derived bool
-	ttl     time.Duration
-	subject subject
-	print   []byte
-	id      [16]byte
-	token   uuid.UUID
-	expires time.Time // of the record that this request has made
-	origin  origin.Origin
-	ctx     context.Context // the request's, without its end
+	key         string
+	keyed       bool // the client sent the key
+	derived     bool
+	ttl         time.Duration
+	subject     subject
+	fingerprint []byte
+	id          [16]byte
+	token       uuid.UUID
+	expires     time.Time // when the record expires that this request has written
+	origin      origin.Origin
+	ctx         context.Context // the request's, but not cancelled with it
 
 	runs   int
-	woken  func() // called behind COMMIT
+	woken  func() // called after COMMIT
 	flight *flight
 
-	turn  sync.Mutex          // goroutines of a handler ask for its transaction, and begin steps, one after another, and not when it has returned
-	steps map[string]struct{} // of this run, by name: under way, or done
+	turn  sync.Mutex          // held while a goroutine of the handler asks for the transaction or begins a step, one after another, and not after the handler's return
+	steps map[string]struct{} // the names of this run's steps: running, or done
 
-	// While a handler runs. Only tx is read by another goroutine, see abandon.
+	// Used while a handler runs. Only tx is read by another goroutine, see abandon.
 	mu      sync.Mutex
 	tx      *guard.Tx
 	conn    *pgxpool.Conn
 	held    *held        // lease mode
 	renewed *lease.Lease // the same lease under a later epoch
-	bare    bool         // nothing is kept: FailOpen
-	aside   bool         // a step's outcome is unknown for good
-	late    bool         // its context had ended when it returned
-	over    atomic.Bool  // it has returned: what it has left running gets nothing more
+	bare    bool         // no record is kept: FailOpen, or no key
+	aside   bool         // a step's outcome is unknown and cannot be found out
+	late    bool         // the handler's context had ended when it returned
+	over    atomic.Bool  // the handler has returned; goroutines that it left running get no transaction and no step
 }
 
 type exchangeKey struct{}
 
-// runKey is the number of the handler's run that a request belongs to: what an earlier one has left running gets nothing of a later one.
+// runKey is the context key of the number of the handler's run. Goroutines that an earlier run left
+// behind must not get the transaction of a later run.
 type runKey struct{}
 
-// ErrNoTx says that a request has no transaction: it did not come through a [Layer], or through one that let it pass
-// (another method, FailOpen).
+// ErrNoTx is returned if a request has no transaction: it did not come through a [Layer], or the
+// layer let it pass without protection, for example because of its method or Route.FailOpen.
 var ErrNoTx = errors.New("idempotency: the request has no transaction")
 
-// Tx returns the transaction that a request's effects belong to. It commits together with the request's record when the handler has
-// answered 2xx or 3xx, and is rolled back otherwise; the answer leaves behind the COMMIT. It is the same type as a consumer's: outbox.Enqueue
-// derives the keys of calls from the request's key.
+// Tx returns the transaction for a request's effects. It commits together with the request's record
+// if the handler answers 2xx or 3xx, and is rolled back otherwise; Route.KeepWrites commits it for
+// a final 4xx too. The answer is sent after the COMMIT. The transaction has the type of a
+// consumer's, so that outbox.Enqueue can derive the keys of calls from the request's key.
 //
-// It comes with the request, and not as an argument, because the handler is net/http's, which has none to spare, and so has every middleware
-// between the layer and the handler. It is valid until the handler returns, and for one goroutine at a time: see [consumer.Tx].
+// Tx takes the request, because a net/http handler has no parameter for a transaction, and neither
+// has the middleware between the layer and the handler. The transaction is valid until the handler
+// returns. It is for one goroutine at a time, see [consumer.Tx].
 //
-// In lease mode the transaction begins with the first call of Tx, which comes behind the last [Step]: no external call is made
-// while a transaction is open.
+// In lease mode the first call of Tx begins the transaction. Call it after the last [Step], because
+// no external call may be made while a transaction is open.
 func Tx(r *http.Request) (consumer.Tx, error) {
 	x, ok := r.Context().Value(exchangeKey{}).(*exchange)
 	if !ok || x.bare {
@@ -113,7 +116,7 @@ func (x *exchange) open(ctx context.Context) error {
 	return nil
 }
 
-// Steps of the layer's statements.
+// The names of the layer's own statements, for errors.
 const (
 	stepIsolation = "isolation"
 	stepOpen      = "open"
@@ -121,7 +124,7 @@ const (
 	stepRecord    = "record"
 )
 
-// acquire takes a connection and opens a transaction on it.
+// acquire takes a connection from the pool and opens a transaction on it.
 func (x *exchange) acquire(ctx context.Context, level pgx.TxIsoLevel) error {
 	bounded, cancel := context.WithTimeout(ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
@@ -139,7 +142,7 @@ func (x *exchange) acquire(ctx context.Context, level pgx.TxIsoLevel) error {
 	return nil
 }
 
-// strayed logs a write that a handler has queued when it had returned (T6).
+// strayed logs a statement that a handler queued after its return (T6).
 func (x *exchange) strayed(err error) {
 	x.layer.cfg.Logger.Error("onlyonce: a request's handler queued a statement after it had returned; it was not sent", "route", x.endpoint.route.Pattern, "error", err)
 }
@@ -149,8 +152,8 @@ func (x *exchange) bounds() []any {
 	return []any{guard.Millis(c.LockTimeout), guard.Millis(c.StatementTimeout), guard.Millis(c.IdleTimeout)}
 }
 
-// letGo ends what is left of the transaction, and gives the connection back.
-func (x *exchange) letGo() {
+// endTx rolls back the transaction, if it is still open, and gives the connection back.
+func (x *exchange) endTx() {
 	if x.tx != nil {
 		x.tx.Rollback(x.layer.cfg.AcquireTimeout)
 		x.conn.Release()
@@ -160,7 +163,7 @@ func (x *exchange) letGo() {
 	}
 }
 
-// once runs the request, or answers with what became of the first one.
+// once runs the request, or answers from the record of the first one.
 func (x *exchange) once() reply {
 	flights := &x.layer.flights
 	route := &x.endpoint.route
@@ -180,19 +183,19 @@ func (x *exchange) once() reply {
 	}
 }
 
-// attempt is one look at the key and, if nobody has it, one run of the handler. Where somebody in this process has it, first ends
-// when that one does. Answers that are stored are read without taking the key: those who ask for one at the same time do not exclude
-// one another.
+// attempt looks at the key once, and runs the handler if the key is free. If another request of
+// this process has the key, first is closed when that one ends. Stored answers are read without
+// taking the key, so that copies that arrive together do not wait for each other.
 func (x *exchange) attempt() (rep reply, first <-chan struct{}) {
 	flights, route := &x.layer.flights, &x.endpoint.route
-	var left *record
+	var expired *record
 	down := false
 	if route.Mode == Leased || x.layer.cache != nil || x.layer.seen.has(x.id) {
 		if first := flights.look(x.id); first != nil {
 			return inProgress(time.Second), first
 		}
 		var known bool
-		if left, rep, known = x.recall(); known {
+		if expired, rep, known = x.recall(); known {
 			if down = rep.code == codeStoreUnavailable && route.FailOpen; !down {
 				return rep, nil
 			}
@@ -212,13 +215,14 @@ func (x *exchange) attempt() (rep reply, first <-chan struct{}) {
 		x.layer.failed(rep.failed)
 		return x.bypass(x.record(maxStored)), nil
 	case route.Mode == Leased:
-		return x.leased(left), nil
+		return x.leased(expired), nil
 	}
 	return x.transactional(), nil
 }
 
-// recall answers from a record, where there is one. One that was left by its owner in lease mode is returned, to be taken over.
-func (x *exchange) recall() (left *record, rep reply, known bool) {
+// recall answers from the record, if there is one. In lease mode, a record whose owner's lease has
+// ended is returned as expired, to be taken over.
+func (x *exchange) recall() (expired *record, rep reply, known bool) {
 	if rep, known := x.cached(); known {
 		return nil, rep, true
 	}
@@ -229,17 +233,18 @@ func (x *exchange) recall() (left *record, rep reply, known bool) {
 	if rec == nil {
 		return nil, reply{}, false
 	}
-	rep = x.judge(rec) // another request under the key of one that was left is refused like any other
+	rep = x.fromRecord(rec) // a different request under such a key gets 422 as usual
 	if x.endpoint.route.Mode == Leased && rec.free && rep.code == codeInProgress {
 		return rec, reply{}, false
 	}
 	return nil, rep, true
 }
 
-// record makes the ResponseWriter of one run of the handler.
+// record makes the ResponseWriter for one run of the handler.
 func (x *exchange) record(limit int) *recorder { return newRecorderOver(limit, x.w.Header()) }
 
-// call runs the handler. A panic is the caller's to raise again.
+// call runs the handler. If it panics, call returns the value, and the caller must panic with it
+// again.
 func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
 	x.turn.Lock()
 	x.runs++
@@ -256,15 +261,15 @@ func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
 		x.over.Store(true)
 		x.turn.Unlock()
 		if x.tx != nil {
-			x.tx.TakeBack() // waits for goroutines of the handler that are in a call, until abandon cuts them off
+			x.tx.TakeBack() // waits for calls of the handler's goroutines, until abandon cuts them off
 		}
 		if !hangs.Stop() {
-			<-abandoned // or it would cut the connection of whoever has it next
+			<-abandoned // abandon must not cut the connection of the next user
 		}
 	}()
 	r := x.clone(ctx)
 	defer func() {
-		if r.MultipartForm != nil { // net/http removes the files of its own request only
+		if r.MultipartForm != nil { // net/http removes only the files of its own request
 			_ = r.MultipartForm.RemoveAll()
 		}
 	}()
@@ -272,7 +277,8 @@ func (x *exchange) call(ctx context.Context, rec *recorder) (panicked any) {
 	return nil
 }
 
-// abandon sees to it that a handler which does not heed the end of its context keeps neither the key nor the connection (H11).
+// abandon takes the key and the connection from a handler that ignores the end of its context
+// (H11).
 func (x *exchange) abandon() {
 	x.mu.Lock()
 	tx := x.tx
@@ -281,17 +287,18 @@ func (x *exchange) abandon() {
 		tx.Abandon()
 	}
 	if x.held != nil {
-		x.held.lose() // its lease is not renewed any more, and ends
+		x.held.lose() // its lease is no longer renewed, and ends
 	}
 	if x.flight != nil {
 		x.layer.flights.end(x.flight)
 	}
 }
 
-// hangGrace is how long a handler may go on after its context has ended before its connection is cut.
+// hangGrace is how long a handler may go on after its context has ended, before its connection is
+// cut.
 const hangGrace = 5 * time.Second
 
-// unprotected runs a request without a key that needs none.
+// unprotected runs a request that has no key and needs none.
 func (x *exchange) unprotected() reply {
 	if x.endpoint.route.Mode == Leased {
 		return x.bypass(x.record(maxStored))

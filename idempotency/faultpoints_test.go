@@ -160,9 +160,11 @@ func (p pointCase) String() string {
 	return fmt.Sprintf("%s %s %s@%d", strings.TrimPrefix(p.path, "/"), strings.TrimPrefix(p.point, "idempotency/"), p.action, p.at)
 }
 
-// Every point times kill, error and hang, in each mode that comes there, while clients ask, each operation through two of them. A server
-// dies there, is told of an error, or stands still until another one has taken its place, and wakes up. Every client has an
-// answer in the end, the same whenever and wherever it asks; every operation has one effect, and the provider saw one key for it.
+// Every fault point, with kill, error and hang, in each mode that has the point. Clients send each
+// operation through two servers. At the point, a server dies, gets an error, or hangs until another
+// one has taken its place, and then wakes up. In the end every client has an answer, which does not
+// depend on when and where it asks; every operation has one effect, and the provider saw one key
+// for it.
 func TestFaultPoints(t *testing.T) {
 	bin := filepath.Join(t.TempDir(), "faults.test")
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
@@ -243,7 +245,8 @@ func (p pointCase) run(t *testing.T, bin string) {
 		b, err := io.ReadAll(resp.Body)
 		return got{resp.StatusCode, resp.Header, string(b)}, err
 	}
-	// insist asks until it has an answer, at the one and then at the other: the first of the two is the one with the fault.
+	// insist asks until it has an answer, at the one and then at the other: the first of the two is
+	// the one with the fault.
 	insist := func(key string) (answer got) {
 		deadline := time.After(patience)
 		tick := time.NewTicker(20 * time.Millisecond)

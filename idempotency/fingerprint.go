@@ -13,21 +13,25 @@ import (
 	"strings"
 )
 
-// FingerprintKey is what fingerprints are made with: 32 random bytes, kept where secrets are kept.
+// FingerprintKey is a secret for fingerprints: 32 random bytes. Keep it where you keep other
+// secrets.
 type FingerprintKey [32]byte
 
-// Fingerprint says when two bodies are the same.
+// Fingerprint decides when two bodies are the same request.
 type Fingerprint int
 
-// Fingerprints.
+// The kinds of comparison.
 const (
-	// FingerprintRaw compares bodies byte by byte. A client that asks again sends the same bytes.
+	// FingerprintRaw compares bodies byte by byte. It suits clients that send the same bytes again.
 	FingerprintRaw Fingerprint = iota
-	// FingerprintJSON compares what JSON bodies say: the order of members, white space and the way in which a string is
-	// escaped do not count. Numbers count as they are written: 1.0 is not 1, because which of the two it was may matter to
-	// the handler, and because no reading of numbers keeps all that are sent. It is for clients that write the same request anew each
-	// time. A body that is no JSON text, has a member twice (or two whose names differ only in case), is not UTF-8 or is nested deeper than 64 is refused; an empty
-	// one is not, and equals an empty one.
+	// FingerprintJSON compares the content of JSON bodies. The order of members, white space and
+	// the escapes in strings do not count. Numbers count as they are written: 1.0 differs from 1,
+	// because the difference may matter to the handler, and no number type keeps all numbers apart.
+	// It suits clients that build the request anew for each retry.
+	//
+	// A body is refused if it is not JSON, is not UTF-8, is nested deeper than 64, or has a member
+	// twice; names that differ only in case count as the same. An empty body is accepted, and
+	// equals an empty body.
 	FingerprintJSON
 )
 
@@ -38,19 +42,22 @@ const (
 //	4 bytes   id of the key, big-endian
 //	32 bytes  HMAC-SHA-256
 //
-// It is an HMAC because fingerprints outlive their bodies, and lie where bodies need not be: a plain hash of a body with a card number
-// in it can be searched for, all numbers being few enough to try. What is hashed begins with the record and its scope, so that no two of
-// them ever share one: equal fingerprints would say that two tenants sent the same.
+// It is an HMAC because a fingerprint is kept longer than its body, and in more places. A plain
+// hash of a body with a card number could be searched for: there are few enough card numbers to try
+// them all. The record's id and scope are hashed first, so that no two records have equal
+// fingerprints, which would reveal that two tenants sent the same.
 const (
 	fingerprintVersion = 1
 	fingerprintHead    = 1 + 1 + 4
 	fingerprintLen     = fingerprintHead + sha256.Size
 )
 
-// errFingerprint says that a stored fingerprint cannot be compared with: its version, mode or key is unknown here.
+// errFingerprint is returned for a stored fingerprint whose version, mode or key is unknown to this
+// process.
 var errFingerprint = errors.New("idempotency: unknown fingerprint")
 
-// fingerprinter makes fingerprints with one key, and compares those that it has a key for.
+// fingerprinter makes fingerprints with the current key, and compares those of every key that it
+// has.
 type fingerprinter struct {
 	current uint32
 	keys    map[uint32]FingerprintKey
@@ -69,15 +76,15 @@ func newFingerprinter(current uint32, keys map[uint32]FingerprintKey) (*fingerpr
 	return &fingerprinter{current: current, keys: maps.Clone(keys)}, errors.Join(faults...)
 }
 
-// subject is what a fingerprint is of (H7).
+// subject is what a fingerprint covers (H7).
 type subject struct {
 	Record             [16]byte
 	Tenant, Scope, Key string
 	Method             string
-	Path               string // escaped, as it came
+	Path               string // escaped, as received
 	Query              string // raw
-	MediaType          string // the field Content-Type, as it came
-	Coding             string // the field Content-Encoding, as it came
+	MediaType          string // the header Content-Type, as received
+	Coding             string // the header Content-Encoding, as received
 	Headers            [][2]string
 	Trailers           [][2]string
 	Body               []byte
@@ -89,8 +96,9 @@ func (f *fingerprinter) sum(s *subject) ([]byte, error) {
 	return f.with(fingerprintVersion, s.Mode, f.current, s)
 }
 
-// matches says whether a stored fingerprint is the subject's. How it was made decides how it is compared, so that a route's mode
-// and the key can change while records from before are still there. An error is errJSON or errFingerprint.
+// matches reports whether a stored fingerprint is the subject's. The stored version, mode and key
+// decide how it is compared, so that a route's mode and the current key can change while older
+// records exist. The error is errJSON or errFingerprint.
 func (f *fingerprinter) matches(stored []byte, s *subject) (bool, error) {
 	if len(stored) != fingerprintLen {
 		return false, fmt.Errorf("%w: it has %d bytes", errFingerprint, len(stored))
@@ -129,7 +137,8 @@ func (f *fingerprinter) with(version byte, mode Fingerprint, id uint32, s *subje
 		binary.BigEndian.PutUint64(length[:], uint64(n))
 		mac.Write(length[:])
 	}
-	// A length before each field, so that what ends one cannot begin the next: "a" and "bc" are not "ab" and "c".
+	// Each field is preceded by its length, so that the end of one cannot pass for the start of the
+	// next: "a", "bc" differs from "ab", "c".
 	field := func(b []byte) {
 		number(len(b))
 		mac.Write(b)
@@ -154,7 +163,7 @@ func (f *fingerprinter) with(version byte, mode Fingerprint, id uint32, s *subje
 	return mac.Sum(out), nil
 }
 
-// coding is how a Content-Encoding counts: its codings in their order, without their case; "identity" says nothing.
+// coding normalizes a Content-Encoding: its codings in order, in lower case, without "identity".
 func coding(field string) string {
 	var codings []string
 	for c := range strings.SplitSeq(strings.ToLower(field), ",") {
@@ -165,14 +174,15 @@ func coding(field string) string {
 	return strings.Join(codings, ",")
 }
 
-// mediaType is how a Content-Type counts: type and names of parameters without their case, parameters in any order, quoted or not. A
-// charset of UTF-8 does not count, because it says what most types mean without it (JSON knows no other: RFC 8259 section 11), and
-// clients of one API differ in whether they write it. Any other parameter does: the same bytes in another charset, or cut at
-// another boundary, are another request. A field that cannot be parsed counts as it came.
+// mediaType normalizes a Content-Type: type and parameter names in lower case, parameters sorted,
+// quotes only where they are needed. A charset of UTF-8 is dropped, because it is the default for
+// most types (JSON allows no other: RFC 8259 section 11), and clients of one API differ in whether
+// they send it. All other parameters count: for example, the same bytes with another multipart
+// boundary are another request. A value that cannot be parsed counts as it was received.
 func mediaType(field string) string {
 	media, params, err := mime.ParseMediaType(field)
 	if err != nil {
-		return "?" + field // no parsed one begins like this
+		return "?" + field // a parsed one never starts with "?"
 	}
 	if strings.EqualFold(params["charset"], "utf-8") {
 		delete(params, "charset")

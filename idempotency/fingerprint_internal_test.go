@@ -129,7 +129,8 @@ func TestH7EachFieldCounts(t *testing.T) {
 	}
 }
 
-// H7: the algorithm does not change silently: records outlive releases. The values were computed by another program, in Python.
+// H7: the algorithm does not change silently: records outlive releases. The values were computed by
+// another program, in Python.
 func TestH7KnownFingerprint(t *testing.T) {
 	t.Parallel()
 	for mode, want := range map[Fingerprint]string{
@@ -241,8 +242,8 @@ func TestH7CanonicalJSON(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		``: "missing", ` `: "missing", `{`: "name", `{"a"}`: "':'", `{"a":}`: "missing", `{"a":1,}`: "name", `{,}`: "name", `{"a":1 "b":2}`: "','", `{a:1}`: "name", `{"a":1`: "','", `{1:2}`: "name",
-		`[`: "missing", `[1`: "','", `[1,]`: "missing", `[,]`: "missing", `[1 2]`: "','", `]`: "missing", `1 2`: "behind", `{}{}`: "behind", "\ufeff{}": "missing", `nul`: "missing", `True`: "missing", "null\x00": "behind",
-		`01`: "behind", `-`: "number", `+1`: "missing", `1.`: "number", `.1`: "missing", `1e`: "number", `1e+`: "number", `0x1`: "behind", `-01`: "behind", `NaN`: "missing", `-a`: "number",
+		`[`: "missing", `[1`: "','", `[1,]`: "missing", `[,]`: "missing", `[1 2]`: "','", `]`: "missing", `1 2`: "after the JSON value", `{}{}`: "after the JSON value", "\ufeff{}": "missing", `nul`: "missing", `True`: "missing", "null\x00": "after the JSON value",
+		`01`: "after the JSON value", `-`: "number", `+1`: "missing", `1.`: "number", `.1`: "missing", `1e`: "number", `1e+`: "number", `0x1`: "after the JSON value", `-01`: "after the JSON value", `NaN`: "missing", `-a`: "number",
 		`"`: "end", `"\"`: "end", `"\x"`: "escape", `"\u12"`: "escape", `"\u12g4"`: "escape", `"\u+123"`: "escape", `"\u1_23"`: "escape", `"\`: "escape", "\"\n\"": "control", "\"\x00\"": "control", `'a'`: "missing",
 		`"\ud800"`: "surrogate", `"\udc00"`: "surrogate", `"\ud800\ud800"`: "surrogate", `"\ud800x"`: "surrogate", `"\ud83d\n"`: "surrogate", `"\udc00\ud800"`: "surrogate",
 		"\"\xff\"": "UTF-8", "\"\xc3\"": "UTF-8", "\"\xed\xa0\x80\"": "UTF-8", "\"\xc0\x80\"": "UTF-8", "{\"\xff\":1}": "UTF-8",

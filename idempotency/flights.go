@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// Bounds of those that wait (H10).
+// Bounds on waiting copies of requests, per key and per tenant (H10).
 const (
 	keyWaiters    = 8
 	tenantWaiters = 64
 )
 
-// flights are the requests that this process is working on. They spare the database what is known here; what other processes work
-// on, it tells.
+// flights holds the requests that this process is working on. It saves queries to the database,
+// which knows about requests in other processes.
 type flights struct {
 	mu      sync.Mutex
 	running map[[16]byte]*flight
-	waiting map[[16]byte]int // by key, wherever it is worked on
+	waiting map[[16]byte]int // by key, also if another process works on it
 	tenants map[string]*tenantLoad
 }
 
@@ -29,11 +29,11 @@ type flight struct {
 
 type tenantLoad struct {
 	running, waiting int
-	conns            chan struct{} // as many places as its handlers may hold connections
-	held             int           // how many hold one, or wait for it
+	conns            chan struct{} // one place for each connection that the tenant's handlers may hold
+	held             int           // handlers that hold a connection or wait for one
 }
 
-// enter counts a request of a tenant, if it may be worked on.
+// enter counts a request of a tenant. It returns false if the tenant has reached its limit.
 func (f *flights) enter(tenant string, limit int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -57,8 +57,9 @@ func (f *flights) leave(tenant string) {
 	f.forget(tenant, t)
 }
 
-// connect waits until a tenant's handler may hold one of the connections that are the tenant's share, and reports false where ctx ended before that.
-// Then disconnect gives it back. It waits here and not in the pool, where the other tenants wait.
+// connect waits until a handler of the tenant may hold a connection of the tenant's share. It
+// returns false if ctx ends first. After true, the caller must call disconnect. Waiting happens
+// here and not in the pool, because other tenants wait in the pool.
 func (f *flights) connect(ctx context.Context, tenant string, share int) bool {
 	f.mu.Lock()
 	t := f.tenants[tenant]
@@ -92,14 +93,15 @@ func (f *flights) disconnect(tenant string) {
 	f.forget(tenant, t)
 }
 
-// forget drops a tenant that has nothing under way.
+// forget removes a tenant that has no request.
 func (f *flights) forget(tenant string, t *tenantLoad) {
 	if t.running == 0 && t.held == 0 {
 		delete(f.tenants, tenant)
 	}
 }
 
-// look returns what is closed when the request of this process that has a key is done, nil where none has it.
+// look returns a channel that is closed when this process's request with the key ends, or nil if
+// there is none.
 func (f *flights) look(id [16]byte) (first <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -109,7 +111,8 @@ func (f *flights) look(id [16]byte) (first <-chan struct{}) {
 	return nil
 }
 
-// begin takes a key for a request of this process, or returns what is closed when the one that has it is done.
+// begin takes a key for a request of this process. If another request has it, begin returns a
+// channel that is closed when that one ends.
 func (f *flights) begin(id [16]byte) (mine *flight, first <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -121,7 +124,7 @@ func (f *flights) begin(id [16]byte) (mine *flight, first <-chan struct{}) {
 	return mine, nil
 }
 
-// end gives a key back. One that was abandoned has been given back before.
+// end gives a key back. If the request was abandoned, it has been given back before.
 func (f *flights) end(one *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -132,8 +135,9 @@ func (f *flights) end(one *flight) {
 	}
 }
 
-// wait waits for the one who has the key, or for the time to look again where that is another process; false: no longer. It holds
-// no connection.
+// wait waits until the request with the key ends, or, if another process works on it, until it is
+// time to look again. It returns false if the caller must not wait any longer. It holds no
+// connection.
 func (f *flights) wait(client context.Context, id [16]byte, tenant string, first <-chan struct{}, n int, deadline time.Time) bool {
 	f.mu.Lock()
 	load := f.tenants[tenant]
@@ -153,7 +157,7 @@ func (f *flights) wait(client context.Context, id [16]byte, tenant string, first
 		}
 	}()
 	pause := time.Until(deadline)
-	if first == nil { // another process has it
+	if first == nil { // another process works on it
 		pause = min(pause, lookFirst<<min(n, 4))
 	}
 	timer := time.NewTimer(pause)
@@ -167,5 +171,6 @@ func (f *flights) wait(client context.Context, id [16]byte, tenant string, first
 	return time.Until(deadline) > 0 || first != nil
 }
 
-// lookFirst is the first pause between two looks at a key that another process works on; it doubles, four times at most.
+// lookFirst is the first pause between two looks at a key that another process works on. It
+// doubles, four times at most.
 const lookFirst = 25 * time.Millisecond

@@ -11,14 +11,16 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
-// storedHeaders are the headers that are kept with an answer and given to whoever asks again (H14). It is a list of what may be kept, and not
-// of what may not: a header that nobody thought of belongs to the first client alone.
+// storedHeaders are the headers that are stored with an answer and replayed to every client (H14).
+// It lists what is allowed, not what is forbidden, so that a header that we did not think of goes
+// to the first client only.
 var storedHeaders = []string{
 	"Accept-Patch", "Accept-Post", "Allow", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language", "Content-Location",
 	"Content-Range", "Content-Type", "Etag", "Last-Modified", "Link", "Location", "Retry-After", "Vary",
 }
 
-// unstorable says why a header is never kept (H14), or "". Names are canonical.
+// unstorable returns why a header is never stored (H14), or "" if it may be. Names must be
+// canonical.
 func unstorable(name string) string {
 	switch name {
 	case "Set-Cookie", "Set-Cookie2", "Cookie", "Authorization", "Authentication-Info":
@@ -37,7 +39,7 @@ func unstorable(name string) string {
 	return ""
 }
 
-// checkExtra judges the names of headers that are to be kept besides, and returns every fault at once.
+// checkExtra checks the names in Route.KeepHeaders. Its error lists every fault.
 func checkExtra(names []string) error {
 	var faults []error
 	for _, name := range names {
@@ -50,14 +52,16 @@ func checkExtra(names []string) error {
 	return errors.Join(faults...)
 }
 
-// storable returns what is kept of an answer's headers: of those that are set, and of those that are added to what stands outside. final are all of
-// them, with Connection, which says what else is not kept.
+// storable returns what is stored of an answer's headers: of those that replace the headers of
+// middleware around the layer, and of those that are added to them. final holds all headers,
+// including Connection, which names further headers that must not be stored.
 func storable(set, added, final http.Header, extra []string) (keepSet, keepAdded http.Header) {
 	named := connectionNames(final)
 	return kept(set, named, extra), kept(added, named, extra)
 }
 
-// connectionNames are the headers that are for one connection (RFC 9110 section 7.6.1), whatever their names.
+// connectionNames returns the headers that are for one connection because its Connection header
+// names them (RFC 9110 section 7.6.1).
 func connectionNames(h http.Header) map[string]bool {
 	named := map[string]bool{}
 	for name, values := range h {
@@ -73,10 +77,10 @@ func connectionNames(h http.Header) map[string]bool {
 	return named
 }
 
-// kept are the headers that may be stored, by canonical names, values in their order.
+// kept returns the headers that may be stored, by canonical name, with their values in order.
 func kept(h http.Header, named map[string]bool, extra []string) http.Header {
 	keep := http.Header{}
-	for _, name := range slices.Sorted(maps.Keys(h)) { // sorted: where a map has a name in two cases, their order is no accident
+	for _, name := range slices.Sorted(maps.Keys(h)) { // sorted, so that a name that occurs in two cases gets its values in the same order each time
 		canonical := http.CanonicalHeaderKey(name)
 		if unstorable(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
 			continue
@@ -91,8 +95,8 @@ func kept(h http.Header, named map[string]bool, extra []string) http.Header {
 	return keep
 }
 
-// restore puts an answer's headers into the header that it is sent with: set in the place of what is there under their names, added behind it. An answer
-// without a Content-Type gets none: net/http would guess one.
+// restore writes an answer's headers: set replaces the values that are there under the same name,
+// added is appended to them. An answer without a Content-Type gets none; net/http would guess one.
 func restore(to, set, added http.Header) {
 	for name := range to {
 		if canonical := http.CanonicalHeaderKey(name); canonical != name {

@@ -23,22 +23,25 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
-// Layer answers a request that is sent again with the first one's answer. Make one with [New], put it around handlers with
-// [Layer.Handle], and let [Layer.Run] purge what has expired. It is safe for concurrent use.
+// Layer answers a copy of a request with the first request's answer. Make one with [New], wrap
+// handlers with [Layer.Handle], and run [Layer.Run] to purge expired records. It is safe for
+// concurrent use.
 type Layer struct {
-	pool    *pgxpool.Pool
-	cfg     Config
-	print   *fingerprinter
-	cache   *tier         // nil: none
-	puts    chan struct{} // records on their way to it
-	flights flights
-	seen    seen
-	keeper  keeper
+	pool         *pgxpool.Pool
+	cfg          Config
+	fingerprints *fingerprinter
+	cache        *responseCache // nil if there is no Config.Cache
+	puts         chan struct{}  // a place for each record that is being put into it
+	flights      flights
+	seen         seen
+	keeper       keeper
 }
 
-// New checks everything it can without a server, and returns every fault at once, each naming its field. The pool needs a
-// connection for each handler that is to have a transaction at the same time, and one besides: leases are renewed, and records looked
-// for, while all of those work.
+// New checks the configuration without connecting. If it is wrong, the error lists every fault,
+// each with its field, and wraps [ErrConfig].
+//
+// The pool needs one connection for each handler that runs at the same time in transactional mode,
+// and one more, which renews leases and looks up records.
 func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	cfg, err := cfg.withDefaults()
 	if pool == nil {
@@ -50,12 +53,12 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 		return nil, err
 	}
 	l := &Layer{pool: pool, cfg: cfg}
-	if l.print, err = newFingerprinter(cfg.FingerprintKey, cfg.FingerprintKeys); err != nil {
+	if l.fingerprints, err = newFingerprinter(cfg.FingerprintKey, cfg.FingerprintKeys); err != nil {
 		return nil, err
 	}
 	if cfg.Cache != nil {
-		l.cache = newTier(&cfg)
-		l.puts = make(chan struct{}, puts)
+		l.cache = newResponseCache(&cfg)
+		l.puts = make(chan struct{}, maxPuts)
 	}
 	l.flights.running = make(map[[16]byte]*flight)
 	l.flights.waiting = make(map[[16]byte]int)
@@ -64,7 +67,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Layer, error) {
 	return l, nil
 }
 
-// Handle puts the layer around a handler, or says every fault of the route at once.
+// Handle wraps a handler. If the route is wrong, the error lists every fault, each with its field,
+// and wraps [ErrConfig].
 func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
 	r, err := r.withDefaults()
 	if next == nil {
@@ -77,7 +81,8 @@ func (l *Layer) Handle(r Route, next http.Handler) (http.Handler, error) {
 		headers: append([]string{l.cfg.Header}, l.cfg.Aliases...), pointer: r.KeyPointer, strict: r.Strict, min: r.MinKey}}, nil
 }
 
-// MustHandle is Handle for routes that are written down in a program, where a fault is one of the program's: it panics.
+// MustHandle is Handle for routes that are constant in the program. It panics if the route is
+// wrong.
 func (l *Layer) MustHandle(r Route, next http.Handler) http.Handler {
 	h, err := l.Handle(r, next)
 	if err != nil {
@@ -86,7 +91,7 @@ func (l *Layer) MustHandle(r Route, next http.Handler) http.Handler {
 	return h
 }
 
-// endpoint is one route's handler.
+// endpoint is the handler of one route.
 type endpoint struct {
 	layer *Layer
 	route Route
@@ -94,8 +99,8 @@ type endpoint struct {
 	keys  keyRule
 }
 
-// ServeHTTP takes the steps in the order that the protocol asks for: nothing of the store is touched before the request is
-// known to be whole, to name one key, and to be within its bounds.
+// ServeHTTP reads and checks the whole request before it touches the store: the body, its bounds,
+// and the one key that it names.
 func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	x := &exchange{endpoint: e, layer: e.layer, w: w}
@@ -104,7 +109,7 @@ func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.next.ServeHTTP(w, r)
 		return
 	}
-	rep, status := reply{mark: Released}, 0 // of a handler that panics, or ends its goroutine
+	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
 	defer func() {
 		if e.layer.cfg.Hooks.Served != nil {
 			e.layer.cfg.Hooks.Served(Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: x.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
@@ -118,7 +123,7 @@ func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// failed tells what nobody is there to be told.
+// failed reports an error that cannot be returned to a caller.
 func (l *Layer) failed(err error) {
 	l.cfg.Logger.Error("onlyonce: idempotency", "error", err)
 	if l.cfg.Hooks.Failed != nil {
@@ -126,7 +131,7 @@ func (l *Layer) failed(err error) {
 	}
 }
 
-// serve finds out whose request it is and what names it, and runs it.
+// serve finds the request's scope and key, and runs it.
 func (x *exchange) serve(r *http.Request) reply {
 	e := x.endpoint
 	body, code, err := e.read(x.w, r)
@@ -150,28 +155,31 @@ func (x *exchange) serve(r *http.Request) reply {
 	}
 	x.subject = e.subject(scope, r, body)
 	if !found && e.route.Key == KeyDerived {
-		sum, err := e.layer.print.sum(&x.subject)
+		sum, err := e.layer.fingerprints.sum(&x.subject)
 		if err != nil {
 			x.detail = err.Error()
 			return refusal(codeBodyInvalid, nil)
 		}
 		x.key, x.derived, x.ttl = "derived:"+hex.EncodeToString(sum), true, e.route.DerivedTTL
 	}
-	x.ctx = context.WithoutCancel(r.Context()) // H11: the client may go, the request stays
+	x.ctx = context.WithoutCancel(r.Context()) // H11: the request goes on if the client disconnects
 	_, _ = rand.Read(x.token[:])               // never fails
 	if x.key == "" {
 		return x.unprotected()
 	}
 	x.identify()
-	if x.print, err = e.layer.print.sum(&x.subject); err != nil {
+	if x.fingerprint, err = e.layer.fingerprints.sum(&x.subject); err != nil {
 		x.detail = err.Error()
 		return refusal(codeBodyInvalid, nil)
 	}
 	return x.once()
 }
 
-// read returns the body, whatever Content-Length says (H6). What stands around the layer may have read it before: a form that it has parsed is
-// handed on to the handler, and the bytes are gone, so that the layer would take every form for the same empty request. That is refused.
+// read returns the body, up to Route.MaxBody, and ignores Content-Length for that (H6).
+//
+// Middleware around the layer may have read the body already. For example ParseForm passes a parsed
+// form on to the handler, but its bytes are gone, and the layer would take every form for the same
+// empty request. Such a request is refused.
 func (e *endpoint) read(w http.ResponseWriter, r *http.Request) (body []byte, c code, err error) {
 	if r.Body != nil && r.Body != http.NoBody {
 		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.route.MaxBody)))
@@ -181,18 +189,19 @@ func (e *endpoint) read(w http.ResponseWriter, r *http.Request) (body []byte, c 
 	case errors.As(err, &tooLarge):
 		return nil, codeRequestTooLarge, nil
 	case err != nil:
-		return nil, codeBodyUnreadable, nil //nolint:nilerr // the client's fault, which the code says
+		return nil, codeBodyUnreadable, nil //nolint:nilerr // the client's fault; the code is enough
 	case int64(len(body)) < r.ContentLength || len(body) == 0 && (len(r.PostForm) > 0 || r.MultipartForm != nil):
 		return nil, codeBodyConsumed, fmt.Errorf("%w: %d bytes are left of Content-Length %d", errConsumed, len(body), r.ContentLength)
 	}
 	return body, "", nil
 }
 
-// errConsumed says what is wrong with the program around the layer.
-var errConsumed = errors.New("idempotency: the request's body was read outside of the layer (ParseForm, FormValue or a logger, for example): " +
-	"let that work behind the layer, or give the request its body back")
+// errConsumed is a fault of the program around the layer.
+var errConsumed = errors.New("idempotency: the request's body was read before the layer got it (for example by ParseForm, FormValue or a logger): " +
+	"move that inside the layer, or put the body back")
 
-// scope asks whose request it is. Config.Scope gets a request of its own, which has the same header and a body to read.
+// scope returns the request's owner. Config.Scope gets a copy of the request with a body of its
+// own.
 func (e *endpoint) scope(r *http.Request, body []byte) (Scope, error) {
 	own := r.WithContext(r.Context())
 	own.Body = io.NopCloser(bytes.NewReader(body))
@@ -208,13 +217,13 @@ func (e *endpoint) scope(r *http.Request, body []byte) (Scope, error) {
 	return scope, err
 }
 
-// subject is what the fingerprint is made of.
+// subject collects what the fingerprint covers.
 func (e *endpoint) subject(scope Scope, r *http.Request, body []byte) subject {
 	s := subject{Tenant: scope.Tenant, Scope: e.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
 		Body: body, Mode: e.route.Fingerprint}
 	s.MediaType, s.Coding = r.Header.Get("Content-Type"), strings.Join(r.Header.Values("Content-Encoding"), ",")
 	for _, name := range e.route.FingerprintHeaders {
-		if name == "Host" { // net/http takes it out of the header
+		if name == "Host" { // net/http moves it from the header to Request.Host
 			s.Headers = append(s.Headers, [2]string{name, strings.ToLower(r.Host)})
 			continue
 		}
@@ -222,7 +231,7 @@ func (e *endpoint) subject(scope Scope, r *http.Request, body []byte) subject {
 			s.Headers = append(s.Headers, [2]string{name, v})
 		}
 	}
-	for name, values := range r.Trailer { // the body has been read: they are there, and the handler sees them
+	for name, values := range r.Trailer { // they are complete, because the body has been read
 		for _, v := range values {
 			s.Trailers = append(s.Trailers, [2]string{name, v})
 		}
@@ -230,8 +239,8 @@ func (e *endpoint) subject(scope Scope, r *http.Request, body []byte) subject {
 	return s
 }
 
-// scopeName is the scope of a request's key in the database (H8). The principal is escaped, so that it ends the name and nothing
-// in it can pass for another part.
+// scopeName returns the scope of a request's key in the database (H8). The principal is escaped, so
+// that it cannot be mistaken for another part of the name.
 func (e *endpoint) scopeName(method string, s Scope) string {
 	name := "http " + method + " " + e.route.Pattern
 	if s.Principal != "" {
@@ -254,7 +263,7 @@ func (s Scope) check() error {
 	return nil
 }
 
-// identify names the record, and what calls derive their keys from.
+// identify computes the record's id, and the origin from which the keys of calls are derived.
 func (x *exchange) identify() {
 	h := x.request.Header
 	x.origin = origin.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate"))}
@@ -262,7 +271,8 @@ func (x *exchange) identify() {
 	x.subject.Record, x.subject.Key = x.id, x.key
 }
 
-// clone is the request as the handler gets it: with its body from the start, and the exchange in its context.
+// clone returns the request that the handler gets: with the body from its start, and with the
+// exchange in its context.
 func (x *exchange) clone(ctx context.Context) *http.Request {
 	r := x.request.Clone(context.WithValue(context.WithValue(ctx, exchangeKey{}, x), runKey{}, x.runs))
 	r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(x.body)), int64(len(x.body)), nil

@@ -49,7 +49,8 @@ func newRig(t *testing.T, cfg idempotency.Config) *rig {
 	return r
 }
 
-// newRigOn is another process's worth of the same: the layer works on one pool, and the test looks through the other.
+// newRigOn is another process's worth of the same: the layer works on one pool, and the test looks
+// through the other.
 func newRigOn(t *testing.T, layers, pool *pgxpool.Pool, cfg idempotency.Config) *rig {
 	t.Helper()
 	r := &rig{t: t, pool: pool, mux: http.NewServeMux()}
@@ -185,7 +186,8 @@ func (g got) code() string {
 // String is what tests print.
 func (g got) String() string { return fmt.Sprintf("%d %s %q", g.status, g.mark(), g.body) }
 
-// settled sends a request until it has an answer that is neither "in progress" nor one of the layer's own refusals.
+// settled sends a request until it has an answer that is neither "in progress" nor one of the
+// layer's own refusals.
 func (r *rig) settled(path, key, body string, headers ...string) (g got) {
 	r.t.Helper()
 	until(r.t, "an answer under "+key, func() bool {
@@ -195,7 +197,8 @@ func (r *rig) settled(path, key, body string, headers ...string) (g got) {
 	return g
 }
 
-// patience bounds what tests wait for; nothing is judged by how long it took. Mutants that make a test wait for what never comes shorten it.
+// patience bounds what tests wait for; nothing is judged by how long it took. Mutants that make a
+// test wait for what never comes shorten it.
 var patience = pgtest.Patience(time.Minute)
 
 // until polls a condition.

@@ -39,14 +39,15 @@ func (p *provider) keys() (n, total int) {
 	return len(p.calls), total
 }
 
-// dies lets the owner of the only lease be dead: its time is over, by the database's clock, and it does not notice.
+// dies lets the owner of the only lease be dead: its time is over, by the database's clock, and it
+// does not notice.
 func (r *rig) dies() {
 	r.t.Helper()
 	r.exec(`update onlyonce.leases set until = clock_timestamp()`)
 }
 
-// An owner stands still in its handler while its lease ends. Another process takes over and finishes. When the first wakes up, nothing
-// that it does has an effect: not a step, not a transaction, not its answer.
+// An owner stalls in its handler while its lease ends. Another process takes over and finishes.
+// When the first one wakes up, all that it does fails: a step, a transaction, and its answer.
 func TestH18ZombieChangesNothing(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"before the step", "in the call", "before Tx", "in Tx", "without Tx"} {
@@ -94,7 +95,7 @@ func TestH18ZombieChangesNothing(t *testing.T) {
 		r.handle(route, handler(true))
 		other.handle(route, handler(false))
 		first := r.background("/charges", "k", "x")
-		wait(t, "the first one stands still", g.begun)
+		wait(t, "the first handler has begun", g.begun)
 		created := one[time.Time](r, `select created_at from onlyonce.http_records`)
 		if dup := other.post("/charges", "k", "x"); dup.code() != "request-in-progress" {
 			t.Errorf("%s: before the lease ends: %v", at, dup)
@@ -166,7 +167,8 @@ func TestH18OneThief(t *testing.T) {
 	}
 }
 
-// The lease of a handler that works longer than its lease is renewed, with a transaction open too; the database's clock counts.
+// The lease of a handler that works longer than its lease is renewed, with a transaction open too;
+// the database's clock counts.
 func TestH18LeasesAreRenewed(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()
@@ -200,7 +202,7 @@ func TestH18LeasesAreRenewed(t *testing.T) {
 	}
 }
 
-// A handler whose lease was taken is told, and its answer is not sent.
+// A handler whose lease was taken over gets a cancelled context, and its answer is not sent.
 func TestH18LostLeaseEndsTheHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -218,7 +220,7 @@ func TestH18LostLeaseEndsTheHandler(t *testing.T) {
 	}
 }
 
-// While COMMIT of one request stands still, the leases of the others are renewed.
+// While COMMIT of one request hangs, the leases of the others are renewed.
 func TestH18StuckCommitKeepsNoOtherLease(t *testing.T) {
 	t.Parallel()
 	hold := make(chan struct{})
@@ -245,7 +247,8 @@ func TestH18StuckCommitKeepsNoOtherLease(t *testing.T) {
 	wait(t, "the slow one runs", g.begun)
 	stick.Store(true)
 	stuck := r.background("/stuck", "k", "x")
-	// It is not known, or the connection was cut before the server came as far as the lease: then it has run again.
+	// It is not known, or the connection was cut before the server came as far as the lease: then
+	// it has run again.
 	if a := wait(t, "the stuck one is answered", stuck); a.code() != "commit-unknown" && a.mark() != "created" || w.Cuts.Load() != 1 {
 		t.Errorf("%v, %d cuts", a, w.Cuts.Load())
 	}
@@ -259,8 +262,8 @@ func TestH18StuckCommitKeepsNoOtherLease(t *testing.T) {
 	}
 }
 
-// The same while the second one is still at it: what the zombie does is refused because it is the zombie's, and not because
-// everything is over.
+// The same while the second one is still at it: what the zombie does is refused because it is the
+// zombie's, and not because everything is over.
 func TestH18ZombieBesideItsSuccessor(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"before the step", "in the call", "in Tx"} {
@@ -302,7 +305,7 @@ func TestH18ZombieBesideItsSuccessor(t *testing.T) {
 		r.handle(route, handler(first, true))
 		other.handle(route, handler(second, false))
 		zombie := r.background("/charges", "k", "x")
-		wait(t, "the first one stands still", first.begun)
+		wait(t, "the first handler has begun", first.begun)
 		r.dies()
 		successor := other.background("/charges", "k", "x")
 		if at != "in Tx" { // there the step is done, and the second one has nothing to stand at

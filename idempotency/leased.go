@@ -16,33 +16,36 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
-// leased is H18. left is the record of somebody who has left it.
-func (x *exchange) leased(left *record) reply {
+// leased runs the handler under a lease (H18). expired is a record whose owner's lease has run out,
+// or nil.
+func (x *exchange) leased(expired *record) reply {
 	for range lookLimit {
-		l, err := x.take(left)
+		l, err := x.take(expired)
 		if err != nil {
 			return refusal(codeStoreUnavailable, err)
 		}
 		if l != nil {
 			return x.work(l)
 		}
-		var rep reply // somebody was faster
+		var rep reply // another request was faster
 		var known bool
-		if left, rep, known = x.recall(); known {
+		if expired, rep, known = x.recall(); known {
 			return rep
 		}
 	}
 	return inProgress(time.Second)
 }
 
-// take claims a key that nobody has, or takes it over from an owner whose lease has ended. Nil: somebody was faster.
+// take claims a free key, or takes it over from an owner whose lease has ended. It returns nil if
+// another request was faster.
 func (x *exchange) take(rec *record) (*lease.Lease, error) {
-	// Detached from the client, and cut off in the middle it may have succeeded: then the key waits for the lease's end.
+	// Not cancelled with the client: a claim that is cut off may have succeeded, and the key would
+	// then be locked until the lease ends.
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
 	l := &lease.Lease{Nonce: x.token.String(), Sent: time.Now()}
 	if rec == nil {
-		err := x.layer.pool.QueryRow(ctx, claimSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.print, x.token, x.ttl, x.layer.cfg.LeaseTTL).Scan(&l.ID, &l.Epoch)
+		err := x.layer.pool.QueryRow(ctx, claimSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.fingerprint, x.token, x.ttl, x.layer.cfg.LeaseTTL).Scan(&l.ID, &l.Epoch)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil, nil
 		}
@@ -62,7 +65,7 @@ func (x *exchange) take(rec *record) (*lease.Lease, error) {
 	return l, fault.Point(fault.RequestLeased)
 }
 
-// work runs the handler under a lease.
+// work runs the handler under a lease, again if the database asks for it.
 func (x *exchange) work(l *lease.Lease) reply {
 	limit := x.endpoint.route.MaxResponse
 	if x.endpoint.route.TombstoneLarge || x.endpoint.route.NoStoreBody {
@@ -84,13 +87,14 @@ func (x *exchange) work(l *lease.Lease) reply {
 	}
 }
 
-// runLeased runs the handler once. What it leaves behind is seen to however it ends: by a panic, or with its goroutine (Goexit).
+// runLeased runs the handler once. Its lease and connection are given back however it ends, also by
+// a panic or runtime.Goexit.
 func (x *exchange) runLeased(l *lease.Lease, rec *recorder) outcome {
 	ctx, cancel := context.WithCancelCause(x.ctx)
 	defer cancel(nil)
 	x.held = x.layer.keeper.hold(l, cancel)
 	defer x.layer.keeper.drop(x.held)
-	defer x.letGo()
+	defer x.endTx()
 	returned := false
 	defer func() {
 		switch {
@@ -98,7 +102,7 @@ func (x *exchange) runLeased(l *lease.Lease, rec *recorder) outcome {
 		case x.aside:
 			x.reconcile(l)
 		default:
-			x.letGo()
+			x.endTx()
 			x.release(l)
 		}
 	}()
@@ -109,20 +113,20 @@ func (x *exchange) runLeased(l *lease.Lease, rec *recorder) outcome {
 	return x.finish(l, rec)
 }
 
-// finish keeps what the handler answered, or gives the key back.
+// finish stores the handler's answer, or releases the key.
 func (x *exchange) finish(l *lease.Lease, rec *recorder) outcome {
 	if err := fault.Point(fault.RequestHandled); err != nil {
 		return ended(refusal(codeStoreUnavailable, err))
 	}
 	if x.held.alive() != nil {
-		return ended(inProgress(time.Second)) // whoever took it over goes on
+		return ended(inProgress(time.Second)) // the new owner goes on
 	}
 	if x.aside {
 		return ended(x.reconcile(l))
 	}
 	v := x.verdict(rec)
 	if v.keep == keepNothing {
-		x.letGo()
+		x.endTx()
 		if !v.outcome.rerun {
 			x.release(l)
 		}
@@ -130,14 +134,14 @@ func (x *exchange) finish(l *lease.Lease, rec *recorder) outcome {
 	}
 	stored, sealed, err := x.envelope(rec)
 	if err != nil {
-		x.letGo()
+		x.endTx()
 		x.release(l)
 		return ended(refusal(codeRolledBack, err))
 	}
 	if v.keep == keepAnswer && x.tx != nil {
 		if err := x.tx.Revert(x.ctx); err != nil {
 			out := x.failed(err)
-			x.letGo()
+			x.endTx()
 			if !out.rerun {
 				x.release(l)
 			}
@@ -147,32 +151,34 @@ func (x *exchange) finish(l *lease.Lease, rec *recorder) outcome {
 	return x.settle(l, answer(Created, rec), stored, sealed)
 }
 
-// settle writes the record, in the handler's transaction where it has one. After an answer that was lost it writes it again: the first
-// statement to come through ends the lease, and the other one fails on that.
+// settle writes the record, in the handler's transaction if it has one. If the answer to COMMIT is
+// lost, it writes the record again: the first statement that succeeds ends the lease, and the other
+// one fails because of that.
 func (x *exchange) settle(l *lease.Lease, rep reply, stored []byte, sealed bool) outcome {
 	retry := pauses()
 	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
-	written := x.tx != nil // what the handler wrote is only in the first transaction
-	// From here on the lease is locked by its own transaction: should COMMIT stand still, a renewal would wait, and all others with it.
+	written := x.tx != nil // the handler's writes are only in the first transaction
+	// From here on this transaction locks the lease. If COMMIT hangs, a renewal would wait for it,
+	// and all other renewals with it.
 	x.layer.keeper.drop(x.held)
 	for {
 		err := x.settleOnce(l, stored, sealed)
 		switch {
 		case err == nil:
-			return ended(x.until(rep))
+			return ended(x.withExpiry(rep))
 		case toRerun(err):
 			if written {
 				return outcome{reply: conflicting(err), rerun: true}
 			}
 		case guard.SQLState(err) == fenceLost:
-			return ended(x.mine(rep))
+			return ended(x.afterFence(rep))
 		case !x.unanswered(err) && written:
-			x.letGo()
+			x.endTx()
 			x.release(l)
 			return ended(refusal(codeRolledBack, err))
 		}
 		lost := x.tx != nil && x.tx.Lost()
-		x.letGo()
+		x.endTx()
 		if written && (lost || errors.Is(err, fault.ErrInjected)) {
 			return x.resolveLeased(l, rep, err)
 		}
@@ -183,7 +189,8 @@ func (x *exchange) settle(l *lease.Lease, rep reply, stored []byte, sealed bool)
 	}
 }
 
-// unanswered reports whether an error leaves open what became of a COMMIT, or says that the server could not be reached.
+// unanswered reports whether an error leaves the outcome of a COMMIT open, or means that the server
+// could not be reached.
 func (x *exchange) unanswered(err error) bool {
 	return x.tx == nil || x.tx.Lost() || errors.Is(err, fault.ErrInjected)
 }
@@ -205,8 +212,9 @@ func (x *exchange) settleOnce(l *lease.Lease, stored []byte, sealed bool) error 
 	return fault.Point(fault.RequestCommitted)
 }
 
-// resolveLeased finds out what became of the COMMIT of a handler's writes. The lease tells: raising its epoch waits for the
-// old transaction, which has locked it last; where that came through there is no lease any more.
+// resolveLeased finds out whether the COMMIT of a handler's writes succeeded. Raising the lease's
+// epoch decides it: that waits for the old transaction, which locks the lease last. If the old
+// transaction committed, the lease is gone.
 func (x *exchange) resolveLeased(l *lease.Lease, rep reply, cause error) outcome {
 	retry := pauses()
 	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
@@ -221,7 +229,7 @@ func (x *exchange) resolveLeased(l *lease.Lease, rep reply, cause error) outcome
 			return ended(inProgress(time.Second))
 		default:
 			sent := time.Now()
-			if epoch, err := x.refresh(l); err == nil && epoch != 0 { // the old transaction has not locked the lease, and cannot any more
+			if epoch, err := x.refresh(l); err == nil && epoch != 0 { // the old transaction has not locked the lease, and cannot do so any more
 				x.renewed = &lease.Lease{ID: l.ID, Epoch: epoch, Nonce: l.Nonce, Sent: sent}
 				return outcome{reply: refusal(codeRolledBack, cause), rerun: true}
 			}
@@ -231,8 +239,9 @@ func (x *exchange) resolveLeased(l *lease.Lease, rep reply, cause error) outcome
 	return ended(refusal(codeCommitUnknown, cause))
 }
 
-// refreshSQL makes an owner's lease a later one of its own, so that nothing that it has sent before can pass any more. In: lease, epoch, nonce,
-// ttl. Out: the new epoch, or no row. Waits for a transaction that holds the lease.
+// refreshSQL raises the epoch of an owner's own lease, so that no statement that the owner has sent
+// before can succeed any more. In: lease, epoch, nonce, ttl. Out: the new epoch, or no row. Waits
+// for a transaction that holds the lease.
 const refreshSQL = `
 update onlyonce.leases set epoch = epoch + 1, until = clock_timestamp() + $4 where id = $1 and epoch = $2 and nonce = $3 returning epoch`
 
@@ -243,9 +252,10 @@ func (x *exchange) refresh(l *lease.Lease) (epoch int64, err error) {
 	return epoch, err
 }
 
-// mine answers where the fence did not hold: an earlier COMMIT of this very request came through after all, or somebody has taken it over.
-func (x *exchange) mine(rep reply) reply {
-	x.letGo()
+// afterFence answers if the fence did not hold: either an earlier COMMIT of this request succeeded
+// after all, or another process has taken the request over.
+func (x *exchange) afterFence(rep reply) reply {
+	x.endTx()
 	rec, err := x.layer.look(x.ctx, x.id)
 	if err == nil && rec != nil && rec.state == stateCompleted && rec.token == x.token {
 		rep.expires = rec.expires
@@ -254,7 +264,8 @@ func (x *exchange) mine(rep reply) reply {
 	return inProgress(time.Second)
 }
 
-// release gives the key back, so that the next request runs at once. If that fails the lease ends by itself.
+// release gives the key back, so that the next request runs at once. If it fails, the lease ends by
+// itself.
 func (x *exchange) release(l *lease.Lease) {
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
@@ -265,17 +276,17 @@ func (x *exchange) release(l *lease.Lease) {
 
 // reconcile sets the request aside for an operator.
 func (x *exchange) reconcile(l *lease.Lease) reply {
-	x.letGo()
+	x.endTx()
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
 	_, err := x.layer.pool.Exec(ctx, reconcileSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce)
 	return refusal(codeCommitUnknown, err)
 }
 
-// held is a lease that a request of this process works under.
+// held is the lease of a request that this process works on.
 type held struct {
 	lease  *lease.Lease
-	sent   time.Time // when its latest renewal was; the keeper's
+	sent   time.Time // when its latest renewal was sent; used by the keeper only
 	cancel context.CancelCauseFunc
 
 	mu   sync.Mutex
@@ -298,13 +309,13 @@ func (h *held) lose() {
 	h.cancel(errTaken)
 }
 
-// keeper renews the leases of a process, all in one statement, for as long as there are any.
+// keeper renews all leases of a process in one statement, while there are any.
 type keeper struct {
 	layer *Layer
 
 	mu   sync.Mutex
 	held map[*held]struct{}
-	none chan struct{} // closed when there is no lease any more
+	none chan struct{} // closed when the last lease is dropped
 }
 
 func (k *keeper) hold(l *lease.Lease, cancel context.CancelCauseFunc) *held {
@@ -313,7 +324,7 @@ func (k *keeper) hold(l *lease.Lease, cancel context.CancelCauseFunc) *held {
 	defer k.mu.Unlock()
 	if len(k.held) == 0 {
 		k.held, k.none = make(map[*held]struct{}), make(chan struct{})
-		go k.beat(k.none)
+		go k.renewLoop(k.none)
 	}
 	k.held[h] = struct{}{}
 	return h
@@ -330,9 +341,9 @@ func (k *keeper) drop(h *held) {
 	}
 }
 
-// beat renews at a third of the leases' time, and tells a handler to stop whose lease may end: by this process's own clock, counted
-// from when the renewal was sent.
-func (k *keeper) beat(none <-chan struct{}) {
+// renewLoop renews each lease after a third of its TTL. It cancels a handler whose lease may have
+// ended, by this process's own clock, counted from when the renewal was sent.
+func (k *keeper) renewLoop(none <-chan struct{}) {
 	ttl := k.layer.cfg.LeaseTTL
 	tick := time.NewTicker(ttl / 6)
 	defer tick.Stop()
@@ -359,7 +370,7 @@ func (k *keeper) renew(due []*held, ttl time.Duration) {
 		return
 	}
 	leases := make([]*lease.Lease, len(due))
-	for i, h := range due { // copies: the request may be looking at its own
+	for i, h := range due { // copies, because the request may read its own
 		leases[i] = &lease.Lease{ID: h.lease.ID, Epoch: h.lease.Epoch, Nonce: h.lease.Nonce, Sent: h.sent}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), ttl/6)

@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// States of an operation. suspended is one that its worker has parked.
+// States of an operation. It is suspended if its worker has parked it.
 const (
 	operationRunning   = "running"
 	operationSucceeded = "succeeded"
@@ -26,7 +26,7 @@ const (
 	operationSuspended = "suspended"
 )
 
-// operationState is what clients see.
+// operationState is the JSON that clients get.
 type operationState struct {
 	ID          string             `json:"id"`
 	Name        string             `json:"name"`
@@ -50,7 +50,8 @@ type operationError struct {
 	Text string `json:"text,omitempty"`
 }
 
-// findOperationSQL finds an operation within a scope. In: id, tenant, principal, its key among parked rows. Out: at most one row. What has expired is absent.
+// findOperationSQL finds an operation within a scope. In: id, tenant, principal, its key among
+// parked rows. Out: at most one row. Expired operations count as absent.
 const findOperationSQL = `
 select o.name, case when o.state = 'running' and exists (select from onlyonce.parked p where p.kind = 'event' and p.key = $4 and p.settled_at is null
                                                             and p.reason <> 'conflict' and p.state = 'waiting') then 'suspended' else o.state end,
@@ -58,13 +59,13 @@ select o.name, case when o.state = 'running' and exists (select from onlyonce.pa
   from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id
  where o.id = $1 and o.tenant = $2 and o.principal = $3 and (o.expires_at is null or o.expires_at > clock_timestamp())`
 
-// cancelSQL notes that a client wants an operation no more, if it is not done. In: id.
+// cancelSQL records a client's request to cancel an operation that is not done. In: id.
 const cancelSQL = `
 insert into onlyonce.operation_signals (id, cancel_at) select o.id, clock_timestamp() from onlyonce.operations o where o.id = $1 and o.state = 'running'
 on conflict (id) do update set cancel_at = coalesce(operation_signals.cancel_at, excluded.cancel_at)`
 
-// ServeHTTP is the operations' resource: GET {Path}{id}, and POST {Path}{id}/cancel, which asks for an end and does not wait for it. An
-// operation of another scope is not there.
+// ServeHTTP serves GET {Path}{id} and POST {Path}{id}/cancel, which requests a cancellation and
+// does not wait for it. An operation of another scope is answered 404.
 func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	scope, err := o.layer.cfg.Scope(r)
@@ -150,23 +151,24 @@ func (o *Operations) find(ctx context.Context, id uuid.UUID, scope Scope) (*oper
 func (o *Operations) write(w http.ResponseWriter, status int, s *operationState) {
 	body, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // the result was compacted when it was stored
+		panic(err) // cannot fail: the result was checked when it was stored
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if s.State == operationRunning {
 		w.Header().Set("Retry-After", strconv.Itoa(int((o.cfg.RetryAfter+time.Second-1)/time.Second)))
 	}
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // a client that is gone asks again
+	_, _ = w.Write(body) // if the client has disconnected, it asks again
 }
 
-// operationSQL reads what is to be done. In: id. Out: at most one row. It takes no lock: cancellations and progress stand elsewhere, and that nobody else works
-// on it is the consumer's doing.
+// operationSQL reads an operation. In: id. Out: at most one row. It needs no lock: cancellations
+// and progress are in another table, and the consumer makes sure that only one process works on it.
 const operationSQL = `
 select o.name, o.principal, o.state, s.cancel_at is not null
   from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id where o.id = $1`
 
-// endSQL is an operation's end, in the transaction of its work. In: id, state, result, whether it is sealed, code, text.
+// endSQL writes an operation's end, in the transaction of its work. In: id, state, result, whether
+// it is sealed, code, text.
 const endSQL = `
 update onlyonce.operations set state = $2, result = $3, sealed = $4, error_code = $5, error_text = $6, completed_at = clock_timestamp(), expires_at = clock_timestamp() + keep
  where id = $1 and state = 'running'`
@@ -176,7 +178,7 @@ func (o *Operations) apply(ctx context.Context, tx consumer.Tx, m *consumer.Mess
 	op := &Operation{ID: m.ID(), Scope: Scope{Tenant: m.Tenant()}, Input: m.Value, ops: o}
 	var err error
 	if op.id, err = uuid.Parse(op.ID); err != nil {
-		return consumer.Permanent(fmt.Errorf("idempotency: the event's id is none of an operation: %w", err))
+		return consumer.Permanent(fmt.Errorf("idempotency: the event's id is not that of an operation: %w", err))
 	}
 	var state string
 	var cancelled bool
@@ -193,7 +195,7 @@ func (o *Operations) apply(ctx context.Context, tx consumer.Tx, m *consumer.Mess
 	}
 	sealed, _ := m.Header(headerSealed)
 	if op.Input, err = o.layer.open(codec.SealPlace(op.id, sealedInput, ""), m.Value, string(sealed) == sealedMark[true]); err != nil {
-		if errors.Is(err, errNoSealer) { // another process may have one
+		if errors.Is(err, errNoSealer) { // another process may have a Sealer
 			return err
 		}
 		return consumer.Permanent(err)
@@ -201,7 +203,7 @@ func (o *Operations) apply(ctx context.Context, tx consumer.Tx, m *consumer.Mess
 	return o.do(ctx, tx, op, m.Attempt)
 }
 
-// do runs the work, and writes what came of it.
+// do runs the work, and writes its end.
 func (o *Operations) do(ctx context.Context, tx consumer.Tx, op *Operation, attempt int) error {
 	watched, stop := o.watch(ctx, op)
 	defer stop()
@@ -220,7 +222,7 @@ func (o *Operations) do(ctx context.Context, tx consumer.Tx, op *Operation, atte
 	case err == nil:
 		return o.end(tx, op, operationSucceeded, result, nil)
 	case errors.Is(context.Cause(watched), ErrCancelled):
-		return o.end(tx, op, operationCancelled, nil, nil) // should the connection be gone the next attempt finds it cancelled before it begins
+		return o.end(tx, op, operationCancelled, nil, nil) // if the connection is lost, the next attempt finds it cancelled before it begins
 	case errors.As(err, &f):
 		return o.end(tx, op, operationFailed, nil, f)
 	case consumer.IsPermanent(err) || attempt >= o.cfg.MaxAttempts:
@@ -230,7 +232,7 @@ func (o *Operations) do(ctx context.Context, tx consumer.Tx, op *Operation, atte
 	return err
 }
 
-// compact checks that a result is JSON, and makes it one line.
+// compact checks that a result is JSON and not too long.
 func compact(result json.RawMessage, limit int) (json.RawMessage, error) {
 	if len(result) == 0 {
 		return nil, nil
@@ -265,10 +267,10 @@ func (o *Operations) end(tx consumer.Tx, op *Operation, state string, result []b
 	return nil
 }
 
-// isCancelledSQL asks for a cancellation. In: id. Out: one row.
+// isCancelledSQL reports whether an operation was cancelled. In: id. Out: one row.
 const isCancelledSQL = `select exists (select from onlyonce.operation_signals where id = $1 and cancel_at is not null)`
 
-// watch ends the work's context when its client cancels it.
+// watch ends the work's context if the client cancels the operation.
 func (o *Operations) watch(ctx context.Context, op *Operation) (watched context.Context, stop func()) {
 	watched, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
@@ -295,13 +297,14 @@ func (o *Operations) watch(ctx context.Context, op *Operation) (watched context.
 	}
 }
 
-// progressSQL notes how far work has come. In: id, percent, text.
+// progressSQL records the progress of an operation. In: id, percent, text.
 const progressSQL = `
 insert into onlyonce.operation_signals (id, percent, text, updated_at) values ($1, $2, $3, clock_timestamp())
 on conflict (id) do update set percent = excluded.percent, text = excluded.text, updated_at = excluded.updated_at`
 
-// Progress shows clients how far the work has come: 0 to 100, and a few words, at most 200 bytes. It is written at once, outside of the work's transaction, so
-// that it may speak of what is rolled back later.
+// Progress shows clients how far the work has come: percent from 0 to 100, and a text of at most
+// 200 bytes. It is written at once, outside of the work's transaction, so that clients see it
+// before the work commits, even if the work is rolled back later.
 func (op *Operation) Progress(ctx context.Context, percent int, text string) error {
 	if percent < 0 || percent > 100 {
 		return fmt.Errorf("%w: Progress: %d is not from 0 to 100", ErrConfig, percent)
@@ -309,7 +312,7 @@ func (op *Operation) Progress(ctx context.Context, percent int, text string) err
 	ctx, cancel := context.WithTimeout(ctx, op.ops.layer.cfg.AcquireTimeout)
 	defer cancel()
 	if _, err := op.ops.layer.pool.Exec(ctx, progressSQL, op.id, percent, codec.TextUpTo(text, maxStepName)); err != nil {
-		return fmt.Errorf("idempotency: noting progress: %w", err)
+		return fmt.Errorf("idempotency: writing progress: %w", err)
 	}
 	return nil
 }

@@ -19,7 +19,8 @@ import (
 // workerURL makes this test's program a process that works on operations, in that database.
 const workerURL = "ONLYONCE_TEST_OPERATIONS_WORKER"
 
-// TestOperationsWorker is that process. Its work says that it has begun, and ends at once if the database says so.
+// TestOperationsWorker is that process. Its work says that it has begun, and ends at once if the
+// database says so.
 func TestOperationsWorker(t *testing.T) {
 	url := os.Getenv(workerURL)
 	if url == "" {

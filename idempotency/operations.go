@@ -21,84 +21,109 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// Operations answers requests 202 whose work takes longer than a client waits (H23): the work is committed with the request's
-// record, as an event that a consumer in this process or another one applies, and clients ask for its state. Make one with
-// [NewOperations], give its [Operations.Accept] to handlers, put it where its URLs lead, and let [Operations.Run] work.
+// Operations answers requests with 202 if their work takes longer than a client waits (H23). The
+// work is committed with the request's record, as an event. A consumer in this process or another
+// one applies it, and clients ask for its state. Make one with [NewOperations], call
+// [Operations.Accept] in handlers, serve it under OperationsConfig.Path, and run [Operations.Run].
 //
-// Accept stands in a handler behind a [Layer] in transactional mode: whoever sends the request again gets the same 202 and Location.
+// Handlers that call Accept must be behind a [Layer] in transactional mode: a copy of the request
+// then gets the same 202 and Location. Operations is safe for concurrent use.
 type Operations struct {
 	layer  *Layer
 	cfg    OperationsConfig
 	work   map[string]Work
 	source *eventsource.Source
 	worker *consumer.Consumer
-	made   atomic.Bool // the stream is there
+	made   atomic.Bool // the stream exists
 }
 
-// Work does an operation, in a transaction that commits together with its end: at-least-once runs, effects applied once. It survives
-// what a consumer's handler survives: see package consumer. Its context ends when the client cancels the operation.
+// Work does an operation in a transaction that commits together with the operation's end. It may
+// run more than once, but its effects are applied once. It must follow the rules for a consumer's
+// handler, see package consumer. Its context ends if the client cancels the operation.
 //
-// The result is a JSON value. [Failed] is an end too: what was written is undone, and the client sees its code and text. Any other error is tried again, and
-// becomes a failure without a text when the attempts are used up.
+// The result is a JSON value or nil. If the error is from [Failed], the operation ends: the writes
+// are undone, and the client gets code and text. After any other error the work is tried again;
+// when the attempts are used up, the operation fails without a text.
 type Work func(ctx context.Context, tx consumer.Tx, op *Operation) (result json.RawMessage, err error)
 
-// Operation is work under way.
+// Operation is an operation that a [Work] is working on.
 type Operation struct {
-	// ID is in the operation's URL. Name is what Accept was given, Input too.
+	// ID is the last part of the operation's URL.
 	ID    string
 	Name  string
 	Input []byte
-	// Scope is that of the request.
+	// Scope is the scope of the request.
 	Scope Scope
 
 	ops *Operations
 	id  uuid.UUID
 }
 
-// ErrCancelled is the cause with which the context of a [Work] ends whose client wants it no more.
+// ErrCancelled is the cause of the end of a [Work]'s context if the client has cancelled the
+// operation.
 var ErrCancelled = errors.New("idempotency: the operation was cancelled")
 
-// failure is an end that the client is to see.
+// failure is an error that the client gets.
 type failure struct{ code, text string }
 
 func (f *failure) Error() string { return "operation failed: " + f.code + ": " + f.text }
 
-// Failed ends an operation: code is for programs, text for people; both are shown to the client, and bounded to 200 and 2000 bytes.
+// Failed returns an error that ends an operation. The client gets both: code, for programs, at most
+// 200 bytes, and text, for people, at most 2,000 bytes. Longer ones are cut.
 func Failed(code, text string) error { return &failure{code, text} }
 
-// OperationsConfig says how operations are kept. The zero value of a field is the default that its comment names; a value out of range is
-// an error of [NewOperations] and never adjusted.
+// OperationsConfig configures [Operations]. The zero value of a field is the default that its
+// comment names; a value out of range is an error of [NewOperations] and never adjusted.
 type OperationsConfig struct {
-	// Path is where the Operations stand, with a slash at the end. Default "/operations/".
+	// Path is the path under which the Operations are served, with a slash at both ends. Defaults
+	// to "/operations/".
 	Path string
-	// Stream names the stream of work, and the scope of its consumer. Default "operations". At most 200 of A-Z a-z 0-9 . _ -.
+	// Stream names the stream of work, and the scope of its consumer: at most 200 of A-Z a-z 0-9 .
+	// _ -. Defaults to "operations".
 	Stream string
-	// Partitions is how many operations are worked on at once, by all processes together. Default 16, from 1 to 1024; fixed when the stream is made.
+	// Partitions is how many operations all processes together work on at once, from 1 to 1,024. It
+	// is fixed when the stream is made. Defaults to 16.
 	Partitions int
-	// MaxTime bounds one run of a Work. Default 10 minutes, from 1 ms to 24 hours. Its transaction is open that long, which keeps the whole database
-	// from removing old row versions: cut longer work into operations that follow one another.
+	// MaxTime bounds one run of a Work, from 1 ms to 24 hours. Its transaction stays open for that
+	// long, which prevents vacuum from removing old row versions in the whole database: split
+	// longer work into operations that follow one another. Defaults to 10 minutes.
 	MaxTime time.Duration
-	// MaxAttempts is how often work is tried that fails. Default 5.
+	// MaxAttempts is how often work is tried, from 1 to 1,000. Defaults to 5.
 	MaxAttempts int
-	// RetryMin and RetryMax bound the wait between attempts. Defaults 100 ms and 10 s.
-	RetryMin, RetryMax time.Duration
-	// TTL is how long an operation can be asked about from its end. Default 7 days, from 1 s to 400 days.
+	// RetryMin is the first wait between two attempts, see consumer.Config.RetryMin. Defaults to
+	// 100 ms.
+	RetryMin time.Duration
+
+	// RetryMax bounds the wait between two attempts, see consumer.Config.RetryMax. Defaults to 10
+	// s.
+	RetryMax time.Duration
+	// TTL is how long clients can ask for an operation after its end, from 1 s to 400 days.
+	// Defaults to 7 days.
 	TTL time.Duration
-	// RetryAfter is when clients are told to ask again. Default 2 s, from 1 s to 1 hour.
+	// RetryAfter is the Retry-After of an operation that is running, from 1 s to 1 hour. Defaults
+	// to 2 s.
 	RetryAfter time.Duration
-	// MaxInput and MaxResult bound inputs and results in bytes. Default 1 MiB each, up to 32 MiB.
-	MaxInput, MaxResult int
-	// PollInterval is how often work and cancellations are looked for that another process has taken down. Default 500 ms, from 10 ms to 1 minute.
+	// MaxInput is the most bytes of an input, up to 32 MiB. Defaults to 1 MiB.
+	MaxInput int
+
+	// MaxResult is the most bytes of a result, up to 32 MiB. Defaults to 1 MiB.
+	MaxResult int
+	// PollInterval is how often a process looks for work and cancellations from other processes,
+	// from 10 ms to 1 minute. Defaults to 500 ms.
 	PollInterval time.Duration
-	// LeaseTTL is how long the operations of a process that died wait. Default 15 s, at least 1 s.
+	// LeaseTTL is how long the operations of a process that died wait for another one, at least 1
+	// s. Defaults to 15 s.
 	LeaseTTL time.Duration
-	// Hooks and Logger are those of the consumer.
-	Hooks  consumer.Hooks
+	// Hooks are the consumer's hooks, see consumer.Config.Hooks. Defaults to none.
+	Hooks consumer.Hooks
+
+	// Logger is the consumer's logger. See consumer.Config.Logger for its default.
 	Logger *slog.Logger
 }
 
-// NewOperations checks everything it can without a server, and returns every fault at once. The layer lends its pool, its scopes and its
-// sealer; work has what Accept may name.
+// NewOperations checks the configuration without connecting. It uses the layer's pool, scopes and
+// sealer. work maps the names that Accept may get to their functions. If an argument is wrong, the
+// error lists every fault and wraps [ErrConfig].
 func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*Operations, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "OperationsConfig"}
 	if cfg.Path == "" {
@@ -122,7 +147,7 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 		l.Join(fmt.Errorf("%w: layer: must not be nil", ErrConfig))
 	}
 	if len(work) == 0 {
-		l.Join(fmt.Errorf("%w: work: is empty: there is nothing that could be accepted", ErrConfig))
+		l.Join(fmt.Errorf("%w: work: is empty: Accept could accept no operation", ErrConfig))
 	}
 	for name, w := range work {
 		if w == nil || name == "" || len(name) > maxStepName {
@@ -147,26 +172,30 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	return o, nil
 }
 
-// Request is what Accept is asked to do.
+// Request describes an operation to [Operations.Accept].
 type Request struct {
-	// Name is one of the works that NewOperations was given. Required.
+	// Name is the name of a Work that NewOperations was given. Required.
 	Name string
-	// Input is what its Work gets. It is stored, sealed where the layer seals.
+	// Input is the input of the Work, at most OperationsConfig.MaxInput bytes. It is stored, and
+	// sealed if the layer has a Sealer. Defaults to none.
 	Input []byte
-	// OrderingKey: operations of one key are done one after another, in the order of their commits. Empty: none.
+	// OrderingKey orders operations: those with the same key run one after another, in the order of
+	// their commits. Defaults to none: the operation waits for no other.
 	OrderingKey string
 }
 
-// acceptSQL takes an operation down. In: id, tenant, principal, name, how long it is kept from its end.
+// acceptSQL inserts an operation. In: id, tenant, principal, name, how long it is kept after its
+// end.
 const acceptSQL = `insert into onlyonce.operations (id, tenant, principal, name, keep) values ($1, $2, $3, $4, $5)`
 
-// Accept takes work down in the request's transaction, and answers 202 with the operation's URL and state. An error has answered nothing: the
-// handler does, with a status that keeps nothing.
+// Accept stores an operation in the request's transaction, and answers 202 with the operation's URL
+// and state. If it returns an error, it has not written an answer: the handler must answer, with a
+// status whose answer is not stored, for example 500.
 func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
 	x, ok := r.Context().Value(exchangeKey{}).(*exchange)
 	switch {
 	case !ok || x.bare || x.endpoint.route.Mode != Transactional || x.layer != o.layer:
-		return fmt.Errorf("%w: Accept stands in a handler behind this layer in transactional mode", ErrNoTx)
+		return fmt.Errorf("%w: Accept must be called in a handler behind the same layer, in transactional mode", ErrNoTx)
 	case o.work[req.Name] == nil:
 		return fmt.Errorf("%w: Request.Name: there is no work %q", ErrConfig, req.Name)
 	case len(req.Input) > o.cfg.MaxInput:
@@ -211,17 +240,17 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	return nil
 }
 
-// headerSealed says in an event whether its body is sealed.
+// headerSealed is an event's header that says whether its body is sealed.
 const headerSealed = "onlyonce-sealed"
 
 var sealedMark = map[bool]string{false: "0", true: "1"}
 
-// Run makes the stream if there is none, works, and deletes what has expired, until ctx ends: then it lets what is under way finish for as long as
-// a consumer does, and returns nil.
+// Run makes the stream if it does not exist, runs operations, and deletes expired ones, until ctx
+// ends. It then lets running operations finish, within the bounds of a consumer, and returns nil.
 func (o *Operations) Run(ctx context.Context) error {
 	if _, err := preflight.Check(ctx, o.layer.pool, preflight.Operations); err != nil {
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // stopped before it began
+			return nil //nolint:nilerr // ctx ended before the check
 		}
 		return fmt.Errorf("idempotency: %w", err)
 	}
@@ -238,7 +267,7 @@ func (o *Operations) Run(ctx context.Context) error {
 	return err
 }
 
-// purgeOperationsSQL deletes operations whose time has passed. In: how many at most.
+// purgeOperationsSQL deletes expired operations. In: how many at most.
 const purgeOperationsSQL = `
 with old as (select id from onlyonce.operations where expires_at <= clock_timestamp() order by expires_at limit $1 for update skip locked)
 delete from onlyonce.operations o using old where o.id = old.id and o.expires_at <= clock_timestamp()`
@@ -261,7 +290,7 @@ func (o *Operations) purge(ctx context.Context) {
 	}
 }
 
-// key is what a parked row of an operation is found by.
+// key returns the key by which an operation's parked row is found.
 func (o *Operations) key(tenant, id string) uuid.UUID {
 	return dedupe.Key{Tenant: tenant, Scope: o.cfg.Stream, ID: id}.Hash()
 }

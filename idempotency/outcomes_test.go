@@ -19,7 +19,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// gate is a handler that says when it has begun, and goes on when it is told to.
+// gate is a handler that reports when it has begun, and waits for a signal before it returns.
 type gate struct {
 	begun chan struct{}
 	open  chan struct{}
@@ -160,7 +160,8 @@ func TestH9EveryOutcomeIsTold(t *testing.T) {
 	}
 }
 
-// The application's own 409 and 422 are told from the layer's by the status header alone, which can be renamed with the others.
+// The application's own 409 and 422 are told from the layer's by the status header alone, which can
+// be renamed with the others.
 func TestH9MarksHaveOtherNames(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
@@ -408,7 +409,8 @@ func TestH11PanicAndDeadline(t *testing.T) {
 	}
 }
 
-// A refusal by a handler that has asked nothing of its transaction yet, in every way in which there may be one.
+// A refusal by a handler that has asked nothing of its transaction yet, in every way in which there
+// may be one.
 func TestH11RefusalBeforeTheFirstStatement(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())

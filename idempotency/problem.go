@@ -5,7 +5,7 @@ import (
 	"net/http"
 )
 
-// code says in one word why the layer, and not the application, has answered.
+// code is why the layer answered in place of the application.
 type code string
 
 // Codes.
@@ -28,8 +28,8 @@ const (
 	codeRolledBack       code = "rolled-back"
 )
 
-// problems says what each code is answered with. Retryable is what the client's side goes by (see Transport): whether the same
-// request, sent again under the same key, can end differently without anybody's doing.
+// problems holds the answer to each code. retryable is for clients (see client.Transport): the same
+// request under the same key can end differently without a change by a person.
 var problems = map[code]struct {
 	status    int
 	title     string
@@ -47,7 +47,7 @@ var problems = map[code]struct {
 	codeResponseTooLarge: {http.StatusInternalServerError, "The response is too large", false},
 	codeNotReplayable:    {http.StatusGone, "The request took effect, and its response is not kept", false},
 	codeRecordUnreadable: {http.StatusInternalServerError, "The stored response cannot be read", false},
-	codeScopeMissing:     {http.StatusForbidden, "Whose request this is cannot be told", false},
+	codeScopeMissing:     {http.StatusForbidden, "The owner of the request cannot be determined", false},
 	codeBodyUnreadable:   {http.StatusBadRequest, "The request body could not be read", true},
 	codeBodyConsumed:     {http.StatusInternalServerError, "The request body was read before it could be compared", false},
 	codeRolledBack:       {http.StatusInternalServerError, "The request was undone", true},
@@ -57,19 +57,22 @@ func (c code) status() int     { return problems[c].status }
 func (c code) retryable() bool { return problems[c].retryable }
 
 const (
-	// problemType is where the types of problems are. It is a name and no address: we own none.
+	// problemType is the prefix of the problems' types. It is a URN, because the project owns no
+	// domain.
 	problemType = "urn:onlyonce:problem:"
-	// maxProblemText bounds a problem's texts, so that a client which reads 64 KiB of an answer always reads a whole problem.
+	// maxProblemText bounds a problem's texts in bytes. A client that reads 64 KiB of an answer
+	// then always gets the whole problem.
 	maxProblemText = 4 << 10
 )
 
-// writeRefusal answers with a code's own status.
+// writeRefusal answers with a code and its usual status.
 func writeRefusal(w http.ResponseWriter, c code, detail, instance string) {
 	writeProblem(w, c.status(), c, detail, instance, c.retryable())
 }
 
-// writeProblem answers with a problem (RFC 9457). Detail and instance are our words: they quote nothing that was stored or received,
-// which the client may not be the one to see. Texts that are too long are left out.
+// writeProblem answers with a problem (RFC 9457). detail and instance never quote stored or
+// received data, which the client might not be allowed to see. Texts that are too long are left
+// out.
 func writeProblem(w http.ResponseWriter, status int, c code, detail, instance string, retryable bool) {
 	short := func(s string) string {
 		if len(s) > maxProblemText {
@@ -87,7 +90,7 @@ func writeProblem(w http.ResponseWriter, status int, c code, detail, instance st
 		Retryable bool   `json:"retryable"`
 	}{problemType + string(c), problems[c].title, status, short(detail), short(instance), c, retryable})
 	if err != nil {
-		panic(err) // strings, a number and a bool
+		panic(err) // cannot fail: strings, a number and a bool
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/problem+json")
@@ -95,5 +98,5 @@ func writeProblem(w http.ResponseWriter, status int, c code, detail, instance st
 	h.Del("Content-Length")
 	h.Del("Content-Encoding")
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // a client that is gone
+	_, _ = w.Write(body) // fails if the client has disconnected
 }

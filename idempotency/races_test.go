@@ -15,7 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency"
 )
 
-// One hundred identical requests at once, on one process and on two: one run, one effect, the same bytes for all that are answered.
+// One hundred identical requests at once, on one process and on two: one run, one effect, the same
+// bytes for all that are answered.
 func TestHundredAtOnce(t *testing.T) {
 	t.Parallel()
 	var p provider
@@ -73,8 +74,9 @@ func TestHundredAtOnce(t *testing.T) {
 	}
 }
 
-// Go's own transport sends a POST with an Idempotency-Key again, without telling anybody, when a connection that it had kept dies before
-// the first byte of an answer: here in front of a server that has done the work.
+// Go's own transport sends a POST with an Idempotency-Key again, without telling anybody, when a
+// connection that it had kept dies before the first byte of an answer: here in front of a server
+// that has done the work.
 func TestRequestsThatTheTransportRepeats(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
@@ -136,7 +138,8 @@ func TestRequestsThatTheTransportRepeats(t *testing.T) {
 	}
 }
 
-// A client that goes away in the middle ends nothing: the request is completed, and whoever asks again gets its answer.
+// A client that disconnects in the middle ends nothing: the request is completed, and a retry gets
+// its answer.
 func TestH11ClientThatGoesAway(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []idempotency.Mode{idempotency.Transactional, idempotency.Leased} {
@@ -200,7 +203,8 @@ func TestRequestThatBreaksOff(t *testing.T) {
 	}
 }
 
-// A route's mode is changed while records of the other mode stand, and while old and new processes work side by side.
+// A route's mode is changed while records of the other mode stand, and while old and new processes
+// work side by side.
 func TestModeOfARouteChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())

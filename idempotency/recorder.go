@@ -11,28 +11,31 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
-// ErrResponseTooLarge is wrapped by the error of a Write that would make an answer longer than may be stored (H15). Nothing of
-// that Write is kept.
+// ErrResponseTooLarge is wrapped by the error of a Write that would make the answer longer than
+// Route.MaxResponse (H15). No byte of that Write is kept.
 var ErrResponseTooLarge = errors.New("idempotency: the answer is longer than may be stored")
 
-// recorder is the http.ResponseWriter of a handler whose answer leaves after COMMIT (H12), and what is stored of it. It does what
-// net/http's does, so that the answer is the one that the handler would have given without it, and first client and later ones get
-// the same. Where it differs:
+// recorder is the http.ResponseWriter of a handler. It holds the answer, which is sent after COMMIT
+// (H12), and from which the stored copy is made. It behaves like net/http's, so that the handler's
+// answer does not change because of the layer, and the first client and later ones get the same. It
+// differs in this:
 //
-//   - Flush, Hijack and deadlines fail with http.ErrNotSupported. There are no such methods: that is what
-//     http.ResponseController makes of it, and a handler that asks for the interfaces sees that there are none. Nor is there an
-//     Unwrap, behind which they would be found.
-//   - Informational answers (1xx) are not sent. One may speak of work that is rolled back.
-//   - Content-Length, Transfer-Encoding and trailers that the handler has set are dropped: the framing of each answer is its own.
-//   - A header that cannot be sent as it is (see validHeader) is left out, as net/http's HTTP/2 does, while its HTTP/1 would
-//     replace line ends in a value.
+//   - Flush, Hijack and deadlines fail with http.ErrNotSupported. The recorder does not have these
+//     methods, which http.ResponseController reports as that error, and a handler that checks for
+//     the interfaces sees that they are missing. There is no Unwrap either, because it would expose
+//     them.
+//   - Informational answers (1xx) are not sent. One might announce work that is rolled back later.
+//   - Content-Length, Transfer-Encoding and trailers that the handler sets are dropped, because
+//     each answer gets its own framing.
+//   - A header that cannot be sent as it is (see protocol.ValidHeader) is left out. HTTP/2 in
+//     net/http does the same; HTTP/1 would replace line ends in a value.
 //
-// Like net/http's it is for one goroutine, and must not be used once the handler has returned.
+// Like net/http's it is for one goroutine, and must not be used after the handler has returned.
 type recorder struct {
 	limit   int
-	outside http.Header // what stood in the answer's header before the handler ran, as far as it can be sent
-	live    http.Header // the handler's: it begins with what is outside, as without the layer
-	sent    http.Header // as it stood when the status was written
+	outside http.Header // the headers from before the handler ran that can be sent
+	live    http.Header // the handler's headers; they begin with those of outside
+	sent    http.Header // as it was when the status was written
 	code    int         // 0: not written yet
 	buf     []byte
 	over    bool
@@ -40,21 +43,22 @@ type recorder struct {
 
 func newRecorder(limit int) *recorder { return newRecorderOver(limit, http.Header{}) }
 
-// newRecorderOver is for an answer whose header has something already, from what stands around the layer.
+// newRecorderOver makes a recorder for an answer that has headers already, from middleware around
+// the layer.
 func newRecorderOver(limit int, outside http.Header) *recorder {
 	return &recorder{limit: limit, outside: sendable(outside), live: outside.Clone()}
 }
 
-// Header returns the headers that the status will be written with.
+// Header returns the headers that will be sent with the status.
 func (r *recorder) Header() http.Header { return r.live }
 
-// WriteHeader keeps the status, the first time, and the headers as they stand now.
+// WriteHeader keeps the status and the current headers. Further calls have no effect.
 func (r *recorder) WriteHeader(status int) {
 	if r.code != 0 {
 		return
 	}
 	if status < 100 || status > 999 {
-		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // net/http's words
+		panic(fmt.Sprintf("invalid WriteHeader code %v", status)) // the same text as net/http's
 	}
 	if status < firstFinal {
 		return
@@ -78,13 +82,13 @@ func sendable(live http.Header) http.Header {
 		if len(values) > 0 {
 			h[canonical] = append(h[canonical], values...)
 		} else if _, has := h[canonical]; !has && len(live[name]) == 0 {
-			h[canonical] = nil // says to net/http: not even a default
+			h[canonical] = nil // asks net/http to send no default value either
 		}
 	}
 	return h
 }
 
-// Write keeps a part of the body.
+// Write appends to the body.
 func (r *recorder) Write(p []byte) (int, error) {
 	if r.code == 0 {
 		r.WriteHeader(http.StatusOK)
@@ -105,11 +109,11 @@ func (r *recorder) Write(p []byte) (int, error) {
 // WriteString is Write for a string.
 func (r *recorder) WriteString(s string) (int, error) { return r.Write([]byte(s)) }
 
-// overflow says whether a Write failed because of the limit. The body is then not what the handler meant, even if
-// it has ignored the error.
+// overflow reports whether a Write exceeded the limit. The body is then incomplete, even if the
+// handler ignored the error.
 func (r *recorder) overflow() bool { return r.over }
 
-// status is the answer's: 200 where the handler has written none.
+// status returns the answer's status: 200 if the handler wrote none.
 func (r *recorder) status() int {
 	if r.code == 0 {
 		return http.StatusOK
@@ -117,8 +121,9 @@ func (r *recorder) status() int {
 	return r.code
 }
 
-// header returns the answer's headers, the Content-Type that net/http would guess among them: guessed once, it is stored, and the
-// same for all who ask. A name with nil is one that net/http must set no default for.
+// header returns the answer's headers, with the Content-Type that net/http would guess. The guess
+// is stored, so that all clients get the same one. A name with a nil value means that net/http must
+// not set a default.
 func (r *recorder) header() http.Header {
 	h := r.sent
 	if r.code == 0 {
@@ -132,9 +137,12 @@ func (r *recorder) header() http.Header {
 	return h
 }
 
-// change is what the handler has made of the header that was there before it: set are headers that stand in the place of what was there, none where it has
-// no values; added are values behind those that were there. The rest is as it was. The Content-Type is set whoever has set it: it says what the body's
-// bytes are. A Vary of the handler's alone is added, because what stands around the layer may have one in the next answer.
+// change compares the headers with those from before the handler ran. set holds headers that
+// replace the ones of middleware around the layer; an empty list removes them. added holds values
+// that are appended to theirs. All other headers are unchanged.
+//
+// Content-Type is always in set, because it describes the body's bytes. If only the handler has set
+// Vary, it is in added, because the middleware may set one on the next answer.
 func (r *recorder) change() (set, added http.Header) {
 	set, added = http.Header{}, http.Header{}
 	final := r.header()

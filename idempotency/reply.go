@@ -11,26 +11,26 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// reply is what is answered: a problem, or an answer of the handler's.
+// reply is an answer of the layer: a problem, or the handler's answer.
 type reply struct {
 	mark       Mark
-	code       code        // of a problem
-	status     int         // of a problem: 0 is its code's
-	set, added http.Header // of the answer: in the place of what stands around the layer, and behind it
+	code       code        // of a problem; empty for the handler's answer
+	status     int         // of a problem, 0 means its code's
+	set, added http.Header // of the handler's answer: headers that replace those of middleware around the layer, and values appended to them
 	body       []byte
 	expires    *time.Time
 	retryAfter time.Duration
-	final      bool  // of a problem: not to be sent again, whatever its code says
-	failed     error // what the operator should know
+	final      bool  // of a problem: it must not be retried, even if its code is retryable
+	failed     error // the error to log
 }
 
-// answer is the handler's, to the first client: with all its headers.
+// answer makes the reply for the first client, with all of the handler's headers.
 func answer(m Mark, rec *recorder) reply {
 	set, added := rec.change()
 	return reply{mark: m, status: rec.status(), set: set, added: added, body: rec.body()}
 }
 
-// refusal is a problem.
+// refusal makes a reply with a problem.
 func refusal(c code, failed error) reply {
 	rep := reply{mark: Rejected, code: c, failed: failed}
 	switch c {
@@ -46,7 +46,7 @@ func refusal(c code, failed error) reply {
 	return rep
 }
 
-// inProgress is the answer to a duplicate of a request that is under way.
+// inProgress makes the reply to a copy of a request that is still running.
 func inProgress(left time.Duration) reply {
 	rep := refusal(codeInProgress, nil)
 	rep.retryAfter = min(max(left, time.Second), 5*time.Second)
@@ -61,7 +61,8 @@ func (x *exchange) respond(rep reply) int {
 	} else if location := rep.set.Get("Location"); location != "" {
 		h.Set("Location", location)
 	}
-	// A handler that passes on a provider's answer passes on what that says of itself. These headers speak of this layer alone.
+	// A handler that forwards a provider's answer may forward the provider's headers of these names
+	// too. They must describe this layer only.
 	for _, own := range []string{cfg.StatusHeader, cfg.ReplayedHeader, cfg.ExpiresHeader, cfg.Header, cfg.Header + "-Derived"} {
 		h.Del(own)
 	}
@@ -96,12 +97,13 @@ func (x *exchange) respond(rep reply) int {
 	}
 	x.w.WriteHeader(rep.status)
 	if len(rep.body) > 0 {
-		_, _ = x.w.Write(rep.body) // a client that has gone comes again
+		_, _ = x.w.Write(rep.body) // if the client has disconnected, it retries
 	}
 	return rep.status
 }
 
-// instance names the request in a problem: by its record, which says nothing to who does not know the key.
+// instance identifies the request in a problem by its record's id, from which the key cannot be
+// found.
 func (x *exchange) instance() string {
 	if x.id == [16]byte{} {
 		return ""
@@ -109,7 +111,7 @@ func (x *exchange) instance() string {
 	return "urn:uuid:" + codec.UUIDv8(x.id).String()
 }
 
-// stored is what of a handler's answer is answered again.
+// stored returns what is stored of a handler's answer.
 func (e *endpoint) stored(rec *recorder) *response {
 	set, added := rec.change()
 	r := &response{Status: rec.status(), Body: rec.body()}
@@ -120,13 +122,13 @@ func (e *endpoint) stored(rec *recorder) *response {
 	return r
 }
 
-// envelope is that as it is kept.
+// envelope returns the answer as it is stored: encoded, and sealed if there is a Sealer.
 func (x *exchange) envelope(rec *recorder) (stored []byte, sealed bool, err error) {
 	return x.layer.seal(codec.SealPlace(x.id, sealedAnswer, ""), x.endpoint.stored(rec).encode())
 }
 
-// Which of a row's values a sealed one is, see codec.SealPlace: the answer of a record and the results of its steps, the input of an operation and
-// its result, and a record's entry in the cache (H24).
+// The kinds of sealed values (H24), see codec.SealPlace: the answer of a record and the results of
+// its steps, the input and the result of an operation, and a record's entry in the cache.
 const (
 	sealedAnswer = "answer"
 	sealedStep   = "step"
@@ -135,7 +137,8 @@ const (
 	sealedEntry  = "entry"
 )
 
-// seal makes of a value what is stored in a place, and says whether that is sealed (H16).
+// seal seals a value for a place, and reports whether it did: without a Sealer the value is stored
+// as it is (H16).
 func (l *Layer) seal(place [16]byte, value []byte) (stored []byte, sealed bool, err error) {
 	if l.cfg.Sealer == nil {
 		return value, false, nil
@@ -145,13 +148,14 @@ func (l *Layer) seal(place [16]byte, value []byte) (stored []byte, sealed bool, 
 }
 
 var (
-	// errNoSealer says that what is stored cannot be read here.
-	errNoSealer = errors.New("idempotency: what is stored is sealed, and there is no Config.Sealer")
-	// errUnsealed says that what is stored is not to be believed here.
-	errUnsealed = errors.New("idempotency: what is stored is not sealed, and Config.RequireSealed is set")
+	// errNoSealer is returned for a sealed value if there is no Sealer.
+	errNoSealer = errors.New("idempotency: the stored value is sealed, but Config.Sealer is not set")
+	// errUnsealed is returned for a value that is not sealed although the configuration requires
+	// it.
+	errUnsealed = errors.New("idempotency: the stored value is not sealed, but Config.RequireSealed is set")
 )
 
-// open is what was stored in a place.
+// open returns the value that was stored in a place.
 func (l *Layer) open(place [16]byte, stored []byte, sealed bool) ([]byte, error) {
 	switch {
 	case !sealed && l.cfg.RequireSealed:
@@ -164,10 +168,10 @@ func (l *Layer) open(place [16]byte, stored []byte, sealed bool) ([]byte, error)
 	return l.cfg.Sealer.Open(place, stored)
 }
 
-// judge answers a request under whose key a record stands.
-func (x *exchange) judge(r *record) reply {
-	same, err := x.layer.print.matches(r.fingerprint, &x.subject)
-	if errors.Is(err, errJSON) { // the record is from when the route compared JSON: its body could be read
+// fromRecord answers a request from the record under its key.
+func (x *exchange) fromRecord(r *record) reply {
+	same, err := x.layer.fingerprints.matches(r.fingerprint, &x.subject)
+	if errors.Is(err, errJSON) { // the record was made when the route compared bodies as JSON, and this body is not JSON
 		same, err = false, nil
 	}
 	if err != nil {
@@ -195,18 +199,18 @@ func (x *exchange) judge(r *record) reply {
 		return refusal(codeRecordUnreadable, err)
 	}
 	x.share(r, resp)
-	return again(resp, r.expires)
+	return replay(resp, r.expires)
 }
 
-// again is the first one's answer.
-func again(resp *response, expires *time.Time) reply {
+// replay repeats the first answer.
+func replay(resp *response, expires *time.Time) reply {
 	if resp.Tombstone {
 		return gone(resp.Header)
 	}
 	return reply{mark: Replayed, status: resp.Status, set: resp.Header, added: resp.Added, body: resp.Body, expires: expires}
 }
 
-// gone is the answer where the first one's was not stored, or was erased.
+// gone is the reply if the first answer was not stored, or was erased.
 func gone(h http.Header) reply {
 	rep := reply{mark: Replayed, code: codeNotReplayable, set: http.Header{}}
 	maps.Copy(rep.set, h)

@@ -81,7 +81,8 @@ func TestH2ReplayNeedsTheScope(t *testing.T) {
 			t.Errorf("%v: %v", s, g)
 		}
 	}
-	// Another tenant learns nothing about a key: its own refusal is the one that it would get for any key.
+	// Another tenant learns nothing about a key: its own refusal is the one that it would get for
+	// any key.
 	known, unknown := r.post("/charges", "k", "", "X-Anonymous", "1"), r.post("/charges", "no such key", "", "X-Anonymous", "1")
 	if known.status != http.StatusForbidden || known.code() != "scope-missing" || known.body != unknown.body {
 		t.Errorf("%v, %v", known, unknown)
@@ -379,7 +380,8 @@ func TestNothingIsAskedOfTheStoreForARequestThatIsRefused(t *testing.T) {
 	}
 }
 
-// What a request is counts whole: how its body is coded, its trailers, and its host where the route says so.
+// What a request is counts whole: how its body is coded, its trailers, and its host where the route
+// says so.
 func TestH7CodingTrailersAndHost(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())

@@ -165,7 +165,8 @@ func TestH14HeadersThatAreKept(t *testing.T) {
 	}
 }
 
-// What somebody else has put into the database gets no further than what the layer would have put there.
+// A stored answer that another program has written is replayed only with what the layer itself
+// would have stored.
 func TestH14StoredHeadersAreJudgedAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -306,7 +307,8 @@ func TestH16AnswersAreSealed(t *testing.T) {
 	}
 }
 
-// A sealed value opens in its place alone: that of another step of the same request does not, nor an operation's input as its result.
+// A sealed value opens in its place alone: that of another step of the same request does not, nor
+// an operation's input as its result.
 func TestH24SealedInItsPlace(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()

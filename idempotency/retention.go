@@ -15,15 +15,18 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// purgeSQL deletes records that have expired, a batch at most; abandonSQL sees to requests in lease mode that no client came back for (H18). By the
-// indexes http_records_expired and http_records_open; locks only what it deletes, and leaves out what is locked.
+// purgeSQL deletes a batch of expired records. abandonSQL handles requests in lease mode whose
+// clients did not come back (H18). They use the indexes http_records_expired and http_records_open,
+// lock only the rows that they delete, and skip locked rows.
 const (
 	purgeSQL   = `select onlyonce.http_purge($1)`
 	abandonSQL = `select deleted, aside, abandoned from onlyonce.http_abandon($1)`
 )
 
-// Run checks the database, and then purges what has expired until ctx ends; then it returns nil. It may run in any number of processes. Without it
-// nothing goes wrong: what has expired counts as absent (H19). An error means that the schema or the role's rights do not fit.
+// Run checks the database and then purges expired records until ctx ends; then it returns nil. Any
+// number of processes may run it. If no process does, the layer still answers correctly, because
+// expired records count as absent (H19), but the tables grow. Run returns an error if the schema or
+// the role's rights do not fit.
 func (l *Layer) Run(ctx context.Context) error {
 	warnings, err := preflight.Check(ctx, l.pool, preflight.HTTP)
 	for _, w := range warnings {
@@ -31,7 +34,7 @@ func (l *Layer) Run(ctx context.Context) error {
 	}
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // stopped before it began
+			return nil //nolint:nilerr // ctx ended before the check
 		}
 		return fmt.Errorf("idempotency: %w", err)
 	}
@@ -49,7 +52,7 @@ func (l *Layer) Run(ctx context.Context) error {
 		}
 		wait := l.cfg.PurgeInterval
 		if more {
-			wait = wait / 100 // beside traffic: not one batch right behind the other
+			wait = wait / 100 // a pause between batches, because requests run at the same time
 		}
 		timer.Reset(wait)
 	}
@@ -64,13 +67,13 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 		return false, fmt.Errorf("idempotency: purging: %w", err)
 	}
 	if err := l.pool.QueryRow(ctx, abandonSQL, l.cfg.PurgeBatch).Scan(&deleted, &aside, &abandoned); err != nil {
-		return false, fmt.Errorf("idempotency: looking for requests that no client came back for: %w", err)
+		return false, fmt.Errorf("idempotency: looking for abandoned requests: %w", err)
 	}
 	if aside > 0 {
-		l.cfg.Logger.Error("onlyonce: requests with a step of unknown outcome wait for an operator: see `onlyonce request list`", "requests", aside)
+		l.cfg.Logger.Error("onlyonce: the outcome of a step is unknown; an operator must decide: see `onlyonce request list`", "requests", aside)
 	}
 	if abandoned > 0 {
-		l.cfg.Logger.Error("onlyonce: requests whose steps had their effect were not completed, and no client came back: see `onlyonce request list`", "requests", abandoned)
+		l.cfg.Logger.Error("onlyonce: requests made external calls, were not completed, and their clients did not retry: see `onlyonce request list`", "requests", abandoned)
 	}
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)
@@ -78,27 +81,33 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	return purged == l.cfg.PurgeBatch, nil
 }
 
-// eraseSQL forgets an answer and the results of its steps, and keeps that the key was used. In: id. Out: one row, how many records that were. The steps
-// are found through what the first part has changed: a part that changes data runs whatever the others find, and a request that is not completed
-// needs the results of its steps.
+// eraseSQL removes an answer and the results of its steps; the row that marks the key as used
+// stays. In: id. Out: one row, the number of records erased. The second part finds the steps
+// through the result of the first, because a data-changing part runs even if the first one changed
+// nothing, and a request that is not completed needs its steps' results.
 const eraseSQL = `
 with erased as (update onlyonce.http_records set response = null, erased_at = clock_timestamp()
                  where id = $1 and state = 'completed' and erased_at is null returning id),
      steps as (update onlyonce.http_steps set result = null where record_id in (select id from erased))
 select count(*) from erased`
 
-// ErrNoRecord says that nothing that could be erased is kept under a key.
+// ErrNoRecord is returned by [Erase] if there is no completed record under the key, or if it was
+// erased before.
 var ErrNoRecord = errors.New("idempotency: no completed record under this key")
 
-// DB is what [Erase] needs: *pgxpool.Pool, *pgx.Conn and pgx.Tx have it.
+// DB is what [Erase] runs on: *pgxpool.Pool, *pgx.Conn or pgx.Tx.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Erase forgets the answer that is stored for a tenant's key, for whoever has the right to be forgotten: later copies of the request get
-// 410, and do not run again. scope is the record's: "http POST /v1/charges", and the principal, URL-escaped, behind another space.
-// A [Cache] may serve the answer until Config.CacheTTL has passed.
+// Erase removes the stored answer of a tenant's key, for example for a customer's right to erasure.
+// Later copies of the request get 410 and do not run again.
+//
+// scope is the record's: method and pattern, for example "http POST /v1/charges". If
+// Scope.Principal is set, it follows after another space, escaped by url.PathEscape. A [Cache] may
+// serve the answer until Config.CacheTTL has passed; to remove it there too, use [Layer.Erase]. The
+// error is [ErrNoRecord] if there is nothing to erase.
 func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
 	id := dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()
 	var erased int
@@ -111,7 +120,7 @@ func Erase(ctx context.Context, db DB, tenant, scope, key string) error {
 	return nil
 }
 
-// Erase is [Erase], and forgets the answer in the layer's cache too.
+// Erase is the function [Erase], and removes the answer from the layer's cache too.
 func (l *Layer) Erase(ctx context.Context, tenant, scope, key string) error {
 	if err := Erase(ctx, l.pool, tenant, scope, key); err != nil {
 		return err
@@ -120,12 +129,12 @@ func (l *Layer) Erase(ctx context.Context, tenant, scope, key string) error {
 		return nil
 	}
 	if err := l.cache.forget(ctx, dedupe.Key{Tenant: tenant, Scope: scope, ID: key}.Hash()); err != nil {
-		return fmt.Errorf("idempotency: erased, but the cache may still answer for Config.CacheTTL: %w", err)
+		return fmt.Errorf("idempotency: erased in the database, but the cache may serve the answer until Config.CacheTTL has passed: %w", err)
 	}
 	return nil
 }
 
-// pauses is the schedule of looks at something that is under way.
+// pauses returns the waits between two looks at work that is still under way.
 func pauses() *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(10*time.Millisecond), backoff.WithMaxInterval(500*time.Millisecond), backoff.WithMaxElapsedTime(0))
 }

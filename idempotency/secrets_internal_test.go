@@ -12,10 +12,12 @@ import (
 	"unicode"
 )
 
-// secretWords are what values are called that nobody must be able to find out byte by byte, from how long a comparison takes.
+// secretWords are in the names of values that must be compared in constant time: an attacker could
+// otherwise find them byte by byte, from the duration of comparisons.
 var secretWords = []string{"fingerprint", "mac", "hmac", "digest", "secret", "signature"}
 
-// isSecret says whether one of the words is in the name of what is compared: fp.stored, rowFingerprint, string(mac), mac[:].
+// isSecret says whether one of the words is in the name of what is compared: fp.stored,
+// rowFingerprint, string(mac), mac[:].
 func isSecret(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.Ident:
@@ -34,7 +36,7 @@ func isSecret(e ast.Expr) bool {
 		return isSecret(e.X)
 	case *ast.ParenExpr:
 		return isSecret(e.X)
-	case *ast.CallExpr: // a conversion or a hash's Sum; a length is nobody's secret
+	case *ast.CallExpr: // a conversion or a hash's Sum; a length is no secret
 		if f, ok := e.Fun.(*ast.Ident); ok && (f.Name == "len" || f.Name == "cap") {
 			return false
 		}
@@ -63,8 +65,9 @@ func words(name string) []string {
 	return out
 }
 
-// unsafeComparisons returns where a file compares secrets in a time that depends on them. bytes.Equal and bytes.Compare are found whatever they
-// compare: nothing else in this package is worth comparing as bytes.
+// unsafeComparisons returns where a file compares secrets in a time that depends on them.
+// bytes.Equal and bytes.Compare are found whatever they compare: nothing else in this package is
+// worth comparing as bytes.
 func unsafeComparisons(files *token.FileSet, file *ast.File) (found []string, safe int) {
 	constant := func(e ast.Expr) bool { // nil, a number, FingerprintJSON
 		if id, ok := e.(*ast.Ident); ok {

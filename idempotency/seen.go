@@ -5,8 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// seen remembers keys under which this process knows a record, so that their copies are answered from it with one query, and new requests do
-// not look for what is not there before they claim. It forgets what it likes, and decides nothing: the claim looks for a record itself.
+// seen remembers keys that have a record, as far as this process knows. Copies of those requests
+// are answered with one query, and new requests claim their key without looking for a record first.
+// It may forget any key, and it decides nothing: the claim itself looks for a record too.
 type seen struct {
 	slots [1 << 15]atomic.Uint64
 }

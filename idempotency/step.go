@@ -14,40 +14,48 @@ import (
 )
 
 var (
-	// ErrStep says that a [Step] is none: outside of lease mode, without a name, under a name that this run of the handler has used, behind [Tx], or
-	// behind the handler's return.
-	ErrStep = errors.New("idempotency: no step is possible here")
-	// ErrOutcomeUnknown says that an earlier attempt at a step may have had its effect, longer ago than the provider remembers its
-	// key: asking again could do it twice. The request is set aside for an operator, whatever the handler answers.
-	ErrOutcomeUnknown = errors.New("idempotency: the step's outcome is unknown, and too old to ask about")
+	// ErrStep is returned if a [Step] is not possible: outside of lease mode, with an empty or too
+	// long name, with a name that this run of the handler has used already, after [Tx], or after
+	// the handler's return.
+	ErrStep = errors.New("idempotency: a step is not possible here")
+	// ErrOutcomeUnknown is returned if an earlier attempt at a step may have had its effect, but so
+	// long ago that the provider may have forgotten the key. Another call could repeat the effect.
+	// The request is set aside for an operator, whatever the handler answers.
+	ErrOutcomeUnknown = errors.New("idempotency: the step's outcome is unknown, and the provider may have forgotten its key")
 )
 
-// maxStepName bounds a step's name in bytes, maxStepResult its result.
+// maxStepName bounds a step's name, maxStepResult its result, in bytes.
 const (
 	maxStepName   = 200
 	maxStepResult = 1 << 20
 )
 
-// Step makes an external call of a handler in lease mode, once as far as its provider honours keys, and remembers its result: when the
-// request is sent again after a crash or a 5xx, the handler runs again, and Step returns what it returned then.
+// Step makes an external call of a handler in lease mode and remembers its result. If the handler
+// runs again, for example after a crash or a 5xx, Step returns the remembered result without a
+// call. If the outcome of the call is not known, Step repeats it under the same key, so that the
+// effect happens once if the provider honours keys.
 //
-// fn gets the provider's idempotency key: derived from the request's record and the step's name, so that every attempt at this step of
-// this request has it, whoever makes it. It is a UUID in its canonical form. The context is the request's, and ends when the lease is lost. fn returns what is to be
-// remembered, up to 1 MiB: a refusal that the provider has decided on is a result too. An error means that nobody knows whether the call had an
-// effect; the step is called again with the next request, under the same key, within Route.KeyWindow, and not after that: [ErrOutcomeUnknown].
+// fn gets the provider's idempotency key, a UUID in its canonical form. It is derived from the
+// request's scope and key and the step's name, so that every attempt at this step has the same one,
+// in whichever process. The context is the request's; it ends when the lease is lost. fn returns
+// the result to remember, at most 1 MiB.
 //
-// An answer of the provider that says "in use" or "in progress" is an error, not a result: the attempt before may still be under way.
+// A refusal that the provider has decided on, for example a declined card, is a result. An error
+// means that the outcome is unknown: the next run of the handler repeats the call under the same
+// key, within Route.KeyWindow. After that, Step returns [ErrOutcomeUnknown]. An answer like "key in
+// use" or "in progress" is an error too, because the earlier attempt may still be running.
 //
-// The name says which of a request's calls it is, so each call needs its own: "refund " and the item's id, in a loop over items. A second Step of a name in
-// one run of the handler is [ErrStep], because it would return the first one's result and make no call. After an error of fn the name is free: the step may
-// be tried again.
+// Each call of a request needs a name of its own, for example "refund " and the item's id in a loop
+// over items. A second Step with the same name in one run of the handler returns [ErrStep];
+// otherwise it would return the first one's result without a call. After an error of fn, the same
+// step may be tried again.
 //
-// No transaction may be open: call it before [Tx].
+// Call Step before [Tx]: no transaction may be open.
 func Step(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
 	x, ok := ctx.Value(exchangeKey{}).(*exchange)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("%w: the context is not that of a request of a Layer", ErrStep)
+		return nil, fmt.Errorf("%w: the context does not belong to a request of a Layer", ErrStep)
 	case x.endpoint.route.Mode != Leased:
 		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
 	case name == "" || len(name) > maxStepName:
@@ -68,7 +76,7 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 	return result, err
 }
 
-// nameStep takes a name for a step of the run that ctx belongs to, or says why there can be none. free gives the name back.
+// nameStep takes a name for a step of the run that ctx belongs to. free gives the name back.
 func (x *exchange) nameStep(ctx context.Context, name string) (free func(), err error) {
 	x.turn.Lock()
 	defer x.turn.Unlock()
@@ -76,11 +84,11 @@ func (x *exchange) nameStep(ctx context.Context, name string) (free func(), err 
 	_, taken := names[name]
 	switch {
 	case x.over.Load(), ctx.Value(runKey{}) != x.runs:
-		return nil, fmt.Errorf("%w: step %q behind the handler's return", ErrStep, name)
+		return nil, fmt.Errorf("%w: step %q after the handler's return", ErrStep, name)
 	case x.tx != nil:
-		return nil, fmt.Errorf("%w: step %q behind Tx: no external call while a transaction is open", ErrStep, name)
+		return nil, fmt.Errorf("%w: step %q after Tx: no external call may be made while a transaction is open", ErrStep, name)
 	case taken:
-		return nil, fmt.Errorf("%w: step %q for the second time in one run of the handler: its call would not be made; name the steps apart", ErrStep, name)
+		return nil, fmt.Errorf("%w: step %q is used for the second time in one run of the handler, and its call would not be made: give each call its own name", ErrStep, name)
 	}
 	names[name] = struct{}{}
 	return func() {
@@ -115,17 +123,18 @@ func (x *exchange) step(ctx context.Context, name string, fn func(ctx context.Co
 	return result, x.endStep(name, result)
 }
 
-// stepKey does not depend on who works on the request.
+// stepKey returns the key for the provider. It does not depend on which process works on the
+// request.
 func (x *exchange) stepKey(name string) string {
 	key := x.key
-	if key == "" { // nothing joins two requests without one
+	if key == "" { // two requests without a key have nothing in common
 		key = x.token.String()
 	}
 	sum := codec.Hash("onlyonce/http-step/1", x.scope.Tenant, x.subject.Scope, key, name)
 	return codec.UUIDv8([16]byte(sum[:16])).String()
 }
 
-// beginStep notes that the step's call may be made, before it is.
+// beginStep records that the step's call may be made, before it is made.
 func (x *exchange) beginStep(ctx context.Context, name string) (done bool, result []byte, err error) {
 	if err := x.held.alive(); err != nil {
 		return false, nil, err
@@ -150,7 +159,8 @@ func (x *exchange) beginStep(ctx context.Context, name string) (done bool, resul
 	return done, result, err
 }
 
-// endStep keeps the result. It goes on when the handler's context has ended, because what is not kept here is asked for again.
+// endStep stores the result. It goes on even if the handler's context has ended: a result that is
+// not stored makes the next run repeat the call.
 func (x *exchange) endStep(name string, result []byte) error {
 	result, sealed, err := x.layer.seal(codec.SealPlace(x.id, sealedStep, name), result)
 	if err != nil {

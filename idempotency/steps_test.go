@@ -55,7 +55,7 @@ func TestH18OutcomeThatIsUnknownForGood(t *testing.T) {
 	}
 }
 
-// Keys of steps: the same for whoever asks, others for other steps, requests and tenants.
+// Keys of steps are the same in every process, and differ between steps, requests and tenants.
 func TestH18KeysOfSteps(t *testing.T) {
 	t.Parallel()
 	sealer, err := seal.New(1, map[uint32]seal.Key{1: {1}})
@@ -110,13 +110,14 @@ func TestH18KeysOfSteps(t *testing.T) {
 	}
 }
 
-// discard is a ResponseWriter whose answer nobody gets.
+// discard is a ResponseWriter that drops the answer.
 type discard struct{ http.ResponseWriter }
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 func (discard) WriteHeader(int)             {}
 
-// A record is kept for longer than a provider's memory, or its step's key would be used for another request.
+// A record is kept for longer than a provider's memory, or its step's key would be used for another
+// request.
 func TestH18ConfigOfLeases(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testConfig())
@@ -137,8 +138,9 @@ func TestH18ConfigOfLeases(t *testing.T) {
 	}
 }
 
-// A name is one call of a run: in a loop over items, the first one's result would be returned for each, and no call made. After an error the step may be
-// tried again, and the next run has the names anew.
+// A name is one call of a run: in a loop over items, the first one's result would be returned for
+// each, and no call made. After an error the step may be tried again, and the next run has the
+// names anew.
 func TestH18OneCallAName(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())
@@ -173,7 +175,7 @@ func TestH18OneCallAName(t *testing.T) {
 				if err := refund(name); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
-				if err := refund(name); !errors.Is(err, idempotency.ErrStep) || !strings.Contains(err.Error(), "name the steps apart") {
+				if err := refund(name); !errors.Is(err, idempotency.ErrStep) || !strings.Contains(err.Error(), "give each call its own name") {
 					t.Errorf("%s again: %v", name, err)
 				}
 			}
@@ -228,8 +230,9 @@ func TestH18StepsThatAreNone(t *testing.T) {
 	}
 }
 
-// Of the requests in lease mode that no client came back for, only one without a step is deleted. One whose step had its effect stays, operators see
-// it, and the next request goes on with the step's result. One with a step of unknown outcome is set aside.
+// Of the requests in lease mode that no client came back for, only one without a step is deleted.
+// One whose step had its effect stays, operators see it, and the next request goes on with the
+// step's result. One with a step of unknown outcome is set aside.
 func TestH18AbandonedRequests(t *testing.T) {
 	t.Parallel()
 	cfg := leasedConfig()
@@ -293,7 +296,8 @@ func TestH18AbandonedRequests(t *testing.T) {
 	}
 }
 
-// The age of a request that was left counts from its last attempt: a client that has asked all the time is not one that never came back.
+// The age of a request that was left counts from its last attempt: a client that has asked all the
+// time is not one that never came back.
 func TestH18AgeCountsFromTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, leasedConfig())

@@ -13,26 +13,30 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// lookSQL finds a record that has not expired. In: id. Out: at most one row. By the primary key; takes no lock.
+// lookSQL finds a record that has not expired. In: id. Out: at most one row. Uses the primary key;
+// takes no lock.
 const lookSQL = `
 select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at, coalesce(r.lease_id, 0) as lease
   from onlyonce.http_records r
  where r.id = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`
 
-// leaseSQL finds the lease of a record that is running. In: lease. Out: at most one row: epoch, nonce, whether it is free, seconds until it ends.
+// leaseSQL finds the lease of a running record. In: lease. Out: at most one row: epoch, nonce,
+// whether it has ended, seconds until it ends.
 const leaseSQL = `
 select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour', coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
   from onlyonce.leases l where l.id = $1`
 
-// beginSQL claims a key in transactional mode, openSQL opens a transaction without one. See the functions' comments in the migration.
+// beginSQL claims a key in transactional mode, openSQL opens a transaction without one. The
+// migration documents the functions.
 const (
 	beginSQL    = `select onlyonce.http_begin($1, $2, $3, $4)`
 	openSQL     = `select onlyonce.http_open($1, $2, $3)`
 	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)`
 )
 
-// claimSQL claims a key in lease mode. Out: one row of lease and epoch, or none where a record stands. stealSQL takes a lease over that has ended,
-// null where somebody was faster.
+// claimSQL claims a key in lease mode. Out: one row of lease and epoch, or no row if there is a
+// record. stealSQL takes over a lease that has ended; it returns null if another process was
+// faster.
 const (
 	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)`
 	stealSQL     = `select onlyonce.raise_epoch($1, $2, $3, $4)`
@@ -43,7 +47,7 @@ const (
 	stepDoneSQL  = `select onlyonce.http_step_done($1, $2, $3, $4, $5, $6, $7)`
 )
 
-// Isolation levels as statements: nothing of a statement is ever put together.
+// isolationSQL holds the statement for each level, so that no statement is assembled from strings.
 var isolationSQL = map[pgx.TxIsoLevel]string{
 	pgx.ReadCommitted:  "set transaction isolation level read committed",
 	pgx.RepeatableRead: "set transaction isolation level repeatable read",
@@ -69,13 +73,13 @@ type record struct {
 
 	lease, epoch int64
 	nonce        *uuid.UUID
-	free         bool          // nobody holds the lease
+	free         bool          // its lease has ended
 	leaseLeft    time.Duration // until the lease ends
 
-	history history // where it was read, if a cache wants to know
+	history history // where it was read; only set if there is a cache
 }
 
-// recordRow is what the queries return; everything is null where there is no record.
+// recordRow is the target of the queries. All columns are null if there is no record.
 type recordRow struct {
 	state  *string
 	token  *uuid.UUID
@@ -98,7 +102,7 @@ func (w *recordRow) record() *record {
 	return &w.r
 }
 
-// look returns the record of an id, nil where there is none.
+// look returns the record of an id, or nil if there is none.
 func (l *Layer) look(ctx context.Context, id [16]byte) (*record, error) {
 	if l.cache != nil {
 		return l.lookFrom(ctx, id)
@@ -116,8 +120,9 @@ func (l *Layer) look(ctx context.Context, id [16]byte) (*record, error) {
 	return l.withLease(ctx, row.record())
 }
 
-// withLease adds what is known of the lease of a record that is running. A lease that is gone was that of a record which has been completed or
-// deleted since it was read: such a record is not free, so that nobody takes it over, and the answer is 409, with the shortest Retry-After.
+// withLease adds the lease of a running record. If the lease is gone, the record has been completed
+// or deleted since it was read. Such a record is not free, so that this process does not take it
+// over; the client gets 409 with the shortest Retry-After.
 func (l *Layer) withLease(ctx context.Context, r *record) (*record, error) {
 	if r == nil || r.state != stateRunning {
 		return r, nil
@@ -133,18 +138,19 @@ func (l *Layer) withLease(ctx context.Context, r *record) (*record, error) {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// Codes that the layer acts on.
+// SQLSTATEs that the layer acts on.
 const (
 	uniqueViolation = "23505"
 	fenceLost       = "OO001"
-	recordStands    = "OO010"
+	recordExists    = "OO010"
 )
 
-// toRerun reports whether the database asks for the whole transaction to be run again.
+// toRerun reports whether the whole transaction must run again, after a serialization failure or a
+// deadlock.
 func toRerun(err error) bool { return guard.RunAgain(guard.SQLState(err)) }
 
-// stands reports whether a record was written under the key by somebody else.
-func stands(err error) bool {
+// recorded reports whether another process has written a record under the key.
+func recorded(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (pg.Code == recordStands || pg.Code == uniqueViolation && pg.SchemaName == "onlyonce" && pg.TableName == "http_records")
+	return errors.As(err, &pg) && (pg.Code == recordExists || pg.Code == uniqueViolation && pg.SchemaName == "onlyonce" && pg.TableName == "http_records")
 }

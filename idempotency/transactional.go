@@ -13,23 +13,23 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
-// rerunLimit is how often a handler runs again after serialization failures and deadlocks; lookLimit how often a record is looked for that
-// somebody else has just written.
+// rerunLimit is how often a handler runs again after serialization failures and deadlocks.
+// lookLimit is how often a record is looked up that another process has just written.
 const (
 	rerunLimit = 3
 	lookLimit  = 20
 )
 
-// outcome is what one run came to.
+// outcome is the result of one run of the handler.
 type outcome struct {
-	reply  reply
-	rerun  bool // the database asks for the whole transaction again
-	stands bool // a record was written under the key meanwhile: look at it
+	reply    reply
+	rerun    bool // the database asks for the whole transaction again
+	recorded bool // a record was written under the key meanwhile: look at it
 }
 
 func ended(r reply) outcome { return outcome{reply: r} }
 
-// transactional is H17.
+// transactional runs the handler and writes its record in one transaction (H17).
 func (x *exchange) transactional() reply {
 	limit := x.endpoint.route.MaxResponse
 	if x.endpoint.route.NoStoreBody {
@@ -44,7 +44,7 @@ func (x *exchange) transactional() reply {
 		}
 		out := x.run(x.record(limit), true)
 		switch {
-		case out.stands:
+		case out.recorded:
 		case out.rerun && reruns < rerunLimit:
 			reruns++
 		default:
@@ -54,7 +54,8 @@ func (x *exchange) transactional() reply {
 	return inProgress(time.Second)
 }
 
-// run runs the handler once in a transaction of its own; claimed says that the request has a key.
+// run runs the handler once, in a transaction of its own. claimed is false if the request has no
+// key.
 func (x *exchange) run(rec *recorder, claimed bool) outcome {
 	if share := x.layer.share(x.scope.Tenant); share > 0 {
 		ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
@@ -65,7 +66,7 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 		}
 		defer x.layer.flights.disconnect(x.scope.Tenant)
 	}
-	defer x.letGo()
+	defer x.endTx()
 	if err := x.acquire(x.ctx, x.endpoint.route.Isolation); err != nil {
 		return ended(refusal(codeStoreUnavailable, err))
 	}
@@ -74,9 +75,9 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 	} else if n, err := x.claim(); err != nil {
 		return ended(refusal(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err)))
 	} else if n != claimMine {
-		return outcome{reply: inProgress(time.Second), stands: n == claimStands}
+		return outcome{reply: inProgress(time.Second), recorded: n == claimRecorded}
 	}
-	if claimed && !x.derived { // of a derived key that has ended here the remote would remember the call
+	if claimed && !x.derived { // a derived key expires here long before the remote forgets the call
 		x.tx.Lend(&x.origin)
 	}
 	x.tx.Checkpoint()
@@ -105,11 +106,11 @@ func (x *exchange) run(rec *recorder, claimed bool) outcome {
 	if err != nil {
 		return ended(refusal(codeRolledBack, err))
 	}
-	x.tx.EngineInto([]any{&x.expires}, stepRecord, completeSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.print, x.token, stored, sealed, x.ttl)
+	x.tx.EngineInto([]any{&x.expires}, stepRecord, completeSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.fingerprint, x.token, stored, sealed, x.ttl)
 	return x.commit(answer(Created, rec))
 }
 
-// share is how many connections a tenant's handlers may hold at once; 0: any number.
+// share returns how many connections the handlers of a tenant may hold at once; 0 means any number.
 func (l *Layer) share(tenant string) int {
 	if l.cfg.TenantConns > 0 || tenant == "" {
 		return l.cfg.TenantConns
@@ -117,14 +118,14 @@ func (l *Layer) share(tenant string) int {
 	return max(1, int(l.pool.Config().MaxConns)/2)
 }
 
-// What onlyonce.http_begin returns.
+// The results of onlyonce.http_begin.
 const (
-	claimBusy   = 0
-	claimMine   = 1
-	claimStands = 2
+	claimBusy     = 0
+	claimMine     = 1
+	claimRecorded = 2
 )
 
-// claim takes the key's lock, and looks for a record behind it.
+// claim takes the key's lock, and then looks for a record.
 func (x *exchange) claim() (n int, err error) {
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
@@ -132,12 +133,12 @@ func (x *exchange) claim() (n int, err error) {
 	return n, err
 }
 
-// keeping is what of a run is kept (section 3 of the rules).
+// keeping is what is kept of a run (docs/http.md, section 3).
 type keeping int
 
 const (
 	keepNothing keeping = iota
-	keepAnswer          // the answer, and nothing that was written
+	keepAnswer          // the answer, without the handler's writes
 	keepAll
 )
 
@@ -146,11 +147,11 @@ type verdict struct {
 	outcome outcome // of keepNothing
 }
 
-// verdict says what of a run is kept: the transaction decides first, and then the status.
+// verdict decides what is kept of a run: by the state of the transaction first, then by the status.
 func (x *exchange) verdict(rec *recorder) verdict {
 	status := rec.status()
-	keep := worth(status, &x.endpoint.route)
-	if x.late { // H11: it was out of time, whatever it says now
+	keep := keepPolicy(status, &x.endpoint.route)
+	if x.late { // H11: the handler returned too late, so its answer does not count
 		keep = keepNothing
 		if status < http.StatusInternalServerError {
 			return verdict{outcome: ended(refusal(codeRolledBack, errLate))}
@@ -159,12 +160,12 @@ func (x *exchange) verdict(rec *recorder) verdict {
 	if tx := x.tx; tx != nil && tx.Failure() != nil {
 		switch f := tx.Failure(); {
 		case toRerun(f) || tx.Lost() || status < http.StatusBadRequest:
-			return verdict{outcome: x.failed(f)} // what it answered is about writes that are not there
+			return verdict{outcome: x.failed(f)} // the answer speaks of writes that were rolled back
 		case keep == keepAll:
 			keep = keepAnswer
 		}
 	}
-	if rec.overflow() { // what is there of it is not what the handler meant
+	if rec.overflow() { // the body is cut off
 		return verdict{outcome: ended(refusal(codeResponseTooLarge, nil))}
 	}
 	if keep == keepNothing {
@@ -173,21 +174,21 @@ func (x *exchange) verdict(rec *recorder) verdict {
 	return verdict{keep: keep}
 }
 
-// errLate says why an answer was not sent.
+// errLate is why an answer was not sent.
 var errLate = errors.New("idempotency: the handler answered after Route.MaxHandlerTime")
 
-// conflicting is the answer where the database goes on asking for the whole transaction to be run again (H17).
+// conflicting is the answer if the transaction must run again and reruns are used up (H17).
 func conflicting(err error) reply {
 	rep := refusal(codeRolledBack, err)
 	rep.status = http.StatusServiceUnavailable
 	return rep
 }
 
-// worth says what a status is worth keeping.
-func worth(status int, route *Route) keeping {
+// keepPolicy returns what is kept of an answer with a status.
+func keepPolicy(status int, route *Route) keeping {
 	switch status {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusConflict, http.StatusMisdirectedRequest, http.StatusLocked,
-		http.StatusTooEarly, http.StatusTooManyRequests: // may be another the next time
+		http.StatusTooEarly, http.StatusTooManyRequests: // may differ the next time
 		return keepNothing
 	}
 	switch {
@@ -201,18 +202,19 @@ func worth(status int, route *Route) keeping {
 	return keepAll
 }
 
-// failed answers for a transaction that the server has refused or lost before COMMIT was sent, so that nothing of it stands.
+// failed answers for a transaction that the server refused or lost before COMMIT was sent, so that
+// none of it took effect.
 func (x *exchange) failed(err error) outcome {
 	switch {
 	case toRerun(err):
 		return outcome{reply: conflicting(err), rerun: true}
-	case x.tx.Lost() && !x.late: // of one that is late pgx has cut the connection
+	case x.tx.Lost() && !x.late: // if the handler is late, pgx has cut the connection
 		return ended(refusal(codeStoreUnavailable, err))
 	}
 	return ended(refusal(codeRolledBack, err))
 }
 
-// commit ends the transaction. The answer leaves only behind it.
+// commit commits the transaction. The answer is sent only after it.
 func (x *exchange) commit(rep reply) outcome {
 	if err := fault.Point(fault.RequestSealing); err != nil {
 		return ended(refusal(codeStoreUnavailable, err))
@@ -228,48 +230,50 @@ func (x *exchange) commit(rep reply) outcome {
 			x.woken()
 		}
 		x.layer.seen.add(x.id)
-		return ended(x.until(rep))
-	case lost && x.key == "": // it has no key to be found by, and whoever sent it again might have it done twice
+		return ended(x.withExpiry(rep))
+	case lost && x.key == "": // it cannot be looked up, and a retry could apply it twice
 		unknown := refusal(codeCommitUnknown, err)
 		unknown.retryAfter, unknown.final = 0, true
 		return ended(unknown)
 	case lost:
 		return x.resolve(rep, err)
-	case stands(err):
-		return outcome{reply: inProgress(time.Second), stands: true}
+	case recorded(err):
+		return outcome{reply: inProgress(time.Second), recorded: true}
 	case toRerun(err):
 		return outcome{reply: conflicting(err), rerun: true}
 	}
-	return ended(refusal(codeRolledBack, err)) // a deferred constraint: the handler's
+	return ended(refusal(codeRolledBack, err)) // a deferred constraint of the handler's tables failed
 }
 
-// until says until when a first answer is given again, where it is.
-func (x *exchange) until(rep reply) reply {
+// withExpiry adds to a first answer the time until which it is stored.
+func (x *exchange) withExpiry(rep reply) reply {
 	if rep.mark == Created {
 		rep.expires = &x.expires
 	}
 	return rep
 }
 
-// resolve finds out what became of a COMMIT that nobody answered (T4). The old transaction held the key's lock; whoever gets it
-// knows that the old one has ended, and sees in the next statement whether its record stands. While it does not get the lock, it is not known.
+// resolve finds out whether a COMMIT without an answer succeeded (T4). The old transaction holds
+// the key's lock. Whichever transaction gets that lock next knows that the old one has ended, and
+// its next statement sees whether there is a record. Until this request gets the lock, the outcome
+// is unknown.
 func (x *exchange) resolve(rep reply, cause error) outcome {
-	x.letGo()
+	x.endTx()
 	retry := pauses()
 	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
 	for time.Now().Before(deadline) {
-		n, err := x.ask()
+		n, err := x.claimAlone()
 		switch {
 		case err == nil && n == claimMine:
 			return outcome{reply: refusal(codeRolledBack, cause), rerun: true}
-		case err == nil && n == claimStands:
+		case err == nil && n == claimRecorded:
 			rec, err := x.layer.look(x.ctx, x.id)
 			if err == nil && rec != nil && rec.token == x.token {
 				rep.expires = rec.expires
 				return ended(rep)
 			}
 			if err == nil {
-				return outcome{reply: inProgress(time.Second), stands: true}
+				return outcome{reply: inProgress(time.Second), recorded: true}
 			}
 		}
 		time.Sleep(retry.NextBackOff())
@@ -277,9 +281,9 @@ func (x *exchange) resolve(rep reply, cause error) outcome {
 	return ended(refusal(codeCommitUnknown, cause))
 }
 
-// ask claims the key in a transaction that does nothing else.
-func (x *exchange) ask() (int, error) {
-	defer x.letGo()
+// claimAlone claims the key in a transaction of its own.
+func (x *exchange) claimAlone() (int, error) {
+	defer x.endTx()
 	if err := x.acquire(x.ctx, pgx.ReadCommitted); err != nil { // a snapshot from before the lock would not show the record
 		return 0, err
 	}

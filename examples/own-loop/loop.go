@@ -20,10 +20,12 @@ func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope s
 		}
 		outcome, err := apply(ctx, pool, m, scope)
 		if err != nil {
-			// Not acknowledged: it is delivered again, and the claim then tells whether it was applied.
+			// Not acknowledged, so it is delivered again, and the claim then shows whether it was
+			// applied.
 			return unlessStopped(ctx, fmt.Errorf("partition %d, offset %d: %w", m.Partition, m.Offset, err))
 		}
-		// Only now. A crash before this line, or an error (a rebalance came between), costs a redelivery, which is then a duplicate.
+		// Only now. After a crash before this line, or an error (for example because of a
+		// rebalance), the message is delivered again, and then it is a duplicate.
 		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
 			slog.Warn("own-loop: offset not committed", "partition", m.Partition, "offset", m.Offset, "error", err)
 		}

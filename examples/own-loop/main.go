@@ -1,9 +1,10 @@
-// Own-loop shows how little of onlyonce a team may take: it keeps its kafka-go loop, and adds one call,
-// dedupe.DoWith. See loop.go; this file feeds it and counts.
+// Own-loop shows how little of onlyonce a team can use. The team keeps its kafka-go loop and adds one
+// call, dedupe.DoWith. See loop.go; this file feeds the loop and counts.
 //
 //	go run ./examples/own-loop
 //
-// Exit status: 0 every order is applied once; 1 one is not; 2 usage or environment; 130 interrupted.
+// Exit status: 0 if every order is applied once; 1 if not; 2 for errors of usage or environment;
+// 130 if it was interrupted.
 package main
 
 import (

@@ -22,14 +22,15 @@ const (
 	conflicts  = 3 // orders whose id is used again, by mistake, for another order
 )
 
-// tableSQL makes the tables of the loop. effects has no unique constraint: a double must be able to happen.
+// tableSQL makes the tables of the loop. effects has no unique constraint: a double must be able to
+// happen.
 const tableSQL = `
 create schema if not exists onlyonce_own_loop;
 create table if not exists onlyonce_own_loop.effects (scope text not null, order_id text not null, body bytea not null);
 create table if not exists onlyonce_own_loop.set_aside (
   scope text, "partition" int, "offset" bigint, order_id text not null, body bytea not null, primary key (scope, "partition", "offset"))`
 
-// proof feeds the loop with what it must withstand, and counts.
+// proof sends the loop what it must survive, and counts.
 type proof struct {
 	servers  *servers.Servers
 	scope    string // also the topic and the group
@@ -96,7 +97,8 @@ func (p *proof) perform(ctx context.Context, messages int, duplicates float64) (
 	}
 	p.say(fmt.Sprintf("topic %s holds %d records", p.scope, r.Produced))
 
-	// Somebody else has claimed an order and not committed yet: nobody knows whether it will be applied.
+	// Another session has claimed an order and has not committed yet, so it is open whether the
+	// order will be applied.
 	held, err := pool.Begin(ctx)
 	if err != nil {
 		return r, err

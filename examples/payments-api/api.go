@@ -16,7 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// apiConfig is what the service needs to know.
+// apiConfig configures the service.
 type apiConfig struct {
 	Accounts map[string]string // API key -> account
 	Sink     string            // name of the payment provider in the outbox
@@ -24,7 +24,7 @@ type apiConfig struct {
 	Secret   idempotency.FingerprintKey
 }
 
-// api is the service: this file and those of its routes are what a user of onlyonce writes.
+// api is the service. This file and those of its routes are what a user of onlyonce writes.
 type api struct {
 	cfg      apiConfig
 	pool     *pgxpool.Pool
@@ -34,14 +34,16 @@ type api struct {
 	provider *http.Client
 }
 
-// keyWindow is how long the provider remembers keys, keep how long this API does: longer, because the provider's keys derive from ours. A key that
-// is used again after keep is a new request here, and must not be an old call there.
+// keyWindow is how long the provider remembers keys, keep how long this API does. keep is longer,
+// because the provider's keys are derived from ours: after keep, a key is a new request here, and
+// the provider must have forgotten it.
 const (
 	keyWindow = 24 * time.Hour
 	keep      = 2 * keyWindow
 )
 
-// newAPI builds the layer that makes requests take effect once, and the relay that sends what they have asked for.
+// newAPI builds the layer, which makes requests take effect once, and the relay, which sends their
+// calls.
 func newAPI(pool, relayPool *pgxpool.Pool, cfg apiConfig) (*api, error) {
 	a := &api{cfg: cfg, pool: pool, provider: &http.Client{Timeout: 5 * time.Second}}
 	var err error
@@ -61,7 +63,8 @@ func newAPI(pool, relayPool *pgxpool.Pool, cfg apiConfig) (*api, error) {
 		return nil, err
 	}
 	a.layer, err = idempotency.New(pool, idempotency.Config{
-		// Whose key it is comes from the API key, and not from what the client says: see authenticated.
+		// The owner of a key comes from the API key, never from what the client says about itself:
+		// see authenticated.
 		Scope: func(r *http.Request) (idempotency.Scope, error) {
 			account, ok := accountOf(r.Context())
 			if !ok {
@@ -70,17 +73,18 @@ func newAPI(pool, relayPool *pgxpool.Pool, cfg apiConfig) (*api, error) {
 			return idempotency.Scope{Tenant: account}, nil
 		},
 		FingerprintKeys: map[uint32]idempotency.FingerprintKey{1: cfg.Secret}, FingerprintKey: 1,
-		LeaseTTL: 3 * time.Second, // payouts of a process that was killed go on elsewhere after so long
+		LeaseTTL: 3 * time.Second, // after that, another process continues the payouts of a process that was killed
 		Hooks: idempotency.Hooks{Served: func(s idempotency.Served) {
 			if s.Mark == idempotency.Created {
-				a.relay.Wake() // what the request has enqueued goes out at once, and not at the next poll
+				a.relay.Wake() // sends the request's calls now, not at the next poll
 			}
 		}},
 	})
 	return a, err
 }
 
-// handler is the service's routes. Authentication runs outside of the layer: a replay needs the same account.
+// handler returns the service's routes. Authentication runs outside of the layer: a replay needs
+// the same account.
 func (a *api) handler() http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range []struct {
@@ -90,7 +94,8 @@ func (a *api) handler() http.Handler {
 		{idempotency.Route{Pattern: "/v1/charges", TTL: keep}, a.charge},
 		{idempotency.Route{Pattern: "/v1/charges/{id}/capture", TTL: keep}, a.capture},
 		{idempotency.Route{Pattern: "/v1/refunds", TTL: keep}, a.refund},
-		// Payouts answer what the provider has said, so it is asked while the request is under way: lease mode.
+		// A payout's answer contains the provider's, so the provider is called while the request
+		// runs: lease mode.
 		{idempotency.Route{Pattern: "/v1/payouts", Mode: idempotency.Leased, TTL: keep, KeyWindow: keyWindow}, a.payout},
 	} {
 		mux.Handle("POST "+r.route.Pattern, a.layer.MustHandle(r.route, r.run))
@@ -118,7 +123,7 @@ func accountOf(ctx context.Context) (string, bool) {
 	return account, ok
 }
 
-// authenticated finds the account of an API key, given as a bearer token.
+// authenticated finds the account of an API key, which is sent as a bearer token.
 func (a *api) authenticated(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -132,7 +137,8 @@ func (a *api) authenticated(next http.Handler) http.Handler {
 	})
 }
 
-// operation is a route's handler: it returns what is answered, or an error, which is a [*problem] where the client is to know why.
+// operation is a route's handler. It returns the answer or an error; clients get the details of a
+// [*problem] only.
 type operation func(r *http.Request) (*answer, error)
 
 func (o operation) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -147,8 +153,8 @@ type answer struct {
 	object   any
 }
 
-// problem is a refusal (RFC 9457), with what Stripe's libraries look for besides: they take an answer without "error" for a broken
-// one, and ask again.
+// problem is a refusal (RFC 9457), with the member "error" for Stripe's libraries: they consider an
+// answer without it broken, and retry.
 type problem struct {
 	Type        string      `json:"type"`
 	Title       string      `json:"title"`
@@ -176,8 +182,8 @@ func refused(status int, code, format string, args ...any) *problem {
 	return &problem{Type: "urn:payments-api:problem:" + code, Title: title, Status: status, Code: code, StripeError: stripeError{kind, code, title}}
 }
 
-// write answers. The layer decides by the status what is kept: see docs/http.md. What is not a refusal of ours is a 500: it is undone and
-// not stored, and may be asked for again.
+// write answers. The layer decides by the status what is stored, see docs/http.md. An error that is
+// not a problem is answered 500: it is undone and not stored, and the client may retry.
 func write(w http.ResponseWriter, a *answer, err error) {
 	var p *problem
 	switch {
@@ -196,7 +202,7 @@ func write(w http.ResponseWriter, a *answer, err error) {
 	}
 	body, err := json.Marshal(object)
 	if err != nil {
-		panic(err) // structs of strings and numbers
+		panic(err) // cannot fail: structs of strings and numbers
 	}
 	w.Header().Set("Content-Type", contentType)
 	w.WriteHeader(status)

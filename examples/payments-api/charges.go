@@ -16,7 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// charge is what the API shows of one: the fields of Stripe's charges that have a meaning here.
+// charge is a charge as the API shows it: the fields of Stripe's charges that have a meaning here.
 type charge struct {
 	ID             string            `json:"id"`
 	Object         string            `json:"object"`
@@ -39,7 +39,8 @@ const insertChargeSQL = `
 insert into onlyonce_payments.charges (id, account, reference, amount, currency, at_once, captured) values ($1, $2, $3, $4, $5, $6, $7)
 returning ` + chargeColumns
 
-// chargeColumns is what scanCharge reads: id, amount, captured, refunded, created, currency, reference.
+// chargeColumns is what scanCharge reads: id, amount, captured, refunded, created, currency,
+// reference.
 const chargeColumns = `id, amount, captured, refunded, extract(epoch from created_at)::bigint, currency, reference`
 
 func scanCharge(row pgx.Row) (*charge, error) {
@@ -52,8 +53,8 @@ func scanCharge(row pgx.Row) (*charge, error) {
 	return c, nil
 }
 
-// charge authorises a payment, and captures it unless capture is false. The row, the call to the provider and the answer under the
-// request's key commit together.
+// charge authorises a payment, and captures it unless capture is false. The row, the call to the
+// provider and the answer commit together.
 func (a *api) charge(r *http.Request) (*answer, error) {
 	in, err := readParams(r)
 	if err != nil {
@@ -100,14 +101,16 @@ func (a *api) showCharge(r *http.Request) (*answer, error) {
 	return &answer{status: http.StatusOK, object: c}, nil
 }
 
-// captureSQL captures an amount, or what is left. $1 id, $2 account, $3 amount or null. That no more is captured than was authorised is the
-// constraint's business (captured_within_amount), which holds for two captures at once as well: the update waits for the other one's row lock.
+// captureSQL captures an amount, or the rest. $1 id, $2 account, $3 amount or null. The constraint
+// captured_within_amount makes sure that not more is captured than was authorised, also by two
+// captures at once: the update waits for the other one's row lock.
 const captureSQL = `
 update onlyonce_payments.charges set captured = captured + coalesce($3, amount - captured)
  where id = $1 and account = $2
 returning ` + chargeColumns
 
-// insertCaptureSQL keeps each capture. The amount is what the charge has more than its captures so far: coalesce's result above.
+// insertCaptureSQL inserts a capture. Its amount is the charge's captured sum minus that of its
+// captures so far.
 const insertCaptureSQL = `
 insert into onlyonce_payments.captures (id, charge, account, reference, amount) values ($1, $2, $3, $4, $5)`
 
@@ -146,7 +149,8 @@ func (a *api) capture(r *http.Request) (*answer, error) {
 	return &answer{status: http.StatusOK, object: c}, nil
 }
 
-// instruction is what the provider is told: about a charge, or to pay out to a destination.
+// instruction is the body of a call to the provider: about a charge, or to pay out to a
+// destination.
 type instruction struct {
 	Charge      string `json:"charge,omitempty"`
 	Destination string `json:"destination,omitempty"`
@@ -154,8 +158,8 @@ type instruction struct {
 	Amount      int64  `json:"amount"`
 }
 
-// enqueue asks for a call to the provider that commits with the transaction: its key is derived from the request's, and calls about one charge
-// go out in the order of their commits.
+// enqueue enqueues a call to the provider that commits with the transaction. Its key is derived
+// from the request's. Calls about one charge are sent in the order of their commits.
 func (a *api) enqueue(ctx context.Context, tx consumer.Tx, name, charge, reference string, amount int64) error {
 	body, err := json.Marshal(instruction{Charge: charge, Reference: reference, Amount: amount})
 	if err != nil {
@@ -167,7 +171,7 @@ func (a *api) enqueue(ctx context.Context, tx consumer.Tx, name, charge, referen
 
 func newID(kind string) string { return kind + "_" + strings.ToLower(rand.Text()) }
 
-// missing is for look-ups: another account's charge is none.
+// missing is the answer to a look-up that finds nothing. Another account's charge is not found.
 func missing(err error) error {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return refused(http.StatusNotFound, "charge-not-found", "there is no such charge")
@@ -181,8 +185,8 @@ const (
 	foreignKeyViolation = "23503"
 )
 
-// constraint turns what the database refuses into what the client is told: a final answer, which is stored, and nothing else of the
-// transaction.
+// constraint turns a broken constraint into the client's answer. It is final: it is stored, and the
+// rest of the transaction is undone.
 func constraint(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || pg.Code != checkViolation && pg.Code != foreignKeyViolation {

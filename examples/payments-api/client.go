@@ -16,7 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
-// want is one thing that a client wants once: an operation with a key of its own.
+// want is an operation that a client wants once, under a key of its own.
 type want struct {
 	apiKey    string
 	path      string
@@ -61,7 +61,8 @@ type counts struct {
 	created, replayed, inProgress, mismatch, rejected, open int // answers, by Idempotency-Status
 }
 
-// wire is what every client's requests go through: it gives some up in the middle, and sees every answer.
+// wire is what every client's requests go through: it gives some up in the middle, and sees every
+// answer.
 type wire struct {
 	cluster *cluster
 	base    *http.Transport
@@ -77,10 +78,11 @@ func newWire(c *cluster, look func(seen)) *wire {
 
 type wantKey struct{}
 
-// hastyLongest bounds how long an attempt of somebody in a hurry may take: handlers take about as long.
+// hastyLongest bounds the time of an attempt that its client gives up; handlers take about as long.
 const hastyLongest = 12 * time.Millisecond
 
-// RoundTrip makes one attempt and reads its answer whole, so that one which breaks off in the middle is none.
+// RoundTrip makes one attempt and reads its whole answer, so that an answer that breaks off counts
+// as none.
 func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	op := req.Context().Value(wantKey{}).(*want)
 	op.mu.Lock()
@@ -203,19 +205,21 @@ func (d *demo) request(ctx context.Context, op *want) (*http.Request, error) {
 	return req, nil
 }
 
-// verdict is an answer that a client takes for one.
+// verdict is a final answer.
 type verdict struct {
 	status int
 	mark   string
 }
 
-// final closes an answer, and says whether a client takes it for one. The other ones leave it open what becomes of the operation.
+// final closes an answer, and reports whether it is final. Otherwise the outcome of the operation
+// is open.
 func final(resp *http.Response) (verdict, bool) {
 	_ = resp.Body.Close()
 	return verdict{resp.StatusCode, resp.Header.Get("Idempotency-Status")}, resp.StatusCode < 500 && resp.StatusCode != http.StatusConflict
 }
 
-// byTransport asks with client.Transport: it makes attempts until there is an answer, under the key of the context.
+// byTransport asks with client.Transport: it makes attempts until there is an answer, under the key
+// of the context.
 func (d *demo) byTransport(ctx context.Context, op *want) (verdict, error) {
 	for {
 		req, err := d.request(client.WithKey(ctx, op.key), op)
@@ -237,7 +241,7 @@ func (d *demo) byTransport(ctx context.Context, op *want) (verdict, error) {
 	}
 }
 
-// naive asks as many clients do: again and again, whatever went wrong, with the key as a bare string.
+// naive retries like many clients do: after every failure, with the key as a bare string.
 func (d *demo) naive(ctx context.Context, op *want) (verdict, error) {
 	caller := http.Client{Transport: d.wire, Timeout: 10 * time.Second}
 	for {

@@ -12,8 +12,9 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
-// Go's own client, which silently sends a request again that carries a key and whose kept connection has died, and package idempotency's, against
-// connections that break at every place, in both modes: one effect, one call to the provider, and the answer in the end.
+// Go's own client, which silently sends a request again that carries a key and whose kept
+// connection has died, and package idempotency's, against connections that break at every place, in
+// both modes: one effect, one call to the provider, and the answer in the end.
 func TestGoClients(t *testing.T) {
 	t.Parallel()
 	for _, where := range []string{beforeHandler, afterCommit, midAnswer} {

@@ -104,7 +104,8 @@ type process struct {
 	hit     int           // attempts under way when it was killed
 }
 
-// cluster is the API's processes. Its DialContext connects a client to any of them, as a name with several addresses would.
+// cluster is the API's processes. Its DialContext connects a client to any of them, as a name with
+// several addresses would.
 type cluster struct {
 	cfg     serverConfig
 	verbose func(format string, args ...any)
@@ -119,7 +120,8 @@ func newCluster(cfg serverConfig, verbose func(string, ...any)) *cluster {
 	return &cluster{cfg: cfg, verbose: verbose, live: map[string]*process{}}
 }
 
-// start starts a process: this program once more. Under "go run" its file may be gone, /proc/self/exe is not.
+// start starts a process: this program once more. Under "go run" its file may be gone,
+// /proc/self/exe is not.
 func (c *cluster) start() (*process, error) {
 	exe := "/proc/self/exe"
 	if runtime.GOOS != "linux" {
@@ -214,7 +216,8 @@ func (c *cluster) count(address string, n int) {
 	}
 }
 
-// kill sends SIGKILL to the process with the most attempts under way, if any has one, and waits for its end.
+// kill sends SIGKILL to the process with the most attempts under way, if any has one, and waits for
+// its end.
 func (c *cluster) kill() *process {
 	c.mu.Lock()
 	var victim *process
@@ -247,7 +250,8 @@ func (c *cluster) size() int {
 	return len(c.live)
 }
 
-// stop lets all processes finish what is under way. Those that do not within the bound are killed, and named.
+// stop lets all processes finish what is under way. Those that do not within the bound are killed,
+// and named.
 func (c *cluster) stop(bound time.Duration) error {
 	c.mu.Lock()
 	all := make([]*process, 0, len(c.live))

@@ -62,7 +62,8 @@ const stopTimeout = 30 * time.Second
 // Opened is true once the servers serve.
 func (d *demo) Opened() bool { return d.opened }
 
-// Perform runs the load, and waits until all calls to the provider were made. Whatever it returns, its servers are gone.
+// Perform runs the load, and waits until all calls to the provider were made. Whatever it returns,
+// its servers are gone.
 func (d *demo) Perform(ctx context.Context) (err error) {
 	if err := servers.CreateTables(ctx, d.servers.Postgres.Pool, schemaSQL); err != nil {
 		return err
@@ -133,7 +134,8 @@ func (d *demo) load(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// attack kills a server each time a further part of the operations is answered, and replaces it a moment later.
+// attack kills a server whenever another part of the operations is answered, and replaces it a
+// moment later.
 func (d *demo) attack(ctx context.Context, over <-chan struct{}) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -172,7 +174,7 @@ func (d *demo) drain(ctx context.Context) error {
 	return drain(ctx, d.servers.Postgres.Pool, d.sink(), d.opts.patience, d.cluster.failure)
 }
 
-// drain waits until a sink has no call left. failed ends it early.
+// drain waits until a sink has no call left. It ends early if failed returns an error.
 func drain(ctx context.Context, pool *pgxpool.Pool, sink string, patience time.Duration, failed func() error) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -239,7 +241,8 @@ func (d *demo) new(customer int, path string, status int, fields map[string]any)
 	return op
 }
 
-// get asks for an operation, asks again, and makes mistakes with its key. It returns the answer's body, nil when there were enough.
+// get asks for an operation, asks again, and makes mistakes with its key. It returns the answer's
+// body, nil when there were enough.
 func (d *demo) get(ctx context.Context, op *want) (map[string]any, error) {
 	if op == nil {
 		return nil, nil

@@ -1,11 +1,14 @@
-// Payments-api is onlyonce's HTTP side in one command:
+// Payments-api demonstrates onlyonce's HTTP layer in one command:
 //
 //	go -C examples/payments-api run .
 //
-// It runs a payments API in processes of its own that are killed with SIGKILL, and clients that time out, ask again, race themselves and
-// mistake their keys; then it counts. api.go, charges.go and refunds.go hold what a user of onlyonce writes; openapi.yaml describes
-// the API. Exit status: 0 every effect is there once, and every key had one answer; 1 not, or the run got stuck; 2 usage or
-// environment; 130 interrupted.
+// It runs a payments API in several processes and kills them with SIGKILL. Its clients time out,
+// retry, send requests twice at once, and use keys for the wrong requests. Then it counts the
+// effects. api.go, charges.go and refunds.go are what a user of onlyonce writes; openapi.yaml
+// describes the API.
+//
+// Exit status: 0 if every effect is there once and every key had one answer; 1 if not, or if the
+// run got stuck; 2 for errors of usage or environment; 130 if it was interrupted.
 package main
 
 import (

@@ -50,7 +50,7 @@ func with(h hooks) commandtest.Run {
 	}
 }
 
-// Every answer that the load's clients get is as openapi.yaml says, and so is every request that they mean.
+// All answers in the run match openapi.yaml, and so do all requests that are meant to be valid.
 func TestLoadKeepsToOpenAPI(t *testing.T) {
 	t.Parallel()
 	c := newContract(t)

@@ -45,7 +45,8 @@ func newContract(t *testing.T) *contract {
 	return &contract{t: t, router: router, answered: map[string]int{}}
 }
 
-// check compares one exchange with the description: the answer always, the request where it is to be a good one.
+// check compares one exchange with the description: the answer always, the request where it is to
+// be a good one.
 func (c *contract) check(s seen, good bool) {
 	err := c.compare(s, good)
 	c.mu.Lock()
@@ -82,7 +83,8 @@ func (c *contract) compare(s seen, good bool) error {
 		Header: s.Header, Body: io.NopCloser(bytes.NewReader(s.Body)), Options: in.Options})
 }
 
-// The description has every status that the load and the table have met, and the table here meets nearly every line of it.
+// The description has every status that the load and the table have met, and the table here meets
+// nearly every line of it.
 func TestOpenAPI(t *testing.T) {
 	t.Parallel()
 	c := newContract(t)

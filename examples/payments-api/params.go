@@ -14,13 +14,15 @@ import (
 	"unicode/utf8"
 )
 
-// params are a request's: from JSON, or from a form with Stripe's names (metadata[reference]), by the same code behind that.
+// params are a request's parameters. They come from JSON, or from a form with Stripe's names, for
+// example metadata[reference]; the same code reads both.
 type params struct {
 	given  map[string]string
 	faults []string
 }
 
-// readParams reads the body. The layer has bounded it, and gives it to each run of the handler from its start.
+// readParams reads the body. The layer has bounded it, and gives it to each run of the handler from
+// its start.
 func readParams(r *http.Request) (*params, error) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -60,7 +62,7 @@ func readParams(r *http.Request) (*params, error) {
 		return nil, refused(http.StatusUnsupportedMediaType, "unsupported-media-type", "send application/json or application/x-www-form-urlencoded")
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.given)) {
-		if !storable(p.given[name]) { // asked here: behind the call of a payout, the database's refusal would come too late
+		if !storable(p.given[name]) { // checked here, because after a payout's call the database's refusal would come too late
 			p.faults = append(p.faults, fmt.Sprintf("%q must be UTF-8 without NUL", name))
 		}
 	}

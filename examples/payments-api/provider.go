@@ -13,10 +13,11 @@ import (
 	"github.com/onlyonce/onlyonce/examples/internal/remote"
 )
 
-// refusedAmount is what the provider pays out to nobody.
+// refusedAmount is an amount that the provider never pays out.
 const refusedAmount = 666
 
-// provider is the remote: it honours idempotency keys, takes its time, is not reliable, and remembers every call.
+// provider is the remote payment provider. It honours idempotency keys, takes its time, fails now
+// and then, and records every call.
 type provider struct {
 	*remote.Server
 
@@ -126,7 +127,8 @@ func (p *provider) count() (calls, payments, faults int) {
 	return len(p.calls), payments, p.faults
 }
 
-// byReference returns how many distinct keys have paid for each reference, and how many calls came with other bytes than their key's first.
+// byReference returns how many distinct keys have paid for each reference, and how many calls came
+// with other bytes than their key's first.
 func (p *provider) byReference() (keys map[string]int, changed int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

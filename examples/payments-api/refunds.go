@@ -11,7 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency"
 )
 
-// refund is what the API shows of one.
+// refund is a refund as the API shows it.
 type refund struct {
 	ID       string            `json:"id"`
 	Object   string            `json:"object"`
@@ -23,8 +23,9 @@ type refund struct {
 	Status   string            `json:"status"`
 }
 
-// takeBackSQL counts a refund against its charge. $1 id, $2 account, $3 amount, or null for what is left. Out: what was
-// counted before it, what is now, the currency. See captureSQL about two at once.
+// takeBackSQL counts a refund against its charge. $1 id, $2 account, $3 amount, or null for what is
+// left. Out: what was counted before it, what is now, the currency. See captureSQL about two at
+// once.
 const takeBackSQL = `
 update onlyonce_payments.charges c set refunded = c.refunded + coalesce($3, c.captured - c.refunded)
   from (select id, refunded from onlyonce_payments.charges where id = $1 and account = $2 for update) was
@@ -64,7 +65,7 @@ func (a *api) refund(r *http.Request) (*answer, error) {
 	return &answer{status: http.StatusCreated, object: out}, nil
 }
 
-// payout is what the API shows of one.
+// payout is a payout as the API shows it.
 type payout struct {
 	ID          string            `json:"id"`
 	Object      string            `json:"object"`
@@ -79,8 +80,9 @@ const insertPayoutSQL = `
 insert into onlyonce_payments.payouts (id, account, reference, amount, destination) values ($1, $2, $3, $4, $5)
 returning extract(epoch from created_at)::bigint`
 
-// payout asks the provider while the client waits. What the provider has answered is remembered as a step: should this process die behind the call,
-// the next one goes on with the same answer, or asks again under the same key where it is not known whether there was one.
+// payout calls the provider while the client waits. The provider's answer is remembered as a step.
+// If this process dies after the call, the next one continues with the same answer. If it died
+// before the answer was stored, the next one repeats the call under the same key.
 func (a *api) payout(r *http.Request) (*answer, error) {
 	in, err := readParams(r)
 	if err != nil {
@@ -91,7 +93,7 @@ func (a *api) payout(r *http.Request) (*answer, error) {
 	if err := in.fault(); err != nil {
 		return nil, err
 	}
-	// Made of the request alone: the provider must get the same bytes whoever asks.
+	// Made from the request only: the provider must get the same bytes from every process.
 	order, err := json.Marshal(instruction{Destination: destination, Reference: in.reference(), Amount: amount})
 	if err != nil {
 		return nil, err
@@ -123,7 +125,8 @@ func (a *api) payout(r *http.Request) (*answer, error) {
 	return &answer{status: http.StatusCreated, object: out}, nil
 }
 
-// ask returns what the provider has decided: 200, or 402 with its reason. Anything else is no result, 409 ("in use") above all.
+// ask returns the provider's decision: 200, or 402 with its reason. All other answers are errors,
+// for example 409 ("in use").
 func (a *api) ask(ctx context.Context, path, key string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.cfg.Provider+path, bytes.NewReader(body))
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/screen"
 )
 
-// report is the outcome of a run, and what -json prints. The names are the project's (see docs/glossary.md).
+// report is the outcome of a run, and what -json prints. The names are the project's (see
+// docs/glossary.md).
 type report struct {
 	Requests     int     `json:"requests"`      // sent, those without an answer included
 	Unique       int     `json:"unique"`        // operations, each under a key of its own

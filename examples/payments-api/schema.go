@@ -7,8 +7,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// schemaSQL makes the service's tables, which all runs share. What must hold of money is a constraint. What onlyonce promises is none:
-// reference is not unique, so that a double can happen, and would be counted.
+// schemaSQL makes the service's tables, which all runs share. Rules about money are constraints.
+// What onlyonce promises is not: reference is not unique, so that a double effect could happen, and
+// would be counted.
 const schemaSQL = `
 create schema if not exists onlyonce_payments;
 create table if not exists onlyonce_payments.charges (
@@ -64,8 +65,8 @@ select reference from onlyonce_payments.captures where account = any($1) union a
 select reference from onlyonce_payments.refunds where account = any($1) union all
 select reference from onlyonce_payments.payouts where account = any($1)`
 
-// unbalancedSQL returns the charges of some accounts whose sums do not agree with what was captured and refunded. $1 text[]. A charge that was
-// captured when it was made has no row of capture.
+// unbalancedSQL returns the charges of some accounts whose sums do not agree with what was captured
+// and refunded. $1 text[]. A charge that was captured when it was made has no row of capture.
 const unbalancedSQL = `
 select c.reference from onlyonce_payments.charges c
  where c.account = any($1)

@@ -112,7 +112,8 @@ func (s *service) rows(table string) (n int) {
 	return n
 }
 
-// A form and the same in JSON are two requests: what is compared is the bytes. Under two keys they do the same.
+// A form and the same in JSON are two requests: what is compared is the bytes. Under two keys they
+// do the same.
 func TestFormsAndJSON(t *testing.T) {
 	t.Parallel()
 	s := newService(t, nil)

@@ -21,7 +21,8 @@ const (
 	midAnswer     = "in the middle of the answer"
 )
 
-// cutter cuts the connection of the first requests under each key, and lets the next one through. It is around the layer, as a network is.
+// cutter cuts the connection of the first requests under each key, and lets the next one through.
+// It wraps the layer, because that is how a network failure looks.
 type cutter struct {
 	next  http.Handler
 	where string
@@ -79,8 +80,9 @@ func stripeClient(url string, client *http.Client) *stripe.Client {
 	return stripe.NewClient("sk_test_1", stripe.WithBackends(&stripe.Backends{API: backend, Connect: backend, Uploads: backend}))
 }
 
-// Stripe's own library, as it is, against this API: it writes forms, makes keys, and asks again by itself when a connection breaks. Wherever
-// it breaks there is one charge, one capture, one refund, and one call to the provider for each.
+// Stripe's own library, as it is, against this API: it writes forms, makes keys, and asks again by
+// itself when a connection breaks. Wherever it breaks there is one charge, one capture, one refund,
+// and one call to the provider for each.
 func TestStripesLibrary(t *testing.T) {
 	t.Parallel()
 	for _, where := range []string{"nowhere", beforeHandler, afterCommit, midAnswer} {

@@ -29,7 +29,8 @@ import (
 // patience bounds what tests wait for; nothing is judged by how long it took.
 var patience = pgtest.Patience(time.Minute)
 
-// python returns an interpreter that has psycopg 3. Debian's is asked first: another one in the path may not see its packages.
+// python returns an interpreter that has psycopg 3. Debian's is asked first: another one in the
+// path may not see its packages.
 func python(t *testing.T) string {
 	t.Helper()
 	for _, name := range []string{"/usr/bin/python3", "python3"} {
@@ -79,8 +80,9 @@ func start(t *testing.T, interpreter, database string) *worker {
 	return w
 }
 
-// deliver is the broker's part: it hands a worker messages until each was acknowledged once at least, and kills it after the kills-th
-// acknowledgement with more of them under way; then another one gets everything that was not acknowledged, and some that was.
+// deliver is the broker's part: it hands a worker messages until each was acknowledged once at
+// least, and kills it after the kills-th acknowledgement with more of them under way; then another
+// one gets everything that was not acknowledged, and some that was.
 func deliver(t *testing.T, interpreter, database string, messages []string, kills int, told func(id, outcome string)) {
 	for len(messages) > 0 {
 		w := start(t, interpreter, database)
@@ -113,9 +115,9 @@ func deliver(t *testing.T, interpreter, database string, messages []string, kill
 	}
 }
 
-// Messages come from three loops at once, in any order, most of them more than once, with workers killed among them; one id comes with two
-// payloads. Each order has one row, each conflict is set aside, and a Go relay makes one charge for each order, under the key that
-// Go derives too.
+// Messages come from three loops at once, in any order, most of them more than once, with workers
+// killed among them; one id comes with two payloads. Each order has one row, each conflict is set
+// aside, and a Go relay makes one charge for each order, under the key that Go derives too.
 func TestWorker(t *testing.T) {
 	t.Parallel()
 	interpreter := python(t)

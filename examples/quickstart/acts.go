@@ -9,8 +9,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/screen"
 )
 
-// partsPerKill is how many parts of the stream a kill may use up: a SIGKILL that comes between two batches does not count, and is
-// tried again. Two parts are for the rebalance, and one at least is left for the end.
+// partsPerKill is how many parts of the stream a kill may use. A SIGKILL between two batches does
+// not count, and is tried again. Two parts are for the rebalance, and at least one is left for the
+// end.
 const partsPerKill = 3
 
 // next produces the next part of the stream; false: only the last one is left.
@@ -28,8 +29,9 @@ func (d *demo) firstKills(ctx context.Context) error { return d.killUntil(ctx, (
 
 func (d *demo) otherKills(ctx context.Context) error { return d.killUntil(ctx, d.opts.kills) }
 
-// killUntil kills workers in the middle of a batch until so many kills have hit one. Each victim is replaced at once, and the
-// next kill waits until every partition is in somebody's hands again.
+// killUntil kills workers until the given number of kills has hit one in the middle of a batch.
+// Each victim is replaced at once, and the next kill waits until every partition has an owner
+// again.
 func (d *demo) killUntil(ctx context.Context, wanted int) error {
 	missed := false
 	for d.inBatch < wanted {
@@ -58,7 +60,7 @@ func (d *demo) killUntil(ctx context.Context, wanted int) error {
 	return nil
 }
 
-// manyKills is from how many on they are not all told.
+// manyKills is the number of kills from which on they are no longer printed one by one.
 const manyKills = 20
 
 func (d *demo) tellKill(format string, args ...any) {
@@ -117,7 +119,7 @@ func (d *demo) rebalance(ctx context.Context) error {
 		return err
 	}
 	mark = d.fleet.Mark()
-	if p = d.fleet.Newest(); p == nil { // another one, should somebody have killed that one
+	if p = d.fleet.Newest(); p == nil { // another one, if that one was killed
 		return errors.New("no worker is left")
 	}
 	d.fleet.Leave(p)
@@ -145,8 +147,9 @@ func (d *demo) finishStream(ctx context.Context) error {
 	return nil
 }
 
-// resetOffsets sets the group's committed offsets back to the beginning while nobody is in the group, as an operator may, by
-// mistake. Kafka then offers every record again. The cursors in Postgres are the authority, and stay.
+// resetOffsets sets the group's committed offsets back to the beginning while the group has no
+// member, which an operator may do by mistake. Kafka then delivers every record again. The cursors
+// in Postgres decide, and they do not move.
 func (d *demo) resetOffsets(ctx context.Context) error {
 	if err := d.fleet.Stop(stopTimeout); err != nil {
 		return err
@@ -170,7 +173,7 @@ func (d *demo) resetOffsets(ctx context.Context) error {
 	if err := d.startWorkers(ctx, "reset"); err != nil {
 		return err
 	}
-	// Each worker commits, as its first act, where its cursor stands.
+	// As its first act, each worker commits the offset of its cursor.
 	err = d.wait(ctx, "the group's committed offsets to be where the cursors are", func(ctx context.Context) (bool, string, error) {
 		committed, err := k.Committed(ctx, d.scope(), d.topic, d.opts.partitions)
 		if err != nil {
@@ -195,7 +198,8 @@ func (d *demo) resetOffsets(ctx context.Context) error {
 	return nil
 }
 
-// produceAgain produces the whole stream a second time, under the same ids, as a producer does that lost its own memory.
+// produceAgain produces the whole stream a second time, under the same ids, like a producer that
+// has lost its own state.
 func (d *demo) produceAgain(ctx context.Context) error {
 	before := d.written.Load()
 	if err := d.produce(ctx, d.stream.records); err != nil {

@@ -67,7 +67,8 @@ func TestInput(t *testing.T) {
 	}
 }
 
-// The payment endpoint charges once for each key, however often it is called and however it answers.
+// The payment endpoint charges once for each key, however often it is called and however it
+// answers.
 func TestPayments(t *testing.T) {
 	p := &payments{keys: map[string]paid{}}
 	body := order{ID: "a", AmountCents: 7}.charge()

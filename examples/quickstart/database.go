@@ -11,7 +11,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/check"
 )
 
-// tableSQL makes the table of effects, which all runs share. Without a unique constraint: a double must be able to happen.
+// tableSQL makes the table of effects, which all runs share. It has no unique constraint, so that a
+// double could happen.
 const tableSQL = `
 create schema if not exists onlyonce_quickstart;
 create table if not exists onlyonce_quickstart.effects (
@@ -101,7 +102,7 @@ func (d *demo) collect(ctx context.Context) (f outcome, err error) {
 	return f, nil
 }
 
-// key is what stands for a message id in the tables of onlyonce.
+// key is the form of a message id in onlyonce's tables.
 func (d *demo) key(id string) uuid.UUID {
 	return uuid.UUID(dedupe.Key{Scope: d.scope(), ID: id, Fingerprint: dedupe.NoFingerprint}.Hash())
 }

@@ -1,10 +1,12 @@
-// Quickstart is onlyonce's main job in one command:
+// Quickstart demonstrates onlyonce's main job in one command:
 //
 //	go run ./examples/quickstart
 //
-// worker.go holds what a user of onlyonce writes; the rest produces, attacks, and counts. A worker is this program executed
-// once more, so that it can be killed with SIGKILL like any other process. Exit status: 0 every effect is there once; 1
-// one is missing or doubled, or the run got stuck; 2 usage or environment; 130 interrupted.
+// worker.go is what a user of onlyonce writes; the rest produces, attacks and counts. A worker is
+// this program, started once more, so that it can be killed with SIGKILL like any other process.
+//
+// Exit status: 0 if every effect is there once; 1 if one is missing or doubled, or if the run got
+// stuck; 2 for errors of usage or environment; 130 if it was interrupted.
 package main
 
 import (

@@ -20,14 +20,14 @@ import (
 // idHeader is the record header that carries the message id of generated orders.
 const idHeader = "message-id"
 
-// order is what the handler works with.
+// order is the content of a message.
 type order struct {
 	ID          string `json:"id"`
 	Customer    string `json:"customer,omitempty"`
 	AmountCents int64  `json:"amount_cents"`
 }
 
-// parseOrder reads a generated order. A few of them are wrong, and no retry will mend that.
+// parseOrder reads a generated order. A few of them are invalid, and no retry can change that.
 func parseOrder(value []byte) (order, error) {
 	var o order
 	if err := json.Unmarshal(value, &o); err != nil {
@@ -39,7 +39,8 @@ func parseOrder(value []byte) (order, error) {
 	return o, nil
 }
 
-// charge is the body of the call to the payment endpoint. It holds nothing that would differ when the order is handled again.
+// charge is the body of the call to the payment endpoint. It holds nothing that would differ when
+// the order is handled again.
 func (o order) charge() []byte {
 	body, err := json.Marshal(charge{Order: o.ID, AmountCents: o.AmountCents})
 	if err != nil {
@@ -54,14 +55,15 @@ type charge struct {
 	AmountCents int64  `json:"amount_cents"`
 }
 
-// stream is everything that is produced: which messages there are, and in which order their copies are written.
+// stream is everything that is produced: which messages there are, and in which order their copies
+// are written.
 type stream struct {
 	ids     []string // unique message ids
 	lines   [][]byte // the user's own messages; nil: they are generated
 	records []workload.Record
 }
 
-// generate makes n orders, of which a fraction stands in the stream twice.
+// generate makes n orders; a fraction of them is in the stream twice.
 func generate(n int, duplicates float64) *stream {
 	s := &stream{ids: make([]string, n)}
 	order := make([]int, n)
@@ -85,7 +87,8 @@ func (s *stream) kafka(r workload.Record, partitions int) kafka.Message {
 	if s.lines != nil {
 		m.Value = s.lines[r.Message]
 	} else {
-		// A customer's orders share a partition. The record key names the customer, and is no message id.
+		// A customer's orders share a partition. The record key names the customer, and is no
+		// message id.
 		home = "customer-" + strconv.Itoa(int(workload.Hash(id)%1000))
 		m.Key, m.Value = []byte(home), generated(id, home, r.Message, len(s.ids))
 	}
@@ -93,7 +96,8 @@ func (s *stream) kafka(r workload.Record, partitions int) kafka.Message {
 	return m
 }
 
-// generated is order number i of n. One in 500 is wrong, and at least one: half of them cannot be read, the others hold a negative amount.
+// generated is order number i of n. One in 500 is wrong, and at least one: half of them cannot be
+// read, the others hold a negative amount.
 func generated(id, customer string, i, n int) []byte {
 	o := order{ID: id, Customer: customer, AmountCents: int64(100 + workload.Hash(id)%100_000)}
 	if i%500 == min(250, n/2) {

@@ -10,7 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/examples/internal/remote"
 )
 
-// payments is the remote: a small HTTP server that honours idempotency keys, and is not reliable.
+// payments is the remote payment service: a small HTTP server that honours idempotency keys and
+// fails now and then.
 type payments struct {
 	*remote.Server
 
@@ -54,7 +55,7 @@ func (p *payments) charge(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// badRequest is how a call ends that nobody should have made.
+// badRequest is the answer to a call that must not happen.
 const badRequest remote.Fault = "bad request"
 
 // apply charges once for each key, and says how the call is to end.
@@ -89,7 +90,8 @@ func (p *payments) count() (calls, keys, faults int) {
 	return p.calls, len(p.keys), p.faults
 }
 
-// orders returns how many distinct keys charged each order, and how many calls came with another body than their key's first.
+// orders returns how many distinct keys charged each order, and how many calls came with another
+// body than their key's first.
 func (p *payments) orders() (keys map[string]int, changed int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,7 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/screen"
 )
 
-// report is the outcome of a run, and what -json prints. The names are the project's (see docs/glossary.md).
+// report is the outcome of a run, and what -json prints. The names are the project's (see
+// docs/glossary.md).
 type report struct {
 	Produced          int     `json:"produced"`            // records written, copies and second production included
 	Unique            int     `json:"unique"`              // distinct message ids

@@ -48,7 +48,8 @@ const stopTimeout = 30 * time.Second
 // slice is how many records are written at a time.
 const slice = 2000
 
-// newDemo names a run. Its scope, topic, group, sink and rows are its own, so that one database serves any number of runs.
+// newDemo names a run. Its scope, topic, group, sink and rows are its own, so that one database
+// serves any number of runs.
 func newDemo(o options, s *stream, srv *servers.Servers, to *screen.Screen, tamper func(context.Context, *demo) error) *demo {
 	run := strings.ToLower(crand.Text()[:8])
 	return &demo{opts: o, stream: s, rest: s.records, servers: srv, screen: to, run: run, random: rand.New(rand.NewPCG(rand.Uint64(), 0)),
@@ -128,8 +129,8 @@ func (d *demo) startWorkers(ctx context.Context, what string) error {
 	return nil
 }
 
-// produce writes records and waits until they are acknowledged. What brokers refuse, or do not answer, is written again; should
-// it have arrived all the same there is one more duplicate.
+// produce writes records and waits until they are acknowledged. What brokers refuse, or do not
+// answer, is written again; should it have arrived all the same there is one more duplicate.
 func (d *demo) produce(ctx context.Context, records []workload.Record) error {
 	for len(records) > 0 {
 		n := min(slice, len(records))

@@ -13,7 +13,8 @@ import (
 // pollEvery is how often a condition is looked at.
 const pollEvery = 50 * time.Millisecond
 
-// stuckError says that nothing moved any more. It is a failed check: liveness is part of what is shown.
+// stuckError means that there was no progress for too long. It is a failed check, because the
+// example shows liveness too.
 type stuckError struct {
 	what  string
 	after time.Duration
@@ -24,8 +25,8 @@ func (e *stuckError) Error() string {
 	return fmt.Sprintf("stuck: waited %v for %s, and nothing moved:\n  %s", e.after, e.what, strings.Join(e.state, "\n  "))
 }
 
-// wait returns when cond is true. It gives up when a worker has ended by itself, and when what cond calls its progress has not
-// changed for as long as -patience says; "" is no progress.
+// wait returns when cond is true. It gives up if a worker has ended by itself, or if the progress
+// that cond returns has not changed for the time of -patience; "" counts as no progress.
 func (d *demo) wait(ctx context.Context, what string, cond func(ctx context.Context) (done bool, progress string, err error)) error {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
@@ -54,7 +55,7 @@ func (d *demo) wait(ctx context.Context, what string, cond func(ctx context.Cont
 	}
 }
 
-// stuck tells all that may help to understand why nothing moves.
+// stuck prints what may help to understand why there is no progress.
 func (d *demo) stuck(ctx context.Context, what string, err error) error {
 	e := &stuckError{what: what, after: d.opts.patience}
 	note := func(format string, args ...any) { e.state = append(e.state, fmt.Sprintf(format, args...)) }

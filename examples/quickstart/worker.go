@@ -28,11 +28,12 @@ type workerConfig struct {
 	Connections  int32
 }
 
-// effectSQL is the handler's own write. The table has no unique constraint: an order applied twice would show.
+// effectSQL is the handler's own write. The table has no unique constraint: an order applied twice
+// would show.
 const effectSQL = `insert into onlyonce_quickstart.effects (run, order_id, amount_cents, worker) values ($1, $2, $3, $4)`
 
-// handler is what a user of onlyonce writes: the effects of one message, in the transaction that it is given, and an outbound
-// call that belongs to them.
+// handler is what a user of onlyonce writes: the effects of one message, in the transaction that it
+// is given, and an outbound call that belongs to them.
 func (w *worker) handler(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	if err := w.Entered(m); err != nil {
 		return err
@@ -53,7 +54,8 @@ func (w *worker) order(m *consumer.Message) (order, error) {
 	return parseOrder(m.Value)
 }
 
-// run consumes, and sends the outbox's calls, until ctx ends. Every worker runs a relay; the sink's lease decides whose sends.
+// run consumes, and sends the outbox's calls, until ctx ends. Every worker runs a relay; the sink's
+// lease decides whose sends.
 func (w *worker) run(ctx context.Context) error {
 	pool, err := servers.OpenPool(ctx, w.cfg.Postgres, w.cfg.Connections)
 	if err != nil {

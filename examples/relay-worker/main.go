@@ -1,5 +1,6 @@
-// Relay-worker shows `onlyonce relay` at work: it plays a service that enqueues calls, and the remote that they are for. The relay between
-// the two is a process of its own; README.md has the commands.
+// Relay-worker shows `onlyonce relay` at work: it plays a service that enqueues calls, and the
+// remote that they are for. The relay between the two is a process of its own; README.md has the
+// commands.
 //
 // Exit status: 0 each committed call was applied once; 1 one was not; 2 usage or environment.
 package main
@@ -90,8 +91,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return r.report(stdout, keys, committed)
 }
 
-// enqueue is the service. Each call is committed with what asks for it (here, nothing else); and of as many transactions that roll
-// back nobody must ever hear. It returns the keys of the calls that were committed.
+// enqueue is the service. It commits each call with the data that needs it (here, none), and rolls
+// back as many transactions, whose calls must never be sent. It returns the keys of the committed
+// calls.
 func enqueue(ctx context.Context, pool *pgxpool.Pool, n int) (map[string]bool, error) {
 	undone := errors.New("rolled back on purpose")
 	this := uuid.NewString() // of this run: calls of another one are others
@@ -125,7 +127,8 @@ func keysOf(ctx context.Context, pool *pgxpool.Pool, run string) (map[string]boo
 	return keys, err
 }
 
-// remote applies each call once, by its idempotency key, and fails every fifth request: in turns before it applies the call, and after.
+// remote applies each call once, by its idempotency key, and fails every fifth request: in turns
+// before it applies the call, and after.
 type remote struct {
 	moved chan struct{}
 

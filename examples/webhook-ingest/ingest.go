@@ -45,7 +45,8 @@ func version(e *webhook.Event) (object string, n int64, err error) {
 
 var errNotNow = errors.New("not now")
 
-// handle applies an event. One in eight fails at first: a worker tries again, and an inline handler's sender does.
+// handle applies an event. One in eight fails at first: a worker tries again, and an inline
+// handler's sender does.
 func (in *ingest) handle(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 	e, err := webhook.EventOf(m)
 	if err != nil {
@@ -61,7 +62,7 @@ func (in *ingest) handle(_ context.Context, tx consumer.Tx, m *consumer.Message)
 		in.failed[m.ID()] = true
 	}
 	in.mu.Unlock()
-	// There is no unique constraint: what is applied twice stands there twice.
+	// There is no unique constraint, so that an event that is applied twice leaves two rows.
 	tx.Queue(`insert into webhook_ingest_effects (run, endpoint, id, object, version) values ($1, $2, $3, $4, $5)`, in.run, m.Topic, e.ID, object, n)
 	if first {
 		return errNotNow
@@ -117,7 +118,8 @@ func (in *ingest) serve(ctx context.Context, ps []*provider, ready chan<- struct
 	return err
 }
 
-// leftSQL counts stored events of the run that are still to be handled. In: run, the endpoints' suffix.
+// leftSQL counts stored events of the run that are still to be handled. In: run, the endpoints'
+// suffix.
 const leftSQL = `
 select coalesce(sum(b.next_offset - coalesce(c.next_offset, 0)), 0)::bigint
   from onlyonce.streams s
@@ -143,7 +145,7 @@ func (in *ingest) drained(ctx context.Context) error {
 	}
 }
 
-// tidySQL removes what a run has left in a database that is somebody's. In: run.
+// tidySQL removes what a run has left in the user's own database. In: run.
 var tidySQL = []string{
 	`delete from webhook_ingest_effects where run = $1`,
 	`delete from onlyonce.inbox i using onlyonce.webhook_ids w where w.endpoint like '%-' || $1 and i.key = w.key`,

@@ -1,9 +1,11 @@
-// Webhook-ingest receives the webhooks of seven providers on one server, from senders that deliver each event several times, out of
-// order, tampered with and too late, and counts what became of them.
+// Webhook-ingest receives the webhooks of seven providers on one server, from senders that deliver
+// each event several times, out of order, tampered with and too late, and counts what became of
+// them.
 //
 //	go -C examples/webhook-ingest run .
 //
-// Exit status: 0 every event took effect once, or was overtaken, and nothing else did; 1 not so; 2 usage or environment; 130 interrupted.
+// Exit status: 0 every event took effect once, or was overtaken, and nothing else did; 1 not so; 2
+// usage or environment; 130 interrupted.
 package main
 
 import (

@@ -107,7 +107,8 @@ func (x *proof) perform(ctx context.Context, url, run string) (r *result, err er
 	return r, nil
 }
 
-// send sends everything: first the events, with copies and what was tampered with among them; then what somebody has recorded.
+// send sends everything: first the events, among them copies and requests that were tampered with;
+// then the recorded requests.
 func (x *proof) send(ctx context.Context, in *ingest) (*result, error) {
 	for x.o.seed == 0 {
 		x.o.seed = rand.Uint64()

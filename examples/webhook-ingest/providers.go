@@ -26,8 +26,9 @@ type provider struct {
 	secret string
 	inline bool // its events are handled in the receiver's transaction
 	timed  bool // it signs a time
-	idSaid bool // and not signed: the id stands in a header that nothing covers
-	// sign makes the headers of a request. Where a provider has a library for Go it is that which signs.
+	idSaid bool // the event's id is in a header that is not signed
+	// sign makes the headers of a request. Where a provider has a library for Go it is that which
+	// signs.
 	sign func(secret, id, kind string, at time.Time, body []byte) (http.Header, error)
 }
 
@@ -96,7 +97,7 @@ func providers() []*provider {
 	}
 }
 
-// event is one logical event, and what is told of it.
+// event is one event, and the requests that report it.
 type event struct {
 	id, kind string
 	object   string // what it is about; empty: it is compared with no other
@@ -104,7 +105,8 @@ type event struct {
 	body     []byte
 }
 
-// payload is what events of this program's own making say: the members that the providers have, each where it looks for them.
+// payload is what events of this program's own making say: the members that the providers have,
+// each where it looks for them.
 type payload struct {
 	ID      string            `json:"id"`
 	EventID string            `json:"event_id"`
@@ -128,8 +130,8 @@ func events(p *provider, n int) ([]*event, error) {
 	return all, nil
 }
 
-// githubEvents reads GitHub's own payloads, as the npm package @octokit/webhooks-examples has them: no two of them alike, and no ping, which
-// is a probe and no event.
+// githubEvents reads GitHub's own payloads, as the npm package @octokit/webhooks-examples has them:
+// no two of them alike, and no ping, which is a probe and no event.
 func githubEvents(file string) ([]*event, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -70,7 +70,7 @@ func tampered(p *provider, e *event, n int) job {
 		case kind == 0 && p.timed:
 			at = at.Add(-time.Hour) // recorded an hour ago
 		case kind == 1:
-			secret = standardSecret[:len(standardSecret)-4] + "AAAA" // somebody else's
+			secret = standardSecret[:len(standardSecret)-4] + "AAAA" // not the provider's secret
 		}
 		h, err := p.sign(secret, e.id, e.kind, at, body)
 		switch kind := n % 4; {
@@ -84,7 +84,8 @@ func tampered(p *provider, e *event, n int) job {
 	}}
 }
 
-// recorded is a good request, sent again by somebody who has no secret: under another id, where nothing signs that.
+// recorded is a valid request that an attacker without the secret sends again: under another id, if
+// the provider does not sign the id.
 func recorded(p *provider, e *event, n int) job {
 	return job{p, e, "recorded", func() (http.Header, []byte, error) {
 		h, err := p.sign(p.secret, fmt.Sprintf("recorded_%d", n), e.kind, time.Now(), e.body)
@@ -115,7 +116,7 @@ func (s *sender) send(ctx context.Context, jobs []job) error {
 	return errs[slices.IndexFunc(append(errs, io.EOF), func(err error) bool { return err != nil })%len(errs)]
 }
 
-// one delivers a request, and again for as long as it is told to come again.
+// one delivers a request, and repeats it while the answer asks for that.
 func (s *sender) one(ctx context.Context, j job) error {
 	for ctx.Err() == nil {
 		h, body, err := j.make()

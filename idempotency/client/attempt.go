@@ -21,7 +21,7 @@ type attempt struct {
 	resp   *http.Response
 	err    error
 	cancel context.CancelCauseFunc
-	timer  *time.Timer // cancels, while it runs
+	timer  *time.Timer // cancels the attempt when it fires
 }
 
 func (a *attempt) status() int {
@@ -31,21 +31,21 @@ func (a *attempt) status() int {
 	return a.resp.StatusCode
 }
 
-// silent is the error of an attempt that had no answer in its time.
+// silent is the error of an attempt that got no answer in its time.
 type silent struct{ after time.Duration }
 
 func (s silent) Error() string { return fmt.Sprintf("no answer within %v", s.after) }
 
-// Timeout tells http.Client and others that it is one.
+// Timeout reports true, for http.Client and others.
 func (silent) Timeout() bool { return true }
 
 var errClosed = errors.New("idempotency/client: the answer's body was closed")
 
-// attempt makes one. Its context lives until the answer's body is closed.
+// attempt makes one attempt. Its context lives until the answer's body is closed.
 func (o *operation) attempt(ctx context.Context) *attempt {
 	a := &attempt{}
 	ctx, a.cancel = context.WithCancelCause(ctx)
-	req := o.request.Clone(ctx) // a header map of its own: a transport may go on reading it after it has returned
+	req := o.request.Clone(ctx) // a header map of its own, because a transport may read it after it has returned
 	if a.err = o.body.put(req); a.err != nil {
 		a.cancel(a.err)
 		return a
@@ -62,11 +62,11 @@ func (o *operation) attempt(ctx context.Context) *attempt {
 			resp.Body = http.NoBody
 		}
 		resp.Request = o.request
-		if resp.StatusCode != http.StatusSwitchingProtocols { // that one's body can be written to
+		if resp.StatusCode != http.StatusSwitchingProtocols { // its body can also be written to
 			resp.Body = &answerBody{resp.Body, resp.Body, a.cancel}
 		}
 		a.resp = resp
-	case err == nil: // its context is cancelled: the body would break off
+	case err == nil: // its context is cancelled, so that the body would break off
 		_ = resp.Body.Close()
 		a.err = late
 	case errors.Is(context.Cause(ctx), late):
@@ -91,8 +91,9 @@ func (b *answerBody) Close() error {
 	return err
 }
 
-// drain disposes of an answer that is to be asked for again, unless its body says that this is of no use: a problem (RFC 9457)
-// with a member "retryable" that is false. Then the answer is as good as new.
+// drain closes an answer before the next attempt, unless its body says that another attempt is of
+// no use: a problem (RFC 9457) whose member "retryable" is false. In that case it returns false,
+// and the answer can still be read.
 func (a *attempt) drain() (again bool) {
 	a.timer.Reset(drainTime)
 	defer a.timer.Stop()

@@ -11,13 +11,14 @@ import (
 // body is a request's body as each attempt sends it.
 type body struct {
 	bytes  []byte
-	again  func() (io.ReadCloser, error) // instead of bytes, for long ones
-	length int64                         // -1: not known, or not to be announced
+	again  func() (io.ReadCloser, error) // instead of bytes, for long bodies
+	length int64                         // -1 if it is not known, or must not be announced
 }
 
-// load takes the body out of a request and closes it. It is held in memory up to most bytes even where the request has a
-// GetBody: then the attempts' bytes are the same by construction. A GetBody is trusted beyond. (Middleware that
-// has exchanged the Body and left the GetBody behind is a known mistake, which would send another body under the same key.)
+// load takes the body out of a request and closes it. Up to most bytes are held in memory, even if
+// the request has a GetBody: then all attempts certainly send the same bytes. Longer bodies rely on
+// GetBody. (Middleware that replaces Body and forgets GetBody is a known mistake; it would send
+// another body under the same key.)
 func load(req *http.Request, most int64) (*body, error) {
 	if req.Body == nil || req.Body == http.NoBody {
 		return &body{}, nil
@@ -25,7 +26,7 @@ func load(req *http.Request, most int64) (*body, error) {
 	defer func() { _ = req.Body.Close() }()
 	b := &body{length: req.ContentLength}
 	if b.length == 0 {
-		b.length = -1 // a body without a length: net/http's way to say that it is not known
+		b.length = -1 // a body with length 0 means that the length is not known, to net/http
 	}
 	if b.length <= most {
 		var err error
@@ -50,15 +51,20 @@ func load(req *http.Request, most int64) (*body, error) {
 	return b, nil
 }
 
-// keyHeaders are those at which Go's transport takes a request for one that it may repeat (Go issue 19943).
+// keyHeaders are the headers at which Go's transport considers a request safe to repeat (Go issue
+// 19943).
 var keyHeaders = []string{"Idempotency-Key", "X-Idempotency-Key"}
 
-// put gives an attempt the body, in a form that Go's transport does not send again by itself (O7): on a kept connection that
-// dies after the request it repeats a keyed POST whose body it can rewind, so that there are more attempts than were counted,
-// and two at once when the first is still running. It can rewind a body with a GetBody, and one that is empty. An empty one
-// cannot be disguised without sending it in chunks, so there it is the header: Go looks for its canonical name, and HTTP does
-// not care (RFC 9110 section 5.1). Over HTTP/2 it still repeats an empty one where the server says that it has not looked at
-// it, which does no harm.
+// put sets an attempt's body in a form that Go's transport does not send again by itself (O7). If a
+// kept-alive connection dies after the request, Go repeats a POST with a key if it can rewind the
+// body. Then there are more attempts than were counted, and two at once if the first one is still
+// running.
+//
+// Go can rewind a body with a GetBody, and an empty one. So put removes GetBody. An empty body
+// cannot be hidden without sending it in chunks, so there put writes the key's header in lower
+// case: Go looks for the canonical name, and HTTP ignores the case (RFC 9110 section 5.1). Over
+// HTTP/2 Go still repeats an empty request if the server says that it has not looked at it, which
+// is harmless.
 func (b *body) put(req *http.Request) error {
 	req.GetBody = nil
 	req.ContentLength = b.length

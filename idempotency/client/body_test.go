@@ -10,7 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
-// stream is a body whose length nobody knows.
+// stream is a body of unknown length.
 type stream struct {
 	io.Reader
 	closed int

@@ -32,9 +32,9 @@ type Config struct {
 	// server runs (H11: 30 s) whose answer was lost. Defaults to 8.
 	Attempts int
 
-	// AttemptTimeout is how long an attempt may take until the answer's headers arrive, from 1 ms to
-	// 1 hour. If it is shorter than the server's handlers take, attempts cannot succeed; if it is
-	// longer, recovery from a connection that died silently is delayed. Defaults to 40 s.
+	// AttemptTimeout is how long an attempt may take until the answer's headers arrive, from 1 ms
+	// to 1 hour. If it is shorter than the server's handlers take, attempts cannot succeed; if it
+	// is longer, recovery from a connection that died silently is delayed. Defaults to 40 s.
 	AttemptTimeout time.Duration
 
 	// TotalTime bounds all attempts and the waits between them, from 1 ms to 24 hours. It must be

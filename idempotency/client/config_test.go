@@ -10,7 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
-// Every fault is told at once, each by the name of its field.
+// One error lists every fault, each by the name of its field.
 func TestConfigFaults(t *testing.T) {
 	t.Parallel()
 	_, err := client.NewTransport(client.Config{

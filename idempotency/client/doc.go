@@ -28,9 +28,9 @@
 // # What it promises
 //
 // All attempts at an operation carry one key and the same body, and each attempt is counted: Go's
-// own transport, which silently repeats a keyed POST whose connection has died, is kept from it.
-// An attempt begins after the one before it was given up. If a server is still working on that one,
-// it answers 409 with a Retry-After.
+// own transport, which silently repeats a keyed POST whose connection has died, is kept from it. An
+// attempt begins after the one before it was given up. If a server is still working on that one, it
+// answers 409 with a Retry-After.
 //
 // It asks again after errors of the network, 409 with a Retry-After, 425, 429 and 5xx except 501,
 // 505 and 511. It does not ask again if the answer is a problem (RFC 9457) whose member "retryable"
@@ -45,19 +45,19 @@
 // # What it does not do
 //
 //   - It does not make a server keep keys. A server that ignores them applies each attempt.
-//   - It does not outlast the server's memory. A server keeps keys for a time, for example 24 hours;
-//     a retry after that is a new operation. Config.TotalTime keeps one call below it; a client
-//     that comes back days later must first look whether the operation was applied.
-//   - It does not decide what an open outcome means. After a [*TransportError], and after a 409, 425,
-//     429 or 5xx that it returns, the outcome is unknown: ask again later, under the same key.
-//   - It does not ask again on purpose. A final refusal, for example a declined charge, is stored and
-//     answered again under its key. To want it another time takes another key: the next Version of
-//     an [Intent].
-//   - It does not sign. A transport that signs belongs in Config.Base, where it sees each attempt. A
-//     transport around this one that repeats requests must set the key, or each of its repetitions
-//     is an operation of its own.
-//   - If an answer's body breaks off, it does not ask again, because the caller has begun to read: ask
-//     again under the same key.
+//   - It does not outlast the server's memory. A server keeps keys for a time, for example 24
+//     hours; a retry after that is a new operation. Config.TotalTime keeps one call below it; a
+//     client that comes back days later must first look whether the operation was applied.
+//   - It does not decide what an open outcome means. After a [*TransportError], and after a 409,
+//     425, 429 or 5xx that it returns, the outcome is unknown: ask again later, under the same key.
+//   - It does not ask again on purpose. A final refusal, for example a declined charge, is stored
+//     and answered again under its key. To want it another time takes another key: the next Version
+//     of an [Intent].
+//   - It does not sign. A transport that signs belongs in Config.Base, where it sees each attempt.
+//     A transport around this one that repeats requests must set the key, or each of its
+//     repetitions is an operation of its own.
+//   - If an answer's body breaks off, it does not ask again, because the caller has begun to read:
+//     ask again under the same key.
 //   - Requests without a body carry the header's name in lower case where they reach Base, so that
 //     Header.Get does not find it there; on the wire it is the same.
 package client

@@ -43,7 +43,8 @@ type sent struct {
 	contentLength int64
 }
 
-// script is a base transport that plays answers, one for each attempt, and the last one for all that follow.
+// script is a base transport that plays answers, one for each attempt, and the last one for all
+// that follow.
 type script struct {
 	plays []play
 

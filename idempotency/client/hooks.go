@@ -6,34 +6,37 @@ import (
 	"time"
 )
 
-// Hooks are called in pairs around each attempt, in the goroutine that makes it. Nil hooks are skipped. The structs
-// may grow.
+// Hooks observe attempts. They are called in pairs around each attempt, in the goroutine that makes
+// it. Nil hooks are skipped. The structs may get more fields.
 type Hooks struct {
-	// AttemptStart is called before an attempt. The context it returns is the attempt's and that of its end: put a span into it.
+	// AttemptStart is called before an attempt. The attempt and its AttemptEnd get the context that
+	// it returns, for example one with a span.
 	AttemptStart func(context.Context, AttemptStart) context.Context
-	// AttemptEnd is called when it is known what becomes of the attempt, before the wait for the next one.
+	// AttemptEnd is called when the outcome of the attempt is known, before the wait for the next
+	// one.
 	AttemptEnd func(context.Context, AttemptEnd)
 }
 
-// AttemptStart tells which attempt begins.
+// AttemptStart describes an attempt that begins.
 type AttemptStart struct {
 	// Key is the operation's, as [WithKey] takes it.
 	Key string
 	// Attempt counts from 1.
 	Attempt int
-	// Request carries the key. It is shared by the attempts and has no body: read it and leave it as it is.
+	// Request is the request with its key and without its body. The attempts share it: do not
+	// change it.
 	Request *http.Request
 }
 
-// AttemptEnd tells how an attempt ended.
+// AttemptEnd describes how an attempt ended.
 type AttemptEnd struct {
 	Key     string
 	Attempt int
-	// Status is the answer's; 0 if there was none.
+	// Status is the answer's status, 0 if there was no answer.
 	Status int
-	// Err is why there was none.
+	// Err is why there was no answer, or nil.
 	Err error
-	// Again says that another attempt follows, after Wait.
+	// Again is true if another attempt follows, after Wait.
 	Again bool
 	Wait  time.Duration
 }

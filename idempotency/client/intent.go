@@ -8,39 +8,50 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// Intent is what somebody wants done once, told by what does not change when it is tried again: after a crash, on another
-// machine, by another version of the program.
+// Intent describes an operation that a client wants done once. It contains only what does not
+// change if the client tries again after a crash, on another machine, or with another version of
+// the program.
 type Intent struct {
-	// Name says what is to be done, and for whom it is told apart: "checkout/charge". Required.
+	// Name is the kind of operation, for example "checkout/charge". Use different names for
+	// different purposes. Required.
 	Name string
 
-	// Version counts how often it is wanted on purpose, from 1. Required. A final refusal is an answer like any other (H13): a
-	// charge that was declined is declined again under its key, byte for byte. Who wants to try another time, after the
-	// customer has topped up his account, say, asks with the next version. Store it with the thing that the intent is about,
-	// before the request; a version that is counted while sending is no longer the same after a crash.
+	// Version counts how often the operation is wanted on purpose, from 1. A final refusal is an
+	// answer like any other (H13): a declined charge is declined again under its key, byte for
+	// byte. To try once more, for example after the customer has topped up the account, use the
+	// next version. Store the version with the thing that the intent is about before you send the
+	// request; a version that is counted while sending differs after a crash. Required.
 	Version int
 
-	// Parts say which one: the order, the line. At least one, none empty: an empty part is mostly an id that is not known yet,
-	// and all operations without it would be one. Nothing that differs when it is tried again (times, counters, random values),
-	// and nothing that is to be noticed when it differs, such as the amount: that belongs into the body alone, where a server
-	// answers 422 and does not charge twice.
+	// Parts identify the operation among those of its name, for example the order's id and the
+	// line. At least one is required, and none may be empty: an empty part is mostly an id that is
+	// not known yet, and all operations without it would be one.
+	//
+	// Leave out what differs when the client tries again: times, counters, random values. Also
+	// leave out what must not differ, for example the amount. It belongs in the body only: if it
+	// differs, the server answers 422 instead of charging twice.
 	Parts []string
 }
 
-// kindIntent names version 1 of the codec inside the hash.
+// kindIntent is hashed first, and names version 1 of the encoding.
 const kindIntent = "onlyonce/intent/1"
 
-// Derive makes the key of an intent: the same whenever and wherever it is asked for, and another one for every other intent.
-// A client that derives its keys needs to remember none.
+// Derive returns the key of an intent. Equal intents have the same key on every machine and at any
+// time, and different intents have different keys. So a client that derives its keys does not need
+// to store them.
 //
 //	SHA-256 over the length-prefixed fields
 //	  "onlyonce/intent/1", Name, Version in decimal, each of Parts
 //	each preceded by its length in bytes as a big-endian uint32
 //
-// The first 128 bits become a UUIDv8 (RFC 9562 section 5.8), as the keys of package outbox do. Not a UUIDv5: parts often come from
-// outside, and for SHA-1 two of them can be found that have one key. testdata/intents.json holds test vectors for other languages.
+// The first 128 bits become a UUIDv8 (RFC 9562 section 5.8), like the keys of package outbox. It is
+// not a UUIDv5, because parts often come from outside, and with SHA-1 an attacker can find two
+// intents with one key. testdata/intents.json holds test vectors for other languages.
 //
-// Whoever knows an intent can compute its key. A server keeps keys apart by who asks (H2), so that this gives no access.
+// Everyone who knows an intent can compute its key. That gives no access, because a server keeps
+// the keys of different clients apart (H2).
+//
+// If the intent is wrong, the error lists every fault and wraps [ErrKey].
 func Derive(intent Intent) (string, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {

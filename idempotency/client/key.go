@@ -10,27 +10,29 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
-// NewV7 makes a key: a UUID that starts with the time in milliseconds, so that keys which a server gets one after another
-// lie side by side in its index. It is what [Transport] makes for an operation that comes without a key.
-func NewV7() string { return uuid.Must(uuid.NewV7()).String() } // fails only where crypto/rand does, which it never does
+// NewV7 returns a new key, a UUIDv7. It starts with the time in milliseconds, so that keys which a
+// server gets one after another are close together in its index. [Transport] uses it for operations
+// without a key.
+func NewV7() string { return uuid.Must(uuid.NewV7()).String() } // fails only if crypto/rand does, which never happens
 
-// NewV4 makes a key of 122 random bits: nobody can tell from it when it was made.
+// NewV4 returns a new key, a UUIDv4 of 122 random bits. It does not reveal when it was made.
 func NewV4() string { return uuid.Must(uuid.NewRandom()).String() }
 
 type contextKey struct{}
 
-// WithKey names the operation that requests with this context belong to. It is 1 to 255 bytes of printable ASCII, without the
-// quotes of its header.
+// WithKey sets the key of the operation that requests with this context belong to: 1 to 255 bytes
+// of printable ASCII, without the quotes of its header.
 //
-// Make the context for one operation. Another request under it to the same route gets 422 if its bytes differ; if they are
-// the same, it is taken for a copy, and gets the answer of the first.
+// Use one context for one operation. If another request with it goes to the same route, it gets 422
+// if its bytes differ; if they are equal, it counts as a copy, and gets the first one's answer.
 func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, contextKey{}, key)
 }
 
-// key finds the key of an operation, and how it is written: the request's own header, else the context's, else that of the
-// request which was redirected here, else a new one. Two that disagree are refused (H3), and so is a second field line:
-// whichever of them was meant, the other would name another operation.
+// key returns an operation's key, and the header value for it. It takes the key from the request's
+// own header, else from the context, else from the request that was redirected here, else it makes
+// one. If header and context differ, or if the header has two lines, it returns an error (H3):
+// whichever key was meant, the other one names another operation.
 func (t *Transport) key(req *http.Request) (key, value string, err error) {
 	own, err := t.carried(req)
 	if err != nil {
@@ -63,7 +65,8 @@ func (t *Transport) key(req *http.Request) (key, value string, err error) {
 	return named, value, nil
 }
 
-// carried returns the key's header as a request has it, or "". Header maps may hold names in any case.
+// carried returns the value of the key's header in a request, or "". Header maps may hold names in
+// any case.
 func (t *Transport) carried(req *http.Request) (string, error) {
 	var lines []string
 	for name, values := range req.Header {
@@ -73,7 +76,7 @@ func (t *Transport) carried(req *http.Request) (string, error) {
 	}
 	switch {
 	case len(lines) > 1:
-		return "", fmt.Errorf("%w: header %s stands there %d times", ErrKey, t.header, len(lines))
+		return "", fmt.Errorf("%w: header %s occurs %d times", ErrKey, t.header, len(lines))
 	case len(lines) == 1 && lines[0] == "":
 		return "", fmt.Errorf("%w: header %s is empty", ErrKey, t.header)
 	case len(lines) == 1:

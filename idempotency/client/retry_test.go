@@ -53,7 +53,8 @@ func attempts(t *testing.T, p play) (n int) {
 	return n
 }
 
-// 409 is asked for again where it says when: then it is the layer's, of a request that is still running.
+// 409 is asked for again where it says when: then it is the layer's, of a request that is still
+// running.
 func TestConflictIsRetriedWithRetryAfterOnly(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]int{"": 1, "soon": 1, "-1": 1, "1": 2, "0": 2, "Sat, 01 Jan 2000 00:00:00 GMT": 2} {
@@ -249,7 +250,7 @@ func TestLongRetryAfterIsReturned(t *testing.T) {
 	})
 }
 
-// Waits that would not be over in time are not begun, whoever set the time.
+// A wait that would end after a deadline is not begun, for TotalTime as for the context's deadline.
 func TestTimeIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -277,7 +278,8 @@ func TestTimeIsBounded(t *testing.T) {
 	})
 }
 
-// An attempt that hangs is given up, and followed by another one; and so is the last one at the end of all time.
+// An attempt that hangs is given up, and followed by another one; and so is the last one at the end
+// of all time.
 func TestAttemptsAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -343,7 +345,8 @@ func TestCancellation(t *testing.T) {
 	}
 }
 
-// Answers that are asked for again are read to their end, so that their connections can be used again, and closed.
+// Answers that are asked for again are read to their end, so that their connections can be used
+// again, and closed.
 func TestAnswersOfFailedAttemptsAreDrained(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

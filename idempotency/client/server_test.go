@@ -16,7 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/client"
 )
 
-// server keeps keys as a server does: an effect for each, and the first one's answer for all that follow.
+// server keeps keys as a server does: an effect for each, and the first one's answer for all that
+// follow.
 type server struct {
 	mu      sync.Mutex
 	got     []sent
@@ -74,8 +75,8 @@ func start(t *testing.T, h http.Handler) string {
 	return srv.URL
 }
 
-// The connection dies after the server has applied the operation: it is asked again under the same key and with the same
-// bytes, and applies it no second time.
+// The connection dies after the server has applied the operation: it is asked again under the same
+// key and with the same bytes, and applies it no second time.
 func TestConnectionThatDiesAfterApplying(t *testing.T) {
 	t.Parallel()
 	for _, body := range []string{"amount=5", "", strings.Repeat("x", 200<<10)} {
@@ -110,7 +111,8 @@ func TestConnectionThatDiesAfterApplying(t *testing.T) {
 	}
 }
 
-// O7: an attempt is one request. The test's first half shows what Go's transport does if it is left to itself.
+// O7: an attempt is one request. The test's first half shows what Go's transport does if it is left
+// to itself.
 func TestO7TransportSendsNothingByItself(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
@@ -173,7 +175,8 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	}
 }
 
-// A client's redirect to another address is the same operation: 307 and 308 keep method, body and key.
+// A client's redirect to another address is the same operation: 307 and 308 keep method, body and
+// key.
 func TestRedirectKeepsTheKey(t *testing.T) {
 	t.Parallel()
 	for _, body := range []string{"x", ""} {

@@ -10,14 +10,16 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// Transport is an http.RoundTripper that makes one operation of a request: it gives it an idempotency key and sends it, under that
-// key and with the same bytes, until there is an answer that is one. It may be used by several goroutines at once.
+// Transport is an http.RoundTripper that makes each request one operation: it adds an idempotency
+// key, and sends the request under that key and with the same bytes until it gets a final answer.
+// It is safe for concurrent use.
 type Transport struct {
 	cfg    Config
 	header string // canonical
 }
 
-// NewTransport checks the configuration and returns every fault of it at once.
+// NewTransport returns a Transport. If the configuration is wrong, the error lists every fault and
+// wraps [ErrConfig].
 func NewTransport(cfg Config) (*Transport, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -26,9 +28,10 @@ func NewTransport(cfg Config) (*Transport, error) {
 	return &Transport{cfg: cfg, header: http.CanonicalHeaderKey(cfg.Header)}, nil
 }
 
-// RoundTrip returns the first answer that is final. When attempts or time run out it returns the last answer, or a
-// [*TransportError] where the last attempt had none: in both cases, and after a 5xx or a 409, the outcome is open, and the
-// caller may ask again under the same key. Response.Request.Header has the key as it was sent.
+// RoundTrip returns the first final answer. If attempts or time run out, it returns the last
+// answer, or a [*TransportError] if the last attempt got none. In both cases the outcome is
+// unknown, and the caller may try again under the same key. The key as it was sent is in
+// Response.Request.Header.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !slices.Contains(t.cfg.Methods, req.Method) {
 		return t.cfg.Base.RoundTrip(req)
@@ -64,18 +67,19 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return o.run(req.Context())
 }
 
-// CloseIdleConnections closes those of Base, if it has such a method; http.Client asks for it.
+// CloseIdleConnections closes the idle connections of Base, if it has that method; http.Client
+// calls it.
 func (t *Transport) CloseIdleConnections() {
 	if c, ok := t.cfg.Base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}
 }
 
-// operation is what is asked for once.
+// operation is one operation and its attempts.
 type operation struct {
 	cfg     *Config
 	key     string
-	request *http.Request // without its body; attempts are copies
+	request *http.Request // without its body; each attempt sends a copy
 	body    *body
 	ends    time.Time
 	backoff *backoff.ExponentialBackOff
@@ -85,7 +89,7 @@ func (o *operation) run(ctx context.Context) (*http.Response, error) {
 	for n := 1; ; n++ {
 		inner := o.cfg.Hooks.start(ctx, AttemptStart{Key: o.key, Attempt: n, Request: o.request})
 		a := o.attempt(inner)
-		wait, again := o.judge(ctx, n, a)
+		wait, again := o.decide(ctx, n, a)
 		o.cfg.Hooks.end(inner, AttemptEnd{Key: o.key, Attempt: n, Status: a.status(), Err: a.err, Again: again, Wait: wait})
 		switch {
 		case again:

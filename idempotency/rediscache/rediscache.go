@@ -1,21 +1,25 @@
-// Package rediscache is an idempotency.Cache on Redis, or on anything that speaks its protocol (Valkey, KeyDB, managed services). It is a
-// package of its own, so that nothing of go-redis is linked where it is not wanted.
+// Package rediscache is an idempotency.Cache on Redis, or on any server with its protocol, for
+// example Valkey, KeyDB or a managed service. It is a module of its own, so that programs without
+// it do not depend on go-redis.
 //
 //	client := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 //	cache, err := rediscache.New(client, "payments-api:")
 //
 // # What it does with Redis
 //
-// A record's entry is a string under the prefix and the record's id in hexadecimal, with a time to live (GETRANGE, SET with PX, DEL: any
-// version, cluster or not). Nothing is ever asked of Redis that has to be true: no lock, no claim, no counter. It may lose everything, be
-// flushed, be restored from an old copy, evict what it wants (maxmemory-policy allkeys-lru suits it), or be written to by others: entries are
-// encrypted and authenticated by the server's side of package idempotency, which also bounds how old one may be.
+// An entry is a string with a time to live, under the prefix and the record's id in hexadecimal.
+// The commands are GETRANGE, SET with PX, and DEL: any version works, with or without a cluster.
+//
+// Nothing depends on Redis for correctness: it holds no lock, no claim and no counter. It may lose
+// all data, be flushed, be restored from an old copy, evict entries (maxmemory-policy allkeys-lru
+// is a good choice), or be written to by others. Package idempotency encrypts and authenticates the
+// entries, and bounds their age.
 //
 // # The client's timeouts
 //
-// Set ContextTimeoutEnabled in the client's options. Without it go-redis goes by ReadTimeout, 3 s, when it waits for an
-// answer, whatever the context says: the request goes on without the answer then, and a connection of the client's pool is occupied
-// for longer than necessary.
+// Set ContextTimeoutEnabled in the client's options. Without it, go-redis ignores the context while
+// it waits for an answer, and waits for ReadTimeout, 3 s by default. The request goes on without
+// the answer, but a connection of the client's pool is occupied for longer than necessary.
 package rediscache
 
 import (
@@ -33,10 +37,11 @@ import (
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("rediscache: bad configuration")
 
-// maxEntry is how much of a value is read. Entries are shorter by far; what is longer is somebody else's.
+// maxEntry bounds how many bytes of a value are read. Entries are far shorter; a longer value is
+// not one.
 const maxEntry = 8 << 20
 
-// Cache keeps entries in Redis.
+// Cache keeps entries in Redis. It is safe for concurrent use.
 type Cache struct {
 	client redis.UniversalClient
 	prefix string
@@ -44,8 +49,9 @@ type Cache struct {
 
 var _ idempotency.Cache = (*Cache)(nil)
 
-// New returns a Cache. The prefix keeps its entries apart from whatever else is in that Redis, and those of one service from another's: it must
-// not be empty. The client stays the caller's, who closes it.
+// New returns a Cache. The prefix separates its entries from other data in the same Redis, for
+// example from those of another service: 1 to 255 bytes. The caller keeps the client and closes it.
+// If an argument is wrong, the error lists every fault and wraps [ErrConfig].
 func New(client redis.UniversalClient, prefix string) (*Cache, error) {
 	var faults []error
 	if client == nil {
@@ -62,12 +68,13 @@ func New(client redis.UniversalClient, prefix string) (*Cache, error) {
 
 func (c *Cache) key(id [16]byte) string { return c.prefix + hex.EncodeToString(id[:]) }
 
-// Get returns the entry of a record, or nil.
+// Get returns the entry of a record, or nil if there is none.
 func (c *Cache) Get(ctx context.Context, id [16]byte) ([]byte, error) {
-	// GETRANGE and not GET: a value of 512 MB under our name would be read into memory. A missing key is an empty string to it.
+	// GETRANGE and not GET, because a foreign value of 512 MB under this name would be read into
+	// memory. For a missing key it returns an empty string.
 	entry, err := c.client.GetRange(ctx, c.key(id), 0, maxEntry-1).Bytes()
 	switch {
-	case errors.Is(err, redis.Nil), redis.HasErrorPrefix(err, "WRONGTYPE"): // a list, say: nothing of ours, and no failure of Redis
+	case errors.Is(err, redis.Nil), redis.HasErrorPrefix(err, "WRONGTYPE"): // for example a list: not an entry, and not a failure of Redis
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("rediscache: %w", err)
@@ -77,10 +84,10 @@ func (c *Cache) Get(ctx context.Context, id [16]byte) ([]byte, error) {
 	return entry, nil
 }
 
-// Put keeps an entry for at most ttl, which Redis knows in whole milliseconds.
+// Put stores an entry for at most ttl, rounded down to whole milliseconds.
 func (c *Cache) Put(ctx context.Context, id [16]byte, entry []byte, ttl time.Duration) error {
 	if ttl = ttl.Truncate(time.Millisecond); ttl <= 0 {
-		return c.Delete(ctx, id) // to Redis, 0 is for ever
+		return c.Delete(ctx, id) // a ttl of 0 means no limit to Redis
 	}
 	if err := c.client.Set(ctx, c.key(id), entry, ttl).Err(); err != nil {
 		return fmt.Errorf("rediscache: %w", err)
@@ -88,7 +95,7 @@ func (c *Cache) Put(ctx context.Context, id [16]byte, entry []byte, ttl time.Dur
 	return nil
 }
 
-// Delete removes an entry, whatever type it is of.
+// Delete removes an entry, even if its value has another type.
 func (c *Cache) Delete(ctx context.Context, id [16]byte) error {
 	if err := c.client.Del(ctx, c.key(id)).Err(); err != nil {
 		return fmt.Errorf("rediscache: %w", err)

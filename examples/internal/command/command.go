@@ -1,5 +1,6 @@
-// Package command is what the examples have in common as programs: signals, flags, exit statuses, JSON for programs and
-// tables for people. What an example shows of onlyonce stands in its own files.
+// Package command is what the examples share as programs: signals, flags, exit statuses, JSON for
+// programs and tables for people. The parts of an example that show onlyonce are in the example's
+// own files.
 package command
 
 import (
@@ -23,10 +24,12 @@ const (
 	Interrupted = 130
 )
 
-// Main runs an example with the arguments and streams of the process, until it ends or is interrupted.
+// Main runs an example with the arguments and streams of the process, until it ends or is
+// interrupted.
 func Main(run func(ctx context.Context, args []string, stdout, stderr io.Writer) int) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second Ctrl-C ends the program at once. Processes and servers that it has started then end by themselves: they notice.
+	// A second Ctrl-C ends the program at once. Processes and servers that it has started then end
+	// by themselves: they notice.
 	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
@@ -50,7 +53,7 @@ func (p *Program) Register(fs *flag.FlagSet) {
 	fs.BoolVar(&p.Verbose, "v", false, "tell every event")
 }
 
-// Human is where people read.
+// Human is the stream for people.
 func (p *Program) Human() io.Writer {
 	if p.JSON {
 		return p.Stderr
@@ -82,15 +85,16 @@ type Result interface {
 	Table() string
 }
 
-// End says how a run has ended, and returns the exit status. begun is false where nothing was shown yet: what has failed is then no
-// fault of what is shown. After it everything is stopped, and what was made is removed.
+// End reports how a run has ended, and returns the exit status. begun is false if nothing was
+// demonstrated yet: an error is then one of the environment. After End, everything is stopped, and
+// what the run made is removed.
 func (p *Program) End(ctx context.Context, r Result, begun bool, err error, after ...func() error) int {
 	status := Good
 	switch {
 	case ctx.Err() != nil:
 		status = p.Fail(Interrupted, errors.New("interrupted"))
 	case err != nil:
-		status = p.Fail(blame(begun), err)
+		status = p.Fail(classify(begun), err)
 	default:
 		_, _ = fmt.Fprintf(p.Human(), "\n%s\n", r.Table())
 		if err := p.object(r); err != nil {
@@ -108,8 +112,9 @@ func (p *Program) End(ctx context.Context, r Result, begun bool, err error, afte
 	return status
 }
 
-// blame is the status of a run that has failed before or after everything was there that it needs.
-func blame(begun bool) int {
+// classify returns the status of a failed run: by whether the run had everything that it needs when
+// it failed.
+func classify(begun bool) int {
 	if begun {
 		return Failed
 	}

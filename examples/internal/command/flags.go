@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Parse parses the arguments and returns the names of the flags that were given. Help is printed between head and tail, and
-// returned as flag.ErrHelp.
+// Parse parses the arguments and returns the names of the flags that were given. Help is printed
+// between head and tail, and returned as flag.ErrHelp.
 func (p *Program) Parse(fs *flag.FlagSet, args []string, head, tail string) (given map[string]bool, err error) {
 	fs.SetOutput(io.Discard)
 	err = fs.Parse(args)

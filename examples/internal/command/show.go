@@ -10,7 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/screen"
 )
 
-// Demo is one run of an example on its servers: what Show performs, judges, reports and clears away.
+// Demo is one run of an example on its servers: what Show performs, judges, reports and clears
+// away.
 type Demo interface {
 	// Perform plays the run. Whatever it returns, the processes that it has started are gone.
 	Perform(ctx context.Context) error
@@ -20,7 +21,8 @@ type Demo interface {
 	Judge(ctx context.Context, took time.Duration) (Report, error)
 	// Unfinished is what -json prints of a run that did not come to its end.
 	Unfinished(why error) any
-	// Clean ends what still runs, and removes what the run has left in the user's own servers, or says that it is kept.
+	// Clean ends what still runs, and removes what the run has left in the user's own servers, or
+	// says that it is kept.
 	Clean(keep bool) error
 }
 
@@ -33,8 +35,8 @@ type Report interface {
 // Start finds or starts servers: servers.Start, or servers.StartPostgres.
 type Start func(ctx context.Context, f servers.Flags, log, verbose func(line string)) (*servers.Servers, error)
 
-// Show finds or starts the servers, runs the demo that newDemo makes for them, and returns the exit status. stopped says which of the demo's
-// processes an interrupt has stopped.
+// Show finds or starts the servers, runs the demo that newDemo makes for them, and returns the exit
+// status. stopped names the demo's processes that an interrupt has stopped.
 func (p *Program) Show(ctx context.Context, start Start, f servers.Flags, looking, stopped string, newDemo func(*servers.Servers, *screen.Screen) Demo) int {
 	to := screen.New(p.Human(), p.Verbose)
 	to.Say("%s", looking)
@@ -53,7 +55,7 @@ func (p *Program) Show(ctx context.Context, start Start, f servers.Flags, lookin
 	if err != nil {
 		_ = p.Fail(status, err)
 	}
-	if err := d.Clean(status == Failed); err != nil { // after a failed check it stays, for somebody to look at
+	if err := d.Clean(status == Failed); err != nil { // after a failed check the data stays, for inspection
 		_ = p.Fail(status, fmt.Errorf("cleaning up: %w", err))
 	}
 	if err := srv.Stop(); err != nil {
@@ -68,7 +70,7 @@ func (p *Program) show(ctx context.Context, d Demo, to *screen.Screen, stopped s
 	err := d.Perform(ctx)
 	took := time.Since(started)
 	if err != nil {
-		status := blame(d.Opened())
+		status := classify(d.Opened())
 		if ctx.Err() != nil {
 			status, err = Interrupted, fmt.Errorf("interrupted: the %s are stopped", stopped)
 		}

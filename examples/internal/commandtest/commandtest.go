@@ -1,5 +1,5 @@
-// Package commandtest is what the tests of the examples have in common: they run a program as its user does, and look at what it
-// prints, at its exit status, and at what it leaves behind.
+// Package commandtest is what the examples' tests share: they run a program like a user does, and
+// check its output, its exit status, and what it leaves in the database.
 package commandtest
 
 import (
@@ -28,8 +28,8 @@ const envProgram = "ONLYONCE_EXAMPLE_TEST_MAIN"
 // IsProgram is true in a process that Program has started.
 func IsProgram() bool { return os.Getenv(envProgram) != "" }
 
-// Program runs this test binary as the program, which must succeed. It decodes the object that -json prints into report; each of
-// its fields named must be there.
+// Program runs this test binary as the program, which must succeed. It decodes the object that
+// -json prints into report; each of its fields named must be there.
 func Program(t *testing.T, report any, fields []string, args ...string) (stderr string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
@@ -74,7 +74,8 @@ func Contains(t *testing.T, text string, words ...string) {
 	}
 }
 
-// Refuses fails the test unless each of the command lines ends with the status for usage and environment, and with all of its words.
+// Refuses fails the test unless each of the command lines ends with the status for usage and
+// environment, and with all of its words.
 func Refuses(t *testing.T, run Run, words map[string][]string) {
 	t.Helper()
 	for args, want := range words {
@@ -95,7 +96,8 @@ func Helps(t *testing.T, run Run, flag string) {
 	}
 }
 
-// NothingLeft fails the test unless the query, which counts what a run has left in the user's own database, returns 0.
+// NothingLeft fails the test unless the query, which counts what a run has left in the user's own
+// database, returns 0.
 func NothingLeft(t *testing.T, url, countSQL string) {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)

@@ -1,5 +1,5 @@
-// Package remote is what the payment services behind the examples have in common: a server on loopback, and the dice that decide
-// when it is not reliable.
+// Package remote is what the examples' payment services share: a server on loopback, and the random
+// choice of calls that fail.
 package remote
 
 import (
@@ -37,10 +37,11 @@ func (s *Server) Close() error { return s.http.Close() }
 // Abort closes the caller's connection without an answer. It does not return.
 func Abort() { panic(http.ErrAbortHandler) }
 
-// Fault is what becomes of a call that the remote fails on purpose.
+// Fault is how the remote fails a call on purpose.
 type Fault string
 
-// The faults, each of which meets one call in a hundred. A remote that fails or drops has done what it was asked for.
+// The faults, each of which meets one call in a hundred. A remote that fails or drops has done what
+// it was asked for.
 const (
 	None   Fault = ""
 	Refuse Fault = "refuse" // answers 500, and has done nothing
@@ -58,7 +59,7 @@ func Before() Fault {
 	return None
 }
 
-// After decides about a call behind what it asked for: None, Fail or Drop.
+// After decides about a call after it was applied: None, Fail or Drop.
 func After() Fault {
 	switch {
 	case rand.IntN(oneIn) == 0:

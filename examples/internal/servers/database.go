@@ -21,7 +21,8 @@ func CreateTables(ctx context.Context, pool *pgxpool.Pool, sql string) error {
 	})
 }
 
-// pendingSQL returns one row: how many calls of a sink are not delivered, and an error that one of them had.
+// pendingSQL returns one row: how many calls of a sink are not delivered, and an error that one of
+// them had.
 const pendingSQL = `select count(*), coalesce(max(error), '') from onlyonce.calls where sink = $1 and state <> 'delivered'`
 
 // Pending returns how many calls of a sink are not delivered, and an error that one of them had.

@@ -1,8 +1,9 @@
-// Package servers finds or starts the Postgres and the Kafka that an example runs against, and declares the flags by
-// which a user names his own.
+// Package servers finds or starts the Postgres and the Kafka that an example runs against, and
+// declares the flags by which a user names his own.
 //
-// A server that is named (by a flag, or by ONLYONCE_POSTGRES_URL and ONLYONCE_KAFKA_BROKERS) is used or is an error; it is
-// never passed over. Otherwise package devenv finds or starts one, which ends with the process.
+// A server that is named (by a flag, or by ONLYONCE_POSTGRES_URL and ONLYONCE_KAFKA_BROKERS) is
+// used or is an error; it is never passed over. Otherwise package devenv finds or starts one, which
+// ends with the process.
 package servers
 
 import (
@@ -23,7 +24,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// The environment variables that hold what no flag should: it would stand in the list of processes.
+// The environment variables hold what must not be in a flag, because flags are visible in the list
+// of processes.
 const (
 	envUser     = "ONLYONCE_KAFKA_USER"
 	envPassword = "ONLYONCE_KAFKA_PASSWORD"
@@ -97,7 +99,8 @@ func (f *Flags) postgres() (address, from string) {
 	return os.Getenv(devenv.EnvPostgresURL), devenv.EnvPostgresURL
 }
 
-// KafkaAddress says how to reach Kafka. It can be handed to a child process, which finds the password in the environment too.
+// KafkaAddress says how to reach Kafka. It can be handed to a child process, which finds the
+// password in the environment too.
 type KafkaAddress struct {
 	Brokers []string
 	TLS     bool
@@ -105,7 +108,8 @@ type KafkaAddress struct {
 	SASL    string
 }
 
-// Security is what a client needs besides the brokers' names; both are nil for connections that are plain.
+// Security is what a client needs besides the brokers' names; both are nil for connections that are
+// plain.
 func (a KafkaAddress) Security() (config *tls.Config, mechanism sasl.Mechanism, err error) {
 	var faults []error
 	if a.TLS {

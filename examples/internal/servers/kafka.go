@@ -12,20 +12,21 @@ import (
 	"github.com/segmentio/kafka-go"
 )
 
-// Bounds of the group's session timeout: how long a killed worker keeps its partitions. shortSession is what is asked for where
-// the brokers allow it; usualSession is what brokers allow if nobody has changed them.
+// Bounds of the group's session timeout, which is how long a killed worker keeps its partitions.
+// shortSession is requested if the brokers allow it; usualSession is what brokers allow by default.
 const (
 	shortSession = 2 * time.Second
 	usualSession = 6 * time.Second
 )
 
-// adminTimeout bounds what an administrator's request may take, waiting for it to have its effect included.
+// adminTimeout bounds what an administrator's request may take, waiting for it to have its effect
+// included.
 const adminTimeout = 30 * time.Second
 
 // Kafka is a cluster that answers.
 type Kafka struct {
 	Address KafkaAddress
-	// How tells in one line what was taken and why.
+	// How says in one line which cluster was taken and why.
 	How string
 	// Given is true of the user's own cluster: what is not wanted any more must be removed.
 	Given bool
@@ -80,8 +81,9 @@ func (k *Kafka) leastSession(ctx context.Context, broker int) time.Duration {
 	return usualSession
 }
 
-// CreateTopic creates a topic and waits until every partition answers. It has as many replicas as the cluster gives a topic by
-// default (-1: KIP-464): one with min.insync.replicas=2 would take no record with less.
+// CreateTopic creates a topic and waits until every partition answers. It has as many replicas as
+// the cluster gives a topic by default (-1: KIP-464): one with min.insync.replicas=2 would take no
+// record with less.
 func (k *Kafka) CreateTopic(ctx context.Context, topic string, partitions int) error {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
@@ -126,7 +128,7 @@ func (k *Kafka) Ends(ctx context.Context, topic string, partitions int) ([]int64
 	return ends, nil
 }
 
-// Committed returns the group's committed offset of each partition, -1 where there is none.
+// Committed returns the group's committed offset of each partition, -1 if there is none.
 func (k *Kafka) Committed(ctx context.Context, group, topic string, partitions int) ([]int64, error) {
 	all := make([]int, partitions)
 	for p := range all {
@@ -149,8 +151,8 @@ func (k *Kafka) Committed(ctx context.Context, group, topic string, partitions i
 	return offsets, nil
 }
 
-// Reset commits offset 0 for every partition of a group without members, as `kafka-consumer-groups --reset-offsets
-// --to-earliest --execute` does, and waits until the group says so.
+// Reset commits offset 0 for every partition of a group without members, as `kafka-consumer-groups
+// --reset-offsets --to-earliest --execute` does, and waits until the group says so.
 func (k *Kafka) Reset(ctx context.Context, group, topic string, partitions int) error {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
@@ -200,8 +202,9 @@ func (k *Kafka) Remove(ctx context.Context, group, topic string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// Writer returns a producer that waits until all replicas have a record: kafka-go's default is to wait for nobody. A
-// message's WriterData is the partition it goes to, an int; without it the record key decides.
+// Writer returns a producer that waits until all replicas have a record; kafka-go's default does
+// not wait. A message's WriterData is the partition that it goes to, an int; without it, the record
+// key decides.
 func (k *Kafka) Writer(topic string) *kafka.Writer {
 	hash := &kafka.Hash{}
 	return &kafka.Writer{Addr: k.client.Addr, Transport: k.transport, Topic: topic, RequiredAcks: kafka.RequireAll,

@@ -7,8 +7,8 @@ import (
 	franz "github.com/twmb/franz-go/pkg/sasl"
 )
 
-// scramMechanism makes franz-go's SCRAM one of kafka-go's mechanisms. kafka-go's own would add three modules to go.mod, and
-// franz-go is there already.
+// scramMechanism makes franz-go's SCRAM one of kafka-go's mechanisms. kafka-go's own would add
+// three modules to go.mod, and franz-go is there already.
 type scramMechanism struct{ franz.Mechanism }
 
 func (m scramMechanism) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {

@@ -30,8 +30,8 @@ type Servers struct {
 	stops []func() error
 }
 
-// Start finds or starts both at the same time. log gets a line for each that tells what was taken; verbose gets one for each way
-// that was passed over.
+// Start finds or starts both at the same time. log gets a line for each that says which one was
+// taken; verbose gets one for each way that did not work.
 func Start(ctx context.Context, f Flags, log, verbose func(line string)) (*Servers, error) {
 	s := &Servers{}
 	options := devenv.Options{Log: verbose, AllowFake: true}
@@ -89,7 +89,7 @@ func (s *Servers) Stop() error {
 // Postgres is a database with the schema onlyonce in it.
 type Postgres struct {
 	URL string
-	// How tells in one line what was taken and why.
+	// How says in one line which database was taken and why.
 	How string
 	// Given is true of the user's own database: what is not wanted any more must be removed.
 	Given bool
@@ -193,7 +193,8 @@ func startKafka(ctx context.Context, f Flags, o devenv.Options) (k *Kafka, stop 
 		return nil, stop, err
 	}
 	k.transport = &kafka.Transport{TLS: config, SASL: mechanism, ClientID: "onlyonce-example", DialTimeout: 5 * time.Second,
-		// What it knows of the cluster would otherwise be up to six seconds old, and not hold the topic just created.
+		// What it knows of the cluster would otherwise be up to six seconds old, and not hold the
+		// topic just created.
 		MetadataTTL: time.Second}
 	k.client = &kafka.Client{Addr: kafka.TCP(k.Address.Brokers...), Transport: k.transport}
 	if k.Given {

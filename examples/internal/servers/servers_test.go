@@ -24,7 +24,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// Brokers that ask for TLS and a password, for each mechanism: the flags lead there, and a wrong password has a clear error.
+// Brokers that ask for TLS and a password, for each mechanism: the flags lead there, and a wrong
+// password has a clear error.
 func TestSecuredBrokers(t *testing.T) {
 	certificate, ca := selfSigned(t)
 	url := pgtest.EmptyURL(t)

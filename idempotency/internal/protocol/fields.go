@@ -24,7 +24,7 @@ func Header(l *fields.List, field string, name *string, initial string) {
 func RequestHeader(l *fields.List, field string, name *string, initial string) {
 	Header(l, field, name, initial)
 	if *name == "Transfer-Encoding" || *name == "Trailer" {
-		l.Add(field, "%q never counts: net/http takes it out of the request's header, and what carries it ends at the next hop", *name)
+		l.Add(field, "%q cannot be used: net/http removes it from the request's header, and it is for one connection only", *name)
 	}
 }
 

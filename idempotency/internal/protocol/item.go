@@ -6,8 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// StringItem parses a String Item (RFC 9651 section 3.3.3) without what stands before its first quote, and skips its
-// parameters, which must be well-formed: a field that cannot be parsed as a whole is no field (section 4.2).
+// StringItem parses a String Item (RFC 9651 section 3.3.3) that starts with its first quote. It
+// skips the parameters, which must be well-formed: if a part of a field cannot be parsed, the whole
+// field is invalid (section 4.2).
 func StringItem(field string) (value string, ok bool) {
 	value, rest, ok := sfString(field)
 	for ok && strings.HasPrefix(rest, ";") {
@@ -46,7 +47,8 @@ const (
 	digits = "0123456789"
 )
 
-// sfParameter skips a parameter behind its semicolon (section 4.2.3.2): a key, and perhaps a bare item.
+// sfParameter skips a parameter after its semicolon (section 4.2.3.2): a key, and an optional bare
+// item.
 func sfParameter(s string) (rest string, ok bool) {
 	if s == "" || !strings.Contains(lower+"*", s[:1]) {
 		return "", false
@@ -121,15 +123,15 @@ func sfDisplayString(s string) (rest string, ok bool) {
 	return "", false
 }
 
-// padded says whether base64 has its padding, if any, at its end, and no character that encodes less than a byte. Padding may be
-// missing (section 4.2.7).
+// padded reports whether the padding of base64, if any, is at its end, and no character is left
+// that encodes less than a byte. Padding may be missing (section 4.2.7).
 func padded(s string) bool {
 	body := strings.TrimRight(s, "=")
 	padding := len(s) - len(body)
 	return !strings.Contains(body, "=") && len(body)%4 != 1 && (padding == 0 || padding == -len(body)&3)
 }
 
-// span cuts s behind its longest prefix of characters of set.
+// span splits s after its longest prefix of characters in set.
 func span(s, set string) (prefix, rest string) {
 	rest = strings.TrimLeft(s, set)
 	return s[:len(s)-len(rest)], rest

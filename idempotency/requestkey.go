@@ -12,22 +12,23 @@ import (
 	"github.com/onlyonce/onlyonce/internal/jsonpointer"
 )
 
-// keyRule says where a request's key stands (H3) and how it is written (H4).
+// keyRule describes where a request's key may be (H3) and how it is written (H4).
 type keyRule struct {
 	headers []string // canonical; the first is the primary one
-	pointer string   // into a JSON body (RFC 6901); "": none
-	strict  bool     // headers hold a String Item and nothing else
-	min     int      // fewest bytes of a key; 0 is 1
+	pointer string   // a JSON Pointer into the body (RFC 6901); "" if none
+	strict  bool     // headers must hold a String Item and nothing else
+	min     int      // least length of a key in bytes; 0 means 1
 }
 
-// find looks at every source, and not at the first that has a key (H3). A client, or a proxy, that puts one key into the header and
-// another into its older name has two operations in mind, or one that was given a new key half-way: whichever of them was
-// taken, a retry that carries the other would be applied a second time. For the same reason a second field line is refused even
-// where it says the same: a proxy joins lines with commas, and then they would be another key.
+// find reads every source of a key, not only the first that has one (H3). A request with one key in
+// the header and another in an older header names two operations. Whichever key the layer took, a
+// retry that carries only the other one would run again. A second line of the same header is
+// refused for the same reason, even if it is equal: a proxy may join the lines with a comma, which
+// makes another key.
 //
-// An error is the request's fault; its text is for whoever made it, and quotes nothing of what came.
+// The error is for the client, and quotes nothing of the request.
 func (k keyRule) find(h http.Header, body []byte) (key string, found bool, err error) {
-	var from string // the source that has it
+	var from string // the source that the key is from
 	add := func(source, value string) error {
 		if len(value) < k.min {
 			return fmt.Errorf("%s: the key has %d bytes, must have %d to %d", source, len(value), k.min, protocol.MaxKey)
@@ -61,7 +62,8 @@ func (k keyRule) find(h http.Header, body []byte) (key string, found bool, err e
 	return key, found, nil
 }
 
-// header reads one of the headers. Header maps that were not filled by net/http may hold names in any case.
+// header reads one of the headers. Header maps that were not filled by net/http may hold names in
+// any case.
 func (k keyRule) header(h http.Header, name string) (key string, has bool, err error) {
 	var lines []string
 	for n, values := range h {
@@ -74,7 +76,7 @@ func (k keyRule) header(h http.Header, name string) (key string, has bool, err e
 		return "", false, nil
 	case 1:
 	default:
-		return "", false, fmt.Errorf("header %s stands there %d times, must stand there once", name, len(lines))
+		return "", false, fmt.Errorf("header %s occurs %d times, must occur once", name, len(lines))
 	}
 	read := protocol.Read
 	if k.strict {
@@ -86,22 +88,23 @@ func (k keyRule) header(h http.Header, name string) (key string, has bool, err e
 	return key, true, nil
 }
 
-// readItem is the strict syntax of H4.
+// readItem reads the strict form of H4.
 func readItem(value string) (string, error) {
 	key, ok := protocol.StringItem(strings.TrimLeft(value, " "))
 	if !ok {
-		return "", errors.New("is no String of RFC 9651 in double quotes")
+		return "", errors.New("must be a String of RFC 9651, in double quotes")
 	}
 	return key, protocol.Check(key)
 }
 
-// pointed finds a key in a body: the string that the pointer leads to, as it is decoded. A body that is not JSON has none, and so has
-// one without the member. One that has the member twice has two keys: parsers differ on which of them counts, so
-// that the handler's could see another one than is claimed here.
+// pointed returns the key in a body: the string that the pointer leads to, decoded. A body that is
+// not JSON, or has no such member, has no key. A body that has the member twice is refused: parsers
+// differ in which of the two they take, so that the handler might see another key than the one that
+// was claimed.
 func pointed(body []byte, pointer string) (key string, found bool, err error) {
 	tokens, err := jsonpointer.Parse(pointer)
 	if err != nil {
-		return "", false, err // New has checked it
+		return "", false, err // cannot fail: Handle has checked it
 	}
 	if !json.Valid(body) {
 		return "", false, nil
@@ -127,7 +130,7 @@ func pointed(body []byte, pointer string) (key string, found bool, err error) {
 	return key, true, nil
 }
 
-// step goes one token down in valid JSON, and returns nil where there is nothing of that name.
+// step follows one token of the pointer in valid JSON. It returns nil if there is no such member.
 func step(raw json.RawMessage, token string) (next json.RawMessage, err error) {
 	in := json.NewDecoder(bytes.NewReader(raw))
 	open, err := in.Token()
@@ -152,7 +155,7 @@ func step(raw json.RawMessage, token string) (next json.RawMessage, err error) {
 			return nil, err
 		}
 		if here && next != nil {
-			return nil, errors.New("a member on the way there stands there twice")
+			return nil, errors.New("a member on the path occurs twice")
 		}
 		if here {
 			next = value

@@ -8,15 +8,19 @@ import (
 	"github.com/google/uuid"
 )
 
-// lookFromSQL finds a record as lookSQL does, and says which history the server is in, and its clock. In: id. Out: one row; its record is null
-// where there is none. pg_control_checkpoint() has a timeline too, and lags behind a promotion. On a standby pg_current_wal_insert_lsn raises 55000:
-// nothing is committed there.
+// lookFromSQL is lookSQL for a layer with a cache: it also returns the server's history (system
+// identifier and timeline) and clock. In: id. Out: one row; the record's columns are null if there
+// is none.
+//
+// The timeline comes from the WAL position, because the one of pg_control_checkpoint() lags after a
+// promotion. On a standby pg_current_wal_insert_lsn raises 55000: nothing is committed there.
 const lookFromSQL = `
 select c.system_identifier, ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint, clock_timestamp(), r.*
   from pg_control_system() c left join (` + lookSQL + `) r on true`
 
-// puts bounds how many records are on their way to the cache at once; those beyond are put another time.
-const puts = 64
+// maxPuts bounds how many records are being put into the cache at once. Further ones are not put; a
+// later copy of the request tries again.
+const maxPuts = 64
 
 // lookFrom is look for a layer with a cache.
 func (l *Layer) lookFrom(ctx context.Context, id [16]byte) (*record, error) {
@@ -47,14 +51,15 @@ func (x *exchange) cached() (reply, bool) {
 	if !ok {
 		return reply{}, false
 	}
-	if same, err := x.layer.print.matches(c.Fingerprint, &x.subject); err != nil || !same {
-		return reply{}, false // the database says what that means
+	if same, err := x.layer.fingerprints.matches(c.Fingerprint, &x.subject); err != nil || !same {
+		return reply{}, false // the database decides between 422 and an error
 	}
-	return again(c.Response, &c.Expires), true
+	return replay(c.Response, &c.Expires), true
 }
 
-// share puts a record that was read from the database into the cache, behind the answer. What was just committed is not put: it may never be asked for
-// again, and which history it is in, its connection would have to be asked.
+// share puts a record that was read from the database into the cache, after the answer. A record
+// that was just committed is not put: most are never asked for again, and its connection would have
+// to be asked for its timeline.
 func (x *exchange) share(r *record, resp *response) {
 	l := x.layer
 	if l.cache == nil || r.expires == nil {
@@ -67,7 +72,7 @@ func (x *exchange) share(r *record, resp *response) {
 	}
 	go func(ctx context.Context, id [16]byte) {
 		defer func() { <-l.puts }()
-		l.cache.put(ctx, id, &cached{Origin: r.history, Expires: *r.expires, Fingerprint: r.fingerprint, Response: resp}, func(ctx context.Context) (bool, error) {
+		l.cache.put(ctx, id, &cacheEntry{Origin: r.history, Expires: *r.expires, Fingerprint: r.fingerprint, Response: resp}, func(ctx context.Context) (bool, error) {
 			now, err := l.look(ctx, id)
 			return err == nil && now != nil && now.token == r.token && !now.erased, err
 		})

@@ -19,7 +19,7 @@ func testSealer(t *testing.T) *seal.Sealer {
 	return s
 }
 
-// watched is a cache that tells of what was put into it.
+// watched is a cache that reports what is put into it.
 type watched struct {
 	idempotency.Cache
 	mu   sync.Mutex

@@ -83,7 +83,7 @@ func testSealer(t testing.TB, current uint32, ids ...byte) *seal.Sealer {
 	return s
 }
 
-func testTier(t testing.TB, cfg Config) (*tier, *shelf) {
+func testTier(t testing.TB, cfg Config) (*responseCache, *shelf) {
 	t.Helper()
 	s := &shelf{entries: map[[16]byte][]byte{}}
 	if cfg.Cache == nil {
@@ -97,7 +97,7 @@ func testTier(t testing.TB, cfg Config) (*tier, *shelf) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newTier(&cfg), s
+	return newResponseCache(&cfg), s
 }
 
 var (
@@ -105,11 +105,12 @@ var (
 	recID = [16]byte{1}
 )
 
-// see tells a tier that the database answered right now. Its clock is ahead of ours by hours: nothing may depend on ours.
-func see(t *tier, o history) { now := time.Now(); t.saw(o, now.Add(5*time.Hour), now) }
+// see records that the database has answered right now. Its clock is hours ahead of the process's,
+// because nothing may depend on the process's clock.
+func see(t *responseCache, o history) { now := time.Now(); t.saw(o, now.Add(5*time.Hour), now) }
 
-func entry() *cached {
-	return &cached{
+func entry() *cacheEntry {
+	return &cacheEntry{
 		Origin: here, Expires: time.Now().Add(5*time.Hour + 24*time.Hour).Truncate(time.Microsecond), Fingerprint: bytes.Repeat([]byte{9}, 38),
 		Response: &response{Status: 201, Header: http.Header{"Location": {"/a"}}, Body: []byte(`{"a": 1.0}`)},
 	}
@@ -121,7 +122,7 @@ func yes(context.Context) (bool, error) { return true, nil }
 func pass(d time.Duration) { <-time.After(d) }
 
 // wants checks what a tier has.
-func wants(t *testing.T, tier *tier, want *cached) {
+func wants(t *testing.T, tier *responseCache, want *cacheEntry) {
 	t.Helper()
 	got, ok := tier.get(t.Context(), recID)
 	switch {
@@ -272,7 +273,7 @@ func TestH21EntriesEnd(t *testing.T) {
 	})
 }
 
-// Garbage is a miss: whatever is there, and whoever wrote it.
+// Garbage is a miss, from whatever source.
 func TestH21Garbage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -339,22 +340,23 @@ func TestH21CacheThatFails(t *testing.T) {
 					see(tier, here)
 					wants(t, tier, nil)
 				}
-				// synctest's clock stands still unless everybody waits: these are no measured times.
-				if s.made() != tierFailures || time.Since(start) > tierFailures*50*time.Millisecond {
+				// synctest's clock only advances when all goroutines wait, so this is not a
+				// measured time.
+				if s.made() != breakerFailures || time.Since(start) > breakerFailures*50*time.Millisecond {
 					t.Errorf("%d calls in %v", s.made(), time.Since(start))
 				}
-				pass(tierPause + time.Millisecond)
+				pass(breakerPause + time.Millisecond)
 				for range 100 { // one more is tried
 					see(tier, here)
 					wants(t, tier, nil)
 				}
-				if s.made() != tierFailures+1 {
+				if s.made() != breakerFailures+1 {
 					t.Errorf("%d calls", s.made())
 				}
 				s.mu.Lock()
 				s.before = nil
 				s.mu.Unlock()
-				pass(tierPause + time.Millisecond)
+				pass(breakerPause + time.Millisecond)
 				see(tier, here)
 				if _, ok := tier.get(t.Context(), recID); !ok && name != "hangs, and then does" {
 					t.Error("it is not used again")
@@ -387,7 +389,8 @@ func TestH21CallersThatGoAway(t *testing.T) {
 	})
 }
 
-// Erasure deletes the row, commits, and forgets. However a put falls into that, the entry is gone in the end.
+// Erasure deletes the row, commits, and forgets. However a put falls into that, the entry is gone
+// in the end.
 func TestH21ErasedStaysErased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -430,7 +433,7 @@ func TestH21ErasedStaysErased(t *testing.T) {
 			},
 		} {
 			row = true
-			pass(tierPause + time.Millisecond)
+			pass(breakerPause + time.Millisecond)
 			see(tier, here)
 			if run(); s.size() > 0 {
 				t.Errorf("%s: the entry is there", name)
@@ -470,7 +473,7 @@ func TestH21ForgettingIsTriedAlways(t *testing.T) {
 }
 
 func FuzzCacheEntry(f *testing.F) {
-	f.Add((&cached{Origin: here, Fingerprint: []byte{1}, Response: &response{Status: 200}}).encode(time.Unix(1, 0)))
+	f.Add((&cacheEntry{Origin: here, Fingerprint: []byte{1}, Response: &response{Status: 200}}).encode(time.Unix(1, 0)))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, until, ok := decodeEntry(b)

@@ -44,7 +44,7 @@ func TestH3SourcesOfAKey(t *testing.T) {
 		"two lines":                           {h: http.Header{primary: {"secret-k", "secret-l"}}, fails: "2 times"},
 		"two lines that agree":                {h: http.Header{primary: {"secret-k", "secret-k"}}, fails: "2 times"},
 		"two lines, in two cases":             {h: http.Header{primary: {"secret-k"}, "idempotency-key": {"secret-k"}}, fails: "2 times"},
-		"two lines of an alias":               {h: http.Header{primary: {"secret-k"}, alias: {"secret-k", "secret-k"}}, fails: "header X-Idempotency-Key stands there 2 times"},
+		"two lines of an alias":               {h: http.Header{primary: {"secret-k"}, alias: {"secret-k", "secret-k"}}, fails: "header X-Idempotency-Key occurs 2 times"},
 		"a good one and a bad one":            {h: http.Header{primary: {"secret-k"}, alias: {"secret,l"}}, fails: "header X-Idempotency-Key: the key"},
 		"an empty line":                       {h: http.Header{primary: {""}}, fails: "0 bytes"},
 		"an empty line beside a key":          {h: http.Header{primary: {"secret-k"}, alias: {""}}, fails: "0 bytes"},
@@ -153,8 +153,9 @@ func TestH4ShortestKey(t *testing.T) {
 	checkFind(t, rule, nil, `{"key":"secret-"}`, "", "has 7 bytes, must have 8 to 255")
 }
 
-// H4 against another implementation of RFC 9651 (the one of Mercure), which runs the working group's vectors in its own tests. All
-// bytes in all positions of a short string are among the cases, as they are in those vectors.
+// H4 against another implementation of RFC 9651 (the one of Mercure), which runs the working
+// group's vectors in its own tests. All bytes in all positions of a short string are among the
+// cases, as they are in those vectors.
 func TestH4StringsAgainstAnotherImplementation(t *testing.T) {
 	t.Parallel()
 	for c := range 256 {

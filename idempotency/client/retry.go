@@ -1,0 +1,81 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/retryafter"
+)
+
+// decide returns whether the operation needs another attempt, and after which wait. If it does,
+// decide has closed the answer. If the wait would end after the deadline, decide returns false: the
+// answer at hand says more to the caller than a timeout would.
+func (o *operation) decide(ctx context.Context, n int, a *attempt) (wait time.Duration, again bool) {
+	now := time.Now()
+	var after time.Duration
+	asked := false
+	if a.err != nil {
+		again = ctx.Err() == nil && worthwhile(a.err)
+	} else {
+		after, asked = retryafter.Read(a.resp.Header, now)
+		again = open(a.resp.StatusCode, asked) && (a.resp.StatusCode < 500 || !bypassed(a.resp.Header))
+	}
+	if !again || n >= o.cfg.Attempts || after > o.cfg.RetryAfterMax {
+		return 0, false
+	}
+	wait = o.backoff.NextBackOff()
+	if asked { // plus a random time, because other clients got the same Retry-After
+		wait = max(wait, after+rand.N(o.cfg.RetryMin))
+	}
+	if deadline, has := ctx.Deadline(); has && !now.Add(wait).Before(deadline) || !now.Add(wait).Before(o.ends) {
+		return 0, false
+	}
+	if a.err == nil && !a.drain() {
+		return 0, false
+	}
+	return wait, true
+}
+
+// open reports whether a status leaves the outcome of the operation open, so that another attempt
+// under the same key is safe and may get another answer:
+//
+//   - 409 with a valid Retry-After: the first request under this key is still running. A 409
+//     without one is from the application, and the caller must act on it.
+//   - 425 and 429: the operation has not begun.
+//   - 5xx, including 500. A server that follows our rules has rolled back and stored no answer. A
+//     proxy's 502 or 504 does not show what the server did. And a server that does store a 500, for
+//     example Stripe's, repeats it. Another attempt costs a request and cannot repeat an effect.
+//     The exceptions are 501, 505 and 511, which will be the same next time.
+//
+// 422 is never open: the key belongs to another request, and another attempt gets 422 again. All
+// other 4xx are final, or change only after another person has acted.
+func open(status int, retryAfter bool) bool {
+	switch status {
+	case http.StatusConflict:
+		return retryAfter
+	case http.StatusTooEarly, http.StatusTooManyRequests:
+		return true
+	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported, http.StatusNetworkAuthenticationRequired:
+		return false
+	}
+	return status >= 500
+}
+
+// bypassed reports whether our server has run the request without keeping its key (H9, H22). If
+// that failed, it may have left effects behind, and another attempt could repeat them.
+func bypassed(h http.Header) bool {
+	return strings.EqualFold(strings.TrimSpace(h.Get("Idempotency-Status")), "bypassed")
+}
+
+// worthwhile reports whether another attempt may succeed after an attempt without an answer. After
+// nearly all network errors it may. Whether the request or the answer was lost does not matter,
+// because the key makes a repetition safe.
+func worthwhile(err error) bool {
+	var certificate *tls.CertificateVerificationError
+	return !errors.Is(err, ErrBody) && !errors.As(err, &certificate)
+}

@@ -1,0 +1,308 @@
+package idempotency
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/seal"
+)
+
+// responseCache is the part of the layer that talks to a [Cache] (H21): it decides which entries
+// are believed and how long the cache may take.
+//
+// # Which entries are believed
+//
+// An entry is sealed under a name that is derived from the record's id. An attacker without the key
+// cannot make one, and an entry that is moved to another record does not open; nor does a sealed
+// body that is copied from the database into the cache.
+//
+// An entry holds the history of the database that its record is in: the system identifier, and the
+// timeline on which the record was committed or read. A failover that loses the commit begins
+// another timeline: the record and its effects are gone, and the entry must not be used. So the
+// layer must know the current timeline, and how old that knowledge is. Each answer of the database
+// brings it (saw), and an entry is used only if the latest answer was requested less than
+// sightingAge ago. A process without such an answer cannot know whether there was a failover. So
+// each process queries the database regularly however many entries the cache holds, and a hit can
+// hide a failover for no longer than sightingAge.
+//
+// The timeline of an entry is that of the connection that committed or read its record, not that of
+// the latest sighting. Otherwise a record that was committed on timeline 1, and put after timeline
+// 2 was seen, would pass for one of timeline 2. A connection that has written keeps its timeline
+// for life, because a primary changes it only by a restart.
+//
+// # How long they are used
+//
+// An entry holds two times: when its record expires, and when the entry itself does, which is at
+// most the cache's TTL after it was made. Both are by the database's clock. The current time is the
+// clock of the latest sighting plus the time that has passed, by the monotonic clock, since that
+// was requested. This is never earlier than the database's clock, so that an entry ends before its
+// record. So if Redis ignores a TTL or is restored from a copy, no old entry comes back to life.
+// After a record has expired, its id may get another record (H19), and by then the entry has ended
+// too.
+//
+// # Erasure
+//
+// If a record is erased before it expires, the cache must not serve its answer. The order is:
+// delete the row, COMMIT, then forget. And each put is followed by a check that the row is still
+// there:
+//
+//	put before forget     forget removes the entry
+//	put after forget      the row was gone before the put, and the check after the put removes the entry
+//
+// The check looks for the row of the same attempt (its token), because the id may have got another
+// row in the meantime. It must run on the primary.
+//
+// Three cases remain: a process that dies between put and check; a forget that Redis does not
+// execute; and a put that timed out here, waited in a paused Redis's socket, and was executed after
+// both. In each of them the entry is served for the rest of its TTL (5 minutes by default), to a
+// request with the same key, scope and bytes. If that is not acceptable, use no cache.
+type responseCache struct {
+	cache   Cache
+	sealer  *seal.Sealer
+	ttl     time.Duration
+	timeout time.Duration
+	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
+	sighted atomic.Pointer[sighting]
+}
+
+// history identifies a history of a database. What was committed in it is there, unless a failover has
+// lost it; the failover begins another history.
+type history struct {
+	System   int64  // pg_control_system
+	Timeline uint32 // the first eight digits of pg_walfile_name(pg_current_wal_insert_lsn()), in hexadecimal
+}
+
+// sighting is what one answer of the database says about its history and clock.
+type sighting struct {
+	history
+	clock time.Time // the database's clock when it answered
+	asked time.Time // by the process's monotonic clock, before the query was sent
+}
+
+// cacheEntry is a completed record as the cache holds it.
+type cacheEntry struct {
+	Origin      history   // of the connection on which it was committed or read
+	Expires     time.Time // by the database's clock
+	Fingerprint []byte
+	Response    *response
+}
+
+const (
+	// sightingAge is how long an answer of the database proves which timeline is current.
+	sightingAge = time.Second
+	// forgetTimeout bounds a removal, which is tried even if the breaker is open.
+	forgetTimeout = 2 * time.Second
+	// breakerFailures in a row open the breaker for breakerPause.
+	breakerFailures = 3
+	breakerPause    = 5 * time.Second
+	// maxEntry is the most bytes of an entry. Longer answers are always read from the database.
+	maxEntry = 2 << 20
+)
+
+var (
+	errCacheTimeout = errors.New("idempotency: the cache took too long")
+	errCachePanic   = errors.New("idempotency: the cache panicked")
+	// errCacheCallerGone is not counted by the breaker: the caller went away before the cache
+	// answered.
+	errCacheCallerGone = errors.New("idempotency: nothing was learned about the cache")
+)
+
+// newResponseCache takes a checked Config with its defaults filled in, and with a Cache.
+func newResponseCache(cfg *Config) *responseCache {
+	return &responseCache{
+		cache: cfg.Cache, sealer: cfg.Sealer, ttl: cfg.CacheTTL, timeout: cfg.CacheTimeout,
+		breaker: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+			MaxRequests: 1,
+			Timeout:     breakerPause,
+			ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
+			IsExcluded:  func(err error) bool { return errors.Is(err, errCacheCallerGone) },
+		}),
+	}
+}
+
+// saw records an answer of the database: its history and clock, and time.Now() from just before the
+// query. Answers may arrive in any order. A lower timeline of the same system is ignored: it comes
+// from an old primary that has not noticed its replacement yet.
+func (t *responseCache) saw(o history, clock, asked time.Time) {
+	next := &sighting{o, clock, asked}
+	for {
+		last := t.sighted.Load()
+		if last != nil && last.System == o.System && (o.Timeline < last.Timeline || o.Timeline == last.Timeline && !asked.After(last.asked)) {
+			return
+		}
+		if last != nil && last.System != o.System && !asked.After(last.asked) {
+			return
+		}
+		if t.sighted.CompareAndSwap(last, next) {
+			return
+		}
+	}
+}
+
+// now returns the database's history, and a time that is not before the database's clock. ok is
+// false if they are not known.
+func (t *responseCache) now() (o history, clock time.Time, ok bool) {
+	s := t.sighted.Load()
+	if s == nil {
+		return history{}, time.Time{}, false
+	}
+	passed := time.Since(s.asked)
+	return s.history, s.clock.Add(passed), passed >= 0 && passed < sightingAge
+}
+
+// get returns a record from the cache. If it returns false, the caller must ask the database.
+func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool) {
+	if _, _, ok := t.now(); !ok {
+		return nil, false
+	}
+	var sealed []byte
+	err := t.try(ctx, func(ctx context.Context) (err error) {
+		got, err := t.cache.Get(ctx, id)
+		sealed = got
+		return err
+	})
+	if err != nil || sealed == nil {
+		return nil, false
+	}
+	entry, err := t.sealer.Open(entryName(id), sealed)
+	if err != nil {
+		return nil, false // garbage, or sealed with a key that is gone
+	}
+	c, until, ok := decodeEntry(entry)
+	if !ok {
+		return nil, false
+	}
+	// Read the clock after the cache has answered: it may have been slow, and a failover seen
+	// meanwhile.
+	o, clock, ok := t.now()
+	if !ok || c.Origin != o || !clock.Before(until) || !clock.Before(c.Expires) {
+		return nil, false
+	}
+	return c, true
+}
+
+// put stores a completed record after its COMMIT, and then checks with still that the row of the
+// same attempt is there. If it is not, or if the check fails, put removes the entry again. It may
+// run after the request was answered; its errors are dropped, because a missing entry costs only a
+// query.
+func (t *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, still func(context.Context) (bool, error)) {
+	o, clock, ok := t.now()
+	if !ok || c.Origin != o {
+		return // get would refuse it
+	}
+	ttl := min(t.ttl, c.Expires.Sub(clock))
+	if ttl < time.Millisecond {
+		return
+	}
+	sealed, err := t.sealer.Seal(entryName(id), c.encode(clock.Add(ttl)))
+	if err != nil || len(sealed) > maxEntry {
+		return
+	}
+	err = t.try(ctx, func(ctx context.Context) error { return t.cache.Put(ctx, id, sealed, ttl) })
+	if errors.Is(err, gobreaker.ErrOpenState) || errors.Is(err, gobreaker.ErrTooManyRequests) {
+		return // nothing was put
+	}
+	// Check even after an error: a put that timed out here may have been executed there.
+	if there, err := still(ctx); err != nil || !there {
+		_ = t.forget(context.WithoutCancel(ctx), id)
+	}
+}
+
+// forget removes a record's entry, after the COMMIT that deleted its row. It is tried even if the
+// breaker is open. If it returns an error, the cache may serve the answer for the rest of the TTL.
+func (t *responseCache) forget(ctx context.Context, id [16]byte) error {
+	return bounded(ctx, forgetTimeout, func(ctx context.Context) error { return t.cache.Delete(ctx, id) })
+}
+
+// try runs one operation, unless the cache has failed so often that the breaker is open.
+func (t *responseCache) try(ctx context.Context, op func(context.Context) error) error {
+	done, err := t.breaker.Allow()
+	if err != nil {
+		return err
+	}
+	err = bounded(ctx, t.timeout, op)
+	if err != nil && ctx.Err() != nil {
+		done(errCacheCallerGone)
+	} else {
+		done(err)
+	}
+	return err
+}
+
+// bounded waits for an operation until timeout, even if the operation ignores its context: go-redis
+// does unless ContextTimeoutEnabled is set. What the operation returns later is dropped.
+func bounded(ctx context.Context, timeout time.Duration, op func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errCacheTimeout)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		defer func() {
+			if v := recover(); v != nil {
+				ended <- errCachePanic
+			}
+		}()
+		ended <- op(ctx)
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// entryName is the place that an entry is sealed for. It differs from that of the answer in its
+// row.
+func entryName(id [16]byte) [16]byte { return codec.SealPlace(id, sealedEntry, "") }
+
+// An entry before it is sealed; numbers are big-endian, times in microseconds:
+//
+//	1 byte    version, 1
+//	8 bytes   system identifier
+//	4 bytes   timeline
+//	8 bytes   when the record expires
+//	8 bytes   when the entry expires
+//	4 bytes   length of the fingerprint, and the fingerprint
+//	          the answer, as in its row
+const (
+	entryVersion = 1
+	entryHead    = 1 + 8 + 4 + 8 + 8 + 4
+)
+
+func (c *cacheEntry) encode(until time.Time) []byte {
+	b := append(make([]byte, 0, entryHead+len(c.Fingerprint)+len(c.Response.Body)+512), entryVersion)
+	b = binary.BigEndian.AppendUint64(b, uint64(c.Origin.System))
+	b = binary.BigEndian.AppendUint32(b, c.Origin.Timeline)
+	b = binary.BigEndian.AppendUint64(b, uint64(c.Expires.UnixMicro()))
+	b = binary.BigEndian.AppendUint64(b, uint64(until.UnixMicro()))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(c.Fingerprint)))
+	b = append(b, c.Fingerprint...)
+	return append(b, c.Response.encode()...)
+}
+
+func decodeEntry(b []byte) (c *cacheEntry, until time.Time, ok bool) {
+	if len(b) < entryHead || b[0] != entryVersion {
+		return nil, time.Time{}, false
+	}
+	c = &cacheEntry{
+		Origin:  history{int64(binary.BigEndian.Uint64(b[1:])), binary.BigEndian.Uint32(b[9:])},
+		Expires: time.UnixMicro(int64(binary.BigEndian.Uint64(b[13:]))),
+	}
+	until = time.UnixMicro(int64(binary.BigEndian.Uint64(b[21:])))
+	n := int64(binary.BigEndian.Uint32(b[29:]))
+	if n > int64(len(b)-entryHead) {
+		return nil, time.Time{}, false
+	}
+	c.Fingerprint = b[entryHead : entryHead+n : entryHead+n]
+	var err error
+	if c.Response, err = decodeResponse(b[entryHead+n:]); err != nil {
+		return nil, time.Time{}, false
+	}
+	return c, until, true
+}
