@@ -185,3 +185,10 @@ func orNull(s string) *string {
 	}
 	return &s
 }
+
+func orDash(s *string) string {
+	if s == nil {
+		return "-"
+	}
+	return *s
+}

@@ -40,8 +40,8 @@ func (d *doctor) outbox(ctx context.Context, tx pgx.Tx) error {
 		pending := s.Pending != nil && *s.Pending > 0 || s.Old > 0
 		switch {
 		case s.PausedAt != nil:
-			p := sinkRow{s.Sink, s.PausedAt, s.PausedBy, s.PauseReason}
-			d.add(levelInfo, check, "onlyonce outbox resume -sink "+shellQuote(s.Sink)+" -reason WHY", "sink %s is paused %s", s.Sink, p.paused())
+			p := ops.Sink{Name: s.Sink, PausedAt: s.PausedAt, PausedBy: s.PausedBy, PauseReason: s.PauseReason}
+			d.add(levelInfo, check, "onlyonce outbox resume -sink "+shellQuote(s.Sink)+" -reason WHY", "sink %s is paused %s", s.Sink, oneLine(p.Paused()))
 		case !s.Listed && pending:
 			d.add(levelWarn, check, "list the sink in a relay, or discard its calls", "no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept", s.Sink)
 		case held == 0 && pending:

@@ -367,10 +367,10 @@ func TestStatementsPrepare(t *testing.T) {
 	for _, sql := range []string{cursorsSQL, boundsSQL, auditSQL, parkedSQL,
 		parkedCountsSQL, pendingCallsSQL, settledCallsSQL, limitSQL, relaysSQL,
 		parkedShowSQL,
-		standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL,
-		fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
+
+		sinkNamesSQL,
 		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, eraseOutboxSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL,
-		oldCallsSQL, ringSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
+		oldCallsSQL, ringSQL,
 		streamsSQL, eventRingSQL, claimsSQL, webhookSQL, callsOfSQL, movedSQL, runStartSQL, eventSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL,
 		hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL, scopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {

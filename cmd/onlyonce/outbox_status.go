@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // logSinksSQL lists every sink that somebody knows: listed by a relay, with calls in the log, in onlyonce.outbox, or parked. In: sink
@@ -377,8 +379,8 @@ func (a *app) writeOutbox(r *outboxReport, all bool) {
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		if s.PausedAt != nil {
-			p := sinkRow{s.Sink, s.PausedAt, s.PausedBy, s.PauseReason}
-			say("Sink %s is paused %s\n", cell(s.Sink), p.paused())
+			p := ops.Sink{Name: s.Sink, PausedAt: s.PausedAt, PausedBy: s.PausedBy, PauseReason: s.PauseReason}
+			say("Sink %s is paused %s\n", cell(s.Sink), oneLine(p.Paused()))
 		}
 		if s.Old > 0 {
 			say("Sink %s has %d calls in onlyonce.outbox, which were enqueued before schema version 3\n", cell(s.Sink), s.Old)
@@ -424,4 +426,27 @@ func size(n int64) string {
 		return fmt.Sprintf("%d KiB", n>>10)
 	}
 	return fmt.Sprintf("%d MiB", n>>20)
+}
+
+// sinkNamesSQL lists the sinks that a relay has listed. No more than a person reads.
+const sinkNamesSQL = `select name from onlyonce.sinks order by name limit 20`
+
+// unknownSink names the sinks there are.
+func unknownSink(ctx context.Context, tx pgx.Tx, name string) error {
+	type one struct{ Name string }
+	known, err := collect[one](ctx, tx, sinkNamesSQL)
+	if err != nil {
+		return err
+	}
+	if len(known) == 0 {
+		return usagef("-sink: there is no sink %q: no relay of this schema version has listed one yet", name)
+	}
+	text := ""
+	for i, k := range known {
+		if i > 0 {
+			text += ", "
+		}
+		text += k.Name
+	}
+	return usagef("-sink: there is no sink %q: relays have listed %s", name, text)
 }

@@ -1,0 +1,25 @@
+package ops
+
+import (
+	"testing"
+
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// Every statement of a decision is one that the real server understands.
+func TestDecisionsPrepare(t *testing.T) {
+	t.Parallel()
+	conn, err := pgtest.DB(t).Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, sql := range []string{boundsSQL, auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, redrivesSQL, leftSQL, lastReplaySQL, forgottenSQL,
+		standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
+		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
+		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL} {
+		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+}
