@@ -63,7 +63,6 @@ begin
     ('onlyonce_app',      'progress',       'select, insert, delete'),         -- prunes its own old rows
     ('onlyonce_app',      'inbox',          'select, insert'),
     ('onlyonce_app',      'parked',         'select, insert, update (state, reason, error, attempts, next_attempt_at, first_attempt_at, settled_at, order_key)'), -- tries parked messages again
-    ('onlyonce_app',      'outbox',         'select, insert'),                 -- code of schema 2; a call that was enqueued there is recognised
     ('onlyonce_app',      'outbox_log',     'select, insert'),
     ('onlyonce_app',      'outbox_id',      'usage'),
     ('onlyonce_app',      'outbox_version', 'select'),
@@ -96,7 +95,6 @@ begin
 
     ('onlyonce_relay',    'schema_version', 'select'),
     ('onlyonce_relay',    'leases',         'select, insert, update'),
-    ('onlyonce_relay',    'outbox',         'select, update, delete'),         -- takes over what schema 2 has left
     ('onlyonce_relay',    'outbox_log',     'select'),
     ('onlyonce_relay',    'sinks',          'select, insert'),
     ('onlyonce_relay',    'lanes',          'select, insert, update'),
@@ -142,7 +140,6 @@ begin
     ('onlyonce_operator', 'cursors',        'select, insert, update'),
     ('onlyonce_operator', 'inbox',          'select, insert'),
     ('onlyonce_operator', 'parked',         'select, update'),
-    ('onlyonce_operator', 'outbox',         'select, update'),
     ('onlyonce_operator', 'outbox_log',     'select, update'),                 -- rebase, erase
     ('onlyonce_operator', 'calls',          'select'),
     ('onlyonce_operator', 'sinks',          'select, insert, update'),
@@ -167,13 +164,11 @@ begin
       from unnest(array[
         'keys_log_0', 'keys_log_1', 'keys_log_2', 'keys_log_3', 'keys_log_4', 'keys_log_5', 'keys_log_6', 'keys_log_7', 'keys_log_8', 'keys_log_9',
         'keys_clock_0', 'keys_clock_1', 'keys_clock_2', 'keys_clock_3', 'keys_clock_4', 'keys_clock_5', 'keys_clock_6', 'keys_clock_7', 'keys_clock_8',
-        'keys_clock_9', 'keys_old']) as s (tab),
+        'keys_clock_9']) as s (tab),
       (values ('onlyonce_app', 'select, insert'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, truncate')) as r (role, rights)
   loop
-    if to_regclass('onlyonce.' || has.tab) is not null then -- an older schema lacks the newer tables
-      execute format('grant %s on %s onlyonce.%I to %I', has.rights,
-        case (select relkind from pg_class where oid = to_regclass('onlyonce.' || has.tab)) when 'S' then 'sequence' else 'table' end, has.tab, has.role);
-    end if;
+    execute format('grant %s on %s onlyonce.%I to %I', has.rights,
+      case (select relkind from pg_class where oid = to_regclass('onlyonce.' || has.tab)) when 'S' then 'sequence' else 'table' end, has.tab, has.role);
   end loop;
 
   -- Which rows of parked and leases a role may write. Everybody who has the right on the table sees all rows: who claims keys has to know what is parked.

@@ -136,38 +136,6 @@ create view onlyonce.positions as
        order by q.from_offset desc limit 1) p on true;
 comment on view onlyonce.positions is 'Where each cursor stands: next_offset is the next offset that will be handled.';
 
--- Takes a cursor over: raises its lease's epoch if it is still the one that was read, stamps the owner, and clears `clean`.
-create function onlyonce.own_cursor(
-  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
-) returns bigint
-language plpgsql as $$
-declare
-  raised bigint;
-begin
-  perform set_config('lock_timeout', own_cursor.lock_timeout, true);
-  raised := onlyonce.raise_epoch(own_cursor.cursor_id, seen_epoch, new_nonce);
-  if raised is not null then
-    update onlyonce.cursors c
-      set group_id = own_cursor.group_id, cluster_id = own_cursor.cluster_id,
-          topic_id = coalesce(own_cursor.topic_id, c.topic_id), clean = false
-      where c.id = own_cursor.cursor_id;
-  end if;
-  return raised;
-end $$;
-comment on function onlyonce.own_cursor(bigint, bigint, uuid, text, text, uuid, text) is
-  'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
-
--- Where a cursor stands, by its progress alone; null before the first batch of the run. Planned without sequential scans: the
--- table is tiny when the plan is made and kept, and grows behind an old snapshot.
-create function onlyonce.reached(cursor_id bigint, run integer) returns bigint
-language plpgsql stable set enable_seqscan = off set enable_bitmapscan = off as $$
-begin
-  return (select p.next_offset from onlyonce.progress p
-           where p.cursor_id = reached.cursor_id and p.run = reached.run
-           order by p.from_offset desc limit 1);
-end $$;
-comment on function onlyonce.reached(bigint, integer) is 'Position that a cursor''s progress has reached in a run; null before the first batch.';
-
 -- The fence. In one call, because each statement of a pipeline costs: bounds of this transaction, ownership, position.
 -- It raises, because a statement that shares a round trip with COMMIT must raise where it does not hold:
 -- an UPDATE that matches no row is no error, and the COMMIT behind it would go through.
@@ -242,14 +210,6 @@ create constraint trigger sealed after insert on onlyonce.progress
 
 -- ---------------------------------------------------------------- inbox
 
-create table onlyonce.inbox (
-  key         uuid   primary key,
-  fingerprint bigint not null
-) with (fillfactor = 90);
-comment on table  onlyonce.inbox is 'Keys that were claimed: the claim commits with the effects it protects.';
-comment on column onlyonce.inbox.key         is '128-bit hash of (tenant, scope, key), see dedupe/testdata/keys.json.';
-comment on column onlyonce.inbox.fingerprint is 'First 64 bits of SHA-256 over the payload; 0: not compared.';
-
 -- The stored form of a key, the same as dedupe.Key.Hash in Go; dedupe/testdata/keys.json holds test vectors for both.
 create function onlyonce.key(tenant text, scope text, id text) returns uuid
 language plpgsql immutable strict parallel safe as $$
@@ -276,52 +236,6 @@ begin
   return encode(substr(sum, 1, 16), 'hex')::uuid;
 end $$;
 comment on function onlyonce.key(text, text, text) is 'Stored form of a key: what onlyonce.inbox.key holds for (tenant, scope, id).';
-
--- Claims keys for the caller's transaction. Returns, in the order of `keys`: 0 fresh (now claimed), 1 duplicate, 2 conflict
--- (same key, other fingerprint). Waits for a transaction that holds an uncommitted copy (bounded by lock_timeout), because
--- that one may roll back. Keys are inserted in their order, so that two calls cannot deadlock. Under READ COMMITTED
--- the second statement sees what the first one waited for; above it the first raises 40001 instead.
-create function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
-language plpgsql as $$
-declare
-  fresh  uuid[];
-  result smallint[];
-begin
-  if cardinality(keys) is distinct from cardinality(fingerprints) then
-    raise exception 'onlyonce: claim: % keys and % fingerprints', cardinality(keys), cardinality(fingerprints);
-  end if;
-  with claimed as (
-    insert into onlyonce.inbox (key, fingerprint)
-      select u.k, u.f from unnest(keys, fingerprints) with ordinality as u(k, f, n) order by u.k, u.n
-      on conflict do nothing
-      returning key)
-  select coalesce(array_agg(c.key), '{}') from claimed c into fresh;
-  if cardinality(fresh) = cardinality(keys) then
-    return array_fill(0::smallint, array[cardinality(keys)]);
-  end if;
-  select array_agg(case when u.first and c.k is not null then 0
-                        when i.fingerprint = u.f or i.fingerprint = 0 or u.f = 0 then 1
-                        else 2 end::smallint order by u.n)
-    from (select k, f, n, row_number() over (partition by k order by n) = 1 as first
-            from unnest(keys, fingerprints) with ordinality as v(k, f, n)) u
-    join onlyonce.inbox i on i.key = u.k
-    left join unnest(fresh) as c(k) on c.k = u.k
-    into result;
-  return result;
-end $$;
-comment on function onlyonce.claim(uuid[], bigint[]) is
-  'Claims keys in the caller''s transaction: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies.';
-
--- The optimistic claim: raises unless every key is fresh, so it may share a round trip with the effects and COMMIT. A plain
--- INSERT, which raises by itself: ON CONFLICT would cost a second WAL record for each key.
-create function onlyonce.claim_fresh(keys uuid[], fingerprints bigint[]) returns void
-language plpgsql as $$ -- and not sql: only plpgsql keeps its plan from call to call
-begin
-  insert into onlyonce.inbox (key, fingerprint)
-    select u.k, u.f from unnest(keys, fingerprints) as u(k, f) order by u.k;
-end $$;
-comment on function onlyonce.claim_fresh(uuid[], bigint[]) is
-  'Claims keys, or raises 23505 (unique violation on onlyonce.inbox) unless every one is new.';
 
 -- ---------------------------------------------------------------- parked
 
@@ -360,78 +274,6 @@ comment on column onlyonce.parked.body   is 'Value of the message or body of the
 create unique index parked_key_unresolved on onlyonce.parked (kind, key)
   where settled_at is null and reason <> 'conflict';
 create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;
-
--- ---------------------------------------------------------------- outbox
-
-create table onlyonce.outbox (
-  id               bigint generated always as identity primary key,
-  key              uuid not null unique,
-  tenant           text not null default '',
-  scope            text not null default '',
-  sink             text not null check (sink <> ''),
-  name             text not null check (name <> ''),
-  method           text not null,
-  target           text not null,
-  header_names     text[] not null default '{}',
-  header_values    text[] not null default '{}',
-  body             bytea not null,
-  xid              xid8 not null default pg_current_xact_id(),
-  created_at       timestamptz not null default clock_timestamp(),
-  state            text not null default 'pending' check (state in ('pending', 'delivered', 'parked')),
-  attempts         integer not null default 0,
-  first_attempt_at timestamptz,
-  next_attempt_at  timestamptz not null default clock_timestamp(),
-  last_error       text not null default '',
-  settled_at       timestamptz,
-  check ((state = 'pending') = (settled_at is null))
-);
-comment on table  onlyonce.outbox is 'Outbound calls: a row commits with the effects that ask for it, and is sent afterwards by a relay, always under the same key and with the same bytes.';
-comment on column onlyonce.outbox.key              is 'Idempotency key that the remote sees: derived, the same on every replay.';
-comment on column onlyonce.outbox.target           is 'What the call addresses at its sink: for HTTP the path and query below the sink''s base URL.';
-comment on column onlyonce.outbox.xid              is 'Transaction that wrote the row.';
-comment on column onlyonce.outbox.state            is 'pending: to be sent. delivered: the remote accepted it. parked: the relay gave up; the reason is in onlyonce.parked under (call, key).';
-comment on column onlyonce.outbox.attempts         is 'Attempts that were begun, each counted before its call.';
-comment on column onlyonce.outbox.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here.';
-comment on column onlyonce.outbox.next_attempt_at  is 'When it is due. During an attempt: when it will be due again should its relay die.';
-create index outbox_pending on onlyonce.outbox (sink, next_attempt_at, id) where state = 'pending';
-create index outbox_delivered on onlyonce.outbox (sink, settled_at) where state = 'delivered';
-
--- Writes an outbound call in the caller's transaction. A row that stands already under the key is the same call written
--- again (a replay): nothing to do if its bytes are the same, OO004 if they differ. Twice in one transaction is a mistake
--- of the handler (two calls of one name need an id each): OO005.
-create function onlyonce.enqueue(
-  key uuid, tenant text, scope text, sink text, name text, method text, target text,
-  header_names text[], header_values text[], body bytea
-) returns void
-language plpgsql as $$
-declare
-  old onlyonce.outbox;
-begin
-  loop
-    insert into onlyonce.outbox (key, tenant, scope, sink, name, method, target, header_names, header_values, body)
-      values (enqueue.key, enqueue.tenant, enqueue.scope, enqueue.sink, enqueue.name, enqueue.method, enqueue.target,
-              enqueue.header_names, enqueue.header_values, enqueue.body)
-      on conflict do nothing;
-    if found then
-      return;
-    end if;
-    select * into old from onlyonce.outbox o where o.key = enqueue.key;
-    exit when found; -- not found: retention deleted it between the two statements, so insert again
-  end loop;
-  if old.xid = pg_current_xact_id() then
-    raise exception using errcode = 'OO005',
-      message = format('onlyonce: two calls named %L to sink %L from one message', enqueue.name, enqueue.sink),
-      hint = 'Set Call.ID to tell them apart.';
-  end if;
-  if (old.method, old.target, old.header_names, old.header_values, old.body)
-     is distinct from (enqueue.method, enqueue.target, enqueue.header_names, enqueue.header_values, enqueue.body) then
-    raise exception using errcode = 'OO004',
-      message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', enqueue.name, enqueue.sink),
-      detail = format('outbox row %s holds the bytes that were frozen first', old.id);
-  end if;
-end $$;
-comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, text[], text[], bytea) is
-  'Writes an outbound call in the caller''s transaction; the relay sends it after COMMIT under `key`.';
 
 -- ---------------------------------------------------------------- audit
 

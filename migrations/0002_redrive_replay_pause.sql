@@ -1,7 +1,4 @@
 -- onlyonce schema, version 2: parked messages are tried again from the database, ordering keys, replay, pauses.
---
--- It only adds: code written for version 1 goes on working beside code for version 2. What it adds to tables has
--- defaults, and the functions that version 1 calls keep their arguments.
 
 -- ---------------------------------------------------------------- cursors
 
@@ -31,7 +28,7 @@ create or replace view onlyonce.positions as
        where q.cursor_id = c.id and q.run = c.run
        order by q.from_offset desc limit 1) p on true;
 
--- Takes a cursor over, as onlyonce.own_cursor did in version 1.
+-- Takes a cursor over: raises its lease's epoch if it is still the one that was read, stamps the owner, and clears `clean`.
 create function onlyonce.take_cursor(
   cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
 ) returns bigint
@@ -51,23 +48,6 @@ begin
 end $$;
 comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, text) is
   'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
-
--- Code of version 1 calls this one. It knows neither replays, whose messages it would take for duplicates or handle beyond the
--- replay's end, nor retired cursors: it is told that somebody else was faster.
-create or replace function onlyonce.own_cursor(
-  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
-) returns bigint
-language plpgsql as $$
-begin
-  if exists (select 1 from onlyonce.cursors c
-              where c.id = own_cursor.cursor_id and (c.retired_at is not null or c.replay_until is not null)) then
-    return null;
-  end if;
-  return onlyonce.take_cursor(own_cursor.cursor_id, seen_epoch, new_nonce, own_cursor.group_id, own_cursor.cluster_id,
-                              own_cursor.topic_id, own_cursor.lock_timeout);
-end $$;
-comment on function onlyonce.own_cursor(bigint, bigint, uuid, text, text, uuid, text) is
-  'onlyonce.take_cursor for code of version 1, which gets no cursor that is retired or replayed.';
 
 create table onlyonce.topics (
   scope      text    not null,
@@ -265,59 +245,5 @@ language sql stable as $$
     from unnest(order_keys) with ordinality as u(k, n)
 $$;
 comment on function onlyonce.blocked(uuid[]) is 'Whether an unsettled parked row stands before each of these ordering keys.';
-
--- ---------------------------------------------------------------- inbox
-
--- Rows of the inbox are never updated: room for that in each page is 5 bytes a key wasted. Holds for pages to come.
-alter table onlyonce.inbox set (fillfactor = 100);
-
--- As in version 1, and a copy of an unsettled parked message is a duplicate even when retention has removed its key.
-create or replace function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
-language plpgsql as $$
-declare
-  fresh  uuid[];
-  parked uuid[];
-  result smallint[];
-begin
-  if cardinality(keys) is distinct from cardinality(fingerprints) then
-    raise exception 'onlyonce: claim: % keys and % fingerprints', cardinality(keys), cardinality(fingerprints);
-  end if;
-  with claimed as (
-    insert into onlyonce.inbox (key, fingerprint)
-      select u.k, u.f from unnest(keys, fingerprints) with ordinality as u(k, f, n) order by u.k, u.n
-      on conflict do nothing
-      returning key)
-  select coalesce(array_agg(c.key), '{}') from claimed c into fresh;
-  if cardinality(fresh) > 0 then
-    select array_agg(p.key) from onlyonce.parked p
-     where p.kind = 'message' and p.key = any (fresh) and p.settled_at is null and p.reason <> 'conflict' into parked;
-  end if;
-  if cardinality(fresh) = cardinality(keys) and parked is null then
-    return array_fill(0::smallint, array[cardinality(keys)]);
-  end if;
-  select array_agg(case when u.first and c.k is not null and not (u.k = any (coalesce(parked, '{}'))) then 0
-                        when i.fingerprint = u.f or i.fingerprint = 0 or u.f = 0 then 1
-                        else 2 end::smallint order by u.n)
-    from (select k, f, n, row_number() over (partition by k order by n) = 1 as first
-            from unnest(keys, fingerprints) with ordinality as v(k, f, n)) u
-    join onlyonce.inbox i on i.key = u.k
-    left join unnest(fresh) as c(k) on c.k = u.k
-    into result;
-  return result;
-end $$;
-
--- Two unnest in one target list go through in step, for less than a join of the two as a table.
-create or replace function onlyonce.claim_fresh(keys uuid[], fingerprints bigint[]) returns void
-language plpgsql as $$ -- and not sql: only plpgsql keeps its plan from call to call
-begin
-  insert into onlyonce.inbox (key, fingerprint)
-    select unnest(keys), unnest(fingerprints) order by 1;
-  if exists (select 1 from onlyonce.parked p where p.settled_at is null and p.reason <> 'conflict') then -- mostly there is none
-    if exists (select 1 from onlyonce.parked p
-                where p.kind = 'message' and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then
-      raise exception using errcode = '23505', message = 'onlyonce: a copy of one of these messages is parked';
-    end if;
-  end if;
-end $$;
 
 insert into onlyonce.schema_version (version) values (2);

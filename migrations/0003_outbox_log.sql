@@ -1,8 +1,4 @@
 -- onlyonce schema, version 3: the outbox is an append-only log that is read by lanes and dropped by segments.
---
--- It only adds, but for functions whose bodies change: code written for version 2 goes on working beside code for
--- version 3. What version 2 enqueues from here on goes to the log; what stands in onlyonce.outbox is sent by relays of version 2
--- as long as there are any, and taken over by relays of version 3.
 
 -- ---------------------------------------------------------------- rings
 
@@ -153,107 +149,6 @@ language sql immutable strict parallel safe as $$
 $$;
 comment on function onlyonce.call_fingerprint(text, text, text, bytea, boolean) is 'What onlyonce.inbox.fingerprint holds for a call that was enqueued outside of a consumer.';
 
--- Writes outbound calls in the caller's transaction. Arrays of one length, a call each, in the order in which they are to go out:
---   checks  0: the fence and the message's claim exclude that the call stands already.
---           1: it may stand already (the message is replayed, or done again): then nothing is written; OO004 if its bytes differ.
---           2: nothing but the call's own key tells: it is claimed in the inbox; OO004 if it was claimed with other bytes.
---           3: both: code of schema 2 does not say whether it handles a message again, which code of schema 3 may have handled.
--- The locks of the ordering keys come first, in a statement before the INSERT that draws the ids, sorted, so that two
--- transactions that call this once cannot deadlock. 1,024 stripes: one lock a key would exhaust the server's lock table.
-create function onlyonce.enqueue_calls(
-  checks smallint[], keys uuid[], order_keys uuid[], sinks text[], tenants text[], scopes text[], names text[], methods text[],
-  targets text[], headers text[], traces text[], bodies bytea[], not_before timestamptz[], origin_times timestamptz[],
-  redo boolean[], capture boolean[], sealed boolean[]
-) returns void
-language plpgsql as $$
-declare
-  ring  onlyonce.rings;
-  skip  bigint[] := '{}';
-  old   record;
-  claim smallint[];
-  i     integer;
-begin
-  if exists (select 1 from unnest(order_keys) k where k is not null) then
-    perform pg_advisory_xact_lock(1869507705, s.stripe)
-       from (select distinct (get_byte(uuid_send(k), 0) << 8 | get_byte(uuid_send(k), 1)) & 1023 as stripe
-               from unnest(order_keys) k where k is not null order by 1) s;
-  end if;
-
-  if checks && '{2,3}'::smallint[] then
-    select onlyonce.claim(array_agg(c.k order by c.n), array_agg(c.f order by c.n)) into claim
-      from (select u.k, u.n, onlyonce.call_fingerprint(u.m, u.t, u.h, u.b, u.s) as f
-              from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n) where u.c >= 2) c;
-    i := 0;
-    for n in 1 .. cardinality(keys) loop
-      if checks[n] >= 2 then
-        i := i + 1;
-        if claim[i] = 2 then
-          raise exception using errcode = 'OO004',
-            message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[n], sinks[n]);
-        elsif claim[i] = 1 then
-          skip := skip || n::bigint;
-        end if;
-      end if;
-    end loop;
-  end if;
-
-  -- In statements of their own: each locks the tables that it names until the transaction ends, segments too, which then cannot be emptied.
-  if checks && '{1,3}'::smallint[] then
-    for old in
-      select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
-        from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
-        join lateral (
-          select r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null as erased from onlyonce.outbox_log r
-           where r.key = u.k
-          union all
-          select p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
-            from onlyonce.parked p where p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
-          limit 1) o on true
-       where u.c in (1, 3)
-    loop
-      if old.differs then
-        raise exception using errcode = 'OO004',
-          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
-      end if;
-      skip := skip || old.n;
-    end loop;
-  end if;
-  if checks && '{1,2,3}'::smallint[] then -- enqueued before schema 3
-    for old in
-      select u.n, (q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body) is distinct from (u.m, u.t, u.h, u.b) as differs
-        from unnest(checks, keys, methods, targets, headers, bodies) with ordinality as u(c, k, m, t, h, b, n)
-        join onlyonce.outbox q on q.key = u.k
-       where u.c > 0
-    loop
-      if old.differs then
-        raise exception using errcode = 'OO004',
-          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
-      end if;
-      skip := skip || old.n;
-    end loop;
-  end if;
-
-  -- The xid is assigned before the ring is read, each in a statement of its own: a rotator that announces another segment behind our
-  -- back waits for every xid that was in progress then.
-  perform pg_current_xact_id();
-  select * into ring from onlyonce.rings r where r.name = 'outbox';
-  if current_setting('transaction_isolation') <> 'read committed'
-     and ring.version <> (select last_value from onlyonce.outbox_version) then
-    raise exception using errcode = '40001', message = 'onlyonce: the outbox changed its segment since this transaction began: run it again';
-  end if;
-  insert into onlyonce.outbox_log (slot, lane, key, order_key, sink, tenant, scope, name, method, target, headers, trace, body,
-                                   not_before, origin_time, redo, capture, sealed)
-    select ring.cur, onlyonce.lane(coalesce(u.o, u.k)), u.k, u.o, u.sink, u.tenant, u.scope, u.name, u.method, u.target, u.h, u.trace, u.b,
-           u.nb, u.ot, u.redo, u.capture, u.sealed
-      from unnest(keys, order_keys, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, not_before, origin_times,
-                  redo, capture, sealed)
-           with ordinality as u(k, o, sink, tenant, scope, name, method, target, h, trace, b, nb, ot, redo, capture, sealed, n)
-     where cardinality(skip) = 0 or u.n <> all (skip)
-     order by u.n;
-end $$;
-comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], text[], text[], text[], text[], text[], text[], text[], bytea[],
-  timestamptz[], timestamptz[], boolean[], boolean[], boolean[]) is 'Writes outbound calls in the caller''s transaction; relays send them after COMMIT, each under its key.';
-
 create function onlyonce.header_lines(names text[], vals text[]) returns text
 language sql immutable parallel safe as $$
   select coalesce(string_agg(n || ': ' || v, E'\n' order by i), '') from unnest(names, vals) with ordinality as h(n, v, i)
@@ -264,19 +159,6 @@ language sql stable parallel safe as $$
 $$;
 comment on function onlyonce.header_lines(bytea[], bytea[]) is 'Headers of onlyonce.parked as onlyonce.outbox_log holds them.';
 comment on function onlyonce.header_lines(text[], text[]) is 'Headers as onlyonce.outbox_log holds them.';
-
--- One call, for code of version 2 and for other languages: no ordering key, claimed by its own key.
-create or replace function onlyonce.enqueue(
-  key uuid, tenant text, scope text, sink text, name text, method text, target text,
-  header_names text[], header_values text[], body bytea
-) returns void
-language plpgsql as $$
-begin
-  perform onlyonce.enqueue_calls(array[3::smallint], array[enqueue.key], array[null::uuid], array[enqueue.sink], array[enqueue.tenant],
-    array[enqueue.scope], array[enqueue.name], array[enqueue.method], array[enqueue.target],
-    array[onlyonce.header_lines(enqueue.header_names, enqueue.header_values)], array[null::text], array[enqueue.body],
-    array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
-end $$;
 
 -- ---------------------------------------------------------------- passes
 
@@ -356,10 +238,6 @@ create index parked_calls_due on onlyonce.parked (sink, lane, next_attempt_at) w
 
 -- Which settled calls may be deleted.
 create index parked_settled on onlyonce.parked (sink, settled_at) where kind = 'call' and settled_at is not null;
-
--- Which rows of schema 2 may be deleted, in whatever state they ended.
-drop index onlyonce.outbox_delivered;
-create index outbox_settled on onlyonce.outbox (sink, settled_at) where state <> 'pending';
 
 -- Calls are settled by relays, whose transactions have no seal.
 drop trigger sealed on onlyonce.parked;

@@ -1,11 +1,5 @@
 -- onlyonce schema, version 4: a log of events in the database, which consumers read like a topic, what the webhook receiver
 -- remembers, and answers to HTTP requests, kept under their keys.
---
--- It only adds: code written for version 3 goes on working beside code for version 4.
-
--- Claims lock the inbox before they read onlyonce.parked, and version 5, applied in the same transaction, locks the inbox: were it taken behind
--- onlyonce.parked, this and a batch would wait for each other.
-lock table onlyonce.inbox in access exclusive mode;
 
 -- ---------------------------------------------------------------- streams
 

@@ -1,12 +1,4 @@
 -- onlyonce schema, version 5: the inbox is two rings of segments.
---
--- Code of the schema before goes on working beside code of this one: it claims by functions whose bodies change here, so that both find each
--- other's keys. onlyonce.inbox becomes a view. What was in it stays, as the oldest closed segment of both rings.
---
--- Takes ACCESS EXCLUSIVE on onlyonce.inbox: it waits for transactions that have claimed, and claims wait for it. A claim that began in the old
--- body and waits here fails afterwards ("cannot insert into view"), and is run again: its key would stand where nobody looks for keys to come.
-
-lock table onlyonce.inbox in access exclusive mode;
 
 -- ---------------------------------------------------------------- rings
 
@@ -16,15 +8,9 @@ alter table onlyonce.rings
 comment on column onlyonce.rings.uses    is 'By slot (the first is slot 0): a random number of its last close. Slots are used again, and after a failover closed again; a use is not.';
 comment on column onlyonce.rings.horizon is 'Rings of keys: how long a key is remembered at least, after its segment was closed. Null: for ever, and nothing is rotated.';
 
-alter table onlyonce.inbox rename to keys_old;
-alter index onlyonce.inbox_pkey rename to keys_old_pkey;
-comment on table onlyonce.keys_old is 'Keys that were claimed before schema 5: slot 10 of both rings, closed, and empty for good once both have retired it.';
-comment on column onlyonce.keys_old.key is '128-bit hash of (tenant, scope, key), see dedupe/testdata/keys.json.';
-
 do $$
 declare
-  ring  text;
-  filled boolean := exists (select from onlyonce.keys_old);
+  ring text;
 begin
   foreach ring in array array['keys_log', 'keys_clock'] loop
     for slot in 0 .. 9 loop
@@ -33,12 +19,9 @@ begin
     end loop;
     execute format('create sequence onlyonce.%I start 1 cache 1', ring || '_version');
     perform setval(('onlyonce.' || ring || '_version')::regclass, 1);
-    -- A database that has remembered every key goes on doing so until somebody sets a horizon.
-    insert into onlyonce.rings (name, slots, closed, uses, horizon)
-      values (ring, 10, case when filled then '{10}' else '{}' end::smallint[], array_fill(null::bigint, array[10]) || ('x' || right(gen_random_uuid()::text, 12))::bit(48)::bigint, case when filled then null else interval '7 days' end);
-    insert into onlyonce.segments (ring, slot, use_no, opened_at, closed_at)
-      select ring, s, case when s in (0, 10) then 1 else 0 end, case s when 0 then clock_timestamp() end, case when s = 10 and filled then clock_timestamp() end
-        from generate_series(0, 10) s;
+    insert into onlyonce.rings (name, slots, horizon) values (ring, 10, interval '7 days');
+    insert into onlyonce.segments (ring, slot, use_no, opened_at)
+      select ring, s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 9) s;
   end loop;
 end $$;
 
@@ -46,30 +29,11 @@ end $$;
 
 do $$
 begin
-  execute 'create view onlyonce.inbox as select key, fingerprint, ''keys_old'' as segment from onlyonce.keys_old' || (
-    select string_agg(format(' union all select key, fingerprint, %L from onlyonce.%I', ring || '_' || slot, ring || '_' || slot), '' order by ring, slot)
+  execute 'create view onlyonce.inbox as ' || (
+    select string_agg(format('select key, fingerprint, %L as segment from onlyonce.%I', ring || '_' || slot, ring || '_' || slot), ' union all ' order by ring desc, slot)
       from unnest(array['keys_log', 'keys_clock']) ring, generate_series(0, 9) slot);
 end $$;
 comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. One that was claimed while a segment drained stands in two. Claim by the functions: a row alone excludes nobody.';
-
--- Who could use the table may use the segments and the view, so that nobody has to stand still until docs/roles.sql was run again.
-do $$
-declare
-  has record;
-begin
-  for has in
-    select case a.grantee when 0 then 'public' else a.grantee::regrole::text end as grantee, a.privilege_type as privilege
-      from pg_class c, aclexplode(c.relacl) a
-     where c.oid = 'onlyonce.keys_old'::regclass and a.privilege_type in ('SELECT', 'INSERT', 'DELETE') and a.grantee <> c.relowner
-  loop
-    for slot in 0 .. 9 loop
-      execute format('grant %s on onlyonce.keys_log_%s, onlyonce.keys_clock_%s to %s', has.privilege, slot, slot, has.grantee);
-    end loop;
-    execute format('grant %s on onlyonce.inbox to %s', has.privilege, has.grantee);
-    execute format('grant select on onlyonce.rings to %s', has.grantee);
-    execute format('grant select on sequence onlyonce.keys_log_version, onlyonce.keys_clock_version to %s', has.grantee);
-  end loop;
-end $$;
 
 -- A key may be forgotten by hand: the next message with it is new.
 create function onlyonce.forget_key() returns trigger
@@ -206,7 +170,7 @@ begin
       continue when probe is null;
     end if;
     case slot
-      EACH_CLOSED{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
+      EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
     end case;
     if got is not null then
       found := found || got;
@@ -220,7 +184,7 @@ begin
     continue when slot is null or rest is null;
     probe := rest;
     case slot
-      EACH_OPEN{when SLOT then
+      EACH_SLOT{when SLOT then
         with claimed as (insert into onlyonce.SEGMENT (key, fingerprint) select unnest(rest), unnest(prints) on conflict do nothing returning key, fingerprint)
         select array_agg(c.key), array_agg(c.fingerprint) into rest, prints from claimed c;}
     end case;
@@ -228,7 +192,7 @@ begin
       -- A later statement: under READ COMMITTED it sees what the INSERT has waited for; above, that has raised 40001.
       select array_agg(p.k) into probe from unnest(probe) as p(k) where rest is null or p.k <> all (rest);
       case slot
-        EACH_OPEN{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
+        EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
       end case;
       found := found || coalesce(got, '{}');
       theirs := theirs || coalesce(gotten, '{}');
@@ -288,7 +252,7 @@ begin
         continue when probe is null;
       end if;
       case slot
-        EACH_CLOSED{when SLOT then select exists (select from onlyonce.SEGMENT s where s.key = any (probe)) into duplicate;}
+        EACH_SLOT{when SLOT then select exists (select from onlyonce.SEGMENT s where s.key = any (probe)) into duplicate;}
       end case;
       if duplicate then
         raise exception using errcode = '23505', message = 'onlyonce: one of these keys was claimed before', detail = format('It stands in slot %s of ring keys_RING.', slot);
@@ -298,11 +262,11 @@ begin
   end if;
   if draining is not null then
     case draining
-      EACH_OPEN{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
+      EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
     end case;
   end if;
   case cur
-    EACH_OPEN{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
+    EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
   end case;
   if exists (select 1 from onlyonce.parked p where p.settled_at is null and p.reason <> 'conflict') then -- mostly there is none
     if exists (select 1 from onlyonce.parked p
@@ -315,12 +279,12 @@ end $$$f$;
   branch text[];
 begin
   for body in select replace(x.f, 'RING', x.ring) from (values (claim, 'log'), (claim, 'clock'), (fresh, 'log')) as x(f, ring) loop
-    -- EACH_OPEN{...} is repeated for slots 0 to 9, EACH_CLOSED{...} for slot 10 besides.
-    for branch in select m from regexp_matches(body, '(EACH_(OPEN|CLOSED)\{([^}]*)\})', 'g') m loop
+    -- EACH_SLOT{...} is repeated for each slot.
+    for branch in select m from regexp_matches(body, '(EACH_SLOT\{([^}]*)\})', 'g') m loop
       body := replace(body, branch[1], (
-        select string_agg(replace(replace(branch[3], 'SLOT', s::text), 'SEGMENT',
-                 case s when 10 then 'keys_old' else substring(body from 'keys_(?:log|clock)') || '_' || s end), E'\n      ' order by s)
-          from generate_series(0, case branch[2] when 'OPEN' then 9 else 10 end) s));
+        select string_agg(replace(replace(branch[2], 'SLOT', s::text), 'SEGMENT', substring(body from 'keys_(?:log|clock)') || '_' || s),
+                          E'\n      ' order by s)
+          from generate_series(0, 9) s));
     end loop;
     execute body;
   end loop;
@@ -332,33 +296,16 @@ comment on function onlyonce.claim_clock(uuid[], bigint[], bigint[], bigint[], u
 comment on function onlyonce.claim_log_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is
   'Claims keys of Kafka messages, or raises 23505 unless every one is new. So it may share a round trip with the effects and COMMIT.';
 
--- For everybody but the consumer's engine: by the clock. In a fenced transaction in both rings, the log's first, as everywhere: the engine of
--- the schema before calls this too, and must find the keys of this one's, and they its.
-create or replace function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
+-- For every transaction but the consumer engine's own claims: by the clock.
+create function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
 language plpgsql as $$
-declare
-  logged smallint[];
-  timed  smallint[];
 begin
-  if current_setting('onlyonce.fenced', true) is distinct from pg_current_xact_id()::text then
-    return onlyonce.claim_clock(keys, fingerprints);
-  end if;
-  logged := onlyonce.claim_log(keys, fingerprints);
-  timed := onlyonce.claim_clock(keys, fingerprints);
-  return array(select greatest(o.l, o.t) from unnest(logged, timed) with ordinality as o(l, t, n) order by o.n);
+  return onlyonce.claim_clock(keys, fingerprints);
 end $$;
 comment on function onlyonce.claim(uuid[], bigint[]) is
   'Claims keys in the caller''s transaction: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. Keys are remembered by the database''s clock.';
 
-create or replace function onlyonce.claim_fresh(keys uuid[], fingerprints bigint[]) returns void
-language plpgsql as $$
-begin
-  perform onlyonce.claim_log_fresh(keys, fingerprints);
-end $$;
-comment on function onlyonce.claim_fresh(uuid[], bigint[]) is
-  'onlyonce.claim_log_fresh for code of the schema before.';
-
--- As in version 2, and the key goes where claims of messages go.
+-- The key goes where claims of messages go.
 create or replace function onlyonce.settle(
   cursor_id bigint, epoch bigint, nonce uuid, parked_id bigint, attempts integer, key uuid, fingerprint bigint,
   lock_timeout text, statement_timeout text, idle_timeout text
@@ -389,10 +336,9 @@ end $$;
 --           1: it may stand already (the message is replayed, or done again): then nothing is written; OO004 if its bytes differ.
 --           2: a call of the user's own transaction: its key is claimed in the inbox, and when that is forgotten the call may stand there still, unsent, or
 --              parked with an outcome that nobody knows; OO004 if either has other bytes.
---           3: as 2: code of schema 2 does not say whether it handles a message again, which code of schema 3 may have handled.
 -- The locks of the ordering keys come first, in a statement before the INSERT that draws the ids, sorted, so that two
 -- transactions that call this once cannot deadlock. 1,024 stripes: one lock a key would exhaust the server's lock table.
-create or replace function onlyonce.enqueue_calls(
+create function onlyonce.enqueue_calls(
   checks smallint[], keys uuid[], order_keys uuid[], sinks text[], tenants text[], scopes text[], names text[], methods text[],
   targets text[], headers text[], traces text[], bodies bytea[], not_before timestamptz[], origin_times timestamptz[],
   redo boolean[], capture boolean[], sealed boolean[]
@@ -411,13 +357,13 @@ begin
                from unnest(order_keys) k where k is not null order by 1) s;
   end if;
 
-  if checks && '{2,3}'::smallint[] then
+  if 2 = any (checks) then
     select onlyonce.claim(array_agg(c.k order by c.n), array_agg(c.f order by c.n)) into claim
       from (select u.k, u.n, onlyonce.call_fingerprint(u.m, u.t, u.h, u.b, u.s) as f
-              from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n) where u.c >= 2) c;
+              from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n) where u.c = 2) c;
     i := 0;
     for n in 1 .. cardinality(keys) loop
-      if checks[n] >= 2 then
+      if checks[n] = 2 then
         i := i + 1;
         if claim[i] = 2 then
           raise exception using errcode = 'OO004',
@@ -430,7 +376,7 @@ begin
   end if;
 
   -- In statements of their own: each locks the tables that it names until the transaction ends, segments too, which then cannot be emptied.
-  if checks && '{1,2,3}'::smallint[] then
+  if checks && '{1,2}'::smallint[] then
     for old in
       select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
         from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
@@ -450,21 +396,6 @@ begin
       skip := skip || old.n;
     end loop;
   end if;
-  if checks && '{1,2,3}'::smallint[] then -- enqueued before schema 3
-    for old in
-      select u.n, (q.method, q.target, onlyonce.header_lines(q.header_names, q.header_values), q.body) is distinct from (u.m, u.t, u.h, u.b) as differs
-        from unnest(checks, keys, methods, targets, headers, bodies) with ordinality as u(c, k, m, t, h, b, n)
-        join onlyonce.outbox q on q.key = u.k
-       where u.c > 0
-    loop
-      if old.differs then
-        raise exception using errcode = 'OO004',
-          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
-      end if;
-      skip := skip || old.n;
-    end loop;
-  end if;
-
   -- The xid is assigned before the ring is read, each in a statement of its own: a rotator that announces another segment behind our
   -- back waits for every xid that was in progress then.
   perform pg_current_xact_id();
@@ -483,9 +414,11 @@ begin
      where cardinality(skip) = 0 or u.n <> all (skip)
      order by u.n;
 end $$;
+comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], text[], text[], text[], text[], text[], text[], text[], bytea[],
+  timestamptz[], timestamptz[], boolean[], boolean[], boolean[]) is 'Writes outbound calls in the caller''s transaction; relays send them after COMMIT, each under its key.';
 
--- A null, or arrays of two lengths, would silently leave headers out.
-create or replace function onlyonce.enqueue(
+-- One call, for other languages: no ordering key, claimed by its own key. A null, or arrays of two lengths, would silently leave headers out.
+create function onlyonce.enqueue(
   key uuid, tenant text, scope text, sink text, name text, method text, target text,
   header_names text[], header_values text[], body bytea
 ) returns void
@@ -496,11 +429,13 @@ begin
   elsif cardinality(header_names) <> cardinality(header_values) then
     raise exception using errcode = '22023', message = format('onlyonce: enqueue: %s header_names and %s header_values', cardinality(header_names), cardinality(header_values));
   end if;
-  perform onlyonce.enqueue_calls(array[3::smallint], array[enqueue.key], array[null::uuid], array[enqueue.sink], array[enqueue.tenant],
+  perform onlyonce.enqueue_calls(array[2::smallint], array[enqueue.key], array[null::uuid], array[enqueue.sink], array[enqueue.tenant],
     array[enqueue.scope], array[enqueue.name], array[enqueue.method], array[enqueue.target],
     array[onlyonce.header_lines(enqueue.header_names, enqueue.header_values)], array[null::text], array[enqueue.body],
     array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
 end $$;
+comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, text[], text[], bytea) is
+  'Writes an outbound call in the caller''s transaction; the relay sends it after COMMIT under `key`.';
 
 comment on table onlyonce.webhook_ids is 'Which event a receiver claimed when. The key itself is in the ring keys_clock and remembered by its horizon; the row demands the seal, and tells operators.';
 

@@ -24,7 +24,7 @@ const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors 
 
 // keys is a part of what is kept there: the query that reads its keys, and the one that claims them here. The first names no scope, because hashes are all there is:
 // keys of others come along. In, of the second: uuid[], bigint[] of the same length. One row: how many are new here, and how many stand here for another
-// payload. It waits for transactions that hold uncommitted copies; keys that are there stay as they are. A key from before schema 5 may be of either ring.
+// payload. It waits for transactions that hold uncommitted copies; keys that are there stay as they are.
 type keys struct{ kept, bring string }
 
 var (

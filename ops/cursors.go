@@ -2,15 +2,18 @@ package ops
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// cursorsSQL reads cursors as they stand. In: scope, topic, partition (each may be null: any). By the unique index on
-// (scope, topic, partition) as far as its columns are given; the latest row of progress of each by its primary key.
-// Attempts count while their message is still ahead: nobody clears them once it is done. A pause is found by the primary key
-// of onlyonce.pauses; that of the whole scope stands before that of the partition.
+// cursorsSQL reads cursors. In: scope, topic, partition (each may be null: any). By the unique
+// index on (scope, topic, partition) as far as its columns are given; the latest row of progress of
+// each by its primary key. Attempts count only while their message is ahead of the position:
+// nothing clears them after it. A pause is found by the primary key of onlyonce.pauses; the pause
+// of the whole scope comes before that of the partition.
 const cursorsSQL = `
 select id, scope, topic, partition, next_offset as position, run, start_offset, start_policy,
        group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
@@ -24,44 +27,65 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
 
-// Cursor is the row that keeps a consumer's position in one partition.
+// Cursor is where a consumer is in one partition. A nil pointer means: not known, or none.
 type Cursor struct {
-	ID            int64   `json:"-"`
-	Scope         string  `json:"scope"`
-	Topic         string  `json:"topic"`
-	Partition     int32   `json:"partition"`
-	Position      int64   `json:"position"`
-	Run           int32   `json:"run"`
-	StartOffset   int64   `json:"start_offset"`
-	StartPolicy   string  `json:"start_policy"`
-	Group         *string `json:"group"`
-	ClusterID     *string `json:"cluster_id"`
-	TopicID       *string `json:"topic_id"`
-	Epoch         int64   `json:"epoch"`
-	Clean         bool    `json:"clean"`
-	Attempts      int32   `json:"attempts"`
-	AttemptOffset *int64  `json:"attempt_offset"`
-	AnchorOffset  *int64  `json:"anchor_offset"`
-	LeaderEpoch   *int32  `json:"leader_epoch"` // Kafka's, up to which the log was read below the position
+	ID          int64  `json:"-"`
+	Scope       string `json:"scope"`
+	Topic       string `json:"topic"`
+	Partition   int32  `json:"partition"`
+	Position    int64  `json:"position"`     // the next offset that will be handled
+	Run         int32  `json:"run"`          // rises each time an operator sets the position
+	StartOffset int64  `json:"start_offset"` // where the cursor began
+	StartPolicy string `json:"start_policy"` // why there: committed, earliest, latest or adopted
+
+	// Group, ClusterID and TopicID say whose the cursor is. Nil: the next owner stamps its own.
+	Group     *string `json:"group"`
+	ClusterID *string `json:"cluster_id"`
+	TopicID   *string `json:"topic_id"`
+
+	Epoch         int64  `json:"epoch"`    // rises with each owner
+	Clean         bool   `json:"clean"`    // the last owner released it in order
+	Attempts      int32  `json:"attempts"` // at the message at AttemptOffset, which is tried alone
+	AttemptOffset *int64 `json:"attempt_offset"`
+	AnchorOffset  *int64 `json:"anchor_offset"` // of the last record seen below the position
+	LeaderEpoch   *int32 `json:"leader_epoch"`  // Kafka's, up to which the log was read below the position
 
 	RetiredAt    *time.Time `json:"retired_at"`
-	Paused       *string    `json:"paused"` // why
-	Replay       int32      `json:"replay"` // number of the last one
-	ReplayUntil  *int64     `json:"replay_until"`
+	Paused       *string    `json:"paused"`       // why it is paused
+	Replay       int32      `json:"replay"`       // number of the last one; 0: there was none
+	ReplayUntil  *int64     `json:"replay_until"` // nil: no replay is under way
 	ReplayResume *int64     `json:"replay_resume"`
 	ReplayResend bool       `json:"replay_resend"`
-	RedoUntil    *int64     `json:"redo_until"` // messages below it may have been handled before
+	RedoUntil    *int64     `json:"redo_until"` // messages below this offset may have been handled before
 	RedoTopicID  *string    `json:"redo_topic_id"`
 }
 
-// CursorFilter picks cursors. Nil: any.
-type CursorFilter struct {
-	Scope, Topic *string
-	Partition    *int64
+// State says what keeps the cursor from going on as usual: empty, or one or more of "retired",
+// "paused" and "replay N to OFFSET", separated by ", ".
+func (c *Cursor) State() string {
+	var s []string
+	if c.RetiredAt != nil {
+		s = append(s, "retired")
+	}
+	if c.Paused != nil {
+		s = append(s, "paused")
+	}
+	if c.ReplayUntil != nil {
+		s = append(s, fmt.Sprintf("replay %d to %d", c.Replay, *c.ReplayUntil))
+	}
+	return strings.Join(s, ", ")
 }
 
-// Cursors returns the cursors that a filter picks, by scope, topic and partition. An empty slice, not
-// an error, if there are none.
+// CursorFilter picks cursors. The zero value picks all.
+type CursorFilter struct {
+	Scope     string // of the consumer; empty: any
+	Topic     string // empty: any
+	Partition *int32 // nil: any
+}
+
+// Cursors returns the cursors that the filter picks, by scope, topic and partition. An empty slice,
+// not an error, if there are none. It reads one row of onlyonce.cursors and one of
+// onlyonce.progress for each: a database has as many as its consumers have partitions.
 func Cursors(ctx context.Context, db DB, f CursorFilter) (found []Cursor, err error) {
 	err = snapshot(ctx, db, func(tx pgx.Tx) error {
 		found, err = readCursors(ctx, tx, f)
@@ -71,7 +95,7 @@ func Cursors(ctx context.Context, db DB, f CursorFilter) (found []Cursor, err er
 }
 
 func readCursors(ctx context.Context, tx pgx.Tx, f CursorFilter) ([]Cursor, error) {
-	cursors, err := collect[Cursor](ctx, tx, cursorsSQL, f.Scope, f.Topic, f.Partition)
+	cursors, err := collect[Cursor](ctx, tx, cursorsSQL, orNull(f.Scope), orNull(f.Topic), f.Partition)
 	for i := range cursors {
 		utc(cursors[i].RetiredAt)
 	}

@@ -177,18 +177,3 @@ func utc(t *time.Time) {
 		*t = t.UTC()
 	}
 }
-
-// orNull makes null of an empty text: any.
-func orNull(s string) *string {
-	if s == "" {
-		return nil
-	}
-	return &s
-}
-
-func orDash(s *string) string {
-	if s == nil {
-		return "-"
-	}
-	return *s
-}

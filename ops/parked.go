@@ -46,12 +46,6 @@ type oneRow struct {
 	Erased              bool
 }
 
-// Bounds of ParkedFilter.Limit.
-const (
-	DefaultLimit = 100
-	MostLimit    = 10000
-)
-
 // ParkedReasons are the reasons that ParkedFilter.Reason may name.
 func ParkedReasons() []string { return slices.Clone(parked.Reasons) }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -144,13 +143,4 @@ func (q *replay) do(ctx context.Context, tx pgx.Tx, _ By, now *Replayed) (*Repla
 	var err error
 	now.After, err = q.readBack(ctx, tx)
 	return now, err
-}
-
-// shellQuote makes a word for a POSIX shell.
-func shellQuote(s string) string {
-	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:"
-	if s != "" && strings.Trim(s, plain) == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

@@ -2,8 +2,8 @@ package ops
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,9 +11,6 @@ import (
 
 // sinkSQL reads a sink. In: name. One row, or none. By the primary key.
 const sinkSQL = `select name, paused_at, paused_by, pause_reason from onlyonce.sinks where name = $1`
-
-// sinkNamesSQL lists the sinks that a relay has listed. No more than a person reads.
-const sinkNamesSQL = `select name from onlyonce.sinks order by name limit 20`
 
 // lockSinkSQL locks a sink against those who pause and resume it; lanes may refer to it meanwhile. In: name.
 const lockSinkSQL = `select name from onlyonce.sinks where name = $1 for no key update`
@@ -97,12 +94,10 @@ func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*Sink, error) {
 		return &Sink{Name: q.sink}, nil
 	}
 	if len(rows) == 0 {
-		err, fault := unknownSink(ctx, tx, q.sink)
-		if fault != nil {
-			return nil, fault
-		}
-		if !q.resume {
-			err.Reason += "; -unlisted pauses it ahead of its first relay"
+		err := unknownSink(ctx, tx, q.sink)
+		var unknown *Error
+		if !q.resume && errors.As(err, &unknown) {
+			unknown.Reason += "; -unlisted pauses it ahead of its first relay"
 		}
 		return nil, err
 	}
@@ -116,23 +111,6 @@ func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*Sink, error) {
 		return nil, failf(ErrNothing, "Sink %s is not paused: nothing was changed.", s.Name)
 	}
 	return s, nil
-}
-
-// unknownSink names the sinks there are.
-func unknownSink(ctx context.Context, tx pgx.Tx, name string) (*Error, error) {
-	type one struct{ Name string }
-	known, err := collect[one](ctx, tx, sinkNamesSQL)
-	if err != nil {
-		return nil, err
-	}
-	if len(known) == 0 {
-		return failf(ErrNotFound, "-sink: there is no sink %q: no relay of this schema version has listed one yet", name), nil
-	}
-	var names []string
-	for _, k := range known {
-		names = append(names, k.Name)
-	}
-	return failf(ErrNotFound, "-sink: there is no sink %q: relays have listed %s", name, strings.Join(names, ", ")), nil
 }
 
 // differs: a pause that came or went meanwhile leaves nothing to do, and read says so.

@@ -17,7 +17,9 @@ func TestDecisionsPrepare(t *testing.T) {
 	for _, sql := range []string{boundsSQL, auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, redrivesSQL, leftSQL, lastReplaySQL, forgottenSQL,
 		standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
 		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
-		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL} {
+		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
+		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
+		eraseRequestSQL, eraseStepsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, fenceOffSQL, closeSQL, closeSealSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}

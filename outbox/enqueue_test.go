@@ -331,8 +331,8 @@ func TestEnqueueAll(t *testing.T) {
 	}
 }
 
-// What version 2 of the code calls goes to the log, under the same key and with the same bytes, and is recognised again.
-func TestEnqueueOfSchema2(t *testing.T) {
+// What SQL enqueues goes to the log, under the same key and with the same bytes, and is recognised again.
+func TestEnqueueBySQL(t *testing.T) {
 	r := newRig(t)
 	const sql = `select onlyonce.enqueue('51825619-b4aa-834b-8c96-7435425d5a3b', 'acme', 'checkout', 'payments', 'charge', 'POST', '/charges', '{X-A}', '{1}', convert_to($1, 'UTF8'))`
 	r.exec(sql, "one")
@@ -348,8 +348,8 @@ func TestEnqueueOfSchema2(t *testing.T) {
 	}
 }
 
-// During a rolling deployment code of schema 2 may handle a message again that code of schema 3 has handled: its call stands already.
-func TestEnqueueOfSchema2SeesCallsOfAHandler(t *testing.T) {
+// A caller that enqueues by SQL under the key of a handler's call finds that call: the same bytes write nothing, other bytes are a conflict.
+func TestEnqueueSeesCallsOfAHandler(t *testing.T) {
 	r := newRig(t)
 	again := func(body string) error {
 		_, err := r.pool.Exec(context.Background(), `select onlyonce.enqueue('6da350e3-397e-83b8-b350-bb37daa8f1fe', '', 's', 'payments', 'n', 'POST', '/x', '{}', '{}', $1)`, []byte(body))

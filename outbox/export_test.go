@@ -13,7 +13,7 @@ var Statements = map[string]string{
 	"load": loadSQL, "fence": fenceSQL, "advance": advanceSQL, "bite": biteSQL, "collect": collectSQL, "fetch": fetchSQL, "divert": divertSQL,
 	"lsn": lsnSQL, "standbys": standbysSQL, "replicas": replicasSQL,
 	"pick": pickSQL, "next": nextSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,
-	"carry": carrySQL, "purge": purgeSQL, "purge old": purgeOldSQL,
+	"purge": purgeSQL,
 }
 
 // SetSweepEvery changes how often lanes look for calls that are blocked behind nothing. It returns what undoes it.

@@ -210,7 +210,7 @@ func TestEnqueueInAHandler(t *testing.T) {
 }
 
 // A message that is handled again asks for calls that may stand already: with the same bytes nothing is written, other bytes are a
-// conflict; in the log, parked after its segment was emptied, or in the table of schema 2.
+// conflict; in the log, or parked after its segment was emptied.
 func TestO1HandledAgain(t *testing.T) {
 	origin := dedupe.Origin{Scope: "stock", ID: "m"}
 	again := origin
@@ -220,9 +220,6 @@ func TestO1HandledAgain(t *testing.T) {
 		"parked": `with gone as (delete from onlyonce.outbox_log returning *)
 			insert into onlyonce.parked (kind, state, reason, scope, key, sink, lane, row_id, method, target, header_names, header_values, body)
 			select 'call', 'waiting', 'rejected', scope, key, sink, lane, id, method, target, '{Content-Type}', '{application/json}', body from gone`,
-		"in the table of schema 2": `with gone as (delete from onlyonce.outbox_log returning *)
-			insert into onlyonce.outbox (scope, key, sink, name, method, target, header_names, header_values, body)
-			select scope, key, sink, name, method, target, '{Content-Type}', '{application/json}', body from gone`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)

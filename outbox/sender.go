@@ -31,13 +31,12 @@ select l.id, $1, n.n::smallint from (select id, name from made union all select 
 on conflict do nothing`
 
 // surveySQL says how a sink's lanes stand. In: sink, how a member's lease name starts. Out: one row: how many relays there are that list
-// the sink; whether somebody paused it; lanes that nobody holds, in no order; whether rows of schema 2 wait to be carried over.
+// the sink; whether somebody paused it; lanes that nobody holds, in no order.
 const surveySQL = `
 select (select count(*) from onlyonce.leases where starts_with(name, $2) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'),
        coalesce((select paused_at is not null from onlyonce.sinks where name = $1), false),
        array(select a.lane from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
-              where a.sink = $1 and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour') order by random()),
-       exists (select 1 from onlyonce.outbox where sink = $1 and state = 'pending')`
+              where a.sink = $1 and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour') order by random())`
 
 // scoutSQL says which lanes have something to do. In: sink, lanes; whether the relay is asked to decide about calls of unknown outcome; versions of the
 // lanes that their owner knows.
@@ -80,18 +79,14 @@ type sender struct {
 	lookAt    time.Time
 	renewAt   time.Time
 	scoutAt   time.Time
-	carryAt   time.Time
 	purgeAt   time.Time
 	notBefore time.Time    // after a database error
 	me        *lease.Lease // says that this relay lists the sink
 	pause     *backoff.ExponentialBackOff
 }
 
-// carryEvery is how often rows of schema 2 are looked for, purgeEvery settled calls whose retention has passed.
-const (
-	carryEvery = 10 * time.Second
-	purgeEvery = time.Minute
-)
+// purgeEvery is how often a sender looks for settled calls whose retention has passed.
+const purgeEvery = time.Minute
 
 func newSender(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *sender {
 	b, _ := s.(Batcher)
@@ -306,12 +301,12 @@ func (s *sender) look(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	var members int
-	var paused, old bool
+	var paused bool
 	var free []int16
 	if err := fault.Point(fault.RelayLooking); err != nil {
 		return err
 	}
-	if err := s.pool.QueryRow(bounded, surveySQL, s.name, memberLease(s.name)).Scan(&members, &paused, &free, &old); err != nil {
+	if err := s.pool.QueryRow(bounded, surveySQL, s.name, memberLease(s.name)).Scan(&members, &paused, &free); err != nil {
 		return fmt.Errorf("looking at the lanes of %s: %w", s.name, err)
 	}
 	if s.paused.Swap(paused) != paused {
@@ -356,10 +351,6 @@ func (s *sender) look(ctx context.Context) error {
 			defer func() { s.ended <- t }()
 			t.err = t.run()
 		}()
-	}
-	if old && !time.Now().Before(s.carryAt) {
-		s.carryAt = time.Now().Add(carryEvery)
-		return s.carry(ctx)
 	}
 	return nil
 }

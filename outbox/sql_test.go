@@ -45,7 +45,6 @@ var hot = map[string]struct {
 	"next":   {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},
 	"settle": {`'{1,3}', '{1,2}', '{retrying,waiting}', '{failed,rejected}', '{a,b}', '{1000,null}', '{false,false}', '{null,null}', '{null,null}', '{null,null}', false, '{false,true}', '{1,1}', '{false,false}'`, []string{"parked_pkey", "parked_row"}},
 	"purge":  {`'payments', '7 days', 1000`, []string{"parked_settled", "parked_pkey", "outbox_log_%d_key_idx"}},
-	"carry":  {`'payments', 500`, []string{"outbox_pending", "outbox_pkey"}},
 }
 
 // The hot statements find their rows by index, whatever the parameters, and even when they were planned while the tables were empty:

@@ -40,7 +40,7 @@ func (a *app) writeCursorChange(was, is *cursorRow) {
 	row("anchor", func(c *cursorRow) string { return numberOrDash(c.AnchorOffset) })
 	row("attempts", attempts)
 	row("epoch", func(c *cursorRow) string { return number(c.Epoch) })
-	row("state", state)
+	row("state", (*ops.Cursor).State)
 	writeTable(a.out, []string{"", "BEFORE", "AFTER"}, rows)
 }
 

@@ -6,46 +6,11 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// cursorsSQL reads cursors as they stand. In: scope, topic, partition (each may be null: any). By the unique index on
-// (scope, topic, partition) as far as its columns are given; the latest row of progress of each by its primary key.
-// Attempts count while their message is still ahead: nobody clears them once it is done. A pause is found by the primary key
-// of onlyonce.pauses; that of the whole scope stands before that of the partition.
-const cursorsSQL = `
-select id, scope, topic, partition, next_offset as position, run, start_offset, start_policy,
-       group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
-       case when attempt_offset >= next_offset then attempts else 0 end as attempts,
-       case when attempt_offset >= next_offset then attempt_offset end as attempt_offset, anchor_offset, leader_epoch,
-       retired_at, (select reason from onlyonce.pauses u
-                     where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
-                     order by u.topic limit 1) as paused,
-       replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id
-  from onlyonce.positions p
- where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
- order by scope, topic, partition`
-
 type cursorRow = ops.Cursor
-
-// state says what keeps the cursor from going on as usual.
-func state(c *cursorRow) string {
-	var s []string
-	if c.RetiredAt != nil {
-		s = append(s, "retired")
-	}
-	if c.Paused != nil {
-		s = append(s, "paused")
-	}
-	if c.ReplayUntil != nil {
-		s = append(s, fmt.Sprintf("replay %d to %d", c.Replay, *c.ReplayUntil))
-	}
-	return strings.Join(s, ", ")
-}
 
 // attempts shows what was tried at a message that stands alone.
 func attempts(c *cursorRow) string {
@@ -68,12 +33,13 @@ func (f *cursorFilter) flags(fs *flag.FlagSet) {
 	numberVar(fs, &f.partition, "partition", "the partition `N`", 0, math.MaxInt32)
 }
 
-func readCursors(ctx context.Context, tx pgx.Tx, f cursorFilter) ([]cursorRow, error) {
-	cursors, err := collect[cursorRow](ctx, tx, cursorsSQL, f.scope, f.topic, f.partition)
-	for i := range cursors {
-		utc(cursors[i].RetiredAt)
+// number is -partition; nil: not given.
+func (f *cursorFilter) number() *int32 {
+	if f.partition == nil {
+		return nil
 	}
-	return cursors, err
+	n := int32(*f.partition)
+	return &n
 }
 
 func cursorShowCommand() command {
@@ -101,9 +67,10 @@ Null: not known, or none.`,
 			var filter cursorFilter
 			filter.flags(fs)
 			return func(ctx context.Context, a *app) error {
-				var cursors []cursorRow
-				err := a.readSnapshot(ctx, *address, "reading cursors", func(ctx context.Context, tx pgx.Tx) (err error) {
-					cursors, err = readCursors(ctx, tx, filter)
+				var cursors []ops.Cursor
+				f := ops.CursorFilter{Scope: text(filter.scope), Topic: text(filter.topic), Partition: filter.number()}
+				err := a.ask(ctx, *address, "reading cursors", func(ctx context.Context, db ops.DB) (err error) {
+					cursors, err = ops.Cursors(ctx, db, f)
 					return err
 				})
 				if err != nil {
@@ -127,7 +94,7 @@ func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
 		}
 		rows = append(rows, []string{c.Scope, c.Topic, strconv.Itoa(int(c.Partition)), number(c.Position),
 			fmt.Sprintf("%d %s", c.StartOffset, c.StartPolicy), strconv.Itoa(int(c.Run)), orDash(c.Group), orDash(c.ClusterID),
-			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), attempts(c), state(c)})
+			orDash(c.TopicID), numberOrDash(c.AnchorOffset), number(c.Epoch), yesNo(c.Clean), attempts(c), c.State()})
 	}
 	switch {
 	case len(cursors) == 0:

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // envPostgres names the database where -postgres does not.
@@ -82,16 +83,12 @@ func (db *database) check(ctx context.Context) error {
 	return migrations.Check(ctx, db)
 }
 
-// readSnapshot runs f, which only reads, on one snapshot: counts that are shown together belong together. A standby will do.
-func (a *app) readSnapshot(ctx context.Context, address, what string, f func(ctx context.Context, tx pgx.Tx) error) error {
+// ask asks a database something, and says so if that takes long. f must not write to standard error.
+func (a *app) ask(ctx context.Context, address, what string, f func(ctx context.Context, db ops.DB) error) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout+readTimeout)
 	defer cancel()
 	return a.watch(what, func() error {
-		return a.withSchema(ctx, address, func(db *database) error {
-			return pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-				return f(ctx, tx)
-			})
-		})
+		return a.withDatabase(ctx, address, func(db *database) error { return decided(f(ctx, db)) })
 	})
 }
 

@@ -7,69 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 )
-
-// Levels of findings, from good to bad. Only the last one makes the status of the command 1.
-const (
-	levelOK   = "ok"
-	levelInfo = "info" // nothing is wrong, and somebody may want to know
-	levelWarn = "warn"
-	levelFail = "fail"
-)
-
-// finding is one line of the report.
-type finding struct {
-	Check  string `json:"check"`
-	Level  string `json:"level"`
-	Text   string `json:"text"`
-	Change string `json:"change"` // what to do; empty: nothing
-}
-
-// doctor collects findings. Rules see only what was read, so that each is a function of a database's state.
-type doctor struct {
-	ask      *examination
-	findings []finding
-}
-
-func (d *doctor) add(level, check, change, format string, args ...any) {
-	d.findings = append(d.findings, finding{Check: check, Level: level, Text: fmt.Sprintf(format, args...), Change: change})
-}
-
-func (d *doctor) ok(check, format string, args ...any) { d.add(levelOK, check, "", format, args...) }
-
-// unless adds that a check is fine if it has found nothing.
-func (d *doctor) unless(check, format string, args ...any) {
-	if !slices.ContainsFunc(d.findings, func(f finding) bool { return f.Check == check }) {
-		d.ok(check, format, args...)
-	}
-}
-
-// count is how many findings have a level.
-func (d *doctor) count(level string) (n int) {
-	for _, f := range d.findings {
-		if f.Level == level {
-			n++
-		}
-	}
-	return n
-}
-
-type doctorReport struct {
-	SchemaVersion int       `json:"schema_version"`
-	Fail          int       `json:"fail"`
-	Warn          int       `json:"warn"`
-	Findings      []finding `json:"findings"`
-}
-
-// examination is what the operator declares, which no database knows.
-type examination struct {
-	copies, relays, webhooks *time.Duration
-	limit                    time.Duration
-	clock                    func() time.Time
-}
 
 func doctorCommand() command {
 	return command{
@@ -100,14 +39,14 @@ Example:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			all := fs.Bool("all", false, "show what is in order too")
-			ask := &examination{clock: time.Now}
+			ask := ops.ExamineQuestion{}
 			for _, v := range []struct {
 				name, usage string
 				to          **time.Duration
 			}{
-				{"copies-within", "for how long after the first a copy may be produced, a `duration` (7d)", &ask.copies},
-				{"relay-retries", "for how long a relay goes on with a call, a `duration` (24h)", &ask.relays},
-				{"webhook-retention", "for how long senders of webhooks deliver again, a `duration` (7d)", &ask.webhooks},
+				{"copies-within", "for how long after the first a copy may be produced, a `duration` (7d)", &ask.CopiesWithin},
+				{"relay-retries", "for how long a relay goes on with a call, a `duration` (24h)", &ask.RelayRetries},
+				{"webhook-retention", "for how long senders of webhooks deliver again, a `duration` (7d)", &ask.WebhookRetention},
 			} {
 				fs.Func(v.name, v.usage, func(s string) error {
 					d, err := parseDays(s)
@@ -116,17 +55,15 @@ Example:
 				})
 			}
 			return func(ctx context.Context, a *app) error {
-				ask.limit = a.countLimit
-				d := &doctor{ask: ask}
-				r := &doctorReport{}
-				err := a.readSnapshot(ctx, *address, "examining the database", func(ctx context.Context, tx pgx.Tx) (err error) {
-					r.SchemaVersion, err = d.examine(ctx, tx)
+				ask.CountLimit = a.countLimit
+				var r *ops.Examination
+				err := a.ask(ctx, *address, "examining the database", func(ctx context.Context, db ops.DB) (err error) {
+					r, err = ops.Examine(ctx, db, ask)
 					return err
 				})
 				if err != nil {
 					return err
 				}
-				r.Fail, r.Warn, r.Findings = d.count(levelFail), d.count(levelWarn), d.findings
 				if *asJSON {
 					err = writeJSON(a.out, r)
 				} else {
@@ -141,39 +78,21 @@ Example:
 	}
 }
 
-// examine makes all findings.
-func (d *doctor) examine(ctx context.Context, tx pgx.Tx) (version int, err error) {
-	if version, err = migrations.Version(ctx, tx); err != nil {
-		return 0, err
-	}
-	if version > migrations.Latest {
-		d.add(levelInfo, "schema", "deploy programs of the version that migrated it", "version %d, which is newer than this program's, %d: both work beside each other", version, migrations.Latest)
-	} else {
-		d.ok("schema", "version %d", version)
-	}
-	for _, look := range []func(context.Context, pgx.Tx) error{d.server, d.roles, d.clocks, d.memory, d.rings, d.obstacles, d.history, d.outbox, d.events, d.operators} {
-		if err := look(ctx, tx); err != nil {
-			return 0, err
-		}
-	}
-	return version, nil
-}
-
-func (a *app) writeDoctor(r *doctorReport, all bool) {
-	rank := []string{levelFail, levelWarn, levelInfo, levelOK}
+func (a *app) writeDoctor(r *ops.Examination, all bool) {
+	rank := []string{ops.LevelFail, ops.LevelWarn, ops.LevelInfo, ops.LevelOK}
 	sorted := slices.Clone(r.Findings)
-	slices.SortStableFunc(sorted, func(x, y finding) int { return slices.Index(rank, x.Level) - slices.Index(rank, y.Level) })
+	slices.SortStableFunc(sorted, func(x, y ops.Finding) int { return slices.Index(rank, x.Level) - slices.Index(rank, y.Level) })
 	good := 0
 	for _, f := range sorted {
-		if f.Level == levelOK {
+		if f.Level == ops.LevelOK {
 			good++
 			if !all {
 				continue
 			}
 		}
 		_, _ = fmt.Fprintf(a.out, "%-4s  %s: %s\n", f.Level, f.Check, cell(f.Text))
-		if f.Change != "" {
-			_, _ = fmt.Fprintf(a.out, "      change: %s\n", cell(f.Change))
+		if f.Remedy != "" {
+			_, _ = fmt.Fprintf(a.out, "      change: %s\n", cell(f.Remedy))
 		}
 	}
 	_, _ = fmt.Fprintf(a.out, "%d fail, %d warn, %d ok\n", r.Fail, r.Warn, good)

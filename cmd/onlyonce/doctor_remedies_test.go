@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // remediesWork fails the test unless every command that a finding names is one: its verb is there, its flags are, and no flag is missing. Words in
@@ -12,7 +14,7 @@ import (
 func (r doctorReport) remediesWork(t *testing.T) (seen []string) {
 	t.Helper()
 	for _, f := range r.Findings {
-		for _, args := range commandsIn(t, f.Change) {
+		for _, args := range commandsIn(t, f.Remedy) {
 			seen = append(seen, strings.Join(args, " "))
 			for i := range args {
 				if value, is := values[args[i]]; is {
@@ -24,7 +26,7 @@ func (r doctorReport) remediesWork(t *testing.T) (seen []string) {
 			}
 			s := session{t: t, url: "postgres://127.0.0.1:1/nowhere", terminal: true, timeout: 10 * time.Second}
 			if got := s.run(args...); got.status != statusEnvironment || !strings.Contains(got.err, "cannot reach") || strings.Contains(got.err, "usage:") {
-				t.Errorf("finding %s says %q, and onlyonce %q ends with %d: %s", f.Check, f.Change, args, got.status, got.err)
+				t.Errorf("finding %s says %q, and onlyonce %q ends with %d: %s", f.Check, f.Remedy, args, got.status, got.err)
 			}
 		}
 	}
@@ -117,8 +119,8 @@ func TestDoctorRemedyEndsAPause(t *testing.T) {
 		var change string
 		n := 0
 		for _, x := range f.examines(false).Findings {
-			if x.Check == "pauses" && x.Level == levelInfo {
-				change, n = x.Change, n+1
+			if x.Check == "pauses" && x.Level == ops.LevelInfo {
+				change, n = x.Remedy, n+1
 			}
 		}
 		if n != left {
@@ -126,5 +128,5 @@ func TestDoctorRemedyEndsAPause(t *testing.T) {
 		}
 		f.run(append(commandsIn(t, change)[0], "-yes")...).want(t, statusGood, "Done; audit row")
 	}
-	f.examines(false).has(t, "pauses", levelOK)
+	f.examines(false).has(t, "pauses", ops.LevelOK)
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/url"
@@ -15,9 +13,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
+
+// doctorReport is what doctor has found.
+type doctorReport struct{ ops.Examination }
 
 // examines runs doctor -json, which must fail or not.
 func (f *fixture) examines(fails bool, args ...string) (r doctorReport) {
@@ -37,8 +39,8 @@ func (f *fixture) examines(fails bool, args ...string) (r doctorReport) {
 // has fails the test unless there is a finding of a check and level that says each text, in what it says or in what to change.
 func (r doctorReport) has(t *testing.T, check, level string, texts ...string) {
 	t.Helper()
-	if !slices.ContainsFunc(r.Findings, func(f finding) bool {
-		return f.Check == check && f.Level == level && !slices.ContainsFunc(texts, func(s string) bool { return !strings.Contains(f.Text+"\n"+f.Change, s) })
+	if !slices.ContainsFunc(r.Findings, func(f ops.Finding) bool {
+		return f.Check == check && f.Level == level && !slices.ContainsFunc(texts, func(s string) bool { return !strings.Contains(f.Text+"\n"+f.Remedy, s) })
 	}) {
 		t.Errorf("there is no finding %s %s %q in %+v", check, level, texts, r.Findings)
 	}
@@ -74,68 +76,68 @@ func TestDoctorFindings(t *testing.T) {
 		check, level string
 		want         []string
 	}{
-		"schema":                    {"", nil, "schema", levelOK, []string{"version 5"}},
-		"schema of the next":        {fmt.Sprintf(`insert into onlyonce.schema_version (version) values (%d)`, migrations.Latest+1), nil, "schema", levelInfo, []string{"newer than this program's", "deploy programs"}},
-		"commit timestamps":         {"", nil, "server", levelInfo, []string{"track_commit_timestamp is off"}},
-		"idle in transaction":       {"", nil, "server", levelInfo, []string{"idle_in_transaction_session_timeout is 0"}},
-		"asynchronous commit":       {set("synchronous_commit", "off"), nil, "server", levelWarn, []string{"synchronous_commit is off"}},
-		"isolation":                 {set("default_transaction_isolation", "serializable"), nil, "server", levelWarn, []string{"default_transaction_isolation is serializable"}},
-		"idle sessions":             {set("idle_session_timeout", "5min"), nil, "server", levelInfo, []string{"idle_session_timeout is 5min"}},
-		"read-only":                 {set("default_transaction_read_only", "on"), nil, "server", levelFail, []string{"transactions of postgres are read-only"}},
-		"clocks":                    {"", nil, "clocks", levelOK, []string{"agree"}},
-		"copies, not declared":      {"", nil, "copies", levelWarn, []string{"not declared", "-copies-within"}},
-		"copies, shorter":           {"", []string{"-copies-within", "7d"}, "copies", levelOK, []string{"at least 7d"}},
-		"copies, longer":            {"", []string{"-copies-within", "8d"}, "copies", levelFail, []string{"producers: copies may come for 8d", "-ring keys_log", "D above 8d"}},
-		"copies, for ever":          {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", levelOK, nil},
-		"relays, not declared":      {"", nil, "relay-retries", levelOK, []string{"not declared"}},
-		"relays, shorter":           {"", []string{"-relay-retries", "24h"}, "relay-retries", levelOK, []string{"at least 1d"}},
-		"relays, longer":            {"", []string{"-relay-retries", "169h"}, "relay-retries", levelFail, []string{"relays: ", "inbox horizon"}},
-		"call tried for long":       {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '8 days')`, nil, "relay-retries", levelWarn, []string{"parked call 1 to sink payments was first tried 192h", "parked show -id 1"}},
-		"call tried for less":       {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '6 days')`, nil, "relay-retries", levelOK, nil},
-		"no webhooks":               {`update onlyonce.rings set horizon = '1 day'`, nil, "webhooks", levelOK, []string{"no endpoint"}},
-		"webhooks":                  {webhookID("1 minute"), nil, "webhooks", levelOK, []string{"at least 7d"}},
-		"webhooks, too short":       {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", levelFail, []string{"-ring keys_clock", "7d at least"}},
-		"webhooks, declared":        {"", []string{"-webhook-retention", "30d"}, "webhooks", levelFail, []string{"D above 30d"}},
-		"webhooks, old ids":         {webhookID("9 days"), nil, "webhooks", levelWarn, []string{"endpoint gh has ids that are 216h", "nobody deletes them"}},
-		"log ring":                  {"", nil, "keys_log", levelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
-		"log ring, rotated":         {rotates, nil, "keys_log", levelOK, []string{"a process rotates it"}},
-		"clock ring":                {"", nil, "keys_clock", levelOK, nil},
-		"for ever":                  {`update onlyonce.rings set horizon = null`, nil, "keys_clock", levelInfo, []string{"for ever", "inbox horizon -ring keys_clock"}},
-		"nobody rotates":            {oldCurrent, nil, "keys_log", levelFail, []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
-		"nobody rotates, nor need":  {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 0`, nil, "keys_log", levelOK, nil},
-		"rotated, and late":         {oldCurrent + rotates, nil, "keys_log", levelWarn, []string{"although a process holds the lease"}},
-		"rotated, and draining":     {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'keys_log'`, nil, "keys_log", levelWarn, []string{"the one before it drains", "finding transactions"}},
-		"full":                      {full + rotates, nil, "keys_log", levelWarn, []string{"no segment is free"}},
-		"too few tables":            {`update onlyonce.rings set slots = 8 where name = 'keys_clock'`, nil, "keys_clock", levelFail, []string{"has 8 tables, and a horizon takes 9"}},
-		"clock went back":           {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'keys_log' and slot = 0`, nil, "keys_log", levelFail, []string{"in the future", "rotation is halted"}},
-		"lease of the future":       {`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/p/0', 1, gen_random_uuid(), now() + interval '6 days')`, nil, "clocks", levelFail, []string{"1 leases end more than an hour ahead"}},
-		"due in the future":         {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`, nil, "clocks", levelFail, []string{"1 parked rows are due more than 2 days ahead"}},
-		"scheduled":                 {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('call', 'retrying', 'scheduled', 's', now() + interval '6 days')`, nil, "clocks", levelOK, nil},
-		"no cursors":                {"", nil, "frontiers", levelOK, nil},
-		"cursor near":               {frontier("23 hours"), nil, "frontiers", levelOK, nil},
-		"cursor behind":             {frontier("25 hours"), nil, "frontiers", levelWarn, []string{"partition 0 is 25h", "cursor retire -scope stock -topic orders -partition 0 -reason WHY"}},
-		"cursor not heard of":       {oneCursor, nil, "frontiers", levelWarn, []string{"has not said how far it is"}},
-		"cursor ahead of the clock": {frontier("-1 hour"), nil, "frontiers", levelFail, []string{"partition 0 is noted as handled up to ", "ahead of the database's clock", "see to the clock"}},
-		"cursor hardly ahead":       {frontier("-30 seconds"), nil, "frontiers", levelOK, nil},
-		"one ahead, and many":       {cursors(12) + `insert into onlyonce.frontiers select id, 0, now() + interval '1 hour' from onlyonce.cursors where partition = 11`, nil, "frontiers", levelFail, []string{"partition 11 is noted"}},
-		"ahead, and for ever":       {frontier("-1 hour") + `update onlyonce.rings set horizon = null`, nil, "frontiers", levelFail, []string{"ahead of the database's clock"}},
-		"cursor, for ever":          {oneCursor + `update onlyonce.rings set horizon = null`, nil, "frontiers", levelOK, []string{"nothing is forgotten"}},
-		"slots":                     {"", nil, "slots", levelOK, nil},
-		"history":                   {"", nil, "history", levelOK, []string{"a primary on timeline 1"}},
-		"replication":               {"", nil, "replication", levelOK, nil},
-		"outbox":                    {"", nil, "outbox", levelOK, []string{"0 sinks"}},
-		"events":                    {"", nil, "events", levelOK, nil},
-		"unread stream":             {`insert into onlyonce.streams (topic, partitions) values ('hooks', 1); select onlyonce.append_events('{hooks}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`, nil, "events", levelWarn, []string{"stream hooks, which has 1 events"}},
-		"parked":                    {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'retrying', 'failed', 's')`, nil, "parked", levelOK, nil},
-		"parked, waiting":           {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'conflict', 's')`, nil, "parked", levelWarn, []string{"1 of kind message wait", "parked list -kind message -state waiting", "parked discard -id ID"}},
-		"parked, unknown":           {`insert into onlyonce.parked (kind, state, reason, scope, sink) values ('call', 'reconcile', 'window', 's', 'p')`, nil, "parked", levelWarn, []string{"reconcile", "-verified-applied"}},
-		"requests":                  {"", nil, "requests", levelOK, nil},
-		"request abandoned":         {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now())`, nil, "requests", levelWarn, []string{"1 HTTP requests", "never completed", "request close"}},
-		"request set aside":         {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day')`, nil, "requests", levelWarn, []string{"1 HTTP requests", "request resolve"}},
-		"pauses":                    {oneCursor, nil, "pauses", levelOK, []string{"no scope and no partition"}},
-		"paused":                    {oneCursor + `insert into onlyonce.pauses (scope, reason) values ('stock', 'why not')`, nil, "pauses", levelInfo, []string{"scope stock as a whole is paused", "1 cursors in use", "why not", "cursor resume -scope stock -reason WHY"}},
-		"paused partition":          {oneCursor + `insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 0, 'why not')`, nil, "pauses", levelInfo, []string{"partition 0 is paused", "why not", "cursor resume -scope stock -topic orders -partition 0 -reason WHY"}},
-		"paused ahead of cursors":   {`insert into onlyonce.pauses (scope, topic, partition, reason) values ('my shop', 'orders', 0, 'why not')`, nil, "pauses", levelInfo, []string{"0 cursors in use", "-scope 'my shop' -topic orders"}},
+		"schema":                    {"", nil, "schema", ops.LevelOK, []string{"version 5"}},
+		"schema of the next":        {fmt.Sprintf(`insert into onlyonce.schema_version (version) values (%d)`, migrations.Latest+1), nil, "schema", ops.LevelInfo, []string{"newer than this program's", "deploy programs"}},
+		"commit timestamps":         {"", nil, "server", ops.LevelInfo, []string{"track_commit_timestamp is off"}},
+		"idle in transaction":       {"", nil, "server", ops.LevelInfo, []string{"idle_in_transaction_session_timeout is 0"}},
+		"asynchronous commit":       {set("synchronous_commit", "off"), nil, "server", ops.LevelWarn, []string{"synchronous_commit is off"}},
+		"isolation":                 {set("default_transaction_isolation", "serializable"), nil, "server", ops.LevelWarn, []string{"default_transaction_isolation is serializable"}},
+		"idle sessions":             {set("idle_session_timeout", "5min"), nil, "server", ops.LevelInfo, []string{"idle_session_timeout is 5min"}},
+		"read-only":                 {set("default_transaction_read_only", "on"), nil, "server", ops.LevelFail, []string{"transactions of postgres are read-only"}},
+		"clocks":                    {"", nil, "clocks", ops.LevelOK, []string{"agree"}},
+		"copies, not declared":      {"", nil, "copies", ops.LevelWarn, []string{"not declared", "-copies-within"}},
+		"copies, shorter":           {"", []string{"-copies-within", "7d"}, "copies", ops.LevelOK, []string{"at least 7d"}},
+		"copies, longer":            {"", []string{"-copies-within", "8d"}, "copies", ops.LevelFail, []string{"producers: copies may come for 8d", "-ring keys_log", "D above 8d"}},
+		"copies, for ever":          {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", ops.LevelOK, nil},
+		"relays, not declared":      {"", nil, "relay-retries", ops.LevelOK, []string{"not declared"}},
+		"relays, shorter":           {"", []string{"-relay-retries", "24h"}, "relay-retries", ops.LevelOK, []string{"at least 1d"}},
+		"relays, longer":            {"", []string{"-relay-retries", "169h"}, "relay-retries", ops.LevelFail, []string{"relays: ", "inbox horizon"}},
+		"call tried for long":       {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '8 days')`, nil, "relay-retries", ops.LevelWarn, []string{"parked call 1 to sink payments was first tried 192h", "parked show -id 1"}},
+		"call tried for less":       {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '6 days')`, nil, "relay-retries", ops.LevelOK, nil},
+		"no webhooks":               {`update onlyonce.rings set horizon = '1 day'`, nil, "webhooks", ops.LevelOK, []string{"no endpoint"}},
+		"webhooks":                  {webhookID("1 minute"), nil, "webhooks", ops.LevelOK, []string{"at least 7d"}},
+		"webhooks, too short":       {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", ops.LevelFail, []string{"-ring keys_clock", "7d at least"}},
+		"webhooks, declared":        {"", []string{"-webhook-retention", "30d"}, "webhooks", ops.LevelFail, []string{"D above 30d"}},
+		"webhooks, old ids":         {webhookID("9 days"), nil, "webhooks", ops.LevelWarn, []string{"endpoint gh has ids that are 216h", "nobody deletes them"}},
+		"log ring":                  {"", nil, "keys_log", ops.LevelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
+		"log ring, rotated":         {rotates, nil, "keys_log", ops.LevelOK, []string{"a process rotates it"}},
+		"clock ring":                {"", nil, "keys_clock", ops.LevelOK, nil},
+		"for ever":                  {`update onlyonce.rings set horizon = null`, nil, "keys_clock", ops.LevelInfo, []string{"for ever", "inbox horizon -ring keys_clock"}},
+		"nobody rotates":            {oldCurrent, nil, "keys_log", ops.LevelFail, []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
+		"nobody rotates, nor need":  {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 0`, nil, "keys_log", ops.LevelOK, nil},
+		"rotated, and late":         {oldCurrent + rotates, nil, "keys_log", ops.LevelWarn, []string{"although a process holds the lease"}},
+		"rotated, and draining":     {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'keys_log'`, nil, "keys_log", ops.LevelWarn, []string{"the one before it drains", "finding transactions"}},
+		"full":                      {full + rotates, nil, "keys_log", ops.LevelWarn, []string{"no segment is free"}},
+		"too few tables":            {`update onlyonce.rings set slots = 8 where name = 'keys_clock'`, nil, "keys_clock", ops.LevelFail, []string{"has 8 tables, and a horizon takes 9"}},
+		"clock went back":           {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'keys_log' and slot = 0`, nil, "keys_log", ops.LevelFail, []string{"in the future", "rotation is halted"}},
+		"lease of the future":       {`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/p/0', 1, gen_random_uuid(), now() + interval '6 days')`, nil, "clocks", ops.LevelFail, []string{"1 leases end more than an hour ahead"}},
+		"due in the future":         {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`, nil, "clocks", ops.LevelFail, []string{"1 parked rows are due more than 2 days ahead"}},
+		"scheduled":                 {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('call', 'retrying', 'scheduled', 's', now() + interval '6 days')`, nil, "clocks", ops.LevelOK, nil},
+		"no cursors":                {"", nil, "frontiers", ops.LevelOK, nil},
+		"cursor near":               {frontier("23 hours"), nil, "frontiers", ops.LevelOK, nil},
+		"cursor behind":             {frontier("25 hours"), nil, "frontiers", ops.LevelWarn, []string{"partition 0 is 25h", "cursor retire -scope stock -topic orders -partition 0 -reason WHY"}},
+		"cursor not heard of":       {oneCursor, nil, "frontiers", ops.LevelWarn, []string{"has not said how far it is"}},
+		"cursor ahead of the clock": {frontier("-1 hour"), nil, "frontiers", ops.LevelFail, []string{"partition 0 is noted as handled up to ", "ahead of the database's clock", "see to the clock"}},
+		"cursor hardly ahead":       {frontier("-30 seconds"), nil, "frontiers", ops.LevelOK, nil},
+		"one ahead, and many":       {cursors(12) + `insert into onlyonce.frontiers select id, 0, now() + interval '1 hour' from onlyonce.cursors where partition = 11`, nil, "frontiers", ops.LevelFail, []string{"partition 11 is noted"}},
+		"ahead, and for ever":       {frontier("-1 hour") + `update onlyonce.rings set horizon = null`, nil, "frontiers", ops.LevelFail, []string{"ahead of the database's clock"}},
+		"cursor, for ever":          {oneCursor + `update onlyonce.rings set horizon = null`, nil, "frontiers", ops.LevelOK, []string{"nothing is forgotten"}},
+		"slots":                     {"", nil, "slots", ops.LevelOK, nil},
+		"history":                   {"", nil, "history", ops.LevelOK, []string{"a primary on timeline 1"}},
+		"replication":               {"", nil, "replication", ops.LevelOK, nil},
+		"outbox":                    {"", nil, "outbox", ops.LevelOK, []string{"0 sinks"}},
+		"events":                    {"", nil, "events", ops.LevelOK, nil},
+		"unread stream":             {`insert into onlyonce.streams (topic, partitions) values ('hooks', 1); select onlyonce.append_events('{hooks}', '{0}', '{t}', '{e1}', '{k}', '{0}', '{}', '{}', '{x}')`, nil, "events", ops.LevelWarn, []string{"stream hooks, which has 1 events"}},
+		"parked":                    {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'retrying', 'failed', 's')`, nil, "parked", ops.LevelOK, nil},
+		"parked, waiting":           {`insert into onlyonce.parked (kind, state, reason, scope) values ('message', 'waiting', 'conflict', 's')`, nil, "parked", ops.LevelWarn, []string{"1 of kind message wait", "parked list -kind message -state waiting", "parked discard -id ID"}},
+		"parked, unknown":           {`insert into onlyonce.parked (kind, state, reason, scope, sink) values ('call', 'reconcile', 'window', 's', 'p')`, nil, "parked", ops.LevelWarn, []string{"reconcile", "-verified-applied"}},
+		"requests":                  {"", nil, "requests", ops.LevelOK, nil},
+		"request abandoned":         {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now())`, nil, "requests", ops.LevelWarn, []string{"1 HTTP requests", "never completed", "request close"}},
+		"request set aside":         {`insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day')`, nil, "requests", ops.LevelWarn, []string{"1 HTTP requests", "request resolve"}},
+		"pauses":                    {oneCursor, nil, "pauses", ops.LevelOK, []string{"no scope and no partition"}},
+		"paused":                    {oneCursor + `insert into onlyonce.pauses (scope, reason) values ('stock', 'why not')`, nil, "pauses", ops.LevelInfo, []string{"scope stock as a whole is paused", "1 cursors in use", "why not", "cursor resume -scope stock -reason WHY"}},
+		"paused partition":          {oneCursor + `insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 0, 'why not')`, nil, "pauses", ops.LevelInfo, []string{"partition 0 is paused", "why not", "cursor resume -scope stock -topic orders -partition 0 -reason WHY"}},
+		"paused ahead of cursors":   {`insert into onlyonce.pauses (scope, topic, partition, reason) values ('my shop', 'orders', 0, 'why not')`, nil, "pauses", ops.LevelInfo, []string{"0 cursors in use", "-scope 'my shop' -topic orders"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -144,7 +146,7 @@ func TestDoctorFindings(t *testing.T) {
 				f = newFixture(t)
 				f.exec(strings.ReplaceAll(c.setup, "THIS", pgx.Identifier{f.pool.Config().ConnConfig.Database}.Sanitize()))
 			}
-			r := f.examines(c.level == levelFail, c.args...)
+			r := f.examines(c.level == ops.LevelFail, c.args...)
 			r.has(t, c.check, c.level, c.want...)
 			// What is said in JSON is said to people.
 			out := f.run(append([]string{"doctor", "-all"}, c.args...)...)
@@ -171,15 +173,15 @@ func TestDoctorOutbox(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.enqueues("mail", "", "a")
-	f.examines(false).has(t, "outbox", levelWarn, "no relay lists sink mail")
+	f.examines(false).has(t, "outbox", ops.LevelWarn, "no relay lists sink mail")
 	f.lists("mail")
-	f.examines(false).has(t, "outbox", levelWarn, "no relay holds sink mail", "start a relay")
+	f.examines(false).has(t, "outbox", ops.LevelWarn, "no relay holds sink mail", "start a relay")
 	f.exec(`update onlyonce.leases set nonce = gen_random_uuid(), until = now() + interval '1 hour'`)
-	f.examines(false).has(t, "outbox", levelOK, "1 sinks")
+	f.examines(false).has(t, "outbox", ops.LevelOK, "1 sinks")
 	f.run("outbox", "pause", "-sink", "mail", "-reason", "why", "-yes").want(t, statusGood)
-	f.examines(false).has(t, "outbox", levelInfo, "sink mail is paused", "outbox resume -sink mail")
+	f.examines(false).has(t, "outbox", ops.LevelInfo, "sink mail is paused", "outbox resume -sink mail")
 	f.exec(`update onlyonce.lanes set system_id = 1`)
-	f.examines(true).has(t, "history", levelFail, "another database cluster's", "outbox rebase")
+	f.examines(true).has(t, "history", ops.LevelFail, "another database cluster's", "outbox rebase")
 	if n := f.examines(true); n.Fail != 1 {
 		t.Errorf("%d fail", n.Fail)
 	}
@@ -195,36 +197,7 @@ func TestDoctorDoesNotCountForEver(t *testing.T) {
 	f.exec(`create function slow(t timestamptz) returns timestamptz language plpgsql stable as $$ begin perform pg_sleep(3600); return t; end $$`)
 	f.exec(`create view onlyonce.outbox_log as select slot, lane, id, xid, sink, slow(created_at) as created_at from onlyonce.outbox_log_rows`)
 	f.count = 50 * time.Millisecond
-	f.examines(false).has(t, "outbox", levelInfo, "counting took over 50ms")
-}
-
-// A ring that nobody may rotate, and a clock that differs, are not made by tests: the rules are given what would be read.
-func TestDoctorJudgement(t *testing.T) {
-	t.Parallel()
-	week, opened := (7 * 24 * time.Hour).Seconds(), float64(10)
-	full := keyRing{Ring: "keys_log", Horizon: &week}
-	for i := range 10 {
-		s := keySegment{Table: fmt.Sprint("onlyonce.keys_log_", i), State: "free"}
-		if i == 0 {
-			s = keySegment{Table: s.Table, State: "current", Bytes: 1, Keys: 1, Opened: &opened}
-		}
-		full.Segments = append(full.Segments, s)
-	}
-	d := &doctor{}
-	d.ring(&full, true, nil)
-	r := doctorReport{Findings: d.findings}
-	r.has(t, "keys_log", levelFail, "no login has the rights", "grant onlyonce_rotator")
-	r.remediesWork(t)
-
-	f := newFixture(t)
-	for skew, level := range map[time.Duration]string{-time.Hour: levelWarn, time.Hour: levelWarn, 0: levelOK} {
-		d := &doctor{ask: &examination{clock: func() time.Time { return time.Now().Add(skew) }}}
-		a := &app{out: bufio.NewWriter(&bytes.Buffer{}), stderr: &bytes.Buffer{}, env: func(string) string { return f.url }, connectTimeout: connectTimeout}
-		if err := a.readSnapshot(t.Context(), "", "x", d.clocks); err != nil {
-			t.Fatal(err)
-		}
-		doctorReport{Findings: d.findings}.has(t, "clocks", level)
-	}
+	f.examines(false).has(t, "outbox", ops.LevelInfo, "counting took over 50ms")
 }
 
 // What a server of its own can show: roles, settings, transactions, slots.
@@ -235,11 +208,11 @@ func TestDoctorServer(t *testing.T) {
 	f := &fixture{session{t: t, url: pool.Config().ConnString()}, pool}
 	f.run("migrate").want(t, statusGood)
 	r := f.examines(false)
-	r.has(t, "server", levelInfo, "max_prepared_transactions is 2")
-	r.has(t, "server", levelWarn, "fsync: fsync is off")
-	r.has(t, "roles", levelInfo, "none of the roles of docs/roles.sql")
-	r.has(t, "slots", levelOK)
-	r.has(t, "transactions", levelOK)
+	r.has(t, "server", ops.LevelInfo, "max_prepared_transactions is 2")
+	r.has(t, "server", ops.LevelWarn, "fsync: fsync is off")
+	r.has(t, "roles", ops.LevelInfo, "none of the roles of docs/roles.sql")
+	r.has(t, "slots", ops.LevelOK)
+	r.has(t, "transactions", ops.LevelOK)
 	for _, x := range r.Findings {
 		if x.Check == "server" && (strings.Contains(x.Text, "track_commit") || strings.Contains(x.Text, "idle_in")) {
 			t.Errorf("%+v", x)
@@ -252,57 +225,38 @@ func TestDoctorServer(t *testing.T) {
 	}
 	roles := string(file)
 	f.exec(roles)
-	f.examines(false).has(t, "roles", levelOK, "onlyonce_app, onlyonce_http, onlyonce_relay have their rights")
+	f.examines(false).has(t, "roles", ops.LevelOK, "onlyonce_app, onlyonce_http, onlyonce_relay have their rights")
 	f.exec(`revoke insert on onlyonce.keys_clock_3 from onlyonce_app; revoke select on onlyonce.lanes from onlyonce_relay`)
 	r = f.examines(true)
-	r.has(t, "roles", levelFail, "role onlyonce_app lacks rights: INSERT on onlyonce.keys_clock_3", "run docs/roles.sql again")
-	r.has(t, "roles", levelFail, "role onlyonce_relay lacks rights: SELECT on onlyonce.lanes")
+	r.has(t, "roles", ops.LevelFail, "role onlyonce_app lacks rights: INSERT on onlyonce.keys_clock_3", "run docs/roles.sql again")
+	r.has(t, "roles", ops.LevelFail, "role onlyonce_relay lacks rights: SELECT on onlyonce.lanes")
 	f.exec(roles)
 
 	// As an operator with least privileges, who sees nobody's activity.
 	f.exec(`create role ops login in role onlyonce_operator`)
-	ops, err := url.Parse(f.url)
+	operator, err := url.Parse(f.url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ops.User = url.User("ops")
-	asOps := &fixture{session{t: t, url: ops.String()}, pool}
-	r = asOps.examines(false)
-	r.has(t, "transactions", levelInfo, "is hidden from this one", "pg_read_all_stats")
-	r.has(t, "server", levelWarn, "fsync")
+	operator.User = url.User("ops")
+	asOperator := &fixture{session{t: t, url: operator.String()}, pool}
+	r = asOperator.examines(false)
+	r.has(t, "transactions", ops.LevelInfo, "is hidden from this one", "pg_read_all_stats")
+	r.has(t, "server", ops.LevelWarn, "fsync")
 	f.exec(oldCurrent)
 	f.exec(`create role stock login in role onlyonce_app, onlyonce_rotator`)
-	asOps.examines(true).has(t, "keys_log", levelFail, "although postgres, stock may")
-	asOps.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring keys_log", "onlyonce_rotator")
-	asOps.run("explain", "k", "-scope", "s").want(t, statusGood, "No segment")
-	asOps.run("explain", "-topic", "t", "-partition", "0", "-offset", "1").want(t, statusGood)
+	asOperator.examines(true).has(t, "keys_log", ops.LevelFail, "although postgres, stock may")
+	asOperator.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring keys_log", "onlyonce_rotator")
+	asOperator.run("explain", "k", "-scope", "s").want(t, statusGood, "No segment")
+	asOperator.run("explain", "-topic", "t", "-partition", "0", "-offset", "1").want(t, statusGood)
 	f.exec(`truncate onlyonce.keys_log_0`)
 
 	f.exec(`select pg_create_physical_replication_slot('left', true)`)
 	f.exec(`select pg_create_logical_replication_slot('changes', 'pgoutput')`)
 	r = f.examines(false)
-	r.has(t, "slots", levelWarn, "physical replication slot left", "pg_drop_replication_slot('left')")
-	r.has(t, "slots", levelWarn, "logical replication slot changes: it holds back the server's log, and vacuum")
+	r.has(t, "slots", ops.LevelWarn, "physical replication slot left", "pg_drop_replication_slot('left')")
+	r.has(t, "slots", ops.LevelWarn, "logical replication slot changes: it holds back the server's log, and vacuum")
 
-	// A transaction that has been open for long, and one that only reads: nobody waits for that here.
-	d := &doctor{}
-	for sql, what := range map[string]string{"select pg_current_xact_id()": "rotation and vacuum", "select 1": "vacuum"} {
-		tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
-		d.findings = nil
-		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return d.transactions(t.Context(), tx, 0) }); err != nil {
-			t.Fatal(err)
-		}
-		doctorReport{Findings: d.findings}.has(t, "transactions", levelWarn, "it holds up "+what, "pg_terminate_backend")
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
 	f.exec(`begin; select pg_current_xact_id(); prepare transaction 'left'`)
 	f.examines(false)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // K3, K7: a copy is judged for those who claim in each ring, because the rings do not know each other's keys, and what is parked counts for both.
@@ -28,12 +29,10 @@ func TestExplainCopies(t *testing.T) {
 		want       []string
 		without    string
 	}{
-		"never":                      {"", nil, "", "", []string{log + "new: keys_log does not hold the key.", clock + "new: keys_clock does not hold the key."}, "a duplicate"},
-		"a consumer's":               {`select onlyonce.claim_log(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{log + "a duplicate: keys_log holds the key.", clock + "new: keys_clock does not hold the key."}, ""},
-		"dedupe.Claim's":             {`select onlyonce.claim_clock(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{log + "new: keys_log does not hold the key.", clock + "a duplicate: keys_clock holds the key."}, ""},
-		"before schema 5, both":      {`update onlyonce.rings set closed = '{10}'; insert into onlyonce.keys_old values (` + key + `, 0)`, nil, "remembered", "remembered", nil, "is new"},
-		"before schema 5, the log's": {`update onlyonce.rings set closed = '{10}' where name = 'keys_log'; insert into onlyonce.keys_old values (` + key + `, 0)`, nil, "remembered", "", []string{clock + "new: keys_clock is no longer asked for the key."}, ""},
-		"forgotten, and parked":      {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"No segment", log + "a duplicate for as long as what is parked is not settled", clock + "a duplicate for as long"}, "is new"},
+		"never":                 {"", nil, "", "", []string{log + "new: keys_log does not hold the key.", clock + "new: keys_clock does not hold the key."}, "a duplicate"},
+		"a consumer's":          {`select onlyonce.claim_log(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{log + "a duplicate: keys_log holds the key.", clock + "new: keys_clock does not hold the key."}, ""},
+		"dedupe.Claim's":        {`select onlyonce.claim_clock(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{log + "new: keys_log does not hold the key.", clock + "a duplicate: keys_clock holds the key."}, ""},
+		"forgotten, and parked": {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"No segment", log + "a duplicate for as long as what is parked is not settled", clock + "a duplicate for as long"}, "is new"},
 		"retired, and parked": {`insert into onlyonce.keys_log_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'keys_log'; ` + parked("message", "blocked", "behind", key), nil, "parked", "parked",
 			[]string{"no longer asked for."}, "is new"},
 		"parked event":    {parked("event", "retrying", "failed", key), nil, "parked", "parked", nil, "is new"},
@@ -60,13 +59,13 @@ func TestExplainCopies(t *testing.T) {
 			if c.without != "" {
 				r.without(t, c.without)
 			}
-			want := []explainedCopy{{Ring: "keys_log", Duplicate: c.log != ""}, {Ring: "keys_clock", Duplicate: c.clock != ""}}
+			want := []ops.Copy{{Ring: "keys_log", Duplicate: c.log != ""}, {Ring: "keys_clock", Duplicate: c.clock != ""}}
 			for i, because := range []string{c.log, c.clock} {
 				if because != "" {
 					want[i].Because = &because
 				}
 			}
-			if got := explains[keyReport](f, args...).Copies; !reflect.DeepEqual(got, want) {
+			if got := explains[ops.KeyReport](f, args...).Copies; !reflect.DeepEqual(got, want) {
 				t.Errorf("%s, want %s", said(got), said(want))
 			}
 			// What is said is what the functions do that claim. (A replay's key is looked up by the consumer besides; a call is found by enqueue_calls.)
@@ -83,7 +82,7 @@ func TestExplainCopies(t *testing.T) {
 	}
 }
 
-func said(copies []explainedCopy) string {
+func said(copies []ops.Copy) string {
 	var all []string
 	for _, c := range copies {
 		because := "new"
@@ -107,7 +106,7 @@ func TestExplainClaimInASavepoint(t *testing.T) {
 		perform onlyonce.claim_clock(array[onlyonce.key('', 'stock', 'a-2')], array[0::bigint]);
 	end $$`)
 	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, unknown).without(t, "Calls of that transaction")
-	if r := explains[keyReport](f, "a-1", "-scope", "stock"); len(r.Calls) != 0 || !strings.Contains(strings.Join(r.NotKnown, "\n"), unknown) {
+	if r := explains[ops.KeyReport](f, "a-1", "-scope", "stock"); len(r.Calls) != 0 || !strings.Contains(strings.Join(r.NotKnown, "\n"), unknown) {
 		t.Errorf("%+v", r)
 	}
 	f.run("explain", "a-2", "-scope", "stock").want(t, statusGood, "Calls of that transaction: 1").without(t, unknown)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -56,7 +57,7 @@ func TestExplainKey(t *testing.T) {
 	}{
 		"never": {"", nil, []string{"key " + seven, `id "a-1", scope "stock"`, "No segment of the inbox holds it",
 			"keys_log remembers at least 7d, and holds every key that was claimed in it within the last", "keys_clock remembers at least 7d", "a transaction that has not committed"}, "fingerprint"},
-		"never, and for ever": {`update onlyonce.rings set horizon = null, closed = '{10}'`, nil, []string{"keys_log remembers for ever, and holds every key that was ever claimed in it"}, "within the last"},
+		"never, and for ever": {`update onlyonce.rings set horizon = null`, nil, []string{"keys_log remembers for ever, and holds every key that was claimed in it within the last"}, "at least"},
 		"current": {`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
 			[]string{"is remembered", "A copy that a consumer reads from Kafka is a duplicate: keys_log holds the key", "onlyonce.keys_log_0, current in ring keys_log", "claimed      since ", "fingerprint  00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
 		"stored key": {`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, []string{seven},
@@ -78,10 +79,6 @@ func TestExplainKey(t *testing.T) {
 			[]string{"keys_log_0, draining", "keys_log_1, current"}, ""},
 		"retired": {closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'keys_log'; ` + segment("keys_log_0"), nil,
 			[]string{"no longer asked for", "from Kafka is new: keys_log is no longer asked for the key", "retired by ring keys_log: claims do not ask it any more", "keys_log remembers"}, "is remembered"},
-		"before schema 5": {`update onlyonce.rings set closed = '{10}'; update onlyonce.segments set closed_at = '2026-01-02 00:00Z' where slot = 10; ` + segment("keys_old"), nil,
-			[]string{"onlyonce.keys_old, closed in ring keys_log", "closed in ring keys_clock", "before schema 5, until 2026-01-02 00:00:00Z", "when before schema 5 the key was claimed"}, ""},
-		"before schema 5, forgotten by one ring": {`update onlyonce.rings set closed = '{10}' where name = 'keys_log'; ` + segment("keys_old"), nil,
-			[]string{"closed in ring keys_log", "claimed      before schema 5\n", "forgotten by ring keys_clock", "is remembered"}, ""},
 		"webhook": {`do $$ begin perform onlyonce.receive_webhook('gh', onlyonce.key('', 'webhook/gh', 'a-1'), 1, null, '1 hour', '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
 			[]string{"a-1", "-scope", "webhook/gh"}, []string{"keys_clock_0, current", "Webhook: endpoint gh claimed it at 20"}, ""},
 		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhook('gh', onlyonce.key('', 'webhook/gh', 'a-1'), 1, null, '1 hour', '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce.keys_clock_0`,
@@ -108,7 +105,7 @@ func TestExplainKey(t *testing.T) {
 			if c.without != "" {
 				r.without(t, c.without)
 			}
-			explains[keyReport](f, args...)
+			explains[ops.KeyReport](f, args...)
 		})
 	}
 }
@@ -127,7 +124,7 @@ func TestExplainCalls(t *testing.T) {
 		return effect(ctx, tx, m)
 	}, nil)
 	s.reaches(2)
-	r := explains[keyReport](s.fixture, "a", "-scope", "stock")
+	r := explains[ops.KeyReport](s.fixture, "a", "-scope", "stock")
 	if len(r.Claims) != 1 || !r.Claimed || r.Claims[0].Transaction == nil || len(r.Calls) < 2 {
 		t.Fatalf("%+v", r)
 	}
@@ -145,7 +142,7 @@ func TestExplainCalls(t *testing.T) {
 	}
 	s.run("explain", "a", "-scope", "stock").want(t, statusGood, "Calls of that transaction", "charge", "pending", "yes", "not known", "which of the transaction's calls").without(t, "private")
 	s.run("explain", "a", "-scope", "stock").want(t, statusGood).without(t, "savepoint")
-	if r := explains[keyReport](s.fixture, storedKey("", "stock", "a")); len(r.Calls) < 2 || r.Calls[0].Derived != nil {
+	if r := explains[ops.KeyReport](s.fixture, storedKey("", "stock", "a")); len(r.Calls) < 2 || r.Calls[0].Derived != nil {
 		t.Errorf("of a stored key nothing is derived: %+v", r.Calls)
 	}
 
@@ -173,7 +170,7 @@ func TestExplainCommitTime(t *testing.T) {
 	f := &fixture{session{t: t, url: pool.Config().ConnString()}, pool}
 	f.run("migrate").want(t, statusGood)
 	f.exec(`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`)
-	r := explains[keyReport](f, "a-1", "-scope", "stock")
+	r := explains[ops.KeyReport](f, "a-1", "-scope", "stock")
 	if len(r.Claims) != 1 || r.Claims[0].Transaction.CommittedAt == nil || *r.Claims[0].Transaction.Status != "committed" {
 		t.Fatalf("%+v", r.Claims)
 	}
@@ -192,7 +189,7 @@ func TestExplainCommitTime(t *testing.T) {
 	f.exec(`create view onlyonce.webhook_ids as select endpoint, key, slow(seen_at) as seen_at from onlyonce.webhook_ids_rows`)
 	f.count = 50 * time.Millisecond
 	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, "looking took too long")
-	if r := explains[keyReport](f, "a-1", "-scope", "stock"); r.Webhooks != nil {
+	if r := explains[ops.KeyReport](f, "a-1", "-scope", "stock"); r.Webhooks != nil {
 		t.Errorf("%+v", r.Webhooks)
 	}
 }
@@ -237,11 +234,11 @@ func TestExplainPosition(t *testing.T) {
 			}
 			args := []string{"-topic", "orders", "-partition", "0", "-offset", c.offset}
 			f.run(append([]string{"explain"}, args...)...).want(t, statusGood, c.want...).lines(t, 0).without(t, "private")
-			r := explains[positionReport](f, args...)
+			r := explains[ops.PositionReport](f, args...)
 			if c.word == "" && len(r.Cursors) != 0 || c.word != "" && (len(r.Cursors) != 1 || r.Cursors[0].Offset != c.word) {
 				t.Errorf("%+v, want %s", r.Cursors, c.word)
 			}
-			if r := explains[positionReport](f, append(args, "-scope", "other")...); len(r.Cursors) != 0 || len(r.Parked) != 0 {
+			if r := explains[ops.PositionReport](f, append(args, "-scope", "other")...); len(r.Cursors) != 0 || len(r.Parked) != 0 {
 				t.Errorf("of another scope: %+v", r)
 			}
 		})
@@ -258,7 +255,7 @@ func TestExplainCallsOfAPosition(t *testing.T) {
 		return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/"})
 	}, func(c *consumer.Config) { c.Key, c.PositionsOnly = nil, true })
 	s.reaches(2)
-	r := explains[positionReport](s.fixture, "-topic", "orders", "-partition", "0", "-offset", "1")
+	r := explains[ops.PositionReport](s.fixture, "-topic", "orders", "-partition", "0", "-offset", "1")
 	if len(r.Cursors) != 1 || r.Cursors[0].Moved == nil || len(r.Cursors[0].Calls) == 0 {
 		t.Fatalf("%+v", r)
 	}
@@ -277,13 +274,10 @@ func TestExplainCallsOfAPosition(t *testing.T) {
 func TestExplainKnowsEverySegment(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	for _, table := range []string{"keys_log_0", "keys_log_9", "keys_clock_0", "keys_clock_9", "keys_old"} {
+	for _, table := range []string{"keys_log_0", "keys_log_9", "keys_clock_0", "keys_clock_9"} {
 		f.exec(`insert into onlyonce.` + table + ` values (onlyonce.key('', 's', '` + table + `'), 1)`)
-		if r := explains[keyReport](f, table, "-scope", "s"); len(r.Claims) == 0 || r.Claims[0].Segment != "onlyonce."+table {
+		if r := explains[ops.KeyReport](f, table, "-scope", "s"); len(r.Claims) == 0 || r.Claims[0].Segment != "onlyonce."+table {
 			t.Errorf("%s: %+v", table, r.Claims)
 		}
-	}
-	if n := one[int](f, `select count(*) from onlyonce.segments where ring like 'keys%'`); n != strings.Count(claimsSQL, " where k.key = $1") {
-		t.Errorf("%d segments", n)
 	}
 }

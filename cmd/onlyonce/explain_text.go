@@ -3,11 +3,13 @@ package main
 import (
 	"fmt"
 	"strings"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
-func (a *app) writeKey(r *keyReport) {
+func (a *app) writeKey(r *ops.KeyReport) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
-	say("key %s%s", r.Key, r.Of.text())
+	say("key %s%s", r.Key, idText(r.Of))
 	switch {
 	case r.Claimed:
 		say("It was claimed, and is remembered.")
@@ -29,7 +31,7 @@ func (a *app) writeKey(r *keyReport) {
 	}
 	if !r.Claimed {
 		for _, m := range r.Memory {
-			say("%s", m.text())
+			say("%s", memoryText(&m))
 		}
 	}
 	for _, w := range r.Webhooks {
@@ -62,8 +64,8 @@ func (a *app) writeKey(r *keyReport) {
 	a.writeNotKnown(r.NotKnown)
 }
 
-// text says what a key was made of.
-func (o *explainedID) text() string {
+// idText says what a key was made of.
+func idText(o *ops.KeyOf) string {
 	if o == nil {
 		return ""
 	}
@@ -80,7 +82,7 @@ func (o *explainedID) text() string {
 	return s
 }
 
-func ringState(c explainedClaim) string {
+func ringState(c ops.Claim) string {
 	switch c.State {
 	case "retired", "forgotten":
 		return fmt.Sprintf("%s by ring %s: claims do not ask it any more", c.State, c.Ring)
@@ -88,32 +90,26 @@ func ringState(c explainedClaim) string {
 	return fmt.Sprintf("%s in ring %s", c.State, c.Ring)
 }
 
-func between(c explainedClaim) string {
+func between(c ops.Claim) string {
 	switch after, before := c.ClaimedAfter, c.ClaimedBefore; {
 	case after != nil && before != nil:
 		return fmt.Sprintf("between %s and %s", instant(*after), instant(*before))
 	case after != nil:
 		return "since " + instant(*after)
-	case before != nil:
-		return "before schema 5, until " + instant(*before)
 	}
-	return "before schema 5"
+	return "not known"
 }
 
-// text says what it means that a ring does not hold a key.
-func (m *explainedMemory) text() string {
-	since := "holds every key that was ever claimed in it"
-	if m.CompleteFor != nil {
-		since = fmt.Sprintf("holds every key that was claimed in it within the last %s", seconds(*m.CompleteFor))
-	}
-	return fmt.Sprintf("%s remembers %s, and %s.", m.Ring, remembered(m.Horizon), since)
+// memoryText says what it means that a ring does not hold a key.
+func memoryText(m *ops.RingMemory) string {
+	return fmt.Sprintf("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, remembered(m.Horizon), seconds(m.CompleteFor))
 }
 
-func (a *app) writeExplainedCalls(calls []explainedCall) {
+func (a *app) writeExplainedCalls(calls []ops.ExplainedCall) {
 	if len(calls) == 0 {
 		return
 	}
-	_, _ = fmt.Fprintf(a.out, "\nCalls of that transaction: %d%s\n", len(calls), map[bool]string{true: ", and perhaps more"}[len(calls) == explainLimit])
+	_, _ = fmt.Fprintf(a.out, "\nCalls of that transaction: %d%s\n", len(calls), map[bool]string{true: ", and perhaps more"}[len(calls) == ops.ExplainLimit])
 	var rows [][]string
 	for _, c := range calls {
 		derived := "not known"
@@ -125,11 +121,11 @@ func (a *app) writeExplainedCalls(calls []explainedCall) {
 	writeTable(a.out, []string{"ID", "SINK", "NAME", "SCOPE", "STATE", "KEY", "PARKED", "DERIVED"}, rows)
 }
 
-func (a *app) writeExplainedParked(parked []parkedRow) {
+func (a *app) writeExplainedParked(parked []ops.ParkedItem) {
 	if len(parked) == 0 {
 		return
 	}
-	_, _ = fmt.Fprintf(a.out, "\nParked: %d%s\n", len(parked), map[bool]string{true: ", and perhaps more"}[len(parked) == explainLimit])
+	_, _ = fmt.Fprintf(a.out, "\nParked: %d%s\n", len(parked), map[bool]string{true: ", and perhaps more"}[len(parked) == ops.ExplainLimit])
 	var rows [][]string
 	for i := range parked {
 		p := &parked[i]
@@ -137,7 +133,7 @@ func (a *app) writeExplainedParked(parked []parkedRow) {
 		if p.SettledAt != nil {
 			settled = instant(*p.SettledAt)
 		}
-		rows = append(rows, []string{number(p.ID), p.Kind, p.State, p.Reason, p.Scope, p.origin(), instant(p.ParkedAt), settled, firstLine(p.Error, errorShown)})
+		rows = append(rows, []string{number(p.ID), p.Kind, p.State, p.Reason, p.Scope, originOf(p), instant(p.ParkedAt), settled, firstLine(p.Error, errorShown)})
 	}
 	writeTable(a.out, []string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "PARKED AT", "SETTLED AT", "ERROR"}, rows)
 }
@@ -152,7 +148,7 @@ func (a *app) writeNotKnown(open []string) {
 	}
 }
 
-func (a *app) writePosition(r *positionReport) {
+func (a *app) writePosition(r *ops.PositionReport) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
 	say("%s, partition %d, offset %d", cell(r.Topic), r.Partition, r.Offset)
 	if len(r.Cursors) == 0 {

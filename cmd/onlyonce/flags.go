@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // textVar declares a flag whose text, if it is given, must not be empty. Nil: not given.
@@ -45,6 +47,22 @@ func numberVar(fs *flag.FlagSet, p **int64, name, usage string, least, most int6
 		*p = &n
 		return nil
 	})
+}
+
+// text is what a flag was given; empty: it was not.
+func text(p *string) string {
+	if p == nil {
+		return ""
+	}
+	return *p
+}
+
+// limitOf is what -limit was given.
+func limitOf(p *int64) int {
+	if p == nil {
+		return ops.DefaultLimit
+	}
+	return int(*p)
 }
 
 // jsonVar declares -json.

@@ -10,54 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/internal/inbox"
-	"github.com/onlyonce/onlyonce/internal/ring"
+	"github.com/onlyonce/onlyonce/ops"
 )
-
-// keyRingsSQL reads what the rings of keys are set to, and their filters. Out: a row each: horizon in seconds (null: for ever), filters, their bytes.
-const keyRingsSQL = `
-select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(distinct f.use) as filters, coalesce(sum(octet_length(f.filter)), 0)::bigint as filter_bytes
-  from onlyonce.rings r left join onlyonce.filters f on f.ring = r.name
- where r.name in ('keys_log', 'keys_clock') group by r.name order by r.name desc`
-
-// horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for ever. By the primary key.
-const (
-	horizonSQL     = `select name as ring, extract(epoch from horizon)::float8 as was from onlyonce.rings where name = $1`
-	lockHorizonSQL = `select name from onlyonce.rings where name = $1 for no key update`
-	setHorizonSQL  = `update onlyonce.rings set horizon = make_interval(secs => $2::float8) where name = $1`
-)
-
-type keyRing struct {
-	Ring        string       `json:"ring"`
-	Horizon     *float64     `json:"horizon_seconds"` // null: for ever
-	Filters     int64        `json:"filters"`
-	FilterBytes int64        `json:"filter_bytes"`
-	Segments    []keySegment `json:"segments" db:"-"`
-}
-
-type keySegment struct {
-	Table  string   `json:"table"`
-	State  string   `json:"state"`
-	Bytes  int64    `json:"bytes"`
-	Keys   int64    `json:"keys"`
-	Opened *float64 `json:"opened_seconds"`
-	Closed *float64 `json:"closed_seconds"`
-}
-
-func inSeconds(d *time.Duration) *float64 {
-	if d == nil {
-		return nil
-	}
-	s := d.Seconds()
-	return &s
-}
-
-type inboxReport struct {
-	Rings     []keyRing     `json:"rings"`
-	Frontiers []frontierRow `json:"frontiers"`
-}
 
 func inboxStatusCommand() command {
 	return command{
@@ -79,46 +33,25 @@ With -json, one object:
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address, asJSON := postgresVar(fs), jsonVar(fs)
 			return func(ctx context.Context, a *app) error {
-				var r inboxReport
-				err := a.readSnapshot(ctx, *address, "reading the inbox", func(ctx context.Context, tx pgx.Tx) (err error) {
-					if r.Rings, err = readKeyRings(ctx, tx); err != nil {
-						return err
-					}
-					r.Frontiers, err = collect[frontierRow](ctx, tx, frontiersSQL, ahead.Seconds())
+				var r *ops.InboxReport
+				err := a.ask(ctx, *address, "reading the inbox", func(ctx context.Context, db ops.DB) (err error) {
+					r, err = ops.Inbox(ctx, db)
 					return err
 				})
 				if err != nil {
 					return err
 				}
 				if *asJSON {
-					return writeJSON(a.out, &r)
+					return writeJSON(a.out, r)
 				}
-				a.writeInbox(&r)
+				a.writeInbox(r)
 				return nil
 			}
 		},
 	}
 }
 
-// readKeyRings reads both rings of keys, keys_log first.
-func readKeyRings(ctx context.Context, tx pgx.Tx) ([]keyRing, error) {
-	rings, err := collect[keyRing](ctx, tx, keyRingsSQL)
-	if err != nil {
-		return nil, err
-	}
-	for i, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
-		st, err := ring.ReadStatus(ctx, tx, which)
-		if err != nil {
-			return nil, err
-		}
-		for _, s := range st.Segments {
-			rings[i].Segments = append(rings[i].Segments, keySegment{Table: s.Table, State: s.State, Bytes: s.Bytes, Keys: s.Rows, Opened: inSeconds(s.OpenFor), Closed: inSeconds(s.ClosedFor)})
-		}
-	}
-	return rings, nil
-}
-
-func (a *app) writeInbox(r *inboxReport) {
+func (a *app) writeInbox(r *ops.InboxReport) {
 	for _, k := range r.Rings {
 		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, remembered(k.Horizon), k.Filters, bytesText(float64(k.FilterBytes)))
 		var rows [][]string
@@ -136,10 +69,21 @@ func (a *app) writeInbox(r *inboxReport) {
 	if len(r.Frontiers) > 0 {
 		var rows [][]string
 		for _, f := range r.Frontiers {
-			rows = append(rows, []string{f.Scope, f.Topic, strconv.Itoa(int(f.Partition)), f.behind()})
+			rows = append(rows, []string{f.Scope, f.Topic, strconv.Itoa(int(f.Partition)), behindText(&f)})
 		}
 		writeTable(a.out, []string{"SCOPE", "TOPIC", "PARTITION", "BEHIND"}, rows)
 	}
+}
+
+// behindText says how far a cursor is behind.
+func behindText(f *ops.Frontier) string {
+	switch {
+	case f.Behind == nil:
+		return "unknown"
+	case f.Ahead():
+		return "ahead by " + seconds(-*f.Behind).String()
+	}
+	return seconds(max(*f.Behind, 0)).String()
 }
 
 func remembered(horizon *float64) string {
@@ -200,40 +144,8 @@ func parseRate(s string) (float64, error) {
 	return n / per, nil
 }
 
-// Measured: a row of 52 bytes and an entry of the index, of 40 when keys are random (make retention); 18 bits a key in a filter, and 42 bytes while it is built.
-const (
-	bytesPerKey  = 92
-	bitsPerKey   = 18
-	bytesToBuild = 42
-)
-
 // muchMemory is from where on the plan says how to get along with less.
 const muchMemory = 1 << 30
-
-// inboxPlan is what a ring would take.
-type inboxPlan struct {
-	Rate         float64 `json:"keys_per_second"`
-	Horizon      float64 `json:"horizon_seconds"`
-	Tables       int     `json:"tables"`
-	RotateEvery  float64 `json:"rotate_every_seconds"`
-	SegmentKeys  float64 `json:"segment_keys"`
-	Keys         float64 `json:"keys_at_most"`
-	DiskBytes    float64 `json:"disk_bytes"`
-	FilterBytes  float64 `json:"filter_bytes_per_consumer"`
-	BuildBytes   float64 `json:"build_bytes"`
-	MostSegments int     `json:"closed_segments_at_most"`
-}
-
-// plan: segments are opened a seventh of the horizon apart. One that was just closed is kept for the horizon, so up to 8 are closed; one is current.
-func plan(rate float64, horizon time.Duration) inboxPlan {
-	h := horizon.Seconds()
-	p := inboxPlan{Rate: rate, Horizon: h, Tables: 10, RotateEvery: h / 7, SegmentKeys: rate * h / 7, MostSegments: 8}
-	p.Keys = p.SegmentKeys * 9
-	p.DiskBytes = p.Keys * bytesPerKey
-	p.FilterBytes = p.SegmentKeys * 8 * bitsPerKey / 8
-	p.BuildBytes = min(p.SegmentKeys, inbox.MostKeys) * bytesToBuild
-	return p
-}
 
 func inboxPlanCommand() command {
 	return command{
@@ -268,7 +180,7 @@ Example:
 				if err := missing(given{"-rate", rate != nil}, given{"-horizon", horizon != nil}); err != nil {
 					return err
 				}
-				p := plan(*rate, *horizon)
+				p := ops.PlanKeys(*rate, *horizon)
 				if *asJSON {
 					return writeJSON(a.out, &p)
 				}
@@ -294,11 +206,6 @@ type horizonChange struct {
 	ring    *string
 	horizon *time.Duration
 	forever bool
-}
-
-type horizonRow struct {
-	Ring string   `json:"ring"`
-	Was  *float64 `json:"was_seconds"`
 }
 
 func inboxHorizonCommand() command {
@@ -339,19 +246,16 @@ Example:
 				if err := missing(given{"-ring", ask.ring != nil}, given{"-horizon", ask.horizon != nil || ask.forever}, given{"-reason", ask.reason != nil}); err != nil {
 					return err
 				}
-				k := changeKind{action: "inbox horizon", subject: "the ring", waiting: "waiting for a rotator", look: "onlyonce inbox status"}
-				return change(ctx, a, *address, k, ask.consent, &ask, func(_ context.Context, _ *database, _ *horizonRow, audit int64) error {
-					_, _ = fmt.Fprintf(a.out, "Done; audit row %d.\n", audit)
+				act := func(ctx context.Context, db *database, by ops.By, shown *ops.HorizonChange) (*ops.HorizonChange, error) {
+					return ops.SetHorizon(ctx, db, by, ops.HorizonInput{Ring: *ask.ring, Horizon: given0(ask.horizon), Forever: ask.forever, Shown: shown})
+				}
+				return decide(ctx, a, *address, ask.consent, "waiting for a rotator", decision[ops.HorizonChange]{act: act, write: ask.write, after: func(_ context.Context, _ *database, done *ops.HorizonChange) error {
+					_, _ = fmt.Fprintf(a.out, "Done; audit row %d.\n", done.AuditID)
 					return nil
-				})
+				}})
 			}
 		},
 	}
-}
-
-func (q *horizonChange) lock(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, lockHorizonSQL, q.ring)
-	return err
 }
 
 // seconds is what is asked for; nil: for ever.
@@ -363,29 +267,6 @@ func (q *horizonChange) seconds() *float64 {
 	return &s
 }
 
-func (q *horizonChange) read(ctx context.Context, tx pgx.Tx) (*horizonRow, error) {
-	rows, err := collect[horizonRow](ctx, tx, horizonSQL, q.ring)
-	if err != nil {
-		return nil, err
-	}
-	if len(rows) == 0 {
-		return nil, fmt.Errorf("there is no ring %s in this database", *q.ring)
-	}
-	if was, is := rows[0].Was, q.seconds(); was == nil && is == nil || was != nil && is != nil && *was == *is {
-		return nil, &nothing{fmt.Sprintf("Ring %s remembers %s already: nothing was changed.", *q.ring, remembered(is))}
-	}
-	return &rows[0], nil
-}
-
-func (q *horizonChange) differs(shown, now *horizonRow) bool {
-	return remembered(shown.Was) != remembered(now.Was)
-}
-
-func (q *horizonChange) do(ctx context.Context, tx pgx.Tx, now *horizonRow) (*horizonRow, error) {
-	_, err := tx.Exec(ctx, setHorizonSQL, q.ring, q.seconds())
-	return now, err
-}
-
-func (q *horizonChange) write(a *app, was *horizonRow) {
+func (q *horizonChange) write(a *app, was *ops.HorizonChange) {
 	_, _ = fmt.Fprintf(a.out, "Keys of ring %s were remembered %s, and are from then on %s.\n", was.Ring, remembered(was.Was), remembered(q.seconds()))
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"testing"
 	"time"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 func TestInboxPlan(t *testing.T) {
@@ -11,8 +13,8 @@ func TestInboxPlan(t *testing.T) {
 	session{t: t}.run("inbox", "plan", "-rate", "100/s", "-horizon", "7d").want(t, statusGood, "rotation   every 1d", "8.64e+06 in a segment", "7.2 GB at most", "155.5 MB of filters").lines(t, 0)
 	session{t: t}.run("inbox", "plan", "-rate", "1000/s", "-horizon", "7d").want(t, statusGood, "8.64e+07 in a segment", "1.6 GB of filters in each consumer; 336.0 MB more", "A shorter horizon takes less").lines(t, 0)
 	out := session{t: t}.run("inbox", "plan", "-rate", "8640000/d", "-horizon", "168h", "-json").want(t, statusGood).lines(t, 0).out
-	var p inboxPlan
-	if err := json.Unmarshal([]byte(out), &p); err != nil || p != plan(100, 7*24*time.Hour) {
+	var p ops.KeyPlan
+	if err := json.Unmarshal([]byte(out), &p); err != nil || p != ops.PlanKeys(100, 7*24*time.Hour) {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -31,7 +33,7 @@ func TestInboxStatusAndHorizon(t *testing.T) {
 	f.run(append(set, "-horizon", "forever", "-horizon", "3d")...).want(t, statusGood, "from then on at least 3d")
 	f.run(append(set, "-horizon", "7d", "-horizon", "forever")...).want(t, statusGood, "from then on for ever")
 	out := f.run("inbox", "status", "-json").want(t, statusGood).lines(t, 0).out
-	var r inboxReport
+	var r ops.InboxReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Rings) != 2 || r.Rings[0].Ring != "keys_log" || r.Rings[0].Horizon != nil || *r.Rings[1].Horizon != 7*86400 {
 		t.Errorf("%s, %v", out, err)
 	}
@@ -45,7 +47,7 @@ func TestInboxStatusOfFutureFrontiers(t *testing.T) {
 		insert into onlyonce.frontiers select id, 0, now() + interval '5 seconds' from onlyonce.cursors where partition = 0`)
 	f.run("inbox", "status").want(t, statusGood, "ahead by ", "unknown").lines(t, 0)
 	out := f.run("inbox", "status", "-json").want(t, statusGood).lines(t, 0).out
-	var r inboxReport
+	var r ops.InboxReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Frontiers) != 10 || r.Frontiers[0].Partition != 11 || r.Frontiers[0].Behind == nil || *r.Frontiers[0].Behind > 0 || r.Frontiers[1].Behind != nil {
 		t.Errorf("%s, %v", out, err)
 	}

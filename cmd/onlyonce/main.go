@@ -24,6 +24,8 @@ import (
 	"time"
 
 	"github.com/mattn/go-isatty"
+
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // Exit statuses.
@@ -46,7 +48,7 @@ func main() {
 // run is the program without its process.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(string) string) int {
 	a := &app{stdin: stdin, out: bufio.NewWriter(stdout), stderr: stderr, env: env, isTerminal: isTerminal,
-		connectTimeout: connectTimeout, countLimit: countLimit}
+		connectTimeout: connectTimeout, countLimit: ops.CountLimit}
 	return a.run(ctx, args)
 }
 
@@ -59,7 +61,7 @@ type app struct {
 	isTerminal func(io.Reader) bool
 
 	connectTimeout time.Duration // see [connectTimeout]
-	countLimit     time.Duration // see [countLimit]
+	countLimit     time.Duration // see [ops.CountLimit]
 
 	operand *string // of a command that takes one; nil: not given
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/migrations"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -52,7 +53,7 @@ func (s session) run(args ...string) result {
 	}
 	var out, errs bytes.Buffer
 	a := &app{stdin: s.stdin, out: bufio.NewWriter(&out), stderr: &errs, env: env, isTerminal: isTerminal,
-		connectTimeout: connectTimeout, countLimit: countLimit}
+		connectTimeout: connectTimeout, countLimit: ops.CountLimit}
 	if s.terminal {
 		a.isTerminal = func(io.Reader) bool { return true }
 	}
@@ -353,30 +354,6 @@ func TestReadOnlyServer(t *testing.T) {
 	f.run("parked", "list").want(t, statusGood)
 	f.run("cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes").
 		want(t, statusEnvironment, "connect to the primary").lines(t, 1)
-}
-
-// Every statement is one that the server knows.
-func TestStatementsPrepare(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	conn, err := f.pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	for _, sql := range []string{cursorsSQL, boundsSQL, auditSQL, parkedSQL,
-		parkedCountsSQL, pendingCallsSQL, settledCallsSQL, limitSQL, relaysSQL,
-		parkedShowSQL,
-
-		sinkNamesSQL,
-		storedSQL, lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, eraseOutboxSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL,
-		oldCallsSQL, ringSQL,
-		streamsSQL, eventRingSQL, claimsSQL, webhookSQL, callsOfSQL, movedSQL, runStartSQL, eventSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL,
-		hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL, scopeSQL} {
-		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
-			t.Errorf("%s\n%v", sql, err)
-		}
-	}
 }
 
 // Output that was not written is no success.

@@ -149,18 +149,13 @@ func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	}
 }
 
-// A call that a relay of schema version 2 has parked gets a lane, where relays look for it.
-func TestRedriveCallOfVersion2(t *testing.T) {
+// A call without a key, which only a change by hand can make, is refused: relays send each call under its key.
+func TestRedriveCallWithoutAKey(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.exec(`insert into onlyonce.parked (kind, state, reason, scope, key, sink, call_name, method, target, body)
-		values ('call', 'waiting', 'rejected', 'shop', '00000000-0000-4000-8000-00000000000b', 'mail', 'send', 'POST', '/', 'x'),
-		       ('call', 'reconcile', 'window', 'shop', null, 'mail', 'send', 'POST', '/', 'x')`)
-	f.redrives("-kind", "call", "-sink", "mail", "-name", "send").want(t, statusGood, "Redrive 1")
-	if n := one[int](f, `select count(*) from onlyonce.parked where state = 'retrying' and lane = 11 and row_id is null and first_attempt_at is null`); n != 1 {
-		t.Error("no lane")
-	}
-	f.redrives("-id", one[string](f, `select id::text from onlyonce.parked where key is null`), "-verified-not-applied").want(t, statusFailed, "has no key").lines(t, 1)
+	id := f.parks("a", "", "reconcile", "window")
+	f.exec(`update onlyonce.parked set key = null where id = $1::bigint`, id)
+	f.redrives("-id", id, "-verified-not-applied").want(t, statusFailed, "has no key").lines(t, 1)
 }
 
 func TestRedriveCallsPicks(t *testing.T) {

@@ -196,8 +196,8 @@ func (q *selection) write(a *app, d *ops.ParkedChange) {
 		if i >= most {
 			continue
 		}
-		p := parkedRow{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Sink: r.Sink, Name: r.Name}
-		cells = append(cells, []string{number(r.ID), r.State, r.Reason, r.Scope, p.origin(), numberOrDash(r.Head)})
+		p := ops.ParkedItem{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Sink: r.Sink, Name: r.Name}
+		cells = append(cells, []string{number(r.ID), r.State, r.Reason, r.Scope, originOf(&p), numberOrDash(r.Head)})
 	}
 	writeTable(a.out, []string{"ID", "STATE", "REASON", "SCOPE", "ORIGIN", "BEHIND"}, cells)
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 func byOrderingKey(c *consumer.Config) { c.OnFailure = consumer.ParkOrderingKey }
@@ -291,11 +292,11 @@ func TestParkedShow(t *testing.T) {
 		"record_time log_append_time record_key headers sink name method target replay replay_resend parked_at settled_at order_key ahead behind head row_id lane first_attempt_at erased_at capture sealed sealed_as trace response body_bytes body_of body" {
 		t.Errorf("fields: %s", got)
 	}
-	var d parkedDetail
+	var d ops.ParkedDetail
 	if err := json.Unmarshal([]byte(whole.out), &d); err != nil {
 		t.Fatal(err)
 	}
-	if *d.Body.Text != "secret value" || *d.RecordKey.Text != "k\x00\x1b[31m" || *d.Headers[1].Value.Hex != "ff01" || d.Headers[2].Value != nil || d.Error == "" {
+	if string(d.Body) != "secret value" || string(d.RecordKey) != "k\x00\x1b[31m" || string(d.Headers[1].Value) != "\xff\x01" || d.Headers[2].Value != nil || d.Error == "" {
 		t.Errorf("%s", whole.out)
 	}
 	s.run("parked", "show", "-id", row, "-body").want(t, statusGood, `"secret value"`)

@@ -2,210 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/hex"
 	"flag"
 	"fmt"
 	"math"
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/onlyonce/onlyonce/ops"
 )
-
-// parkedShowSQL reads one row whole. In: id, whether with its body. One row, or none. By the primary key; its place among the
-// unsettled rows of its ordering key by the partial index parked_order.
-const parkedShowSQL = `
-select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, p.tenant, p.scope, p.key::text as key, p.event_id,
-       p.topic, p.partition, p."offset", p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
-       p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
-       p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
-       octet_length(coalesce(p.body, c.body)) as body_bytes, p.body_of, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed,
-       p.sealed_as::text as sealed_as, p.trace, p.response_status,
-       p.response_headers, octet_length(p.response_body) as response_bytes,
-       case when $2::boolean then coalesce(p.body, c.body) end as body, case when $2::boolean then p.response_body end as response_body
-  from onlyonce.parked p
-  left join onlyonce.parked c on c.id = p.body_of
-  left join lateral (
-    select count(*) filter (where (f.partition, f."offset") < (p.partition, p."offset")) as ahead,
-           count(*) filter (where (f.partition, f."offset") > (p.partition, p."offset")) as behind
-      from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null) o on true
-  left join lateral (
-    select f.id from onlyonce.parked f
-     where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
-     order by f.partition, f."offset" limit 1) h on true
- where p.id = $1`
-
-// parkedWhole is a parked row as the database has it.
-type parkedWhole struct {
-	ID            int64
-	Kind          string
-	State         string
-	Reason        string
-	Error         string
-	Attempts      int32
-	NextAttemptAt *time.Time
-	Tenant        string
-	Scope         string
-	Key           *string
-	EventID       *string
-	Topic         *string
-	Partition     *int32
-	Offset        *int64
-	ClusterID     *string
-	TopicID       *string
-	RecordTime    *time.Time
-	LogAppendTime bool
-	RecordKey     []byte
-	HeaderNames   [][]byte
-	HeaderValues  [][]byte
-	Sink          *string
-	Name          *string
-	Method        *string
-	Target        *string
-	Replay        int32
-	ReplayResend  bool
-	ParkedAt      time.Time
-	SettledAt     *time.Time
-	OrderKey      *string
-	Ahead         int64
-	Behind        int64
-	Head          *int64
-	BodyBytes     *int32
-	BodyOf        *int64
-	Body          []byte
-
-	RowID           *int64
-	Lane            *int16
-	FirstAttemptAt  *time.Time
-	ErasedAt        *time.Time
-	Capture         bool
-	Sealed          bool
-	SealedAs        *string
-	Trace           *string
-	ResponseStatus  *int32
-	ResponseHeaders *string
-	ResponseBytes   *int32
-	ResponseBody    []byte
-}
-
-// octets are bytes for JSON and for people: text where they are UTF-8, else hexadecimal digits; null where there are none.
-type octets struct {
-	Text *string `json:"text,omitempty"`
-	Hex  *string `json:"hex,omitempty"`
-}
-
-func octetsOf(b []byte) *octets {
-	if b == nil {
-		return nil
-	}
-	if utf8.Valid(b) {
-		s := string(b)
-		return &octets{Text: &s}
-	}
-	s := hex.EncodeToString(b)
-	return &octets{Hex: &s}
-}
-
-// String shows them on one line.
-func (o *octets) String() string {
-	switch {
-	case o == nil:
-		return "null"
-	case o.Text != nil:
-		return strconv.Quote(*o.Text)
-	}
-	return "hex " + *o.Hex
-}
-
-type parkedHeader struct {
-	Name  string  `json:"name"`
-	Value *octets `json:"value"`
-}
-
-// parkedDetail is what `parked show -json` writes.
-type parkedDetail struct {
-	ID            int64          `json:"id"`
-	Kind          string         `json:"kind"`
-	State         string         `json:"state"`
-	Reason        string         `json:"reason"`
-	Error         string         `json:"error"`
-	Attempts      int32          `json:"attempts"`
-	NextAttemptAt *time.Time     `json:"next_attempt_at"`
-	Tenant        string         `json:"tenant"`
-	Scope         string         `json:"scope"`
-	Key           *string        `json:"key"`
-	EventID       *string        `json:"event_id"`
-	Topic         *string        `json:"topic"`
-	Partition     *int32         `json:"partition"`
-	Offset        *int64         `json:"offset"`
-	ClusterID     *string        `json:"cluster_id"`
-	TopicID       *string        `json:"topic_id"`
-	RecordTime    *time.Time     `json:"record_time"`
-	LogAppendTime bool           `json:"log_append_time"`
-	RecordKey     *octets        `json:"record_key"`
-	Headers       []parkedHeader `json:"headers"`
-	Sink          *string        `json:"sink"`
-	Name          *string        `json:"name"`
-	Method        *string        `json:"method"`
-	Target        *string        `json:"target"`
-	Replay        int32          `json:"replay"`
-	ReplayResend  bool           `json:"replay_resend"`
-	ParkedAt      time.Time      `json:"parked_at"`
-	SettledAt     *time.Time     `json:"settled_at"`
-	OrderKey      *string        `json:"order_key"`
-	Ahead         int64          `json:"ahead"`
-	Behind        int64          `json:"behind"`
-	Head          *int64         `json:"head"`
-	RowID         *int64         `json:"row_id"`
-	Lane          *int16         `json:"lane"`
-	FirstAttempt  *time.Time     `json:"first_attempt_at"`
-	ErasedAt      *time.Time     `json:"erased_at"`
-	Capture       bool           `json:"capture"`
-	Sealed        bool           `json:"sealed"`
-	SealedAs      *string        `json:"sealed_as"`
-	Trace         *string        `json:"trace"`
-	Response      *response      `json:"response"`
-	BodyBytes     *int32         `json:"body_bytes"`
-	BodyOf        *int64         `json:"body_of"`
-	Body          *octets        `json:"body,omitempty"`
-}
-
-// response is what a remote answered that has accepted a call, which is still to be completed.
-type response struct {
-	Status  *int32  `json:"status"`
-	Headers *string `json:"headers"`
-	Bytes   *int32  `json:"body_bytes"`
-	Body    *octets `json:"body,omitempty"`
-}
-
-func (p *parkedWhole) detail() *parkedDetail {
-	utc(p.NextAttemptAt)
-	utc(p.FirstAttemptAt)
-	utc(p.ErasedAt)
-	utc(p.RecordTime)
-	utc(&p.ParkedAt)
-	utc(p.SettledAt)
-	d := &parkedDetail{ID: p.ID, Kind: p.Kind, State: p.State, Reason: p.Reason, Error: p.Error, Attempts: p.Attempts,
-		NextAttemptAt: p.NextAttemptAt, Tenant: p.Tenant, Scope: p.Scope, Key: p.Key, EventID: p.EventID, Topic: p.Topic, Partition: p.Partition,
-		Offset: p.Offset, ClusterID: p.ClusterID, TopicID: p.TopicID, RecordTime: p.RecordTime, LogAppendTime: p.LogAppendTime,
-		RecordKey: octetsOf(p.RecordKey), Headers: []parkedHeader{}, Sink: p.Sink, Name: p.Name, Method: p.Method, Target: p.Target,
-		Replay: p.Replay, ReplayResend: p.ReplayResend, ParkedAt: p.ParkedAt, SettledAt: p.SettledAt, OrderKey: p.OrderKey,
-		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, BodyOf: p.BodyOf, Body: octetsOf(p.Body), RowID: p.RowID, Lane: p.Lane,
-		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, SealedAs: p.SealedAs, Trace: p.Trace}
-	if p.ResponseStatus != nil {
-		d.Response = &response{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, octetsOf(p.ResponseBody)}
-	}
-	for i, n := range p.HeaderNames {
-		h := parkedHeader{Name: strings.ToValidUTF8(string(n), "\uFFFD")}
-		if i < len(p.HeaderValues) {
-			h.Value = octetsOf(p.HeaderValues[i])
-		}
-		d.Headers = append(d.Headers, h)
-	}
-	return d
-}
 
 func parkedShowCommand() command {
 	return command{
@@ -223,7 +28,7 @@ With -json, one object:
   sink, name, method, target of a call, else null
   replay, replay_resend      of a message: the replay that it was parked in, 0 for none
   next_attempt_at            in state retrying: when it is due
-  row_id, lane               of a call: its id and lane in the log of the outbox; null: of a relay of schema version 2
+  row_id, lane               of a call: its id and lane in the log of the outbox, else null
   first_attempt_at           of a call: since when the remote may know its key; null: it was never made
   erased_at, capture, sealed, trace   of a call
   sealed_as                  of a sealed call: the key that its body was sealed under, if that is not key; else null
@@ -245,27 +50,27 @@ Example:
 				if err := missing(given{"-id", id != nil}); err != nil {
 					return err
 				}
-				var rows []parkedWhole
-				err := a.readSnapshot(ctx, *address, "reading a parked row", func(ctx context.Context, tx pgx.Tx) (err error) {
-					rows, err = collect[parkedWhole](ctx, tx, parkedShowSQL, *id, *body)
+				var row *ops.ParkedDetail
+				err := a.ask(ctx, *address, "reading a parked row", func(ctx context.Context, db ops.DB) (err error) {
+					row, err = ops.ParkedByID(ctx, db, *id, *body)
 					return err
 				})
 				switch {
 				case err != nil:
 					return err
-				case len(rows) == 0:
+				case row == nil:
 					return usagef("-id: there is no parked row %d", *id)
 				case *asJSON:
-					return writeJSON(a.out, rows[0].detail())
+					return writeJSON(a.out, row)
 				}
-				a.writeParkedRow(rows[0].detail(), *body)
+				a.writeParkedRow(row, *body)
 				return nil
 			}
 		},
 	}
 }
 
-func (a *app) writeParkedRow(d *parkedDetail, body bool) {
+func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
 	row := func(name, value string) {
 		if value != "" {
 			_, _ = fmt.Fprintf(a.out, "%-15s %s\n", name, cell(value))

@@ -6,52 +6,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
 )
-
-// requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope (null: any), how many rows, id (null: any). Open ones by
-// http_records_open, one by its id; completed ones walk http_records_expired backwards.
-const requestsSQL = `
-select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false) then 'running'
-                              when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end else r.state end as state,
-       r.tenant, r.scope, r.created_at, r.completed_at, r.expires_at, r.erased_at, octet_length(r.response)::bigint as bytes,
-       array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null order by s.first_at) as unknown,
-       array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is not null order by s.first_at) as done,
-       (select min(s.first_at) from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) as unknown_since
-  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id
- where ($1 or r.completed_at is null) and ($2::text is null or r.tenant = $2) and ($3::text is null or r.scope = $3)
-   and ($5::uuid is null or r.id = $5)
- order by r.expires_at desc nulls first, r.created_at desc limit $4`
-
-type requestRow struct {
-	ID           string     `json:"id"`
-	State        string     `json:"state"`
-	Tenant       string     `json:"tenant"`
-	Scope        string     `json:"scope"`
-	CreatedAt    time.Time  `json:"created_at"`
-	CompletedAt  *time.Time `json:"completed_at"`
-	ExpiresAt    *time.Time `json:"expires_at"`
-	ErasedAt     *time.Time `json:"erased_at"`
-	Bytes        *int64     `json:"bytes"`
-	Unknown      []string   `json:"unknown"`
-	Done         []string   `json:"done"`
-	UnknownSince *time.Time `json:"unknown_since"`
-}
-
-func (r *requestRow) utc() {
-	r.CreatedAt = r.CreatedAt.UTC()
-	for _, t := range []*time.Time{r.CompletedAt, r.ExpiresAt, r.ErasedAt, r.UnknownSince} {
-		utc(t)
-	}
-}
 
 func requestListCommand() command {
 	return command{
@@ -82,31 +43,28 @@ Example:
 			all := fs.Bool("all", false, "completed ones too")
 			textVar(fs, &tenant, "tenant", "only those of the tenant `T`")
 			textVar(fs, &scope, "scope", "only those of the scope `S`, such as \"http POST /v1/charges\"")
-			numberVar(fs, &limit, "limit", fmt.Sprintf("at most `N` requests (default %d)", defaultLimit), 1, mostLimit)
+			numberVar(fs, &limit, "limit", fmt.Sprintf("at most `N` requests (default %d)", ops.DefaultLimit), 1, ops.MostLimit)
 			return func(ctx context.Context, a *app) error {
-				most := int64(defaultLimit)
-				if limit != nil {
-					most = *limit
-				}
-				var rows []requestRow
-				err := a.readSnapshot(ctx, *address, "reading requests", func(ctx context.Context, tx pgx.Tx) (err error) {
-					rows, err = collect[requestRow](ctx, tx, requestsSQL, *all, tenant, scope, most, nil)
+				var rows []ops.Request
+				var more bool
+				f := ops.RequestFilter{All: *all, Tenant: text(tenant), Scope: text(scope), Limit: limitOf(limit)}
+				err := a.ask(ctx, *address, "reading requests", func(ctx context.Context, db ops.DB) (err error) {
+					rows, more, err = ops.Requests(ctx, db, f)
 					return err
 				})
 				if err != nil {
 					return err
 				}
-				return a.writeRequests(rows, *asJSON)
+				return a.writeRequests(rows, more, f.Limit, *asJSON)
 			}
 		},
 	}
 }
 
-func (a *app) writeRequests(rows []requestRow, asJSON bool) error {
+func (a *app) writeRequests(rows []ops.Request, more bool, limit int, asJSON bool) error {
 	var cells [][]string
 	for i := range rows {
 		r := &rows[i]
-		r.utc()
 		if asJSON {
 			if err := writeJSON(a.out, r); err != nil {
 				return err
@@ -119,14 +77,16 @@ func (a *app) writeRequests(rows []requestRow, asJSON bool) error {
 		}
 		cells = append(cells, []string{r.ID, r.State, r.Tenant, r.Scope, instant(r.CreatedAt), expires, strings.Join(r.Done, ", "), strings.Join(r.Unknown, ", ")})
 	}
-	if asJSON {
-		return nil
-	}
-	if len(rows) == 0 {
+	switch {
+	case asJSON:
+	case len(rows) == 0:
 		_, _ = fmt.Fprintln(a.out, "No requests.")
-		return nil
+	default:
+		writeTable(a.out, []string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS DONE", "STEPS OF UNKNOWN OUTCOME"}, cells)
 	}
-	writeTable(a.out, []string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS DONE", "STEPS OF UNKNOWN OUTCOME"}, cells)
+	if more {
+		return a.thereAreMore(limit)
+	}
 	return nil
 }
 
@@ -143,172 +103,8 @@ type requestChange struct {
 	sealer            *seal.Sealer // of keysFile
 }
 
-// keySQL is the id of a request. In: tenant, scope, key.
-const keySQL = `select onlyonce.key($1, $2, $3)::text`
-
-// lockRequestSQL locks a record, and lockRequestLeaseSQL its lease: whoever completes the request or takes it over waits. In: id.
-const lockRequestSQL = `
-select r.id from onlyonce.http_records r where r.id = $1 for update`
-
-const lockRequestLeaseSQL = `
-select l.id from onlyonce.leases l where l.id = (select r.lease_id from onlyonce.http_records r where r.id = $1) for update`
-
-// eraseRequestSQL and eraseStepsSQL forget an answer and what its steps have remembered; the record stays, so that the request
-// does not run again. In: id.
-const (
-	eraseRequestSQL = `update onlyonce.http_records set response = null, erased_at = clock_timestamp() where id = $1 and erased_at is null`
-	eraseStepsSQL   = `update onlyonce.http_steps set result = null where record_id = $1`
-)
-
-// stepAppliedSQL keeps what an operator has found out as a step's result, stepAbsentSQL forgets that it was begun, and reopenSQL lets the
-// next request go on. stepSealedSQL says whether the layer that began a step seals. In: id, and the step's name, and its result, and whether that is sealed.
-const (
-	stepAppliedSQL = `
-update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed = $4 where record_id = $1 and name = $2 and done_at is null`
-	stepAbsentSQL = `delete from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
-	reopenSQL     = `update onlyonce.http_records set state = 'running' where id = $1 and state = 'reconcile'`
-	stepSealedSQL = `select sealed from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
-	freeSQL       = `update onlyonce.leases set until = clock_timestamp(), nonce = null where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
-)
-
-// openSealSQL, closeSQL and closeSealSQL complete a request without an answer: a record that becomes completed needs the seal. fenceOffSQL is for who has
-// just read that the request may be taken over: it does not find the epoch that it has read. In: id.
-const (
-	openSealSQL = `select onlyonce.http_open('10s', '30s', '30s')`
-	fenceOffSQL = `update onlyonce.leases set epoch = epoch + 1, nonce = null, until = clock_timestamp() where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
-	closeSQL    = `
-update onlyonce.http_records set state = 'completed', response = null, completed_at = clock_timestamp(), erased_at = clock_timestamp(), expires_at = clock_timestamp() + keep
- where id = $1 and state in ('running', 'reconcile')`
-	closeSealSQL = `select onlyonce.seal()`
-)
-
-// requestDone is what came of it, and the detail of its audit row.
-type requestDone struct {
-	requestRow
-	Step    *string `json:"step,omitempty"`
-	Applied *bool   `json:"applied,omitempty"`
-}
-
-func (c *requestChange) lock(ctx context.Context, tx pgx.Tx) error {
-	id, err := c.identify(ctx, tx)
-	if err != nil {
-		return err
-	}
-	for _, sql := range []string{lockRequestSQL, lockRequestLeaseSQL} {
-		if _, err := tx.Exec(ctx, sql, id); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (c *requestChange) identify(ctx context.Context, tx pgx.Tx) (string, error) {
-	if c.id != nil {
-		return *c.id, nil
-	}
-	var id string
-	err := tx.QueryRow(ctx, keySQL, c.tenant, c.scope, *c.key).Scan(&id)
-	return id, err
-}
-
-func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*requestDone, error) {
-	id, err := c.identify(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := collect[requestRow](ctx, tx, requestsSQL, true, nil, nil, 1, id)
-	if err != nil {
-		return nil, err
-	}
-	if len(rows) == 0 {
-		return nil, usagef("there is no request %s: it was never made, or is purged", id)
-	}
-	d := &requestDone{requestRow: rows[0], Step: c.step}
-	if c.close {
-		if !slices.Contains([]string{"left", "abandoned", "reconcile"}, d.State) {
-			return nil, &refusal{fmt.Sprintf("the request is %s, and nothing was done: only one that is left, abandoned or set aside can be closed", d.State)}
-		}
-		return d, nil
-	}
-	if c.step == nil {
-		switch {
-		case d.State != "completed":
-			return nil, &refusal{fmt.Sprintf("the request is not completed (%s), and nothing was done: what is kept of it is needed to end it", d.State)}
-		case d.ErasedAt != nil:
-			return nil, &nothing{fmt.Sprintf("The answer to request %s was erased already: nothing was changed.", d.ID)}
-		}
-		return d, nil
-	}
-	d.Applied = &c.applied
-	switch {
-	case d.State != "reconcile" && d.State != "left" && d.State != "abandoned":
-		return nil, &refusal{fmt.Sprintf("the request is %s, and nothing was done: only one that is set aside, or left, can be resolved", d.State)}
-	case !slices.Contains(d.Unknown, *c.step):
-		return nil, usagef("-step: the request has no step %q of unknown outcome, but: %s", *c.step, oneLine(strings.Join(d.Unknown, ", ")))
-	case c.applied && c.sealer == nil:
-		var sealed bool
-		if err := tx.QueryRow(ctx, stepSealedSQL, id, *c.step).Scan(&sealed); err != nil {
-			return nil, err
-		}
-		if sealed {
-			return nil, usagef("-seal-keys: must be given, because the layer that began the step seals results: TEXT would lie in the table as it is, and a layer with RequireSealed would not read it")
-		}
-	}
-	return d, nil
-}
-
-// stored is what is kept of -result.
-func (c *requestChange) stored(id string) (result []byte, sealed bool, err error) {
-	if c.sealer == nil {
-		return []byte(*c.result), false, nil
-	}
-	record, err := uuid.Parse(id)
-	if err != nil {
-		return nil, false, err
-	}
-	result, err = c.sealer.Seal(codec.SealPlace(record, "step", *c.step), []byte(*c.result))
-	return result, true, err
-}
-
-func (c *requestChange) differs(shown, now *requestDone) bool {
-	return shown.State != now.State || !slices.Equal(shown.Unknown, now.Unknown)
-}
-
-func (c *requestChange) do(ctx context.Context, tx pgx.Tx, now *requestDone) (*requestDone, error) {
-	exec := func(sql string, args ...any) func() error {
-		return func() error {
-			_, err := tx.Exec(ctx, sql, args...)
-			return err
-		}
-	}
-	var steps []func() error
-	switch {
-	case c.close:
-		steps = append(steps, exec(openSealSQL), exec(fenceOffSQL, now.ID), exec(closeSQL, now.ID), exec(closeSealSQL))
-	case c.step == nil:
-		steps = append(steps, exec(eraseRequestSQL, now.ID), exec(eraseStepsSQL, now.ID))
-	case c.applied:
-		result, sealed, err := c.stored(now.ID)
-		if err != nil {
-			return nil, err
-		}
-		steps = append(steps, exec(stepAppliedSQL, now.ID, *c.step, result, sealed))
-	default:
-		steps = append(steps, exec(stepAbsentSQL, now.ID, *c.step))
-	}
-	if c.step != nil && len(now.Unknown) == 1 { // the last one
-		steps = append(steps, exec(reopenSQL, now.ID), exec(freeSQL, now.ID))
-	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return nil, err
-		}
-	}
-	return now, nil
-}
-
-func (c *requestChange) write(a *app, d *requestDone) {
-	_ = a.writeRequests([]requestRow{d.requestRow}, false)
+func (c *requestChange) write(a *app, d *ops.RequestChange) {
+	_ = a.writeRequests([]ops.Request{d.Request}, false, 0, false)
 	switch {
 	case c.close:
 		_, _ = fmt.Fprintln(a.out, "Close the request: copies of it get 410 and do not run. Whatever its steps did at the provider stands, and what the handler would have written does not.")
@@ -321,12 +117,23 @@ func (c *requestChange) write(a *app, d *requestDone) {
 	}
 }
 
-func (c *requestChange) carryOut(ctx context.Context, a *app, address, action string) error {
-	k := changeKind{action: action, subject: "the request", waiting: "waiting for the request", look: "onlyonce request list"}
-	return change(ctx, a, address, k, c.consent, c, func(_ context.Context, _ *database, _ *requestDone, audit int64) error {
-		_, _ = fmt.Fprintf(a.out, "Done; audit row %d.\n", audit)
+func (c *requestChange) carryOut(ctx context.Context, a *app, address string) error {
+	return decide(ctx, a, address, c.consent, "waiting for the request", decision[ops.RequestChange]{act: c.act, write: c.write, after: func(_ context.Context, _ *database, done *ops.RequestChange) error {
+		_, _ = fmt.Fprintf(a.out, "Done; audit row %d.\n", done.AuditID)
 		return nil
-	})
+	}})
+}
+
+func (c *requestChange) act(ctx context.Context, db *database, by ops.By, shown *ops.RequestChange) (*ops.RequestChange, error) {
+	switch {
+	case c.close:
+		return ops.CloseRequest(ctx, db, by, ops.CloseRequestInput{ID: given0(c.id), Shown: shown})
+	case c.step == nil:
+		return ops.EraseRequest(ctx, db, by, ops.EraseRequestInput{ID: given0(c.id), Tenant: c.tenant, Scope: c.scope, Key: given0(c.key), Shown: shown})
+	case c.applied:
+		return ops.ResolveRequest(ctx, db, by, ops.ResolveRequestInput{ID: given0(c.id), Step: *c.step, Outcome: ops.StepApplied, Result: []byte(*c.result), Sealer: c.sealer, Shown: shown})
+	}
+	return ops.ResolveRequest(ctx, db, by, ops.ResolveRequestInput{ID: given0(c.id), Step: *c.step, Outcome: ops.StepNotApplied, Shown: shown})
 }
 
 // parseID checks -id.
@@ -391,7 +198,7 @@ Example:
 				if err := c.parseID(); err != nil {
 					return err
 				}
-				return c.carryOut(ctx, a, *address, "request resolve")
+				return c.carryOut(ctx, a, *address)
 			}
 		},
 	}
@@ -441,7 +248,7 @@ Example:
 				if err := c.parseID(); err != nil {
 					return err
 				}
-				return c.carryOut(ctx, a, *address, "request close")
+				return c.carryOut(ctx, a, *address)
 			}
 		},
 	}
@@ -488,7 +295,7 @@ Example:
 				if err := c.parseID(); err != nil {
 					return err
 				}
-				return c.carryOut(ctx, a, *address, "request erase")
+				return c.carryOut(ctx, a, *address)
 			}
 		},
 	}

@@ -49,13 +49,12 @@ select onlyonce.claim_log(array(select key from given_up where kind = 'message')
 //
 // A sealed body opens under no other key than the one that it was sealed under, so that one is kept (O13).
 //
-// Attempts of a row that is being retried stay: its relay, which may be calling at this moment, settles by them. Relays of
-// schema version 2 wrote no lane.
+// Attempts of a row that is being retried stay: its relay, which may be calling at this moment, settles by them.
 const RedriveCallsSQL = `
 update onlyonce.parked p
    set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when p.state = 'retrying' then p.attempts else 0 end,
        first_attempt_at = case when $3::boolean or p.state = 'waiting' and p.reason = 'rejected' then null else p.first_attempt_at end,
-       lane = coalesce(p.lane, onlyonce.lane(coalesce(p.order_key, p.key))), key = coalesce(u.key, p.key),
+       key = coalesce(u.key, p.key),
        sealed_as = case when p.sealed and u.key is not null then coalesce(p.sealed_as, p.key) else p.sealed_as end
   from unnest($1::bigint[], $2::uuid[]) as u(id, key)
  where p.id = u.id and p.kind = 'call' and p.erased_at is null

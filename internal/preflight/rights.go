@@ -27,7 +27,6 @@ func updating(columns []string, rights ...string) []string {
 func role(name string, rights map[string][]string) Role {
 	r := Role{name: name}
 	if rights["inbox"] != nil {
-		rights["keys_old"] = []string{"SELECT"}
 		for _, ring := range []string{"keys_log_", "keys_clock_"} {
 			for _, slot := range "0123456789" {
 				rights[ring+string(slot)] = []string{"SELECT", "INSERT"}
@@ -104,7 +103,6 @@ var (
 	Relay = role("onlyonce_relay", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
-		"outbox":         {"SELECT", "UPDATE", "DELETE"},
 		"outbox_log":     {"SELECT"},
 		"sinks":          {"SELECT", "INSERT"},
 		"lanes":          {"SELECT", "INSERT", "UPDATE"},

@@ -68,7 +68,6 @@
 //     (A transaction that has read a segment keeps it until it ends; so does pg_dump.)
 //   - A clock that jumps back: rotation halts, because ages mean nothing ([ErrClock]). In rings that forget by a horizon a jump forward
 //     halts it too ([ErrJump]).
-//   - A table that two rings have inherited: the last one to let it go empties it, which is decided under the table's lock.
 //
 // A transaction that stays open holds up the next close, and with it the next announcement: the segment that is inserted into grows.
 // Nobody waits, and nothing is lost.

@@ -2,13 +2,13 @@ package ring
 
 import "strconv"
 
-// keySlots is how many segments a ring of keys has; keys_old, which both have inherited, stands behind them.
+// keySlots is how many segments a ring of keys has.
 const keySlots = 10
 
 // KeysLog is the ring of keys that consumers claim of Kafka's messages. It forgets by the log's time (K6).
 func KeysLog() Ring {
 	r := keys("keys_log")
-	r.Needed, r.Mend, r.Heirs = logNeeded, logMend, []string{"keys_clock"}
+	r.Needed, r.Mend = logNeeded, logMend
 	r.Reads, r.Notes = []string{"onlyonce.cursors"}, []string{"onlyonce.frontiers"}
 	return r
 }
@@ -17,7 +17,7 @@ func KeysLog() Ring {
 // clock. HTTP requests are in neither ring: their records live by Route.TTL (K3).
 func KeysClock() Ring {
 	r := keys("keys_clock")
-	r.Needed, r.Heirs = clockNeeded, []string{"keys_log"}
+	r.Needed = clockNeeded
 	return r
 }
 
@@ -26,7 +26,6 @@ func keys(name string) Ring {
 	for slot := range keySlots {
 		r.Tables = append(r.Tables, "onlyonce."+name+"_"+strconv.Itoa(slot))
 	}
-	r.Tables = append(r.Tables, "onlyonce.keys_old")
 	return r
 }
 

@@ -20,9 +20,6 @@ type Ring struct {
 	Sequence string
 	// Tables are the qualified names of the segments, by slot.
 	Tables []string
-	// Heirs are the names of the other rings that have inherited the last of Tables, under the same slot. That one is in closed from the
-	// beginning, nothing is inserted into it, and when it has been retired it is not used again; the last ring to retire it empties it.
-	Heirs []string
 	// Horizon says that onlyonce.rings.horizon takes the place of Config.Retention, and a seventh of it that of Config.MaxAge. Where that
 	// is null nothing is announced or retired.
 	Horizon bool
@@ -38,14 +35,6 @@ type Ring struct {
 	Keep string
 	// Notes are the qualified names of the tables that Keep and Mend insert into and update.
 	Notes []string
-}
-
-// slots is how many of the tables are used in turn.
-func (r Ring) slots() int {
-	if len(r.Heirs) > 0 {
-		return len(r.Tables) - 1
-	}
-	return len(r.Tables)
 }
 
 // rights are the arguments of rightsSQL.

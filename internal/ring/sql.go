@@ -91,10 +91,6 @@ update onlyonce.segments s set opened_at = null, closed_at = null, bound = null
 // lockRowSQL locks the ring's row and reads what a TRUNCATE was derived from. In: ring. Out: version, retired.
 const lockRowSQL = `select version, retired from onlyonce.rings where name = $1 for update`
 
-// inheritedSQL says whether another heir still has an inherited table. In: the other heirs, slot. Asked with the table locked: of two rings
-// that are about to let it go, the second sees that the first has.
-const inheritedSQL = `select exists (select from onlyonce.rings where name = any ($1::text[]) and ($2::smallint = any (closed) or retired = $2::smallint))`
-
 // clockSQL reads the database's clock. In: ring. Out: the clock, and a seventh of the ring's horizon in seconds, null where it has none.
 const clockSQL = `select clock_timestamp(), extract(epoch from horizon / 7)::float8 from onlyonce.rings where name = $1`
 

@@ -113,8 +113,8 @@ func (r *Rotator) read(ctx context.Context) (*state, error) {
 		return nil, fmt.Errorf("%w: there is no ring %s", ErrSchema, r.ring.Name)
 	case err != nil:
 		return nil, fmt.Errorf("reading ring %s: %w", r.ring.Name, err)
-	case int(st.slots) != r.ring.slots():
-		return nil, fmt.Errorf("%w: ring %s has %d slots and not %d", ErrSchema, r.ring.Name, st.slots, r.ring.slots())
+	case int(st.slots) != len(r.ring.Tables):
+		return nil, fmt.Errorf("%w: ring %s has %d slots and not %d", ErrSchema, r.ring.Name, st.slots, len(r.ring.Tables))
 	case st.clockIsWrong:
 		return nil, ErrClock
 	}
@@ -250,16 +250,8 @@ func (r *Rotator) empty(ctx context.Context, st *state, passed bool) (Outcome, e
 				return fmt.Errorf("noting what outlasts segment %s: %w", r.ring.Tables[slot], err)
 			}
 		}
-		inherited := false
-		if slot >= st.slots {
-			if err := tx.QueryRow(ctx, inheritedSQL, r.ring.Heirs, slot).Scan(&inherited); err != nil {
-				return fmt.Errorf("asking whether another ring has segment %s: %w", r.ring.Tables[slot], err)
-			}
-		}
-		if !inherited {
-			if _, err := tx.Exec(ctx, r.sql(truncateSQL, slot)); err != nil {
-				return fmt.Errorf("emptying segment %s: %w", r.ring.Tables[slot], err)
-			}
+		if _, err := tx.Exec(ctx, r.sql(truncateSQL, slot)); err != nil {
+			return fmt.Errorf("emptying segment %s: %w", r.ring.Tables[slot], err)
 		}
 		// The sequence last, because writers above READ COMMITTED are refused from here to the end.
 		return r.update(ctx, tx, st, truncatedSQL, slot)

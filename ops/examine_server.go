@@ -1,4 +1,4 @@
-package main
+package ops
 
 import (
 	"context"
@@ -13,7 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// settingsSQL reads settings that everybody may read. One row. transaction_timeout is of PostgreSQL 17.
+// settingsSQL reads settings that everybody may read. One row. transaction_timeout is of PostgreSQL
+// 17.
 const settingsSQL = `
 select current_setting('track_commit_timestamp') as track, current_setting('idle_in_transaction_session_timeout') as idle_in_transaction,
        current_setting('idle_session_timeout') as idle, coalesce(current_setting('transaction_timeout', true), '0') as transaction,
@@ -24,8 +25,9 @@ type settings struct {
 	Prepared                                    int32
 }
 
-// openSQL lists the transactions of the whole server that have been open for long, oldest first: a rotator waits for every one that has an id, and vacuum
-// for every one of a client that has a snapshot. In: age in seconds. Of logins whose activity is hidden (hiddenSQL) there are no rows.
+// openSQL lists the transactions of the whole server that have been open for long, oldest first: a
+// rotator waits for every one that has an id, and vacuum for every one of a client that has a
+// snapshot. In: age in seconds. Of logins whose activity is hidden (hiddenSQL) there are no rows.
 const openSQL = `
 select pid, coalesce(usename::text, '') as login, coalesce(application_name, '') as application, state, extract(epoch from clock_timestamp() - xact_start)::float8 as age,
        backend_xid is not null as writes
@@ -41,7 +43,8 @@ const slotsSQL = `
 select slot_name::text as name, slot_type as type, xmin is not null or catalog_xmin is not null as rows, coalesce(wal_status, '') as wal
   from pg_replication_slots where not active and (restart_lsn is not null or xmin is not null or catalog_xmin is not null) order by 1`
 
-// standbySQL reads what the server is. One row; replay: how old what a standby has replayed is, null on a primary or where nothing was.
+// standbySQL reads what the server is. One row; replay: how old what a standby has replayed is,
+// null on a primary or where nothing was.
 const standbySQL = `
 select pg_is_in_recovery() as standby, (select timeline_id from pg_control_checkpoint()) as timeline,
        extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp())::float8 as replay, (select count(*) from pg_stat_replication) as standbys,
@@ -56,15 +59,15 @@ const (
 	mostSkew       = 5 * time.Second
 )
 
-func (d *doctor) server(ctx context.Context, tx pgx.Tx) error {
+func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 	notes, err := preflight.Server(ctx, tx)
 	if err != nil {
 		return err
 	}
 	for _, n := range notes {
-		level := levelWarn
+		level := LevelWarn
 		if n.Fault && n.Name != "standby" { // who asks a standby means to
-			level = levelFail
+			level = LevelFail
 		}
 		d.add(level, "server", "", "%s: %s", n.Name, n.Text)
 	}
@@ -74,45 +77,46 @@ func (d *doctor) server(ctx context.Context, tx pgx.Tx) error {
 	}
 	s := all[0]
 	if s.Track != "on" {
-		d.add(levelInfo, "server", "set track_commit_timestamp = on and start the server again, if times are worth some space", "track_commit_timestamp is off: onlyonce explain tells between which times a key was claimed, and not when")
+		d.add(LevelInfo, "server", "set track_commit_timestamp = on and start the server again, if times are worth some space", "track_commit_timestamp is off: onlyonce explain tells between which times a key was claimed, and not when")
 	}
 	if s.IdleInTransaction == "0" {
-		d.add(levelInfo, "server", "set idle_in_transaction_session_timeout = '5min' for logins of people and of other programs", "idle_in_transaction_session_timeout is 0: a session that forgets its transaction holds up rotation and vacuum for ever; onlyonce's own transactions are bounded")
+		d.add(LevelInfo, "server", "set idle_in_transaction_session_timeout = '5min' for logins of people and of other programs", "idle_in_transaction_session_timeout is 0: a session that forgets its transaction holds up rotation and vacuum for ever; onlyonce's own transactions are bounded")
 	}
 	if s.Idle != "0" {
-		d.add(levelInfo, "server", "set idle_session_timeout = 0 for the logins of consumers and relays", "idle_session_timeout is %s: connections of pools are cut when they idle for so long, and are made again", s.Idle)
+		d.add(LevelInfo, "server", "set idle_session_timeout = 0 for the logins of consumers and relays", "idle_session_timeout is %s: connections of pools are cut when they idle for so long, and are made again", s.Idle)
 	}
 	if s.Transaction != "0" {
-		d.add(levelInfo, "server", "see that it is longer than consumer.Config.BatchTimeout", "transaction_timeout is %s: it ends longer transactions, handlers' too", s.Transaction)
+		d.add(LevelInfo, "server", "see that it is longer than consumer.Config.BatchTimeout", "transaction_timeout is %s: it ends longer transactions, handlers' too", s.Transaction)
 	}
 	if s.Prepared > 0 {
-		d.add(levelInfo, "server", "set max_prepared_transactions = 0 unless something needs it", "max_prepared_transactions is %d: a transaction that somebody prepares and leaves holds up rotation; onlyonce prepares none", s.Prepared)
+		d.add(LevelInfo, "server", "set max_prepared_transactions = 0 unless something needs it", "max_prepared_transactions is %d: a transaction that somebody prepares and leaves holds up rotation; onlyonce prepares none", s.Prepared)
 	}
 	d.unless("server", "its settings hold nothing back")
 	return nil
 }
 
-func (d *doctor) roles(ctx context.Context, tx pgx.Tx) error {
+func (d *examiner) roles(ctx context.Context, tx pgx.Tx) error {
 	const check = "roles"
 	lack, err := preflight.RolesLack(ctx, tx)
 	if err != nil {
 		return err
 	}
 	if len(lack) == 0 {
-		d.add(levelInfo, check, "", "none of the roles of docs/roles.sql is on this server: programs look at their own rights when they start")
+		d.add(LevelInfo, check, "", "none of the roles of docs/roles.sql is on this server: programs look at their own rights when they start")
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(lack)) {
 		if missing := lack[name]; len(missing) > 0 {
-			d.add(levelFail, check, "run docs/roles.sql again", "role %s lacks rights: %s", name, strings.Join(missing, ", "))
+			d.add(LevelFail, check, "run docs/roles.sql again", "role %s lacks rights: %s", name, strings.Join(missing, ", "))
 		}
 	}
 	d.unless(check, "%s have their rights", strings.Join(slices.Sorted(maps.Keys(lack)), ", "))
 	return nil
 }
 
-// aheadSQL looks for what was written while the database's clock was ahead. One row: how many leases end later than any lasts (lease.Longest), and how many
-// parked rows are due later than any waits; the latest of each. Reads both tables' rows that are in use.
+// aheadSQL looks for what was written while the database's clock was ahead. One row: how many
+// leases end later than any lasts (lease.Longest), and how many parked rows are due later than any
+// waits; the latest of each. Reads both tables' rows that are in use.
 const aheadSQL = `
 select (select count(*) from onlyonce.leases where until > clock_timestamp() + interval '1 hour') as leases,
        (select max(until) from onlyonce.leases) as last_lease,
@@ -124,29 +128,30 @@ type aheadRow struct {
 	LastLease, LastDue *time.Time
 }
 
-// clocks compares the database's clock with this machine's: what happens between the two questions is the most that it can be wrong by.
-func (d *doctor) clocks(ctx context.Context, tx pgx.Tx) error {
+// clocks compares the database's clock with this machine's: what happens between the two questions
+// is the most that it can be wrong by.
+func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 	const check = "clocks"
 	var theirs time.Time
-	before := d.ask.clock()
+	before := d.now()
 	if err := tx.QueryRow(ctx, `select clock_timestamp()`).Scan(&theirs); err != nil {
 		return err
 	}
-	after := d.ask.clock()
+	after := d.now()
 	ahead, err := collect[aheadRow](ctx, tx, aheadSQL)
 	if err != nil {
 		return err
 	}
 	const correct = "see that the database's clock is right now, and keep it so (NTP); programs of this version take these for over, and go on"
 	if a := ahead[0]; a.Leases > 0 {
-		d.add(levelFail, check, correct, "%d leases end more than an hour ahead, the last one at %s: they were written while the clock was ahead", a.Leases, instant(*a.LastLease))
+		d.add(LevelFail, check, correct, "%d leases end more than an hour ahead, the last one at %s: they were written while the clock was ahead", a.Leases, instant(*a.LastLease))
 	}
 	if a := ahead[0]; a.Parked > 0 {
-		d.add(levelFail, check, correct, "%d parked rows are due more than 2 days ahead, the last one at %s: they were written while the clock was ahead", a.Parked, instant(*a.LastDue))
+		d.add(LevelFail, check, correct, "%d parked rows are due more than 2 days ahead, the last one at %s: they were written while the clock was ahead", a.Parked, instant(*a.LastDue))
 	}
 	skew := max(before.Sub(theirs), theirs.Sub(after), 0)
 	if skew > mostSkew {
-		d.add(levelWarn, check, "synchronise both (NTP): signatures of webhooks are judged by the clocks of their receivers, all else by the database's", "the database's clock and this machine's differ by %s", skew.Round(time.Millisecond))
+		d.add(LevelWarn, check, "synchronise both (NTP): signatures of webhooks are judged by the clocks of their receivers, all else by the database's", "the database's clock and this machine's differ by %s", skew.Round(time.Millisecond))
 		return nil
 	}
 	d.unless(check, "the database's clock and this machine's agree to within %s", mostSkew)
@@ -154,7 +159,7 @@ func (d *doctor) clocks(ctx context.Context, tx pgx.Tx) error {
 }
 
 // obstacles looks for what holds up rotation and vacuum.
-func (d *doctor) obstacles(ctx context.Context, tx pgx.Tx) error {
+func (d *examiner) obstacles(ctx context.Context, tx pgx.Tx) error {
 	if err := d.transactions(ctx, tx, oldTransaction); err != nil {
 		return err
 	}
@@ -162,7 +167,7 @@ func (d *doctor) obstacles(ctx context.Context, tx pgx.Tx) error {
 }
 
 // transactions looks for those that have been open for so long.
-func (d *doctor) transactions(ctx context.Context, tx pgx.Tx, age time.Duration) error {
+func (d *examiner) transactions(ctx context.Context, tx pgx.Tx, age time.Duration) error {
 	const check = "transactions"
 	type open struct {
 		Pid         int32
@@ -181,7 +186,7 @@ func (d *doctor) transactions(ctx context.Context, tx pgx.Tx, age time.Duration)
 		if o.Writes {
 			what = "rotation and vacuum"
 		}
-		d.add(levelWarn, check, fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
+		d.add(LevelWarn, check, fmt.Sprintf("end it, or see that it ends: select pg_terminate_backend(%d)", o.Pid),
 			"process %d of login %s (%s) has a transaction open for %s, in state %s: it holds up %s", o.Pid, o.Login, o.Application, seconds(o.Age), orDash(o.State), what)
 	}
 	var hidden bool
@@ -189,14 +194,14 @@ func (d *doctor) transactions(ctx context.Context, tx pgx.Tx, age time.Duration)
 		return err
 	}
 	if hidden {
-		d.add(levelInfo, check, "grant pg_read_all_stats to this login", "how long other logins' transactions are open is hidden from this one")
+		d.add(LevelInfo, check, "grant pg_read_all_stats to this login", "how long other logins' transactions are open is hidden from this one")
 	}
 	d.unless(check, "none has been open for longer than %s", age)
 	return nil
 }
 
 // slots looks for replication slots that were left behind.
-func (d *doctor) slots(ctx context.Context, tx pgx.Tx) error {
+func (d *examiner) slots(ctx context.Context, tx pgx.Tx) error {
 	const check = "slots"
 	type slot struct {
 		Name, Type string
@@ -212,7 +217,7 @@ func (d *doctor) slots(ctx context.Context, tx pgx.Tx) error {
 		if s.Rows {
 			what += ", and vacuum"
 		}
-		d.add(levelWarn, check, fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')", strings.ReplaceAll(s.Name, "'", "''")),
+		d.add(LevelWarn, check, fmt.Sprintf("let its reader come back, or drop it: select pg_drop_replication_slot('%s')", strings.ReplaceAll(s.Name, "'", "''")),
 			"nobody reads the %s replication slot %s: it holds back %s (wal_status %s)", s.Type, s.Name, what, s.Wal)
 	}
 	d.unless(check, "no replication slot is left behind")
@@ -220,7 +225,7 @@ func (d *doctor) slots(ctx context.Context, tx pgx.Tx) error {
 }
 
 // history looks at what the server is, and whether cursors of the outbox are of this one.
-func (d *doctor) history(ctx context.Context, tx pgx.Tx) error {
+func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 	type server struct {
 		Standby     bool
 		Timeline    int32
@@ -237,7 +242,7 @@ func (d *doctor) history(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, s := range strange {
-		d.add(levelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "the cursors of sink %s are another database cluster's: relays send nothing of it", s.Sink)
+		d.add(LevelFail, "history", "onlyonce outbox rebase -reason WHY (docs/operations.md, After a restore)", "the cursors of sink %s are another database cluster's: relays send nothing of it", s.Sink)
 	}
 	s := all[0]
 	switch {
@@ -246,12 +251,12 @@ func (d *doctor) history(ctx context.Context, tx pgx.Tx) error {
 		if s.Replay != nil {
 			age = "what it has replayed is " + seconds(*s.Replay).String() + " old"
 		}
-		d.add(levelInfo, "history", "", "a standby on timeline %d; %s", s.Timeline, age)
+		d.add(LevelInfo, "history", "", "a standby on timeline %d; %s", s.Timeline, age)
 	default:
 		d.unless("history", "a primary on timeline %d, with %d standbys connected", s.Timeline, s.Standbys)
 	}
 	if s.Standbys > 0 && !s.Synchronous {
-		d.add(levelInfo, "replication", "set synchronous_standby_names, if a failover must lose nothing", "standbys are asynchronous: a failover takes the last commits back, keys and positions with them")
+		d.add(LevelInfo, "replication", "set synchronous_standby_names, if a failover must lose nothing", "standbys are asynchronous: a failover takes the last commits back, keys and positions with them")
 	} else {
 		d.ok("replication", "no asynchronous standby would lose commits in a failover")
 	}

@@ -1,16 +1,14 @@
-package main
+package ops
 
 import (
 	"context"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/onlyonce/onlyonce/ops"
 )
 
-// heldSQL lists the pauses, and how many cursors in use each one holds. Reads onlyonce.pauses, which is small, and cursors by the unique index on
-// (scope, topic, partition).
+// heldSQL lists the pauses, and how many cursors in use each one holds. Reads onlyonce.pauses,
+// which is small, and cursors by the unique index on (scope, topic, partition).
 const heldSQL = `
 select u.scope, u.topic, u.partition, u.paused_at, u.actor, u.reason,
        (select count(*) from onlyonce.cursors c
@@ -18,14 +16,14 @@ select u.scope, u.topic, u.partition, u.paused_at, u.actor, u.reason,
   from onlyonce.pauses u order by 1, 2, 3`
 
 type heldRow struct {
-	ops.Pause
+	Pause
 	Cursors int64
 }
 
 // outbox looks for calls that nobody sends.
-func (d *doctor) outbox(ctx context.Context, tx pgx.Tx) error {
+func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 	const check = "outbox"
-	r, err := readOutbox(ctx, tx, nil, d.ask.limit)
+	r, err := readOutbox(ctx, tx, OutboxQuestion{CountLimit: d.limit()})
 	if err != nil {
 		return err
 	}
@@ -37,34 +35,34 @@ func (d *doctor) outbox(ctx context.Context, tx pgx.Tx) error {
 				held++
 			}
 		}
-		pending := s.Pending != nil && *s.Pending > 0 || s.Old > 0
+		pending := s.Pending != nil && *s.Pending > 0
 		switch {
 		case s.PausedAt != nil:
-			p := ops.Sink{Name: s.Sink, PausedAt: s.PausedAt, PausedBy: s.PausedBy, PauseReason: s.PauseReason}
-			d.add(levelInfo, check, "onlyonce outbox resume -sink "+shellQuote(s.Sink)+" -reason WHY", "sink %s is paused %s", s.Sink, oneLine(p.Paused()))
+			d.add(LevelInfo, check, "onlyonce outbox resume -sink "+shellQuote(s.Sink)+" -reason WHY", "sink %s is paused since %s by %s: %s",
+				s.Sink, instant(*s.PausedAt), orDash(s.PausedBy), oneLine(orDash(s.PauseReason)))
 		case !s.Listed && pending:
-			d.add(levelWarn, check, "list the sink in a relay, or discard its calls", "no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept", s.Sink)
+			d.add(LevelWarn, check, "list the sink in a relay, or discard its calls", "no relay lists sink %s, which has calls to send: they wait, and their segments of the log are kept", s.Sink)
 		case held == 0 && pending:
-			d.add(levelWarn, check, "start a relay that lists it", "no relay holds sink %s, which has calls to send, the oldest %s old", s.Sink, ageOf(s.Age))
+			d.add(LevelWarn, check, "start a relay that lists it", "no relay holds sink %s, which has calls to send, the oldest %s old", s.Sink, seconds(*s.Age))
 		}
 	}
 	if !r.Counted {
-		d.add(levelInfo, check, "", "how many calls are pending is not known: counting took over %s", d.ask.limit)
+		d.add(LevelInfo, check, "", "how many calls are pending is not known: counting took over %s", d.limit())
 	}
 	d.unless(check, "%d sinks; relays are at all that have something to send", len(r.Sinks))
 	return nil
 }
 
 // events looks for streams that nobody reads: their segments are kept.
-func (d *doctor) events(ctx context.Context, tx pgx.Tx) error {
+func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 	const check = "events"
-	streams, err := collect[streamRow](ctx, tx, streamsSQL, nil)
+	streams, err := collect[Stream](ctx, tx, streamsSQL, nil)
 	if err != nil {
 		return err
 	}
 	for _, s := range streams {
 		if s.Scope == nil && s.Kept > 0 {
-			d.add(levelWarn, check, "start a consumer of it", "nobody has begun to read stream %s, which has %d events: they are kept, and all that was appended with them", s.Topic, s.Kept)
+			d.add(LevelWarn, check, "start a consumer of it", "nobody has begun to read stream %s, which has %d events: they are kept, and all that was appended with them", s.Topic, s.Kept)
 		}
 	}
 	d.unless(check, "%d streams; each that has events has a reader", len(streams))
@@ -72,20 +70,20 @@ func (d *doctor) events(ctx context.Context, tx pgx.Tx) error {
 }
 
 // operators looks for what waits for one.
-func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
-	parked, err := collect[parkedCount](ctx, tx, parkedCountsSQL)
+func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
+	parked, err := readParkedCounts(ctx, tx)
 	if err != nil {
 		return err
 	}
 	for _, p := range parked {
 		if p.State == "waiting" || p.State == "reconcile" {
-			d.add(levelWarn, "parked", p.change(),
+			d.add(LevelWarn, "parked", p.change(),
 				"%d of kind %s wait for an operator (%s, %s), the oldest since %s", p.Count, p.Kind, p.State, p.Reason, instant(p.Oldest))
 		}
 	}
 	d.unless("parked", "nothing that is parked waits for an operator")
 
-	requests, err := collect[requestRow](ctx, tx, requestsSQL, false, nil, nil, mostLimit, nil)
+	requests, _, err := readRequests(ctx, tx, RequestFilter{Limit: MostLimit})
 	if err != nil {
 		return err
 	}
@@ -99,10 +97,10 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	if aside > 0 {
-		d.add(levelWarn, "requests", "onlyonce request list; then ask the provider, and onlyonce request resolve -id ID -step NAME -applied -result TEXT -reason WHY, or with -not-applied", "%d HTTP requests have a step of unknown outcome", aside)
+		d.add(LevelWarn, "requests", "onlyonce request list; then ask the provider, and onlyonce request resolve -id ID -step NAME -applied -result TEXT -reason WHY, or with -not-applied", "%d HTTP requests have a step of unknown outcome", aside)
 	}
 	if abandoned > 0 {
-		d.add(levelWarn, "requests", "onlyonce request list; then have the client send the request again, or ask the provider, and onlyonce request close -id ID -reason WHY",
+		d.add(LevelWarn, "requests", "onlyonce request list; then have the client send the request again, or ask the provider, and onlyonce request close -id ID -reason WHY",
 			"%d HTTP requests were never completed although their steps had their effect, and no client has come back", abandoned)
 	}
 	d.unless("requests", "no HTTP request has a step of unknown outcome that is too old to ask about, and none was abandoned behind a step")
@@ -113,14 +111,14 @@ func (d *doctor) operators(ctx context.Context, tx pgx.Tx) error {
 	}
 	for i := range pauses {
 		p := &pauses[i]
-		d.add(levelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), instant(p.PausedAt), p.Actor, p.Cursors, oneLine(p.Reason))
+		d.add(LevelInfo, "pauses", p.change(), "%s is paused since %s by %s, %d cursors in use: %s", p.What(), instant(p.PausedAt), p.Actor, p.Cursors, oneLine(p.Reason))
 	}
 	d.unless("pauses", "no scope and no partition is paused")
 	return nil
 }
 
 // change is what to do about rows that wait for an operator.
-func (p *parkedCount) change() string {
+func (p *ParkedCount) change() string {
 	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s; then ", p.Kind, p.State)
 	if p.State == "reconcile" {
 		return list + "ask the remote, and onlyonce parked redrive -id ID -verified-applied -reason WHY, or with -verified-not-applied"

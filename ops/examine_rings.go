@@ -1,4 +1,4 @@
-package main
+package ops
 
 import (
 	"context"
@@ -13,12 +13,14 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// endpointsSQL lists the endpoints that have ids of webhooks, with the age of each one's oldest. By the index webhook_ids_age, two looks for each.
+// endpointsSQL lists the endpoints that have ids of webhooks, with the age of each one's oldest. By
+// the index webhook_ids_age, two looks for each.
 const endpointsSQL = idsOfEndpoints + `
 select o.endpoint, (select extract(epoch from clock_timestamp() - w.seen_at)::float8 from onlyonce.webhook_ids w where w.endpoint = o.endpoint order by w.seen_at limit 1) as oldest
   from of_ids o where o.endpoint is not null order by 1`
 
-// triedSQL finds the call that a relay has tried for the longest time. One row, or none. Reads the whole table of failures, without bodies.
+// triedSQL finds the call that a relay has tried for the longest time. One row, or none. Reads the
+// whole table of failures, without bodies.
 const triedSQL = `
 select id, sink, extract(epoch from clock_timestamp() - first_attempt_at)::float8 as age
   from onlyonce.parked where kind = 'call' and settled_at is null and first_attempt_at is not null order by first_attempt_at limit 1`
@@ -29,16 +31,17 @@ const rotatorSQL = `select count(*) from onlyonce.leases where name = $1 and non
 // leastWebhooks is what package webhook asks of a receiver at least (W10).
 const leastWebhooks = 7 * 24 * time.Hour
 
-// late is how much later than due a segment may be followed by another one: rotators look each 10 s, and wait for transactions.
+// late is how much later than due a segment may be followed by another one: rotators look each 10
+// s, and wait for transactions.
 const late = time.Minute
 
 // memory compares what is remembered with how long copies come (K6, W10).
-func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
+func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	holds := func(check, ring string, copies time.Duration, whose string) error {
 		err := inbox.Holds(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
 		switch {
 		case errors.Is(err, inbox.ErrHorizon):
-			d.add(levelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s", ring, days(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, days(copies), ring)
+			d.add(LevelFail, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, with D above %s", ring, days(copies)), "%s: copies may come for %s, and keys of %s may be forgotten before that: a later one would be applied again", whose, days(copies), ring)
 		case err != nil:
 			return err
 		default:
@@ -46,14 +49,14 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 		}
 		return nil
 	}
-	if d.ask.copies == nil {
-		d.add(levelWarn, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
-	} else if err := holds("copies", "keys_log", *d.ask.copies, "producers"); err != nil {
+	if d.ask.CopiesWithin == nil {
+		d.add(LevelWarn, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
+	} else if err := holds("copies", "keys_log", *d.ask.CopiesWithin, "producers"); err != nil {
 		return err
 	}
 
-	if d.ask.relays != nil {
-		if err := holds("relay-retries", "keys_log", *d.ask.relays, "relays"); err != nil {
+	if d.ask.RelayRetries != nil {
+		if err := holds("relay-retries", "keys_log", *d.ask.RelayRetries, "relays"); err != nil {
 			return err
 		}
 	}
@@ -69,7 +72,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 	if len(calls) > 0 {
 		c := calls[0]
 		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "keys_log", Copies: seconds(c.Age)}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(levelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", c.ID),
+			d.add(LevelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", c.ID),
 				"parked call %d to sink %s was first tried %s ago, longer than keys_log remembers at least: a message that it produces now is a new one", c.ID, c.Sink, seconds(c.Age))
 		} else if err != nil {
 			return err
@@ -86,10 +89,10 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	want, whose := leastWebhooks, "webhooks (7d at least; -webhook-retention says more)"
-	if d.ask.webhooks != nil {
-		want, whose = *d.ask.webhooks, "webhooks"
+	if d.ask.WebhookRetention != nil {
+		want, whose = *d.ask.WebhookRetention, "webhooks"
 	}
-	if len(endpoints) == 0 && d.ask.webhooks == nil {
+	if len(endpoints) == 0 && d.ask.WebhookRetention == nil {
 		d.ok("webhooks", "no endpoint has received anything that is remembered")
 		return nil
 	}
@@ -100,9 +103,10 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 		if e.Oldest == nil {
 			continue
 		}
-		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old as that.
+		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old
+		// as that.
 		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "keys_clock", Copies: seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(levelWarn, "webhooks", "set the horizon of keys_clock to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
+			d.add(LevelWarn, "webhooks", "set the horizon of keys_clock to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
 				"endpoint %s has ids that are %s old, older than keys_clock remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, seconds(*e.Oldest))
 		} else if err != nil {
 			return err
@@ -112,7 +116,7 @@ func (d *doctor) memory(ctx context.Context, tx pgx.Tx) error {
 }
 
 // rings looks whether the rings of keys go on, and can.
-func (d *doctor) rings(ctx context.Context, tx pgx.Tx) error {
+func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 	rings, err := readKeyRings(ctx, tx)
 	if err != nil {
 		return err
@@ -128,7 +132,7 @@ func (d *doctor) rings(ctx context.Context, tx pgx.Tx) error {
 		}
 		d.ring(&rings[i], held > 0, who)
 	}
-	frontiers, err := collect[frontierRow](ctx, tx, frontiersSQL, ahead.Seconds())
+	frontiers, err := readFrontiers(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -136,17 +140,14 @@ func (d *doctor) rings(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// ring judges one ring of keys. A ring goes on each seventh of its horizon; a segment is kept for the horizon behind its closing, so up to 8 are
-// closed and one is current.
-func (d *doctor) ring(k *keyRing, held bool, who []string) {
+// ring judges one ring of keys. A ring goes on each seventh of its horizon; a segment is kept for
+// the horizon behind its closing, so up to 8 are closed and one is current.
+func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 	check := k.Ring
-	var current *keySegment
+	var current *KeySegment
 	slots, free, draining := 0, 0, false
 	for i := range k.Segments {
 		s := &k.Segments[i]
-		if s.Table == "onlyonce.keys_old" {
-			continue
-		}
 		slots++
 		switch s.State {
 		case "current":
@@ -157,54 +158,55 @@ func (d *doctor) ring(k *keyRing, held bool, who []string) {
 			draining = true
 		}
 		if s.Opened != nil && *s.Opened < -60 || s.Closed != nil && *s.Closed < -60 {
-			d.add(levelFail, check, "see to the clock of the database's server; rotation goes on by itself when it has caught up", "%s was opened or closed in the future: the clock went back, and rotation is halted", s.Table)
+			d.add(LevelFail, check, "see to the clock of the database's server; rotation goes on by itself when it has caught up", "%s was opened or closed in the future: the clock went back, and rotation is halted", s.Table)
 		}
 	}
 	if k.Horizon == nil {
-		d.add(levelInfo, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, if that is not meant", k.Ring), "keys are remembered for ever: nothing is rotated, and the tables grow")
+		d.add(LevelInfo, check, fmt.Sprintf("onlyonce inbox horizon -ring %s -horizon D -reason WHY, if that is not meant", k.Ring), "keys are remembered for ever: nothing is rotated, and the tables grow")
 		return
 	}
 	seventh := seconds(*k.Horizon / 7)
-	if plan := plan(1, seconds(*k.Horizon)); slots < plan.MostSegments+1 {
-		d.add(levelFail, check, "set onlyonce.rings.slots back to what the migration says", "the ring has %d tables, and a horizon takes %d", slots, plan.MostSegments+1)
+	if slots < mostClosed+1 {
+		d.add(LevelFail, check, "set onlyonce.rings.slots back to what the migration says", "the ring has %d tables, and a horizon takes %d", slots, mostClosed+1)
 	}
 	if len(who) == 0 {
-		d.add(levelFail, check, "grant onlyonce_rotator to the login of a consumer, relay or webhook receiver, or of a job that runs onlyonce inbox rotate (docs/roles.sql)", "no login has the rights to rotate it: nothing is forgotten, and the tables grow")
+		d.add(LevelFail, check, "grant onlyonce_rotator to the login of a consumer, relay or webhook receiver, or of a job that runs onlyonce inbox rotate (docs/roles.sql)", "no login has the rights to rotate it: nothing is forgotten, and the tables grow")
 	}
 	if current != nil && current.Bytes > 0 && current.Opened != nil && seconds(*current.Opened) > seventh+late {
 		age := seconds(*current.Opened)
 		switch {
 		case free == 0:
-			d.add(levelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
+			d.add(LevelWarn, check, "see the finding frontiers; a horizon that was made longer lets the ring fill for a while", "no segment is free, and the current one grows: it is %s old, and should be %s at most", age, seventh)
 		case !held && len(who) > 0:
-			d.add(levelFail, check, "start a consumer, a relay or an Endpoint.Run under one of these logins and read its log, or run onlyonce inbox rotate", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
+			d.add(LevelFail, check, "start a consumer, a relay or an Endpoint.Run under one of these logins and read its log, or run onlyonce inbox rotate", "nobody rotates it: the current segment is %s old, should be %s at most, and no process holds the lease, although %s may", age, seventh, strings.Join(who, ", "))
 		case draining:
-			d.add(levelWarn, check, "see the finding transactions: end what has been open for so long", "the current segment is %s old, should be %s at most, and the one before it drains: transactions that may write into it have not ended", age, seventh)
+			d.add(LevelWarn, check, "see the finding transactions: end what has been open for so long", "the current segment is %s old, should be %s at most, and the one before it drains: transactions that may write into it have not ended", age, seventh)
 		case held:
-			d.add(levelWarn, check, "read the log of the consumers, relays and receivers that rotate", "the current segment is %s old and should be %s at most, although a process holds the lease", age, seventh)
+			d.add(LevelWarn, check, "read the log of the consumers, relays and receivers that rotate", "the current segment is %s old and should be %s at most, although a process holds the lease", age, seventh)
 		}
 	}
 	d.unless(check, "remembered %s; goes on each %s; %d tables hold that, also of cursors that are %s behind; %d free; %s", remembered(k.Horizon), seventh, slots, seventh, free,
 		map[bool]string{true: "a process rotates it", false: "no process rotates it just now, and nothing is due"}[held])
 }
 
-// frontiers judges the cursors that hold back what keys_log forgets. Beyond a seventh of the horizon its tables do not suffice, and the
-// current segment grows. A frontier of the future was noted while the clock was ahead, and no rotator has made it void yet (K6).
-func (d *doctor) frontiers(horizon *float64, all []frontierRow) {
+// frontiers judges the cursors that hold back what keys_log forgets. Beyond a seventh of the
+// horizon its tables do not suffice, and the current segment grows. A frontier of the future was
+// noted while the clock was ahead, and no rotator has made it void yet (K6).
+func (d *examiner) frontiers(horizon *float64, all []Frontier) {
 	const check = "frontiers"
 	for i := range all {
 		f := &all[i]
 		where := fmt.Sprintf("scope %s, topic %s, partition %d", f.Scope, f.Topic, f.Partition)
 		retire := fmt.Sprintf("start its consumer, or take it out of use: onlyonce cursor retire -scope %s -topic %s -partition %d -reason WHY", shellQuote(f.Scope), shellQuote(f.Topic), f.Partition)
 		switch {
-		case f.ahead():
-			d.add(levelFail, check, "see to the clock of the database's server; a process that rotates then makes it void within seconds, and the partition's owner notes another one",
+		case f.Ahead():
+			d.add(LevelFail, check, "see to the clock of the database's server; a process that rotates then makes it void within seconds, and the partition's owner notes another one",
 				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that stands, keys_log may forget keys of which it has copies yet to come", where, seconds(-*f.Behind))
 		case horizon == nil:
 		case f.Behind == nil:
-			d.add(levelWarn, check, retire, "%s has not said how far it is: while it has not, keys_log forgets nothing", where)
+			d.add(LevelWarn, check, retire, "%s has not said how far it is: while it has not, keys_log forgets nothing", where)
 		case *f.Behind > *horizon/7:
-			d.add(levelWarn, check, retire, "%s is %s behind: keys_log keeps keys for that much longer, and has tables for %s", where, seconds(*f.Behind), seconds(*horizon/7))
+			d.add(LevelWarn, check, retire, "%s is %s behind: keys_log keeps keys for that much longer, and has tables for %s", where, seconds(*f.Behind), seconds(*horizon/7))
 		}
 	}
 	if horizon == nil {

@@ -1,4 +1,4 @@
-package main
+package ops
 
 import (
 	"fmt"
@@ -8,9 +8,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// transactionSQL tells of the transaction that wrote a row; XMIN stands for the row's. A row holds 32 bits of its number, so that of a row which is more
-// than 4 billion transactions old is taken for a later one. Numbers below 3 are none: the row was written frozen. commit_at is null where track_commit_timestamp
-// is off, and where the server has forgotten. NEXT stands for the number after the last.
+// transactionSQL reads of the transaction that wrote a row; XMIN stands for the row's. A row holds
+// 32 bits of its number, so that of a row which is more than 4 billion transactions old looks like
+// a later one. Numbers below 3 are none: the row was written frozen. committed_at is null if
+// track_commit_timestamp is off, or if the server has forgotten. NEXT stands for the number after
+// the last.
 const transactionSQL = `case when XMIN::text::bigint >= 3 then (NEXT - mod(NEXT - XMIN::text::bigint, 4294967296)) end as xid,
        case when XMIN::text::bigint >= 3 then pg_xact_status((NEXT - mod(NEXT - XMIN::text::bigint, 4294967296))::text::xid8) end as xact_status,
        case when XMIN::text::bigint >= 3 and current_setting('track_commit_timestamp') = 'on' then pg_xact_commit_timestamp(XMIN) end as committed_at`
@@ -19,9 +21,11 @@ func transactionOf(xmin, next string) string {
 	return strings.NewReplacer("XMIN", xmin, "NEXT", next).Replace(transactionSQL)
 }
 
-// claimsSQL finds a key in the rings. In: key. Out: a row for each segment that holds it, and for keys_old one for each ring. By the primary key of
-// each segment. A segment's claims have committed between its opening and its closing: nobody inserts into it before its ring's row names it, and it is
-// closed when whoever may have read that has ended. bound: every transaction that wrote into a closed one is below.
+// claimsSQL finds a key in the rings. In: key. Out: a row for each segment that holds it. By the
+// primary key of each segment. A segment's claims have committed between its opening and its
+// closing: nothing is inserted before its ring's row names it, and it is closed when every
+// transaction that may have read that has ended. bound: every transaction that wrote into a closed
+// one is below.
 var claimsSQL = func() string {
 	var places []string
 	for _, r := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
@@ -41,25 +45,11 @@ select f.ring, f.segment, f.fingerprint, s.opened_at, s.closed_at, s.bound::text
  order by f.ring desc, s.opened_at`
 }()
 
-// transaction is who wrote a row, as far as Postgres knows.
-type transaction struct {
+// Transaction is the transaction that wrote a row, as far as Postgres knows it.
+type Transaction struct {
 	Xid         int64      `json:"xid"`
-	Status      *string    `json:"status"`       // null: Postgres has forgotten
-	CommittedAt *time.Time `json:"committed_at"` // null: not tracked, or forgotten
-}
-
-func (x *transaction) String() string {
-	if x == nil {
-		return "not known any more"
-	}
-	s := fmt.Sprintf("%d", x.Xid)
-	if x.Status != nil {
-		s += ", " + *x.Status
-	}
-	if x.CommittedAt != nil {
-		return s + " at " + instant(*x.CommittedAt)
-	}
-	return s + "; its time is not known to Postgres"
+	Status      *string    `json:"status"`       // committed, aborted or in progress; nil: Postgres has forgotten
+	CommittedAt *time.Time `json:"committed_at"` // nil: not tracked (track_commit_timestamp), or forgotten
 }
 
 // claimRow is a key in a segment as it is read.
@@ -73,29 +63,33 @@ type claimRow struct {
 	CommittedAt          *time.Time
 }
 
-type explainedClaim struct {
-	Ring          string       `json:"ring"`
-	Segment       string       `json:"segment"`
-	State         string       `json:"state"`
-	Remembered    bool         `json:"remembered"`
-	ClaimedAfter  *time.Time   `json:"claimed_after"`
-	ClaimedBefore *time.Time   `json:"claimed_before"`
-	Fingerprint   *string      `json:"fingerprint"`
-	Transaction   *transaction `json:"transaction"`
+// Claim is a claimed key in a segment of a ring.
+type Claim struct {
+	Ring    string `json:"ring"`
+	Segment string `json:"segment"` // the table
+	// State is current, draining or closed; or retired or forgotten: claims do not ask it any more.
+	State         string     `json:"state"`
+	Remembered    bool       `json:"remembered"` // claims ask the segment
+	ClaimedAfter  *time.Time `json:"claimed_after"`
+	ClaimedBefore *time.Time `json:"claimed_before"` // nil: the segment is open
+	// Fingerprint is the first 16 digits of the payload's SHA-256. Nil: payloads are not compared.
+	Fingerprint *string `json:"fingerprint"`
+	// Transaction is the one that claimed the key. Nil: not known any more.
+	Transaction *Transaction `json:"transaction"`
 }
 
-func transactionFrom(xid *int64, status *string, at *time.Time) *transaction {
+func transactionFrom(xid *int64, status *string, at *time.Time) *Transaction {
 	if xid == nil {
 		return nil
 	}
 	utc(at)
-	return &transaction{*xid, status, at}
+	return &Transaction{*xid, status, at}
 }
 
-func (r *claimRow) explained() explainedClaim {
+func (r *claimRow) claim() Claim {
 	utc(r.OpenedAt)
 	utc(r.ClosedAt)
-	c := explainedClaim{Ring: r.Ring, Segment: r.Segment, State: r.State, ClaimedAfter: r.OpenedAt, ClaimedBefore: r.ClosedAt,
+	c := Claim{Ring: r.Ring, Segment: r.Segment, State: r.State, ClaimedAfter: r.OpenedAt, ClaimedBefore: r.ClosedAt,
 		Remembered: r.State == "current" || r.State == "draining" || r.State == "closed", Transaction: transactionFrom(r.Xid, r.XactStatus, r.CommittedAt)}
 	if r.Bound != nil && r.Xid != nil && *r.Xid >= *r.Bound {
 		c.Transaction = nil // so old that its number stands for another one by now

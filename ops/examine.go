@@ -1,0 +1,147 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+// Levels of findings, from good to bad.
+const (
+	LevelOK   = "ok"
+	LevelInfo = "info" // nothing is wrong, but worth knowing
+	LevelWarn = "warn"
+	LevelFail = "fail"
+)
+
+// Finding is what an examination says of one thing.
+type Finding struct {
+	Check string `json:"check"` // what was looked at, for example "outbox"
+	Level string `json:"level"` // LevelOK, LevelInfo, LevelWarn or LevelFail
+	Text  string `json:"text"`  // what is the case
+	// Remedy is what to do, mostly a command of the program onlyonce; words in capitals stand for
+	// values. Empty: nothing.
+	Remedy string `json:"change"`
+}
+
+// Examination is what [Examine] has found.
+type Examination struct {
+	SchemaVersion int       `json:"schema_version"`
+	Fail          int       `json:"fail"` // findings of LevelFail
+	Warn          int       `json:"warn"` // findings of LevelWarn
+	Findings      []Finding `json:"findings"`
+}
+
+// ExamineQuestion is what [Examine] is asked. Its durations are declared by the operator: no
+// database knows them.
+type ExamineQuestion struct {
+	// CopiesWithin is for how long after the first a copy may be produced. Nil: not declared, a
+	// warning.
+	CopiesWithin *time.Duration
+
+	// RelayRetries is for how long relays go on with a call, if they produce to topics that are
+	// consumed here. Nil: not declared.
+	RelayRetries *time.Duration
+
+	// WebhookRetention is for how long senders of webhooks deliver again. Nil: 7 days.
+	WebhookRetention *time.Duration
+
+	// CountLimit is for how long pending calls are counted. 0: CountLimit of this package.
+	CountLimit time.Duration
+
+	clock func() time.Time // of this machine; nil: time.Now
+}
+
+// Examine looks for what is wrong with a database, on one snapshot, and says what to do about it.
+// It changes nothing. On a standby it sees that server's transactions and not the primary's.
+//
+// It looks at the version of the schema, the server's settings, the rights of roles, the clocks,
+// how long keys are remembered, whether the rings of keys rotate and what holds them up, open
+// transactions, replication slots, lanes of another database cluster, sinks that no relay lists,
+// streams without a reader, and what waits for an operator.
+//
+// It reads what [Inbox], [Outbox] and [Events] read, rows of the server's own views, the ids of
+// each endpoint's oldest webhook, at most MostLimit open requests, and onlyonce.leases and
+// onlyonce.parked as a whole, without bodies.
+func Examine(ctx context.Context, db DB, q ExamineQuestion) (*Examination, error) {
+	d := &examiner{ask: &q}
+	r := &Examination{}
+	err := snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+		r.SchemaVersion, err = d.examine(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.Fail, r.Warn, r.Findings = d.count(LevelFail), d.count(LevelWarn), d.findings
+	return r, nil
+}
+
+// examiner collects findings. Rules see only what was read, so that each is a function of a
+// database's state.
+type examiner struct {
+	ask      *ExamineQuestion
+	findings []Finding
+}
+
+func (d *examiner) add(level, check, remedy, format string, args ...any) {
+	d.findings = append(d.findings, Finding{Check: check, Level: level, Text: fmt.Sprintf(format, args...), Remedy: remedy})
+}
+
+func (d *examiner) ok(check, format string, args ...any) { d.add(LevelOK, check, "", format, args...) }
+
+// unless adds that a check is fine if it has found nothing.
+func (d *examiner) unless(check, format string, args ...any) {
+	if !slices.ContainsFunc(d.findings, func(f Finding) bool { return f.Check == check }) {
+		d.ok(check, format, args...)
+	}
+}
+
+// count is how many findings have a level.
+func (d *examiner) count(level string) (n int) {
+	for _, f := range d.findings {
+		if f.Level == level {
+			n++
+		}
+	}
+	return n
+}
+
+// limit is for how long pending calls are counted.
+func (d *examiner) limit() time.Duration {
+	if d.ask.CountLimit == 0 {
+		return CountLimit
+	}
+	return d.ask.CountLimit
+}
+
+// now is this machine's time.
+func (d *examiner) now() time.Time {
+	if d.ask.clock == nil {
+		return time.Now()
+	}
+	return d.ask.clock()
+}
+
+// examine makes all findings.
+func (d *examiner) examine(ctx context.Context, tx pgx.Tx) (version int, err error) {
+	if version, err = migrations.Version(ctx, tx); err != nil {
+		return 0, err
+	}
+	if version > migrations.Latest {
+		d.add(LevelInfo, "schema", "deploy programs of the version that migrated it", "version %d, which is newer than this program's, %d: both work beside each other", version, migrations.Latest)
+	} else {
+		d.ok("schema", "version %d", version)
+	}
+	for _, look := range []func(context.Context, pgx.Tx) error{d.server, d.roles, d.clocks, d.memory, d.rings, d.obstacles, d.history, d.outbox, d.events, d.operators} {
+		if err := look(ctx, tx); err != nil {
+			return 0, err
+		}
+	}
+	return version, nil
+}

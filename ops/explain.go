@@ -1,0 +1,290 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// ExplainLimit is how many calls of a transaction and how many parked rows an explanation shows at
+// most.
+const ExplainLimit = 100
+
+// KeyQuestion names one message, webhook, call or request: by its stored key, or by its id.
+type KeyQuestion struct {
+	// Key is a stored key, a UUID: of a call, the idempotency key that the remote saw. Empty: Scope
+	// and ID name it.
+	Key string
+
+	// Scope is the consumer's scope, "webhook/ENDPOINT" for a webhook, or "http METHOD PATTERN" for
+	// a request. It is required with ID.
+	Scope string
+
+	// ID is the id of the message or webhook, or the Idempotency-Key of the request.
+	ID string
+
+	// Tenant is the tenant of the id. Empty: none.
+	Tenant string
+
+	// Topic is the message's topic, if ids count within their topic (consumer.Config.Copies).
+	// Empty: the only topic of the scope.
+	Topic string
+
+	// Provider is who sent the webhook, if it is a provider of your own of which nothing is stored
+	// yet. Empty: whichever is known for the endpoint.
+	Provider string
+
+	// Replay is the replay in which the key was claimed. 0: none.
+	Replay int32
+
+	// CountLimit is for how long webhooks are looked for. 0: CountLimit of this package.
+	CountLimit time.Duration
+}
+
+// KeyReport is what the database holds of one key, and what that means for copies.
+type KeyReport struct {
+	Key string `json:"key"` // as stored
+	Of  *KeyOf `json:"of"`  // the id that it was made of; nil: only the stored key was given
+
+	// Claimed: a ring remembers the key.
+	Claimed bool `json:"claimed"`
+	// Copies says for each ring what a copy is that comes now.
+	Copies []Copy `json:"copies"`
+	// Claims are the segments that hold the key.
+	Claims []Claim `json:"claims"`
+	// Webhooks are the endpoints that have noted the key. Nil: looking took longer than CountLimit.
+	Webhooks []ExplainedWebhook `json:"webhooks"`
+	// Calls are calls that the claiming transaction enqueued, at most ExplainLimit.
+	Calls []ExplainedCall `json:"calls"`
+	// Call is where the call is stored, if the key is a call's.
+	Call []StoredCall `json:"call"`
+	// Parked are rows that are parked under the key, newest first, at most ExplainLimit.
+	Parked []ParkedItem `json:"parked"`
+	// Request is the HTTP request, if the key is a request's.
+	Request *Request `json:"request"`
+	// Memory says for how long the rings remember keys.
+	Memory []RingMemory `json:"memory"`
+	// NotKnown is what the answer leaves open, a sentence each.
+	NotKnown []string `json:"not_known"`
+
+	callless bool // a claim's transaction is known, and no call of it
+}
+
+// KeyOf is what a key was made of.
+type KeyOf struct {
+	Tenant string `json:"tenant"`
+	Scope  string `json:"scope"`
+	Topic  string `json:"topic"` // empty: the id counts for the whole scope
+	ID     string `json:"id"`
+	Replay int64  `json:"replay"` // 0: none
+}
+
+// RingMemory is how long a ring of keys remembers.
+type RingMemory struct {
+	Ring        string   `json:"ring"`
+	Horizon     *float64 `json:"horizon_seconds"`      // nil: for ever
+	CompleteFor float64  `json:"complete_for_seconds"` // for how long it has held every key
+}
+
+// ExplainKey returns what the database holds of a key, on one snapshot. An id that counts within a
+// topic of which there are several is ErrInvalid unless the question says which.
+//
+// It reads one row of each segment of the rings of keys, at most ExplainLimit calls of each
+// claiming transaction, and the rows that are stored under the key by their indexes. It looks for
+// webhooks in the ids of the claim's time, or in all of them if nothing bounds the time, for at
+// most CountLimit; and for rows that are parked under the key in onlyonce.parked as a whole.
+func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
+	r := &KeyReport{Claims: []Claim{}, Calls: []ExplainedCall{}, NotKnown: []string{}}
+	if err := r.of(&q); err != nil {
+		return nil, err
+	}
+	if err := snapshot(ctx, db, func(tx pgx.Tx) error {
+		if r.Of != nil {
+			if err := r.Of.resolve(ctx, tx, q.Topic); err != nil {
+				return err
+			}
+			r.Key = r.Of.key().String()
+			if endpoint := q.endpoint(); endpoint != "" && q.Provider == "" {
+				if err := r.ofSender(ctx, tx, endpoint, q.CountLimit); err != nil {
+					return err
+				}
+			}
+		}
+		return r.read(ctx, tx, q.CountLimit)
+	}); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// of checks the question and begins the answer.
+func (r *KeyReport) of(q *KeyQuestion) error {
+	switch {
+	case q.Key == "" && q.ID == "":
+		return failf(ErrInvalid, "the key must not be empty")
+	case q.Key != "" && q.ID != "":
+		return failf(ErrInvalid, "a stored key and an id: ask for one of the two")
+	case q.ID != "" && q.Scope == "":
+		return failf(ErrInvalid, "the scope must not be empty: it says whose id it is")
+	case q.Provider != "" && q.endpoint() == "":
+		return failf(ErrInvalid, "-provider goes with -scope webhook/ENDPOINT")
+	case q.ID != "":
+		r.Of = &KeyOf{Tenant: q.Tenant, Scope: q.Scope, ID: q.ID, Replay: int64(q.Replay)}
+		if q.Provider != "" {
+			r.Of.ID = q.endpoint() + "/" + q.Provider + "/" + q.ID
+		}
+		return nil
+	}
+	key, err := uuid.Parse(q.Key)
+	if err != nil {
+		return failf(ErrInvalid, "%q is no UUID, and so no stored key: say whose id it is with -scope", q.Key)
+	}
+	r.Key = key.String()
+	return nil
+}
+
+// endpoint is the endpoint whose webhooks are asked for, "" if none.
+func (q *KeyQuestion) endpoint() string {
+	endpoint, is := strings.CutPrefix(q.Scope, "webhook/")
+	if !is {
+		return ""
+	}
+	return endpoint
+}
+
+// key is the stored form of the id.
+func (o *KeyOf) key() uuid.UUID {
+	return dedupe.Key{Tenant: o.Tenant, Scope: o.Scope, Topic: o.Topic, ID: o.ID, Replay: int32(o.Replay)}.Hash()
+}
+
+// resolve finds out whether the id counts within a topic, and within which.
+func (o *KeyOf) resolve(ctx context.Context, tx pgx.Tx, topic string) error {
+	row, err := readScope(ctx, tx, o.Scope)
+	switch {
+	case err != nil || row == nil || !row.within():
+		return err
+	case topic == "" && len(row.Topics) == 1:
+		topic = row.Topics[0]
+	case topic == "":
+		return failf(ErrInvalid, "ids of scope %s count within their topic", o.Scope).but("say with -topic which (%s)", strings.Join(row.Topics, ", "))
+	}
+	if topic != row.Home {
+		o.Topic = topic
+	}
+	return nil
+}
+
+func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
+	claims, err := collect[claimRow](ctx, tx, claimsSQL, r.Key)
+	if err != nil {
+		return err
+	}
+	var after, before *time.Time // of a webhook's claim
+	seen := map[int64]bool{}
+	for i := range claims {
+		c := claims[i].claim()
+		r.Claims = append(r.Claims, c)
+		r.Claimed = r.Claimed || c.Remembered
+		if c.Ring == ring.KeysClock().Name {
+			after, before = c.ClaimedAfter, c.ClaimedBefore
+		}
+		if c.Transaction == nil || seen[c.Transaction.Xid] {
+			continue
+		}
+		seen[c.Transaction.Xid] = true
+		calls, err := callsOf(ctx, tx, c.Transaction)
+		if err != nil {
+			return err
+		}
+		r.callless = r.callless || len(calls) == 0
+		r.Calls = append(r.Calls, calls...)
+	}
+	if err := r.readCopies(ctx, tx); err != nil {
+		return err
+	}
+	for i := range r.Calls {
+		r.Calls[i].derive(r.Of)
+	}
+	if r.Webhooks, err = collectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, r.Key, after, before); err != nil {
+		return err
+	}
+	for i := range r.Webhooks {
+		utc(&r.Webhooks[i].ClaimedAt)
+	}
+	if r.Call, err = readStored(ctx, tx, r.Key); err != nil {
+		return err
+	}
+	if r.Parked, _, err = readParked(ctx, tx, ParkedListFilter{Key: r.Key, Limit: ExplainLimit}); err != nil {
+		return err
+	}
+	requests, _, err := readRequests(ctx, tx, RequestFilter{All: true, ID: r.Key, Limit: 1})
+	if err != nil {
+		return err
+	}
+	if len(requests) > 0 {
+		r.Request = &requests[0]
+	}
+	if r.Memory, err = readMemory(ctx, tx); err != nil {
+		return err
+	}
+	r.leaveOpen()
+	return nil
+}
+
+// leaveOpen says what the answer does not know.
+func (r *KeyReport) leaveOpen() {
+	open := func(format string, args ...any) { r.NotKnown = append(r.NotKnown, fmt.Sprintf(format, args...)) }
+	if len(r.Claims) == 0 {
+		open("whether the key was claimed before what the rings remember, or by a transaction that has not committed")
+	}
+	if len(r.Claims) > 0 {
+		open("at which position the message stood: a key is not stored with one")
+	}
+	for _, c := range r.Calls {
+		if c.Derived == nil {
+			open("which of the transaction's calls this message asked for, where derived is not yes: a batch is one transaction, and Call.ID is hashed")
+			break
+		}
+	}
+	if r.callless {
+		// Calls bear the number of the transaction, rows that of the savepoint they were written
+		// in, and nothing leads from this to that.
+		open("which calls the transaction enqueued, if it claimed the key within a savepoint: the claim bears the savepoint's number then, and calls bear the transaction's")
+	}
+	if len(r.Claims) > 0 {
+		open("calls that another transaction enqueued for it, such as a replay, and calls whose segment of the log was emptied")
+	}
+	if r.Webhooks == nil {
+		open("whether a webhook's receiver noted it: looking took too long")
+	}
+}
+
+// readMemory reads since when the rings hold every key. A segment is emptied whole, so they do
+// since the oldest of those that are asked was opened.
+func readMemory(ctx context.Context, tx pgx.Tx) ([]RingMemory, error) {
+	rings, err := readKeyRings(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	var all []RingMemory
+	for _, k := range rings {
+		m := RingMemory{Ring: k.Ring, Horizon: k.Horizon}
+		for _, s := range k.Segments {
+			if s.State != "current" && s.State != "draining" && s.State != "closed" {
+				continue
+			}
+			if s.Opened != nil {
+				m.CompleteFor = max(m.CompleteFor, *s.Opened)
+			}
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}

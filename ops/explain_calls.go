@@ -1,0 +1,72 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
+)
+
+// sinksOfLog finds each sink that has calls in the log; its last row is null. By the index
+// outbox_log_new, one look for each.
+const sinksOfLog = `
+with recursive of_log as (
+  (select r.sink from onlyonce.outbox_log r order by r.sink limit 1)
+  union all
+  select (select r.sink from onlyonce.outbox_log r where r.sink > s.sink order by r.sink limit 1) from of_log s where s.sink is not null)`
+
+// callsOfSQL lists the calls that a transaction wrote. In: its number, how many. By the index
+// outbox_log_new, one look for each lane of each sink.
+const callsOfSQL = sinksOfLog + `
+select c.id, c.key::text as key, c.sink, c.name, c.tenant, c.scope, c.state, c.parked_id, c.created_at
+  from of_log s cross join generate_series(0, 15) n(lane)
+  join onlyonce.outbox_log r on r.sink = s.sink and r.lane = n.lane and r.xid = ($1::bigint)::text::xid8
+  join onlyonce.calls c on c.key = r.key and c.id = r.id
+ order by c.id limit $2`
+
+// ExplainedCall is a call that the transaction of a message enqueued.
+type ExplainedCall struct {
+	ID     int64  `json:"id"`
+	Key    string `json:"key"` // the idempotency key
+	Sink   string `json:"sink"`
+	Name   string `json:"name"`
+	Tenant string `json:"tenant"`
+	Scope  string `json:"scope"`
+	// State is pending, delivered, waiting, retrying, blocked, reconcile or discarded.
+	State     string    `json:"state"`
+	ParkedID  *int64    `json:"parked_id"` // its row of onlyonce.parked, if it was parked
+	CreatedAt time.Time `json:"created_at"`
+	// Derived is true if its key derives from the message. Nil: that cannot be known.
+	Derived *bool `json:"derived" db:"-"`
+}
+
+// callsOf lists the calls of a transaction.
+func callsOf(ctx context.Context, tx pgx.Tx, x *Transaction) ([]ExplainedCall, error) {
+	calls, err := collect[ExplainedCall](ctx, tx, callsOfSQL, x.Xid, ExplainLimit)
+	for i := range calls {
+		utc(&calls[i].CreatedAt)
+	}
+	return calls, err
+}
+
+// derive says whether the call's key is that of the message's call of that name without an id.
+// Calls with an id cannot be recognised.
+func (c *ExplainedCall) derive(of *KeyOf) {
+	if of == nil || of.Tenant != c.Tenant || of.Scope != c.Scope {
+		return
+	}
+	for _, replay := range []int32{0, int32(of.Replay)} {
+		c.derived(dedupe.Origin{Tenant: of.Tenant, Scope: of.Scope, Topic: of.Topic, ID: of.ID, Replay: replay})
+	}
+}
+
+func (c *ExplainedCall) derived(o dedupe.Origin) {
+	if uuid.UUID(codec.Call(append(o.Fields(), c.Sink, c.Name, "")...)).String() == c.Key {
+		yes := true
+		c.Derived = &yes
+	}
+}

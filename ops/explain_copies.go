@@ -1,0 +1,80 @@
+package ops
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// copiesSQL reads what makes a copy a duplicate besides the rings. In: key; of a key in a replay
+// the key of the first handling, else null. One row. parked: a message or an event of the key is
+// parked and not settled, which claims ask after both rings (K7). first: the same of the other key,
+// which a consumer asks in a replay. stored: a call of the key is in the log, or parked and not
+// settled, which onlyonce.enqueue_calls asks. By the indexes parked_key_unresolved and
+// outbox_log_key.
+const copiesSQL = `
+select exists (select from onlyonce.parked p
+                where p.kind in ('message', 'event') and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict') as parked,
+       exists (select from onlyonce.parked p
+                where p.kind in ('message', 'event') and p.key = $2::uuid and p.settled_at is null and p.reason <> 'conflict') as first,
+       exists (select from onlyonce.outbox_log r where r.key = $1::uuid)
+         or exists (select from onlyonce.parked p where p.kind = 'call' and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict') as stored`
+
+// copyRow is what is stored of a key besides its claims.
+type copyRow struct {
+	Parked, First, Stored bool
+}
+
+// Why a copy is a duplicate.
+const (
+	BecauseRemembered = "remembered" // the ring holds the key
+	BecauseParked     = "parked"     // a row of the key is parked and not settled
+	BecauseStored     = "stored"     // the call is stored
+)
+
+// Copy is what a copy would be that comes now and is claimed in one ring. The rings do not know
+// each other's keys (K3).
+type Copy struct {
+	// Ring is the ring that the claim asks: consumers ask the one, webhooks, dedupe.Claim and calls
+	// that are enqueued outside of consumers ask the other.
+	Ring      string  `json:"ring"`
+	Duplicate bool    `json:"duplicate"`
+	Because   *string `json:"because"` // BecauseRemembered, BecauseParked or BecauseStored; nil: it is new
+}
+
+// readCopies judges copies. The claims must have been read.
+func (r *KeyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
+	var first *string
+	if r.Of != nil && r.Of.Replay > 0 {
+		ordinary := *r.Of
+		ordinary.Replay = 0
+		s := ordinary.key().String()
+		first = &s
+	}
+	rows, err := collect[copyRow](ctx, tx, copiesSQL, r.Key, first)
+	if err != nil {
+		return err
+	}
+	for _, which := range []string{ring.KeysLog().Name, ring.KeysClock().Name} {
+		r.Copies = append(r.Copies, r.judgeCopy(which, rows[0]))
+	}
+	return nil
+}
+
+func (r *KeyReport) judgeCopy(which string, is copyRow) Copy {
+	because := ""
+	switch {
+	case slices.ContainsFunc(r.Claims, func(c Claim) bool { return c.Ring == which && c.Remembered }):
+		because = BecauseRemembered
+	case is.Parked, is.First && which == ring.KeysLog().Name:
+		because = BecauseParked
+	case is.Stored && which == ring.KeysClock().Name:
+		because = BecauseStored
+	default:
+		return Copy{Ring: which}
+	}
+	return Copy{Ring: which, Duplicate: true, Because: &because}
+}

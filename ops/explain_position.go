@@ -1,0 +1,218 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+)
+
+// movedSQL finds the batch that moved a cursor past an offset. In: cursor, run, offset. One row, or
+// none if it was pruned. By the primary key.
+var movedSQL = `
+select p.from_offset, p.next_offset, ` + transactionOf("p.xmin", "n.xid") + `
+  from (select q.xmin, q.from_offset, q.next_offset from onlyonce.progress q
+         where q.cursor_id = $1 and q.run = $2 and q.from_offset <= $3 order by q.from_offset desc limit 1) p,
+       (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) n
+ where p.next_offset > $3`
+
+// runStartSQL reads where the present run of a cursor began. In: cursor. By the primary key.
+const runStartSQL = `select run_start from onlyonce.cursors where id = $1`
+
+// eventSQL finds an event of the event log. In: topic, partition, offset. By the unique index of
+// each segment.
+const eventSQL = `
+select l.id, l.tenant, l.appended_at, l.erased_at
+  from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id and l.partition = $2 and l."offset" = $3 where s.topic = $1`
+
+// PositionQuestion names a position: an offset of a partition.
+type PositionQuestion struct {
+	Topic     string // required
+	Partition int32
+	Offset    int64
+	Scope     string // only the cursor and the parked rows of this scope; empty: all
+}
+
+// PositionReport is what the database holds of a position.
+type PositionReport struct {
+	Topic     string            `json:"topic"`
+	Partition int32             `json:"partition"`
+	Offset    int64             `json:"offset"`
+	Cursors   []ExplainedCursor `json:"cursors"`
+	Parked    []ParkedItem      `json:"parked"`    // of that position, newest first, at most ExplainLimit
+	Event     *ExplainedEvent   `json:"event"`     // if the topic is a stream of the event log
+	NotKnown  []string          `json:"not_known"` // what the answer leaves open, a sentence each
+}
+
+// Where an offset is, seen from a cursor.
+const (
+	OffsetHandled     = "handled"      // applied, or a duplicate, or parked, or no message
+	OffsetReplaying   = "replaying"    // to be handled once more, in the replay that is under way
+	OffsetAhead       = "ahead"        // still to be handled
+	OffsetEarlierRun  = "earlier-run"  // below where the position was set: the cursor does not say
+	OffsetBeforeStart = "before-start" // below where the cursor began
+)
+
+// ExplainedCursor is what a cursor says of an offset.
+type ExplainedCursor struct {
+	Scope    string `json:"scope"`
+	Position int64  `json:"position"`
+	State    string `json:"state"`  // see [Cursor.State]
+	Offset   string `json:"offset"` // OffsetHandled, OffsetAhead and so on
+	Means    string `json:"means"`  // the same in a sentence
+	// Moved is the batch that moved the position past the offset. Nil: none has, or it was pruned.
+	Moved *Moved          `json:"moved"`
+	Calls []ExplainedCall `json:"calls"` // calls of that transaction, at most ExplainLimit
+}
+
+// Moved is a committed batch.
+type Moved struct {
+	From        int64        `json:"from_offset"` // its first offset
+	Next        int64        `json:"next_offset"` // the position after it
+	Transaction *Transaction `json:"transaction"` // nil: not known any more
+}
+
+type movedRow struct {
+	FromOffset, NextOffset int64
+	Xid                    *int64
+	XactStatus             *string
+	CommittedAt            *time.Time
+}
+
+// ExplainedEvent is an event of the event log, without its body.
+type ExplainedEvent struct {
+	ID         string     `json:"id"`
+	Tenant     string     `json:"tenant"`
+	AppendedAt time.Time  `json:"appended_at"`
+	ErasedAt   *time.Time `json:"erased_at"` // nil: its body was not erased
+}
+
+// ExplainPosition returns what the database holds of a position, on one snapshot.
+//
+// It reads one cursor and one row of onlyonce.progress for each scope of the partition, at most
+// ExplainLimit calls of each, the event by its index, and onlyonce.parked as a whole.
+func ExplainPosition(ctx context.Context, db DB, q PositionQuestion) (*PositionReport, error) {
+	switch {
+	case q.Topic == "":
+		return nil, failf(ErrInvalid, "the topic must not be empty")
+	case q.Partition < 0:
+		return nil, failf(ErrInvalid, "the partition must not be below 0")
+	case q.Offset < 0:
+		return nil, failf(ErrInvalid, "the offset must not be below 0")
+	}
+	r := &PositionReport{Topic: q.Topic, Partition: q.Partition, Offset: q.Offset, Cursors: []ExplainedCursor{}, NotKnown: []string{}}
+	if err := snapshot(ctx, db, func(tx pgx.Tx) error { return r.read(ctx, tx, q.Scope) }); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *PositionReport) read(ctx context.Context, tx pgx.Tx, scope string) error {
+	cursors, err := readCursors(ctx, tx, CursorFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition})
+	if err != nil {
+		return err
+	}
+	for i := range cursors {
+		e, err := explainCursor(ctx, tx, &cursors[i], r.Offset)
+		if err != nil {
+			return err
+		}
+		r.Cursors = append(r.Cursors, *e)
+	}
+	if r.Parked, _, err = readParked(ctx, tx, ParkedListFilter{Scope: scope, Topic: r.Topic, Partition: &r.Partition, Offset: &r.Offset, Limit: ExplainLimit}); err != nil {
+		return err
+	}
+	events, err := collect[ExplainedEvent](ctx, tx, eventSQL, r.Topic, r.Partition, r.Offset)
+	if err != nil {
+		return err
+	}
+	if len(events) > 0 {
+		r.Event = &events[0]
+		utcs(&r.Event.AppendedAt, r.Event.ErasedAt)
+	}
+	if r.Event == nil {
+		r.NotKnown = append(r.NotKnown, "which key the message at this position has, and so whether it was applied or was a duplicate: keys are not stored by position. Read its id in the topic, and run onlyonce explain ID -scope SCOPE")
+	}
+	if len(r.Cursors) > 0 {
+		r.NotKnown = append(r.NotKnown, "whether there is a message at this offset: control records, aborted and compacted ones have offsets too")
+	}
+	return nil
+}
+
+// explainCursor says what a cursor means for an offset.
+func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*ExplainedCursor, error) {
+	e := &ExplainedCursor{Scope: c.Scope, Position: c.Position, State: c.State(), Calls: []ExplainedCall{}}
+	var runStart int64
+	if err := tx.QueryRow(ctx, runStartSQL, c.ID).Scan(&runStart); err != nil {
+		return nil, err
+	}
+	e.Offset, e.Means = judgeOffset(c, offset, runStart)
+	rows, err := collect[movedRow](ctx, tx, movedSQL, c.ID, c.Run, offset)
+	if err != nil || len(rows) == 0 {
+		return e, err
+	}
+	m := rows[0]
+	e.Moved = &Moved{From: m.FromOffset, Next: m.NextOffset, Transaction: transactionFrom(m.Xid, m.XactStatus, m.CommittedAt)}
+	if e.Moved.Transaction == nil {
+		return e, nil
+	}
+	calls, err := callsOf(ctx, tx, e.Moved.Transaction)
+	if err != nil {
+		return nil, err
+	}
+	at := dedupe.Position{Topic: c.Topic, Partition: c.Partition, Offset: offset}
+	if c.ClusterID != nil {
+		at.ClusterID = *c.ClusterID
+	}
+	if c.TopicID != nil {
+		if id, err := uuid.Parse(*c.TopicID); err == nil {
+			at.TopicID = id
+		}
+	}
+	for _, call := range calls {
+		call.derived(dedupe.Origin{Tenant: call.Tenant, Scope: call.Scope, Position: at})
+		e.Calls = append(e.Calls, call)
+	}
+	return e, nil
+}
+
+// judgeOffset says what a cursor's position means for an offset, in a word and in a sentence. The
+// run began at runStart; a replay is a run of its own.
+func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
+	switch {
+	case c.ReplayUntil != nil && c.ReplayResume != nil && offset >= c.Position && offset < *c.ReplayResume:
+		if offset < *c.ReplayUntil {
+			return OffsetReplaying, fmt.Sprintf("it was behind the cursor when replay %d began, and is to be handled once more in it", c.Replay)
+		}
+		return OffsetHandled, fmt.Sprintf("it was behind the cursor when replay %d began, and is not part of that", c.Replay)
+	case offset >= c.Position && c.RetiredAt != nil:
+		return OffsetAhead, "the cursor was retired before it came to it, and handles nothing any more"
+	case offset >= c.Position && c.AttemptOffset != nil && *c.AttemptOffset == offset:
+		return OffsetAhead, fmt.Sprintf("it is tried alone, and was tried %d times", c.Attempts)
+	case offset >= c.Position:
+		return OffsetAhead, "it is still to be handled"
+	case offset >= runStart && c.Replay > 0 && c.ReplayUntil != nil:
+		return OffsetHandled, fmt.Sprintf("it was handled once more in replay %d", c.Replay)
+	case offset >= runStart:
+		return OffsetHandled, "it was applied, or was a duplicate, or was parked, or there was nothing to hand over"
+	case c.Run == 0:
+		return OffsetBeforeStart, meansBeforeStart(c)
+	}
+	return OffsetEarlierRun, fmt.Sprintf("the position was set since, to %d, by an operator or with a cursor that was made anew: whether it was handled before that, or passed over, the cursor does not tell", runStart)
+}
+
+// meansBeforeStart says what is known of what lies below a cursor's first position: whether another
+// program or database may have handled it.
+func meansBeforeStart(c *Cursor) string {
+	switch c.StartPolicy {
+	case "adopted":
+		return "an operator had the cursor begin behind it, and it was not handled since: whether another database handled it before, or an earlier cursor in this one, the cursor does not tell"
+	case "committed":
+		return "the cursor began behind it, where the group's offset stood, and never handled it: whether the program that committed that offset did, the cursor does not tell"
+	}
+	return "the cursor began behind it, and never handled it"
+}

@@ -1,0 +1,100 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// idsOfEndpoints finds each endpoint that has ids of webhooks; its last row is null. By the index
+// webhook_ids_age, one look for each.
+const idsOfEndpoints = `
+with recursive of_ids as (
+  (select w.endpoint from onlyonce.webhook_ids w order by w.endpoint limit 1)
+  union all
+  select (select w.endpoint from onlyonce.webhook_ids w where w.endpoint > o.endpoint order by w.endpoint limit 1) from of_ids o where o.endpoint is not null)`
+
+// webhookSQL finds when a receiver claimed a key. In: key, from when, until when (null: any). By
+// the index webhook_ids_age within each endpoint; if no segment bounds the time it reads all, hence
+// a limit.
+const webhookSQL = idsOfEndpoints + `
+select w.endpoint, w.seen_at as claimed_at
+  from of_ids o join onlyonce.webhook_ids w on w.endpoint = o.endpoint
+ where w.key = $1 and w.seen_at >= coalesce($2::timestamptz, '-infinity') and w.seen_at <= coalesce($3::timestamptz, 'infinity')
+ order by w.seen_at`
+
+// ExplainedWebhook is an endpoint that has noted the key of a webhook.
+type ExplainedWebhook struct {
+	Endpoint  string    `json:"endpoint"`
+	ClaimedAt time.Time `json:"claimed_at"`
+}
+
+// providers are those of package webhook. Others name themselves (webhook.HMAC).
+var providers = []string{"github", "shopify", "slack", "standard", "stripe"}
+
+// providersSQL finds providers of an endpoint by what is stored of it: an event's id is
+// endpoint/provider/id. In: endpoint, scope. Of the stream the latest 1,000 events of each
+// partition, by the unique index of each segment; of what is parked by the index parked_position.
+const providersSQL = `
+select distinct split_part(i.id, '/', 2) as provider
+  from (select e.id from onlyonce.streams s cross join generate_series(0, s.partitions - 1) n
+         cross join lateral (select l.id from onlyonce.event_log l where l.stream = s.id and l.partition = n order by l."offset" desc limit 1000) e
+         where s.topic = 'webhook.' || $1::text
+        union all select p.event_id from onlyonce.parked p where p.kind = 'event' and p.scope = $2) i(id)
+ where starts_with(i.id, $1::text || '/') and split_part(i.id, '/', 2) <> ''`
+
+// ofSender turns the sender's id of a webhook into the one that its receiver claims:
+// endpoint/provider/id. What is stored shows which provider it is; if nothing of it is stored, the
+// answer is about the id as it was given.
+func (r *KeyReport) ofSender(ctx context.Context, tx pgx.Tx, endpoint string, limit time.Duration) error {
+	if strings.HasPrefix(r.Of.ID, endpoint+"/") {
+		return nil // it is in that form
+	}
+	type row struct{ Provider string }
+	found, err := collect[row](ctx, tx, providersSQL, endpoint, r.Of.Scope)
+	if err != nil {
+		return err
+	}
+	all := slices.Clone(providers)
+	for _, f := range found {
+		all = append(all, f.Provider)
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	for _, p := range all {
+		of := *r.Of
+		of.ID = endpoint + "/" + p + "/" + r.Of.ID
+		key := of.key().String()
+		is, err := r.stored(ctx, tx, key, limit)
+		if err != nil {
+			return err
+		}
+		if is {
+			r.Key, r.Of = key, &of
+			return nil
+		}
+	}
+	if is, err := r.stored(ctx, tx, r.Key, limit); is || err != nil {
+		return err
+	}
+	r.NotKnown = append(r.NotKnown, fmt.Sprintf("whether it came from another provider than %s: say which with -provider", strings.Join(all, ", ")))
+	return nil
+}
+
+// stored reports whether anything is stored under a webhook's key.
+func (r *KeyReport) stored(ctx context.Context, tx pgx.Tx, key string, limit time.Duration) (bool, error) {
+	claims, err := collect[claimRow](ctx, tx, claimsSQL, key)
+	if err != nil || len(claims) > 0 {
+		return len(claims) > 0, err
+	}
+	parked, _, err := readParked(ctx, tx, ParkedListFilter{Key: key, Limit: 1})
+	if err != nil || len(parked) > 0 {
+		return len(parked) > 0, err
+	}
+	noted, err := collectWithin[ExplainedWebhook](ctx, tx, limit, webhookSQL, key, nil, nil)
+	return len(noted) > 0, err
+}

@@ -1,0 +1,321 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// logSinksSQL lists every known sink: listed by a relay, with calls in the log, or parked. In: sink
+// (null: any). The log's are found by the index outbox_log_new, one look for each sink.
+const logSinksSQL = sinksOfLog + `
+select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as listed, k.paused_at, k.paused_by, k.pause_reason
+  from (select sink from of_log where sink is not null
+        union select name from onlyonce.sinks
+        union select sink from onlyonce.parked where kind = 'call' and settled_at is null and sink is not null) n
+  left join onlyonce.sinks k on k.name = n.sink
+ where $1::text is null or n.sink = $1
+ order by 1`
+
+// lanesSQL reads the lanes and who owns them, by the database's clock. In: sink (null: any). By the
+// index on (sink, lane).
+const lanesSQL = `
+select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true as held
+  from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
+ where $1::text is null or l.sink = $1 order by 1, 2`
+
+// waitingCallsSQL counts the calls of the log that no cursor has passed. In: sink (null: any). One
+// row for each lane (null: no relay lists the sink) and slot. By outbox_log_new, from the oldest
+// transaction on that the lane's cursor has not seen. in_pass: of those, how many the pass holds
+// that is under way. A row is never behind a cursor because it is parked: what parks it moves the
+// cursor.
+const waitingCallsSQL = `
+select l.sink, l.lane, p.slot, p.calls, p.in_pass, extract(epoch from clock_timestamp() - p.oldest)::float8 as age
+  from onlyonce.lanes l,
+       lateral (select r.slot, count(*) as calls, count(*) filter (where pg_visible_in_snapshot(r.xid, l.target)) as in_pass, min(r.created_at) as oldest
+                  from onlyonce.outbox_log r
+                 where r.sink = l.sink and r.lane = l.lane and r.xid >= pg_snapshot_xmin(l.prev) and not pg_visible_in_snapshot(r.xid, l.prev)
+                   and not (l.target is not null and pg_visible_in_snapshot(r.xid, l.target) and r.id <= l.last_id)
+                 group by r.slot) p
+ where $1::text is null or l.sink = $1
+union all
+select r.sink, null, r.slot, count(*), 0, extract(epoch from clock_timestamp() - min(r.created_at))::float8
+  from onlyonce.outbox_log r
+ where ($1::text is null or r.sink = $1) and not exists (select 1 from onlyonce.lanes l where l.sink = r.sink and l.lane = r.lane)
+ group by r.sink, r.slot
+ order by 1, 2, 3`
+
+// parkedCallsSQL counts the parked calls of each sink. In: sink (null: any). Reads the whole table,
+// which holds failures, without its bodies.
+const parkedCallsSQL = `
+select sink, state, count(*) as count, min(parked_at) as oldest
+  from onlyonce.parked where kind = 'call' and sink is not null and ($1::text is null or sink = $1)
+ group by 1, 2 order by 1, 2`
+
+// ringSQL reads the log's segments. The sizes hold indexes and bodies. behind: sinks, of any name,
+// with a lane whose cursor is older than the last transaction that may have written into a closed
+// segment. Whether it has seen all of those, the calls say.
+const ringSQL = `
+select s.slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
+                    when s.slot = any (r.closed) then 'closed' else 'free' end as state,
+       s.use_no, s.opened_at, s.closed_at, extract(epoch from clock_timestamp() - s.opened_at)::float8 as age,
+       pg_total_relation_size(format('onlyonce.outbox_log_%s', s.slot)::regclass) as bytes,
+       array(select distinct l.sink from onlyonce.lanes l where (s.slot = any (r.closed) or s.slot = r.retired) and pg_snapshot_xmax(l.prev) < s.bound order by 1)::text[] as behind
+  from onlyonce.rings r join onlyonce.segments s on s.ring = r.name
+ where r.name = 'outbox' order by s.slot`
+
+// sinkNamesSQL lists the sinks that a relay has listed. No more than a person reads.
+const sinkNamesSQL = `select name from onlyonce.sinks order by name limit 20`
+
+// OutboxSink is a sink: what is to be sent to it, and who sends.
+type OutboxSink struct {
+	Sink        string     `json:"sink"`
+	Listed      bool       `json:"listed"` // a relay has listed it; if none has, its calls wait
+	PausedAt    *time.Time `json:"paused_at"`
+	PausedBy    *string    `json:"paused_by"`
+	PauseReason *string    `json:"pause_reason"`
+	// Pending is how many calls of the log are to be sent. Nil: not counted.
+	Pending *int64        `json:"pending" db:"-"`
+	Age     *float64      `json:"oldest_age_seconds" db:"-"` // of the oldest of those; nil: none, or not counted
+	Parked  []ParkedCalls `json:"parked" db:"-"`
+	Lanes   []*OutboxLane `json:"lanes" db:"-"` // none if the sink is not listed
+}
+
+// OutboxLane is a sixteenth of a sink's calls.
+type OutboxLane struct {
+	Sink    string     `json:"-"`
+	Lane    int16      `json:"lane"`
+	Epoch   int64      `json:"epoch"`          // rises with each owner
+	Until   *time.Time `json:"until"`          // when the lease ends; nil: it was given back
+	Held    bool       `json:"held"`           // a relay holds the lease
+	Pending *int64     `json:"pending" db:"-"` // nil: not counted
+	InPass  *int64     `json:"in_pass" db:"-"` // of those, how many its relay is sending
+	Age     *float64   `json:"oldest_age_seconds" db:"-"`
+}
+
+// ParkedCalls counts the parked calls of a sink in one state.
+type ParkedCalls struct {
+	Sink   string    `json:"-"`
+	State  string    `json:"state"`
+	Count  int64     `json:"count"`
+	Oldest time.Time `json:"oldest"`
+}
+
+// waitingCalls are calls of one lane in one segment that no cursor has passed.
+type waitingCalls struct {
+	Sink   string
+	Lane   *int16 // nil: no relay lists the sink
+	Slot   int16
+	Calls  int64
+	InPass int64
+	Age    *float64
+}
+
+// OutboxSegment is a table of the outbox's log.
+type OutboxSegment struct {
+	Slot     int16      `json:"slot"`
+	State    string     `json:"state"` // current, draining, closed, retired or free
+	UseNo    int64      `json:"use_no"`
+	OpenedAt *time.Time `json:"opened_at"`
+	ClosedAt *time.Time `json:"closed_at"`
+	Age      *float64   `json:"age_seconds"` // since it was opened
+	Bytes    int64      `json:"bytes"`       // with indexes
+	// HeldBy says why the segment cannot be emptied, retention apart.
+	HeldBy []HeldBy `json:"held_by" db:"-"`
+	Behind []string `json:"-"`
+}
+
+// HeldBy is a sink that keeps a segment from being emptied.
+type HeldBy struct {
+	Sink  string `json:"sink"`
+	Lanes []int  `json:"lanes"` // whose calls are not sent; none if the sink is not listed
+	Calls int64  `json:"calls"` // of the sink in the segment, that are to be sent
+	Why   string `json:"why"`   // HeldBehind, HeldUnlisted or HeldCursor
+}
+
+// Why a segment is held.
+const (
+	HeldBehind   = "behind"   // calls of listed sinks are to be sent
+	HeldUnlisted = "unlisted" // no relay lists the sink
+	HeldCursor   = "cursor"   // nothing is to be sent, but the next pass is to be begun
+)
+
+// String says it in a sentence.
+func (h *HeldBy) String() string {
+	switch h.Why {
+	case HeldUnlisted:
+		return fmt.Sprintf("no relay lists sink %s (%d calls)", h.Sink, h.Calls)
+	case HeldCursor:
+		return fmt.Sprintf("cursors of sink %s are before it, with nothing to send: a relay moves them", h.Sink)
+	}
+	return fmt.Sprintf("sink %s is behind (%d calls in %d lanes)", h.Sink, h.Calls, len(h.Lanes))
+}
+
+// OutboxReport is what is to be sent, who sends it, and the segments of the outbox's log.
+type OutboxReport struct {
+	// Counted is false if counting pending calls took longer than CountLimit: then Pending, InPass
+	// and ages are nil, and HeldBy names only cursors.
+	Counted bool            `json:"counted"`
+	Sinks   []OutboxSink    `json:"sinks"` // by name
+	Ring    []OutboxSegment `json:"ring"`  // by slot
+}
+
+// OutboxQuestion is what [Outbox] is asked.
+type OutboxQuestion struct {
+	Sink       string        // only this sink; empty: all
+	CountLimit time.Duration // for how long pending calls are counted; 0: CountLimit of this package
+}
+
+// Outbox returns the state of the outbox, on one snapshot. A sink that is not known is ErrNotFound.
+//
+// It reads the rows of sinks, lanes and segments, of which there are few; the index entries of
+// calls that are to be sent, for at most CountLimit; and onlyonce.parked as a whole, without
+// bodies.
+func Outbox(ctx context.Context, db DB, q OutboxQuestion) (r *OutboxReport, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		r, err = readOutbox(ctx, tx, q)
+		return err
+	})
+	return r, err
+}
+
+func readOutbox(ctx context.Context, tx pgx.Tx, q OutboxQuestion) (*OutboxReport, error) {
+	r, sink := &OutboxReport{}, orNull(q.Sink)
+	var err error
+	if r.Sinks, err = collect[OutboxSink](ctx, tx, logSinksSQL, sink); err != nil {
+		return nil, err
+	}
+	if len(r.Sinks) == 0 && sink != nil {
+		return nil, unknownSink(ctx, tx, *sink)
+	}
+	lanes, err := collect[OutboxLane](ctx, tx, lanesSQL, sink)
+	if err != nil {
+		return nil, err
+	}
+	parked, err := collect[ParkedCalls](ctx, tx, parkedCallsSQL, sink)
+	if err != nil {
+		return nil, err
+	}
+	if r.Ring, err = collect[OutboxSegment](ctx, tx, ringSQL); err != nil {
+		return nil, err
+	}
+	waiting, err := collectWithin[waitingCalls](ctx, tx, q.CountLimit, waitingCallsSQL, sink)
+	if err != nil {
+		return nil, err
+	}
+	r.Counted = waiting != nil
+
+	for i := range r.Sinks {
+		s := &r.Sinks[i]
+		utc(s.PausedAt)
+		s.Parked, s.Lanes = []ParkedCalls{}, []*OutboxLane{}
+		for j := range lanes {
+			if l := &lanes[j]; l.Sink == s.Sink {
+				utc(l.Until)
+				s.Lanes = append(s.Lanes, l)
+			}
+		}
+		for _, p := range parked {
+			if p.Sink == s.Sink {
+				utc(&p.Oldest)
+				s.Parked = append(s.Parked, p)
+			}
+		}
+		if r.Counted {
+			s.count(waiting)
+		}
+	}
+	for i := range r.Ring {
+		g := &r.Ring[i]
+		utc(g.OpenedAt)
+		utc(g.ClosedAt)
+		g.judge(waiting, sink)
+	}
+	return r, nil
+}
+
+// count adds up what waits of the sink.
+func (s *OutboxSink) count(waiting []waitingCalls) {
+	older := func(age **float64, than *float64) {
+		if than != nil && (*age == nil || **age < *than) {
+			*age = than
+		}
+	}
+	s.Pending = new(int64)
+	for _, l := range s.Lanes {
+		l.Pending, l.InPass = new(int64), new(int64)
+	}
+	for i := range waiting {
+		w := &waiting[i]
+		if w.Sink != s.Sink {
+			continue
+		}
+		*s.Pending += w.Calls
+		older(&s.Age, w.Age)
+		for _, l := range s.Lanes {
+			if w.Lane != nil && *w.Lane == l.Lane {
+				*l.Pending += w.Calls
+				*l.InPass += w.InPass
+				older(&l.Age, w.Age)
+			}
+		}
+	}
+}
+
+// judge finds what keeps the segment from being emptied. The current one and those that are free
+// wait for nothing.
+func (g *OutboxSegment) judge(waiting []waitingCalls, sink *string) {
+	g.HeldBy = []HeldBy{}
+	if g.State == "current" || g.State == "free" {
+		return
+	}
+	find := func(sink string) *HeldBy {
+		for i := range g.HeldBy {
+			if g.HeldBy[i].Sink == sink {
+				return &g.HeldBy[i]
+			}
+		}
+		return nil
+	}
+	for _, w := range waiting {
+		if w.Slot != g.Slot {
+			continue
+		}
+		h := find(w.Sink)
+		if h == nil {
+			g.HeldBy = append(g.HeldBy, HeldBy{Sink: w.Sink, Lanes: []int{}, Why: HeldUnlisted})
+			h = &g.HeldBy[len(g.HeldBy)-1]
+		}
+		h.Calls += w.Calls
+		if w.Lane != nil {
+			h.Why, h.Lanes = HeldBehind, append(h.Lanes, int(*w.Lane))
+		}
+	}
+	for _, behind := range g.Behind {
+		if find(behind) == nil && (sink == nil || *sink == behind) {
+			g.HeldBy = append(g.HeldBy, HeldBy{Sink: behind, Lanes: []int{}, Why: HeldCursor})
+		}
+	}
+}
+
+// unknownSink names the sinks there are.
+func unknownSink(ctx context.Context, tx pgx.Tx, name string) error {
+	type one struct{ Name string }
+	known, err := collect[one](ctx, tx, sinkNamesSQL)
+	if err != nil {
+		return err
+	}
+	if len(known) == 0 {
+		return failf(ErrNotFound, "-sink: there is no sink %q: no relay has listed one yet", name)
+	}
+	text := ""
+	for i, k := range known {
+		if i > 0 {
+			text += ", "
+		}
+		text += k.Name
+	}
+	return failf(ErrNotFound, "-sink: there is no sink %q: relays have listed %s", name, text)
+}

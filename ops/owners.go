@@ -1,0 +1,79 @@
+package ops
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// ownersSQL lists the consumer processes that have written what they know of their partitions, by
+// scope. A process that was killed leaves its row for a day.
+const ownersSQL = `
+select scope, host, pid, started_at, seen_at, extract(epoch from clock_timestamp() - seen_at)::float8 as seen_age_seconds, partitions
+  from onlyonce.owners order by scope, host, pid, started_at`
+
+// SilentAfter is the age from which a process's row says nothing of the present: a process writes
+// one every 10 seconds.
+const SilentAfter = 30 * time.Second
+
+// Owner is a consumer process, as it has described itself.
+type Owner struct {
+	Scope          string    `json:"scope"`
+	Host           string    `json:"host"`
+	PID            int32     `json:"pid"`
+	StartedAt      time.Time `json:"started_at"`
+	SeenAt         time.Time `json:"seen_at"`          // when it described itself last
+	SeenAgeSeconds float64   `json:"seen_age_seconds"` // by the database's clock
+
+	Partitions []OwnedPartition `json:"partitions"` // that it owns in this database
+}
+
+// Silent reports whether the process has not been heard of for SilentAfter: it was killed, or
+// cannot reach the database.
+func (o *Owner) Silent() bool { return o.SeenAgeSeconds > SilentAfter.Seconds() }
+
+// OwnedPartition is a partition as its owner sees it. Ages are in seconds at Owner.SeenAt.
+type OwnedPartition struct {
+	Topic         string   `json:"topic"`
+	Partition     int32    `json:"partition"`
+	Epoch         int64    `json:"epoch"`
+	Position      int64    `json:"position"`
+	HighWatermark int64    `json:"high_watermark"` // the log's end
+	Lag           int64    `json:"lag"`            // messages between the position and the log's end
+	LastStable    int64    `json:"last_stable"`    // offset below which every Kafka transaction has ended
+	WaitingFor    float64  `json:"waiting_for,omitempty"`
+	Paused        bool     `json:"paused,omitempty"`
+	Halted        string   `json:"halted,omitempty"` // the reason of a halt; empty: it is not halted
+	Detail        string   `json:"detail,omitempty"` // of the halt, at most 512 bytes
+	HaltedFor     float64  `json:"halted_for,omitempty"`
+	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none since the process owns it
+}
+
+// ownerRow is a row of onlyonce.owners.
+type ownerRow struct {
+	Scope             string
+	Host              string
+	PID               int32
+	StartedAt, SeenAt time.Time
+	SeenAgeSeconds    float64
+	Partitions        json.RawMessage
+}
+
+func readOwners(ctx context.Context, tx pgx.Tx) ([]Owner, error) {
+	rows, err := collect[ownerRow](ctx, tx, ownersSQL)
+	if err != nil {
+		return nil, err
+	}
+	owners := make([]Owner, len(rows))
+	for i, r := range rows {
+		owners[i] = Owner{Scope: r.Scope, Host: r.Host, PID: r.PID, StartedAt: r.StartedAt, SeenAt: r.SeenAt, SeenAgeSeconds: r.SeenAgeSeconds}
+		utcs(&owners[i].StartedAt, &owners[i].SeenAt)
+		if err := json.Unmarshal(r.Partitions, &owners[i].Partitions); err != nil {
+			return nil, fmt.Errorf("onlyonce.owners.partitions of %s, pid %d: %w", r.Host, r.PID, err)
+		}
+	}
+	return owners, nil
+}

@@ -1,0 +1,200 @@
+package ops
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// parkedDetailSQL reads one row whole. In: id, whether with its body. One row, or none. By the
+// primary key; its place among the unsettled rows of its ordering key by the partial index
+// parked_order.
+const parkedDetailSQL = `
+select p.id, p.kind, p.state, p.reason, p.error, p.attempts, p.next_attempt_at, p.tenant, p.scope, p.key::text as key, p.event_id,
+       p.topic, p.partition, p."offset", p.cluster_id, p.topic_id::text as topic_id, p.record_time, p.log_append_time, p.record_key,
+       p.header_names, p.header_values, p.sink, p.call_name as name, p.method, p.target, p.replay_no as replay, p.replay_resend,
+       p.parked_at, p.settled_at, p.order_key::text as order_key, coalesce(o.ahead, 0) as ahead, coalesce(o.behind, 0) as behind, h.id as head,
+       octet_length(coalesce(p.body, c.body)) as body_bytes, p.body_of, p.row_id, p.lane, p.first_attempt_at, p.erased_at, p.capture, p.sealed,
+       p.sealed_as::text as sealed_as, p.trace, p.response_status,
+       p.response_headers, octet_length(p.response_body) as response_bytes,
+       case when $2::boolean then coalesce(p.body, c.body) end as body, case when $2::boolean then p.response_body end as response_body
+  from onlyonce.parked p
+  left join onlyonce.parked c on c.id = p.body_of
+  left join lateral (
+    select count(*) filter (where (f.partition, f."offset") < (p.partition, p."offset")) as ahead,
+           count(*) filter (where (f.partition, f."offset") > (p.partition, p."offset")) as behind
+      from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null) o on true
+  left join lateral (
+    select f.id from onlyonce.parked f
+     where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset")
+     order by f.partition, f."offset" limit 1) h on true
+ where p.id = $1`
+
+// parkedWhole is a parked row as the database has it.
+type parkedWhole struct {
+	ID            int64
+	Kind          string
+	State         string
+	Reason        string
+	Error         string
+	Attempts      int32
+	NextAttemptAt *time.Time
+	Tenant        string
+	Scope         string
+	Key           *string
+	EventID       *string
+	Topic         *string
+	Partition     *int32
+	Offset        *int64
+	ClusterID     *string
+	TopicID       *string
+	RecordTime    *time.Time
+	LogAppendTime bool
+	RecordKey     []byte
+	HeaderNames   [][]byte
+	HeaderValues  [][]byte
+	Sink          *string
+	Name          *string
+	Method        *string
+	Target        *string
+	Replay        int32
+	ReplayResend  bool
+	ParkedAt      time.Time
+	SettledAt     *time.Time
+	OrderKey      *string
+	Ahead         int64
+	Behind        int64
+	Head          *int64
+	BodyBytes     *int32
+	BodyOf        *int64
+	Body          []byte
+
+	RowID           *int64
+	Lane            *int16
+	FirstAttemptAt  *time.Time
+	ErasedAt        *time.Time
+	Capture         bool
+	Sealed          bool
+	SealedAs        *string
+	Trace           *string
+	ResponseStatus  *int32
+	ResponseHeaders *string
+	ResponseBytes   *int32
+	ResponseBody    []byte
+}
+
+// ParkedHeader is a header of a parked message or call.
+type ParkedHeader struct {
+	Name  string `json:"name"` // bytes that are not UTF-8 are replaced
+	Value Octets `json:"value"`
+}
+
+// ParkedDetail is everything that is known of one parked row. A nil pointer means: not known, or
+// none.
+type ParkedDetail struct {
+	ID            int64      `json:"id"`
+	Kind          string     `json:"kind"`  // message, call or event
+	State         string     `json:"state"` // waiting, retrying, blocked, reconcile, resolved or discarded
+	Reason        string     `json:"reason"`
+	Error         string     `json:"error"` // whole
+	Attempts      int32      `json:"attempts"`
+	NextAttemptAt *time.Time `json:"next_attempt_at"` // in state retrying: when it is due
+	Tenant        string     `json:"tenant"`
+	Scope         string     `json:"scope"`
+	Key           *string    `json:"key"`      // as stored, a UUID
+	EventID       *string    `json:"event_id"` // of an event
+
+	// Of a message or event.
+	Topic         *string        `json:"topic"`
+	Partition     *int32         `json:"partition"`
+	Offset        *int64         `json:"offset"`
+	ClusterID     *string        `json:"cluster_id"`
+	TopicID       *string        `json:"topic_id"`
+	RecordTime    *time.Time     `json:"record_time"`
+	LogAppendTime bool           `json:"log_append_time"` // the broker set RecordTime, and not the producer
+	RecordKey     Octets         `json:"record_key"`
+	Headers       []ParkedHeader `json:"headers"`
+
+	// Of a call.
+	Sink   *string `json:"sink"`
+	Name   *string `json:"name"`
+	Method *string `json:"method"`
+	Target *string `json:"target"`
+
+	Replay       int32      `json:"replay"` // the replay in which the message was parked; 0: none
+	ReplayResend bool       `json:"replay_resend"`
+	ParkedAt     time.Time  `json:"parked_at"`
+	SettledAt    *time.Time `json:"settled_at"`
+
+	// OrderKey is the ordering key as stored. Ahead and Behind count its unsettled rows before and
+	// after this one; Head is the first of those before.
+	OrderKey *string `json:"order_key"`
+	Ahead    int64   `json:"ahead"`
+	Behind   int64   `json:"behind"`
+	Head     *int64  `json:"head"`
+
+	// Of a call: its id and lane in the log of the outbox, since when the remote may know its key,
+	// when its body was erased, the key that its sealed body was sealed under if that is not Key,
+	// its trace context, and what a remote answered that has accepted it.
+	RowID        *int64          `json:"row_id"`
+	Lane         *int16          `json:"lane"`
+	FirstAttempt *time.Time      `json:"first_attempt_at"`
+	ErasedAt     *time.Time      `json:"erased_at"`
+	Capture      bool            `json:"capture"` // the answer is kept for RelayConfig.Complete
+	Sealed       bool            `json:"sealed"`
+	SealedAs     *string         `json:"sealed_as"`
+	Trace        *string         `json:"trace"`
+	Response     *ParkedResponse `json:"response"`
+
+	BodyBytes *int32 `json:"body_bytes"` // size of the body
+	// BodyOf is the row whose body this is, if a copy has none of its own (reason same-body).
+	BodyOf *int64 `json:"body_of"`
+	Body   Octets `json:"body,omitzero"` // nil unless it was asked for
+}
+
+// ParkedResponse is the answer of a remote that has accepted a call which is still to be completed.
+type ParkedResponse struct {
+	Status  *int32  `json:"status"`
+	Headers *string `json:"headers"`
+	Bytes   *int32  `json:"body_bytes"`
+	Body    Octets  `json:"body,omitzero"` // nil unless it was asked for
+}
+
+// ParkedByID returns one parked row whole, with its body if body is set: bodies may be private. It
+// returns nil if there is no such row. It reads that row, the row that has its body, and the
+// unsettled rows of its ordering key.
+func ParkedByID(ctx context.Context, db DB, id int64, body bool) (*ParkedDetail, error) {
+	var rows []parkedWhole
+	err := snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+		rows, err = collect[parkedWhole](ctx, tx, parkedDetailSQL, id, body)
+		return err
+	})
+	if err != nil || len(rows) == 0 {
+		return nil, err
+	}
+	return rows[0].detail(), nil
+}
+
+func (p *parkedWhole) detail() *ParkedDetail {
+	utcs(p.NextAttemptAt, p.FirstAttemptAt, p.ErasedAt, p.RecordTime, &p.ParkedAt, p.SettledAt)
+	d := &ParkedDetail{ID: p.ID, Kind: p.Kind, State: p.State, Reason: p.Reason, Error: p.Error, Attempts: p.Attempts,
+		NextAttemptAt: p.NextAttemptAt, Tenant: p.Tenant, Scope: p.Scope, Key: p.Key, EventID: p.EventID, Topic: p.Topic, Partition: p.Partition,
+		Offset: p.Offset, ClusterID: p.ClusterID, TopicID: p.TopicID, RecordTime: p.RecordTime, LogAppendTime: p.LogAppendTime,
+		RecordKey: p.RecordKey, Headers: []ParkedHeader{}, Sink: p.Sink, Name: p.Name, Method: p.Method, Target: p.Target,
+		Replay: p.Replay, ReplayResend: p.ReplayResend, ParkedAt: p.ParkedAt, SettledAt: p.SettledAt, OrderKey: p.OrderKey,
+		Ahead: p.Ahead, Behind: p.Behind, Head: p.Head, BodyBytes: p.BodyBytes, BodyOf: p.BodyOf, Body: p.Body, RowID: p.RowID, Lane: p.Lane,
+		FirstAttempt: p.FirstAttemptAt, ErasedAt: p.ErasedAt, Capture: p.Capture, Sealed: p.Sealed, SealedAs: p.SealedAs, Trace: p.Trace}
+	if p.ResponseStatus != nil {
+		d.Response = &ParkedResponse{p.ResponseStatus, p.ResponseHeaders, p.ResponseBytes, p.ResponseBody}
+	}
+	for i, n := range p.HeaderNames {
+		h := ParkedHeader{Name: strings.ToValidUTF8(string(n), "\uFFFD")}
+		if i < len(p.HeaderValues) {
+			h.Value = p.HeaderValues[i]
+		}
+		d.Headers = append(d.Headers, h)
+	}
+	return d
+}

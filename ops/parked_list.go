@@ -1,0 +1,92 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// parkedSQL lists parked rows, newest first. In: scope, kind, state (each may be null: any), how
+// many rows, sink, name, key, topic, partition, offset, reason, what the error begins with (null:
+// any), below which id (null: from the newest). Walks the primary key backwards until it has that
+// many. Bodies and headers are not read; errors are cut, they may be stacks.
+const parkedSQL = `
+select id, kind, state, reason, tenant, scope, topic, partition, "offset", sink, call_name as name,
+       attempts, left(error, 4000) as error, parked_at, settled_at
+  from onlyonce.parked
+ where ($1::text is null or scope = $1) and ($2::text is null or kind = $2) and ($3::text is null or state = $3)
+   and ($5::text is null or sink = $5) and ($6::text is null or call_name = $6)
+   and ($7::uuid is null or key = $7) and ($8::text is null or topic = $8) and ($9::integer is null or partition = $9) and ($10::bigint is null or "offset" = $10)
+   and ($11::text is null or reason = $11) and ($12::text is null or starts_with(error, $12)) and ($13::bigint is null or id < $13)
+ order by id desc limit $4`
+
+// ParkedItem is a message, call or event that was set aside. A nil pointer means: not known, or
+// none.
+type ParkedItem struct {
+	ID     int64  `json:"id"`
+	Kind   string `json:"kind"`  // message, call or event
+	State  string `json:"state"` // waiting, retrying, blocked, reconcile, resolved or discarded
+	Reason string `json:"reason"`
+	Tenant string `json:"tenant"`
+	Scope  string `json:"scope"`
+
+	// Topic, Partition and Offset are a message's or an event's.
+	Topic     *string `json:"topic"`
+	Partition *int32  `json:"partition"`
+	Offset    *int64  `json:"offset"`
+	// Sink and Name are a call's.
+	Sink *string `json:"sink"`
+	Name *string `json:"name"`
+
+	Attempts  int32      `json:"attempts"`
+	Error     string     `json:"error"` // its first line, at most 1,000 characters
+	ParkedAt  time.Time  `json:"parked_at"`
+	SettledAt *time.Time `json:"settled_at"` // when it was resolved or discarded
+}
+
+// ParkedListFilter picks parked rows. The zero value picks the newest DefaultLimit.
+type ParkedListFilter struct {
+	Scope       string // empty: any; this holds for each text below
+	Kind        string
+	State       string
+	Reason      string
+	ErrorPrefix string // what the error begins with
+	Sink, Name  string // of calls
+	Topic       string // of messages and events
+	Partition   *int32 // nil: any
+	Offset      *int64 // nil: any
+	Key         string // as stored, a UUID
+	Before      int64  // only rows with a lower id: the next page; 0: from the newest
+	Limit       int    // how many rows at most, up to MostLimit; 0: DefaultLimit
+}
+
+// Parked returns the parked rows that the filter picks, newest first, and whether there are more.
+// It reads rows of onlyonce.parked from the newest on until it has found Limit+1, without bodies
+// and headers: a filter that few rows match reads the table.
+func Parked(ctx context.Context, db DB, f ParkedListFilter) (rows []ParkedItem, more bool, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		rows, more, err = readParked(ctx, tx, f)
+		return err
+	})
+	return rows, more, err
+}
+
+func readParked(ctx context.Context, tx pgx.Tx, f ParkedListFilter) (rows []ParkedItem, more bool, err error) {
+	var before *int64
+	if f.Before > 0 {
+		before = &f.Before
+	}
+	rows, err = collect[ParkedItem](ctx, tx, parkedSQL, orNull(f.Scope), orNull(f.Kind), orNull(f.State), limitOf(f.Limit),
+		orNull(f.Sink), orNull(f.Name), orNull(f.Key), orNull(f.Topic), f.Partition, f.Offset, orNull(f.Reason), orNull(f.ErrorPrefix), before)
+	if err != nil {
+		return nil, false, err
+	}
+	rows, more = cut(rows, f.Limit)
+	for i := range rows {
+		r := &rows[i]
+		utcs(&r.ParkedAt, r.SettledAt)
+		r.Error = firstLine(r.Error, errorShown)
+	}
+	return rows, more, nil
+}

@@ -1,0 +1,84 @@
+package ops
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// CountLimit is for how long a question counts what may be many, if its own CountLimit is 0.
+const CountLimit = 5 * time.Second
+
+const (
+	// DefaultLimit is how many rows a list returns if its filter does not say.
+	DefaultLimit = 100
+	// MostLimit is how many rows a list returns at most.
+	MostLimit = 10_000
+	// errorShown is how many characters of an error a list returns: it may be a whole stack.
+	errorShown = 1000
+)
+
+// limitSQL bounds the statements that follow in the (sub)transaction.
+const limitSQL = `select set_config('statement_timeout', $1, true)`
+
+// collectWithin is collect for a query that may take long: nil if it took longer than limit. It
+// runs in a subtransaction, so that tx goes on either way.
+func collectWithin[T any](ctx context.Context, tx pgx.Tx, limit time.Duration, sql string, args ...any) (found []T, err error) {
+	if limit == 0 {
+		limit = CountLimit
+	}
+	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, limitSQL, guard.Millis(limit)); err != nil {
+			return err
+		}
+		found, err = collect[T](ctx, tx, sql, args...)
+		return err
+	})
+	if guard.SQLState(err) == "57014" { // query_canceled
+		return nil, nil
+	}
+	return found, err
+}
+
+// limitOf is how many rows a list reads: one more than it returns, to know whether there are more.
+func limitOf(limit int) int {
+	if limit <= 0 {
+		limit = DefaultLimit
+	}
+	return min(limit, MostLimit) + 1
+}
+
+// cut returns the rows that a list returns of those that it has read, and whether there are more.
+func cut[T any](rows []T, limit int) (kept []T, more bool) {
+	most := limitOf(limit) - 1
+	return rows[:min(len(rows), most)], len(rows) > most
+}
+
+// orNull is s as an argument of SQL; an empty filter is null, which picks any.
+func orNull(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// firstLine returns the first line of s, cut to limit characters.
+func firstLine(s string, limit int) string {
+	s, _, _ = strings.Cut(strings.TrimSpace(s), "\n")
+	s = strings.TrimSpace(s)
+	if r := []rune(s); len(r) > limit {
+		return string(r[:limit-1]) + "…"
+	}
+	return s
+}
+
+// utcs makes the times that JSON shows.
+func utcs(times ...*time.Time) {
+	for _, t := range times {
+		utc(t)
+	}
+}

@@ -1,0 +1,77 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope
+// (null: any), how many rows, id (null: any). Open ones by http_records_open, one by its id;
+// completed ones walk http_records_expired backwards.
+const requestsSQL = `
+select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false) then 'running'
+                              when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end else r.state end as state,
+       r.tenant, r.scope, r.created_at, r.completed_at, r.expires_at, r.erased_at, octet_length(r.response)::bigint as bytes,
+       array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null order by s.first_at) as unknown,
+       array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is not null order by s.first_at) as done,
+       (select min(s.first_at) from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) as unknown_since
+  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id
+ where ($1 or r.completed_at is null) and ($2::text is null or r.tenant = $2) and ($3::text is null or r.scope = $3)
+   and ($5::uuid is null or r.id = $5)
+ order by r.expires_at desc nulls first, r.created_at desc limit $4`
+
+// Request is a request of the HTTP layer, without its key, fingerprint and answer. A nil pointer
+// means: not yet, or none.
+type Request struct {
+	ID string `json:"id"` // what the Idempotency-Key is stored as, a UUID
+	// State is running; left (by a process that died, or a handler that answered 5xx); abandoned
+	// (its steps had their effect, and no client has come back); reconcile (a step's outcome is
+	// unknown and too old to ask about); or completed.
+	State        string     `json:"state"`
+	Tenant       string     `json:"tenant"`
+	Scope        string     `json:"scope"` // for example "http POST /v1/charges"
+	CreatedAt    time.Time  `json:"created_at"`
+	CompletedAt  *time.Time `json:"completed_at"`
+	ExpiresAt    *time.Time `json:"expires_at"`
+	ErasedAt     *time.Time `json:"erased_at"`
+	Bytes        *int64     `json:"bytes"`         // size of the stored answer
+	Unknown      []string   `json:"unknown"`       // names of steps without a result
+	Done         []string   `json:"done"`          // names of steps with a result
+	UnknownSince *time.Time `json:"unknown_since"` // since when the provider may know the first unknown step's key
+}
+
+// RequestFilter picks requests. The zero value picks the latest DefaultLimit that are not
+// completed.
+type RequestFilter struct {
+	All    bool   // completed ones too
+	Tenant string // empty: any
+	Scope  string // empty: any
+	ID     string // a UUID; empty: any
+	Limit  int    // how many rows at most, up to MostLimit; 0: DefaultLimit
+}
+
+// Requests returns the requests that the filter picks, those that are not completed first, and
+// whether there are more. It reads the rows of open requests, and with All those of completed ones
+// from the latest on until it has found Limit+1, each with the rows of its steps.
+func Requests(ctx context.Context, db DB, f RequestFilter) (requests []Request, more bool, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		requests, more, err = readRequests(ctx, tx, f)
+		return err
+	})
+	return requests, more, err
+}
+
+func readRequests(ctx context.Context, tx pgx.Tx, f RequestFilter) (requests []Request, more bool, err error) {
+	requests, err = collect[Request](ctx, tx, requestsSQL, f.All, orNull(f.Tenant), orNull(f.Scope), limitOf(f.Limit), orNull(f.ID))
+	if err != nil {
+		return nil, false, err
+	}
+	requests, more = cut(requests, f.Limit)
+	for i := range requests {
+		r := &requests[i]
+		utcs(&r.CreatedAt, r.CompletedAt, r.ExpiresAt, r.ErasedAt, r.UnknownSince)
+	}
+	return requests, more, nil
+}

@@ -1,0 +1,118 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/ring"
+)
+
+// keyRingsSQL reads what the rings of keys are set to, and their filters. Out: a row for each:
+// horizon in seconds (null: for ever), filters, their bytes. By the primary keys.
+const keyRingsSQL = `
+select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(distinct f.use) as filters, coalesce(sum(octet_length(f.filter)), 0)::bigint as filter_bytes
+  from onlyonce.rings r left join onlyonce.filters f on f.ring = r.name
+ where r.name in ('keys_log', 'keys_clock') group by r.name order by r.name desc`
+
+// KeyRing is a ring of claimed keys.
+type KeyRing struct {
+	Ring        string       `json:"ring"`
+	Horizon     *float64     `json:"horizon_seconds"` // how long a key is remembered at least; nil: for ever
+	Filters     int64        `json:"filters"`         // of closed segments
+	FilterBytes int64        `json:"filter_bytes"`
+	Segments    []KeySegment `json:"segments" db:"-"`
+}
+
+// KeySegment is a table of a ring of claimed keys.
+type KeySegment struct {
+	Table  string   `json:"table"`
+	State  string   `json:"state"`          // current, draining, closed, retired or free
+	Bytes  int64    `json:"bytes"`          // without indexes
+	Keys   int64    `json:"keys"`           // the server's estimate
+	Opened *float64 `json:"opened_seconds"` // ago; nil: not since it was last emptied
+	Closed *float64 `json:"closed_seconds"` // ago; nil: not since it was last emptied
+}
+
+// readKeyRings reads both rings of keys, the one of messages first.
+func readKeyRings(ctx context.Context, tx pgx.Tx) ([]KeyRing, error) {
+	rings, err := collect[KeyRing](ctx, tx, keyRingsSQL)
+	if err != nil {
+		return nil, err
+	}
+	for i, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+		st, err := ring.ReadStatus(ctx, tx, which)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range st.Segments {
+			rings[i].Segments = append(rings[i].Segments, KeySegment{Table: s.Table, State: s.State, Bytes: s.Bytes, Keys: s.Rows,
+				Opened: inSeconds(s.OpenFor), Closed: inSeconds(s.ClosedFor)})
+		}
+	}
+	return rings, nil
+}
+
+func inSeconds(d *time.Duration) *float64 {
+	if d == nil {
+		return nil
+	}
+	s := d.Seconds()
+	return &s
+}
+
+// ahead is by how much a frontier may be ahead of the database's clock: what is further ahead was
+// noted before the clock went back.
+const ahead = time.Minute
+
+// frontiersSQL lists the cursors that hold back the retention of the consumers' ring most, and
+// before them those whose frontier is ahead of the clock, which hold back too little. Out: scope,
+// topic, partition, seconds behind the clock (null: not known; below 0: ahead). In: how many
+// seconds count as ahead. Reads one row of onlyonce.cursors and one of onlyonce.frontiers for each
+// cursor in use.
+const frontiersSQL = `
+select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.frontier)::float8 as behind
+  from onlyonce.cursors c left join onlyonce.frontiers f on f.cursor_id = c.id and f.run = c.run
+ where c.retired_at is null and c.cluster_id is distinct from 'postgres'
+ order by (f.frontier > clock_timestamp() + make_interval(secs => $1)) is true desc, f.frontier nulls first, 1, 2, 3 limit 10`
+
+// Frontier is how far a cursor has certainly passed its log, by the database's clock.
+type Frontier struct {
+	Scope     string   `json:"scope"`
+	Topic     string   `json:"topic"`
+	Partition int32    `json:"partition"`
+	Behind    *float64 `json:"behind_seconds"` // nil: the owner has not said; below 0: ahead
+}
+
+// Ahead reports whether the frontier is in the database's future: it was noted before the clock
+// went back.
+func (f *Frontier) Ahead() bool { return f.Behind != nil && *f.Behind < -ahead.Seconds() }
+
+func readFrontiers(ctx context.Context, tx pgx.Tx) ([]Frontier, error) {
+	return collect[Frontier](ctx, tx, frontiersSQL, ahead.Seconds())
+}
+
+// InboxReport is the state of the claimed keys.
+type InboxReport struct {
+	Rings     []KeyRing  `json:"rings"`
+	Frontiers []Frontier `json:"frontiers"` // that hold back retention most, at most 10
+}
+
+// Inbox returns the state of the claimed keys on one snapshot: their rings, and the cursors that
+// hold back what is forgotten. It reads the rows of rings and segments, the sizes of their filters,
+// and one row for each cursor in use. It reads no keys: their number is the server's estimate.
+func Inbox(ctx context.Context, db DB) (*InboxReport, error) {
+	r := &InboxReport{}
+	err := snapshot(ctx, db, func(tx pgx.Tx) (err error) {
+		if r.Rings, err = readKeyRings(ctx, tx); err != nil {
+			return err
+		}
+		r.Frontiers, err = readFrontiers(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}

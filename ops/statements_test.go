@@ -1,0 +1,38 @@
+package ops
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// Every question is one that the server understands.
+func TestQuestionsPrepare(t *testing.T) {
+	t.Parallel()
+	conn, err := pgtest.DB(t).Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, sql := range []string{limitSQL, cursorsSQL, parkedSQL, parkedDetailSQL, requestsSQL, auditRowsSQL, scopeSQL, storedSQL, keyRingsSQL,
+		claimsSQL, copiesSQL, callsOfSQL, webhookSQL, providersSQL, movedSQL, runStartSQL, eventSQL, parkedCountsSQL,
+		relaysSQL, membersSQL, ownersSQL, logSinksSQL, lanesSQL, waitingCallsSQL, parkedCallsSQL, ringSQL, sinkNamesSQL, streamsSQL, eventRingSQL,
+		frontiersSQL, endpointsSQL, triedSQL, rotatorSQL, settingsSQL, openSQL, hiddenSQL, slotsSQL, standbySQL, strangeLanesSQL, aheadSQL, heldSQL} {
+		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
+			t.Errorf("%s\n%v", sql, err)
+		}
+	}
+}
+
+// A segment that the schema has and explain does not ask would hide keys.
+func TestExplainAsksEverySegment(t *testing.T) {
+	t.Parallel()
+	var n int
+	if err := pgtest.DB(t).QueryRow(t.Context(), `select count(*) from onlyonce.segments where ring like 'keys%'`).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	if asked := strings.Count(claimsSQL, " where k.key = $1"); asked != n || n == 0 {
+		t.Errorf("%d segments are asked, and there are %d", asked, n)
+	}
+}

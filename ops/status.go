@@ -1,0 +1,170 @@
+package ops
+
+import (
+	"context"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+// parkedCountsSQL counts what is parked. One row for each (kind, reason, state). Reads the whole
+// table without bodies, which are stored out of line: it holds failures, and is small if things are
+// well.
+const parkedCountsSQL = `
+select kind, reason, state, count(*) as count, min(parked_at) as oldest
+  from onlyonce.parked
+ group by kind, reason, state order by kind, reason, state`
+
+// relaysSQL lists who sends the calls of each sink, by the database's clock. One row for a sink's
+// lanes together.
+const relaysSQL = `
+select l.sink, max(e.epoch) as epoch, max(e.until) as until,
+       bool_or((e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true) as held, count(*) as lanes,
+       count(*) filter (where e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') as lanes_held
+  from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
+ group by l.sink order by l.sink`
+
+// membersSQL lists the leases by which relays say that they list a sink: member/SINK/N, for as long
+// as they renew them.
+const membersSQL = `
+select name from onlyonce.leases
+ where starts_with(name, 'member/') and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
+
+// ParkedCount counts what is parked, of one kind, for one reason, in one state.
+type ParkedCount struct {
+	Kind   string    `json:"kind"` // message, call or event
+	Reason string    `json:"reason"`
+	State  string    `json:"state"` // waiting, retrying, blocked, reconcile, resolved or discarded
+	Count  int64     `json:"count"`
+	Oldest time.Time `json:"oldest"` // when the oldest of them was parked
+}
+
+// PendingCalls counts the calls of a sink that are to be sent.
+type PendingCalls struct {
+	Sink             string   `json:"sink"`
+	Count            int64    `json:"count"`
+	OldestAgeSeconds *float64 `json:"oldest_age_seconds"`
+}
+
+// SinkRelays is who sends the calls of a sink.
+type SinkRelays struct {
+	Sink      string     `json:"sink"`
+	Epoch     int64      `json:"epoch"` // the highest of its lanes
+	Until     *time.Time `json:"until"` // the latest end of a lane's lease; nil: all were given back
+	Held      bool       `json:"held"`  // a relay holds at least one lane
+	Lanes     int64      `json:"lanes"`
+	LanesHeld int64      `json:"lanes_held"`
+	Members   int64      `json:"members" db:"-"` // relays that list it
+}
+
+// StatusReport is where the work is.
+type StatusReport struct {
+	SchemaVersion int           `json:"schema_version"`
+	Cursors       []Cursor      `json:"cursors"` // by scope, topic and partition
+	Parked        []ParkedCount `json:"parked"`  // by kind, reason and state
+	// Outbox counts calls that are to be sent, by sink. It is empty if OutboxCounted is false:
+	// counting took longer than CountLimit.
+	Outbox        []PendingCalls `json:"outbox"`
+	OutboxCounted bool           `json:"outbox_counted"`
+	Relays        []SinkRelays   `json:"relays"` // by sink
+	Owners        []Owner        `json:"owners"` // consumer processes, by scope
+}
+
+// StatusQuestion is what [Status] is asked.
+type StatusQuestion struct {
+	CountLimit time.Duration // for how long pending calls are counted; 0: CountLimit of this package
+}
+
+// Status returns where the work is, on one snapshot: positions, what is parked, what is to be sent,
+// and who works. Kafka is not asked; the lag is what the owners have written, at most 10 seconds
+// ago.
+//
+// It reads one row for each cursor, lane, relay and process; the index entries of calls that are to
+// be sent, for at most CountLimit; and onlyonce.parked as a whole, without bodies.
+func Status(ctx context.Context, db DB, q StatusQuestion) (r *StatusReport, err error) {
+	err = snapshot(ctx, db, func(tx pgx.Tx) error {
+		r, err = readStatus(ctx, tx, q.CountLimit)
+		return err
+	})
+	return r, err
+}
+
+func readStatus(ctx context.Context, tx pgx.Tx, limit time.Duration) (*StatusReport, error) {
+	var r StatusReport
+	var err error
+	if r.SchemaVersion, err = migrations.Version(ctx, tx); err != nil {
+		return nil, err
+	}
+	if r.Cursors, err = readCursors(ctx, tx, CursorFilter{}); err != nil {
+		return nil, err
+	}
+	if r.Parked, err = readParkedCounts(ctx, tx); err != nil {
+		return nil, err
+	}
+	if r.Relays, err = readRelays(ctx, tx); err != nil {
+		return nil, err
+	}
+	if r.Owners, err = readOwners(ctx, tx); err != nil {
+		return nil, err
+	}
+	waiting, err := collectWithin[waitingCalls](ctx, tx, limit, waitingCallsSQL, nil)
+	if err != nil {
+		return nil, err
+	}
+	r.OutboxCounted = waiting != nil
+	r.countCalls(waiting)
+	return &r, nil
+}
+
+func readParkedCounts(ctx context.Context, tx pgx.Tx) ([]ParkedCount, error) {
+	counts, err := collect[ParkedCount](ctx, tx, parkedCountsSQL)
+	for i := range counts {
+		utc(&counts[i].Oldest)
+	}
+	return counts, err
+}
+
+func readRelays(ctx context.Context, tx pgx.Tx) ([]SinkRelays, error) {
+	relays, err := collect[SinkRelays](ctx, tx, relaysSQL)
+	if err != nil {
+		return nil, err
+	}
+	type member struct{ Name string }
+	members, err := collect[member](ctx, tx, membersSQL)
+	if err != nil {
+		return nil, err
+	}
+	for i := range relays {
+		l := &relays[i]
+		utc(l.Until)
+		for _, m := range members {
+			if strings.HasPrefix(m.Name, "member/"+url.PathEscape(l.Sink)+"/") {
+				l.Members++
+			}
+		}
+	}
+	return relays, nil
+}
+
+// countCalls adds up, for each sink, the calls that wait in its lanes.
+func (r *StatusReport) countCalls(waiting []waitingCalls) {
+	r.Outbox = []PendingCalls{}
+	for _, w := range waiting {
+		i := slices.IndexFunc(r.Outbox, func(o PendingCalls) bool { return o.Sink == w.Sink })
+		if i < 0 {
+			i = len(r.Outbox)
+			r.Outbox = append(r.Outbox, PendingCalls{Sink: w.Sink})
+		}
+		o := &r.Outbox[i]
+		o.Count += w.Calls
+		if o.OldestAgeSeconds == nil || w.Age != nil && *w.Age > *o.OldestAgeSeconds {
+			o.OldestAgeSeconds = w.Age
+		}
+	}
+	slices.SortFunc(r.Outbox, func(a, b PendingCalls) int { return strings.Compare(a.Sink, b.Sink) })
+}

@@ -1,0 +1,52 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// storedSQL finds what is stored of a call. In: key. One row for each place: log (id, sink, state
+// of the view onlyonce.calls) and parked (its own id). A call that was redriven under a new key is
+// found by either one. By the indexes outbox_log_key and parked_row; that on onlyonce.parked (kind,
+// key) holds unsettled rows only, so settled ones that no row of the log leads to are looked for in
+// the whole table, which holds failures. By a new key, the log's row is found by outbox_log_new
+// within its sink and lane.
+const storedSQL = `
+with parked as materialized (
+  select p.id, p.row_id, p.sink, p.lane, p.state, p.erased_at, octet_length(p.body) + coalesce(octet_length(p.response_body), 0) as bytes
+    from onlyonce.parked p
+   where p.kind = 'call' and (p.key = $1::uuid or p.row_id in (select r.id from onlyonce.outbox_log r where r.key = $1::uuid))),
+log as materialized (
+  select r.slot, r.id, r.key from onlyonce.outbox_log r where r.key = $1::uuid
+  union
+  select r.slot, r.id, r.key from parked p join onlyonce.outbox_log r on r.sink = p.sink and r.lane = p.lane and r.id = p.row_id)
+select 'log' as place, c.id, c.key::text as key, c.sink, c.state, c.erased_at, octet_length(r.body)::bigint as bytes
+  from log g
+  join onlyonce.outbox_log r on r.slot = g.slot and r.key = g.key and r.id = g.id
+  join onlyonce.calls c on c.key = g.key and c.id = g.id
+union all
+select 'parked', p.id, null, coalesce(p.sink, ''), case p.state when 'resolved' then 'delivered' else p.state end, p.erased_at, coalesce(p.bytes, 0) from parked p
+order by 1 desc, 2`
+
+// StoredCall is one place where a call is stored.
+type StoredCall struct {
+	Place string `json:"place"` // log or parked
+	ID    int64  `json:"id"`    // of the row in that place
+	// Key is the call's idempotency key, of a row of the log; else nil.
+	Key  *string `json:"key"`
+	Sink string  `json:"sink"`
+	// State is pending, delivered, waiting, retrying, blocked, reconcile or discarded.
+	State    string     `json:"state"`
+	ErasedAt *time.Time `json:"erased_at"` // nil: its body was not erased
+	Bytes    int64      `json:"bytes"`     // size of its body, and of the answer that is kept
+}
+
+func readStored(ctx context.Context, tx pgx.Tx, key string) ([]StoredCall, error) {
+	rows, err := collect[StoredCall](ctx, tx, storedSQL, key)
+	for i := range rows {
+		utc(rows[i].ErasedAt)
+	}
+	return rows, err
+}

@@ -1,0 +1,46 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// purgeSQL deletes settled calls whose retention has passed. In: sink, retention, how many. By the index parked_settled.
+// Only those whose rows the log has dropped too, so that a call that is enqueued again is still recognised.
+const purgeSQL = `
+delete from onlyonce.parked
+ where id = any (array(
+         select p.id from onlyonce.parked p
+          where p.kind = 'call' and p.sink = $1 and p.settled_at <= (select clock_timestamp()) - $2::interval
+            and not exists (select 1 from onlyonce.outbox_log r where r.key = p.key)
+          order by p.settled_at limit $3))
+   and settled_at is not null`
+
+// purgeLimit bounds a transaction that deletes.
+const purgeLimit = 1000
+
+// purge deletes a batch of settled calls whose retention has passed.
+func (s *sender) purge(ctx context.Context) error {
+	bounded, cancel := s.detached(ctx)
+	defer cancel()
+	tag, err := s.pool.Exec(bounded, purgeSQL, s.name, s.cfg.Retention, purgeLimit)
+	if guard.SQLState(err) == codeDenied {
+		s.cfg.Logger.Warn("outbox: settled calls are not deleted: this relay's role may not; see onlyonce_rotator in docs/roles.sql", "error", err)
+		s.purgeAt = time.Now().Add(24 * time.Hour)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("deleting settled calls: %w", err)
+	}
+	deleted := tag.RowsAffected()
+	if deleted < purgeLimit {
+		s.purgeAt = time.Now().Add(purgeEvery)
+	}
+	if deleted > 0 {
+		s.tell.purged(deleted)
+	}
+	return nil
+}

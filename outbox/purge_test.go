@@ -1,0 +1,43 @@
+package outbox_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// Settled calls are deleted once their retention has passed, and with those of the log their rows there; nothing else is.
+func TestRetention(t *testing.T) {
+	r := newRig(t)
+	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Reject("no", nil) })
+	mail := newScripted(no.send)
+	mail.name = "mail"
+	for _, id := range []string{"old", "old in the log", "young", "waiting"} {
+		r.enqueue(charge(id))
+	}
+	other := charge("other")
+	other.Sink = "mail"
+	r.enqueue(other)
+	x := r.start(testConfig(no, mail))
+	r.states("waiting")
+	x.stop()
+	set := func(id, sql string) {
+		r.exec(`update onlyonce.parked set `+sql+` where body = convert_to($1, 'UTF8')`, `{"order":"`+id+`"}`)
+	}
+	for _, id := range []string{"old", "old in the log", "other"} {
+		set(id, `state = 'resolved', settled_at = clock_timestamp() - interval '8 days'`)
+	}
+	set("young", `state = 'discarded', settled_at = clock_timestamp() - interval '6 days'`)
+	set("waiting", `parked_at = clock_timestamp() - interval '80 days'`)
+	r.exec(`delete from onlyonce.outbox_log where body <> '{"order":"old in the log"}'`) // its segment was emptied
+	r.start(testConfig(newScripted(accept)))
+	until(t, "old rows are gone", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 4 })
+	left := one[[]string](r, `select array_agg(convert_from(body, 'UTF8')) from onlyonce.parked`)
+	slices.Sort(left)
+	if got := strings.Join(left, " "); got != `{"order":"old in the log"} {"order":"other"} {"order":"waiting"} {"order":"young"}` {
+		t.Errorf("left: %s", got)
+	}
+}
