@@ -48,11 +48,15 @@ bench: ## ratios against the same work without onlyonce; ONLY=P2,P3 picks
 retention: ## what remembering keys takes: 45 days with a horizon of 30 simulated, ring and one table; ARGS="-days 45 -keys 100000 -scale 1e7"
 	cd bench && $(GO) run . -retention $(ARGS)
 
-mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks
-	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only $(ONLY),)
+# PART=3/20 plays part 3 of 20 and records it in docs/results; RECORD=1 records other selections too.
+# $(1) is the name of the file there.
+recorded = $(if $(PART),-part $(PART),) $(if $(PART)$(RECORD),-record docs/results/$(1).md,)
 
-adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name
-	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',)
+mutants: ## take each rule out in turn: a test must fail; ONLY=T2,F5 picks, PART=3/20 plays a part and records it
+	$(DEVENV) -postgres -kafka $(REAL) -- $(GO) run ./test/mutants $(if $(ONLY),-only $(ONLY),) $(call recorded,mutants)
+
+adversary: ## each message to Postgres goes wrong, one at a time: SAMPLE=N histories of all, drawn by SEED (the commit's hash); ONLY=consumer/*/key picks by name, PART=3/20 plays a part and records it
+	$(GO) run ./test/adversary $(if $(SAMPLE),-sample $(SAMPLE),) $(if $(SEED),-seed $(SEED),) $(if $(ONLY),-only '$(ONLY)',) $(call recorded,adversary)
 
 matrix: ## the engine's tests on every major version of PostgreSQL; ONLY=14,18 picks
 	$(GO) run ./test/matrix $(if $(ONLY),-only $(ONLY),)

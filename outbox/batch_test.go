@@ -45,6 +45,7 @@ func (b *batching) SendBatch(ctx context.Context, calls []*outbox.Delivery, ende
 
 // A Batcher gets what there are slots for, each call once, and no two calls of one ordering key.
 func TestBatches(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var mu sync.Mutex
 	under, most := 0, 0
@@ -102,6 +103,7 @@ func TestBatches(t *testing.T) {
 
 // O4: in batches, too, calls of one key are made one after another, in the order of their commits, through retries of each.
 func TestO4OrderInBatches(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var mu sync.Mutex
 	under, tries := map[string]int{}, map[string]int{}
@@ -152,6 +154,7 @@ func TestO4OrderInBatches(t *testing.T) {
 
 // What a sink does not say is not taken for delivered, and what it says a second time, or too late, is not heard.
 func TestBatchEnds(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		reason string // of calls that the sink says nothing of
 		rest   func(calls []*outbox.Delivery, ended func(int, outbox.Result))
@@ -217,6 +220,7 @@ func TestBatchEnds(t *testing.T) {
 
 // Where this process has written is only a hint: a relay that is woken finds what it was not told of, or was told of too early.
 func TestWokenRelayAsksTheDatabase(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	cfg := testConfig(sink)

@@ -12,6 +12,7 @@ import (
 
 // After an outage parked calls are caught up with as fast as slots become free.
 func TestRetriesAreCaughtUpWithAsSlotsBecomeFree(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var up atomic.Bool
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
@@ -40,6 +41,7 @@ func TestRetriesAreCaughtUpWithAsSlotsBecomeFree(t *testing.T) {
 
 // A retry gets its turn while new calls take every slot.
 func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var n, at atomic.Int64
 	due := make(chan struct{})
@@ -76,6 +78,7 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 // A lane whose sink takes no calls does not turn in circles because parked calls are due: it asks the sink at each poll, which a second sink with
 // nothing to do counts. (To a lane a pause is the same, but then no sink is asked.)
 func TestLaneOfAClosedSinkWithDueCallsIsIdle(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	closed := &readier{scripted: newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("down", nil) })}
 	closed.limit.Store(1 << 40)

@@ -29,6 +29,7 @@ const complete = `insert into completions values ($1, $2)`
 
 // Whatever becomes of a completion: the call is made once, and what the completion that succeeded wrote is there once.
 func TestCompletion(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		first func(ctx context.Context, tx outbox.Tx) error
 		want  string
@@ -92,6 +93,7 @@ func TestCompletion(t *testing.T) {
 // The relay is replaced while it completes: nothing of that completion counts, and the next relay completes the same answer without
 // another call.
 func TestCompletionOfAZombie(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.completions()
 	g := r.gate()
@@ -132,6 +134,7 @@ func TestCompletionOfAZombie(t *testing.T) {
 
 // A relay without RelayConfig.Complete keeps the answer for one that has it.
 func TestCompletionWaitsForARelayThatCompletes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.completions()
 	sink := answering()

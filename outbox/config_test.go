@@ -10,6 +10,7 @@ import (
 )
 
 func TestConfigFaultsAllAtOnce(t *testing.T) {
+	t.Parallel()
 	bad := newScripted(accept)
 	bad.limits = outbox.Limits{}
 	short := newScripted(accept)
@@ -36,6 +37,7 @@ func TestConfigFaultsAllAtOnce(t *testing.T) {
 }
 
 func TestRetrySchedule(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	cfg := testConfig(newScripted(accept))
 	cfg.RetryMin, cfg.RetryMax = time.Second, 10*time.Minute

@@ -16,6 +16,7 @@ import (
 // Nobody knows how a transaction ended whose COMMIT was not answered. A journal then counts for nothing, a settlement is
 // made again: no row is lost, and none is called twice by a relay that lives.
 func TestUnknownCommits(t *testing.T) {
+	t.Parallel()
 	for _, forward := range []bool{false, true} {
 		t.Run(fmt.Sprintf("forwarded=%v", forward), func(t *testing.T) {
 			r := newRig(t)
@@ -58,6 +59,7 @@ func TestUnknownCommits(t *testing.T) {
 
 // A completion whose COMMIT is not answered has settled its call: what is blocked behind it goes on.
 func TestUnknownCommitOfACompletion(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var completing, done atomic.Bool
 	_, judge := atCommit("", func(int64) cut {
@@ -89,6 +91,7 @@ func TestUnknownCommitOfACompletion(t *testing.T) {
 
 // While nobody knows whether a chunk's end is committed, no more calls of it are begun: if it is, they are read again.
 func TestUnknownCommitBeginsNoMore(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	_, judge := atCommit("insert into onlyonce.parked", func(n int64) cut {
 		if n == 1 {

@@ -21,6 +21,7 @@ import (
 
 // The vectors were made by another implementation (Python), and are for others still.
 func TestIdentityVectors(t *testing.T) {
+	t.Parallel()
 	raw, err := os.ReadFile("testdata/calls.json")
 	if err != nil {
 		t.Fatal(err)
@@ -79,6 +80,7 @@ func TestIdentityVectors(t *testing.T) {
 
 // Whatever is not identity may change without changing the key.
 func TestIdentityHoldsNoPayload(t *testing.T) {
+	t.Parallel()
 	a, b := charge("1"), charge("1")
 	b.Body, b.Target, b.Method, b.Header = []byte("other"), "/x", "PUT", nil
 	if x, y := outbox.Identity(dedupe.Origin{Scope: "s"}, false, a), outbox.Identity(dedupe.Origin{Scope: "s"}, false, b); x != y {
@@ -87,6 +89,7 @@ func TestIdentityHoldsNoPayload(t *testing.T) {
 }
 
 func TestEnqueueNamesEveryFault(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	tx, err := r.pool.Begin(t.Context())
 	if err != nil {
@@ -119,6 +122,7 @@ func TestEnqueueNamesEveryFault(t *testing.T) {
 }
 
 func TestEnqueueFreezesTheSameRowEachTime(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	call := charge("1")
 	call.Header = http.Header{}
@@ -134,6 +138,7 @@ func TestEnqueueFreezesTheSameRowEachTime(t *testing.T) {
 }
 
 func TestEnqueueAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.enqueue(charge("1"))
 	r.enqueue(charge("1"))
@@ -181,6 +186,7 @@ func TestEnqueueAgain(t *testing.T) {
 
 // While a copy is uncommitted nobody knows whether the call will be made: wait, and then decide by what became of it.
 func TestEnqueueWaitsForAnUncommittedCopy(t *testing.T) {
+	t.Parallel()
 	for _, commit := range []bool{true, false} {
 		r := newRig(t)
 		first, err := r.pool.Begin(t.Context())
@@ -219,6 +225,7 @@ func TestEnqueueWaitsForAnUncommittedCopy(t *testing.T) {
 
 // Above READ COMMITTED the snapshot does not see what it waited for: an error, never a silent second row.
 func TestEnqueueRepeatableRead(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	tx, err := r.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	if err != nil {
@@ -235,6 +242,7 @@ func TestEnqueueRepeatableRead(t *testing.T) {
 }
 
 func TestEnqueueNeedsATransaction(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	conn, err := r.pool.Acquire(t.Context())
 	if err != nil {
@@ -264,6 +272,7 @@ func TestEnqueueNeedsATransaction(t *testing.T) {
 // O8: above READ COMMITTED a transaction that began before the log changed its segment may not write: it would write into one that is about
 // to be closed. Under READ COMMITTED it writes into the new one.
 func TestO8EnqueueAfterTheRingMoved(t *testing.T) {
+	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable, pgx.ReadCommitted} {
 		t.Run(string(level), func(t *testing.T) {
 			r := newRig(t)
@@ -299,6 +308,7 @@ func TestO8EnqueueAfterTheRingMoved(t *testing.T) {
 
 // Rows of several segments are one log: a lane sends them in the order of ids.
 func TestO8PassOverSegments(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.enqueueAll(many(0, 100)...)
 	r.exec(`select nextval('onlyonce.outbox_version')`)
@@ -312,6 +322,7 @@ func TestO8PassOverSegments(t *testing.T) {
 
 // EnqueueAll writes calls in their order, and all of them or none.
 func TestEnqueueAll(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.enqueueAll(charge("b"), charge("a"), charge("c"))
 	r.enqueueAll(charge("d"), charge("a"))
@@ -333,6 +344,7 @@ func TestEnqueueAll(t *testing.T) {
 
 // What SQL enqueues goes to the log, under the same key and with the same bytes, and is recognised again.
 func TestEnqueueBySQL(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	const sql = `select onlyonce.enqueue('51825619-b4aa-834b-8c96-7435425d5a3b', 'acme', 'checkout', 'payments', 'charge', 'POST', '/charges', '{X-A}', '{1}', convert_to($1, 'UTF8'))`
 	r.exec(sql, "one")
@@ -350,6 +362,7 @@ func TestEnqueueBySQL(t *testing.T) {
 
 // A caller that enqueues by SQL under the key of a handler's call finds that call: the same bytes write nothing, other bytes are a conflict.
 func TestEnqueueSeesCallsOfAHandler(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	again := func(body string) error {
 		_, err := r.pool.Exec(context.Background(), `select onlyonce.enqueue('6da350e3-397e-83b8-b350-bb37daa8f1fe', '', 's', 'payments', 'n', 'POST', '/x', '{}', '{}', $1)`, []byte(body))

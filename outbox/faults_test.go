@@ -184,6 +184,7 @@ const envRelay = "ONLYONCE_TEST_RELAY"
 
 // TestRelayProcess is no test: it is a relay in a process of its own, until standard input ends.
 func TestRelayProcess(t *testing.T) {
+	t.Parallel()
 	if os.Getenv(envRelay) == "" {
 		t.Skip("a part of TestFaults")
 	}

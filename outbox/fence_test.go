@@ -50,6 +50,7 @@ func (r *rig) giveBack() {
 // through, neither with its chunk nor, where the lane went on without the call, by itself; and nothing more is sent until the lane is
 // this relay's again.
 func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
+	t.Parallel()
 	for _, late := range []bool{false, true} {
 		for _, outcome := range []outbox.Outcome{outbox.Delivered, outbox.Retry, outbox.Rejected} {
 			t.Run(fmt.Sprintf("%v, late=%v", outcome, late), func(t *testing.T) {
@@ -98,6 +99,7 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 
 // The journal is fenced too: a relay that was replaced begins no call, be it of a pass or of a parked row.
 func TestJournalAfterTakeOverIsFenced(t *testing.T) {
+	t.Parallel()
 	for _, parked := range []bool{false, true} {
 		t.Run(fmt.Sprintf("parked=%v", parked), func(t *testing.T) {
 			r := newRig(t)
@@ -134,6 +136,7 @@ func TestJournalAfterTakeOverIsFenced(t *testing.T) {
 
 // After a failover that loses a take-over the epoch repeats; the nonce does not.
 func TestSameEpochOtherNonce(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
@@ -163,6 +166,7 @@ func (r *rig) namedPool(name string) *pgxpool.Pool {
 
 // A late renewal keeps the epoch, so a competitor that has read "ended" must not get through on the epoch alone.
 func TestRaiseAsksForTheEndAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/x', 7, gen_random_uuid(), clock_timestamp() - interval '1 second')`)
 	id := one[int64](r, `select id from onlyonce.leases`)
@@ -184,6 +188,7 @@ func TestRaiseAsksForTheEndAgain(t *testing.T) {
 
 // The relay stops by its own clock when it cannot renew, without anybody telling it, and before the lease ends.
 func TestStopsOnItsOwnClock(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	clock := &rig{t: t, pool: r.namedPool("clock")} // the relay's own connections wait for the lock
 	_ = one[int](clock, `select 1`)
@@ -230,6 +235,7 @@ func TestStopsOnItsOwnClock(t *testing.T) {
 
 // Renewals keep the lease through a call that takes longer than it.
 func TestRenewal(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(nil)
 	sink.send = func(ctx context.Context, d *outbox.Delivery) outbox.Result {

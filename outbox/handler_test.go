@@ -20,6 +20,7 @@ import (
 // O1: a call stands in the log for longer than its key is remembered (its sink is paused, or it is due later, or the relay has just kept it): enqueued again it is not
 // written again, nor while its outcome is unknown; and with other bytes it is refused still.
 func TestO1CallBeyondTheHorizon(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	plain := func(id string) outbox.Call {
 		c := charge(id)
@@ -51,6 +52,7 @@ func TestO1CallBeyondTheHorizon(t *testing.T) {
 // A handler's calls are its message's: they commit with its effects or not at all, a second handling of the
 // message asks for the same calls, and two calls that cannot be told apart are an error of the handler.
 func TestCallsOfAHandler(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	log := consumertest.NewLog("orders", 1)
 	for _, v := range []string{"fine", "fails first", "twice", "fine too"} {
@@ -163,6 +165,7 @@ func (h *handlerTx) Mark(key [16]byte) bool {
 }
 
 func TestEnqueueInAHandler(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	inner, err := r.pool.Begin(t.Context())
 	if err != nil {
@@ -212,6 +215,7 @@ func TestEnqueueInAHandler(t *testing.T) {
 // A message that is handled again asks for calls that may stand already: with the same bytes nothing is written, other bytes are a
 // conflict; in the log, or parked after its segment was emptied.
 func TestO1HandledAgain(t *testing.T) {
+	t.Parallel()
 	origin := dedupe.Origin{Scope: "stock", ID: "m"}
 	again := origin
 	again.Redo = true

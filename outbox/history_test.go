@@ -11,6 +11,7 @@ import (
 
 // A time that is as far away as one can write is far away, and not overflown.
 func TestNotBeforeFarAway(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
@@ -27,6 +28,7 @@ func TestNotBeforeFarAway(t *testing.T) {
 
 // A key's age counts from the row where the database has lost history since: somebody may have called then.
 func TestO6WindowAfterLostHistory(t *testing.T) {
+	t.Parallel()
 	for _, parked := range []bool{false, true} {
 		t.Run(fmt.Sprint(parked), func(t *testing.T) {
 			r := newRig(t)
@@ -59,6 +61,7 @@ func TestO6WindowAfterLostHistory(t *testing.T) {
 
 // first_attempt_at is not later than the call, however long the transaction that writes it waits for the lease.
 func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
@@ -91,6 +94,7 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 
 // What a completion asks for may have been called in a history that the database has lost, and not before the call that it completes.
 func TestO6CallsOfACompletionHaveATime(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	cfg := testConfig(newScripted(accept))
 	cfg.Complete = func(ctx context.Context, tx outbox.Tx, _ *outbox.Completed) error {

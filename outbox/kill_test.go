@@ -21,6 +21,7 @@ import (
 // Every connection of the relay is cut while a call is under way: what it returned is settled over a new one, and the
 // call is not made again.
 func TestConnectionsCut(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
@@ -47,6 +48,7 @@ func TestConnectionsCut(t *testing.T) {
 // Two relays, one row after the other, connections cut all the time: every row ends delivered, each under one key with
 // one body.
 func TestManyCuts(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	m := newRemote(t)
 	cfg := testConfig(m.sink())
@@ -145,6 +147,7 @@ func (r *rig) child(m *remote) (kill func()) {
 // The process dies after the remote has accepted the call and before that is settled: another relay sends the call again,
 // under the same key and with the same bytes.
 func TestKilledBetweenJournalAndSettlement(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	begun := make(chan struct{})
 	m := newRemote(t, func(w http.ResponseWriter, req *http.Request) {
@@ -167,6 +170,7 @@ func TestKilledBetweenJournalAndSettlement(t *testing.T) {
 // Relay processes are killed while producers commit and roll back and the remote fails in every way it can: each committed
 // row ends delivered, was called under its own key only and with its own bytes, and nothing else was called.
 func TestKills(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	script := make([]http.HandlerFunc, 4000)
 	ways := []http.HandlerFunc{status(200), dropped, status(200), status(500), truncated, status(200), status(429)}

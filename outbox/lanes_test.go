@@ -32,6 +32,7 @@ func (r *rig) counted(cfg outbox.RelayConfig) (*running, *atomic.Int64) {
 // O5: lanes are shared out evenly when relays come and go, by handing them over and not by waiting for leases to end; each call is made once
 // meanwhile, and those of a key in order.
 func TestO5LanesAreSharedOut(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	cfg := testConfig(sink)
@@ -82,6 +83,7 @@ func TestO5LanesAreSharedOut(t *testing.T) {
 
 // A sink that an operator has paused gets no call, be it of a pass, of a parked row or behind one of its key that returns; other sinks do.
 func TestPausedSink(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	var down atomic.Bool

@@ -8,6 +8,7 @@ import (
 
 // A lane whose lease somebody keeps locked (an operator's session, a rebase) costs that lane, and no other.
 func TestLockedLaneCostsNoOther(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	cfg := testConfig(newScripted(accept))
 	cfg.LeaseTTL = 2 * time.Second

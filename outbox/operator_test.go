@@ -18,6 +18,7 @@ func order(d *outbox.Delivery) string {
 
 // A call that an operator makes due is tried at once, also where the lane's next retry is an hour away.
 func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var ok atomic.Bool
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
@@ -49,6 +50,7 @@ func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
 
 // No call is started after a sink was paused, not even one that waits behind another of its ordering key.
 func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
@@ -83,6 +85,7 @@ func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
 
 // What an operator decides while Reconcile is asked stands.
 func TestOperatorDecidesDuringReconcile(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	sink := newScripted(accept)
@@ -106,6 +109,7 @@ func TestOperatorDecidesDuringReconcile(t *testing.T) {
 
 // A call that an operator discards while it is under way may still be accepted: those behind it wait until it has returned.
 func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
+	t.Parallel()
 	for _, retried := range []bool{false, true} {
 		t.Run(fmt.Sprint(retried), func(t *testing.T) {
 			r := newRig(t)
@@ -170,6 +174,7 @@ func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 
 // T9: a call whose due time was written while the clock was ahead is due; one that its program has scheduled for then is not.
 func TestT9CallDueInTheFuture(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var ok atomic.Bool
 	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {

@@ -61,6 +61,7 @@ func ofKey(sink *scripted, key string) string {
 // O4: calls of one key are made one after another in the order of their commits, through retries of each; no two of a key are under way
 // at once, and none before the one in front of it was delivered.
 func TestO4OrderThroughRetries(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var mu sync.Mutex
 	under, tries := map[string]int{}, map[string]int{}
@@ -105,6 +106,7 @@ func TestO4OrderThroughRetries(t *testing.T) {
 
 // O4: a head that fails holds up its own key, in the lane and in later passes of it, and no other.
 func TestO4FailingHeadHoldsUpItsKeyOnly(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	keys := r.neighbours(2)
 	healthy := make(chan struct{})
@@ -136,6 +138,7 @@ func TestO4FailingHeadHoldsUpItsKeyOnly(t *testing.T) {
 
 // O4: a head that is given up blocks its key until somebody resolves it; with PassOn the key goes on at once.
 func TestO4DeadHead(t *testing.T) {
+	t.Parallel()
 	for _, passOn := range []bool{false, true} {
 		t.Run(fmt.Sprintf("PassOn=%v", passOn), func(t *testing.T) {
 			r := newRig(t)
@@ -191,6 +194,7 @@ func TestO4DeadHead(t *testing.T) {
 
 // O4: a slow call does not hold up its lane, only its key; it is settled when it returns, and made once.
 func TestO4SlowCallDoesNotHoldUpItsLane(t *testing.T) {
+	t.Parallel()
 	for _, outcome := range []outbox.Outcome{outbox.Delivered, outbox.Rejected} {
 		t.Run(outcome.String(), func(t *testing.T) {
 			r := newRig(t)
@@ -235,6 +239,7 @@ func (s slowSealer) Open(_ [16]byte, body []byte) ([]byte, error) { s.g.pass(nil
 
 // O6: a chunk that goes on without a call whose body is still being opened journals its attempt: it may be made at any moment.
 func TestO6AttemptThatIsAboutToBeMadeIsJournaled(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	sink := newScripted(accept)
@@ -255,6 +260,7 @@ func TestO6AttemptThatIsAboutToBeMadeIsJournaled(t *testing.T) {
 
 // O4: two transactions of handlers that enqueue the same ordering keys in opposite orders take their locks in one order, at their ends.
 func TestO4HandlersDoNotDeadlock(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var all sync.WaitGroup
 	for who, keys := range [][]string{{"a", "b", "c", "d"}, {"d", "c", "b", "a"}} {
@@ -291,6 +297,7 @@ func TestO4HandlersDoNotDeadlock(t *testing.T) {
 
 // O4: the key's lock is taken before the id is drawn: a transaction that comes second waits, and has the higher id.
 func TestO4LockComesBeforeTheId(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	first, err := r.pool.Begin(t.Context())
 	if err != nil {

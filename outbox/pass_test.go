@@ -33,6 +33,7 @@ func (r *rig) enqueueAll(calls ...outbox.Call) {
 // O2: a transaction that took a lower id and commits after higher ones were sent: a cursor on ids would pass it over. The lane is
 // the same, and so is the pass that begins while it is open.
 func TestO2LateCommitWithALowerId(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
@@ -66,6 +67,7 @@ func TestO2LateCommitWithALowerId(t *testing.T) {
 
 // O2: many transactions are open at once in one lane, in an order of their own: each row is sent once.
 func TestO2CommitsInAnyOrder(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
@@ -111,6 +113,7 @@ func TestO2CommitsInAnyOrder(t *testing.T) {
 
 // O2: passes of every kind of length (in one bite; by chunks of 1,024 rows) are sent whole, once each, and in the order of ids within a key.
 func TestO2LongPasses(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{63, 64, 65, 1088, 2500} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			r := newRig(t)
@@ -149,6 +152,7 @@ func inOrder(t *testing.T, calls []outbox.Delivery, n int, again bool) {
 // O2: a relay dies when it has settled part of a pass: the next one sends the rest of that pass, by its frozen bounds, and what
 // committed meanwhile behind it, with lower ids too.
 func TestO2RelayDiesWithinAPass(t *testing.T) {
+	t.Parallel()
 	for _, at := range []int{10, 100, 1500} { // in the first bite, in the first chunk, in the second one
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
 			r := newRig(t)
@@ -215,6 +219,7 @@ func TestO2RelayDiesWithinAPass(t *testing.T) {
 // O2: a row of the pass that is missing when its chunk is fetched, or another one that lies in its place, ends the relay: nobody knows
 // whether it was sent.
 func TestO2MissingRowEndsTheRelay(t *testing.T) {
+	t.Parallel()
 	for name, sql := range map[string]string{
 		"gone":        `delete from onlyonce.outbox_log where id = (select max(id) from onlyonce.outbox_log)`,
 		"another one": `update onlyonce.outbox_log set id = id + 1000000 where id = (select max(id) from onlyonce.outbox_log)`,
@@ -256,6 +261,7 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 // O3: the cursor's numbers mean nothing in another cluster: Run ends and names the command, and no call is made, be it of a pass that is
 // gone on with. (A relay that runs has lost its connections by then, and looks again.)
 func TestO3AnotherCluster(t *testing.T) {
+	t.Parallel()
 	for name, sql := range map[string]string{
 		"restored into another cluster": `update onlyonce.lanes set system_id = system_id + 1`,
 		"target of a larger cluster":    `update onlyonce.lanes set target = (pg_snapshot_xmin(target)::text || ':999999999999:')::pg_snapshot`,
@@ -288,6 +294,7 @@ func TestO3AnotherCluster(t *testing.T) {
 
 // O3: a relay keeps no snapshot over its sessions: the cursor is what the row says when the pass begins.
 func TestO3PrevIsReadInTheSession(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))

@@ -16,6 +16,7 @@ import (
 // Behind PgBouncer in transaction mode, with fewer server connections than clients, relays do what they do: pick, settle in
 // three ways, hand over. Both of pgx's modes that name no prepared statement.
 func TestRelayBehindPgBouncer(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"exec", "cache_describe"} {
 		t.Run(mode, func(t *testing.T) {
 			direct := newRig(t)
@@ -66,6 +67,7 @@ func TestRelayBehindPgBouncer(t *testing.T) {
 
 // A relay whose server connections are terminated loses no row and settles each.
 func TestRelayBehindPgBouncerLosesConnections(t *testing.T) {
+	t.Parallel()
 	direct := newRig(t)
 	bouncer := pgtest.PgBouncer(t, direct.pool.Config().ConnString(), 2)
 	r := &rig{t: t, pool: pgtest.Pool(t, bouncer.Exec())}

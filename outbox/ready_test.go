@@ -23,6 +23,7 @@ func (s *readier) Ready() int {
 // While a sink is not ready no pass is begun and no parked row is picked: no attempt is counted, and no window begins. When it wants
 // to try one call, it gets one at a time, of all lanes and of both kinds.
 func TestRowsOfASinkThatIsNotReadyAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
 	for i := range 10 {

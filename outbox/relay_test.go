@@ -15,6 +15,7 @@ import (
 
 // Only committed rows are sent: not before their commit, and never after a rollback.
 func TestOnlyCommittedRowsAreSent(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	r.start(testConfig(sink))
@@ -39,6 +40,7 @@ func TestOnlyCommittedRowsAreSent(t *testing.T) {
 }
 
 func TestRowsOfUnknownSinksWait(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	other := charge("1")
@@ -58,6 +60,7 @@ func TestRowsOfUnknownSinksWait(t *testing.T) {
 
 // A remote that hangs holds up its own calls only, and has no more of them at once than it may.
 func TestConcurrencyIsBoundedForEachSink(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var now, most atomic.Int64
 	g := r.gate()
@@ -94,6 +97,7 @@ func TestConcurrencyIsBoundedForEachSink(t *testing.T) {
 // A call that takes longer than its row's next due time is not made a second time beside itself: neither the first attempt, whose
 // row is parked when the lane goes on without it, nor one at a parked row.
 func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
+	t.Parallel()
 	for attempt, name := range []string{1: "first attempt", 2: "second attempt"} {
 		if name == "" {
 			continue
@@ -130,6 +134,7 @@ func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
 }
 
 func TestWake(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	cfg := testConfig(sink)
@@ -147,6 +152,7 @@ func TestWake(t *testing.T) {
 // The journal is written before the call: the pass that it is in stands before the first one, attempt and time of the first one
 // stand in the parked row before each other; and no transaction is open.
 func TestJournalBeforeTheCall(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var fault atomic.Value
 	sink := newScripted(nil)
@@ -190,6 +196,7 @@ func TestJournalBeforeTheCall(t *testing.T) {
 
 // What a sink must not do costs its own call a retry, and nothing else.
 func TestSinksThatMisbehave(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		switch d.Attempt {

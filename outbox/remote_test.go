@@ -116,6 +116,7 @@ func silent(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 
 // Whatever becomes of an attempt, the next one is the same call.
 func TestRetriesSendTheSameCall(t *testing.T) {
+	t.Parallel()
 	m := newRemote(t, status(500), dropped, truncated, silent, status(503), status(409), status(408), status(425), status(429))
 	r := newRig(t)
 	r.enqueue(charge("1"))
@@ -144,6 +145,7 @@ func TestRetriesSendTheSameCall(t *testing.T) {
 }
 
 func TestFinalRejectionIsParkedWhole(t *testing.T) {
+	t.Parallel()
 	for _, code := range []int{402, 302, 404} {
 		m := newRemote(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "/elsewhere")
@@ -173,6 +175,7 @@ func TestFinalRejectionIsParkedWhole(t *testing.T) {
 }
 
 func TestRetryAfter(t *testing.T) {
+	t.Parallel()
 	date := time.Now().UTC().Truncate(time.Second)
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
@@ -214,6 +217,7 @@ func TestRetryAfter(t *testing.T) {
 // The check that stands in the connection's first write: connecting took so long that the remote may have forgotten the
 // key by the time the request could leave.
 func TestWindowPassesWhileConnecting(t *testing.T) {
+	t.Parallel()
 	m := newRemote(t, status(500))
 	r := newRig(t)
 	r.enqueue(charge("1"))

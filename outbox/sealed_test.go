@@ -31,6 +31,7 @@ const sealedRow = `select state || ' ' || reason || ' ' || attempts || case when
 // O13: a body that will never open is parked for an operator, from the log and from the parked table, without an attempt and without a call. Its key is as
 // good as new.
 func TestO13BodyThatNeverOpens(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	s := &openWith{}
@@ -66,6 +67,7 @@ func TestO13BodyThatNeverOpens(t *testing.T) {
 
 // O13: a body whose encryption key the relay lacks is tried again, seldom and without an attempt, until the key is there.
 func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	s := &openWith{}
@@ -97,6 +99,7 @@ func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
 
 // O13: the window of a call that was made before goes on while its body does not open, and its attempts stay.
 func TestO13WindowOfACallThatDoesNotOpenAnyMore(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	s := &openWith{}
 	s.fail(nil)
@@ -126,6 +129,7 @@ func TestO13WindowOfACallThatDoesNotOpenAnyMore(t *testing.T) {
 
 // O13: a completion whose body does not open is tried again too, and makes no call.
 func TestO13CompletionThatDoesNotOpen(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.completions()
 	s := &openWith{}

@@ -17,6 +17,7 @@ import (
 
 // Every statement is accepted by a real server.
 func TestStatementsPrepare(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	conn, err := r.pool.Acquire(t.Context())
 	if err != nil {
@@ -50,6 +51,7 @@ var hot = map[string]struct {
 // The hot statements find their rows by index, whatever the parameters, and even when they were planned while the tables were empty:
 // a session keeps such a plan for hours.
 func TestPlans(t *testing.T) {
+	t.Parallel()
 	for _, full := range []bool{false, true} {
 		t.Run(fmt.Sprintf("full=%v", full), func(t *testing.T) {
 			r := newRig(t)
@@ -121,6 +123,7 @@ func TestPlans(t *testing.T) {
 
 // What the fence sets counts for all of its transaction, sequential scans being off among it.
 func TestFenceForbidsSequentialScans(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce) values ('relay/x', 1, '00000000-0000-4000-8000-000000000001')`)
 	err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
@@ -141,6 +144,7 @@ func TestFenceForbidsSequentialScans(t *testing.T) {
 
 // A session that does not wait for its commits to be flushed does so for the relay's journal; all else is left alone.
 func TestFenceFlushes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce) values ('relay/x', 1, '00000000-0000-4000-8000-000000000001')`)
 	for given, want := range map[string]string{"off": "local", "on": "on", "remote_apply": "remote_apply", "local": "local"} {
@@ -168,6 +172,7 @@ func TestFenceFlushes(t *testing.T) {
 // The relay runs without prepared statements (PgBouncer in transaction mode, old versions), and on a server whose default
 // isolation is not the one it needs.
 func TestOtherSessions(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			r := newRig(t)
@@ -215,6 +220,7 @@ func TestOtherSessions(t *testing.T) {
 
 // A parked row that somebody else has locked is left for later, and does not keep others from being sent.
 func TestLockedRowsAreLeftForLater(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	var again atomic.Bool
 	sink := newScripted(func(context.Context, *outbox.Delivery) outbox.Result {

@@ -14,6 +14,7 @@ import (
 )
 
 func TestGracefulStop(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
@@ -47,6 +48,7 @@ func TestGracefulStop(t *testing.T) {
 // A relay that is stopped ends when its last call is settled: it waits neither for the end of the drain nor for that of a lease. All calls are in one lane, so
 // that the others' release shows that the stop has reached it.
 func TestStopWaitsForItsCallsOnly(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
@@ -81,6 +83,7 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 
 // Calls that take longer than the drain are cut off, and settled as calls to be made again.
 func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 		<-ctx.Done()
@@ -98,6 +101,7 @@ func TestDrainTimeout(t *testing.T) {
 }
 
 func TestSinkThatDoesNotReturn(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	t.Cleanup(g.release)
@@ -121,6 +125,7 @@ func TestSinkThatDoesNotReturn(t *testing.T) {
 }
 
 func TestRunRefuses(t *testing.T) {
+	t.Parallel()
 	empty := pgtest.Empty(t)
 	relay, err := outbox.NewRelay(empty, testConfig(newScripted(accept)))
 	if err != nil {
@@ -141,6 +146,7 @@ func TestRunRefuses(t *testing.T) {
 
 // A fault that waiting does not heal ends Run, with every sink stopped in order.
 func TestMissingRightsEndRun(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	other := newScripted(accept)
 	other.name = "mail"

@@ -10,6 +10,7 @@ import (
 // T5: a relay is stopped while the COMMIT that journals an attempt waits for a synchronous standby. Cancelled, it would be on this
 // server alone, with the call made; a failover then forgets when its key window began.
 func TestT5RelaysCommitOutlivesItsCaller(t *testing.T) {
+	t.Parallel()
 	standby := pgtest.NewStandbyAway(t)
 	r := &rig{t: t, pool: standby.Admin}
 	relays := &rig{t: t, pool: pgtest.Pool(t, standby.URL+"&application_name=relay")}

@@ -32,6 +32,7 @@ func (r *rig) handled(origin dedupe.Origin, calls ...outbox.Call) error {
 
 // O6: retries are made inside the remote's window only, which counts from the first attempt; one that was never tried has no age.
 func TestO6WindowPassed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
 	r.enqueue(charge("in time"), charge("too late"))
@@ -58,6 +59,7 @@ func TestO6WindowPassed(t *testing.T) {
 
 // O6: a relay died with a pass whose calls it may have made: their age counts from when that pass began.
 func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	g := r.gate()
 	dying := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
@@ -87,6 +89,7 @@ func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
 
 // O6: the window counts from the first attempt through all retries, and ends them.
 func TestO6WindowEndsRetries(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
 	sink.limits = outbox.Limits{KeyWindow: 2 * time.Second, Timeout: time.Second}
@@ -99,6 +102,7 @@ func TestO6WindowEndsRetries(t *testing.T) {
 }
 
 func TestForever(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.RetryLater("no", nil) })
 	r.enqueue(charge("1"))
@@ -115,6 +119,7 @@ func TestForever(t *testing.T) {
 // O6: the message may have been handled in a history that is lost: calls under its keys can have been made since it was appended. Where that
 // is longer ago than the remote remembers keys no call is made; the age of any other message does not matter.
 func TestO6Redo(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		age       time.Duration
 		redo      bool
@@ -161,6 +166,7 @@ func TestO6Redo(t *testing.T) {
 // A call of unknown outcome is asked about until there is an answer: what was applied is not sent again, what was not applied is, under the
 // same key and in a window of its own.
 func TestReconcile(t *testing.T) {
+	t.Parallel()
 	for _, answer := range []outbox.Reconciliation{outbox.Applied, outbox.NotApplied} {
 		for _, later := range []bool{false, true} {
 			name := answer.String()
@@ -215,6 +221,7 @@ func TestReconcile(t *testing.T) {
 
 // A call that is put off is not made before its time, nor is one behind it; no attempt is counted and no window begins.
 func TestNotBefore(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	sink := newScripted(accept)
 	put := keyed("k", 0)
@@ -240,6 +247,7 @@ func TestNotBefore(t *testing.T) {
 
 // The trace context of the message, or the call's own, goes with each attempt.
 func TestTrace(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	const ofMessage, own = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\nvendor=1", "00-11111111111111111111111111111111-2222222222222222-00"
 	sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {

@@ -7,8 +7,8 @@ import (
 	"github.com/onlyonce/onlyonce/seal"
 )
 
-// A rotation of the encryption key. Values that were sealed with the old key still open, and new ones
-// are sealed with the new key.
+// A rotation of the encryption key. Values that were sealed with the old key still open, and new
+// ones are sealed with the new key.
 func Example() {
 	// Real keys are 32 random bytes from where you keep secrets.
 	first := seal.Key([]byte("an example's key: not a secret..")[:])

@@ -1,7 +1,8 @@
-// Package seal encrypts what is stored: bodies of outbound calls, and answers to HTTP requests. It is a package of its own because both
-// use it.
+// Package seal encrypts stored values: bodies of outbound calls, and answers to HTTP requests. It
+// is a separate package because outbox and idempotency both use it.
 //
-// A sealed value is AES-256-GCM (NIST SP 800-38D) with a random nonce of 96 bits, bound to the key that it is stored under:
+// A sealed value is AES-256-GCM (NIST SP 800-38D) with a random nonce of 96 bits, bound to the key
+// that it is stored under:
 //
 //	1 byte    version, 1
 //	4 bytes   id of the encryption key, big-endian
@@ -9,11 +10,13 @@
 //	n bytes   ciphertext
 //	16 bytes  tag
 //
-// The first five bytes and the key that the value is stored under are authenticated with it: a value that is moved to another row
-// does not open.
+// The first five bytes and the key that the value is stored under are authenticated together with
+// it. A value that is moved to another row does not open.
 //
-// To rotate, add a key and make it current, first where values are opened and then where they are sealed; remove the old one when nothing is stored any more that
-// was sealed with it. With random nonces one key is good for 2^32 values (SP 800-38D section 8.3): rotate long before.
+// To rotate the encryption key, first add the new key in every process that opens values. Then make
+// it current in the processes that seal. Remove the old key when no stored value is sealed with it
+// any more. With random nonces one key is good for 2^32 values (SP 800-38D section 8.3): rotate
+// long before that.
 package seal
 
 import (
@@ -32,13 +35,14 @@ const (
 
 // Errors of [Sealer.Open].
 var (
-	// ErrKey: the value was sealed with an encryption key that this Sealer does not have.
+	// ErrKey means that the value was sealed with an encryption key that this Sealer does not have.
 	ErrKey = errors.New("seal: unknown encryption key")
-	// ErrValue: the value is none that was sealed under this key, or it was changed.
+	// ErrValue means that the value was changed, was sealed for another row, or is not a sealed
+	// value.
 	ErrValue = errors.New("seal: not a sealed value, or not one of this key")
 )
 
-// Key is an encryption key: 32 random bytes, kept where secrets are kept.
+// Key is an encryption key: 32 random bytes. Keep it where you keep secrets.
 type Key [32]byte
 
 // Sealer seals with one key and opens with several. It is safe for concurrent use.
@@ -47,7 +51,9 @@ type Sealer struct {
 	keys    map[uint32]cipher.AEAD
 }
 
-// New returns a Sealer that opens with all keys, by their ids, and seals with the one that is named current.
+// New returns a Sealer that opens values sealed with any of the keys, by their ids, and seals with
+// the key whose id is current. It returns an error if a key is all zeros or if current is not among
+// the keys.
 func New(current uint32, keys map[uint32]Key) (*Sealer, error) {
 	s := &Sealer{current: current, keys: make(map[uint32]cipher.AEAD, len(keys))}
 	for id, k := range keys {
@@ -68,7 +74,8 @@ func New(current uint32, keys map[uint32]Key) (*Sealer, error) {
 	return s, nil
 }
 
-// Seal encrypts a value and binds it to the key that it is stored under.
+// Seal encrypts a value and binds it to the key that it is stored under. The result is 33 bytes
+// longer than the value.
 func (s *Sealer) Seal(key [16]byte, value []byte) ([]byte, error) {
 	aead := s.keys[s.current]
 	out := make([]byte, header+aead.NonceSize(), header+aead.NonceSize()+len(value)+aead.Overhead())
@@ -79,7 +86,8 @@ func (s *Sealer) Seal(key [16]byte, value []byte) ([]byte, error) {
 	return aead.Seal(out, nonce, value, data(out, key)), nil
 }
 
-// Open decrypts what Seal returned for the same key.
+// Open decrypts a value that Seal returned for the same key. It returns [ErrKey] or [ErrValue], to
+// be tested with errors.Is.
 func (s *Sealer) Open(key [16]byte, sealed []byte) ([]byte, error) {
 	if len(sealed) < header || sealed[0] != version {
 		return nil, ErrValue
@@ -100,7 +108,7 @@ func (s *Sealer) Open(key [16]byte, sealed []byte) ([]byte, error) {
 	return value, nil
 }
 
-// data is what is authenticated besides the value.
+// data returns what is authenticated besides the value.
 func data(sealed []byte, key [16]byte) []byte {
 	return append(append(make([]byte, 0, header+len(key)), sealed[:header]...), key[:]...)
 }

@@ -59,7 +59,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// Each bit counts, and so does the row.
+// A change of any bit is noticed, and so is another row.
 func TestRefusesWhatWasChanged(t *testing.T) {
 	s, key := sealer(t, 1, 1, 2), [16]byte{7}
 	sealed, _ := s.Seal(key, []byte("value"))
@@ -82,8 +82,8 @@ func TestRefusesWhatWasChanged(t *testing.T) {
 	}
 }
 
-// The head says by which key a value is opened, and is part of what the tag is over: it cannot be exchanged for that of another key that happens to
-// have the same bytes under another id.
+// The header says which key opens a value, and the tag covers it. It cannot be replaced by that of
+// a key with the same bytes and another id.
 func TestHeadIsAuthenticated(t *testing.T) {
 	key := [16]byte{7}
 	one, err := seal.New(1, map[uint32]seal.Key{1: {9}, 2: {9}})
@@ -97,8 +97,9 @@ func TestHeadIsAuthenticated(t *testing.T) {
 	}
 }
 
-// Under one key no nonce is used twice: with AES-GCM two values of one nonce give away each other and the key that tags are made with. What is asked for
-// is that all of its bytes are random: of a thousand, no two are equal, and none of its 12 bytes is the same in all.
+// No nonce is used twice with one key. With AES-GCM, two values with one nonce reveal each other
+// and the key for tags. The test asks that all bytes of the nonce are random: of a thousand nonces
+// no two are equal, and none of the 12 bytes is the same in all.
 func TestNoncesDiffer(t *testing.T) {
 	s, key := sealer(t, 1, 1), [16]byte{7}
 	seen := map[string]bool{}

@@ -40,7 +40,7 @@ type Member struct {
 	mu   sync.Mutex
 	has  map[string]*Held
 	seen int // how often own was called
-	news chan struct{}
+	wakeup chan struct{}
 }
 
 // Key names a partition in a Member.
@@ -48,7 +48,7 @@ func Key(topic string, partition int32) string { return fmt.Sprintf("%s/%d", top
 
 // NewMember returns a member that does not run yet.
 func NewMember(t testing.TB) *Member {
-	return &Member{t: t, has: make(map[string]*Held), news: make(chan struct{}), done: make(chan struct{})}
+	return &Member{t: t, has: make(map[string]*Held), wakeup: make(chan struct{}), done: make(chan struct{})}
 }
 
 // Join runs a Source; the test's end stops it and fails if that takes too long or Run returns an error.
@@ -113,8 +113,8 @@ func (m *Member) change(f func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f()
-	close(m.news)
-	m.news = make(chan struct{})
+	close(m.wakeup)
+	m.wakeup = make(chan struct{})
 }
 
 // Until waits for a condition on what the member holds, by key, and on how often own was called.
@@ -123,13 +123,13 @@ func (m *Member) Until(what string, cond func(has map[string]*Held, seen int) bo
 	deadline := time.After(patience)
 	for {
 		m.mu.Lock()
-		ok, news := cond(m.has, m.seen), m.news
+		ok, wakeup := cond(m.has, m.seen), m.wakeup
 		m.mu.Unlock()
 		if ok {
 			return
 		}
 		select {
-		case <-news:
+		case <-wakeup:
 		case <-m.done:
 			m.t.Fatalf("waiting for %s: Run has returned: %v", what, m.err)
 		case <-deadline:

@@ -2,8 +2,9 @@ package codec
 
 import "github.com/jackc/pgx/v5/pgtype"
 
-// Array is an argument for an array of n elements. They are pointers: pgx takes those as they are, where it would reach a slice of values by
-// reflection and move each one to the heap. T is one of pgtype's own types, which pgx knows without asking the server.
+// Array is an argument for an array of n elements. They are pointers: pgx takes those as they are,
+// where it would reach a slice of values by reflection and move each one to the heap. T is one of
+// pgtype's own types, which pgx knows without asking the server.
 func Array[T any](n int, at func(i int) T) pgtype.FlatArray[*T] {
 	elements, array := make([]T, n), make(pgtype.FlatArray[*T], n)
 	for i := range elements {

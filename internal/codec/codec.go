@@ -1,4 +1,5 @@
-// Package codec holds the one way in which onlyonce hashes tuples of fields into identities, and the forms in which values are stored.
+// Package codec holds the one way in which onlyonce hashes tuples of fields into identities, and
+// the forms in which values are stored.
 package codec
 
 import (
@@ -6,9 +7,9 @@ import (
 	"encoding/binary"
 )
 
-// Hash is SHA-256 over the fields, each preceded by its length in bytes as a big-endian uint32, so that no two
-// different lists of fields feed it the same bytes. The first field names the kind and version of the tuple
-// ("onlyonce/key/1"), so that a tuple of one kind never equals one of another.
+// Hash is SHA-256 over the fields, each preceded by its length in bytes as a big-endian uint32, so
+// that no two different lists of fields feed it the same bytes. The first field names the kind and
+// version of the tuple ("onlyonce/key/1"), so that a tuple of one kind never equals one of another.
 func Hash(kind string, fields ...string) [32]byte {
 	var few [256]byte // on the stack: what a key needs
 	b := few[:0]

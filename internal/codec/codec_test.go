@@ -77,7 +77,8 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// Both arrays are known to pgx without a server's answer, which a connection behind PgBouncer cannot get.
+// Both arrays are known to pgx without a server's answer, which a connection behind PgBouncer
+// cannot get.
 func TestArraysEncode(t *testing.T) {
 	t.Parallel()
 	m := pgtype.NewMap()

@@ -20,10 +20,11 @@ import (
 type Event struct {
 	// Topic is the stream. Required.
 	Topic string
-	// Tenant and ID name the event. The appender claims the id before, in the same transaction: consumers take it for unique. At most 1,024
-	// bytes. Required.
+	// Tenant and ID name the event. The appender claims the id before, in the same transaction:
+	// consumers take it for unique. At most 1,024 bytes. Required.
 	Tenant, ID string
-	// Key is what the event is about: events of one key are read in the order of their commits. Nil: none.
+	// Key is what the event is about: events of one key are read in the order of their commits.
+	// Nil: none.
 	Key     []byte
 	Headers []consumer.Header
 	Body    []byte
@@ -47,11 +48,12 @@ const (
 
 var validTopic = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
 
-// appendSQL appends events; see the function's comment in the migration. In: arrays of one length but for those of the headers.
+// appendSQL appends events; see the function's comment in the migration. In: arrays of one length
+// but for those of the headers.
 const appendSQL = `select onlyonce.append_events($1, $2, $3, $4, $5, $6, $7, $8, $9)`
 
-// makeStreamSQL makes a stream where there is none. In: topic, partitions. Out: one row, how many partitions it has; none if somebody
-// made it after this statement began.
+// makeStreamSQL makes a stream where there is none. In: topic, partitions. Out: one row, how many
+// partitions it has; none if somebody made it after this statement began.
 const makeStreamSQL = `
 with made as (insert into onlyonce.streams (topic, partitions) values ($1, $2) on conflict (topic) do nothing returning partitions)
 select partitions from made union all select partitions from onlyonce.streams where topic = $1 limit 1`
@@ -61,7 +63,8 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// MakeStream makes a stream, unless there is one of that name, which keeps the number of partitions that it has. Idempotent.
+// MakeStream makes a stream, unless there is one of that name, which keeps the number of partitions
+// that it has. Idempotent.
 func MakeStream(ctx context.Context, db DB, topic string, partitions int) (has int, err error) {
 	switch {
 	case !validTopic.MatchString(topic):
@@ -85,9 +88,10 @@ type lateTx interface {
 	Late(item any, write func(items []any) (sql string, args []any)) error
 }
 
-// Append appends events in the caller's transaction: they are read after its COMMIT. It locks their partitions until the
-// transaction ends, so it comes last; in a guarded transaction (internal/guard) that is done for you. SQLSTATE 40001 and 40P01 mean that
-// the transaction must run again.
+// Append appends events in the caller's transaction: they are read after its COMMIT. It locks their
+// partitions until the transaction ends, so it comes last; in a guarded transaction
+// (internal/guard) that is done for you. SQLSTATE 40001 and 40P01 mean that the transaction must
+// run again.
 func Append(ctx context.Context, tx dedupe.Tx, events ...Event) error {
 	var faults []error
 	items := make([]any, len(events))

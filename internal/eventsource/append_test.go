@@ -82,7 +82,8 @@ func TestE1OffsetsAreDense(t *testing.T) {
 	r.wantLog("0:a", "1:q", "2:r", "3:s")
 }
 
-// Above READ COMMITTED a snapshot that is older than somebody's append is told, wherever that append went.
+// Above READ COMMITTED a snapshot that is older than somebody's append is told, wherever that
+// append went.
 func TestE1StaleSnapshotsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, iso := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
@@ -106,7 +107,8 @@ func TestE1StaleSnapshotsAreRefused(t *testing.T) {
 		r.append("b")
 		refused("in the current segment", tx)
 
-		// A late writer, who has read that segment 0 is current, before 1 is announced and the snapshot is taken.
+		// A late writer, who has read that segment 0 is current, before 1 is announced and the
+		// snapshot is taken.
 		late := r.begin(pgx.ReadCommitted)
 		if err := appended(t, late, "late"); err != nil {
 			t.Fatal(err)
@@ -155,7 +157,8 @@ func (r *rig) steps(x *ring.Rotator, want ring.Action) {
 	_ = last
 }
 
-// A partition whose every row was in a segment that was emptied goes on behind them, and so does a reader.
+// A partition whose every row was in a segment that was emptied goes on behind them, and so does a
+// reader.
 func TestE2EmptiedSegmentsLeaveAFloor(t *testing.T) {
 	r := newRig(t, 1)
 	r.append("a", "b", "c")
@@ -175,7 +178,8 @@ func TestE2EmptiedSegmentsLeaveAFloor(t *testing.T) {
 	}
 	r.append("d")
 	r.wantLog("3:d")
-	r.exec(`update onlyonce.cursors set retired_at = now(), run_start = 0`) // holds nothing back any more
+	// Holds nothing back any more.
+	r.exec(`update onlyonce.cursors set retired_at = now(), run_start = 0`)
 	r.steps(x, ring.Truncated)
 	r.append("e")
 	r.wantLog("4:e")
@@ -197,7 +201,8 @@ func TestE2WhoNeedsASegment(t *testing.T) {
 	r.steps(x, ring.Truncated)
 }
 
-// Writers, rotation and readers all at once: every partition's offsets are dense, whatever is emptied meanwhile.
+// Writers, rotation and readers all at once: every partition's offsets are dense, whatever is
+// emptied meanwhile.
 func TestE1ManyWriters(t *testing.T) {
 	r := newRig(t, 3)
 	r.exec(`with l as (insert into onlyonce.leases (name) select 'cursor/x/s/' || n from generate_series(0, 2) n returning id, name)

@@ -15,37 +15,44 @@ import (
 // ErrConfig is wrapped by every error about a configuration.
 var ErrConfig = errors.New("eventsource: bad configuration")
 
-// Config says what a [Source] reads, and how. The zero value of a field is the default that its comment names; a value out of range is
-// an error and never adjusted.
+// Config says what a [Source] reads, and how. The zero value of a field is the default that its
+// comment names; a value out of range is an error and never adjusted.
 type Config struct {
-	// Group names who consumes together: its members share the partitions. Required, at most 200 bytes.
+	// Group names who consumes together: its members share the partitions. Required, at most 200
+	// bytes.
 	Group string
 
 	// Topics are the streams to read. Required.
 	Topics []string
 
-	// Partitions is how many partitions a stream of Topics gets that is not there yet. 0: it must be there.
+	// Partitions is how many partitions a stream of Topics gets that is not there yet. 0: it must
+	// be there.
 	Partitions int
 
-	// PollInterval is how often the members look for events that nobody has told of, and for members that came or went. Default 500 ms,
-	// at least 10 ms. It bounds how long an event waits that another process has appended.
+	// PollInterval is how often the members look for events that nobody has told of, and for
+	// members that came or went. Default 500 ms, at least 10 ms. It bounds how long an event waits
+	// that another process has appended.
 	PollInterval time.Duration
 
-	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, from 1 s to 1 hour. Renewed at a third of it.
+	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, from 1
+	// s to 1 hour. Renewed at a third of it.
 	LeaseTTL time.Duration
 
-	// HandoverTimeout is how long a partition that another member is to have may go on until what is under way has ended. Default 30 s, at
-	// least 100 ms. Then the lease is released all the same. Keep it not below what letting go may take: docs/operations.md, "How long a stop takes".
+	// HandoverTimeout is how long a partition that another member is to have may go on until what
+	// is under way has ended. Default 30 s, at least 100 ms. Then the lease is released all the
+	// same. Keep it not below what letting go may take: docs/operations.md, "How long a stop
+	// takes".
 	HandoverTimeout time.Duration
 
 	// FetchBytes is how much one fetch reads, and one event more. Default 1 MiB.
 	FetchBytes int
 
-	// Retention is how long events are kept that every consumer has passed: for replays. Default 7 days, at least 1 ms. What a consumer has
-	// not passed is kept for longer.
+	// Retention is how long events are kept that every consumer has passed: for replays. Default 7
+	// days, at least 1 ms. What a consumer has not passed is kept for longer.
 	Retention time.Duration
 
-	// SegmentBytes is the size at which a segment of the log is followed by another one. Default 256 MiB. There are six.
+	// SegmentBytes is the size at which a segment of the log is followed by another one. Default
+	// 256 MiB. There are six.
 	SegmentBytes int64
 
 	// Logger receives what no caller is there to be told. Nil: nothing is logged.

@@ -15,7 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
-// The source keeps the contract of package consumer. It has no transactions of its own that could be open or aborted behind an offset.
+// The source keeps the contract of package consumer. It has no transactions of its own that could
+// be open or aborted behind an offset.
 func TestConformance(t *testing.T) {
 	r := newRig(t, 1)
 	topics, ids := 0, 0
@@ -54,7 +55,8 @@ func TestConformance(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		Skip: func(t testing.TB, topic string, partition int32) { // as where everything was in segments that were emptied
+		// As where everything was in segments that were emptied.
+		Skip: func(t testing.TB, topic string, partition int32) {
 			exec(t, `insert into onlyonce.stream_floors select s.id, $2, b.next_offset + 3 from onlyonce.streams s, onlyonce.stream_bounds(s.id, $2::smallint) b
 				where s.topic = $1 on conflict (stream, partition) do update set next_offset = excluded.next_offset`, topic, partition)
 		},

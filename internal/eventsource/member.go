@@ -23,8 +23,8 @@ type place struct {
 	nr    int16
 }
 
-// member is one Run of a source. One goroutine renews leases, takes and gives back partitions, and looks for events; each own has a
-// goroutine of its own.
+// member is one Run of a source. One goroutine renews leases, takes and gives back partitions, and
+// looks for events; each own has a goroutine of its own.
 type member struct {
 	*Source
 	own    func(context.Context, consumer.Partition) error
@@ -66,7 +66,8 @@ func (m *member) run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	for len(m.held) > 0 { // leases last until what is under way has ended, or the others' patience has
+	// Leases last until what is under way has ended, or the others' patience has.
+	for len(m.held) > 0 {
 		for _, p := range m.held {
 			p.giveUp(context.Canceled)
 		}
@@ -127,7 +128,8 @@ func (m *member) step(ctx context.Context) error {
 	return nil
 }
 
-// renew prolongs what this process holds, in one statement: a partition that is not its own any more ends.
+// renew prolongs what this process holds, in one statement: a partition that is not its own any
+// more ends.
 func (m *member) renew(ctx context.Context) error {
 	bounded, cancel := m.detached(ctx)
 	defer cancel()
@@ -241,7 +243,8 @@ func (m *member) left(ctx context.Context, p *partition) error {
 		bounded, cancel := m.detached(ctx)
 		defer cancel()
 		if err := p.lease.Release(bounded, m.pool); err != nil {
-			m.cfg.Logger.Warn("onlyonce: a lease was not released", "topic", p.topic, "partition", p.nr, "error", err) // it ends by itself
+			// It ends by itself.
+			m.cfg.Logger.Warn("onlyonce: a lease was not released", "topic", p.topic, "partition", p.nr, "error", err)
 		}
 	}
 	switch {
@@ -255,7 +258,8 @@ func (m *member) left(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// release gives back the leases of partitions that were to be given up long ago, whoever still works on them.
+// release gives back the leases of partitions that were to be given up long ago, whoever still
+// works on them.
 func (m *member) release(ctx context.Context) {
 	for _, p := range m.held {
 		if p.released || p.giveUpAt.IsZero() || time.Since(p.giveUpAt) < m.cfg.HandoverTimeout {

@@ -19,24 +19,27 @@ import (
 // streamSQL reads a stream. In: topic. Out: at most one row: id, incarnation, partitions.
 const streamSQL = `select id, incarnation, partitions from onlyonce.streams where topic = $1`
 
-// boundsSQL reads a stream, and where a partition of it begins and ends. In: topic, partition. Out: at most one row.
-// Needs the log to be locked before its snapshot, see reading.
+// boundsSQL reads a stream, and where a partition of it begins and ends. In: topic, partition. Out:
+// at most one row. Needs the log to be locked before its snapshot, see reading.
 const boundsSQL = `
 select s.id, s.incarnation, s.partitions, b.first_offset, b.next_offset
   from onlyonce.streams s cross join lateral onlyonce.stream_bounds(s.id, $2::smallint) b where s.topic = $1`
 
-// pageSQL reads events. In: stream, partition, first offset, bytes of bodies after which it stops. Out: rows by offset. By the unique indexes of
-// the segments. Bodies that are stored out of line are measured without being read.
+// pageSQL reads events. In: stream, partition, first offset, bytes of bodies after which it stops.
+// Out: rows by offset. By the unique indexes of the segments. Bodies that are stored out of line
+// are measured without being read.
 const pageSQL = `
 select "offset", tenant, id, order_key, header_names, header_values, body, appended_at, erased_at is not null
   from (select x.*, sum(coalesce(octet_length(x.body), 0)) over (order by x."offset") - coalesce(octet_length(x.body), 0) as before
           from (select * from onlyonce.event_log where stream = $1 and partition = $2 and "offset" >= $3 order by "offset" limit 500) x) y
  where before < $4 order by "offset"`
 
-// committedSQL reads what a group has committed. In: group, stream, partition. Out: at most one row.
+// committedSQL reads what a group has committed. In: group, stream, partition. Out: at most one
+// row.
 const committedSQL = `select "offset", metadata from onlyonce.stream_offsets where group_id = $1 and stream = $2 and partition = $3`
 
-// commitSQL commits an offset under the partition's lease; see the function's comment in the migration.
+// commitSQL commits an offset under the partition's lease; see the function's comment in the
+// migration.
 const commitSQL = `select onlyonce.commit_stream_offset($1, $2, $3::uuid, $4, $5, $6, $7, $8)`
 
 const codeFenceLost = "OO001"
@@ -147,8 +150,8 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 	return err
 }
 
-// readTimeout bounds what is asked of the database, together with LeaseTTL: a server that has gone without a word must not hold the partition
-// for as long as TCP takes to find out.
+// readTimeout bounds what is asked of the database, together with LeaseTTL: a server that has gone
+// without a word must not hold the partition for as long as TCP takes to find out.
 const readTimeout = 15 * time.Second
 
 func (p *partition) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -189,7 +192,8 @@ func (p *partition) Bounds(ctx context.Context) (consumer.Bounds, error) {
 	return consumer.Bounds{Start: start, End: end, LeaderEpoch: -1}, err
 }
 
-// Verify implements consumer.Partition: the log has no leader epochs. A failover that loses events loses the positions behind them with them.
+// Verify implements consumer.Partition: the log has no leader epochs. A failover that loses events
+// loses the positions behind them with them.
 func (p *partition) Verify(context.Context, int64, int32) error { return nil }
 
 // Retained implements consumer.Partition: what a cursor has not passed is not deleted by time.
@@ -201,7 +205,8 @@ func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, erro
 	return time.Time{}, err
 }
 
-// Fetch implements consumer.Partition. At the log's end it asks nothing of the database: the source's one scout looks for all partitions.
+// Fetch implements consumer.Partition. At the log's end it asks nothing of the database: the
+// source's one scout looks for all partitions.
 func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	if from == p.caught.Load() {
 		if calm, err := p.wait(ctx); err != nil {
@@ -237,7 +242,8 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.F
 	case f.Next == from: // nothing, or offsets that were left out before the end
 		f.Next = end
 	}
-	f.HighWatermark, f.LastStable = end, end // it has no transactions that are open: offsets are given out at COMMIT
+	// It has no transactions that are open: offsets are given out at COMMIT.
+	f.HighWatermark, f.LastStable = end, end
 	p.caught.Store(-1)
 	if f.Next == end {
 		p.caught.Store(end)
@@ -245,8 +251,8 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.F
 	return f, nil
 }
 
-// wait returns when there may be something to read, or true when a scout that was begun meanwhile has found nothing. Where none comes to an
-// end in time the database is asked: it may be gone.
+// wait returns when there may be something to read, or true when a scout that was begun meanwhile
+// has found nothing. Where none comes to an end in time the database is asked: it may be gone.
 func (p *partition) wait(ctx context.Context) (calm bool, err error) {
 	before := p.round.Load()
 	t := time.NewTimer(p.s.cfg.PollInterval + p.s.cfg.PollInterval/4)

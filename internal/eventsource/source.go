@@ -23,8 +23,9 @@ import (
 // ClusterID is what cursors of streams have where those of Kafka's topics have the cluster.
 const ClusterID = "postgres"
 
-// surveySQL says how streams stand. In: topics; how the names of leases begin of members, and of partitions. Out: a row for each stream that is
-// there: topic, id, incarnation, partitions, how many members there are, partitions that nobody holds, in no order. Takes no lock.
+// surveySQL says how streams stand. In: topics; how the names of leases begin of members, and of
+// partitions. Out: a row for each stream that is there: topic, id, incarnation, partitions, how
+// many members there are, partitions that nobody holds, in no order. Takes no lock.
 const surveySQL = `
 select s.topic, s.id, s.incarnation, s.partitions,
        (select count(*) from onlyonce.leases l where starts_with(l.name, $2::text || s.topic || '/') and l.until > clock_timestamp()
@@ -34,15 +35,17 @@ select s.topic, s.id, s.incarnation, s.partitions,
               where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour' order by random())
   from onlyonce.streams s where s.topic = any ($1::text[])`
 
-// scoutSQL says where partitions end. In: topics and partitions, of one length. Out: a row for each: topic, partition, incarnation (null: the
-// stream is gone), next offset. A hint: it does not keep segments from being emptied meanwhile.
+// scoutSQL says where partitions end. In: topics and partitions, of one length. Out: a row for
+// each: topic, partition, incarnation (null: the stream is gone), next offset. A hint: it does not
+// keep segments from being emptied meanwhile.
 const scoutSQL = `
 select h.topic, h.partition, s.incarnation, coalesce(b.next_offset, -1)
   from unnest($1::text[], $2::smallint[]) as h(topic, partition)
   left join onlyonce.streams s on s.topic = h.topic
   left join lateral onlyonce.stream_bounds(s.id, h.partition) b on true`
 
-// Source reads streams of the event log. It is a [consumer.Source]; see the package's documentation.
+// Source reads streams of the event log. It is a [consumer.Source]; see the package's
+// documentation.
 type Source struct {
 	pool    *pgxpool.Pool
 	cfg     Config
@@ -75,8 +78,8 @@ func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 // Events implements consumer.EventSource: ids were claimed when the events were appended.
 func (s *Source) Events() {}
 
-// Wake makes the source look for events now. Call it after a transaction has committed that appended some, in the same process. It
-// never blocks.
+// Wake makes the source look for events now. Call it after a transaction has committed that
+// appended some, in the same process. It never blocks.
 func (s *Source) Wake() {
 	select {
 	case s.wake <- struct{}{}:
@@ -111,7 +114,8 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Par
 	return err
 }
 
-// ready finds out before anything is joined whether there is something to read, and makes the streams that may be made.
+// ready finds out before anything is joined whether there is something to read, and makes the
+// streams that may be made.
 func (s *Source) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, pace.Start)
 	defer cancel()
@@ -168,8 +172,9 @@ func (s *Source) partitionLease(topic string) string {
 	return "events/" + url.PathEscape(s.cfg.Group) + "/" + topic
 }
 
-// reading runs statements in one round trip: without sequential scans, because a table may be tiny when the plan is made and large when it
-// is used again. whole locks the log against being emptied, before the one snapshot of all statements is taken.
+// reading runs statements in one round trip: without sequential scans, because a table may be tiny
+// when the plan is made and large when it is used again. whole locks the log against being emptied,
+// before the one snapshot of all statements is taken.
 func reading(ctx context.Context, pool *pgxpool.Pool, whole bool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	if whole {

@@ -1,16 +1,18 @@
-// Package fault names the points at which tests kill, fail or stop a process. In a production build a point is an
-// empty function that the compiler removes; the tag onlyonce_fault makes it ask the environment:
+// Package fault names the points at which tests kill, fail or stop a process. In a production build
+// a point is an empty function that the compiler removes; the tag onlyonce_fault makes it ask the
+// environment:
 //
 //	ONLYONCE_FAULT="consumer/fenced=kill@3,consumer/committed=error"
 //
-// makes the process kill itself (SIGKILL) when it comes to the point consumer/fenced for the third time, and the point
-// consumer/committed return [ErrInjected] each time. The third action, hang, stops the goroutine there for the time that
-// ONLYONCE_FAULT_HANG says (default 10s).
+// makes the process kill itself (SIGKILL) when it comes to the point consumer/fenced for the third
+// time, and the point consumer/committed return [ErrInjected] each time. The third action, hang,
+// stops the goroutine there for the time that ONLYONCE_FAULT_HANG says (default 10s).
 package fault
 
 import "errors"
 
-// ErrInjected is what a point returns whose action is error. The engine must take it for a fault of a server or of the way to it.
+// ErrInjected is what a point returns whose action is error. The engine must take it for a fault of
+// a server or of the way to it.
 var ErrInjected = errors.New("fault injected by a test")
 
 // The points of package consumer, in the order in which a message meets them.
@@ -44,8 +46,9 @@ const (
 	RetrySettled   = "consumer/retry-settled"   // its settlement is queued
 	RetryCommitted = "consumer/retry-committed" // its COMMIT answered
 	RetryFailed    = "consumer/retry-failed"    // undone, its failure not written
-	Promoting      = "consumer/promoting"       // before the next row of an ordering key is made due
-	Tending        = "consumer/tending"         // before the owner looks for what operators did
+	// Before the next row of an ordering key is made due.
+	Promoting = "consumer/promoting"
+	Tending   = "consumer/tending" // before the owner looks for what operators did
 )
 
 // Points lists every point of package consumer.
@@ -80,7 +83,8 @@ var RelayPoints = []string{
 
 // The points of package idempotency, in the order in which a request meets them.
 const (
-	RequestLeased    = "idempotency/leased"    // lease mode: the claim is committed, nothing has run
+	// Lease mode: the claim is committed, nothing has run.
+	RequestLeased    = "idempotency/leased"
 	RequestClaimed   = "idempotency/claimed"   // transactional mode: the key's lock is held
 	StepBegun        = "idempotency/step"      // lease mode: the step is noted, its call not made
 	StepCalled       = "idempotency/stepped"   // its call was answered, the result is not kept

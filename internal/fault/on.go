@@ -46,7 +46,8 @@ func read(env string) map[string]*injection {
 	return m
 }
 
-// Point does what the environment asks for at the point of that name. Each injection says on standard error that it happened.
+// Point does what the environment asks for at the point of that name. Each injection says on
+// standard error that it happened.
 func Point(name string) error {
 	mu.Lock()
 	in := plan[name]

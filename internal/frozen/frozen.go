@@ -1,6 +1,7 @@
-// Package frozen holds the rules for what may be frozen in an outbox row. Enqueue applies them, so that the author of a
-// call learns of a fault at once; the HTTP sink applies them again, because a row may have been
-// written in SQL, and because they are what keeps a row's contents from choosing the host or the framing of a request.
+// Package frozen holds the rules for what may be frozen in an outbox row. Enqueue applies them, so
+// that the author of a call learns of a fault at once; the HTTP sink applies them again, because a
+// row may have been written in SQL, and because they are what keeps a row's contents from choosing
+// the host or the framing of a request.
 package frozen
 
 import (
@@ -30,9 +31,10 @@ func Method(m string) error {
 	return nil
 }
 
-// Target refuses a target that is anything but a path below the base URL with an optional query: it could otherwise name
-// another host ("//host", "https://host", "user@host") or climb out of the base path. Dot segments are
-// refused percent-encoded too, because servers decode before they resolve (RFC 3986 section 6.2.2).
+// Target refuses a target that is anything but a path below the base URL with an optional query: it
+// could otherwise name another host ("//host", "https://host", "user@host") or climb out of the
+// base path. Dot segments are refused percent-encoded too, because servers decode before they
+// resolve (RFC 3986 section 6.2.2).
 func Target(t string) error {
 	switch {
 	case t == "":
@@ -99,14 +101,16 @@ var refused = map[string]string{
 	"Content-Length":     "it follows from the body",
 }
 
-// Framing says whether a header, named in its canonical form, belongs to the connection, or says where the request goes and where it ends.
+// Framing says whether a header, named in its canonical form, belongs to the connection, or says
+// where the request goes and where it ends.
 func Framing(name string) bool {
 	return refused[name] == connections || name == "Host" || name == "Content-Length"
 }
 
-// Headers turns headers into two parallel lists sorted by name, always the same for the same headers: the bytes of a call
-// written again are compared with those that were frozen first, and Go's maps have no order. The lists are never nil;
-// faults names every header that must not be frozen.
+// Headers turns headers into two parallel lists sorted by name, always the same for the same
+// headers: the bytes of a call written again are compared with those that were frozen first, and
+// Go's maps have no order. The lists are never nil; faults names every header that must not be
+// frozen.
 func Headers(h http.Header) (names, values []string, faults []error) {
 	names, values = []string{}, []string{}
 	if len(h) == 0 {
@@ -166,8 +170,9 @@ func Parse(lines string) http.Header {
 	return h
 }
 
-// Trace takes apart the trace context that a row holds, for a sink to send: traceparent, and tracestate in a second line if there is one. Both are
-// empty where there is none, or where the call's own headers, which are frozen, have one.
+// Trace takes apart the trace context that a row holds, for a sink to send: traceparent, and
+// tracestate in a second line if there is one. Both are empty where there is none, or where the
+// call's own headers, which are frozen, have one.
 func Trace(h http.Header, trace string) (parent, state string) {
 	if _, own := h["Traceparent"]; own {
 		return "", ""
@@ -190,7 +195,8 @@ func sortedNames(h http.Header) []string {
 	return names
 }
 
-// Name refuses header names that are no token (RFC 9110 section 5.6.2), and those that a row must not hold.
+// Name refuses header names that are no token (RFC 9110 section 5.6.2), and those that a row must
+// not hold.
 func Name(name string) error {
 	if !Token(name) {
 		return fmt.Errorf("%q is not a header name", clip(name))
@@ -212,8 +218,8 @@ func Token(s string) bool {
 	return s != ""
 }
 
-// Value refuses what could end the header or change on its way (RFC 9110 section 5.5). It never quotes the value,
-// which may be private.
+// Value refuses what could end the header or change on its way (RFC 9110 section 5.5). It never
+// quotes the value, which may be private.
 func Value(name, v string) error {
 	for i := range len(v) {
 		if c := v[i]; (c < ' ' && c != '\t') || c >= 0x7f {

@@ -9,7 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// T3: what a user's batch could not do is told by Close, as pgx does, and what was not sent is never committed around.
+// T3: what a user's batch could not do is told by Close, as pgx does, and what was not sent is
+// never committed around.
 func TestT3BatchThatDidNotRunIsNoSuccess(t *testing.T) {
 	t.Parallel()
 	late, cancel := context.WithCancel(t.Context())

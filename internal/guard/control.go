@@ -2,13 +2,15 @@ package guard
 
 import "strings"
 
-// classify looks at how a statement begins. control: it is one that controls the transaction. sticky: it leaves something in the session that
-// outlives the transaction, which the next user of the connection would meet.
+// classify looks at how a statement begins. control: it is one that controls the transaction.
+// sticky: it leaves something in the session that outlives the transaction, which the next user of
+// the connection would meet.
 //
-// The extended protocol takes one statement at a time, and a procedure cannot end the transaction that it was called in (PostgreSQL
-// documentation, "Transaction Management" in the PL/pgSQL chapter), so that the first word decides about control. It is the first of three
-// checks: see the package documentation. Sticky has this one only: what hides further in (SELECT ... INTO TEMP, set_config, pg_advisory_lock) is
-// not seen.
+// The extended protocol takes one statement at a time, and a procedure cannot end the transaction
+// that it was called in (PostgreSQL documentation, "Transaction Management" in the PL/pgSQL
+// chapter), so that the first word decides about control. It is the first of three checks: see the
+// package documentation. Sticky has this one only: what hides further in (SELECT ... INTO TEMP,
+// set_config, pg_advisory_lock) is not seen.
 func classify(sql string) (control, sticky bool) {
 	first, rest := word(sql)
 	switch strings.ToLower(first) {
@@ -45,7 +47,8 @@ func second(rest string) string {
 	return strings.ToLower(w)
 }
 
-// mentions reports whether words stand one behind the other in sql. It looks into literals and comments too.
+// mentions reports whether words stand one behind the other in sql. It looks into literals and
+// comments too.
 func mentions(sql string, words ...string) bool {
 	at := 0
 	for sql != "" {
@@ -92,7 +95,8 @@ func word(sql string) (first, rest string) {
 	}
 }
 
-// afterComment returns what follows the block comment that sql begins with; they nest in PostgreSQL.
+// afterComment returns what follows the block comment that sql begins with; they nest in
+// PostgreSQL.
 func afterComment(sql string) string {
 	depth := 0
 	for i := 0; i+1 < len(sql); i++ {

@@ -1,11 +1,13 @@
-// Package guard holds the one transaction type that every handler works in: consumers, webhooks and the HTTP layer.
+// Package guard holds the one transaction type that every handler works in: consumers, webhooks and
+// the HTTP layer.
 //
 // # Protocol
 //
-// An engine opens a [Tx] with [Begin] and sends its own statements through [Tx.Engine] and [Tx.EngineRow]; the handler
-// sends through Exec, Query, QueryRow, SendBatch, CopyFrom and Queue. What needs no answer is collected and travels
-// with the next statement that does, or with the end: BEGIN, the fence, the claim, queued writes, the seal and COMMIT are then one
-// pipeline and one round trip (PostgreSQL documentation, "Pipeline Mode" in the libpq chapter).
+// An engine opens a [Tx] with [Begin] and sends its own statements through [Tx.Engine] and
+// [Tx.EngineRow]; the handler sends through Exec, Query, QueryRow, SendBatch, CopyFrom and Queue.
+// What needs no answer is collected and travels with the next statement that does, or with the end:
+// BEGIN, the fence, the claim, queued writes, the seal and COMMIT are then one pipeline and one
+// round trip (PostgreSQL documentation, "Pipeline Mode" in the libpq chapter).
 //
 // # What it defends against
 //

@@ -76,7 +76,8 @@ func forked(t *testing.T, h *Handle, other func()) (first error) {
 	return <-done
 }
 
-// T6: two calls that overlap fail both, and the transaction, whichever they are; neither reaches the connection while the other one has it.
+// T6: two calls that overlap fail both, and the transaction, whichever they are; neither reaches
+// the connection while the other one has it.
 func TestT6CallsThatOverlapFailBoth(t *testing.T) {
 	overlap := func(t *testing.T, call func(h *Handle) error) {
 		t.Helper()
@@ -178,7 +179,8 @@ func (s slowBatch) QueryRow() pgx.Row                        { s.wait(); return 
 func (s slowBatch) Tx() pgx.Tx                               { return nil }
 func (s slowBatch) Close() error                             { s.wait(); return nil }
 
-// T6: reading rows, and a batch's results, is a call: each method overlaps with another goroutine's call, and with itself.
+// T6: reading rows, and a batch's results, is a call: each method overlaps with another goroutine's
+// call, and with itself.
 func TestT6ResultsAreReadByOneGoroutine(t *testing.T) {
 	type do = func(r guarded, b userBatch) error
 	for name, method := range map[string]do{
@@ -243,7 +245,8 @@ func TestT6GoroutinesInTurn(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if err := tx.Savepoint(t.Context(), func() error { // another one in turn, and what it writes stays
+	// Another one in turn, and what it writes stays.
+	if err := tx.Savepoint(t.Context(), func() error {
 		inside := make(chan error)
 		go func() { _, err := tx.Exec(t.Context(), `insert into effects values ('c')`); inside <- err }()
 		return <-inside
@@ -258,7 +261,8 @@ func TestT6GoroutinesInTurn(t *testing.T) {
 	}
 }
 
-// T6: what a goroutine wrote while a savepoint of another one was open would be undone with it, unnoticed: nothing is forgiven then.
+// T6: what a goroutine wrote while a savepoint of another one was open would be undone with it,
+// unnoticed: nothing is forgiven then.
 func TestT6SavepointOfAnotherGoroutine(t *testing.T) {
 	for name, fn := range map[string]func(ctx context.Context, h *Handle) error{
 		"a write inside": func(ctx context.Context, h *Handle) error {
@@ -311,7 +315,8 @@ func TestT6CallFromACallback(t *testing.T) {
 	tx.Rollback(5 * time.Second)
 }
 
-// T6: a handler that returns while a goroutine of its is in a call fails; the connection is not used by two until that call has ended.
+// T6: a handler that returns while a goroutine of its is in a call fails; the connection is not
+// used by two until that call has ended.
 func TestT6HandlerReturnsBeforeItsGoroutine(t *testing.T) {
 	t.Parallel()
 	tx, other := fenced(t)
@@ -340,7 +345,8 @@ func (t *Tx) closing() bool {
 	return !t.gate.lent
 }
 
-// T6: the handle of an earlier message is refused while a later one's is lent, by each method; what it queues is reported and fails the attempt.
+// T6: the handle of an earlier message is refused while a later one's is lent, by each method; what
+// it queues is reported and fails the attempt.
 func TestT6HandleOfAnEarlierMessage(t *testing.T) {
 	t.Parallel()
 	tx, other := fenced(t)
@@ -383,7 +389,8 @@ func TestT6HandleOfAnEarlierMessage(t *testing.T) {
 	}
 }
 
-// T6: what a handler leaves in the session is not there for the next one on the connection; what ends with the transaction costs no connection.
+// T6: what a handler leaves in the session is not there for the next one on the connection; what
+// ends with the transaction costs no connection.
 func TestT6SessionIsNotHandedOn(t *testing.T) {
 	for sql, closes := range map[string]bool{
 		`create temp table scratch (i int)`: true, `create temporary table scratch (i int) on commit drop`: false, `create local temp table scratch (i int)`: true,
@@ -473,7 +480,8 @@ func TestOptionsOfPgx(t *testing.T) {
 	}
 }
 
-// Errors name the statement: its place among those of its turn, and how it begins; never its parameters.
+// Errors name the statement: its place among those of its turn, and how it begins; never its
+// parameters.
 func TestErrorsNameTheStatement(t *testing.T) {
 	const bad = "insert into effects\n\tvalues   (1 / length($1))"
 	const named = `(insert into effects values (1 / length($1)))`

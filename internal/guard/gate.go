@@ -11,19 +11,22 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// Handle is what a handler gets of a transaction: its statements, and nothing that ends it. It is valid for one turn, that is from
-// [Tx.Lend] until [Tx.TakeBack]: a goroutine that a handler has left running, and a handler that kept the one of an earlier message, are
-// refused with [ErrClosed].
+// Handle is what a handler gets of a transaction: its statements, and nothing that ends it. It is
+// valid for one turn, that is from [Tx.Lend] until [Tx.TakeBack]: a goroutine that a handler has
+// left running, and a handler that kept the one of an earlier message, are refused with
+// [ErrClosed].
 //
-// It is for one goroutine at a time. Two calls that overlap fail both, and the transaction with them: see [ErrForked].
+// It is for one goroutine at a time. Two calls that overlap fail both, and the transaction with
+// them: see [ErrForked].
 type Handle struct {
 	tx     *Tx
 	turn   int
 	origin *dedupe.Origin
 }
 
-// gate lets one call at a time through, and only those of the handle that is lent. Its mutex is held for moments; what a call does on the
-// connection and to the fields of Tx comes between enter and leave.
+// gate lets one call at a time through, and only those of the handle that is lent. Its mutex is
+// held for moments; what a call does on the connection and to the fields of Tx comes between enter
+// and leave.
 type gate struct {
 	mu     sync.Mutex
 	idle   sync.Cond // signals that busy became false
@@ -43,8 +46,9 @@ type level struct {
 	foreign bool   // another one has used the transaction since
 }
 
-// Lend begins a turn and returns its handle; origin is the inbound message that it is about, nil where there is none. Handles of earlier
-// turns are refused from now on. The caller has taken the last one back.
+// Lend begins a turn and returns its handle; origin is the inbound message that it is about, nil
+// where there is none. Handles of earlier turns are refused from now on. The caller has taken the
+// last one back.
 func (t *Tx) Lend(origin *dedupe.Origin) *Handle {
 	t.gate.mu.Lock()
 	defer t.gate.mu.Unlock()
@@ -55,8 +59,9 @@ func (t *Tx) Lend(origin *dedupe.Origin) *Handle {
 	return t.Handle
 }
 
-// TakeBack ends the turn. It waits for a call that another goroutine of the handler has under way, because that has the connection; the
-// transaction fails then, because the handler has returned without its answer. Rows that are open are closed.
+// TakeBack ends the turn. It waits for a call that another goroutine of the handler has under way,
+// because that has the connection; the transaction fails then, because the handler has returned
+// without its answer. Rows that are open are closed.
 func (t *Tx) TakeBack() {
 	g := &t.gate
 	g.mu.Lock()
@@ -74,7 +79,8 @@ func (t *Tx) TakeBack() {
 	}
 }
 
-// enter begins a call. It and the call behind it are one step: until leave the handle is not taken back.
+// enter begins a call. It and the call behind it are one step: until leave the handle is not taken
+// back.
 func (h *Handle) enter() error {
 	t := h.tx
 	g := &t.gate
@@ -94,7 +100,8 @@ func (h *Handle) enter() error {
 	return nil
 }
 
-// leave ends a call; err, if there is one, becomes the error of a call that another one has overlapped.
+// leave ends a call; err, if there is one, becomes the error of a call that another one has
+// overlapped.
 func (h *Handle) leave(err *error) {
 	t := h.tx
 	g := &t.gate
@@ -110,16 +117,16 @@ func (h *Handle) leave(err *error) {
 	g.idle.Broadcast()
 }
 
-// breaks makes the transaction fail for good. An error that a savepoint may undo gives way; one that is the engine's, or asks for another run,
-// stays.
+// breaks makes the transaction fail for good. An error that a savepoint may undo gives way; one
+// that is the engine's, or asks for another run, stays.
 func (t *Tx) breaks(err error) {
 	if t.failure == nil || t.forgivable() {
 		t.failure = &Failure{Step: t.who, Err: err}
 	}
 }
 
-// straying takes note of a write without an answer that came when its handler had returned: it is lost, and only the log can say so where the
-// transaction has ended.
+// straying takes note of a write without an answer that came when its handler had returned: it is
+// lost, and only the log can say so where the transaction has ended.
 func (t *Tx) straying(sql string) {
 	err := &Failure{Step: stepUser, SQL: excerpt(sql), Err: fmt.Errorf("%w: the statement was not sent", ErrClosed)}
 	t.gate.mu.Lock()
@@ -140,7 +147,8 @@ func (t *Tx) seals() error {
 	return t.gate.stray
 }
 
-// numbered is the place of a statement among those of its turn, from 1, given its place among all of the transaction, from 0.
+// numbered is the place of a statement among those of its turn, from 1, given its place among all
+// of the transaction, from 0.
 func (t *Tx) numbered(at int) int {
 	i, found := slices.BinarySearch(t.turns, at)
 	if !found {

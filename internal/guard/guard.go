@@ -37,9 +37,11 @@ type step struct {
 
 // Failure is the first thing that went wrong in a transaction; after it nothing more is sent.
 type Failure struct {
-	// Step is the engine's step that failed, "hook" for a statement of [Tx.Hook], empty for one of the handler's.
+	// Step is the engine's step that failed, "hook" for a statement of [Tx.Hook], empty for one of
+	// the handler's.
 	Step string
-	// Number is the place of the handler's statement among those of its turn, from 1; 0 where the error is of none, or of the engine's.
+	// Number is the place of the handler's statement among those of its turn, from 1; 0 where the
+	// error is of none, or of the engine's.
 	Number int
 	// SQL is how the statement begins, without its parameters; empty where the error is of none.
 	SQL string
@@ -69,26 +71,29 @@ var (
 	ErrEnded    = errors.New("the handler ended the engine's transaction")
 	ErrClosed   = errors.New("transaction used after its handler returned")
 	ErrRowsOpen = errors.New("rows of an earlier query are still open, perhaps in another goroutine: close them first")
-	// ErrForked: two calls overlapped. Both fail: which of them came first, and whether the second one would have found what the first
-	// one wrote, is chance.
+	// ErrForked: two calls overlapped. Both fail: which of them came first, and whether the second
+	// one would have found what the first one wrote, is chance.
 	ErrForked = errors.New("two calls at once on one transaction: it is for one goroutine at a time, and callbacks of a batch or of CopyFrom cannot call it")
 	// ErrUnderWay: the handler returned before one of its goroutines had its answer.
 	ErrUnderWay = errors.New("the handler returned while a call on its transaction was under way: wait for the goroutines that it has started")
 	// ErrOption is wrapped by the refusal of an option of pgx.
 	ErrOption = errors.New("option of pgx that this transaction does not take")
-	// ErrSavepoints keeps a transaction within the 64 subtransactions that a backend's snapshot cache holds.
+	// ErrSavepoints keeps a transaction within the 64 subtransactions that a backend's snapshot
+	// cache holds.
 	ErrSavepoints = errors.New("more than 60 savepoints in one transaction: they would slow down every session of the server")
 )
 
 // broken lists what no savepoint undoes.
 var broken = []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrForked, ErrUnderWay, ErrSavepoints}
 
-// Tx is a guarded transaction on one connection, as the engine has it. It is for one goroutine at a time, but for [Tx.Abandon]; handlers get
-// a [Handle] of it. The methods of Handle call through the handle that was lent last: [Begin] lends the first one.
+// Tx is a guarded transaction on one connection, as the engine has it. It is for one goroutine at a
+// time, but for [Tx.Abandon]; handlers get a [Handle] of it. The methods of Handle call through the
+// handle that was lent last: [Begin] lends the first one.
 type Tx struct {
 	*Handle
 
-	// Report, if set, is told of a statement without an answer that a handler has queued after its return; it may be called from any goroutine.
+	// Report, if set, is told of a statement without an answer that a handler has queued after its
+	// return; it may be called from any goroutine.
 	Report func(error)
 
 	conn       *pgx.Conn
@@ -109,7 +114,8 @@ type Tx struct {
 	late  []lateItem // what is written right before the seal
 }
 
-// Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement that is sent.
+// Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement
+// that is sent.
 func Begin(conn *pgx.Conn) *Tx {
 	t := &Tx{conn: conn, batch: &pgx.Batch{}, steps: make([]step, 0, 8)}
 	t.gate.idle.L = &t.gate.mu
@@ -124,7 +130,8 @@ func (t *Tx) Engine(name, sql string, args ...any) {
 	t.batch.Queue(sql, args...)
 }
 
-// EngineInto queues a statement of the engine's that returns a row. The row is scanned into dest when its answer is read: no later than Commit returns.
+// EngineInto queues a statement of the engine's that returns a row. The row is scanned into dest
+// when its answer is read: no later than Commit returns.
 func (t *Tx) EngineInto(dest []any, name, sql string, args ...any) {
 	t.steps = append(t.steps, step{at: t.batch.Len(), name: name, into: dest})
 	t.batch.Queue(sql, args...)
@@ -145,7 +152,8 @@ func (t *Tx) EngineRow(ctx context.Context, step, sql string, args ...any) pgx.R
 	return row{t.last(ctx)}
 }
 
-// Hook calls fn with a handle of its own, whose statements fail under the step "hook" and not as the handler's.
+// Hook calls fn with a handle of its own, whose statements fail under the step "hook" and not as
+// the handler's.
 func (t *Tx) Hook(fn func(h *Handle) error) error {
 	t.TakeBack()
 	t.who = stepHook
@@ -172,8 +180,8 @@ func (h *Handle) Origin() (o dedupe.Origin, ok bool) {
 	return *h.origin, true
 }
 
-// Mark notes a derived identity and reports whether it is the first such one of this turn. Where the handle is refused it reports true: what is
-// to be written under that identity says why.
+// Mark notes a derived identity and reports whether it is the first such one of this turn. Where
+// the handle is refused it reports true: what is to be written under that identity says why.
 func (h *Handle) Mark(id [16]byte) bool {
 	if h.enter() != nil {
 		return true
@@ -196,8 +204,9 @@ type lateItem struct {
 	write func(items []any) (sql string, args []any)
 }
 
-// Late keeps an item that is written right before the seal, together with the items of its type of all messages, by the one statement that
-// write makes of them. What a savepoint undoes is forgotten. An error of that statement counts as the handler's.
+// Late keeps an item that is written right before the seal, together with the items of its type of
+// all messages, by the one statement that write makes of them. What a savepoint undoes is
+// forgotten. An error of that statement counts as the handler's.
 func (h *Handle) Late(item any, write func(items []any) (sql string, args []any)) (err error) {
 	if err := h.enter(); err != nil {
 		return err
@@ -211,8 +220,9 @@ func (h *Handle) Late(item any, write func(items []any) (sql string, args []any)
 	return nil
 }
 
-// queueLate queues a statement for each type of item. They come in the order of the types' names, whatever came first here, because they take
-// locks: two transactions that write both kinds must not wait for each other.
+// queueLate queues a statement for each type of item. They come in the order of the types' names,
+// whatever came first here, because they take locks: two transactions that write both kinds must
+// not wait for each other.
 func (t *Tx) queueLate() {
 	of := map[string][]any{}
 	write := map[string]func([]any) (string, []any){}
@@ -226,8 +236,9 @@ func (t *Tx) queueLate() {
 	}
 }
 
-// Abandon cuts the connection under a handler that does not return, from another goroutine: the server rolls back, and
-// whatever the handler still tries fails. Nothing else of the transaction may be used by that goroutine.
+// Abandon cuts the connection under a handler that does not return, from another goroutine: the
+// server rolls back, and whatever the handler still tries fails. Nothing else of the transaction
+// may be used by that goroutine.
 func (t *Tx) Abandon() {
 	t.gate.mu.Lock()
 	t.gate.cut, t.gate.sealed = true, true
@@ -235,9 +246,9 @@ func (t *Tx) Abandon() {
 	_ = t.conn.PgConn().Conn().Close() // the handler finds out; there is nobody else to tell
 }
 
-// Commit seals and commits, and returns nil if and only if the transaction has committed. After any error the outcome
-// is either "not committed" (the server said so) or unknown (see [Tx.Lost]). The caller still calls Rollback, which
-// does nothing after a commit.
+// Commit seals and commits, and returns nil if and only if the transaction has committed. After any
+// error the outcome is either "not committed" (the server said so) or unknown (see [Tx.Lost]). The
+// caller still calls Rollback, which does nothing after a commit.
 func (t *Tx) Commit(timeout time.Duration) error {
 	t.TakeBack()
 	if lost := t.seals(); lost != nil {
@@ -268,8 +279,8 @@ func (t *Tx) Commit(timeout time.Duration) error {
 	return nil
 }
 
-// Rollback leaves the connection out of any transaction and with the session that it came with, or closed if that cannot be had within the
-// timeout.
+// Rollback leaves the connection out of any transaction and with the session that it came with, or
+// closed if that cannot be had within the timeout.
 func (t *Tx) Rollback(timeout time.Duration) {
 	t.TakeBack()
 	_ = t.seals() // nothing is to be committed
@@ -281,15 +292,17 @@ func (t *Tx) Rollback(timeout time.Duration) {
 	defer cancel()
 	if pc.TxStatus() != 'I' {
 		if _, err := t.conn.Exec(ctx, "rollback"); err != nil || pc.TxStatus() != 'I' {
-			_ = t.conn.Close(ctx) // nothing can be done about a connection that does not close; the pool drops it
+			// Nothing can be done about a connection that does not close; the pool drops it.
+			_ = t.conn.Close(ctx)
 			return
 		}
 	}
 	t.cleanse(ctx)
 }
 
-// cleanse closes a connection in whose session a handler has left something, so that the next one to have it does not meet that. Not DISCARD ALL: it
-// would also undo what the pool's AfterConnect has set.
+// cleanse closes a connection in whose session a handler has left something, so that the next one
+// to have it does not meet that. Not DISCARD ALL: it would also undo what the pool's AfterConnect
+// has set.
 func (t *Tx) cleanse(ctx context.Context) {
 	if t.sticky {
 		_ = t.conn.Close(ctx) // see Rollback
@@ -299,7 +312,8 @@ func (t *Tx) cleanse(ctx context.Context) {
 // Committed reports whether Commit returned nil.
 func (t *Tx) Committed() bool { return t.committed }
 
-// Lost reports whether the connection is gone, so that nobody has told what became of the statements last sent.
+// Lost reports whether the connection is gone, so that nobody has told what became of the
+// statements last sent.
 func (t *Tx) Lost() bool { return t.conn.PgConn().IsClosed() }
 
 // Fail ends the transaction with an error of the engine's own.
@@ -322,7 +336,8 @@ func (t *Tx) failAt(step string, at int, sql string, err error) {
 	}
 }
 
-// ready says whether the handler may send something now, and takes note of what the statement leaves in the session.
+// ready says whether the handler may send something now, and takes note of what the statement
+// leaves in the session.
 func (t *Tx) ready(sql string) error {
 	if t.failure != nil {
 		return t.failure

@@ -66,7 +66,8 @@ func TestCommitIsOneRoundTripAndAllOrNothing(t *testing.T) {
 	}
 }
 
-// T6: a COMMIT that got past the facade (queued here as the engine queues) is refused by the database itself.
+// T6: a COMMIT that got past the facade (queued here as the engine queues) is refused by the
+// database itself.
 func TestT6CommitOfAHandlerIsRefusedByTheDatabase(t *testing.T) {
 	t.Parallel()
 	tx, other := fenced(t)
@@ -86,7 +87,8 @@ func TestT6CommitOfAHandlerIsRefusedByTheDatabase(t *testing.T) {
 	}
 }
 
-// T6: a transaction that was ended is noticed at the statement, by its tag or by the connection's status.
+// T6: a transaction that was ended is noticed at the statement, by its tag or by the connection's
+// status.
 func TestT6EndedTransactionIsNoticed(t *testing.T) {
 	for _, sql := range []string{"rollback", "rollback and chain", "prepare transaction 'x'"} {
 		t.Run(sql, func(t *testing.T) {
@@ -156,8 +158,8 @@ func TestOpenRowsAreRefusedAndClosedAtTheEnd(t *testing.T) {
 	}
 }
 
-// A statement by itself is as guarded as one in a pipeline. pgx sends a text without parameters by the simple protocol, which takes
-// several statements.
+// A statement by itself is as guarded as one in a pipeline. pgx sends a text without parameters by
+// the simple protocol, which takes several statements.
 func TestSingleStatementsAreGuarded(t *testing.T) {
 	type do func(tx *Tx) error
 	exec := func(sql string, args ...any) do {

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// result reads the answers of one pipeline. It is also the pgx.Rows of its last statement; handlers get it behind a
-// guarded.
+// result reads the answers of one pipeline. It is also the pgx.Rows of its last statement; handlers
+// get it behind a guarded.
 type result struct {
 	tx       *Tx
 	batch    pgx.BatchResults // nil: the query went by itself
@@ -83,7 +83,8 @@ func (r *result) stepOf(at int) string {
 	return r.who
 }
 
-// place is whose statement it is, its place among those of handlers (-1: it is none of them), and its text.
+// place is whose statement it is, its place among those of handlers (-1: it is none of them), and
+// its text.
 func (r *result) place(i int) (step string, at int, sql string) {
 	if i < len(r.queries) {
 		sql = r.queries[i].SQL
@@ -107,7 +108,8 @@ func (r *result) failed(err error) {
 	i := r.next
 	var pre pgx.ErrPreprocessingBatch
 	if errors.As(err, &pre) {
-		// Preparing or encoding failed before anything was executed: pgx tells by the SQL whose statement it was.
+		// Preparing or encoding failed before anything was executed: pgx tells by the SQL whose
+		// statement it was.
 		for n, q := range r.queries {
 			if q.SQL == pre.SQL() {
 				i = n
@@ -213,7 +215,8 @@ func (r *result) RawValues() [][]byte {
 func (r *result) TypeMap() *pgtype.Map { return r.tx.conn.TypeMap() }
 func (r *result) Conn() *pgx.Conn      { return nil }
 
-// guarded are rows as a handler gets them: each method is a call of its handle's, and there is no connection.
+// guarded are rows as a handler gets them: each method is a call of its handle's, and there is no
+// connection.
 type guarded struct {
 	rows pgx.Rows
 	h    *Handle

@@ -14,7 +14,8 @@ var errNo = errors.New("no")
 
 type cancelKey struct{}
 
-// What a savepoint undoes is undone, sent or queued; what came before it, sent or queued, stays, and so does what follows.
+// What a savepoint undoes is undone, sent or queued; what came before it, sent or queued, stays,
+// and so does what follows.
 func TestSavepointUndoesItsOwnAndNothingElse(t *testing.T) {
 	t.Parallel()
 	tx, other := fenced(t)
@@ -297,7 +298,8 @@ func TestHookFailsAsTheHook(t *testing.T) {
 	})
 }
 
-// A connection that is cut under a handler rolls back at the server, and the handler's further statements are refused.
+// A connection that is cut under a handler rolls back at the server, and the handler's further
+// statements are refused.
 func TestAbandonedTransactionIsRolledBack(t *testing.T) {
 	t.Parallel()
 	tx, other := fenced(t)
@@ -312,7 +314,8 @@ func TestAbandonedTransactionIsRolledBack(t *testing.T) {
 	go func() { // the handler
 		defer close(left)
 		close(inside)
-		_, err := tx.Exec(context.Background(), `select pg_sleep(60)`) // not even looking at its context
+		// Not even looking at its context.
+		_, err := tx.Exec(context.Background(), `select pg_sleep(60)`)
 		if err == nil {
 			t.Error("a statement went on behind the cut")
 		}
@@ -334,7 +337,8 @@ func TestAbandonedTransactionIsRolledBack(t *testing.T) {
 	}
 }
 
-// What is kept for the end is written once, in its order, before the seal; what a savepoint undoes is not.
+// What is kept for the end is written once, in its order, before the seal; what a savepoint undoes
+// is not.
 func TestLateIsWrittenOnceAndUndoneWithItsSavepoint(t *testing.T) {
 	t.Parallel()
 	tx, other := fenced(t)

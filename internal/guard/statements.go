@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Queue adds a write whose answer nobody waits for. One that comes when the handler has returned is lost: it is reported (see [Tx.Report]), and
-// the transaction fails if it has not ended yet.
+// Queue adds a write whose answer nobody waits for. One that comes when the handler has returned is
+// lost: it is reported (see [Tx.Report]), and the transaction fails if it has not ended yet.
 func (h *Handle) Queue(sql string, args ...any) {
 	if err := h.enter(); err != nil {
 		if errors.Is(err, ErrClosed) {
@@ -55,7 +55,8 @@ func (h *Handle) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.
 		t.failAt(t.who, t.stated, sql, err)
 		return tag, t.err()
 	}
-	single := len(args) > 0 && !rewriter // pgx sends others by the simple protocol, whatever their mode; see options
+	// Pgx sends others by the simple protocol, whatever their mode; see options.
+	single := len(args) > 0 && !rewriter
 	if single && len(opts) > 0 {
 		if err := t.flush(ctx); err != nil {
 			return tag, err
@@ -76,12 +77,13 @@ func (h *Handle) Exec(ctx context.Context, sql string, args ...any) (tag pgconn.
 	return tag, t.err()
 }
 
-// options takes pgx's options apart: those that only a statement by itself can have, and the arguments, with a query rewriter (pgx.NamedArgs)
-// in front if there is one.
+// options takes pgx's options apart: those that only a statement by itself can have, and the
+// arguments, with a query rewriter (pgx.NamedArgs) in front if there is one.
 //
-// A statement may go by itself rather than as a pipeline of one, which costs the client about a third more. It must not go by the simple
-// protocol, in which a text may hold several statements, and the last of them may be COMMIT: pgx sends what has no arguments that way, and
-// what asks for it. The latter is refused.
+// A statement may go by itself rather than as a pipeline of one, which costs the client about a
+// third more. It must not go by the simple protocol, in which a text may hold several statements,
+// and the last of them may be COMMIT: pgx sends what has no arguments that way, and what asks for
+// it. The latter is refused.
 func (t *Tx) options(all []any) (opts, args []any, rewriter bool, err error) {
 	mode := false
 	for i, a := range all {
@@ -179,8 +181,9 @@ func (h *Handle) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	r := &result{tx: t, who: t.who, queries: b.QueuedQueries, base: t.stated}
 	t.stated += b.Len()
 	r.batch = t.conn.SendBatch(ctx, r.followed())
-	// Arguments that do not fit and a context that has ended are neither the server's errors nor the connection's. Until its results are
-	// closed, a batch that is under way keeps the connection busy.
+	// Arguments that do not fit and a context that has ended are neither the server's errors nor
+	// the connection's. Until its results are closed, a batch that is under way keeps the
+	// connection busy.
 	r.unsent = b.Len() > 0 && !t.conn.PgConn().IsBusy()
 	t.open = r
 	return userBatch{r, h}
@@ -227,11 +230,12 @@ func (h *Handle) CopyFrom(ctx context.Context, table pgx.Identifier, columns []s
 	return n, t.err()
 }
 
-// Savepoint calls fn. When fn returns an error, or one of its statements fails, what fn did in the transaction is undone, and
-// the transaction goes on; that error is returned. Errors that say that the transaction is broken, or must be run again, stay.
+// Savepoint calls fn. When fn returns an error, or one of its statements fails, what fn did in the
+// transaction is undone, and the transaction goes on; that error is returned. Errors that say that
+// the transaction is broken, or must be run again, stay.
 //
-// What another goroutine writes while fn runs would be undone with it, and that goroutine does not learn of it: then nothing is forgiven, and
-// the transaction fails.
+// What another goroutine writes while fn runs would be undone with it, and that goroutine does not
+// learn of it: then nothing is forgiven, and the transaction fails.
 func (h *Handle) Savepoint(ctx context.Context, fn func() error) error {
 	name, marks, late, err := h.begin(ctx)
 	if err != nil {
@@ -239,7 +243,8 @@ func (h *Handle) Savepoint(ctx context.Context, fn func() error) error {
 	}
 	returned := false
 	defer func() {
-		if !returned { // a panic, or Goexit: should somebody recover it, what fn wrote so far must not stay
+		// A panic, or Goexit: should somebody recover it, what fn wrote so far must not stay.
+		if !returned {
 			_ = h.end(ctx, name, marks, late, errUnwinding)
 		}
 	}()
@@ -267,7 +272,8 @@ func (h *Handle) begin(ctx context.Context) (name string, marks map[[16]byte]str
 	}
 	name = "onlyonce_" + strconv.Itoa(t.savepoints)
 	t.Engine(t.who, "savepoint "+name)
-	if err := t.flush(ctx); err != nil { // statements queued before fn are judged before it, and not undone with it
+	// Statements queued before fn are judged before it, and not undone with it.
+	if err := t.flush(ctx); err != nil {
 		return "", nil, 0, err
 	}
 	t.levels = append(t.levels, level{name: name, by: GoroutineID()})
@@ -285,7 +291,8 @@ func (h *Handle) end(ctx context.Context, name string, marks map[[16]byte]struct
 		t.open.finish()
 	}
 	n := len(t.levels) - 1
-	if n < 0 || t.levels[n].name != name { // another goroutine's savepoint lies within this one, or around it
+	// Another goroutine's savepoint lies within this one, or around it.
+	if n < 0 || t.levels[n].name != name {
 		t.breaks(ErrForked)
 		return t.err()
 	}
@@ -312,17 +319,20 @@ func (h *Handle) end(ctx context.Context, name string, marks map[[16]byte]struct
 	return err
 }
 
-// Checkpoint marks the place that [Tx.Revert] goes back to: what the engine has said so far stays, what comes behind does not. It
-// costs no round trip of its own. Once in a transaction, before the handler's first statement.
+// Checkpoint marks the place that [Tx.Revert] goes back to: what the engine has said so far stays,
+// what comes behind does not. It costs no round trip of its own. Once in a transaction, before the
+// handler's first statement.
 func (t *Tx) Checkpoint() {
 	t.savepoints++
 	t.Engine(stepCheckpoint, "savepoint "+checkpoint)
 }
 
-// Revert undoes what was done since [Tx.Checkpoint], failed statements included, so that the engine can commit without it. It
-// returns the transaction's failure where that is one that going back does not undo. The handler must have returned.
+// Revert undoes what was done since [Tx.Checkpoint], failed statements included, so that the engine
+// can commit without it. It returns the transaction's failure where that is one that going back
+// does not undo. The handler must have returned.
 func (t *Tx) Revert(ctx context.Context) error {
-	if i := slices.IndexFunc(t.steps, func(s step) bool { return s.name == stepCheckpoint }); i >= 0 && t.failure == nil { // nothing was sent since
+	// Nothing was sent since.
+	if i := slices.IndexFunc(t.steps, func(s step) bool { return s.name == stepCheckpoint }); i >= 0 && t.failure == nil {
 		t.batch.QueuedQueries = t.batch.QueuedQueries[:t.steps[i].at]
 		t.steps, t.marks, t.late = t.steps[:i], nil, nil
 		return nil
@@ -340,8 +350,8 @@ func (t *Tx) undo(ctx context.Context, name string, marks map[[16]byte]struct{},
 	}
 	t.failure, t.marks, t.late = nil, marks, t.late[:late]
 	t.batch, t.steps = &pgx.Batch{}, nil // what was queued in fn and not sent
-	// Not in the pipeline: a failed transaction takes a ROLLBACK TO and refuses to prepare the RELEASE behind it. Without arguments
-	// Exec sends both as they are.
+	// Not in the pipeline: a failed transaction takes a ROLLBACK TO and refuses to prepare the
+	// RELEASE behind it. Without arguments Exec sends both as they are.
 	if _, err := t.conn.Exec(ctx, "rollback to savepoint "+name+"; release savepoint "+name); err != nil {
 		t.fail(t.who, err)
 	}
@@ -352,11 +362,13 @@ func (t *Tx) undo(ctx context.Context, name string, marks map[[16]byte]struct{},
 // checkpoint is the name of the engine's own savepoint.
 const checkpoint = "onlyonce_0"
 
-// maxSavepoints leaves a few of PostgreSQL's 64 cached subtransactions to triggers and functions of the user's, which open their own.
+// maxSavepoints leaves a few of PostgreSQL's 64 cached subtransactions to triggers and functions of
+// the user's, which open their own.
 const maxSavepoints = 60
 
-// forgivable reports whether the failure is one that ROLLBACK TO SAVEPOINT undoes. Serialization failures and deadlocks are none: they
-// are no answer to what the handler asked, and only running the whole transaction again gives one.
+// forgivable reports whether the failure is one that ROLLBACK TO SAVEPOINT undoes. Serialization
+// failures and deadlocks are none: they are no answer to what the handler asked, and only running
+// the whole transaction again gives one.
 func (t *Tx) forgivable() bool {
 	if RunAgain(SQLState(t.failure.Err)) {
 		return false
@@ -380,7 +392,8 @@ func (t *Tx) flush(ctx context.Context) error {
 	return t.err()
 }
 
-// query sends what is queued and one statement of the handler's more, and leaves its rows to be read.
+// query sends what is queued and one statement of the handler's more, and leaves its rows to be
+// read.
 func (t *Tx) query(ctx context.Context, sql string, args []any) *result {
 	opts, args, rewriter, err := t.options(args)
 	if err == nil && len(opts) > 0 {
@@ -446,8 +459,8 @@ func (t *Tx) err() error {
 	return t.failure
 }
 
-// undone reports whether err means that a statement was not executed, rather than that its answer could not be scanned
-// into the caller's variables, or that a callback of the caller's returned it.
+// undone reports whether err means that a statement was not executed, rather than that its answer
+// could not be scanned into the caller's variables, or that a callback of the caller's returned it.
 func (t *Tx) undone(err error) bool {
 	var server *pgconn.PgError
 	var local pgx.ErrPreprocessingBatch
@@ -469,7 +482,8 @@ func (t *Tx) check() {
 	}
 }
 
-// drop closes the connection where a handler has ended the transaction: whatever else it holds, it is not ours any more.
+// drop closes the connection where a handler has ended the transaction: whatever else it holds, it
+// is not ours any more.
 func (t *Tx) drop() {
 	if errors.Is(t.err(), ErrEnded) {
 		_ = t.conn.Close(context.Background())

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Parse returns a pointer's reference tokens. What it says names the rule and not the pointer, which its caller knows by
-// the name of a field.
+// Parse returns a pointer's reference tokens. What it says names the rule and not the pointer,
+// which its caller knows by the name of a field.
 func Parse(pointer string) ([]string, error) {
 	if !strings.HasPrefix(pointer, "/") {
 		return nil, errors.New("must begin with '/' (RFC 6901)")

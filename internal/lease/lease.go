@@ -1,13 +1,15 @@
-// Package lease says who does what, among processes that do not know of each other: one row of onlyonce.leases for each thing that
-// only one of them may do.
+// Package lease says who does what, among processes that do not know of each other: one row of
+// onlyonce.leases for each thing that only one of them may do.
 //
-// A lease ends by the database's clock, so the clocks of the processes need not agree. Its owner is (epoch, nonce): after a failover
-// that loses a take-over epochs repeat, and random nonces do not. A lease by itself keeps nobody from writing: a process
-// that was stopped for a minute still believes in its lease when it wakes. So every transaction of an owner calls
-// onlyonce.hold(id, epoch, nonce), which raises OO001 for an owner that was replaced, and keeps the lease from being taken over
-// until the transaction ends.
+// A lease ends by the database's clock, so the clocks of the processes need not agree. Its owner is
+// (epoch, nonce): after a failover that loses a take-over epochs repeat, and random nonces do not.
+// A lease by itself keeps nobody from writing: a process that was stopped for a minute still
+// believes in its lease when it wakes. So every transaction of an owner calls onlyonce.hold(id,
+// epoch, nonce), which raises OO001 for an owner that was replaced, and keeps the lease from being
+// taken over until the transaction ends.
 //
-// What an owner does outside the database is bounded by its own monotonic clock, counted from [Lease.Sent].
+// What an owner does outside the database is bounded by its own monotonic clock, counted from
+// [Lease.Sent].
 package lease
 
 import (
@@ -24,27 +26,30 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// makeSQL makes the row. In: name. Relies on the unique index on onlyonce.leases.name; any isolation level.
+// makeSQL makes the row. In: name. Relies on the unique index on onlyonce.leases.name; any
+// isolation level.
 const makeSQL = `insert into onlyonce.leases (name) values ($1) on conflict (name) do nothing`
 
-// readSQL says who may take over. In: name. Out: id, epoch, whether it is free; no row before it is made.
-// clock_timestamp() and not now(), which is when the transaction began. Takes no lock.
+// readSQL says who may take over. In: name. Out: id, epoch, whether it is free; no row before it is
+// made. clock_timestamp() and not now(), which is when the transaction began. Takes no lock.
 const readSQL = `
 select id, epoch, (until is null or until <= clock_timestamp() or until > clock_timestamp() + interval '1 hour')
   from onlyonce.leases where name = $1`
 
-// Longest is the longest ttl of any lease. One that ends later was written while the database's clock was ahead; it counts as over, wherever a
-// lease is read (T9).
+// Longest is the longest ttl of any lease. One that ends later was written while the database's
+// clock was ahead; it counts as over, wherever a lease is read (T9).
 const Longest = time.Hour
 
-// raiseSQL takes a lease over. In: lease, epoch that was read, new nonce, ttl. Out: the new epoch, or null if
-// somebody else was first. Locks the lease's row and waits there for a transaction of its owner.
+// raiseSQL takes a lease over. In: lease, epoch that was read, new nonce, ttl. Out: the new epoch,
+// or null if somebody else was first. Locks the lease's row and waits there for a transaction of
+// its owner.
 const raiseSQL = `select onlyonce.raise_epoch($1, $2, $3::uuid, $4::interval)`
 
-// renewSQL prolongs leases that are still their caller's. In: ids, epochs, nonces, ttl. Out: the ids of those that are; the rest were taken
-// over. A renewal that comes late revives the lease; raise_epoch asks for the end again for that reason. Locks the
-// rows in the order of their ids, so that two relays that exchange leases cannot deadlock, and waits there for transactions
-// that hold them. READ COMMITTED: a row that was taken over while this waited is compared anew, and left out.
+// renewSQL prolongs leases that are still their caller's. In: ids, epochs, nonces, ttl. Out: the
+// ids of those that are; the rest were taken over. A renewal that comes late revives the lease;
+// raise_epoch asks for the end again for that reason. Locks the rows in the order of their ids, so
+// that two relays that exchange leases cannot deadlock, and waits there for transactions that hold
+// them. READ COMMITTED: a row that was taken over while this waited is compared anew, and left out.
 const renewSQL = `
 with mine as (
   select l.id from onlyonce.leases l
@@ -53,29 +58,32 @@ with mine as (
    order by l.id for no key update of l)
 update onlyonce.leases l set until = clock_timestamp() + $4::interval from mine where l.id = mine.id returning l.id`
 
-// releaseSQL gives a lease back, so that another process takes over at once. In: lease, epoch, nonce. Without the
-// nonce nothing that its owner may still have under way passes onlyonce.hold.
+// releaseSQL gives a lease back, so that another process takes over at once. In: lease, epoch,
+// nonce. Without the nonce nothing that its owner may still have under way passes onlyonce.hold.
 const releaseSQL = `
 update onlyonce.leases set until = null, nonce = null where id = $1 and epoch = $2 and nonce = $3::uuid`
 
-// DB is what leases need: *pgxpool.Pool and *pgx.Conn have it. Each statement is a transaction of its own; a transaction around them
-// would keep its locks, and its own idea of which rows there are.
+// DB is what leases need: *pgxpool.Pool and *pgx.Conn have it. Each statement is a transaction of
+// its own; a transaction around them would keep its locks, and its own idea of which rows there
+// are.
 type DB interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Lease is one acquisition. It has no lock of its own: who renews it in one goroutine and reads Sent in another must see to that.
+// Lease is one acquisition. It has no lock of its own: who renews it in one goroutine and reads
+// Sent in another must see to that.
 type Lease struct {
 	ID, Epoch int64
 	Nonce     string
-	// Sent is when the acquisition, or the latest renewal that succeeded, was sent: before the database counted the ttl from its own
-	// clock. Until Sent + ttl nobody else owns the lease.
+	// Sent is when the acquisition, or the latest renewal that succeeded, was sent: before the
+	// database counted the ttl from its own clock. Until Sent + ttl nobody else owns the lease.
 	Sent time.Time
 }
 
-// Acquire takes a lease that is free, makes it where it never was, and returns nil if somebody else owns it.
+// Acquire takes a lease that is free, makes it where it never was, and returns nil if somebody else
+// owns it.
 func Acquire(ctx context.Context, db DB, name string, ttl time.Duration) (*Lease, error) {
 	var l Lease
 	var free bool
@@ -96,8 +104,9 @@ func Acquire(ctx context.Context, db DB, name string, ttl time.Duration) (*Lease
 	var nonce uuid.UUID
 	_, _ = rand.Read(nonce[:]) // never fails
 	l.Nonce = nonce.String()
-	// Detached: cut off in the middle it may have succeeded, and everybody would wait for a lease that nobody owns. No longer
-	// than a third of the ttl, for whoever holds the row locked, or the caller could not renew its other leases meanwhile.
+	// Detached: cut off in the middle it may have succeeded, and everybody would wait for a lease
+	// that nobody owns. No longer than a third of the ttl, for whoever holds the row locked, or the
+	// caller could not renew its other leases meanwhile.
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl/3)
 	defer cancel()
 	if err := ctx.Err(); err != nil {
@@ -121,7 +130,8 @@ func (l *Lease) Renew(ctx context.Context, db DB, ttl time.Duration) (bool, erro
 	return err == nil && len(lost) == 0, err
 }
 
-// RenewAll prolongs leases in one round trip and returns those that were taken over. After an error nothing is known of any.
+// RenewAll prolongs leases in one round trip and returns those that were taken over. After an error
+// nothing is known of any.
 func RenewAll(ctx context.Context, db DB, leases []*Lease, ttl time.Duration) (lost []*Lease, err error) {
 	if len(leases) == 0 {
 		return nil, nil
@@ -157,8 +167,8 @@ func (l *Lease) Release(ctx context.Context, db DB) error {
 	return nil
 }
 
-// Join takes the first free lease of those named prefix0, prefix1 and so on: there are as many rows as there ever were members at
-// once. A member is counted for as long as it renews its lease.
+// Join takes the first free lease of those named prefix0, prefix1 and so on: there are as many rows
+// as there ever were members at once. A member is counted for as long as it renews its lease.
 func Join(ctx context.Context, db DB, prefix string, ttl time.Duration) (*Lease, error) {
 	for n := 0; ; n++ {
 		if l, err := Acquire(ctx, db, prefix+strconv.Itoa(n), ttl); l != nil || err != nil {
@@ -167,7 +177,8 @@ func Join(ctx context.Context, db DB, prefix string, ttl time.Duration) (*Lease,
 	}
 }
 
-// Share is how many of all things one of so many members may hold: rounded up, so that everything is somebody's.
+// Share is how many of all things one of so many members may hold: rounded up, so that everything
+// is somebody's.
 func Share(all, members int) int {
 	members = max(members, 1)
 	return (all + members - 1) / members

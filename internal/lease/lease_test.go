@@ -115,7 +115,8 @@ func TestSameEpochOtherNonce(t *testing.T) {
 	}
 }
 
-// T9: a lease that ends later than any lasts was written while the clock was ahead. It is over, and its owner is fenced out; one of an hour is not.
+// T9: a lease that ends later than any lasts was written while the clock was ahead. It is over, and
+// its owner is fenced out; one of an hour is not.
 func TestT9LeaseOfTheFuture(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

@@ -1,12 +1,14 @@
-// Package pace has the paces of the engines that no user has a reason to change, so that a test can: what comes once in a
-// hundred transactions has to come in a history of ten. A test sets them before anything runs.
+// Package pace has the paces of the engines that no user has a reason to change, so that a test
+// can: what comes once in a hundred transactions has to come in a history of ten. A test sets them
+// before anything runs.
 package pace
 
 import "time"
 
-// Start bounds what a process asks of its database before it begins to work. A server that has gone without a word is found out then,
-// and not when TCP gives up, after a quarter of an hour.
+// Start bounds what a process asks of its database before it begins to work. A server that has gone
+// without a word is found out then, and not when TCP gives up, after a quarter of an hour.
 var Start = 10 * time.Second
 
-// Prune is how many transactions of a partition lie between two looks at the rows of progress that can go.
+// Prune is how many transactions of a partition lie between two looks at the rows of progress that
+// can go.
 var Prune = 128

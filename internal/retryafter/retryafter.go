@@ -1,4 +1,5 @@
-// Package retryafter reads the header by which a server says when to ask again. The relay's HTTP sink and the client's transport both do.
+// Package retryafter reads the header by which a server says when to ask again. The relay's HTTP
+// sink and the client's transport both do.
 package retryafter
 
 import (
@@ -10,8 +11,9 @@ import (
 	"time"
 )
 
-// Read reads Retry-After in both forms (RFC 9110 section 10.2.3): seconds, or a date, which is compared with the
-// answer's own Date where it has one, so that clocks need not agree. It is not ok if there is none that can be read.
+// Read reads Retry-After in both forms (RFC 9110 section 10.2.3): seconds, or a date, which is
+// compared with the answer's own Date where it has one, so that clocks need not agree. It is not ok
+// if there is none that can be read.
 func Read(h http.Header, now time.Time) (after time.Duration, ok bool) {
 	v := strings.TrimSpace(h.Get("Retry-After"))
 	seconds, err := strconv.ParseUint(v, 10, 31)

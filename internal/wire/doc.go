@@ -1,8 +1,10 @@
-// Package wire puts a test's hand on the connection between a client and a PostgreSQL server. It reads the messages that
-// the client sends, and does to each what the test asks for: cut the connection before it or after it, let the answer
-// never come, or keep the message back and deliver it when the client has long gone on elsewhere.
+// Package wire puts a test's hand on the connection between a client and a PostgreSQL server. It
+// reads the messages that the client sends, and does to each what the test asks for: cut the
+// connection before it or after it, let the answer never come, or keep the message back and deliver
+// it when the client has long gone on elsewhere.
 //
-// [Wire.Dial] wraps the DialFunc of a pgx configuration, so a connection under test needs no port and no other process:
+// [Wire.Dial] wraps the DialFunc of a pgx configuration, so a connection under test needs no port
+// and no other process:
 //
 //	w := &wire.Wire{At: wire.Statement("commit", func(n int) wire.Action {
 //		if n == 2 {
@@ -29,7 +31,8 @@
 //	Late      when Deliver is called        waits: no answer comes, and nothing breaks
 //	Stalled   when Deliver is called        waits, and then hears the answer
 //
-// Unheard waits for the end of the round trip (ReadyForQuery), because that is when a server's answers are sent.
+// Unheard waits for the end of the round trip (ReadyForQuery), because that is when a server's
+// answers are sent.
 //
 // Connections must not be encrypted: a wire whose server agrees to TLS can read nothing, and fails.
 package wire

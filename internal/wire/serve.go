@@ -7,8 +7,9 @@ import (
 	"sync"
 )
 
-// Serve puts the wire in front of a server for programs that only take an address. It listens on a free port of the loopback
-// interface, connects each client to the server at addr, and ends with ctx; done is closed when nothing of it is left.
+// Serve puts the wire in front of a server for programs that only take an address. It listens on a
+// free port of the loopback interface, connects each client to the server at addr, and ends with
+// ctx; done is closed when nothing of it is left.
 func (w *Wire) Serve(ctx context.Context, network, addr string) (listening net.Addr, done <-chan struct{}, err error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {

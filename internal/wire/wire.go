@@ -34,7 +34,8 @@ func (a Action) String() string { return actionNames[a] }
 // Kind is what kind of message a client sends.
 type Kind string
 
-// Kinds. Every message that is none of the others is Other: Describe, Execute, Close, Flush, passwords, COPY data.
+// Kinds. Every message that is none of the others is Other: Describe, Execute, Close, Flush,
+// passwords, COPY data.
 const (
 	Startup   Kind = "startup"
 	Cancel    Kind = "cancel"
@@ -50,8 +51,8 @@ const (
 type Message struct {
 	Conn int // number of its connection, from 1 on, in the order of dialling
 	Kind Kind
-	// SQL is the statement that is prepared (Parse) or run (Bind, Query). Of a Sync it is the last one of the round trip that the
-	// Sync ends. Empty otherwise.
+	// SQL is the statement that is prepared (Parse) or run (Bind, Query). Of a Sync it is the last
+	// one of the round trip that the Sync ends. Empty otherwise.
 	SQL string
 }
 
@@ -67,19 +68,22 @@ var ErrCut = errors.New("connection cut by the test")
 
 var errEncrypted = errors.New("wire: the server encrypts this connection, so nothing of it can be read: use sslmode=disable")
 
-// Wire is the hand on all connections that are dialled through it. The zero value lets everything pass. Its fields are set before the
-// first connection is dialled; its methods may be called at any time from any goroutine.
+// Wire is the hand on all connections that are dialled through it. The zero value lets everything
+// pass. Its fields are set before the first connection is dialled; its methods may be called at any
+// time from any goroutine.
 type Wire struct {
 	// At says what happens at a message, before the server gets it. Calls come one at a time.
 	At func(Message) Action
-	// Answered is called with each answer, whether the client hears it or not. Calls come one at a time for each connection.
+	// Answered is called with each answer, whether the client hears it or not. Calls come one at a
+	// time for each connection.
 	Answered func(Answer)
 
 	at sync.Mutex // one call of At at a time
 
-	mu        sync.Mutex
-	conns     []*conn
-	away      bool // since the first message that was kept back: requests to cancel do not get through
+	mu    sync.Mutex
+	conns []*conn
+	// Since the first message that was kept back: requests to cancel do not get through.
+	away      bool
 	delivered chan struct{}
 	pumps     sync.WaitGroup
 }
@@ -112,7 +116,8 @@ func (w *Wire) wrap(server net.Conn) *conn {
 	return c
 }
 
-// Statement returns an At that counts how often a statement is run, from 1 on over all connections, and lets everything else pass.
+// Statement returns an At that counts how often a statement is run, from 1 on over all connections,
+// and lets everything else pass.
 func Statement(sql string, at func(n int) Action) func(Message) Action {
 	n := 0
 	return func(m Message) Action {
@@ -134,7 +139,8 @@ func (w *Wire) gate() chan struct{} {
 	return w.delivered
 }
 
-// Release lets go what was kept back, and what is kept back from now on goes at once. It does not wait.
+// Release lets go what was kept back, and what is kept back from now on goes at once. It does not
+// wait.
 func (w *Wire) Release() {
 	gate := w.gate()
 	w.mu.Lock()
@@ -149,8 +155,9 @@ func (w *Wire) Release() {
 	}
 }
 
-// Deliver releases what was kept back, and returns when the server has answered all of it or has ended the sessions. alive is how many
-// sessions were still there to take the bytes: a server ends one that has been idle in its transaction for too long.
+// Deliver releases what was kept back, and returns when the server has answered all of it or has
+// ended the sessions. alive is how many sessions were still there to take the bytes: a server ends
+// one that has been idle in its transaction for too long.
 func (w *Wire) Deliver(ctx context.Context) (alive int, err error) {
 	w.Release()
 	for _, c := range w.all() {
@@ -165,7 +172,8 @@ func (w *Wire) Deliver(ctx context.Context) (alive int, err error) {
 	return alive, nil
 }
 
-// Pending returns the process ids of the server's sessions whose client has been cut off from them while they live on.
+// Pending returns the process ids of the server's sessions whose client has been cut off from them
+// while they live on.
 func (w *Wire) Pending() (pids []uint32) {
 	for _, c := range w.all() {
 		c.mu.Lock()
@@ -220,16 +228,17 @@ type conn struct {
 	answered int    // ReadyForQuery
 	bare     int    // answers of one byte that are still to come: to requests for encryption
 	pid      uint32 // of the server's process
-	deaf     bool   // the client hears nothing, and the connection breaks when the round trip is over
-	breakAt  int    // 0: not known yet
-	apart    bool   // the client is cut off, and the session lives on
-	keeps    bool   // what the client sends is kept back
-	drops    bool   // ... for good
-	leaves   bool   // the session ends when what was kept back is released
-	kept     []byte
-	took     bool // what was kept back was taken by a session that was there
-	closed   bool // the client has closed its end
-	ended    bool // the server's end
+	// The client hears nothing, and the connection breaks when the round trip is over.
+	deaf    bool
+	breakAt int  // 0: not known yet
+	apart   bool // the client is cut off, and the session lives on
+	keeps   bool // what the client sends is kept back
+	drops   bool // ... for good
+	leaves  bool // the session ends when what was kept back is released
+	kept    []byte
+	took    bool // what was kept back was taken by a session that was there
+	closed  bool // the client has closed its end
+	ended   bool // the server's end
 }
 
 // Write passes messages on, up to the one that something happens at.
@@ -345,7 +354,8 @@ func (c *conn) pass(b []byte) error {
 	return err
 }
 
-// ask counts the answers that the server owes, unless the message is kept back: then it is counted when it is delivered.
+// ask counts the answers that the server owes, unless the message is kept back: then it is counted
+// when it is delivered.
 func (c *conn) ask(m Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -415,8 +425,8 @@ func (c *conn) deliver() {
 	c.in.mute(false)
 }
 
-// answers waits until the server has answered everything, and then closes its end if the client has closed the other one. It reports
-// whether something that was kept back was taken.
+// answers waits until the server has answered everything, and then closes its end if the client has
+// closed the other one. It reports whether something that was kept back was taken.
 func (c *conn) answers(ctx context.Context) (bool, error) {
 	stop := context.AfterFunc(ctx, func() {
 		c.mu.Lock()

@@ -53,7 +53,8 @@ func rows(t *testing.T, pool *pgxpool.Pool) (n int) {
 	return n
 }
 
-// Each action does what the table of the package's documentation says: to the server, and to the client.
+// Each action does what the table of the package's documentation says: to the server, and to the
+// client.
 func TestActions(t *testing.T) {
 	for _, c := range []struct {
 		what      wire.Action
@@ -141,8 +142,8 @@ func TestLateIsHeardByAClientThatWaits(t *testing.T) {
 	}
 }
 
-// A pipeline is cut between two of its messages: what is before the cut has reached the server, and a transaction's end that is delivered late
-// counts.
+// A pipeline is cut between two of its messages: what is before the cut has reached the server, and
+// a transaction's end that is delivered late counts.
 func TestPipelineThatIsDeliveredLate(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {

@@ -12,12 +12,14 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// contents are the codes with which a broker refuses a batch for what is in it. Nothing of it is written then.
+// contents are the codes with which a broker refuses a batch because of what it contains. Nothing
+// of the batch is written then.
 var contents = []kafka.Error{kafka.InvalidMessage, kafka.MessageSizeTooLarge, kafka.RecordListTooLarge, kafka.InvalidTimestamp, kafka.PolicyViolation,
 	kafka.InvalidRecord, kafka.UnsupportedForMessageFormat}
 
-// refusals are the codes that no further attempt mends: the call is parked. What is about the connection is not among them (a login
-// that fails meets every call, and ends when a password is put right), nor what a stale view of the cluster may cause.
+// refusals are the codes that no further attempt corrects: the call is parked. Errors of the
+// connection are not among them, for example a login that fails, which meets every call and ends
+// when the password is corrected. Neither are errors that a stale view of the cluster may cause.
 var refusals = []kafka.Error{kafka.InvalidTopic, kafka.TopicAuthorizationFailed, kafka.ClusterAuthorizationFailed}
 
 func aboutContents(err error) bool {
@@ -25,7 +27,8 @@ func aboutContents(err error) bool {
 	return errors.As(err, &code) && slices.Contains(contents, code)
 }
 
-// judge says what the end of an attempt means. Reasons hold what the broker's code says, and nothing of what it quotes.
+// judge classifies the end of an attempt. Reasons hold the meaning of the broker's code and nothing
+// that the broker quotes.
 func (s *Sink) judge(ctx context.Context, err error) outbox.Result {
 	var code kafka.Error
 	switch {
@@ -37,7 +40,8 @@ func (s *Sink) judge(ctx context.Context, err error) outbox.Result {
 		return outbox.RetryLater(err.Error(), err)
 	case errors.As(err, &code):
 		reason := fmt.Sprintf("[%d] %s", int(code), code.Title())
-		// InvalidMessage is a checksum that does not fit, which a bad line causes too: it divides a batch, and is tried again.
+		// InvalidMessage means that a checksum does not match, which a bad line causes too. It
+		// divides a batch and is tried again.
 		if slices.Contains(refusals, code) || aboutContents(err) && code != kafka.InvalidMessage {
 			return outbox.Reject(reason, err)
 		}

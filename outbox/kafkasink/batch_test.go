@@ -13,7 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// results are what a SendBatch says, in the order in which it says it.
+// results records what a SendBatch reports, in order.
 type results struct {
 	t   *testing.T
 	mu  sync.Mutex
@@ -30,7 +30,7 @@ func (r *results) ended(i int, res outbox.Result) {
 	r.got[i], r.seq = res, append(r.seq, i)
 }
 
-// sendBatch returns when SendBatch does, with what it has said of each call.
+// sendBatch returns when SendBatch does, with what it reported for each call.
 func sendBatch(ctx context.Context, t *testing.T, s *kafkasink.Sink, all []*outbox.Delivery) *results {
 	t.Helper()
 	r := &results{t: t, got: map[int]outbox.Result{}}
@@ -43,7 +43,8 @@ func sendBatch(ctx context.Context, t *testing.T, s *kafkasink.Sink, all []*outb
 	return r
 }
 
-// Calls of a batch are told of one by one: what cannot be sent, and a topic that nobody knows, costs no other.
+// Each call of a batch is reported by itself: a call that cannot be sent, or whose topic is
+// unknown, does not affect the others.
 func TestSendBatch(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		there, missing := kafkatest.Topic(t, brokers, 3, nil), kafkatest.TopicName(t)
@@ -87,7 +88,8 @@ func TestSendBatch(t *testing.T) {
 	})
 }
 
-// A batch whose context ends while it waits behind another one's request is not waited for, and nothing of it is taken for delivered, or written.
+// A batch waits for another one's request when its context ends. SendBatch returns, and none of its
+// calls is reported as delivered or written.
 func TestSendBatchCutOff(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)

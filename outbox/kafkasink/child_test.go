@@ -20,17 +20,17 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/kafkasink"
 )
 
-// childEnv makes this test binary a worker of service A, and holds its configuration.
+// childEnv turns this test binary into a worker of service A, and holds its configuration.
 const childEnv = "ONLYONCE_KAFKASINK_CHILD"
 
-// service is what a worker needs to know.
+// service is the configuration of a worker.
 type service struct {
 	Postgres        string
 	Brokers         []string
 	Commands, Event string // topics
 }
 
-// childMain is a worker of service A in a process of its own, which ends with its standard input.
+// childMain runs a worker of service A in a process of its own, until its standard input ends.
 func childMain() int {
 	var s service
 	if err := json.Unmarshal([]byte(os.Getenv(childEnv)), &s); err != nil {
@@ -108,7 +108,7 @@ func (s service) runA(ctx context.Context) error {
 	return errors.Join(<-ended, <-ended)
 }
 
-// runB consumes events; the message-id that the sink stamped is the message's id.
+// runB consumes events. The message-id that the sink wrote is the message's id.
 func (s service) runB(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, s.Postgres)
 	if err != nil {
@@ -131,7 +131,7 @@ func (s service) consumer(pool *pgxpool.Pool, scope, topic string, handle consum
 	return consumer.New(pool, source, handle, consumer.Config{Scope: scope, Key: consumer.HeaderKey(kafkasink.MessageID), BatchSize: 10})
 }
 
-// forgetful loses every fifth acknowledgement, so that the relay sends again what was written.
+// forgetful loses every fifth acknowledgement, so that the relay sends written records again.
 type forgetful struct {
 	*kafkasink.Sink
 	n atomic.Int64

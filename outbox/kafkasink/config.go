@@ -13,42 +13,53 @@ import (
 	"github.com/segmentio/kafka-go/sasl"
 )
 
-// MessageID is the header that carries a call's key, unless Config.IDHeader names another.
+// MessageID is the record header that carries a call's key, unless Config.IDHeader names another.
 const MessageID = "message-id"
 
-// Config describes a cluster and what may be written there. The zero value of a field is the default that its comment names.
+// Config describes a cluster and the topics that may be written to. The zero value of a field is
+// the default that its comment names.
 type Config struct {
-	// Name is what Call.Sink says. Required.
+	// Name identifies the sink: calls with this name in Call.Sink are sent by it. Required.
 	Name string
 
-	// Brokers are addresses (host:port) to begin with; the cluster names the others. Required.
+	// Brokers are the addresses (host:port) at which the sink first asks for the cluster, which
+	// names its other brokers. Required.
 	Brokers []string
-	// Topics are the topics that calls may name. Required: a row cannot make the sink write elsewhere, and only of
-	// these topics the brokers are asked where they are. They must exist; the sink creates none.
+
+	// Topics lists the topics that calls may name. A row cannot make the sink write to another
+	// topic, and the sink asks the brokers for these topics only. They must exist; the sink creates
+	// none. Required.
 	Topics []string
-	// ClientID names this program in the brokers' logs and quotas. Default "onlyonce".
+
+	// ClientID names this program in the brokers' logs and quotas. Defaults to "onlyonce".
 	ClientID string
 
-	// IDHeader is the record header that carries the call's key, in lower case. Default [MessageID].
+	// IDHeader is the record header that carries the call's key, in lower case. Defaults to
+	// [MessageID].
 	IDHeader string
 
-	// KeyWindow is how long every consumer of the topics recognises a message-id: less than the shortest horizon of their inboxes, or
-	// [outbox.Forever] where they forget none. Default 6 days: an inbox of onlyonce in a new database forgets after 7. See outbox.Limits for what a
-	// wrong value does.
+	// KeyWindow is how long every consumer of the topics recognises a message-id. Set it below the
+	// shortest horizon of their inboxes, or to [outbox.Forever] if they never forget one. See
+	// outbox.Limits for the effect of a wrong value. Defaults to 6 days, because an inbox of
+	// onlyonce in a new database forgets after 7.
 	KeyWindow time.Duration
 
-	// Timeout bounds one attempt, from connecting to the acknowledgement. Default 30 s, from 100 ms to 10 minutes. Shorter than the
-	// brokers take to elect a leader is harmless: the call is tried again. Shorter than they take to acknowledge makes
-	// copies.
+	// Timeout bounds one attempt, from connecting to the acknowledgement: 100 ms to 10 minutes. A
+	// value below the time in which the brokers elect a leader is harmless, because the relay tries
+	// again. A value below the time in which they acknowledge produces copies. Defaults to 30 s.
 	Timeout time.Duration
 
-	// BatchBytes is how large a request for one partition may grow, before compression. Default 512 KiB, from 1 KiB to 64 MiB. A
-	// larger record travels alone. Above the topic's max.message.bytes batches are refused, and sent again one by one.
+	// BatchBytes is the largest request for one partition, in bytes before compression: 1 KiB to 64
+	// MiB. A larger record travels alone. If it exceeds the topic's max.message.bytes, the broker
+	// refuses batches and the sink sends their records one by one. Defaults to 512 KiB.
 	BatchBytes int
 
-	// TLS encrypts all connections. Nil: they are plain. An empty ServerName becomes each broker's host.
+	// TLS encrypts all connections. If its ServerName is empty, each broker's host is used.
+	// Defaults to plain connections.
 	TLS *tls.Config
-	// SASL authenticates all connections; see packages sasl/plain and sasl/scram of kafka-go. Nil: not.
+
+	// SASL authenticates all connections; see packages sasl/plain and sasl/scram of kafka-go.
+	// Defaults to no authentication.
 	SASL sasl.Mechanism
 }
 
@@ -58,14 +69,14 @@ var ErrConfig = errors.New("kafkasink: bad configuration")
 // keyWindow is a day less than the horizon of a new inbox.
 const keyWindow = 6 * 24 * time.Hour
 
-// withDefaults fills in the zero values and returns every fault at once.
+// withDefaults fills in the defaults and returns every fault at once.
 func (c Config) withDefaults() (Config, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {
 		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
 	}
 	if c.Name == "" {
-		fault("Name", "must not be empty: it is what Call.Sink says")
+		fault("Name", "must not be empty: calls name the sink by it, in Call.Sink")
 	}
 	c.Brokers, c.Topics = slices.Clone(c.Brokers), slices.Clone(c.Topics)
 	if len(c.Brokers) == 0 {
@@ -85,7 +96,7 @@ func (c Config) withDefaults() (Config, error) {
 			fault("Topics", "%q is not the name of a topic: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-', not \".\" or \"..\"", t)
 		}
 		if slices.Contains(c.Topics[:i], t) {
-			fault("Topics", "%q twice", t)
+			fault("Topics", "%q is listed twice", t)
 		}
 	}
 	if c.ClientID == "" {
@@ -118,7 +129,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, errors.Join(faults...)
 }
 
-// validTopic says whether brokers take this for a topic's name.
+// validTopic reports whether brokers accept the name of a topic.
 func validTopic(t string) bool {
 	return t != "" && t != "." && t != ".." && len(t) <= 249 &&
 		strings.Trim(t, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == ""

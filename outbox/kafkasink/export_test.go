@@ -7,7 +7,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Waiting is how many calls wait for a request to be made.
+// Waiting returns how many calls wait for a request.
 func Waiting(s *Sink) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -17,10 +17,11 @@ func Waiting(s *Sink) (n int) {
 	return n
 }
 
-// SendBatch sends one batch to partition 0, of calls that may be made unless there is an error in their place, and returns how each ended.
+// SendBatch sends one batch to partition 0 and returns how each call ended. A call with an error in
+// refused may not start.
 func SendBatch(ctx context.Context, s *Sink, topic string, refused []error) []error {
 	all := make([]error, len(refused))
-	p := &party{ctx: ctx, all: make(chan struct{}), tell: func(i int, err error) { all[i] = err }}
+	p := &party{ctx: ctx, all: make(chan struct{}), notify: func(i int, err error) { all[i] = err }}
 	p.left.Store(int64(len(refused)))
 	var batch []*entry
 	for i, err := range refused {

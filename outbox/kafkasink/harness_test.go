@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// patience bounds every wait of these tests; nothing is judged by how long it took.
+// patience bounds every wait of these tests. No test asserts how long something took.
 var patience = pgtest.Patience(time.Minute)
 
 func TestMain(m *testing.M) {
@@ -47,7 +47,7 @@ func newSink(t *testing.T, brokers []string, change func(*kafkasink.Config), top
 	return s
 }
 
-// delivery is attempt one at a call.
+// delivery is the first attempt at a call.
 func delivery(key, target, body string) *outbox.Delivery {
 	return &outbox.Delivery{Key: key, Sink: "events", Name: "placed", Method: http.MethodPost, Target: target, Body: []byte(body), Attempt: 1}
 }
@@ -59,7 +59,7 @@ func send(t *testing.T, s *kafkasink.Sink, d *outbox.Delivery) outbox.Result {
 	return s.Send(ctx, d)
 }
 
-// sendAll sends at once, and returns the results in order.
+// sendAll sends all calls at once and returns the results in order.
 func sendAll(t *testing.T, s *kafkasink.Sink, all []*outbox.Delivery) []outbox.Result {
 	t.Helper()
 	results := make([]outbox.Result, len(all))
@@ -78,7 +78,7 @@ func wantOutcome(t *testing.T, r outbox.Result, want outbox.Outcome) {
 	}
 }
 
-// read returns the first n records of a topic, whatever its partitions, in the order of each.
+// read returns the first n records of a topic, of all its partitions, each partition's in order.
 func read(t *testing.T, brokers []string, topic string, n int) []*kgo.Record {
 	t.Helper()
 	cl := kafkatest.Client(t, brokers, kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
@@ -113,7 +113,7 @@ func ids(n int) []string {
 	return all
 }
 
-// until polls a condition that nothing announces.
+// until polls a condition that has no notification.
 func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	pgtest.Until(t, patience, what, cond)

@@ -13,25 +13,26 @@ import (
 	"github.com/segmentio/kafka-go/protocol/produce"
 )
 
-// lane is what waits for one partition. One request is under way at a time: of two, the later one could be
-// written first.
+// lane holds the calls that wait for one partition. It sends one request at a time: of two
+// concurrent ones, the later could be written first.
 type lane struct {
 	waiting []*entry
-	busy    bool // somebody sends
+	busy    bool // a goroutine sends
 }
 
-// entry is a call that waits for its turn.
+// entry is a call that waits in a lane.
 type entry struct {
 	*record
 	party    *party
 	index    int // in the party
 	mayStart func() error
-	// skip is why it was left out of the last request. It is written before that request is, and read after its answer.
+	// skip is the reason why the last request left the call out. It is written before that request
+	// and read after its answer.
 	skip error
-	over atomic.Bool // its end is told
+	over atomic.Bool // its end was reported
 }
 
-// end tells how the last request ended, to one that was part of it.
+// end reports how the last request ended, for an entry that was part of it.
 func (e *entry) end(err error) {
 	if err == nil && e.skip != nil {
 		err = e.skip
@@ -39,26 +40,27 @@ func (e *entry) end(err error) {
 	e.party.end(e, err)
 }
 
-// party is the calls of one Send or SendBatch: one context bounds them.
+// party is the calls of one Send or SendBatch. They share a context.
 type party struct {
-	ctx  context.Context
-	tell func(index int, err error)
-	left atomic.Int64
-	all  chan struct{} // closed once the end of each is told
+	ctx    context.Context
+	notify func(index int, err error)
+	left   atomic.Int64
+	all    chan struct{} // closed once the end of each call was reported
 }
 
-// end tells how a call ended, unless that is told already.
+// end reports how a call ended, unless that was reported before.
 func (p *party) end(e *entry, err error) {
 	if e.over.Swap(true) {
 		return
 	}
-	p.tell(e.index, err)
+	p.notify(e.index, err)
 	if p.left.Add(-1) == 0 {
 		close(p.all)
 	}
 }
 
-// enqueue hands entries to whoever sends for their partitions, and sees to it that somebody does.
+// enqueue adds entries to the lanes of their partitions and starts a sender for each lane that has
+// none.
 func (s *Sink) enqueue(topic string, partitions []int, entries []*entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,12 +79,13 @@ func (s *Sink) enqueue(topic string, partitions []int, entries []*entry) {
 	}
 }
 
-// send sends what waits, a batch at a time, until nothing does.
+// send sends what waits in a lane, one batch at a time, until the lane is empty.
 func (s *Sink) send(p place, l *lane) {
 	for batch := s.take(l); len(batch) > 0; batch = s.take(l) {
 		err := s.attempt(p, batch)
 		if len(batch) > 1 && aboutContents(err) {
-			// Nothing of the batch was written. Each record is judged alone: the fault is one's, or the batch's size.
+			// The broker wrote nothing of the batch. Each record is sent alone, to find the faulty
+			// one; the fault may also be the batch's size.
 			for _, e := range batch {
 				e.end(s.attempt(p, []*entry{e}))
 			}
@@ -94,7 +97,7 @@ func (s *Sink) send(p place, l *lane) {
 	}
 }
 
-// take takes the next batch, or gives the lane up.
+// take returns the next batch, or ends the lane's sender if nothing waits.
 func (s *Sink) take(l *lane) []*entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,17 +115,17 @@ func (s *Sink) take(l *lane) []*entry {
 	return batch
 }
 
-// errRefused marks what brokers will not change their mind about.
+// errRefused marks errors that no further attempt corrects.
 var errRefused = errors.New("kafka refused it")
 
 // errVersion is a broker whose records have no headers.
 var errVersion = errors.New("the broker is older than 0.11: its records carry no message-id")
 
-// attempt makes one request, for as long as somebody waits for it.
+// attempt makes one request. It ends early when the contexts of all calls in the batch have ended.
 func (s *Sink) attempt(p place, batch []*entry) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timeout)
 	defer cancel()
-	var waiting atomic.Int64 // one more than parties whose contexts have not ended
+	var waiting atomic.Int64 // one more than the parties whose contexts have not ended
 	waiting.Store(1)
 	gone := func() {
 		if waiting.Add(-1) == 0 {
@@ -137,8 +140,8 @@ func (s *Sink) attempt(p place, batch []*entry) error {
 	}
 	gone()
 	resp, err := s.transport.RoundTrip(ctx, s.addr, &exchange{Request: produce.Request{
-		Acks: int16(kafka.RequireAll), // O10: the library's own default is none
-		// The brokers give up before we do, so that there is an answer.
+		Acks: int16(kafka.RequireAll), // O10: the library's default is none
+		// The brokers give up before the sink does, so that there is an answer.
 		Timeout: int32((s.cfg.Timeout * 9 / 10).Milliseconds()),
 		Topics:  []produce.RequestTopic{{Topic: p.topic, Partitions: []produce.RequestPartition{{Partition: int32(p.partition)}}}},
 	}, sink: s, batch: batch})
@@ -158,8 +161,9 @@ func (s *Sink) attempt(p place, batch []*entry) error {
 	return nil
 }
 
-// exchange is a request that looks once more whether it may be made, when the connection is there and nothing is written yet. It
-// implements protocol.RawExchanger, which kafka-go calls at that moment.
+// exchange is a request that checks once more whether its calls may be made, when the connection
+// exists and nothing is written yet. It implements protocol.RawExchanger, which kafka-go calls at
+// that moment.
 type exchange struct {
 	produce.Request
 	sink    *Sink
@@ -172,17 +176,18 @@ var (
 	_ protocol.BrokerMessage = (*exchange)(nil)
 )
 
-// skipped is the answer to a request that was not made: no entry of its batch may be sent any more.
+// skipped is the answer to a request that was not made, because no call of its batch may be sent
+// any more.
 type skipped struct{ produce.Response }
 
-// Prepare is told the version in which the broker takes the request.
+// Prepare receives the version in which the broker takes the request.
 func (x *exchange) Prepare(version int16) { x.version = version }
 
-// Required is asked by kafka-go.
+// Required is called by kafka-go.
 func (x *exchange) Required(map[protocol.ApiKey]int16) bool { return true }
 
-// RawExchange is called by kafka-go in the goroutine of a connection that nobody else uses meanwhile. After an error it closes the
-// connection.
+// RawExchange is called by kafka-go in the goroutine of a connection that has no other user
+// meanwhile. After an error kafka-go closes the connection.
 func (x *exchange) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
 	if x.version < 3 {
 		return nil, errVersion
@@ -202,7 +207,7 @@ func (x *exchange) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
 	}
 	req := x.Request
 	req.Topics[0].Partitions[0].RecordSet = protocol.RecordSet{Version: 2, Records: protocol.NewRecordReader(records...)}
-	// Correlation ids tell apart requests that share a connection; this one has it for itself.
+	// Correlation ids distinguish requests that share a connection; this request has it for itself.
 	resp, err := protocol.RoundTrip(rw, x.version, 1, x.sink.cfg.ClientID, &req)
 	if err != nil {
 		return nil, fmt.Errorf("the request may have been written: %w", err)

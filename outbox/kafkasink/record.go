@@ -16,7 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// record is a call as Kafka gets it.
+// record is a call in the form in which Kafka gets it.
 type record struct {
 	topic   string
 	key     []byte // nil: none
@@ -26,14 +26,15 @@ type record struct {
 	value   []byte
 }
 
-// route is what a target says, once it is found to be one that the sink takes.
+// route is a parsed and accepted target.
 type route struct {
 	target string
 	topic  string
 	key    []byte // nil: none
 }
 
-// route applies the rules of Enqueue again, because a row may have been written in SQL.
+// route parses a target. It applies the rules of Enqueue again, because the row may have been
+// written in SQL.
 func (s *Sink) route(target string) (route, error) {
 	err := frozen.Target(target)
 	r := route{target: target}
@@ -49,8 +50,8 @@ func (s *Sink) route(target string) (route, error) {
 	return r, nil
 }
 
-// record builds the record from what is frozen, by the rules of Enqueue. last is the route of the call before, which is most often the same, and becomes
-// this one's.
+// record builds the record from the row, by the rules of Enqueue. last is the route of the previous
+// call, which is usually the same; it is replaced by this call's.
 func (s *Sink) record(d *outbox.Delivery, last *route) (*record, error) {
 	if d.Method != http.MethodPost {
 		return nil, errors.New("method: must be POST, which is the default: a record has none")
@@ -71,8 +72,8 @@ func (s *Sink) record(d *outbox.Delivery, last *route) (*record, error) {
 	}
 	r.headers = append(r.headers, protocol.Header{Key: s.cfg.IDHeader, Value: []byte(d.Key)})
 	for i, n := range names {
-		// Names in a row are in HTTP's canonical form. Kafka's are compared byte for byte, and conventions write them in
-		// lower case (ce_id, traceparent).
+		// Names in a row are in HTTP's canonical form. Kafka compares names byte for byte, and its
+		// conventions use lower case (ce_id, traceparent).
 		n = strings.ToLower(n)
 		if n == s.cfg.IDHeader {
 			return nil, fmt.Errorf("header: %s is the sink's own: it carries the call's key", n)
@@ -88,7 +89,7 @@ func (s *Sink) record(d *outbox.Delivery, last *route) (*record, error) {
 	return r, nil
 }
 
-// parseTarget takes a target apart: "/topic" or "/topic?key=KEY".
+// parseTarget splits a target: "/topic" or "/topic?key=KEY".
 func parseTarget(target string) (topic string, key []byte, err error) {
 	path, query, asked := strings.Cut(target, "?")
 	topic, ok := strings.CutPrefix(path, "/")
@@ -105,8 +106,9 @@ func parseTarget(target string) (topic string, key []byte, err error) {
 	return topic, []byte(values["key"][0]), nil
 }
 
-// partition chooses among a topic's partitions as Java's default partitioner does. Without a record key the ordering key decides, and without
-// one the call's own: attempts of one call must not be spread, since copies in two partitions may be handled at the same time.
+// partition chooses among a topic's partitions as Java's default partitioner does. If there is no
+// record key, the ordering key decides, and without one the call's own key. Attempts of one call
+// must go to one partition, because copies in two partitions may be handled at the same time.
 func (r *record) partition(all []int) int {
 	key := r.key
 	switch {
@@ -119,7 +121,7 @@ func (r *record) partition(all []int) int {
 	return kafka.Murmur2Balancer{Consistent: true}.Balance(kafka.Message{Key: key}, all...)
 }
 
-// size is about what the record takes in a request.
+// size is about how many bytes the record takes in a request.
 func (r *record) size() int {
 	n := 64 + len(r.key) + len(r.value)
 	for _, h := range r.headers {
@@ -128,7 +130,7 @@ func (r *record) size() int {
 	return n
 }
 
-// wire is the record for one request: its readers are consumed.
+// wire returns the record for one request, which consumes its readers.
 func (r *record) wire(now time.Time) protocol.Record {
 	out := protocol.Record{Time: now, Value: protocol.NewBytes(r.value), Headers: r.headers}
 	if r.key != nil {

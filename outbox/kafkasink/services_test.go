@@ -16,7 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// effects makes the table of a service's effects, which has no unique constraint: one applied twice would show.
+// effects creates the table of a service's effects. It has no unique constraint, so that an effect
+// applied twice would show.
 func effects(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.DB(t)
@@ -34,7 +35,7 @@ func count(t *testing.T, pool *pgxpool.Pool, sql string) (n int) {
 	return n
 }
 
-// started runs something until stop, which fails the test unless it ends with nil.
+// started runs a function until stop, which fails the test unless the function returns nil.
 func started(t *testing.T, what string, run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -53,12 +54,13 @@ func started(t *testing.T, what string, run func(context.Context) error) (stop f
 	}
 }
 
-// O10: service A consumes commands and emits an event for each through its outbox; service B, with a database of its own, consumes
-// the events by their message-id. A's workers are killed, B's are restarted, the broker is killed and comes back, and every
-// fifth acknowledgement is lost, so that the relay sends again what was written. B has one effect for each call that A
+// O10: service A consumes commands and emits an event for each through its outbox. Service B, with
+// a database of its own, consumes the events by their message-id. Meanwhile A's workers are killed,
+// B's are restarted, the broker is killed and comes back, and every fifth acknowledgement is lost,
+// so that the relay sends written records again. B must have one effect for each call that A
 // committed.
 func TestO10TwoServices(t *testing.T) {
-	kafkatest.Brokers(t) // skips where there is no real broker; this test needs one of its own, to kill
+	kafkatest.Brokers(t) // skips without a real broker; this test kills one of its own
 	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Own: true})
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +108,7 @@ func TestO10TwoServices(t *testing.T) {
 			if err := k.Kill(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			stopB() // it ends in order without a broker, too
+			stopB() // it also stops in order without a broker
 			if err := k.Restart(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -129,7 +131,7 @@ func TestO10TwoServices(t *testing.T) {
 		o, _ := ends.Lookup(event, p)
 		written += int(o.Offset)
 	}
-	// B has handled all that was written, copies included, once its positions are at the ends.
+	// B has handled all records, copies included, once its positions are at the ends.
 	until(t, "B has passed every record", func() bool {
 		return count(t, dbB, `select coalesce(sum(next_offset), 0)::int from onlyonce.positions`) == written
 	})
@@ -175,7 +177,8 @@ func TestO10TwoServices(t *testing.T) {
 	t.Logf("%d calls, %d records, %d effects", n, written, n)
 }
 
-// The broker is away while a call is due: it is put off, and delivered when the broker is back.
+// The broker is away while a call is due. The call is put off, and delivered when the broker is
+// back.
 func TestBrokerAway(t *testing.T) {
 	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindEmbedded, Own: true, AllowFake: true})
 	if err != nil {
@@ -205,7 +208,7 @@ func TestBrokerAway(t *testing.T) {
 	})
 }
 
-// The leader moves from broker to broker; no call is rejected, and each is delivered in the end.
+// The leader moves between brokers. No call is rejected, and each is delivered in the end.
 func TestLeaderMoves(t *testing.T) {
 	c := kafkatest.FakeCluster(t, kfake.NumBrokers(3))
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)

@@ -15,18 +15,19 @@ import (
 )
 
 const (
-	// dialTimeout bounds the making of a connection, with TLS handshake and authentication.
+	// dialTimeout bounds making a connection, including the TLS handshake and authentication.
 	dialTimeout = 5 * time.Second
-	// layoutAge bounds the age of what kafka-go's Transport believes about the cluster.
+	// layoutAge bounds the age of kafka-go's view of the cluster.
 	layoutAge = 2 * time.Second
-	// unknownPatience is how long a topic may be unknown before a call to it is rejected: one just created is not known to all
-	// brokers at once, and the Transport may look at it only after layoutAge. The call is not sent meanwhile.
+	// unknownPatience is how long a topic may be unknown before a call to it is rejected. A topic
+	// just created is not known to all brokers at once, and the Transport may ask for it only after
+	// layoutAge. The call is not sent meanwhile.
 	unknownPatience = 3 * time.Second
-	// unknownEvery is how often the Transport is asked anew; it answers from what it knows.
+	// unknownEvery is how often the Transport is asked again; it answers from its own view.
 	unknownEvery = 100 * time.Millisecond
 )
 
-// Sink writes calls to Kafka. Make one with [New].
+// Sink writes calls to Kafka. Make one with [New]. It is safe for concurrent use.
 type Sink struct {
 	cfg       Config
 	addr      net.Addr
@@ -34,10 +35,10 @@ type Sink struct {
 
 	mu    sync.Mutex
 	lanes map[place]*lane
-	known map[string]layout // topics, as they were a moment ago
+	known map[string]layout // topics, at most layoutAge old
 }
 
-// layout is what is known of a topic.
+// layout is what the sink knows of a topic.
 type layout struct {
 	partitions []int
 	at         time.Time
@@ -45,13 +46,14 @@ type layout struct {
 
 var _ outbox.Batcher = (*Sink)(nil)
 
-// place is a partition.
+// place is a partition of a topic.
 type place struct {
 	topic     string
 	partition int
 }
 
-// New checks the configuration and returns every fault of it at once. It does not connect.
+// New returns a sink for one cluster. It does not connect. If the configuration is wrong, the error
+// lists every fault, each with its field, and wraps [ErrConfig].
 func New(cfg Config) (*Sink, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -62,34 +64,36 @@ func New(cfg Config) (*Sink, error) {
 		transport: &kafka.Transport{
 			DialTimeout: dialTimeout, ClientID: cfg.ClientID, TLS: cfg.TLS, SASL: cfg.SASL,
 			Dial: (&net.Dialer{Timeout: dialTimeout}).DialContext,
-			// Without names it would ask for all topics of the cluster, again and again.
+			// Without names the Transport would ask for all topics of the cluster, repeatedly.
 			MetadataTTL: layoutAge, MetadataTopics: cfg.Topics,
 		},
 	}, nil
 }
 
-// Name is Config.Name.
+// Name returns Config.Name.
 func (s *Sink) Name() string { return s.cfg.Name }
 
-// Limits are Config.KeyWindow and Config.Timeout.
+// Limits returns Config.KeyWindow and Config.Timeout.
 func (s *Sink) Limits() outbox.Limits {
 	return outbox.Limits{KeyWindow: s.cfg.KeyWindow, Timeout: s.cfg.Timeout}
 }
 
-// Close closes connections that are idle, and ends what watches the cluster. The sink can still be used.
+// Close closes idle connections and stops watching the cluster. The sink can still be used.
 func (s *Sink) Close() { s.transport.CloseIdleConnections() }
 
-// Send makes one attempt.
+// Send makes one attempt. It returns when the attempt has ended, at the latest after
+// Config.Timeout.
 func (s *Sink) Send(ctx context.Context, d *outbox.Delivery) (r outbox.Result) {
 	s.SendBatch(ctx, []*outbox.Delivery{d}, func(_ int, got outbox.Result) { r = got })
 	return r
 }
 
-// SendBatch makes an attempt at each of several calls. Those of one partition travel together.
+// SendBatch makes an attempt at each of several calls. Those for one partition travel together. It
+// calls ended once for each call, with the call's index, from any goroutine.
 func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	p := &party{ctx: ctx, all: make(chan struct{}), tell: func(i int, err error) { ended(i, s.judge(ctx, err)) }}
+	p := &party{ctx: ctx, all: make(chan struct{}), notify: func(i int, err error) { ended(i, s.judge(ctx, err)) }}
 	entries := make([]*entry, 0, len(calls))
 	var topics []string
 	byTopic := map[string][]*entry{}
@@ -97,7 +101,7 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended fu
 	for i, d := range calls {
 		r, err := s.record(d, &last)
 		if err != nil {
-			// The row cannot be sent as it is, now or later: no call was made.
+			// The row cannot be sent as it is, now or later, so no call is made.
 			ended(i, outbox.Reject(err.Error(), err))
 			continue
 		}
@@ -114,14 +118,15 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended fu
 	p.left.Store(int64(len(entries)))
 	var asking sync.WaitGroup
 	defer asking.Wait()
-	for _, topic := range topics[1:] { // one that nobody knows holds up no other
+	for _, topic := range topics[1:] { // an unknown topic delays no other
 		asking.Go(func() { s.sendTo(topic, byTopic[topic]) })
 	}
 	s.sendTo(topics[0], byTopic[topics[0]])
 	select {
 	case <-p.all:
 	case <-ctx.Done():
-		// Whoever is sending sees that this context has ended. If the request is out, nobody knows what becomes of it.
+		// The lane's sender sees that this context has ended. If the request was sent, its outcome
+		// is unknown.
 		for _, e := range entries {
 			p.end(e, ctx.Err())
 		}
@@ -129,7 +134,7 @@ func (s *Sink) SendBatch(ctx context.Context, calls []*outbox.Delivery, ended fu
 	}
 }
 
-// sendTo enqueues calls of one party to a topic.
+// sendTo enqueues the calls of one party that go to one topic.
 func (s *Sink) sendTo(topic string, entries []*entry) {
 	p := entries[0].party
 	all, err := s.partitions(p.ctx, topic)
@@ -142,7 +147,8 @@ func (s *Sink) sendTo(topic string, entries []*entry) {
 	}
 }
 
-// partitions returns a topic's partitions, as they were at most layoutAge ago: asking the Transport costs more than all else about a record.
+// partitions returns a topic's partitions, as they were at most layoutAge ago. Asking the Transport
+// costs more than everything else about a record.
 func (s *Sink) partitions(ctx context.Context, topic string) ([]int, error) {
 	s.mu.Lock()
 	l, there := s.known[topic]
@@ -159,7 +165,7 @@ func (s *Sink) partitions(ctx context.Context, topic string) ([]int, error) {
 	return all, err
 }
 
-// ask returns a topic's partitions, from what the Transport knows of the cluster.
+// ask returns a topic's partitions from the Transport's view of the cluster.
 func (s *Sink) ask(ctx context.Context, topic string) ([]int, error) {
 	patience := time.NewTimer(unknownPatience)
 	defer patience.Stop()

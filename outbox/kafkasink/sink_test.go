@@ -23,7 +23,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/kafkatest"
 )
 
-// O10: what a call becomes.
+// O10: the record that a call becomes.
 func TestO10Record(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, nil)
@@ -69,7 +69,8 @@ func TestO10AllAcks(t *testing.T) {
 	}
 }
 
-// The partition is Java's choice by record key; without one every attempt at a call goes to the same.
+// The record key chooses the partition as in Java. Without a record key every attempt at a call
+// goes to the same partition.
 func TestPartition(t *testing.T) {
 	brokers := kafkatest.Fake(t)
 	topic := kafkatest.Topic(t, brokers, 7, nil)
@@ -101,7 +102,8 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// holdFirst has a broker hold up the first request to produce, from when arrived is closed until the test closes release. It counts all of them.
+// holdFirst makes a broker hold the first produce request, from when arrived is closed until the
+// test closes release. It counts all requests.
 func holdFirst(c *kfake.Cluster) (requests *atomic.Int32, arrived <-chan struct{}, release chan<- struct{}) {
 	requests = new(atomic.Int32)
 	came, goOn := make(chan struct{}), make(chan struct{})
@@ -115,7 +117,7 @@ func holdFirst(c *kfake.Cluster) (requests *atomic.Int32, arrived <-chan struct{
 	return requests, came, goOn
 }
 
-// Calls that come while a request is under way travel together in the next one, in the order in which they came.
+// Calls that arrive during a request travel together in the next one, in their order.
 func TestBatches(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
@@ -144,7 +146,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// What was refused for its contents is judged alone: its neighbours in the batch are written.
+// A record that is refused for its contents is judged alone: its neighbours in the batch are
+// written.
 func TestTooLarge(t *testing.T) {
 	onBoth(t, func(t *testing.T, brokers []string) {
 		topic := kafkatest.Topic(t, brokers, 1, map[string]string{"max.message.bytes": "2000"})
@@ -190,7 +193,7 @@ func TestTopicMissing(t *testing.T) {
 	})
 }
 
-// What a broker's code means.
+// The meaning of a broker's codes.
 func TestCodes(t *testing.T) {
 	for code, want := range map[kafka.Error]outbox.Outcome{
 		kafka.NotLeaderForPartition: outbox.Retry, kafka.LeaderNotAvailable: outbox.Retry, kafka.UnknownTopicOrPartition: outbox.Retry,
@@ -224,7 +227,8 @@ func user(name string, op kmsg.ACLOperation) kfake.Opt {
 		Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: op, Allow: true})
 }
 
-// No rights: parked. A login that fails: tried again, for it meets every call, and a password can be put right.
+// Missing rights park the call. A failing login is tried again, because it meets every call and the
+// password can be corrected.
 func TestPermissions(t *testing.T) {
 	brokers := kafkatest.FakeCluster(t, kfake.EnableSASL(), kfake.EnableACLs(), kfake.SeedTopics(1, "orders"), kfake.Superuser("PLAIN", "root", "secret"),
 		user("writer", kmsg.ACLOperationWrite), user("reader", kmsg.ACLOperationDescribe)).ListenAddrs()
@@ -261,7 +265,7 @@ func TestTLSAndSASL(t *testing.T) {
 	}
 }
 
-// Nobody listens, or somebody listens and says nothing.
+// No process listens at the address, or one listens and never answers.
 func TestUnreachable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -279,7 +283,8 @@ func TestUnreachable(t *testing.T) {
 	wantOutcome(t, send(t, newSink(t, []string{l.Addr().String()}, nil, "orders"), delivery("k", "/orders", "v")), outbox.Retry)
 }
 
-// An attempt whose context ends while the broker is silent is not waited for, and is never taken for delivered.
+// The context of an attempt ends while the broker is silent. Send returns, and never reports the
+// call as delivered.
 func TestCutOff(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
@@ -308,7 +313,7 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// A call that may not be made any more is left out of its batch; its neighbours travel.
+// A call that may not start any more is left out of its batch; its neighbours are sent.
 func TestMayStartIsAskedLast(t *testing.T) {
 	c := kafkatest.FakeCluster(t)
 	topic := kafkatest.Topic(t, c.ListenAddrs(), 1, nil)
@@ -326,7 +331,7 @@ func TestMayStartIsAskedLast(t *testing.T) {
 	}
 }
 
-// Rows that no sink of ours would have taken.
+// Rows that Enqueue would have refused.
 func TestRowsThatCannotBeSent(t *testing.T) {
 	s := newSink(t, []string{"127.0.0.1:1"}, nil, "orders")
 	for target, want := range map[string]string{

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/test/results"
 )
 
 // scenes are all of them.
@@ -51,7 +52,7 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 	if err != nil {
 		return n, false, err
 	}
-	picked := slices.DeleteFunc(slices.Clone(all), func(h history) bool { return !selects(o.only, h.String()) })
+	picked := slices.DeleteFunc(slices.Clone(all), func(h history) bool { return !selects(o.only, h.String()) || !inPart(o.part, h.String()) })
 	if len(picked) == 0 {
 		return n, false, errNothing
 	}
@@ -83,6 +84,17 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 	}
 	_, _ = fmt.Fprintf(o.out, "adversary %s points=%d histories=%d seconds=%d seed=%s\n", verdict, n.points, n.struck, int(time.Since(began).Seconds()), o.seed)
 	return n, breached, nil
+}
+
+// inPart reports whether a history is in the part. It goes by the name alone, so that a history stays in its part when others are
+// added.
+func inPart(p *results.Part, name string) bool {
+	if p == nil {
+		return true
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	return h.Sum64()%uint64(p.N) == uint64(p.K-1)
 }
 
 func draw(seed string) *rand.Rand {

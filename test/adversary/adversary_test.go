@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+	"github.com/onlyonce/onlyonce/test/results"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -90,5 +91,21 @@ func TestLabels(t *testing.T) {
 	a, b := statement("update onlyonce.cursors set clean = true"), statement("update onlyonce.cursors set clean = false")
 	if a == b || !strings.HasPrefix(a, "update-cursors#") {
 		t.Errorf("%q and %q", a, b)
+	}
+}
+
+func TestEachHistoryIsInOnePart(t *testing.T) {
+	for _, name := range []string{"", "relay/calls/silent/a.sync.1", "relay/calls/silent/a.sync.2", "consumer/b"} {
+		for _, n := range []int{1, 2, 20} {
+			in := 0
+			for k := 1; k <= n; k++ {
+				if inPart(&results.Part{K: k, N: n}, name) {
+					in++
+				}
+			}
+			if in != 1 {
+				t.Errorf("%q is in %d of %d parts", name, in, n)
+			}
+		}
 	}
 }

@@ -14,12 +14,15 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/test/devenv"
+	"github.com/onlyonce/onlyonce/test/results"
 )
 
 // options say what is played, and how.
 type options struct {
 	sample   int
 	seed     string
+	part     *results.Part // nil: all
+	record   string        // the file that keeps the result of each part
 	only     []string
 	workers  int
 	bound    time.Duration
@@ -43,6 +46,8 @@ func run() int {
 	only := flag.String("only", "", "comma-separated names of scenes or histories, parts of which may be patterns: consumer/*/key, relay/late; empty: all")
 	flag.IntVar(&o.sample, "sample", 0, "how many histories are played, drawn by -seed; 0: all")
 	flag.StringVar(&o.seed, "seed", "", "draws the sample; empty: the commit")
+	part := flag.String("part", "", "k/n: part k of the histories, divided into n by their names; with -record, a part that held at this commit is passed over")
+	flag.StringVar(&o.record, "record", "", "with -part: put the result into the table of this file, in place of the older one")
 	flag.IntVar(&o.workers, "workers", 8, "histories at once: most of the time they wait")
 	flag.DurationVar(&o.bound, "bound", time.Second, "what the bounds of the processes under test are made of")
 	flag.DurationVar(&o.patience, "patience", 0, "after how long something waits beyond its bound; 0: 40 bounds")
@@ -58,11 +63,32 @@ func run() int {
 	if o.seed == "" {
 		o.seed = commit()
 	}
-	if flag.NArg() > 0 || o.workers < 1 || o.sample < 0 || o.bound < 100*time.Millisecond {
+	if *part != "" {
+		p, err := results.ParsePart(*part)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "adversary:", err)
+			return statusEnvironment
+		}
+		o.part = &p
+	}
+	if flag.NArg() > 0 || o.record != "" && (o.part == nil || o.sample > 0 || *only != "") || o.workers < 1 || o.sample < 0 || o.bound < 100*time.Millisecond {
 		flag.Usage()
 		return statusEnvironment
 	}
 	o.command = "go run ./test/adversary -only "
+	var book *ledger
+	if o.record != "" {
+		var held bool
+		var err error
+		if book, held, err = openLedger(o.record, *o.part); err != nil {
+			fmt.Fprintln(os.Stderr, "adversary:", err)
+			return statusEnvironment
+		}
+		if held {
+			fmt.Printf("adversary: part %s held at this commit before\n", o.part)
+			return 0
+		}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	pg, err := devenv.StartPostgres(ctx, devenv.Options{Own: os.Getenv(devenv.EnvPostgresURL) == "", PostgresSettings: map[string]string{
@@ -72,9 +98,12 @@ func run() int {
 		fmt.Fprintln(os.Stderr, "adversary:", err)
 		return statusEnvironment
 	}
-	_, breached, err := adversary(ctx, pg.URL, o)
+	n, breached, err := adversary(ctx, pg.URL, o)
 	if stopped := pg.Stop(); err == nil {
 		err = stopped
+	}
+	if err == nil && book != nil {
+		err = book.note(n, breached)
 	}
 	switch {
 	case err != nil:

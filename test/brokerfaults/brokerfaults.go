@@ -1,5 +1,6 @@
-// Package brokerfaults is the part of the fault matrix that needs a broker, for any source that reads Kafka. Rows are against a real broker,
-// but for those that make a broker answer what it seldom does, which kfake does. Mix and checker are those of package scenario.
+// Package brokerfaults is the part of the fault matrix that needs a broker, for any source that
+// reads Kafka. Rows are against a real broker, but for those that make a broker answer what it
+// seldom does, which kfake does. Mix and checker are those of package scenario.
 package brokerfaults
 
 import (

@@ -23,7 +23,8 @@ var rows = slices.Concat(fetchRows, offsetRows, groupRows)
 // fetch: what the log says.
 var fetchRows = []row{
 	{"fetch", "aborted or control record", func(f *faults) {
-		// The mix has aborted transactions in it, and ends with one: they become neither calls nor a reason to stand still.
+		// The mix has aborted transactions in it, and ends with one: they become neither calls nor
+		// a reason to stand still.
 		f.begin(1)
 		f.finish(f.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if string(m.Value) == "aborted" {
@@ -69,8 +70,9 @@ func (f *faults) logEnd() int64 {
 	return end.Offset
 }
 
-// cutOff has an unclean election cut the log off below the position, while nobody reads it, and in such a way that every record which reached a
-// handler is still there: what is gone are aborted records and their marker, which only broker 1 had. Then others write beyond the position.
+// cutOff has an unclean election cut the log off below the position, while nobody reads it, and in
+// such a way that every record which reached a handler is still there: what is gone are aborted
+// records and their marker, which only broker 1 had. Then others write beyond the position.
 func cutOff(f *faults) {
 	k := kafkatest.Cluster(f.t)
 	one, two := k.Nodes[0], k.Nodes[1]
@@ -116,8 +118,9 @@ func cutOff(f *faults) {
 	f.decide()
 }
 
-// writeWithout has what comes next written by clients that do not know a paused broker, once another one coordinates their transactions. A client that
-// had asked before may have that broker for its coordinator, and waits for its answer in vain.
+// writeWithout has what comes next written by clients that do not know a paused broker, once
+// another one coordinates their transactions. A client that had asked before may have that broker
+// for its coordinator, and waits for its answer in vain.
 func (f *faults) writeWithout(k *devenv.Kafka, paused int) {
 	f.t.Helper()
 	others := slices.Delete(slices.Clone(k.Brokers), paused, paused+1)
@@ -131,7 +134,8 @@ func (f *faults) writeWithout(k *devenv.Kafka, paused int) {
 
 func (f *faults) recreate(adm *kadm.Client) { kafkatest.Recreate(f.t, adm, f.topic) }
 
-// stopsAt handles the mix, lets something happen to the topic, and expects a halt and no call of the handler for what is in the log now.
+// stopsAt handles the mix, lets something happen to the topic, and expects a halt and no call of
+// the handler for what is in the log now.
 func (f *faults) stopsAt(reason consumer.HaltReason, happens func(*kadm.Client), alive bool) {
 	f.t.Helper()
 	f.begin(1)
@@ -157,7 +161,8 @@ func (f *faults) stopsAt(reason consumer.HaltReason, happens func(*kadm.Client),
 	f.decide()
 }
 
-// corrupt answers fetches with the topic's batches, in one of which a bit is turned over, as long as it is to.
+// corrupt answers fetches with the topic's batches, in one of which a bit is turned over, as long
+// as it is to.
 func (f *faults) corrupt(still func() bool) {
 	f.t.Helper()
 	// The batches as the broker stores them, asked for by name.
@@ -270,7 +275,8 @@ func (f *faults) refuseCommits(code func(n int32) int16) *atomic.Int32 {
 	return &seen
 }
 
-// absorbs handles the mix, lets something happen to the group's offsets, and expects the next owner to call no handler for what was handled.
+// absorbs handles the mix, lets something happen to the group's offsets, and expects the next owner
+// to call no handler for what was handled.
 func (f *faults) absorbs(happens func(*kadm.Client) error) {
 	f.begin(1)
 	stop := f.start(f.handle)
@@ -290,7 +296,8 @@ func (f *faults) absorbs(happens func(*kadm.Client) error) {
 
 var groupRows = []row{
 	{"group", "rebalance in mid-handler", func(f *faults) {
-		// Some handlers do not return before the partition has to be given up; a second member comes and goes meanwhile.
+		// Some handlers do not return before the partition has to be given up; a second member
+		// comes and goes meanwhile.
 		f.begin(2)
 		f.cfg.DrainTimeout = 100 * time.Millisecond
 		in := make(chan struct{})

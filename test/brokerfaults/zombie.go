@@ -19,7 +19,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
-// zombieVar names, in a copy of the test binary, the brokers, group and topic that it is to consume; zombieDB the database.
+// zombieVar names, in a copy of the test binary, the brokers, group and topic that it is to
+// consume; zombieDB the database.
 const (
 	zombieVar = "ONLYONCE_TEST_ZOMBIE"
 	zombieDB  = zombieVar + "_DB"
@@ -38,8 +39,8 @@ func Main(m *testing.M, source kafkatest.NewSource) {
 	os.Exit(m.Run())
 }
 
-// playZombie consumes until it is in the handler of one message, says so, and stays there until it is told to go on. It ends when it
-// has noticed that it lost the partition.
+// playZombie consumes until it is in the handler of one message, says so, and stays there until it
+// is told to go on. It ends when it has noticed that it lost the partition.
 func playZombie(source consumer.Source) error {
 	pool, err := pgxpool.New(context.Background(), os.Getenv(zombieDB))
 	if err != nil {
@@ -85,8 +86,8 @@ func playZombie(source consumer.Source) error {
 	return c.Run(ctx)
 }
 
-// zombie stops an owner in mid-handler with SIGSTOP for longer than its session, until another has done all of its work, and lets
-// it go on.
+// zombie stops an owner in mid-handler with SIGSTOP for longer than its session, until another has
+// done all of its work, and lets it go on.
 func zombie(f *faults) {
 	f.begin(1)
 	cmd := exec.CommandContext(f.t.Context(), os.Args[0])

@@ -39,7 +39,8 @@ type Facts struct {
 	Ledger []Entry
 	Rows   []Row
 	Sights map[string]*Sight
-	// Odd tells what must not be: leases that are held, work that is left. Each begins with its rule.
+	// Odd tells what must not be: leases that are held, work that is left. Each begins with its
+	// rule.
 	Odd       []string
 	Strange   []string
 	Unsettled int
@@ -54,8 +55,9 @@ const rowsSQL = `
 select convert_from(r.body, 'UTF8')::jsonb->>'id', r.key::text, r.sink, c.state, coalesce(p.reason, ''), coalesce(r.order_key::text, ''), coalesce(p.attempts, 0), r.id
   from onlyonce.outbox_log r join onlyonce.calls c on c.id = r.id left join onlyonce.parked p on p.row_id = r.id`
 
-// oddSQL returns a row for each thing that must not be once all relays have left in order. Leases of those that were killed end by themselves: nobody
-// holds them. Those of the inbox take up to a minute for that, and are not asked for.
+// oddSQL returns a row for each thing that must not be once all relays have left in order. Leases
+// of those that were killed end by themselves: nobody holds them. Those of the inbox take up to a
+// minute for that, and are not asked for.
 const oddSQL = `
 select format('I14 lease %s is held', name) from onlyonce.leases where until > clock_timestamp() and (name like 'relay/%' or name = 'ring/outbox')
 union all
@@ -68,8 +70,8 @@ union all
 select format('I13 connection of a relay is left: %s', left(query, 80)) from pg_stat_activity
  where datname = current_database() and pid <> pg_backend_pid() and query like '%onlyonce.hold%'`
 
-// UnsettledSQL returns one row: how many calls something is still to happen to by itself. A blocked one behind a dead head waits for
-// a person.
+// UnsettledSQL returns one row: how many calls something is still to happen to by itself. A blocked
+// one behind a dead head waits for a person.
 const UnsettledSQL = `
 select count(*) from onlyonce.calls c
  where c.state = 'pending' or c.state = 'retrying'
@@ -202,7 +204,8 @@ func (f *Facts) judgeCall(e Entry, rows map[string]Row, heads map[string]int64, 
 	case x.State == "delivered":
 	case x.State == "waiting" && x.Reason == "rejected" && s.Refused:
 	case x.State == "reconcile" && x.Reason == "window" && f.Windows[x.Sink] > 0:
-		// The remote failed it, or the relays were away; the journal says that it may have been called.
+		// The remote failed it, or the relays were away; the journal says that it may have been
+		// called.
 	default:
 		breach("I9 a call ended for no cause that the remote knows", told)
 	}

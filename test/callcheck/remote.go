@@ -1,5 +1,6 @@
-// Package callcheck decides whether outbound calls were made as they were committed: a remote that records every request, a ledger that commits
-// with the calls, and a judge of both and of what the outbox says. The outbox's storm and its fault tests share it.
+// Package callcheck decides whether outbound calls were made as they were committed: a remote that
+// records every request, a ledger that commits with the calls, and a judge of both and of what the
+// outbox says. The outbox's storm and its fault tests share it.
 package callcheck
 
 import (
@@ -24,8 +25,9 @@ import (
 type Body struct {
 	ID   string `json:"id"`
 	Sink string `json:"sink"`
-	Key  string `json:"key,omitempty"`  // ordering key
-	Seq  int64  `json:"seq,omitempty"`  // its number among the committed calls of the key, from 1; 0: the ledger has it alone
+	Key  string `json:"key,omitempty"` // ordering key
+	// Its number among the committed calls of the key, from 1; 0: the ledger has it alone.
+	Seq  int64  `json:"seq,omitempty"`
 	Fate string `json:"fate,omitempty"` // what the remote does with it in the end
 }
 
@@ -50,8 +52,9 @@ type Sight struct {
 type Remote struct {
 	// Address is host:port. A call goes to /sink/id there.
 	Address string
-	// Decide says what becomes of the n-th request for a call, from 1: "" accepts it; a status, timeout, reset or truncated fails it; with a
-	// plus behind it the call is applied before. Called with a lock held.
+	// Decide says what becomes of the n-th request for a call, from 1: "" accepts it; a status,
+	// timeout, reset or truncated fails it; with a plus behind it the call is applied before.
+	// Called with a lock held.
 	Decide func(b Body, n int) string
 	// Before is called before a request is recorded, or not if it is nil.
 	Before func(ctx context.Context, b Body)

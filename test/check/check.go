@@ -1,5 +1,6 @@
-// Package check decides whether what a run has left behind is as onlyonce promises: the invariants I1 to I7 of docs/guarantees.md,
-// and that calls were charged once. It knows nothing of how the facts were come by.
+// Package check decides whether what a run has left behind is as onlyonce promises: the invariants
+// I1 to I7 of docs/guarantees.md, and that calls were charged once. It knows nothing of how the
+// facts were come by.
 package check
 
 import (
@@ -15,26 +16,28 @@ type Facts struct {
 	Effects map[string]int // id -> rows of effect
 	Parked  map[string]int // id -> parked rows
 
-	Charged map[string]int // id -> distinct keys at the payment endpoint; nil: nothing was to be charged
-	Changed int            // calls under a known key with other bytes
+	// Id -> distinct keys at the payment endpoint; nil: nothing was to be charged.
+	Charged map[string]int
+	Changed int // calls under a known key with other bytes
 
 	History *History // nil: only counted
 }
 
 // History is what a storm knows besides: every record and every effect, each with its place.
 type History struct {
-	Log       []Record          // the committed records, each partition in the order of its offsets
-	Applied   []Effect          // in the order in which they were applied
-	Claimed   map[string]bool   // ids whose key is in the inbox; nil: the run had no keys
-	Calls     map[string]int    // id -> rows of the outbox
-	WithCall  func(string) bool // whether the handler asks for a call
-	Faulty    func(string) bool // whether the message can only be parked
-	Parked    []Parked          // what is parked still
-	Resolved  []string          // ids of what was parked, and applied from there
-	ByKey     bool              // a message that fails was to hold back all that follows by its ordering key
-	Cursor    map[int32]int64   // partition -> position in Postgres
-	Committed map[int32]int64   // partition -> Kafka's committed offset, -1: none
-	Ends      map[int32]int64   // partition -> where the log ends
+	Log      []Record          // the committed records, each partition in the order of its offsets
+	Applied  []Effect          // in the order in which they were applied
+	Claimed  map[string]bool   // ids whose key is in the inbox; nil: the run had no keys
+	Calls    map[string]int    // id -> rows of the outbox
+	WithCall func(string) bool // whether the handler asks for a call
+	Faulty   func(string) bool // whether the message can only be parked
+	Parked   []Parked          // what is parked still
+	Resolved []string          // ids of what was parked, and applied from there
+	// A message that fails was to hold back all that follows by its ordering key.
+	ByKey     bool
+	Cursor    map[int32]int64 // partition -> position in Postgres
+	Committed map[int32]int64 // partition -> Kafka's committed offset, -1: none
+	Ends      map[int32]int64 // partition -> where the log ends
 }
 
 // Record is one record of the log.

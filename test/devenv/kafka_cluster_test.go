@@ -15,7 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// Each of three brokers, the leader of the quorum among them, can be killed and paused, and nothing that was acknowledged is lost.
+// Each of three brokers, the leader of the quorum among them, can be killed and paused, and nothing
+// that was acknowledged is lost.
 func TestKafkaClusterOutlivesEachBroker(t *testing.T) {
 	t.Parallel()
 	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Brokers: 3})
@@ -37,14 +38,16 @@ func TestKafkaClusterOutlivesEachBroker(t *testing.T) {
 	}
 	cl, err := kgo.NewClient(kgo.SeedBrokers(k.Brokers...), kgo.DefaultProduceTopic("kept"), kgo.RecordPartitioner(kgo.RoundRobinPartitioner()),
 		kgo.ConsumeTopics("kept"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.MetadataMinAge(100*time.Millisecond),
-		kgo.UnknownTopicRetries(-1), // a broker that comes back does not know the topic until it has read what it missed
+		// A broker that comes back does not know the topic until it has read what it missed.
+		kgo.UnknownTopicRetries(-1),
 		// A broker that stands still answers nothing: do not wait long for it.
 		kgo.RequestTimeoutOverhead(time.Second), kgo.ProduceRequestTimeout(2*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer cl.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // three JVMs start over on a machine that runs other tests, too
+	// Three JVMs start over on a machine that runs other tests, too.
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	if _, err := kadm.NewClient(cl).CreateTopic(ctx, 3, -1, nil, "kept"); err != nil {
 		t.Fatal(err)

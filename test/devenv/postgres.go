@@ -12,7 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// startTimeout bounds the wait for the first answer of a server that was started, of whichever kind: CI's machines may be slow.
+// startTimeout bounds the wait for the first answer of a server that was started, of whichever
+// kind: CI's machines may be slow.
 const startTimeout = 2 * time.Minute
 
 // Postgres is a server that was found or started.

@@ -168,7 +168,8 @@ func untilReady(ctx context.Context, sup *supervise.Supervisor, srv *supervise.S
 				srv.Status(), sup.LogTail("server.log"))
 		case <-ctx.Done():
 			return fmt.Errorf("gave up waiting after %v: the server did not answer: %w (last try: %w); the end of its log:\n%s",
-				startTimeout, ctx.Err(), err, sup.LogTail("server.log")) // test/retest looks for the first words
+				// test/retest looks for the first words.
+				startTimeout, ctx.Err(), err, sup.LogTail("server.log"))
 		case <-tick.C:
 		}
 	}

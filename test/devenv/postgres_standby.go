@@ -73,10 +73,12 @@ const dropSlotSQL = `select pg_drop_replication_slot(slot_name) from pg_replicat
 // streamsSQL returns one row: whether a standby gets the WAL as it is written. $1 its name.
 const streamsSQL = `select exists (select from pg_stat_replication where application_name = $1 and state = 'streaming')`
 
-// caughtUpSQL returns one row: whether a standby has flushed all that is written up to now. $1 its name, $2 the WAL position.
+// caughtUpSQL returns one row: whether a standby has flushed all that is written up to now. $1 its
+// name, $2 the WAL position.
 const caughtUpSQL = `select exists (select from pg_stat_replication where application_name = $1 and flush_lsn >= $2::pg_lsn)`
 
-// CaughtUp waits until the standby of that name has flushed all that this server has written so far.
+// CaughtUp waits until the standby of that name has flushed all that this server has written so
+// far.
 func (p *Postgres) CaughtUp(ctx context.Context, name string) error {
 	var now string
 	err := p.connected(ctx, func(ctx context.Context, conn *pgx.Conn) error {
@@ -97,7 +99,8 @@ func (p *Postgres) Synchronous(ctx context.Context, standbys string) error {
 	return p.awaitTrue(ctx, "a standby is synchronous, or none has to be", synchronousSQL, standbys)
 }
 
-// synchronousSQL returns one row: whether commits wait for standbys as they are to. Each walsender reads the setting for itself. $1 as set.
+// synchronousSQL returns one row: whether commits wait for standbys as they are to. Each walsender
+// reads the setting for itself. $1 as set.
 const synchronousSQL = `select current_setting('synchronous_standby_names') = $1
 	and ($1 = '') = not exists (select from pg_stat_replication where sync_state in ('sync', 'quorum'))`
 

@@ -13,7 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// A paused server takes no queries and forgets nothing: the one that waits is answered when it goes on.
+// A paused server takes no queries and forgets nothing: the one that waits is answered when it goes
+// on.
 func TestPostgresPauseContinue(t *testing.T) {
 	t.Parallel()
 	p := startPostgres(t, devenv.Options{Force: devenv.KindLocal})
@@ -52,7 +53,8 @@ func TestPostgresPauseContinue(t *testing.T) {
 	}
 }
 
-// A failover that loses the last commits, and its way back: the old primary's successor gets a standby of its own.
+// A failover that loses the last commits, and its way back: the old primary's successor gets a
+// standby of its own.
 func TestPostgresLossyFailover(t *testing.T) {
 	t.Parallel()
 	p := startPostgres(t, devenv.Options{Force: devenv.KindLocal})
@@ -76,10 +78,11 @@ func TestPostgresLossyFailover(t *testing.T) {
 			t.Fatal(err)
 		}
 		for question, want := range map[string]string{
-			`select pg_is_in_recovery()::text`:                                        "false",
-			`select convert_from(lo_get(1000), 'UTF8')`:                               "kept",
-			`select count(*)::text from pg_largeobject_metadata where oid = 2000`:     "0",
-			`select timeline_id::text from pg_control_checkpoint()`:                   "", // only that it answers
+			`select pg_is_in_recovery()::text`:                                    "false",
+			`select convert_from(lo_get(1000), 'UTF8')`:                           "kept",
+			`select count(*)::text from pg_largeobject_metadata where oid = 2000`: "0",
+			// Only that it answers.
+			`select timeline_id::text from pg_control_checkpoint()`:                   "",
 			`select lo_from_bytea(` + []string{"3000", "4000"}[round] + `, '')::text`: []string{"3000", "4000"}[round],
 		} {
 			if got := mustQuery(t, s.URL, question); want != "" && got != want {

@@ -105,7 +105,8 @@ func (r *Redis) ping(ctx context.Context) error {
 // Kill kills it with SIGKILL.
 func (r *Redis) Kill(ctx context.Context) error { return r.sup.Kill(ctx) }
 
-// Pause stops it where it stands (SIGSTOP): its connections stay open, and the system goes on accepting new ones. Linux only.
+// Pause stops it where it stands (SIGSTOP): its connections stay open, and the system goes on
+// accepting new ones. Linux only.
 func (r *Redis) Pause(ctx context.Context) error { return r.sup.Pause(ctx) }
 
 // Continue lets it go on after Pause.

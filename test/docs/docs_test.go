@@ -347,7 +347,8 @@ func TestReadmeProgram(t *testing.T) {
 	}
 }
 
-// The page's commands and files, from an empty directory. Only where onlyonce comes from is another: this checkout.
+// The page's commands and files, from an empty directory. Only where onlyonce comes from is
+// another: this checkout.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
 	const page = "docs/guide/getting-started.md"

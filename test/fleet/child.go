@@ -41,8 +41,8 @@ type Child struct {
 	events  *eventWriter
 }
 
-// Serve is main in a worker process: it reads the Fleet's Template into cfg and runs until standard input ends, at which the context
-// of run is done. It returns the exit status.
+// Serve is main in a worker process: it reads the Fleet's Template into cfg and runs until standard
+// input ends, at which the context of run is done. It returns the exit status.
 func Serve(cfg any, run func(ctx context.Context, c *Child) error) int {
 	// Ctrl-C in a terminal reaches every process; this one is stopped by its parent, in order.
 	signal.Ignore(os.Interrupt)
@@ -55,7 +55,8 @@ func Serve(cfg any, run func(ctx context.Context, c *Child) error) int {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	go func() {
-		// The parent closes the pipe when this worker is to leave; if the parent dies the kernel does.
+		// The parent closes the pipe when this worker is to leave; if the parent dies the kernel
+		// does.
 		_, _ = io.Copy(io.Discard, lines)
 		stop()
 	}()
@@ -89,8 +90,8 @@ func enlist(lines *bufio.Reader, stdout io.Writer, cfg any) (*Child, error) {
 // Tell writes an event for the parent.
 func (c *Child) Tell(e Event) { c.events.write(e) }
 
-// Entered must be the first thing that a handler does: it notes that the handler runs, and tells the parent of the first message of a
-// batch, and of each that is tried again from the database.
+// Entered must be the first thing that a handler does: it notes that the handler runs, and tells
+// the parent of the first message of a batch, and of each that is tried again from the database.
 func (c *Child) Entered(m *consumer.Message) error {
 	if err := c.note(m); err != nil {
 		return err

@@ -26,11 +26,12 @@ const (
 
 // Event is one line from a worker.
 type Event struct {
-	Kind       string `json:"k"`
-	Partition  int32  `json:"p"`
-	Offset     int64  `json:"o"`           // first offset, or position
-	Alone      bool   `json:"a,omitempty"` // begin: one message by itself
-	Retried    bool   `json:"r,omitempty"` // begin, undone: a message that was set aside is tried again from the database
+	Kind      string `json:"k"`
+	Partition int32  `json:"p"`
+	Offset    int64  `json:"o"`           // first offset, or position
+	Alone     bool   `json:"a,omitempty"` // begin: one message by itself
+	// begin, undone: a message that was set aside is tried again from the database.
+	Retried    bool   `json:"r,omitempty"`
 	Handled    int    `json:"h,omitempty"` // done
 	Duplicates int    `json:"d,omitempty"` // done
 	Micros     int64  `json:"u,omitempty"` // done: how long the batch took
@@ -59,7 +60,8 @@ func (w *eventWriter) writeLocked(e Event) {
 	_, _ = w.out.Write(append(line, '\n')) // if the parent is gone, standard input has ended too
 }
 
-// begin tells of the first message of a batch, and of no other. A message that stands alone below the position is none of the log.
+// begin tells of the first message of a batch, and of no other. A message that stands alone below
+// the position is none of the log.
 func (w *eventWriter) begin(m *consumer.Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -85,7 +87,8 @@ func (w *eventWriter) end(e Event) {
 	w.writeLocked(e)
 }
 
-// Hooks tell the parent what the consumer does. After is called after each batch that has committed; nil: not.
+// Hooks tell the parent what the consumer does. After is called after each batch that has
+// committed; nil: not.
 func (c *Child) Hooks(after func(consumer.BatchDone)) consumer.Hooks {
 	return consumer.Hooks{
 		Owned: func(o consumer.Owned) {

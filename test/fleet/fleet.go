@@ -1,6 +1,7 @@
-// Package fleet runs worker processes that are there to be killed. A program executes itself once more for each worker
-// ([Fleet]); the copy serves its end of the pipe ([Serve]). Workers tell what they do as a stream of events, by which the parent
-// sees who owns what and who is in the middle of a batch, and aims.
+// Package fleet runs worker processes that are there to be killed. A program executes itself once
+// more for each worker ([Fleet]); the copy serves its end of the pipe ([Serve]). Workers tell what
+// they do as a stream of events, by which the parent sees who owns what and who is in the middle of
+// a batch, and aims.
 package fleet
 
 import (
@@ -23,8 +24,8 @@ type Config struct {
 	Template any
 	// Verbose gets every event as a line.
 	Verbose func(format string, args ...any)
-	// Resilient starts a worker again that has ended with an error, as an orchestrator would, because its servers are killed as
-	// well. Otherwise that is a failure.
+	// Resilient starts a worker again that has ended with an error, as an orchestrator would,
+	// because its servers are killed as well. Otherwise that is a failure.
 	Resilient bool
 }
 
@@ -46,11 +47,12 @@ type Fleet struct {
 	strays   int              // workers killed by somebody else
 	restarts int              // of workers that had ended with an error
 	endings  map[string]int   // their errors, by first line
-	resolved int              // messages that were set aside and then applied, as far as workers lived to tell
-	stops    int              // calls of Stop: no worker is started again across one
-	failed   error            // a worker that ended by itself, and should not have
-	troubles map[string]int   // what is waited out, by text: for the diagnosis
-	breaches []string         // what workers have found wrong themselves
+	// Messages that were set aside and then applied, as far as workers lived to tell.
+	resolved int
+	stops    int            // calls of Stop: no worker is started again across one
+	failed   error          // a worker that ended by itself, and should not have
+	troubles map[string]int // what is waited out, by text: for the diagnosis
+	breaches []string       // what workers have found wrong themselves
 }
 
 // owning is one take-over of a partition.
@@ -105,7 +107,8 @@ func (f *Fleet) Any(random *rand.Rand) *Process {
 	return all[random.IntN(len(all))]
 }
 
-// Leave closes a worker's standard input, at which it finishes its batch, leaves the group and exits.
+// Leave closes a worker's standard input, at which it finishes its batch, leaves the group and
+// exits.
 func (f *Fleet) Leave(p *Process) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -169,8 +172,8 @@ func (f *Fleet) Mark() int {
 	return f.serial
 }
 
-// Settled reports whether the workers that live have taken over every partition since mark, and all of them have one if there
-// are enough.
+// Settled reports whether the workers that live have taken over every partition since mark, and all
+// of them have one if there are enough.
 func (f *Fleet) Settled(mark, partitions int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -203,15 +206,16 @@ func (f *Fleet) Owns(p *Process) (partitions, batches int) {
 	return partitions, p.batches
 }
 
-// Progress returns how many messages were applied and how many skipped, as far as workers lived to tell.
+// Progress returns how many messages were applied and how many skipped, as far as workers lived to
+// tell.
 func (f *Fleet) Progress() (handled, skipped int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.handled, f.skipped
 }
 
-// Reached returns the sum of the furthest positions of all partitions, as far as workers lived to tell: take-overs make up for
-// what the killed could not tell.
+// Reached returns the sum of the furthest positions of all partitions, as far as workers lived to
+// tell: take-overs make up for what the killed could not tell.
 func (f *Fleet) Reached() (sum int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -247,7 +251,8 @@ func (f *Fleet) Endings() []string {
 	return lines
 }
 
-// Resolved returns how many messages were set aside and then applied, as far as workers lived to tell.
+// Resolved returns how many messages were set aside and then applied, as far as workers lived to
+// tell.
 func (f *Fleet) Resolved() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -9,8 +9,9 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// invocation is one entry of the journal, a file that all workers append to when their handler is entered. It tells how
-// often the handler ran, for every record and in which process, and loses nothing to SIGKILL: what was written is the kernel's.
+// invocation is one entry of the journal, a file that all workers append to when their handler is
+// entered. It tells how often the handler ran, for every record and in which process, and loses
+// nothing to SIGKILL: what was written is the kernel's.
 type invocation struct {
 	Worker    uint32
 	Partition uint32
@@ -30,8 +31,8 @@ func (c *Child) note(m *consumer.Message) error {
 	return nil
 }
 
-// Delivered returns how often the handler ran, and how many of those runs were of a record that another process had begun with
-// before: it was fetched again.
+// Delivered returns how often the handler ran, and how many of those runs were of a record that
+// another process had begun with before: it was fetched again.
 func (f *Fleet) Delivered() (delivered, refetched int, err error) {
 	data, err := os.ReadFile(f.journal)
 	if err != nil {

@@ -14,8 +14,9 @@ const Kill = "kill"
 // Blow is one event of a storm.
 type Blow struct {
 	Kind string
-	At   float64       // how much of the stream must be done before it comes, as a share
-	Wait time.Duration // how long a server stays down, or a process stands still beyond the time that it may
+	At   float64 // how much of the stream must be done before it comes, as a share
+	// How long a server stays down, or a process stands still beyond the time that it may.
+	Wait time.Duration
 }
 
 // Shares are how many of a hundred blows are of a kind; the others are kills.
@@ -49,8 +50,8 @@ func Plan(n int, of Shares, random *rand.Rand) []Blow {
 // PollEvery is how often a condition is looked at.
 const PollEvery = 20 * time.Millisecond
 
-// Until waits for a condition. It gives up when a worker cannot be had; and, with what stuck makes of the condition's last error, when what moves
-// has said the same for as long as patience.
+// Until waits for a condition. It gives up when a worker cannot be had; and, with what stuck makes
+// of the condition's last error, when what moves has said the same for as long as patience.
 func (f *Fleet) Until(ctx context.Context, patience time.Duration, is func(context.Context) (bool, error), moves func() string, stuck func(error) error) error {
 	tick := time.NewTicker(PollEvery)
 	defer tick.Stop()

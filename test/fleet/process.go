@@ -26,18 +26,20 @@ type Process struct {
 	stderr bytes.Buffer
 	done   chan struct{} // closed when it has ended and its last event is taken in
 
-	open    map[int32]int64 // partition -> first offset of a batch that has begun
-	again   map[int32]int64 // partition -> offset of a message that is tried again from the database
-	batches int             // that have committed
-	shot    *Shot           // why it was killed, nil: it was not
-	frozen  bool            // stands still
-	leaving bool            // was asked to leave
+	open map[int32]int64 // partition -> first offset of a batch that has begun
+	// Partition -> offset of a message that is tried again from the database.
+	again   map[int32]int64
+	batches int   // that have committed
+	shot    *Shot // why it was killed, nil: it was not
+	frozen  bool  // stands still
+	leaving bool  // was asked to leave
 }
 
 // PID is its process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Start starts a worker process: this program once more. Under "go run" its file may be gone, /proc/self/exe is not.
+// Start starts a worker process: this program once more. Under "go run" its file may be gone,
+// /proc/self/exe is not.
 func (f *Fleet) Start() (*Process, error) {
 	exe := "/proc/self/exe"
 	if runtime.GOOS != "linux" {
@@ -73,7 +75,8 @@ func (f *Fleet) Start() (*Process, error) {
 	}
 	f.live[p.Number] = p
 	f.cfg.Verbose("worker %d started, pid %d", p.Number, p.PID())
-	// A pipe holds more than the configuration; should the process be dead already, its end is told below.
+	// A pipe holds more than the configuration; should the process be dead already, its end is told
+	// below.
 	_, _ = p.stdin.Write(append(line, '\n'))
 	go f.follow(p, stdout)
 	return p, nil
@@ -223,7 +226,8 @@ func (f *Fleet) stopped(since int) bool {
 var localPort = regexp.MustCompile(`:\d+->`)
 
 const (
-	// maxStrays bounds how many workers that somebody else has killed are replaced: the system may have no memory for them.
+	// maxStrays bounds how many workers that somebody else has killed are replaced: the system may
+	// have no memory for them.
 	maxStrays = 100
 	// maxRestarts bounds how often workers may give up.
 	maxRestarts = 10_000

@@ -24,7 +24,8 @@ type ShotDown struct {
 	Offset    int64
 }
 
-// Shoot asks for the next kill; at once, where the one before came too late. The outcome comes by the channel.
+// Shoot asks for the next kill; at once, where the one before came too late. The outcome comes by
+// the channel.
 func (f *Fleet) Shoot(random *rand.Rand, atOnce bool) *Shot {
 	s := &Shot{Hit: make(chan *ShotDown, 1)}
 	if !atOnce {
@@ -36,7 +37,8 @@ func (f *Fleet) Shoot(random *rand.Rand, atOnce bool) *Shot {
 	return s
 }
 
-// ShootRetry is Shoot for a worker that tries a message again from the database. There may be none for long: see Blindly.
+// ShootRetry is Shoot for a worker that tries a message again from the database. There may be none
+// for long: see Blindly.
 func (f *Fleet) ShootRetry(random *rand.Rand) *Shot {
 	s := &Shot{Hit: make(chan *ShotDown, 1), retry: true, skip: random.IntN(2), late: 0.8 * random.Float64()}
 	f.mu.Lock()
@@ -45,7 +47,8 @@ func (f *Fleet) ShootRetry(random *rand.Rand) *Shot {
 	return s
 }
 
-// Blindly fires a shot that has found no batch at a worker, whatever it does. False: it had found one meanwhile, or there is no worker.
+// Blindly fires a shot that has found no batch at a worker, whatever it does. False: it had found
+// one meanwhile, or there is no worker.
 func (f *Fleet) Blindly(s *Shot, random *rand.Rand) bool {
 	p := f.Any(random)
 	f.mu.Lock()
@@ -58,8 +61,8 @@ func (f *Fleet) Blindly(s *Shot, random *rand.Rand) bool {
 	return true
 }
 
-// consider decides whether a worker that has just begun with a batch is to be killed, at a random moment in about the time that
-// the batch takes: before its COMMIT, during it, or right after it.
+// consider decides whether a worker that has just begun with a batch is to be killed, at a random
+// moment in about the time that the batch takes: before its COMMIT, during it, or right after it.
 func (f *Fleet) consider(p *Process, e Event) {
 	switch {
 	case f.aim == nil || p.shot != nil || p.leaving || f.aim.retry != e.Retried || e.Alone && !e.Retried:
@@ -69,5 +72,6 @@ func (f *Fleet) consider(p *Process, e Event) {
 		return
 	}
 	p.shot, f.aim = f.aim, nil
-	time.AfterFunc(time.Duration(p.shot.late*float64(f.batch)), func() { _ = p.cmd.Process.Kill() }) // fails only if it has ended
+	// Fails only if it has ended.
+	time.AfterFunc(time.Duration(p.shot.late*float64(f.batch)), func() { _ = p.cmd.Process.Kill() })
 }

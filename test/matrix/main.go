@@ -1,10 +1,10 @@
-// Command matrix runs the engine's tests on every major version of PostgreSQL that onlyonce supports, each fetched and
-// started for the purpose.
+// Command matrix runs the engine's tests on every major version of PostgreSQL that onlyonce
+// supports, each fetched and started for the purpose.
 //
 //	go run ./test/matrix [-only 14,18] [packages]
 //
-// It prints a line for each, `matrix 14.18 ok (231 tests)` or `matrix 14.18 failed (2 of 231 tests)`, and exits 1 if one
-// failed, 2 if one could not be run.
+// It prints a line for each, `matrix 14.18 ok (231 tests)` or `matrix 14.18 failed (2 of 231
+// tests)`, and exits 1 if one failed, 2 if one could not be run.
 package main
 
 import (

@@ -367,7 +367,7 @@ var consumerRules = []mutant{
 		old: "const maxSavepoints = 60", new: "const maxSavepoints = 600",
 		pkg: "./internal/guard", test: "TestT7SixtySavepoints"},
 	{rule: "T7 panic in a savepoint", file: "internal/guard/statements.go",
-		old: "		if !returned { //", new: "		if !returned && false { //",
+		old: "		if !returned {\n", new: "		if !returned && false {\n",
 		pkg: "./internal/guard", test: "TestSavepointUndoesWhatPanics"},
 	{rule: "F3 later partition starts at the end", file: "consumer/acquire.go",
 		old: "c.cfg.Start == StartLatest && id.Partition < first {", new: "c.cfg.Start == StartLatest {",

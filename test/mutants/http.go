@@ -312,7 +312,7 @@ var httpRules = []mutant{
 	{rule: "H14 what is stored", file: "idempotency/reply.go",
 		old: "r.Header, r.Added = storable(set, added, rec.header(), e.route.KeepHeaders)", new: "r.Header, r.Added = set, added",
 		pkg: "./idempotency", test: "TestH14HeadersThatAreKept"},
-	{rule: "H15 limit", file: "idempotency/transactional.go",
+	{rule: "H15 limit of a route", file: "idempotency/transactional.go",
 		old: "\tlimit := x.endpoint.route.MaxResponse\n", new: "\tlimit := maxStored\n",
 		pkg: "./idempotency", test: "TestH15LongAnswers"},
 	{rule: "H15 secrets", file: "idempotency/reply.go",

@@ -5,6 +5,7 @@
 //
 //	go run ./test/mutants            # all
 //	go run ./test/mutants -only T2,F5
+//	go run ./test/mutants -part 3/20 -record docs/results/mutants.md
 //
 // It prints a line for each, `T2 caught TestName` or `T2 survived TestName`, and exits 1 if one survived or no longer fits the code.
 package main
@@ -21,6 +22,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/test/results"
 )
 
 // mutant is one rule taken out.
@@ -36,20 +39,37 @@ type mutant struct {
 
 func main() {
 	only := flag.String("only", "", "comma-separated rules; empty: all")
+	part := flag.String("part", "", "k/n: part k of the table, divided into n; with -record, what was caught at this commit is passed over")
+	record := flag.String("record", "", "put each verdict into the table of this file, in place of the older one")
 	verbose := flag.Bool("v", false, "print the output of tests that did not fail")
 	flag.Parse()
-	var picked []string
-	if *only != "" {
-		picked = strings.Split(*only, ",")
+	rows, err := pick(*only, *part)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		os.Exit(2)
 	}
-	bad, ran := 0, 0
-	for _, m := range table {
-		if picked != nil && !slices.Contains(picked, m.rule) && !slices.Contains(picked, strings.Fields(m.rule)[0]) {
+	var book *ledger
+	if *record != "" {
+		if book, err = openLedger(*record); err != nil {
+			fmt.Fprintln(os.Stderr, "mutants:", err)
+			os.Exit(2)
+		}
+	}
+	bad, ran, passed := 0, 0, 0
+	for _, m := range rows {
+		if *part != "" && book != nil && book.caught(m) {
+			passed++
 			continue
 		}
 		ran++
 		verdict, output := run(m)
 		fmt.Printf("%s %s %s\n", m.rule, verdict, m.test)
+		if book != nil {
+			if err := book.note(m, verdict); err != nil {
+				fmt.Fprintln(os.Stderr, "mutants:", err)
+				os.Exit(2)
+			}
+		}
 		if verdict != "caught" {
 			bad++
 			if *verbose || verdict != "survived" {
@@ -57,10 +77,30 @@ func main() {
 			}
 		}
 	}
-	fmt.Printf("%d mutants, %d not caught\n", ran, bad)
-	if bad > 0 || ran == 0 {
+	fmt.Printf("%d mutants, %d not caught, %d caught before at this commit\n", ran, bad, passed)
+	if bad > 0 || ran+passed == 0 {
 		os.Exit(1)
 	}
+}
+
+// pick returns the rows of the table that are asked for.
+func pick(only, part string) ([]mutant, error) {
+	rows := table
+	if part != "" {
+		p, err := results.ParsePart(part)
+		if err != nil {
+			return nil, err
+		}
+		from, to := p.Range(len(table))
+		rows = table[from:to]
+	}
+	if only == "" {
+		return rows, nil
+	}
+	picked := strings.Split(only, ",")
+	return slices.DeleteFunc(slices.Clone(rows), func(m mutant) bool {
+		return !slices.Contains(picked, m.rule) && !slices.Contains(picked, strings.Fields(m.rule)[0])
+	}), nil
 }
 
 // pattern picks a test, or rows of a table: TestFaults/commit/failover is every row whose step begins with commit and whose fault

@@ -20,3 +20,15 @@ func TestEachSnippetStandsOnce(t *testing.T) {
 		}
 	}
 }
+
+// Results are kept by name.
+func TestEachRowHasAName(t *testing.T) {
+	t.Parallel()
+	names := map[string]bool{}
+	for _, m := range table {
+		if m.rule == "" || names[m.rule] {
+			t.Errorf("%q (%s) names another row too", m.rule, m.test)
+		}
+		names[m.rule] = true
+	}
+}

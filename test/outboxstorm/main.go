@@ -2,17 +2,20 @@
 //
 //	make storm-outbox CALLS=100000 KILLS=100
 //
-// Producers enqueue calls in transactions of their own: with ordering keys and without, at once and for later, held open, rolled back
-// whole or to a savepoint. Relay processes send them to a remote in this process, which records every request and fails some of them in
-// every way. Meanwhile events drawn from a seed hit the relays: SIGKILL in mid-call, SIGSTOP for longer than their leases and then
-// SIGCONT, relays that join and leave, SIGKILL to Postgres. When all is quiet what the remote saw is compared with what the
-// producers committed, and with what the outbox says: I9, I10, I13 and I14 of docs/guarantees.md, and the order of ordering keys (O4).
+// Producers enqueue calls in transactions of their own: with ordering keys and without, at once and
+// for later, held open, rolled back whole or to a savepoint. Relay processes send them to a remote
+// in this process, which records every request and fails some of them in every way. Meanwhile
+// events drawn from a seed hit the relays: SIGKILL in mid-call, SIGSTOP for longer than their
+// leases and then SIGCONT, relays that join and leave, SIGKILL to Postgres. When all is quiet what
+// the remote saw is compared with what the producers committed, and with what the outbox says: I9,
+// I10, I13 and I14 of docs/guarantees.md, and the order of ordering keys (O4).
 //
-// It starts a server of its own, whatever the environment names: it kills it. Exit status: 0 every invariant holds; 1 one does
-// not, or the run got stuck; 2 usage or environment.
+// It starts a server of its own, whatever the environment names: it kills it. Exit status: 0 every
+// invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.
 //
-// The first line tells the seed. It fixes the calls, the remote's faults and the events, each with the part of the stream at which it
-// comes; which statement of which relay an event meets is the machine's doing, and differs from run to run.
+// The first line tells the seed. It fixes the calls, the remote's faults and the events, each with
+// the part of the stream at which it comes; which statement of which relay an event meets is the
+// machine's doing, and differs from run to run.
 package main
 
 import (
@@ -45,7 +48,8 @@ func main() {
 		os.Exit(relayMain())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once: relays and the server notice
+	// A second Ctrl-C ends the program at once: relays and the server notice.
+	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr, nil))
 }
 

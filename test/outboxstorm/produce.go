@@ -70,11 +70,13 @@ type writer struct {
 
 // transaction is one as it is planned.
 type transaction struct {
-	id         string
-	calls      []callcheck.Planned
-	oneByOne   bool
-	rollBack   bool
-	savepoint  bool // one more call is written and rolled back to a savepoint; one is written in a savepoint that is kept
+	id       string
+	calls    []callcheck.Planned
+	oneByOne bool
+	rollBack bool
+	// One more call is written and rolled back to a savepoint; one is written in a savepoint that
+	// is kept.
+	savepoint  bool
 	repeatable bool
 	hold       time.Duration // with everything written, before the end
 }
@@ -196,7 +198,8 @@ func (w *writer) attempt(ctx context.Context, t transaction, id string) error {
 	return tx.Commit(ctx)
 }
 
-// nested writes a call that is kept, and one that is not. Neither has an ordering key: its lock would come too late.
+// nested writes a call that is kept, and one that is not. Neither has an ordering key: its lock
+// would come too late.
 func (w *writer) nested(ctx context.Context, tx pgx.Tx, id string) error {
 	w.note("savepoints")
 	for _, keep := range []bool{true, false} {
@@ -219,8 +222,9 @@ func (w *writer) nested(ctx context.Context, tx pgx.Tx, id string) error {
 	return nil
 }
 
-// committed says whether a transaction whose end is an error has committed: it waits until the server tells. Nothing else can be under way then:
-// its session has ended, or its server was killed.
+// committed says whether a transaction whose end is an error has committed: it waits until the
+// server tells. Nothing else can be under way then: its session has ended, or its server was
+// killed.
 func (w *writer) committed(ctx context.Context, id string, failed error) bool {
 	var pgErr *pgconn.PgError
 	if errors.As(failed, &pgErr) {

@@ -11,28 +11,32 @@ import (
 
 // report is the outcome of a storm, and what -json prints.
 type report struct {
-	Seed          uint64         `json:"seed"`
-	Calls         int            `json:"calls"`          // committed
-	Requests      int            `json:"requests"`       // that the remote saw
-	Repeated      int            `json:"repeated"`       // calls that it saw more than once
-	Delivered     int            `json:"delivered"`      // calls that ended so
-	Rejected      int            `json:"rejected"`       // calls that the remote refused for good
-	Reconcile     int            `json:"reconcile"`      // calls whose key's window passed
-	Blocked       int            `json:"blocked"`        // calls that wait for a person behind a rejected one
-	Faults        map[string]int `json:"faults"`         // of the remote, by kind; behind the plus after applying
+	Seed      uint64 `json:"seed"`
+	Calls     int    `json:"calls"`     // committed
+	Requests  int    `json:"requests"`  // that the remote saw
+	Repeated  int    `json:"repeated"`  // calls that it saw more than once
+	Delivered int    `json:"delivered"` // calls that ended so
+	Rejected  int    `json:"rejected"`  // calls that the remote refused for good
+	Reconcile int    `json:"reconcile"` // calls whose key's window passed
+	// Calls that wait for a person behind a rejected one.
+	Blocked int `json:"blocked"`
+	// Of the remote, by kind; behind the plus after applying.
+	Faults        map[string]int `json:"faults"`
 	Transactions  map[string]int `json:"transactions"`   // of the producers, by what was peculiar
 	Kills         int            `json:"kills"`          // SIGKILLs to relays
 	KillsInCall   int            `json:"kills_in_call"`  // of them with a call under way
 	Freezes       int            `json:"freezes"`        // SIGSTOPs to relays, beyond their leases
 	Changes       int            `json:"changes"`        // relays that joined or left in order
 	PostgresKills int            `json:"postgres_kills"` // SIGKILLs to Postgres
-	Restarts      int            `json:"restarts"`       // relays that gave up without a server, and were started again
-	Seconds       float64        `json:"seconds"`        // from the first commit until all were settled
-	OK            bool           `json:"ok"`             // every invariant holds
-	Breaches      []string       `json:"breaches,omitempty"`
-	Error         string         `json:"error,omitempty"`   // why the run did not come to its end
-	Endings       []string       `json:"endings,omitempty"` // the errors of relays that gave up
-	Postgres      string         `json:"postgres"`          // what was used
+	// Relays that gave up without a server, and were started again.
+	Restarts int `json:"restarts"`
+	// From the first commit until all were settled.
+	Seconds  float64  `json:"seconds"`
+	OK       bool     `json:"ok"` // every invariant holds
+	Breaches []string `json:"breaches,omitempty"`
+	Error    string   `json:"error,omitempty"`   // why the run did not come to its end
+	Endings  []string `json:"endings,omitempty"` // the errors of relays that gave up
+	Postgres string   `json:"postgres"`          // what was used
 }
 
 // count takes over what the run has counted.

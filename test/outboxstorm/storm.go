@@ -174,10 +174,12 @@ func (s *storm) unsettled(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// until waits for a condition. It gives up when a relay cannot be had, and when nothing has moved for as long as -patience says.
+// until waits for a condition. It gives up when a relay cannot be had, and when nothing has moved
+// for as long as -patience says.
 func (s *storm) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
 	return s.fleet.Until(ctx, s.opts.patience, is, func() string {
-		accepted, _ := s.remote.Progress() // not how many requests there were: one that is made again and again is no progress
+		// Not how many requests there were: one that is made again and again is no progress.
+		accepted, _ := s.remote.Progress()
 		return fmt.Sprint(accepted, s.producer.written.Load(), s.fleet.Restarts())
 	}, func(err error) error { return s.stuck(ctx, what, err) })
 }

@@ -10,8 +10,10 @@ import (
 
 // Kinds of blows.
 const (
-	blowKill     = fleet.Kill // SIGKILL to a relay, in mid-call where one is met; another takes its place
-	blowFreeze   = "freeze"   // SIGSTOP to a relay for longer than its leases, then SIGCONT: a zombie
+	// SIGKILL to a relay, in mid-call where one is met; another takes its place.
+	blowKill = fleet.Kill
+	// SIGSTOP to a relay for longer than its leases, then SIGCONT: a zombie.
+	blowFreeze   = "freeze"
 	blowChange   = "change"   // a relay joins, or leaves in order
 	blowPostgres = "postgres" // SIGKILL to all of Postgres, then a restart
 )
@@ -19,7 +21,8 @@ const (
 // shares are how many of a hundred blows are of a kind; the others are kills.
 var shares = fleet.Shares{{blowChange, 12}, {blowFreeze, 14}, {blowPostgres, 6}}
 
-// blindAfter is how long a kill looks for a call to hit: with relays and Postgres down there may be none.
+// blindAfter is how long a kill looks for a call to hit: with relays and Postgres down there may be
+// none.
 const blindAfter = 4 * time.Second
 
 // strikeAll plays the plan: each blow when its part of the stream was accepted.
@@ -91,7 +94,8 @@ func (s *storm) kill(ctx context.Context) error {
 	return err
 }
 
-// freeze makes a relay stand still until others have its lanes, and then lets it go on as a zombie. The next events come meanwhile.
+// freeze makes a relay stand still until others have its lanes, and then lets it go on as a zombie.
+// The next events come meanwhile.
 func (s *storm) freeze(ctx context.Context, beyond time.Duration) error {
 	p := s.fleet.Any(s.random)
 	if p == nil {

@@ -2,9 +2,10 @@
 //
 //	go run ./test/retest [-C DIR] [-race] [-timeout 15m] [-flaky FILE] packages...
 //
-// A slow machine can make a test give up waiting, or a server start late, although the project is right. Such a test runs once more,
-// alone, and is named in the last lines and in FILE. Nothing else is tried again: a test that found something wrong, a data race, a
-// panic and a build that fails end with status 1, however many others were merely slow.
+// A slow machine can make a test give up waiting, or a server start late, although the project is
+// right. Such a test runs once more, alone, and is named in the last lines and in FILE. Nothing
+// else is tried again: a test that found something wrong, a data race, a panic and a build that
+// fails end with status 1, however many others were merely slow.
 package main
 
 import (
@@ -84,7 +85,8 @@ type name struct{ pkg, test string }
 
 func (n name) String() string { return strings.TrimSpace(n.pkg + " " + n.test) }
 
-// pattern is what -run has to be for the test as a whole: subtests may depend on what their parent does.
+// pattern is what -run has to be for the test as a whole: subtests may depend on what their parent
+// does.
 func (n name) pattern() string {
 	if n.test == "" {
 		return "."
@@ -183,8 +185,8 @@ func (r *results) ran(n name) bool {
 }
 
 var (
-	// gaveUp is what pgtest.GaveUp and consumertest print for a test that had not failed before, and what devenv prints of a
-	// server that did not start in time.
+	// gaveUp is what pgtest.GaveUp and consumertest print for a test that had not failed before,
+	// and what devenv prints of a server that did not start in time.
 	gaveUp = regexp.MustCompile(`gave up waiting after `)
 	// said is a line that a test logged or failed with.
 	said = regexp.MustCompile(`^\s+\S+\.go:\d+: `)
@@ -194,7 +196,8 @@ var (
 	never = regexp.MustCompile(`DATA RACE|^panic: |^fatal error: |BREACH|test timed out|goleak: `)
 )
 
-// judge returns the tests that only gave up waiting, outermost first and each once. wrong says that something else failed too.
+// judge returns the tests that only gave up waiting, outermost first and each once. wrong says that
+// something else failed too.
 func (r *results) judge() (again []name, wrong bool) {
 	var failed []name
 	for _, n := range r.order {
@@ -220,13 +223,15 @@ func (r *results) judge() (again []name, wrong bool) {
 	return again, wrong
 }
 
-// merelySlow reports whether the test ended because its patience was over, and said nothing behind that.
+// merelySlow reports whether the test ended because its patience was over, and said nothing behind
+// that.
 func (t *test) merelySlow() bool {
 	at := slices.IndexFunc(t.output, gaveUp.MatchString)
 	return at >= 0 && !(&test{output: t.output[at+1:]}).complains()
 }
 
-// complains reports whether the test said anything that may be a failure: what was logged cannot be told from it.
+// complains reports whether the test said anything that may be a failure: what was logged cannot be
+// told from it.
 func (t *test) complains() bool {
 	return slices.ContainsFunc(t.output, func(line string) bool { return said.MatchString(line) && !harmless.MatchString(line) })
 }

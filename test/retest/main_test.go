@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// played is the judgement of output that tests have printed: package, test, and its lines; the tests named in failed have failed.
+// played is the judgement of output that tests have printed: package, test, and its lines; the
+// tests named in failed have failed.
 func played(t *testing.T, lines [][3]string, failed ...string) (again []string, wrong bool) {
 	t.Helper()
 	var all strings.Builder

@@ -8,9 +8,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// checkSQL decides the invariants from one snapshot. In: scope, topic, whether ids count, whether ordering keys are parked, whether
-// everything must be done, and of each record that was written its partition, offset, key, id, value and whether it asks for a
-// call. Out: one row of text for each violation.
+// checkSQL decides the invariants from one snapshot. In: scope, topic, whether ids count, whether
+// ordering keys are parked, whether everything must be done, and of each record that was written
+// its partition, offset, key, id, value and whether it asks for a call. Out: one row of text for
+// each violation.
 const checkSQL = `
 with written as (
   select * from unnest($6::int[], $7::bigint[], $8::text[], $9::text[], $10::text[], $11::bool[])
@@ -78,10 +79,11 @@ found(what, value) as (
          select 1 from aside f where f.ord = a.ord and f.seq < a.seq)))
 select what || ': ' || coalesce(value, '?') from found order by 1`
 
-// Check returns the invariants that do not hold at this moment, in one snapshot of the database. With done, everything that was written
-// must be applied or parked, and nothing may be under way.
+// Check returns the invariants that do not hold at this moment, in one snapshot of the database.
+// With done, everything that was written must be applied or parked, and nothing may be under way.
 func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]string, error) {
-	x.mu.Lock() // up to the snapshot: what is written after this list was made must not be found applied
+	// Up to the snapshot: what is written after this list was made must not be found applied.
+	x.mu.Lock()
 	defer x.mu.Unlock()
 	written := x.messages
 	n := len(written)

@@ -1,5 +1,6 @@
-// Package scenario has the one mix of messages that every fault is injected into, the handler for it, and the checker that decides
-// from the database whether the invariants I1 to I7 of docs/guarantees.md hold.
+// Package scenario has the one mix of messages that every fault is injected into, the handler for
+// it, and the checker that decides from the database whether the invariants I1 to I7 of
+// docs/guarantees.md hold.
 package scenario
 
 import (
@@ -44,7 +45,8 @@ type Mix struct {
 	Scope, Topic string
 	// Ordered: the consumer runs under ParkOrderingKey.
 	Ordered bool
-	// Unordered: messages that were parked by themselves are tried again later, so that order is not promised (I6 does not count).
+	// Unordered: messages that were parked by themselves are tried again later, so that order is
+	// not promised (I6 does not count).
 	Unordered bool
 	// PositionsOnly: the consumer runs without ids.
 	PositionsOnly bool
@@ -60,7 +62,8 @@ func New(log Log, scope, topic string) *Mix {
 	return &Mix{Scope: scope, Topic: topic, log: log}
 }
 
-// Add writes one message with its value as its id. What it does is what Handle knows, separated by spaces.
+// Add writes one message with its value as its id. What it does is what Handle knows, separated by
+// spaces.
 func (x *Mix) Add(partition int32, key, value, does string) Message {
 	return x.AddAs(partition, key, value, value, does)
 }
@@ -123,9 +126,10 @@ const (
 	Last       = "k5-5"
 )
 
-// Fill writes the whole mix over the log's partitions: six ordering keys with six messages each, some of which ask for calls; one that
-// fails at its first attempt alone, one that fails twice, one that is Permanent; holes in the middle and at
-// the end; and, with copies, records that are written again at other offsets, of messages that are applied and of such that are parked.
+// Fill writes the whole mix over the log's partitions: six ordering keys with six messages each,
+// some of which ask for calls; one that fails at its first attempt alone, one that fails twice, one
+// that is Permanent; holes in the middle and at the end; and, with copies, records that are written
+// again at other offsets, of messages that are applied and of such that are parked.
 func (x *Mix) Fill(partitions int, copies bool) {
 	does := map[string]string{FailsOnce: "fail:1", FailsTwice: "fail:2", Permanent: "permanent", Drains: "drain"}
 	for i := range rounds {
@@ -157,7 +161,8 @@ var ErrAsked = errors.New("asked to fail")
 // EffectsSQL makes the table of effects, without a unique constraint, so that doubles show.
 const EffectsSQL = `create table if not exists effects (value text not null, part int, off bigint, n bigint generated always as identity)`
 
-// Elsewhere is the offset of an effect that was not written by a consumer: nothing is said about its place in the order.
+// Elsewhere is the offset of an effect that was not written by a consumer: nothing is said about
+// its place in the order.
 const Elsewhere = -1
 
 // EffectSQL writes one effect.
@@ -171,7 +176,8 @@ const EffectSQL = `insert into effects (value, part, off) values ($1, $2, $3)`
 //	drain      fails in a batch, so that it comes alone; what happens then is a test's
 //	queue      does not wait for the answer to its effect
 //
-// Of the others every other message waits for its answer; the others' effects travel with what comes next.
+// Of the others every other message waits for its answer; the others' effects travel with what
+// comes next.
 func Handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	args := []any{string(m.Value), m.Partition, m.Offset}
 	if m.Offset%2 == 0 && !slices.Contains(Does(m), "queue") {

@@ -1,4 +1,5 @@
-// Package screen is what a person sees of a long run: lines that stay, and below them one that tells how far things are.
+// Package screen is what a person sees of a long run: lines that stay, and below them one that
+// tells how far things are.
 package screen
 
 import (

@@ -99,15 +99,17 @@ func (s *storm) committed(ctx context.Context) (map[int32]int64, error) {
 	return at, nil
 }
 
-// sampleSQL returns one row: effects that ask for a call, rows of the outbox, effects whose record their cursor has not passed.
+// sampleSQL returns one row: effects that ask for a call, rows of the outbox, effects whose record
+// their cursor has not passed.
 const sampleSQL = `
 select (select count(*) from storm.effects where scope = $1 and called),
        (select count(*) from onlyonce.outbox_log where sink = $1),
        (select count(*) from storm.effects e join onlyonce.positions p on p.scope = e.scope and p.partition = e.part where e.scope = $1 and e.off >= p.next_offset)`
 
-// sample looks at one committed snapshot in the middle of the storm: effects, calls and positions belong together at every moment (I4), and
-// Kafka's committed offset is never ahead of the position (I7), but between a lossy failover and the end of the redo. Where a server is down there
-// is nothing to see.
+// sample looks at one committed snapshot in the middle of the storm: effects, calls and positions
+// belong together at every moment (I4), and Kafka's committed offset is never ahead of the position
+// (I7), but between a lossy failover and the end of the redo. Where a server is down there is
+// nothing to see.
 func (s *storm) sample(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -183,8 +185,10 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	return nil
 }
 
-// redoneSQL returns one row: effects that were written after a failover although the promoted server had their record behind it, and effects
-// of it that stand where nothing was to be left; but for those that were parked meanwhile, and applied from there. $1 scope, $2 partition, $3 the last effect that it knew, $4 its position.
+// redoneSQL returns one row: effects that were written after a failover although the promoted
+// server had their record behind it, and effects of it that stand where nothing was to be left; but
+// for those that were parked meanwhile, and applied from there. $1 scope, $2 partition, $3 the last
+// effect that it knew, $4 its position.
 const redoneSQL = `
 select count(*) filter (where n > $3 and off < $4), count(*) filter (where n <= $3 and off >= $4)
   from storm.effects where scope = $1 and part = $2
@@ -210,7 +214,8 @@ func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
 // effectsSQL returns a row for each effect, in the order in which they came.
 const effectsSQL = `select id, key, seq, part, off from storm.effects where scope = $1 order by n`
 
-// parkedSQL returns a row for each message that was ever parked: where its record lies, and what became of it.
+// parkedSQL returns a row for each message that was ever parked: where its record lies, and what
+// became of it.
 const parkedSQL = `select partition, "offset", state, settled_at is not null from onlyonce.parked where scope = $1 and kind = 'message'`
 
 // callsSQL returns a row for each call: target.

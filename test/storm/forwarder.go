@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// forwarder is a TCP port on loopback that leads to whichever server is the primary: workers reconnect to the same address, as through a
-// load balancer or a DNS name.
+// forwarder is a TCP port on loopback that leads to whichever server is the primary: workers
+// reconnect to the same address, as through a load balancer or a DNS name.
 type forwarder struct {
 	listener net.Listener
 

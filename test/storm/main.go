@@ -2,17 +2,20 @@
 //
 //	make storm MESSAGES=100000 KILLS=100
 //
-// It produces unique messages with ordering keys to a real broker, some of them twice, and some that are aborted. Worker processes
-// apply them to Postgres. Meanwhile events drawn from a seed hit them: SIGKILL to a worker in mid-batch, SIGSTOP for longer than
-// its session and then SIGCONT, workers that join and leave, SIGKILL to Postgres, SIGKILL to a broker. With -failover a standby
-// that lacks the last commits is promoted instead of Postgres being restarted. When all is quiet it reads the log from its
-// beginning and the database, and checks the invariants of docs/guarantees.md: package test/check does.
+// It produces unique messages with ordering keys to a real broker, some of them twice, and some
+// that are aborted. Worker processes apply them to Postgres. Meanwhile events drawn from a seed hit
+// them: SIGKILL to a worker in mid-batch, SIGSTOP for longer than its session and then SIGCONT,
+// workers that join and leave, SIGKILL to Postgres, SIGKILL to a broker. With -failover a standby
+// that lacks the last commits is promoted instead of Postgres being restarted. When all is quiet it
+// reads the log from its beginning and the database, and checks the invariants of
+// docs/guarantees.md: package test/check does.
 //
-// It starts servers of its own, whatever the environment names: it kills them. Exit status: 0 every invariant holds; 1 one does
-// not, or the run got stuck; 2 usage or environment.
+// It starts servers of its own, whatever the environment names: it kills them. Exit status: 0 every
+// invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.
 //
-// The first line tells the seed. It fixes the stream and the events, each with the part of the stream at which it comes; which
-// statement of which worker an event meets is the machine's doing, and differs from run to run.
+// The first line tells the seed. It fixes the stream and the events, each with the part of the
+// stream at which it comes; which statement of which worker an event meets is the machine's doing,
+// and differs from run to run.
 package main
 
 import (
@@ -44,7 +47,8 @@ func main() {
 		os.Exit(workerMain())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once: workers and servers notice
+	// A second Ctrl-C ends the program at once: workers and servers notice.
+	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr, nil))
 }
 

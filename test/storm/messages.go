@@ -29,7 +29,8 @@ func (m message) permanent() bool { return workload.Hash(m.ID)%500 == 250 }
 func (m message) exhausted() bool { return workload.Hash(m.ID)%2000 == 1750 }
 func (m message) faulty() bool    { return m.permanent() || m.exhausted() }
 
-// sick messages fail at their first runs alone, and then no more: what is tried again from the database goes through.
+// sick messages fail at their first runs alone, and then no more: what is tried again from the
+// database goes through.
 func (m message) sick() bool { return workload.Hash(m.ID)%50 == 17 }
 
 // sickRuns is how many runs of a sick message alone fail.
@@ -81,8 +82,8 @@ func record(m message, strayed bool, partitions int) *kgo.Record {
 		Headers: []kgo.RecordHeader{{Key: idHeader, Value: []byte(m.ID)}}}
 }
 
-// producer writes the stream. It is idempotent (kgo's default): a record that a broker was killed over stands in the log once, and
-// those of an ordering key in their order.
+// producer writes the stream. It is idempotent (kgo's default): a record that a broker was killed
+// over stands in the log once, and those of an ordering key in their order.
 type producer struct {
 	s       *storm
 	written atomic.Int64 // records acknowledged
@@ -93,8 +94,9 @@ type producer struct {
 	err   error
 }
 
-// ahead is how far the log may be ahead of the next event: workers find work until it has come, the producer works as long as they
-// do, so that brokers die under it too, and the stream is not used up before the plan is.
+// ahead is how far the log may be ahead of the next event: workers find work until it has come, the
+// producer works as long as they do, so that brokers die under it too, and the stream is not used
+// up before the plan is.
 func (s *storm) ahead() int64 {
 	return max(2*s.toLose(), 500)
 }
@@ -152,8 +154,8 @@ func (p *producer) run(ctx context.Context) error {
 	return p.err
 }
 
-// abort writes some messages in a transaction that is aborted: by us, or, when the broker is away, by its timeout. Whoever sees
-// one of them has seen what never was.
+// abort writes some messages in a transaction that is aborted: by us, or, when the broker is away,
+// by its timeout. Whoever sees one of them has seen what never was.
 func (p *producer) abort(ctx context.Context, turn int) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -4,8 +4,10 @@ import "github.com/onlyonce/onlyonce/test/fleet"
 
 // Kinds of blows.
 const (
-	blowKill      = fleet.Kill  // SIGKILL to a worker, in mid-batch where one is met; another takes its place
-	blowFreeze    = "freeze"    // SIGSTOP to a worker for longer than its session, then SIGCONT: a zombie
+	// SIGKILL to a worker, in mid-batch where one is met; another takes its place.
+	blowKill = fleet.Kill
+	// SIGSTOP to a worker for longer than its session, then SIGCONT: a zombie.
+	blowFreeze    = "freeze"
 	blowRebalance = "rebalance" // a worker joins, or leaves in order
 	blowPostgres  = "postgres"  // SIGKILL to all of Postgres, then a restart
 	blowBroker    = "broker"    // SIGKILL to a broker, then a restart

@@ -6,36 +6,42 @@ import (
 	"io"
 )
 
-// report is the outcome of a storm, and what -json prints. The names are the project's (see docs/glossary.md).
+// report is the outcome of a storm, and what -json prints. The names are the project's (see
+// docs/glossary.md).
 type report struct {
-	Seed          uint64   `json:"seed"`
-	Unique        int      `json:"unique"`         // distinct message ids
-	Produced      int      `json:"produced"`       // records in the log, copies included
-	Delivered     int      `json:"delivered"`      // times the handler was entered
-	Effects       int      `json:"effects"`        // rows of effect
-	Duplicates    int      `json:"duplicates"`     // records suppressed because their id was claimed
-	Redelivered   int      `json:"redelivered"`    // records that a second worker began with
-	Parked        int      `json:"parked"`         // messages set aside, and still so at the end
-	Retried       int      `json:"retried"`        // messages set aside, and applied from there
-	Kills         int      `json:"kills"`          // SIGKILLs to workers
-	KillsInBatch  int      `json:"kills_in_batch"` // of them in the middle of a batch
-	KillsInRetry  int      `json:"kills_in_retry"` // of them while a message was tried again from the database
-	Freezes       int      `json:"freezes"`        // SIGSTOPs to workers, beyond their session
-	Rebalances    int      `json:"rebalances"`     // workers that joined or left in order
-	PostgresKills int      `json:"postgres_kills"` // SIGKILLs to Postgres, those of failovers included
-	BrokerKills   int      `json:"broker_kills"`   // SIGKILLs to a broker
-	Failovers     int      `json:"failovers"`      // promotions of a standby
-	Lost          int64    `json:"lost"`           // records whose effects failovers have lost, and that were done again
-	Restarts      int      `json:"restarts"`       // workers that gave up without a server, and were started again
-	Seconds       float64  `json:"seconds"`        // from the first record until all were handled
-	OK            bool     `json:"ok"`             // every invariant holds
-	Breaches      []string `json:"breaches,omitempty"`
-	Error         string   `json:"error,omitempty"`   // why the run did not come to its end
-	Endings       []string `json:"endings,omitempty"` // the errors of workers that gave up
-	Source        string   `json:"source"`            // what workers consume through
-	Policy        string   `json:"policy"`            // what becomes of messages that fail
-	Postgres      string   `json:"postgres"`          // what was used
-	Kafka         string   `json:"kafka"`             //
+	Seed      uint64 `json:"seed"`
+	Unique    int    `json:"unique"`    // distinct message ids
+	Produced  int    `json:"produced"`  // records in the log, copies included
+	Delivered int    `json:"delivered"` // times the handler was entered
+	Effects   int    `json:"effects"`   // rows of effect
+	// Records suppressed because their id was claimed.
+	Duplicates   int `json:"duplicates"`
+	Redelivered  int `json:"redelivered"`    // records that a second worker began with
+	Parked       int `json:"parked"`         // messages set aside, and still so at the end
+	Retried      int `json:"retried"`        // messages set aside, and applied from there
+	Kills        int `json:"kills"`          // SIGKILLs to workers
+	KillsInBatch int `json:"kills_in_batch"` // of them in the middle of a batch
+	// Of them while a message was tried again from the database.
+	KillsInRetry int `json:"kills_in_retry"`
+	Freezes      int `json:"freezes"`    // SIGSTOPs to workers, beyond their session
+	Rebalances   int `json:"rebalances"` // workers that joined or left in order
+	// SIGKILLs to Postgres, those of failovers included.
+	PostgresKills int `json:"postgres_kills"`
+	BrokerKills   int `json:"broker_kills"` // SIGKILLs to a broker
+	Failovers     int `json:"failovers"`    // promotions of a standby
+	// Records whose effects failovers have lost, and that were done again.
+	Lost int64 `json:"lost"`
+	// Workers that gave up without a server, and were started again.
+	Restarts int      `json:"restarts"`
+	Seconds  float64  `json:"seconds"` // from the first record until all were handled
+	OK       bool     `json:"ok"`      // every invariant holds
+	Breaches []string `json:"breaches,omitempty"`
+	Error    string   `json:"error,omitempty"`   // why the run did not come to its end
+	Endings  []string `json:"endings,omitempty"` // the errors of workers that gave up
+	Source   string   `json:"source"`            // what workers consume through
+	Policy   string   `json:"policy"`            // what becomes of messages that fail
+	Postgres string   `json:"postgres"`          // what was used
+	Kafka    string   `json:"kafka"`             //
 }
 
 // count takes over what the run has counted.

@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	// session is the workers' session timeout: short, because it is waited for after every kill, and long enough for two cores.
+	// session is the workers' session timeout: short, because it is waited for after every kill,
+	// and long enough for two cores.
 	session = 3 * time.Second
 	// stopTimeout bounds how long workers may take to leave in order.
 	stopTimeout = 30 * time.Second
@@ -128,8 +129,8 @@ func (s *storm) batchSize() int {
 	return min(max(len(s.stream.records)/(s.opts.kills+2)/s.opts.partitions/4, 5), 100)
 }
 
-// tableSQL makes the table of effects. n tells in which order they came: of one ordering key all are written by one transaction after the
-// other.
+// tableSQL makes the table of effects. n tells in which order they came: of one ordering key all
+// are written by one transaction after the other.
 const tableSQL = `
 create schema storm;
 create table storm.effects (
@@ -149,7 +150,8 @@ func (s *storm) createTables(ctx context.Context) error {
 		if _, err := migrations.Apply(ctx, c.Conn()); err != nil {
 			return err
 		}
-		_, err := c.Exec(ctx, tableSQL, pgx.QueryExecModeSimpleProtocol) // two statements, without parameters
+		// Two statements, without parameters.
+		_, err := c.Exec(ctx, tableSQL, pgx.QueryExecModeSimpleProtocol)
 		return err
 	})
 }
@@ -217,14 +219,16 @@ func (s *storm) producedAll(ctx context.Context, produced <-chan error) error {
 	}), err)
 }
 
-// unsettledSQL returns one row: how many parked messages that are first of their ordering key do not wait for somebody. $1 the scope.
+// unsettledSQL returns one row: how many parked messages that are first of their ordering key do
+// not wait for somebody. $1 the scope.
 const unsettledSQL = `
 select count(*) from onlyonce.parked p
  where p.scope = $1 and p.settled_at is null
    and p.state in ('retrying', 'blocked') and not exists (
      select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))`
 
-// handled is true when the cursors are at the end of the log, and nothing is left to be tried again.
+// handled is true when the cursors are at the end of the log, and nothing is left to be tried
+// again.
 func (s *storm) handled(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -246,7 +250,8 @@ func (s *storm) handled(ctx context.Context) (bool, error) {
 	return left == 0, err
 }
 
-// until waits for a condition. It gives up when a worker cannot be had, and when nothing has moved for as long as -patience says.
+// until waits for a condition. It gives up when a worker cannot be had, and when nothing has moved
+// for as long as -patience says.
 func (s *storm) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
 	return s.fleet.Until(ctx, s.opts.patience, is, func() string {
 		return fmt.Sprint(s.fleet.Reached(), s.producer.written.Load(), s.fleet.Mark(), s.fleet.Resolved())

@@ -24,12 +24,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The checker is no rubber stamp: of a calm run, each of these doctored rows is found, under its rule and by its id.
+// The checker is no rubber stamp: of a calm run, each of these doctored rows is found, under its
+// rule and by its id.
 func TestDoctoredOutcomeFails(t *testing.T) {
 	t.Parallel()
 	var lost, doubled, later, earlier, uncalled, reparked string
 	doctor := func(ctx context.Context, s *storm) error {
-		// Of the ordering keys with two messages, none of which lies in two partitions, the first that has them.
+		// Of the ordering keys with two messages, none of which lies in two partitions, the first
+		// that has them.
 		const pairSQL = `
 			select a.id, b.id from storm.effects a join storm.effects b on a.key = b.key and a.seq < b.seq
 			 where not exists (select from unnest($1::text[]) strayed where strayed in (a.id, b.id)) order by a.n limit 1`
@@ -100,8 +102,9 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 	}
 }
 
-// The same for what goes through the parked rows: of two messages of an ordering key that were tried again the earlier one comes last;
-// one is left to be tried; one waits behind nothing; one has come past what holds its key back.
+// The same for what goes through the parked rows: of two messages of an ordering key that were
+// tried again the earlier one comes last; one is left to be tried; one waits behind nothing; one
+// has come past what holds its key back.
 func TestDoctoredRetriesFail(t *testing.T) {
 	t.Parallel()
 	var inverted, left, stranded, passed string
@@ -279,7 +282,8 @@ func TestI8CommitOfAPartitionThatWasGivenBack(t *testing.T) {
 		if err := p.Commit(ctx, 1, ""); err != nil {
 			return err
 		}
-		return w.Run(ctx, func(context.Context, consumer.Partition) error { return nil }) // while it is out already
+		// While it is out already.
+		return w.Run(ctx, func(context.Context, consumer.Partition) error { return nil })
 	})
 	if err != nil {
 		t.Fatal(err)

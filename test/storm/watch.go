@@ -8,11 +8,12 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// watched looks at the offset commits that pass between the consumer and its source, for I8: a commit may name only a partition that
-// its process was handed, while it has it, and in the generation in which it got it. What a source hands over is bound to a
-// generation, which the broker checks on the wire; so it is decided here that no commit begins on, or outlives, what was given back,
-// and that nobody is handed a partition twice at a time. That a generation's assignment is what the coordinator said is the sources' own
-// tests' business.
+// watched looks at the offset commits that pass between the consumer and its source, for I8: a
+// commit may name only a partition that its process was handed, while it has it, and in the
+// generation in which it got it. What a source hands over is bound to a generation, which the
+// broker checks on the wire; so it is decided here that no commit begins on, or outlives, what was
+// given back, and that nobody is handed a partition twice at a time. That a generation's assignment
+// is what the coordinator said is the sources' own tests' business.
 type watched struct {
 	consumer.Source
 	breach func(format string, args ...any)

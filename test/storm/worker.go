@@ -31,7 +31,8 @@ type workerConfig struct {
 	Policy    string
 }
 
-// effectSQL is the handler's own write. The table has no unique constraint: a double must be able to happen.
+// effectSQL is the handler's own write. The table has no unique constraint: a double must be able
+// to happen.
 const effectSQL = `insert into storm.effects (scope, id, key, seq, part, off, worker, called) values ($1, $2, $3, $4, $5, $6, $7, $8)`
 
 var (

@@ -1,5 +1,5 @@
-// Package workload arranges what is produced to the programs that attack onlyonce: unique messages, and copies of some of them
-// at other offsets.
+// Package workload arranges what is produced to the programs that attack onlyonce: unique messages,
+// and copies of some of them at other offsets.
 package workload
 
 import (
@@ -19,8 +19,9 @@ type Record struct {
 // nearby is how far behind the first a further copy stands at most.
 const nearby = 300
 
-// Arrange puts the given messages into a stream, and behind a fraction of them a further copy: near by, so that both may be in
-// hand at the same time, and every other time in another partition, so that they are in two workers' hands.
+// Arrange puts the given messages into a stream, and behind a fraction of them a further copy: near
+// by, so that both may be in hand at the same time, and every other time in another partition, so
+// that they are in two workers' hands.
 func Arrange(messages []int, duplicates float64, random *rand.Rand) []Record {
 	type placed struct {
 		Record

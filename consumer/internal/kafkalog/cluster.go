@@ -1,6 +1,7 @@
-// Package kafkalog reads one partition of a Kafka topic exactly, over any client that can carry requests: which incarnation of the
-// topic it is, how far its log goes, what in it is committed, and whether what was read is still in it. The adapters share it, so
-// that what one of them guards against, all do; a client's own way to read is not used by any.
+// Package kafkalog reads one partition of a Kafka topic exactly, over any client that can carry
+// requests: which incarnation of the topic it is, how far its log goes, what in it is committed,
+// and whether what was read is still in it. The adapters share it, so that what one of them guards
+// against, all do; a client's own way to read is not used by any.
 //
 // Requests are written with kmsg, a description of Kafka's protocol without a client.
 package kafkalog
@@ -28,9 +29,10 @@ const FetchByID = 13
 type Cluster interface {
 	// Ask sends a request to any broker.
 	Ask(ctx context.Context, req kmsg.Request) (kmsg.Response, error)
-	// AskLeader sends a request about one partition to the broker that leads it. A fetch may be merged with
-	// those for other partitions, if the response to each is no later for it, and as complete as if it had been sent alone: one without records
-	// says that there are none, and not that others have used up the response's size.
+	// AskLeader sends a request about one partition to the broker that leads it. A fetch may be
+	// merged with those for other partitions, if the response to each is no later for it, and as
+	// complete as if it had been sent alone: one without records says that there are none, and not
+	// that others have used up the response's size.
 	AskLeader(ctx context.Context, leader int32, req kmsg.Request) (kmsg.Response, error)
 	// Error returns the client library's error for a broker's code, nil for 0.
 	Error(code int16) error
@@ -83,8 +85,8 @@ type Place struct {
 	Epoch  int32
 }
 
-// Topics asks the cluster for topics. The brokers are asked not to create any. An error is about all of them, or is the *TopicError of
-// the first topic that has one.
+// Topics asks the cluster for topics. The brokers are asked not to create any. An error is about
+// all of them, or is the *TopicError of the first topic that has one.
 func Topics(ctx context.Context, c Cluster, names ...string) (map[string]Topic, error) {
 	req := kmsg.NewPtrMetadataRequest()
 	req.AllowAutoTopicCreation = false

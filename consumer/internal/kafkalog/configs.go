@@ -20,8 +20,8 @@ const (
 	retentionMs   = "retention.ms"
 )
 
-// Configs asks for configurations of topics, by topic and name. What a broker does not tell is missing. An error that is about one
-// topic is a *TopicError.
+// Configs asks for configurations of topics, by topic and name. What a broker does not tell is
+// missing. An error that is about one topic is a *TopicError.
 func Configs(ctx context.Context, c Cluster, limit time.Duration, topics []string, names ...string) (map[string]map[string]string, error) {
 	found := make(map[string]map[string]string, len(topics))
 	err := Patiently(ctx, c, limit, func() error {
@@ -52,8 +52,8 @@ func Configs(ctx context.Context, c Cluster, limit time.Duration, topics []strin
 	return found, err
 }
 
-// Compacted says whether the topic is compacted now. A user who may not see the configuration is told that it is not, which makes a
-// consumer look closer.
+// Compacted says whether the topic is compacted now. A user who may not see the configuration is
+// told that it is not, which makes a consumer look closer.
 func (l *Log) Compacted(ctx context.Context) (bool, error) {
 	configs, err := Configs(ctx, l.cluster, leaderPatience, []string{l.topic}, CleanupPolicy)
 	if is(l.cluster, err, kerr.TopicAuthorizationFailed) {
@@ -70,8 +70,8 @@ func Compacts(policy string) bool {
 	return slices.Contains(strings.Split(strings.ReplaceAll(policy, " ", ""), ","), "compact")
 }
 
-// Retained reads the record and adds the topic's retention.ms, both as they are now. A user who may not see the configuration, like
-// a topic without such a bound, gets the zero time.
+// Retained reads the record and adds the topic's retention.ms, both as they are now. A user who may
+// not see the configuration, like a topic without such a bound, gets the zero time.
 func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	configs, err := Configs(ctx, l.cluster, leaderPatience, []string{l.topic}, retentionMs)
 	if is(l.cluster, err, kerr.TopicAuthorizationFailed) {
@@ -82,7 +82,8 @@ func (l *Log) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	}
 	ms, err := strconv.ParseInt(configs[l.topic][retentionMs], 10, 64)
 	if err != nil || ms < 0 {
-		return time.Time{}, l.holds(ctx, offset) // the broker does not tell, or tells that there is no bound
+		// The broker does not tell, or tells that there is no bound.
+		return time.Time{}, l.holds(ctx, offset)
 	}
 	defer func(read lastRead, rest *rest) { // a look aside is no part of what is read in order
 		l.forget()
@@ -112,7 +113,8 @@ func (l *Log) holds(ctx context.Context, offset int64) error {
 	return err
 }
 
-// retention is a number of milliseconds as a duration; more than one can hold (292 years) is as long as one can be.
+// retention is a number of milliseconds as a duration; more than one can hold (292 years) is as
+// long as one can be.
 func retention(ms int64) time.Duration {
 	return time.Duration(min(ms, int64(time.Duration(1<<63-1)/time.Millisecond))) * time.Millisecond
 }

@@ -17,12 +17,14 @@ import (
 // isolationCommitted makes brokers stop at the last stable offset and list aborted transactions.
 const isolationCommitted = 1
 
-// errNothing is what a broker's empty answer to a question about offsets that exist comes to. It must not be taken for the
-// end of the log: a consumer that looks for a record that it has seen before would take it for lost.
+// errNothing is what a broker's empty answer to a question about offsets that exist comes to. It
+// must not be taken for the end of the log: a consumer that looks for a record that it has seen
+// before would take it for lost.
 var errNothing = errors.New("the broker returned nothing")
 
-// Fetch returns committed records at or above from, of up to most bytes. Where that is less than the broker's response holds, the next
-// Fetch goes on with the rest of it. While a leader moves it asks again, for some seconds, and only then fails.
+// Fetch returns committed records at or above from, of up to most bytes. Where that is less than
+// the broker's response holds, the next Fetch goes on with the rest of it. While a leader moves it
+// asks again, for some seconds, and only then fails.
 func (l *Log) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	var got consumer.Fetched
 	if l.rest != nil && l.rest.next == from {
@@ -57,8 +59,9 @@ func (l *Log) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched
 	return got, nil
 }
 
-// outOfRange makes sure that the log does not hold from: that the topic is still the same, and that a broker which
-// knows that it leads says so. A leader that was replaced and has not heard of it may be behind.
+// outOfRange makes sure that the log does not hold from: that the topic is still the same, and that
+// a broker which knows that it leads says so. A leader that was replaced and has not heard of it
+// may be behind.
 func (l *Log) outOfRange(ctx context.Context, from int64) error {
 	if err := l.confirm(ctx); err != nil {
 		return err
@@ -74,9 +77,10 @@ func (l *Log) outOfRange(ctx context.Context, from int64) error {
 	return &consumer.OutOfRangeError{Offset: from, Start: start, End: end}
 }
 
-// validate asks, when the leadership has changed since the last fetch, how far the new leader's log goes in the epoch of the record
-// that was read last (KIP-320). Where an unclean election has cut the log off below from, and others have written since,
-// from exists and is within bounds, and reading on would skip what stands below it.
+// validate asks, when the leadership has changed since the last fetch, how far the new leader's log
+// goes in the epoch of the record that was read last (KIP-320). Where an unclean election has cut
+// the log off below from, and others have written since, from exists and is within bounds, and
+// reading on would skip what stands below it.
 func (l *Log) validate(ctx context.Context, from int64) error {
 	r := l.read
 	if r.next != from || r.epoch < 0 || r.next == 0 || r.under == l.at.Epoch {
@@ -105,7 +109,9 @@ func (l *Log) validate(ctx context.Context, from int64) error {
 					return err
 				}
 				if start >= from {
-					return nil // not cut off but deleted from the front, with the epoch: the fetch itself will tell
+					// Not cut off but deleted from the front, with the epoch: the fetch itself will
+					// tell.
+					return nil
 				}
 				return &consumer.OutOfRangeError{Offset: from, Start: start, End: e.EndOffset}
 			}
@@ -133,7 +139,8 @@ func (l *Log) fetch(ctx context.Context, from int64, most int) (consumer.Fetched
 	}
 	if r == nil || len(r.RecordBatches) == 0 && r.ErrorCode == 0 && from < r.LastStableOffset {
 		if throttle := time.Duration(resp.ThrottleMillis) * time.Millisecond; throttle > 0 {
-			// A quota is used up: the answer is empty, and the next one comes when this time is over (KIP-219).
+			// A quota is used up: the answer is empty, and the next one comes when this time is
+			// over (KIP-219).
 			l.opts.Throttled(l.topic, l.index, throttle)
 			Sleep(ctx, throttle)
 			return consumer.Fetched{}, fmt.Errorf("%w: it throttles this client, by %v", errNothing, throttle)
@@ -146,9 +153,11 @@ func (l *Log) fetch(ctx context.Context, from int64, most int) (consumer.Fetched
 	return l.open(r, from, most)
 }
 
-// hole is what comes of an answer without a batch where the log goes on. A broker returns the first batch at least, if there is one below the last
-// stable offset. In a compacted topic there may be none: the cleaner has removed all of them, and what comes next is not stable yet, or not written. The position
-// passes over such a hole as over any other. In other topics nothing removes batches from the middle, and the answer is taken for no answer.
+// hole is what comes of an answer without a batch where the log goes on. A broker returns the first
+// batch at least, if there is one below the last stable offset. In a compacted topic there may be
+// none: the cleaner has removed all of them, and what comes next is not stable yet, or not written.
+// The position passes over such a hole as over any other. In other topics nothing removes batches
+// from the middle, and the answer is taken for no answer.
 //
 // No batch says which leader epoch the hole has. It has none above the leader's own.
 func (l *Log) hole(ctx context.Context, r *kmsg.FetchResponseTopicPartition, from int64) (consumer.Fetched, error) {
@@ -163,13 +172,15 @@ func (l *Log) hole(ctx context.Context, r *kmsg.FetchResponseTopicPartition, fro
 	return consumer.Fetched{Next: r.LastStableOffset, LeaderEpoch: l.at.Epoch, HighWatermark: r.HighWatermark, LastStable: r.LastStableOffset}, nil
 }
 
-// leastRequest is how much is asked for however little there is room for: it stays compressed until there is.
+// leastRequest is how much is asked for however little there is room for: it stays compressed until
+// there is.
 const leastRequest = 64 << 10
 
 func (l *Log) fetchRequest(from int64, most int) *kmsg.FetchRequest {
 	req := kmsg.NewPtrFetchRequest()
 	req.ReplicaID, req.IsolationLevel = -1, isolationCommitted
-	// The limit is the partition's, of which there is one. (kfake, where it hits the request's, lists no aborted transactions.)
+	// The limit is the partition's, of which there is one. (kfake, where it hits the request's,
+	// lists no aborted transactions.)
 	req.MinBytes, req.MaxBytes, req.MaxWaitMillis = 1, math.MaxInt32, int32(l.opts.MaxWait.Milliseconds())
 	req.SessionID, req.SessionEpoch = 0, -1 // no fetch session
 	rt, rp := kmsg.NewFetchRequestTopic(), kmsg.NewFetchRequestTopicPartition()

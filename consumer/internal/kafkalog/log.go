@@ -15,7 +15,8 @@ import (
 const (
 	// leaderPatience is how long a request is repeated while a leader moves, an election included.
 	leaderPatience = 5 * time.Second
-	// seenFor is how long what was learned about a topic's incarnation is believed, where fetches do not say it themselves.
+	// seenFor is how long what was learned about a topic's incarnation is believed, where fetches
+	// do not say it themselves.
 	seenFor = time.Second
 )
 
@@ -33,20 +34,21 @@ type Options struct {
 	Throttled func(topic string, partition int32, by time.Duration)
 }
 
-// Log is one partition's log. It has the methods of consumer.Partition that are not about the group. They are called by one goroutine at
-// a time.
+// Log is one partition's log. It has the methods of consumer.Partition that are not about the
+// group. They are called by one goroutine at a time.
 type Log struct {
 	cluster Cluster
 	opts    Options
 	topic   string
 	index   int32
 
-	named   bool              // whether identity is set
-	id      consumer.Identity // what Identity said last
-	at      Place             // who leads it
-	suspect bool              // something went wrong: look again who leads it, and whether it is still the same topic
-	byName  bool              // the broker's fetches do not name the topic by its id
-	fetched time.Time         // the last fetch's end
+	named bool              // whether identity is set
+	id    consumer.Identity // what Identity said last
+	at    Place             // who leads it
+	// Something went wrong: look again who leads it, and whether it is still the same topic.
+	suspect bool
+	byName  bool      // the broker's fetches do not name the topic by its id
+	fetched time.Time // the last fetch's end
 	read    lastRead
 	rest    *rest // what the last fetch's response holds beyond that; nil: nothing
 }
@@ -64,7 +66,9 @@ type rest struct {
 type lastRead struct {
 	next  int64 // position behind it
 	epoch int32 // leader epoch that no batch below next exceeded: its last batch's
-	under int32 // leader epoch of the leader that was asked last whether the log is still made of it; -1: none was
+	// Leader epoch of the leader that was asked last whether the log is still made of it; -1: none
+	// was.
+	under int32
 }
 
 // New asks nothing yet.
@@ -74,7 +78,8 @@ func New(c Cluster, opts Options, topic string, partition int32) *Log {
 
 func (l *Log) String() string { return fmt.Sprintf("%s/%d", l.topic, l.index) }
 
-// Close gives up what is left of the last response, and with it what Codecs keep open for it. It is called when the partition is given up.
+// Close gives up what is left of the last response, and with it what Codecs keep open for it. It is
+// called when the partition is given up.
 func (l *Log) Close() { l.forget() }
 
 // Identity asks the cluster, and makes the answer what later fetches are compared with.
@@ -108,8 +113,9 @@ func (l *Log) locate(ctx context.Context) (consumer.Identity, Place, error) {
 		Partitions: int32(len(t.Partitions))}, at, nil
 }
 
-// confirm looks again where there is doubt: after an error, and, where fetches name the topic by its name only,
-// when so much time has passed that the topic may have been deleted and created again. It fails with ErrIncarnation when that is so (F4).
+// confirm looks again where there is doubt: after an error, and, where fetches name the topic by
+// its name only, when so much time has passed that the topic may have been deleted and created
+// again. It fails with ErrIncarnation when that is so (F4).
 func (l *Log) confirm(ctx context.Context) error {
 	if l.named && !l.suspect && !(l.byName && time.Since(l.fetched) > seenFor) {
 		return nil
@@ -147,7 +153,8 @@ const (
 	latest   = -1
 )
 
-// Bounds returns the log's start and its last stable offset: below that everything is committed or aborted for good.
+// Bounds returns the log's start and its last stable offset: below that everything is committed or
+// aborted for good.
 func (l *Log) Bounds(ctx context.Context) (b consumer.Bounds, err error) {
 	err = Patiently(ctx, l.cluster, leaderPatience, func() (err error) {
 		if err = l.confirm(ctx); err == nil {
@@ -163,9 +170,10 @@ func (l *Log) Bounds(ctx context.Context) (b consumer.Bounds, err error) {
 	return b, nil
 }
 
-// Verify asks the leader where the epoch ends (KIP-320), and has the fetches that go on from there ask again whenever the leader changes. Without
-// an epoch they begin with that of the leader as it is now. What is left of an earlier response is given up: the leader that sent it may be
-// another one than the leader that is asked here.
+// Verify asks the leader where the epoch ends (KIP-320), and has the fetches that go on from there
+// ask again whenever the leader changes. Without an epoch they begin with that of the leader as it
+// is now. What is left of an earlier response is given up: the leader that sent it may be another
+// one than the leader that is asked here.
 func (l *Log) Verify(ctx context.Context, at int64, epoch int32) error {
 	l.forget()
 	err := Patiently(ctx, l.cluster, leaderPatience, func() error {

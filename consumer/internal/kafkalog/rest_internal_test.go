@@ -16,7 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/internal/recordbatch"
 )
 
-// brokers are a cluster of which a test says what it answers: a log of one batch of four records for each leader epoch.
+// brokers are a cluster of which a test says what it answers: a log of one batch of four records
+// for each leader epoch.
 type brokers struct {
 	t       *testing.T
 	epochs  []int32 // of the batches
@@ -149,7 +150,8 @@ func reading(t *testing.T, b *brokers) (*Log, func(from int64) consumer.Fetched)
 	}
 }
 
-// F5: each part of a response has the leader epoch of its own last batch, whatever the response holds behind it.
+// F5: each part of a response has the leader epoch of its own last batch, whatever the response
+// holds behind it.
 func TestF5EpochsOfAResponseInParts(t *testing.T) {
 	b := &brokers{t: t, epochs: []int32{2, 2, 5}, leader: 7}
 	_, fetch := reading(t, b)
@@ -167,7 +169,8 @@ func TestF5EpochsOfAResponseInParts(t *testing.T) {
 	}
 }
 
-// F5: what the rest of a response was handed over under is the leader that sent it. The first fetch behind it asks the one that leads by then.
+// F5: what the rest of a response was handed over under is the leader that sent it. The first fetch
+// behind it asks the one that leads by then.
 func TestF5LeaderChangesWhileAResponseIsReadInParts(t *testing.T) {
 	b := &brokers{t: t, epochs: []int32{2}, leader: 7}
 	l, fetch := reading(t, b)
@@ -191,7 +194,8 @@ func TestF5LeaderChangesWhileAResponseIsReadInParts(t *testing.T) {
 	}
 }
 
-// F5: what is left of a response that came before Verify is not handed over after it: the leader that sent it may be another one.
+// F5: what is left of a response that came before Verify is not handed over after it: the leader
+// that sent it may be another one.
 func TestF5VerifyGivesUpTheRest(t *testing.T) {
 	b := &brokers{t: t, epochs: []int32{2, 2}, leader: 7}
 	l, fetch := reading(t, b)
@@ -211,7 +215,8 @@ func TestF5VerifyGivesUpTheRest(t *testing.T) {
 	}
 }
 
-// F14: a look aside leaves the rest of a response alone, and what the next leader is asked about it. A partition that is given up keeps nothing.
+// F14: a look aside leaves the rest of a response alone, and what the next leader is asked about
+// it. A partition that is given up keeps nothing.
 func TestF14RestBesideALookAside(t *testing.T) {
 	b := &brokers{t: t, epochs: []int32{2, 3}, leader: 7}
 	l, fetch := reading(t, b)

@@ -32,11 +32,13 @@ func Patiently(ctx context.Context, c Cluster, limit time.Duration, f func() err
 	}, backoff.WithContext(b, ctx))
 }
 
-// answerPatience is how long one broker of several may take to answer a question that any of them can.
+// answerPatience is how long one broker of several may take to answer a question that any of them
+// can.
 const answerPatience = 5 * time.Second
 
-// AnyBroker calls f again while it fails because a broker does not answer, for example because its host is frozen: a client turns to
-// another broker of its list at the next attempt. Any other error returns at once. A single broker has all the time that ctx has.
+// AnyBroker calls f again while it fails because a broker does not answer, for example because its
+// host is frozen: a client turns to another broker of its list at the next attempt. Any other error
+// returns at once. A single broker has all the time that ctx has.
 func AnyBroker(ctx context.Context, brokers int, f func(context.Context) error) error {
 	for {
 		attempt, cancel := ctx, context.CancelFunc(func() {})
@@ -53,8 +55,9 @@ func AnyBroker(ctx context.Context, brokers int, f func(context.Context) error) 
 	}
 }
 
-// passing says whether an error may be gone at the next attempt: the network's are, and those with which brokers say that leaders or
-// coordinators move, or that they have not heard of something yet.
+// passing says whether an error may be gone at the next attempt: the network's are, and those with
+// which brokers say that leaders or coordinators move, or that they have not heard of something
+// yet.
 func passing(c Cluster, err error) bool {
 	var outOfRange *consumer.OutOfRangeError
 	if errors.As(err, &outOfRange) || errors.Is(err, consumer.ErrOwnershipLost) || errors.Is(err, consumer.ErrIncarnation) {
@@ -64,7 +67,8 @@ func passing(c Cluster, err error) bool {
 		return !errors.Is(err, ErrClosed)
 	}
 	return is(c, err,
-		kerr.UnknownTopicOrPartition, kerr.UnknownTopicID, kerr.InconsistentTopicID, // not known yet, or not any more
+		// Not known yet, or not any more.
+		kerr.UnknownTopicOrPartition, kerr.UnknownTopicID, kerr.InconsistentTopicID,
 		kerr.LeaderNotAvailable, kerr.NotLeaderForPartition, kerr.FencedLeaderEpoch, kerr.UnknownLeaderEpoch,
 		kerr.ReplicaNotAvailable, kerr.BrokerNotAvailable, kerr.OffsetNotAvailable, kerr.KafkaStorageError,
 		kerr.CoordinatorLoadInProgress, kerr.CoordinatorNotAvailable, kerr.NotCoordinator,
@@ -83,11 +87,12 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// LostOwnership turns the codes with which a coordinator says that this process is no member of the present generation into
-// ErrOwnershipLost, and leaves other errors alone. A commit in a generation that has been followed by another gets
-// IllegalGeneration, and one of a member that was thrown out UnknownMemberID. While a rebalance collects
-// the members (PreparingRebalance) commits of the old generation are still accepted, which is right: nobody else
-// owns the partition yet. RebalanceInProgress is for members of the new generation that commit before they have learned
+// LostOwnership turns the codes with which a coordinator says that this process is no member of the
+// present generation into ErrOwnershipLost, and leaves other errors alone. A commit in a generation
+// that has been followed by another gets IllegalGeneration, and one of a member that was thrown out
+// UnknownMemberID. While a rebalance collects the members (PreparingRebalance) commits of the old
+// generation are still accepted, which is right: nobody else owns the partition yet.
+// RebalanceInProgress is for members of the new generation that commit before they have learned
 // what they own, and no proof of anything.
 func LostOwnership(c Cluster, err error) error {
 	if is(c, err, kerr.IllegalGeneration, kerr.UnknownMemberID, kerr.RebalanceInProgress, kerr.FencedInstanceID) {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Settings are the fields that the adapters' configurations have in common, under the same names. There they are explained.
+// Settings are the fields that the adapters' configurations have in common, under the same names.
+// There they are explained.
 type Settings struct {
 	Brokers []string
 	GroupID string
@@ -45,7 +46,8 @@ func (s Settings) WithDefaults() Settings {
 	return s
 }
 
-// Faults returns everything that is wrong with settings as the user wrote them, each naming a field of that package's Config.
+// Faults returns everything that is wrong with settings as the user wrote them, each naming a field
+// of that package's Config.
 func (s Settings) Faults(pkg string) []error {
 	var faults []error
 	fault := func(field, rule string, args ...any) {

@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// batch is one record batch as it lies in the log (message format 2), or one message of the formats before it.
+// batch is one record batch as it lies in the log (message format 2), or one message of the formats
+// before it.
 type batch struct {
 	base, last int64 // offsets that it spans
 	epoch      int32 // leader epoch under which it was appended
@@ -35,10 +36,12 @@ func (b *batch) logAppendTime() bool      { return b.attributes&attrLogAppendTim
 func (b *batch) transactional() bool      { return b.attributes&attrTransactional != 0 }
 func (b *batch) control() bool            { return b.attributes&attrControl != 0 }
 
-// ErrMalformed says that bytes are not what a batch is made of, although they came with a valid response.
+// ErrMalformed says that bytes are not what a batch is made of, although they came with a valid
+// response.
 var ErrMalformed = errors.New("malformed record batch")
 
-// Layout of what all formats begin with: offset, length of what follows, and 4 bytes later the format.
+// Layout of what all formats begin with: offset, length of what follows, and 4 bytes later the
+// format.
 const (
 	lengthAt   = 8
 	prefixSize = 12
@@ -50,8 +53,9 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// splitBatches takes a fetch response's records apart, and checks the checksum of each batch. Brokers copy the log up to the size
-// that was asked for: the last batch may be cut off, and is then left for the next fetch. The first one is always whole.
+// splitBatches takes a fetch response's records apart, and checks the checksum of each batch.
+// Brokers copy the log up to the size that was asked for: the last batch may be cut off, and is
+// then left for the next fetch. The first one is always whole.
 func splitBatches(b []byte) ([]batch, error) {
 	var batches []batch
 	for len(b) > magicAt {

@@ -19,7 +19,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// These tests are inside the package because batches are taken apart by nobody else; what Fetch makes of them is tested from outside.
+// These tests are inside the package because batches are taken apart by nobody else; what Fetch
+// makes of them is tested from outside.
 
 // rawRecord is a record as a test wants it in a batch.
 type rawRecord struct {
@@ -69,7 +70,8 @@ func genBytes(t *rapid.T, name string) []byte {
 	return rapid.SliceOfN(rapid.Byte(), 0, 40).Draw(t, name)
 }
 
-// genBatch draws a batch with holes between its records and behind the last, as compaction leaves them.
+// genBatch draws a batch with holes between its records and behind the last, as compaction leaves
+// them.
 func genBatch(t *rapid.T, base int64) (batch, []rawRecord) {
 	b := batch{base: base, epoch: rapid.Int32Range(0, 9).Draw(t, "epoch"), producer: -1,
 		firstTime: rapid.Int64Range(-1, 1<<41).Draw(t, "first time"), maxTime: rapid.Int64Range(-1, 1<<41).Draw(t, "max time")}
@@ -159,7 +161,8 @@ func equalMessages(t interface{ Fatalf(string, ...any) }, got, want []*consumer.
 	}
 }
 
-// A changed byte is noticed, wherever it is behind the fields that brokers may change after the checksum was made.
+// A changed byte is noticed, wherever it is behind the fields that brokers may change after the
+// checksum was made.
 func TestBatchChecksum(t *testing.T) {
 	raw := encodeBatch(batch{base: 7, last: 8, producer: -1}, []rawRecord{{value: []byte("abc")}, {delta: 1, value: []byte("def")}})
 	for i := crcAt; i < len(raw); i++ {
@@ -226,7 +229,8 @@ func TestOldMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 		raw := buf.Bytes()[4:]
-		// kafka-go numbers from 0, as a producer does; a broker gives the set the offset of its last message, or each its own.
+		// kafka-go numbers from 0, as a producer does; a broker gives the set the offset of its
+		// last message, or each its own.
 		offset := int64(102)
 		if c == compress.None {
 			offset = 100
@@ -263,7 +267,8 @@ func TestOldMessages(t *testing.T) {
 	}
 }
 
-// What kafka-go's own decoder and this one make of the same bytes is the same, where kafka-go tells at all.
+// What kafka-go's own decoder and this one make of the same bytes is the same, where kafka-go tells
+// at all.
 func FuzzBatches(f *testing.F) {
 	f.Add(encodeBatch(batch{base: 7, last: 8, producer: -1}, []rawRecord{{value: []byte("abc")}, {delta: 1, key: []byte("def")}}))
 	f.Add(encodeBatch(batch{base: 7, last: 7, producer: 3, attributes: attrControl | attrTransactional}, []rawRecord{{key: []byte{0, 0, 0, 1}, value: []byte("v")}}))

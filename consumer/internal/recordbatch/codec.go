@@ -38,14 +38,16 @@ const (
 	unpackers = 2
 	// keptBytes bounds what unpackers take that are kept for the rest of their batches.
 	keptBytes = 16 << 20
-	// maxWindow is how far back zstd may refer: as far as at its highest level, and no further in Kafka's own client either.
+	// maxWindow is how far back zstd may refer: as far as at its highest level, and no further in
+	// Kafka's own client either.
 	maxWindow = 128 << 20
-	// snappyGrows is how many times its size a block of snappy unpacks to at most: three bytes of it name 64.
+	// snappyGrows is how many times its size a block of snappy unpacks to at most: three bytes of
+	// it name 64.
 	snappyGrows = 22
 )
 
-// Codecs unpack what the partitions of one source have fetched, with a bound on the memory that this takes.
-// It is used by all of them at once.
+// Codecs unpack what the partitions of one source have fetched, with a bound on the memory that
+// this takes. It is used by all of them at once.
 type Codecs struct {
 	slots chan struct{} // who unpacks at this moment
 
@@ -149,12 +151,14 @@ func lz4Size(src []byte) int {
 	return 2*size + 128<<10
 }
 
-// xerial begins what Java's producers make of snappy: a version follows, and then blocks of some 32 kB, each with its length.
+// xerial begins what Java's producers make of snappy: a version follows, and then blocks of some 32
+// kB, each with its length.
 var xerial = []byte{130, 'S', 'N', 'A', 'P', 'P', 'Y', 0}
 
 const xerialHeader = 16
 
-// unpackSnappy unpacks block by block. Some clients send one block, which is unpacked at once, because it may refer to any part of itself.
+// unpackSnappy unpacks block by block. Some clients send one block, which is unpacked at once,
+// because it may refer to any part of itself.
 func unpackSnappy(src []byte) (*unpacker, error) {
 	r := &snappyReader{src: src}
 	r.framed = len(src) >= xerialHeader && bytes.HasPrefix(src, xerial)

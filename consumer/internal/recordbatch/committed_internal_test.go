@@ -24,7 +24,8 @@ type span struct {
 	producer, first, marker int64
 }
 
-// genLog draws a log: producers with interleaved transactions, most of them ended, among batches without one.
+// genLog draws a log: producers with interleaved transactions, most of them ended, among batches
+// without one.
 func genLog(t *rapid.T) (log []event, aborted []span, stable int64) {
 	next := int64(0)
 	first := map[int64]int64{}   // of the open transaction
@@ -73,7 +74,8 @@ func genLog(t *rapid.T) (log []event, aborted []span, stable int64) {
 			delete(first, producer)
 			delete(batches, producer)
 		case !isOpen && rapid.IntRange(0, 5).Draw(t, "empty") == 0:
-			add(producer, true, rapid.Bool().Draw(t, "empty abort")) // a transaction that wrote nothing here
+			// A transaction that wrote nothing here.
+			add(producer, true, rapid.Bool().Draw(t, "empty abort"))
 		default:
 			if !isOpen {
 				first[producer] = next
@@ -88,13 +90,14 @@ func genLog(t *rapid.T) (log []event, aborted []span, stable int64) {
 	return log, aborted, stable
 }
 
-// From any offset, with any part of the log in the response, exactly the records are kept that the model knows to be committed.
+// From any offset, with any part of the log in the response, exactly the records are kept that the
+// model knows to be committed.
 func TestReadCommittedModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		log, aborted, stable := genLog(t)
 		from := rapid.Int64Range(0, stable).Draw(t, "from")
-		// A broker returns whole batches from the one that holds from, below the last stable offset, and the aborted
-		// transactions that touch them.
+		// A broker returns whole batches from the one that holds from, below the last stable
+		// offset, and the aborted transactions that touch them.
 		var raw []byte
 		var want []int64
 		upper, wantNext := from, from
@@ -171,7 +174,8 @@ func TestControlBatchMalformed(t *testing.T) {
 	}
 }
 
-// A batch whose end was removed is passed over to where it ended, or a fetch from behind its last record would return it for ever.
+// A batch whose end was removed is passed over to where it ended, or a fetch from behind its last
+// record would return it for ever.
 func TestPositionIsBehindRemovedRecords(t *testing.T) {
 	raw := encodeBatch(batch{base: 10, last: 19, producer: -1}, []rawRecord{{delta: 2}, {delta: 5}})
 	raw = append(raw, encodeBatch(batch{base: 20, last: 24, producer: -1}, nil)...)

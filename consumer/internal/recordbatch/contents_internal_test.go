@@ -44,8 +44,9 @@ func readParts(t *rapid.T, c *Contents, from int64) (msgs []*consumer.Message, n
 	return msgs, next, nil
 }
 
-// F14: what is read in parts of any size is what is read at once, with every codec, from any offset, with aborted transactions, with the last
-// batch cut off, and whether or not what unpacks it is kept between two parts.
+// F14: what is read in parts of any size is what is read at once, with every codec, from any
+// offset, with aborted transactions, with the last batch cut off, and whether or not what unpacks
+// it is kept between two parts.
 func TestF14PartsMakeTheWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := Section{Topic: "t", Partition: 3, Stable: math.MaxInt64}
@@ -107,7 +108,8 @@ func TestF14PartsMakeTheWhole(t *testing.T) {
 	})
 }
 
-// oldSet is a set of messages of the formats before 0.11, as kafka-go writes it, with the offset of its last message.
+// oldSet is a set of messages of the formats before 0.11, as kafka-go writes it, with the offset of
+// its last message.
 func oldSet(t *testing.T, c compress.Compression, last int64, values ...string) []byte {
 	t.Helper()
 	var recs []protocol.Record
@@ -194,8 +196,8 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// F14: a record that unpacks to more than is allowed is named, and is not unpacked; nor does a length that is not true take memory. What lies before it
-// is returned.
+// F14: a record that unpacks to more than is allowed is named, and is not unpacked; nor does a
+// length that is not true take memory. What lies before it is returned.
 func TestF14RecordTooLarge(t *testing.T) {
 	const most = 1 << 20
 	first := encodeBatch(batch{base: 7, last: 7, producer: -1}, []rawRecord{{value: []byte("abc")}})[headerSize:]
@@ -264,7 +266,8 @@ func TestF14HeadersCount(t *testing.T) {
 	}
 }
 
-// F14: a batch that unpacks to far more than there is room for takes what there is room for, and what its codec needs.
+// F14: a batch that unpacks to far more than there is room for takes what there is room for, and
+// what its codec needs.
 func TestF14ReadTakesWhatThereIsRoomFor(t *testing.T) {
 	const n, size, room = 20_000, 5_000, 100_000
 	var recs []rawRecord

@@ -1,10 +1,12 @@
-// Package recordbatch takes the bytes of a fetch response apart, for every Kafka client that an adapter is written for: batches with
-// verified checksums, in them the records that are committed, and the position behind everything that was looked at.
+// Package recordbatch takes the bytes of a fetch response apart, for every Kafka client that an
+// adapter is written for: batches with verified checksums, in them the records that are committed,
+// and the position behind everything that was looked at.
 //
-// Kafka clients have decoders too, and they do not tell what a consumer of exact positions must know. kafka-go's hides the last offset
-// of a batch, without which one whose end was removed cannot be passed over, and the largest timestamp, without which records of
-// topics with message.timestamp.type=LogAppendTime get their producer's time. franz-go's hands over records only, and not how far
-// the log was looked at behind the last of them.
+// Kafka clients have decoders too, and they do not tell what a consumer of exact positions must
+// know. kafka-go's hides the last offset of a batch, without which one whose end was removed cannot
+// be passed over, and the largest timestamp, without which records of topics with
+// message.timestamp.type=LogAppendTime get their producer's time. franz-go's hands over records
+// only, and not how far the log was looked at behind the last of them.
 package recordbatch
 
 import (
@@ -25,7 +27,8 @@ type Section struct {
 
 // Contents is what a response holds, unpacked as it is read. It is used by one goroutine at a time.
 type Contents struct {
-	// Batches is how many whole batches there are, and Last the last offset of the last one, -1 where there is none.
+	// Batches is how many whole batches there are, and Last the last offset of the last one, -1
+	// where there is none.
 	Batches int
 	Last    int64
 
@@ -48,7 +51,8 @@ type epoch struct {
 
 // Part is some of what a response holds.
 type Part struct {
-	// Messages are committed records in order of offset. Their bytes are nobody else's, but neighbours of some kilobytes share their memory.
+	// Messages are committed records in order of offset. Their bytes are nobody else's, but
+	// neighbours of some kilobytes share their memory.
 	Messages []*consumer.Message
 	// Next is the position behind everything that was looked at.
 	Next int64
@@ -58,8 +62,9 @@ type Part struct {
 	More bool
 }
 
-// Open takes the bytes of a response apart into batches, and verifies their checksums: nothing is unpacked before. The records that are
-// read from it are no larger than maxRecord bytes. Errors wrap ErrMalformed.
+// Open takes the bytes of a response apart into batches, and verifies their checksums: nothing is
+// unpacked before. The records that are read from it are no larger than maxRecord bytes. Errors
+// wrap ErrMalformed.
 func (s Section) Open(raw []byte, codecs *Codecs, maxRecord int) (*Contents, error) {
 	batches, err := splitBatches(raw)
 	if err != nil {
@@ -76,8 +81,9 @@ func (s Section) Open(raw []byte, codecs *Codecs, maxRecord int) (*Contents, err
 	return c, nil
 }
 
-// Read returns the next records, as many as take up to most bytes by their Size, and one at least if there is one. What it returns before
-// an error is good; the error is returned next. Errors wrap ErrMalformed or ErrTooLarge.
+// Read returns the next records, as many as take up to most bytes by their Size, and one at least
+// if there is one. What it returns before an error is good; the error is returned next. Errors wrap
+// ErrMalformed or ErrTooLarge.
 func (c *Contents) Read(most int) (Part, error) {
 	p := Part{Next: c.next}
 	for len(c.kept) > 0 && c.failed == nil {
@@ -111,7 +117,8 @@ func (c *Contents) Read(most int) (Part, error) {
 // slab is how many messages are allocated at once.
 const slab = 32
 
-// batch reads from the first batch, and returns whether it is over; otherwise p.Next is where it goes on.
+// batch reads from the first batch, and returns whether it is over; otherwise p.Next is where it
+// goes on.
 func (c *Contents) batch(p *Part, most *int) (over bool, err error) {
 	if c.reading == nil {
 		if c.reading, err = c.kept[0].open(c.codecs, c.most); err != nil {

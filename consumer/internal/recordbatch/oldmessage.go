@@ -6,8 +6,8 @@ import (
 	"hash/crc32"
 )
 
-// Layout of a message in the formats 0 and 1, which Kafka wrote before 0.11 and kept in its logs until 4.0. Behind these fields
-// come key and value, each with its length in 4 bytes, -1 for null.
+// Layout of a message in the formats 0 and 1, which Kafka wrote before 0.11 and kept in its logs
+// until 4.0. Behind these fields come key and value, each with its length in 4 bytes, -1 for null.
 const (
 	oldCRCAt        = 12
 	oldAttributesAt = 17
@@ -15,7 +15,8 @@ const (
 	oldHeaderSize   = 26 // format 1
 )
 
-// parseOldMessage makes a batch of one message, or of a compressed set of them, whose offset is that of the last.
+// parseOldMessage makes a batch of one message, or of a compressed set of them, whose offset is
+// that of the last.
 func parseOldMessage(b []byte, offset int64, magic int8) (batch, error) {
 	if len(b) < oldTimeAt || magic == 1 && len(b) < oldHeaderSize {
 		return batch{}, fmt.Errorf("%w at offset %d: a message of %d bytes", ErrMalformed, offset, len(b))

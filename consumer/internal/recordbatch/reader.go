@@ -2,7 +2,8 @@ package recordbatch
 
 import "encoding/binary"
 
-// reader takes bytes apart. After the first thing that is not there it has failed, and returns zeros.
+// reader takes bytes apart. After the first thing that is not there it has failed, and returns
+// zeros.
 type reader struct {
 	b      []byte
 	failed bool

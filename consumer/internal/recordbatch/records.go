@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// records reads the records of one batch in order, without having more of them in memory than the next.
+// records reads the records of one batch in order, without having more of them in memory than the
+// next.
 type records struct {
 	b      *batch
 	in     stream
@@ -51,7 +52,8 @@ func (r *records) park() { r.in.park(r.left == 0) }
 // front is as much of a record as it takes to know its offset: attributes and two numbers.
 const front = 1 + 2*binary.MaxVarintLen64
 
-// next returns the offset of the next record, and the size that it is said to have, after it has looked at its beginning only.
+// next returns the offset of the next record, and the size that it is said to have, after it has
+// looked at its beginning only.
 func (r *records) next() (offset int64, size int64, err error) {
 	if r.b.magic < 2 {
 		return r.nextOld()
@@ -86,7 +88,8 @@ func (r *records) skip() error {
 	return r.passed()
 }
 
-// passed counts a record. The batch ends with the last one: what follows would be lost if the position went beyond.
+// passed counts a record. The batch ends with the last one: what follows would be lost if the
+// position went beyond.
 func (r *records) passed() error {
 	r.length = -1
 	if r.left == 1 && r.b.magic == 2 {
@@ -116,7 +119,8 @@ func (r *records) read(m *consumer.Message, a *arena, offset int64) error {
 		return err
 	}
 	if r.b.logAppendTime() {
-		m.Time = time.UnixMilli(r.b.maxTime).UTC() // the broker wrote only this, and left the records alone
+		// The broker wrote only this, and left the records alone.
+		m.Time = time.UnixMilli(r.b.maxTime).UTC()
 	}
 	m.LogAppendTime, m.LeaderEpoch, m.Offset = r.b.logAppendTime(), r.b.epoch, offset
 	return r.passed()
@@ -145,8 +149,8 @@ func (r *records) parse(m *consumer.Message, body []byte, a *arena, offset int64
 	return nil
 }
 
-// openOld finds out how many messages a set has, and what their offsets are relative to: that of the last one. In format 0 they are
-// absolute, so that such a set is refused.
+// openOld finds out how many messages a set has, and what their offsets are relative to: that of
+// the last one. In format 0 they are absolute, so that such a set is refused.
 func (r *records) openOld() error {
 	b := r.b
 	if b.compression() == None {

@@ -11,8 +11,8 @@ import (
 	"sync"
 )
 
-// stream is a batch's records, uncompressed as they are read. Between two fetches it may be parked, which takes nothing but what
-// Codecs keeps.
+// stream is a batch's records, uncompressed as they are read. Between two fetches it may be parked,
+// which takes nothing but what Codecs keeps.
 type stream struct {
 	codecs *Codecs
 	codec  Compression
@@ -98,7 +98,8 @@ func (s *stream) ended() error {
 	return err
 }
 
-// peek returns up to n of the next bytes, fewer only at the end. They are valid until the next call.
+// peek returns up to n of the next bytes, fewer only at the end. They are valid until the next
+// call.
 func (s *stream) peek(n int) ([]byte, error) {
 	b, err := s.buf.Peek(n)
 	if errors.Is(err, io.EOF) {
@@ -160,7 +161,8 @@ func cutOff(err error) error {
 	return err
 }
 
-// arena gives out memory in pieces of some kilobytes, so that small messages cost no allocation each. A piece lives as long as any message in it does.
+// arena gives out memory in pieces of some kilobytes, so that small messages cost no allocation
+// each. A piece lives as long as any message in it does.
 type arena struct {
 	free []byte
 	size int // of the last piece

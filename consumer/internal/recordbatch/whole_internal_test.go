@@ -8,7 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// This file reads a batch as a whole, with kafka-go's decompressors: what Contents, which reads record by record, is compared with.
+// This file reads a batch as a whole, with kafka-go's decompressors: what Contents, which reads
+// record by record, is compared with.
 
 // minRecord is the size of a record without anything in it.
 const minRecord = 7
@@ -41,8 +42,8 @@ func (b *batch) plain(data []byte) ([]byte, error) {
 	return out, nil
 }
 
-// wholeMessages appends the batch's records in [from, before). Their bytes are those of the response, or of the
-// uncompressed batch, and nobody else's: nothing is pooled.
+// wholeMessages appends the batch's records in [from, before). Their bytes are those of the
+// response, or of the uncompressed batch, and nobody else's: nothing is pooled.
 func (b *batch) wholeMessages(msgs []*consumer.Message, topic string, partition int32, from, before int64) ([]*consumer.Message, error) {
 	if b.magic < 2 {
 		return b.wholeOldMessages(msgs, topic, partition, from, before)
@@ -66,7 +67,8 @@ func (b *batch) wholeMessages(msgs []*consumer.Message, topic string, partition 
 		m.Key, m.Value, m.Headers = rec.key, rec.value, rec.headers
 		m.Time, m.LogAppendTime = time.UnixMilli(b.firstTime+rec.timeDelta).UTC(), b.logAppendTime()
 		if m.LogAppendTime {
-			m.Time = time.UnixMilli(b.maxTime).UTC() // the broker wrote only this, and left the records alone
+			// The broker wrote only this, and left the records alone.
+			m.Time = time.UnixMilli(b.maxTime).UTC()
 		}
 		msgs = append(msgs, m)
 	}
@@ -76,8 +78,8 @@ func (b *batch) wholeMessages(msgs []*consumer.Message, topic string, partition 
 	return msgs, nil
 }
 
-// wholeOldMessages takes the offsets inside a compressed set for relative ones, as they are in format 1; in format 0 they are
-// absolute, so that such a set is refused.
+// wholeOldMessages takes the offsets inside a compressed set for relative ones, as they are in
+// format 1; in format 0 they are absolute, so that such a set is refused.
 func (b *batch) wholeOldMessages(msgs []*consumer.Message, topic string, partition int32, from, before int64) ([]*consumer.Message, error) {
 	if b.magic == 0 && b.compression() != None {
 		return nil, fmt.Errorf("%w at offset %d: compressed messages of format 0 (Kafka 0.9 and older) are not read", ErrMalformed, b.base)

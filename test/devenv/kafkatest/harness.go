@@ -16,8 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 )
 
-// NewSource makes the source under test: a member that is noticed to be gone within a second, and has a time of rebalance to give
-// partitions up.
+// NewSource makes the source under test: a member that is noticed to be gone within a second, and
+// has a time of rebalance to give partitions up.
 type NewSource func(brokers []string, group string, rebalance time.Duration, topics ...string) consumer.Source
 
 // Harness is what the conformance suite needs of a Kafka cluster.
@@ -34,7 +34,8 @@ func Harness(t testing.TB, brokers []string, source NewSource) consumertest.Harn
 		},
 		Produce: func(t testing.TB, topic string, partition int32, msgs ...*consumer.Message) {
 			t.Helper()
-			// A client of its own: one that has written to a topic does not notice for some time that it was created again.
+			// A client of its own: one that has written to a topic does not notice for some time
+			// that it was created again.
 			cl := Client(t, brokers)
 			defer cl.Close()
 			produce(t, cl, topic, partition, msgs...)
@@ -101,7 +102,8 @@ func Harness(t testing.TB, brokers []string, source NewSource) consumertest.Harn
 	}
 }
 
-// Recreate deletes a topic and creates it again with one partition, and returns when the new one takes records.
+// Recreate deletes a topic and creates it again with one partition, and returns when the new one
+// takes records.
 func Recreate(t testing.TB, adm *kadm.Client, topic string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), topicTimeout)

@@ -151,7 +151,8 @@ func untilLed(ctx context.Context, adm *kadm.Client, topic string, partitions in
 	}
 }
 
-// Cluster returns three real brokers of this test's own, each of which it may kill and pause. They end with the test.
+// Cluster returns three real brokers of this test's own, each of which it may kill and pause. They
+// end with the test.
 func Cluster(t testing.TB) *devenv.Kafka {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -173,8 +174,8 @@ func Cluster(t testing.TB) *devenv.Kafka {
 	return nil
 }
 
-// TopicOn creates a topic of one partition that has its replicas on these brokers, the first of which is to lead, and waits until it does and all are in
-// sync.
+// TopicOn creates a topic of one partition that has its replicas on these brokers, the first of
+// which is to lead, and waits until it does and all are in sync.
 func TopicOn(t testing.TB, brokers []string, configs map[string]string, replicas ...int32) string {
 	t.Helper()
 	name := TopicName(t)
@@ -203,11 +204,13 @@ func TopicOn(t testing.TB, brokers []string, configs map[string]string, replicas
 	return name
 }
 
-// Led waits until a broker leads partition 0 of a topic, and answers for it, and exactly these are in sync.
+// Led waits until a broker leads partition 0 of a topic, and answers for it, and exactly these are
+// in sync.
 func Led(t testing.TB, brokers []string, topic string, leader int32, inSync ...int32) {
 	t.Helper()
 	adm := Admin(t, brokers)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // sessions of brokers have to end
+	// Sessions of brokers have to end.
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

@@ -8,8 +8,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Main runs a package's tests, and fails if they leave goroutines behind: for TestMain. What may be left is a pool's health check, and
-// what belongs to the test server, whose supervisor ends with this process.
+// Main runs a package's tests, and fails if they leave goroutines behind: for TestMain. What may be
+// left is a pool's health check, and what belongs to the test server, whose supervisor ends with
+// this process.
 func Main(m *testing.M) {
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
@@ -17,8 +18,8 @@ func Main(m *testing.M) {
 		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"))
 }
 
-// Patience bounds what a package's tests wait for: usual, or what ONLYONCE_TEST_PATIENCE says, because mutants make tests wait in vain. Nothing is
-// judged by how long it took.
+// Patience bounds what a package's tests wait for: usual, or what ONLYONCE_TEST_PATIENCE says,
+// because mutants make tests wait in vain. Nothing is judged by how long it took.
 func Patience(usual time.Duration) time.Duration {
 	if d, err := time.ParseDuration(os.Getenv("ONLYONCE_TEST_PATIENCE")); err == nil {
 		return d
@@ -26,7 +27,8 @@ func Patience(usual time.Duration) time.Duration {
 	return usual
 }
 
-// Until polls a condition that nothing announces, and ends the test if it does not come within so long.
+// Until polls a condition that nothing announces, and ends the test if it does not come within so
+// long.
 func Until(t testing.TB, within time.Duration, what string, cond func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(within)
@@ -42,8 +44,9 @@ func Until(t testing.TB, within time.Duration, what string, cond func() bool) {
 	}
 }
 
-// GaveUp ends a test because its patience is over. If the test had not failed before, its words are those that test/retest
-// looks for: a slow machine can cause such a failure, so CI runs the test a second time, alone.
+// GaveUp ends a test because its patience is over. If the test had not failed before, its words are
+// those that test/retest looks for: a slow machine can cause such a failure, so CI runs the test a
+// second time, alone.
 func GaveUp(t testing.TB, within time.Duration, what string) {
 	t.Helper()
 	if t.Failed() {

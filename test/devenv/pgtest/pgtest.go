@@ -214,7 +214,7 @@ var server = sync.OnceValues(func() (string, error) {
 	registerDriver()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	p, err := devenv.StartPostgres(ctx, devenv.Options{})
+	p, err := devenv.StartPostgres(ctx, devenv.Options{PostgresSettings: devenv.ThrowawaySettings()})
 	if err != nil {
 		return "", err
 	}

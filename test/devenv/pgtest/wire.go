@@ -12,15 +12,17 @@ import (
 	"github.com/onlyonce/onlyonce/internal/wire"
 )
 
-// Wire does what a test asks for at the messages that run one statement, however it is sent (prepared, unnamed or simple), and whatever
-// travels with it. It is package wire for tests that have one statement and one thing to do to it.
+// Wire does what a test asks for at the messages that run one statement, however it is sent
+// (prepared, unnamed or simple), and whatever travels with it. It is package wire for tests that
+// have one statement and one thing to do to it.
 type Wire struct {
 	// Statement is the one that it waits for.
 	Statement string
 	// At says what happens at the n-th time, counted over all connections from 1 on.
 	At func(n int32) Cut
 
-	// Seen counts the times that the statement was sent, and Cuts those at which something happened.
+	// Seen counts the times that the statement was sent, and Cuts those at which something
+	// happened.
 	Seen, Cuts atomic.Int32
 }
 
@@ -38,7 +40,8 @@ const (
 	Silent  = wire.Silent
 )
 
-// Wired is a pool whose connections go through a wire. What is kept back is delivered when the channel hold is closed.
+// Wired is a pool whose connections go through a wire. What is kept back is delivered when the
+// channel hold is closed.
 func Wired(t testing.TB, base *pgxpool.Pool, mode pgx.QueryExecMode, w *Wire, hold <-chan struct{}) *pgxpool.Pool {
 	t.Helper()
 	below := &wire.Wire{At: func(m wire.Message) wire.Action {

@@ -4,8 +4,8 @@
 //
 // The command gets ONLYONCE_POSTGRES_URL and ONLYONCE_KAFKA_BROKERS; its exit
 // status becomes ours. "go test ./..." below it uses one server of each for all
-// packages, where each package would start its own. Standard error tells which
-// server was taken and why. The servers are gone when the command has ended, and
+// packages, where each package would start its own. A Postgres that is started here
+// has fsync off. Standard error tells which server was taken and why. The servers are gone when the command has ended, and
 // also when this program is interrupted or killed.
 //
 // Exit status 2 means that what was asked for could not be had, or the usage.
@@ -92,7 +92,7 @@ type environment struct {
 }
 
 func (e *environment) start(ctx context.Context, postgres, kafka, requireReal bool) error {
-	o := devenv.Options{Log: func(line string) { _, _ = fmt.Fprintln(e.stderr, line) }, PostgresVersion: e.version}
+	o := devenv.Options{Log: func(line string) { _, _ = fmt.Fprintln(e.stderr, line) }, PostgresVersion: e.version, PostgresSettings: devenv.ThrowawaySettings()}
 	if postgres {
 		p, err := devenv.StartPostgres(ctx, o)
 		if err != nil {

@@ -47,7 +47,8 @@ func standTree(root int, stand bool) error {
 		return err
 	}
 	for _, pid := range childPIDs(root) {
-		if err := standTree(pid, stand); err != nil && !errors.Is(err, syscall.ESRCH) { // ended meanwhile
+		// Ended meanwhile.
+		if err := standTree(pid, stand); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return err
 		}
 	}
