@@ -50,7 +50,7 @@ func expireRing(ctx context.Context, db *database, _ *window) (got sample, err e
 	if err := k.loadRing(ctx, 1, expiryKeys); err != nil {
 		return sample{}, err
 	}
-	if err := k.exec(ctx, `update onlyonce.segments set closed_at = closed_at - interval '8 days', opened_at = opened_at - interval '8 days' where ring = 'keys_log' and slot = 1`); err != nil {
+	if err := k.exec(ctx, `update onlyonce.segments set closed_at = closed_at - interval '8 days', opened_at = opened_at - interval '8 days' where ring = 'consumer_keys' and slot = 1`); err != nil {
 		return sample{}, err
 	}
 	var before, emptied usage

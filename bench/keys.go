@@ -101,25 +101,25 @@ func (k *keyStore) loadTable(ctx context.Context, keys int) error {
 // loadRing makes closed segments with their filters, and loads these.
 func (k *keyStore) loadRing(ctx context.Context, segments, keys int) error {
 	for slot := 1; slot <= segments; slot++ {
-		table := fmt.Sprintf("keys_log_%d", slot)
+		table := fmt.Sprintf("consumer_keys_%d", slot)
 		if err := k.exec(ctx, fmt.Sprintf(loadSegmentSQL, table, keys/segments), "vacuum analyze onlyonce."+table); err != nil {
 			return err
 		}
 	}
 	err := k.exec(ctx, fmt.Sprintf(`update onlyonce.rings r set closed = array(select s from generate_series(%[1]d, 1, -1) s),
-	     uses = array(select case when s between 1 and %[1]d then s end::bigint from generate_series(0, 9) s order by s) where r.name = 'keys_log'`, segments),
+	     uses = array(select case when s between 1 and %[1]d then s end::bigint from generate_series(0, 9) s order by s) where r.name = 'consumer_keys'`, segments),
 		fmt.Sprintf(`update onlyonce.segments set closed_at = clock_timestamp(), opened_at = clock_timestamp() - interval '1 day', use_no = 1
-	     where ring = 'keys_log' and slot between 1 and %d`, segments))
+	     where ring = 'consumer_keys' and slot between 1 and %d`, segments))
 	if err != nil {
 		return err
 	}
 	log := slog.New(slog.DiscardHandler)
-	k.filters, k.builder = inbox.NewFilters(k.pool, "keys_log", log), inbox.NewBuilder(k.pool, ring.KeysLog(), log)
+	k.filters, k.builder = inbox.NewFilters(k.pool, "consumer_keys", log), inbox.NewBuilder(k.pool, ring.ConsumerKeys(), log)
 	if err := k.build(ctx, segments); err != nil {
 		return err
 	}
 	// Due when it holds anything: how old a segment is plays no part here.
-	k.rotator, err = ring.New(k.pool, ring.KeysLog(), ring.Config{MaxBytes: 1})
+	k.rotator, err = ring.New(k.pool, ring.ConsumerKeys(), ring.Config{MaxBytes: 1})
 	return err
 }
 
@@ -175,13 +175,13 @@ func (k *keyStore) rotate(ctx context.Context) error {
 		return err
 	}
 	err := k.exec(ctx, `update onlyonce.segments s set closed_at = s.closed_at - interval '8 days', opened_at = s.opened_at - interval '8 days' from onlyonce.rings r
-	   where r.name = 'keys_log' and s.ring = r.name and s.slot = r.closed[1]`,
-		`update onlyonce.rings set closed = closed[2:] || closed[1] where name = 'keys_log'`)
+	   where r.name = 'consumer_keys' and s.ring = r.name and s.slot = r.closed[1]`,
+		`update onlyonce.rings set closed = closed[2:] || closed[1] where name = 'consumer_keys'`)
 	if err != nil {
 		return err
 	}
 	// What is claimed meanwhile makes the next announcement due: it would come first.
-	x, err := ring.New(k.pool, ring.KeysLog(), ring.Config{MaxBytes: math.MaxInt64})
+	x, err := ring.New(k.pool, ring.ConsumerKeys(), ring.Config{MaxBytes: math.MaxInt64})
 	if err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ type claimWork struct {
 }
 
 const (
-	claimFreshSQL = `select onlyonce.claim_log_fresh($1, $2, $3, $4, $5)`
+	claimFreshSQL = `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`
 	claimTableSQL = `insert into onlyonce.one_table (key, fingerprint) select unnest($1::uuid[]), unnest($2::bigint[]) order by 1`
 	setEffectsSQL = `insert into effects (account, payload) select unnest($1::bigint[]), unnest($2::bytea[])`
 )

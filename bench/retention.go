@@ -31,8 +31,8 @@ const (
 )
 
 const (
-	moveSQL      = `update onlyonce.segments set opened_at = opened_at - make_interval(secs => $1), closed_at = closed_at - make_interval(secs => $1) where ring = 'keys_log'`
-	simClaimSQL  = `select onlyonce.claim_log_fresh($1, $2, $3, $4, $5)`
+	moveSQL      = `update onlyonce.segments set opened_at = opened_at - make_interval(secs => $1), closed_at = closed_at - make_interval(secs => $1) where ring = 'consumer_keys'`
+	simClaimSQL  = `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`
 	simTableSQL  = `create table usual (key uuid primary key, fingerprint bigint not null, created_at timestamptz not null)`
 	simIndexSQL  = `create index on usual (created_at)`
 	simInsertSQL = `insert into usual select unnest($1::uuid[]), unnest($2::bigint[]), $3 order by 1`
@@ -40,9 +40,9 @@ const (
 	ringSizeSQL  = `
 select coalesce(sum(pg_relation_size(c.oid)), 0)::bigint, coalesce(sum(pg_indexes_size(c.oid)), 0)::bigint,
        (select pg_total_relation_size('onlyonce.filters')), (select coalesce(sum(octet_length(filter)), 0)::bigint from onlyonce.filters)
-  from pg_class c where c.relnamespace = 'onlyonce'::regnamespace and c.relname like 'keys\_log\__' and c.relkind = 'r'`
+  from pg_class c where c.relnamespace = 'onlyonce'::regnamespace and c.relname like 'consumer\_keys\__' and c.relkind = 'r'`
 	usualSizeSQL = `select pg_relation_size('usual'), pg_indexes_size('usual')`
-	ringKeysSQL  = `select count(*) from (select key from onlyonce.inbox where segment like 'keys_log%') k`
+	ringKeysSQL  = `select count(*) from (select key from onlyonce.inbox where segment like 'consumer_keys%') k`
 )
 
 // cost is what one kind of work took in all.
@@ -82,12 +82,12 @@ func (x sim) ring(ctx context.Context, db *database) (most sizes, claims, rotati
 	if err != nil {
 		return
 	}
-	if _, err = pool.Exec(ctx, `update onlyonce.rings set horizon = make_interval(days => $1) where name = 'keys_log'`, x.horizon); err != nil {
+	if _, err = pool.Exec(ctx, `update onlyonce.rings set horizon = make_interval(days => $1) where name = 'consumer_keys'`, x.horizon); err != nil {
 		return
 	}
 	log := slog.New(slog.DiscardHandler)
-	builder, filters := inbox.NewBuilder(pool, ring.KeysLog(), log), inbox.NewFilters(pool, "keys_log", log)
-	rotator, err := ring.New(pool, ring.KeysLog(), ring.Config{MaxBytes: math.MaxInt64, Hooks: ring.Hooks{Stepped: func(o ring.Outcome) {
+	builder, filters := inbox.NewBuilder(pool, ring.ConsumerKeys(), log), inbox.NewFilters(pool, "consumer_keys", log)
+	rotator, err := ring.New(pool, ring.ConsumerKeys(), ring.Config{MaxBytes: math.MaxInt64, Hooks: ring.Hooks{Stepped: func(o ring.Outcome) {
 		if o.Action == ring.Closed {
 			segments++
 		}
@@ -123,7 +123,7 @@ func (x sim) ring(ctx context.Context, db *database) (most sizes, claims, rotati
 			if _, err := builder.Step(ctx); err != nil {
 				return err
 			}
-			err := pool.QueryRow(ctx, `select cardinality(closed) > (select count(*) from onlyonce.filters where ring = 'keys_log') from onlyonce.rings where name = 'keys_log'`).Scan(&missing)
+			err := pool.QueryRow(ctx, `select cardinality(closed) > (select count(*) from onlyonce.filters where ring = 'consumer_keys') from onlyonce.rings where name = 'consumer_keys'`).Scan(&missing)
 			if err != nil {
 				return err
 			}

@@ -17,8 +17,8 @@ import (
 // claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the migration. In: keys, fingerprints, and what
 // inbox.Filters.Ask has returned.
 const (
-	claimSQL      = `select onlyonce.claim_log($1, $2, $3, $4, $5)`
-	claimFreshSQL = `select onlyonce.claim_log_fresh($1, $2, $3, $4, $5)`
+	claimSQL      = `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`
+	claimFreshSQL = `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`
 )
 
 // parkedSQL tells which of these keys belong to a parked message that is not settled. In: keys, kind. One row: an array. By the unique index

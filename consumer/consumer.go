@@ -152,7 +152,7 @@ func (c *Consumer) ready(ctx context.Context) error {
 
 // filtersOf are the filters of a database's inbox.
 func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
-	f := inbox.NewFilters(pool, "keys_log", c.cfg.Logger)
+	f := inbox.NewFilters(pool, "consumer_keys", c.cfg.Logger)
 	f.Timeout = c.cfg.LockTimeout + c.cfg.StatementTimeout
 	return f
 }
@@ -162,7 +162,7 @@ func (c *Consumer) needs() []inbox.Need {
 	if c.cfg.CopiesWithin == 0 {
 		return nil
 	}
-	return []inbox.Need{{Ring: "keys_log", Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
+	return []inbox.Need{{Ring: "consumer_keys", Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
 }
 
 // server names the database without its password.

@@ -19,13 +19,13 @@
 // The cursor holds the position in each partition. A batch moves it from the position that its owner knows to the next, in the
 // batch's own transaction; the database, and not Kafka's committed offset, says where a partition stands. That alone makes
 // redeliveries harmless, and needs no memory of old messages. The inbox holds keys that producers gave to their messages, and finds copies at
-// other offsets for as long as they are remembered. Consumers have a ring of it for themselves (keys_log): what dedupe.Claim has claimed is not known here.
+// other offsets for as long as they are remembered. Consumers have a ring of it for themselves (consumer_keys): what dedupe.Claim has claimed is not known here.
 //
 // # One batch
 //
 //	BEGIN
 //	onlyonce.fence      moves the position from expected to next, or raises OO001
-//	onlyonce.claim_log  tells which keys are new (or, as claim_log_fresh, raises 23505 unless all are)
+//	onlyonce.claim_consumer  tells which keys are new (or, as claim_consumer_fresh, raises 23505 unless all are)
 //	the handler's statements, and those that set messages aside
 //	onlyonce.seal       judges deferred constraints, and allows the COMMIT
 //	COMMIT

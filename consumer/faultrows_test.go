@@ -97,7 +97,7 @@ func sameKeyRows(ending string, end func(f *faults, first *pgx.Conn), effects in
 				first := f.connect()
 				f.sql(first, "begin isolation level "+level)
 				key := dedupe.Key{Scope: "stock", ID: contested, Fingerprint: dedupe.FingerprintOf([]byte(contested))}
-				f.sql(first, `select onlyonce.claim_log(array[$1::uuid], array[$2::bigint])`, pgtype.UUID{Bytes: key.Hash(), Valid: true}, key.Fingerprint.Int64())
+				f.sql(first, `select onlyonce.claim_consumer(array[$1::uuid], array[$2::bigint])`, pgtype.UUID{Bytes: key.Hash(), Valid: true}, key.Fingerprint.Int64())
 				f.sql(first, scenario.EffectSQL, contested, 0, scenario.Elsewhere)
 				stop := f.start(f.handle)
 				end(f, first)

@@ -69,10 +69,10 @@ func TestK6CopiesBeyondTheHorizon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring keys_log") {
+	if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring consumer_keys") {
 		t.Fatalf("%v", err)
 	}
-	r.exec(`update onlyonce.rings set horizon = '9 days' where name = 'keys_log'`)
+	r.exec(`update onlyonce.rings set horizon = '9 days' where name = 'consumer_keys'`)
 	r.log.Append(0, "v", id("v"))
 	stop := r.start(queued, cfg)
 	r.reaches(0, 1)

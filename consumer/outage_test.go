@@ -42,7 +42,7 @@ func (o *outage) rotates() map[ring.Action]int {
 		if _, err := o.builder.Step(o.t.Context()); err != nil {
 			o.t.Fatal(err)
 		}
-		return o.count(`select count(*) from onlyonce.filters where ring = 'keys_log'`) == o.count(`select cardinality(closed) from onlyonce.rings where name = 'keys_log'`)
+		return o.count(`select count(*) from onlyonce.filters where ring = 'consumer_keys'`) == o.count(`select cardinality(closed) from onlyonce.rings where name = 'consumer_keys'`)
 	})
 	if err := o.rotator.Release(o.t.Context()); err != nil {
 		o.t.Fatal(err)
@@ -83,13 +83,13 @@ func (o *outage) says(cursors int) {
 // Not parallel: rotation waits for all transactions of the server.
 func TestK6OutageLongerThanTheHorizon(t *testing.T) {
 	r := newRig(t, 2)
-	o := &outage{rig: r, builder: inbox.NewBuilder(r.pool, ring.KeysLog(), slog.New(slog.DiscardHandler))}
+	o := &outage{rig: r, builder: inbox.NewBuilder(r.pool, ring.ConsumerKeys(), slog.New(slog.DiscardHandler))}
 	var err error
-	if o.rotator, err = ring.New(r.pool, ring.KeysLog(), ring.Config{MaxBytes: math.MaxInt64}); err != nil {
+	if o.rotator, err = ring.New(r.pool, ring.ConsumerKeys(), ring.Config{MaxBytes: math.MaxInt64}); err != nil {
 		t.Fatal(err)
 	}
 	const horizon = 7 * time.Hour
-	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'keys_log'`)
+	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'consumer_keys'`)
 	other := consumertest.NewLog("returns", 1)
 	others := &consumertest.Source{Log: other, GroupID: "billing"}
 
@@ -147,7 +147,7 @@ func TestK6OutageLongerThanTheHorizon(t *testing.T) {
 		stopBilling()
 		o.rotates()
 	}
-	if n := r.count(`select cardinality(closed) from onlyonce.rings where name = 'keys_log'`); n < 2 {
+	if n := r.count(`select cardinality(closed) from onlyonce.rings where name = 'consumer_keys'`); n < 2 {
 		t.Errorf("%d segments are closed: what was claimed before the outage is forgotten", n)
 	}
 

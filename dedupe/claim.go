@@ -47,7 +47,7 @@ func (o Outcome) String() string {
 	return "invalid"
 }
 
-// codeFresh is Fresh as onlyonce.claim_clock returns it; the other codes are the outcomes' own.
+// codeFresh is Fresh as onlyonce.claim_standard returns it; the other codes are the outcomes' own.
 const codeFresh = 0
 
 // ErrNoTransaction says that a claim, or an enqueued call, was given a pool or a connection that is in no transaction.
@@ -80,7 +80,7 @@ func onConnection(conn *pgx.Conn) error {
 
 // claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the same order.
 // Inserts into segments of the inbox in key order and waits there for uncommitted copies; any isolation level.
-const claimSQL = `select onlyonce.claim_clock($1, $2)`
+const claimSQL = `select onlyonce.claim_standard($1, $2)`
 
 // Claim claims one key in the caller's transaction, before its effects:
 //

@@ -282,10 +282,10 @@ func TestClaimOfNulls(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		return err
 	}
-	if err := exec(`select onlyonce.claim_log(array[onlyonce.key('', 's', 'a')], array[0]); update onlyonce.rings set closed = '{0}', cur = 1 where name = 'keys_log'`); err != nil {
+	if err := exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 's', 'a')], array[0]); update onlyonce.rings set closed = '{0}', cur = 1 where name = 'consumer_keys'`); err != nil {
 		t.Fatal(err)
 	}
-	for _, function := range []string{"claim", "claim_log", "claim_clock"} {
+	for _, function := range []string{"claim", "claim_consumer", "claim_standard"} {
 		for _, args := range []string{
 			`array[null, onlyonce.key('', 's', 'a'), onlyonce.key('', 's', 'b')], array[0, 0, 0]`,
 			`array[onlyonce.key('', 's', 'b')], array[null]::bigint[]`,

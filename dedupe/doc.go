@@ -38,8 +38,8 @@
 // # Where keys stand
 //
 // Keys are in rings of small tables, the segments: one is inserted into, the closed ones are only asked, and the oldest is emptied when the ring's
-// horizon has passed. Claim writes to the ring keys_clock, whose horizon is by the database's clock (`onlyonce inbox horizon`); consumers write to
-// keys_log, by the time of their log. A scope belongs to one of the two.
+// horizon has passed. Claim writes to the ring standard_keys, whose horizon is by the database's clock (`onlyonce inbox horizon`); consumers write to
+// consumer_keys, by the time of their log. A scope belongs to one of the two.
 //
 // A claim has its transaction id before it reads which segment is current, in a later statement; it asks the closed segments, and inserts
 // into the one that drains, if there is one, before the current one: a key is fresh only if all say so. Package internal/ring says how the

@@ -67,8 +67,8 @@ begin
     ('onlyonce_app',      'outbox_id',      'usage'),
     ('onlyonce_app',      'outbox_version', 'select'),
     ('onlyonce_app',      'rings',          'select'),
-    ('onlyonce_app',      'keys_log_version', 'select'),
-    ('onlyonce_app',      'keys_clock_version', 'select'),
+    ('onlyonce_app',      'consumer_keys_version', 'select'),
+    ('onlyonce_app',      'standard_keys_version', 'select'),
     ('onlyonce_app',      'frontiers',      'select, insert, update'),
     ('onlyonce_app',      'owners',         'select, insert, update, delete'), -- what each process knows of its partitions
     ('onlyonce_app',      'filters',        'select'),
@@ -119,8 +119,8 @@ begin
 
     ('onlyonce_rotator',  'webhook_ids',    'select, update, delete'),
     ('onlyonce_rotator',  'webhook_bodies', 'select, delete'),
-    ('onlyonce_rotator',  'keys_log_version', 'usage, select, update'),
-    ('onlyonce_rotator',  'keys_clock_version', 'usage, select, update'),
+    ('onlyonce_rotator',  'consumer_keys_version', 'usage, select, update'),
+    ('onlyonce_rotator',  'standard_keys_version', 'usage, select, update'),
     ('onlyonce_rotator',  'frontiers',      'select, insert, update'),         -- takes back what was noted while the clock was ahead
     ('onlyonce_rotator',  'filters',        'select, insert, delete'),
     ('onlyonce_rotator',  'streams',        'select'),
@@ -147,8 +147,8 @@ begin
     ('onlyonce_operator', 'rings',          'select, update'),                 -- rebase
     ('onlyonce_operator', 'segments',       'select, update'),
     ('onlyonce_operator', 'outbox_version', 'usage, select, update'),
-    ('onlyonce_operator', 'keys_log_version', 'select'),
-    ('onlyonce_operator', 'keys_clock_version', 'select'),
+    ('onlyonce_operator', 'consumer_keys_version', 'select'),
+    ('onlyonce_operator', 'standard_keys_version', 'select'),
     ('onlyonce_operator', 'topics',         'select, insert, update'),
     ('onlyonce_operator', 'scopes',         'select, insert, update'),         -- cursor adopt -from
     ('onlyonce_operator', 'pauses',         'select, insert, update, delete'),
@@ -162,9 +162,9 @@ begin
     -- The segments of the inbox.
     select r.role, s.tab, r.rights
       from unnest(array[
-        'keys_log_0', 'keys_log_1', 'keys_log_2', 'keys_log_3', 'keys_log_4', 'keys_log_5', 'keys_log_6', 'keys_log_7', 'keys_log_8', 'keys_log_9',
-        'keys_clock_0', 'keys_clock_1', 'keys_clock_2', 'keys_clock_3', 'keys_clock_4', 'keys_clock_5', 'keys_clock_6', 'keys_clock_7', 'keys_clock_8',
-        'keys_clock_9']) as s (tab),
+        'consumer_keys_0', 'consumer_keys_1', 'consumer_keys_2', 'consumer_keys_3', 'consumer_keys_4', 'consumer_keys_5', 'consumer_keys_6', 'consumer_keys_7', 'consumer_keys_8', 'consumer_keys_9',
+        'standard_keys_0', 'standard_keys_1', 'standard_keys_2', 'standard_keys_3', 'standard_keys_4', 'standard_keys_5', 'standard_keys_6', 'standard_keys_7', 'standard_keys_8',
+        'standard_keys_9']) as s (tab),
       (values ('onlyonce_app', 'select, insert'), ('onlyonce_operator', 'select, insert'), ('onlyonce_rotator', 'select, truncate')) as r (role, rights)
   loop
     execute format('grant %s on %s onlyonce.%I to %I', has.rights,

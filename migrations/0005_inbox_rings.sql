@@ -12,7 +12,7 @@ do $$
 declare
   ring text;
 begin
-  foreach ring in array array['keys_log', 'keys_clock'] loop
+  foreach ring in array array['consumer_keys', 'standard_keys'] loop
     for slot in 0 .. 9 loop
       execute format('create table onlyonce.%I (key uuid primary key, fingerprint bigint not null)', ring || '_' || slot);
       execute format('comment on table onlyonce.%I is %L', ring || '_' || slot, 'Segment of ring ' || ring || ': keys that were claimed. onlyonce.rings says what it is used for.');
@@ -30,8 +30,8 @@ end $$;
 do $$
 begin
   execute 'create view onlyonce.inbox as ' || (
-    select string_agg(format('select key, fingerprint, %L as segment from onlyonce.%I', ring || '_' || slot, ring || '_' || slot), ' union all ' order by ring desc, slot)
-      from unnest(array['keys_log', 'keys_clock']) ring, generate_series(0, 9) slot);
+    select string_agg(format('select key, fingerprint, %L as segment from onlyonce.%I', ring || '_' || slot, ring || '_' || slot), ' union all ' order by ring, slot)
+      from unnest(array['consumer_keys', 'standard_keys']) ring, generate_series(0, 9) slot);
 end $$;
 comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. One that was claimed while a segment drained stands in two. Claim by the functions: a row alone excludes nobody.';
 
@@ -153,9 +153,9 @@ begin
     return '{}';
   end if;
   ignored := pg_current_xact_id()::text;
-  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'keys_RING';
+  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'RING_keys';
   if cur is null or current_setting('transaction_isolation') <> 'read committed'
-     and version <> (select s.last_value from onlyonce.keys_RING_version s) then
+     and version <> (select s.last_value from onlyonce.RING_keys_version s) then
     raise exception using errcode = '40001', message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
   end if;
   ignored := set_config('enable_seqscan', 'off', true);
@@ -238,9 +238,9 @@ declare
   ignored  text;
 begin
   ignored := pg_current_xact_id()::text;
-  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'keys_RING';
+  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'RING_keys';
   if cur is null or current_setting('transaction_isolation') <> 'read committed'
-     and version <> (select s.last_value from onlyonce.keys_RING_version s) then
+     and version <> (select s.last_value from onlyonce.RING_keys_version s) then
     raise exception using errcode = '40001', message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
   end if;
   if cardinality(closed) > 0 then
@@ -255,7 +255,7 @@ begin
         EACH_SLOT{when SLOT then select exists (select from onlyonce.SEGMENT s where s.key = any (probe)) into duplicate;}
       end case;
       if duplicate then
-        raise exception using errcode = '23505', message = 'onlyonce: one of these keys was claimed before', detail = format('It stands in slot %s of ring keys_RING.', slot);
+        raise exception using errcode = '23505', message = 'onlyonce: one of these keys was claimed before', detail = format('It stands in slot %s of ring RING_keys.', slot);
       end if;
     end loop;
     ignored := set_config('enable_seqscan', seqscan, true);
@@ -278,29 +278,29 @@ end $$$f$;
   body   text;
   branch text[];
 begin
-  for body in select replace(x.f, 'RING', x.ring) from (values (claim, 'log'), (claim, 'clock'), (fresh, 'log')) as x(f, ring) loop
+  for body in select replace(x.f, 'RING', x.ring) from (values (claim, 'consumer'), (claim, 'standard'), (fresh, 'consumer')) as x(f, ring) loop
     -- EACH_SLOT{...} is repeated for each slot.
     for branch in select m from regexp_matches(body, '(EACH_SLOT\{([^}]*)\})', 'g') m loop
       body := replace(body, branch[1], (
-        select string_agg(replace(replace(branch[2], 'SLOT', s::text), 'SEGMENT', substring(body from 'keys_(?:log|clock)') || '_' || s),
+        select string_agg(replace(replace(branch[2], 'SLOT', s::text), 'SEGMENT', substring(body from '(?:consumer|standard)_keys') || '_' || s),
                           E'\n      ' order by s)
           from generate_series(0, 9) s));
     end loop;
     execute body;
   end loop;
 end $do$;
-comment on function onlyonce.claim_log(uuid[], bigint[], bigint[], bigint[], uuid[]) is
+comment on function onlyonce.claim_consumer(uuid[], bigint[], bigint[], bigint[], uuid[]) is
   'Claims keys of Kafka messages: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. The last three: which closed segments the caller''s filters were asked of, and what they could not exclude.';
-comment on function onlyonce.claim_clock(uuid[], bigint[], bigint[], bigint[], uuid[]) is
+comment on function onlyonce.claim_standard(uuid[], bigint[], bigint[], bigint[], uuid[]) is
   'Claims keys whose retention is by the clock: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies.';
-comment on function onlyonce.claim_log_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is
+comment on function onlyonce.claim_consumer_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is
   'Claims keys of Kafka messages, or raises 23505 unless every one is new. So it may share a round trip with the effects and COMMIT.';
 
 -- For every transaction but the consumer engine's own claims: by the clock.
 create function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
 language plpgsql as $$
 begin
-  return onlyonce.claim_clock(keys, fingerprints);
+  return onlyonce.claim_standard(keys, fingerprints);
 end $$;
 comment on function onlyonce.claim(uuid[], bigint[]) is
   'Claims keys in the caller''s transaction: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. Keys are remembered by the database''s clock.';
@@ -324,7 +324,7 @@ begin
       detail = format('parked row %s, attempt %s', settle.parked_id, settle.attempts);
   end if;
   if settle.key is not null then
-    perform onlyonce.claim_log(array[settle.key], array[settle.fingerprint]);
+    perform onlyonce.claim_consumer(array[settle.key], array[settle.fingerprint]);
   end if;
   perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
 end $$;
@@ -437,7 +437,7 @@ end $$;
 comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, text[], text[], bytea) is
   'Writes an outbound call in the caller''s transaction; the relay sends it after COMMIT under `key`.';
 
-comment on table onlyonce.webhook_ids is 'Which event a receiver claimed when. The key itself is in the ring keys_clock and remembered by its horizon; the row demands the seal, and tells operators.';
+comment on table onlyonce.webhook_ids is 'Which event a receiver claimed when. The key itself is in the ring standard_keys and remembered by its horizon; the row demands the seal, and tells operators.';
 
 -- ---------------------------------------------------------------- scopes
 

@@ -28,16 +28,16 @@ const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors 
 type keys struct{ kept, bring string }
 
 var (
-	// logKeys are of Kafka's messages, and as true in one database as in the other.
-	logKeys = keys{`select key, fingerprint from onlyonce.inbox where segment not like 'keys\_clock%'`,
-		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_log($1, $2)) o`}
-	// clockKeys are of webhooks, calls outside of consumers and dedupe.Claim, whose ids may mean something in their database only.
-	clockKeys = keys{`select key, fingerprint from onlyonce.inbox where segment not like 'keys\_log%'`,
-		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_clock($1, $2)) o`}
+	// consumerKeys are of Kafka's messages, and as true in one database as in the other.
+	consumerKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'consumer\_keys%'`,
+		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_consumer($1, $2)) o`}
+	// standardKeys are of webhooks, calls outside of consumers and dedupe.Claim, whose ids may mean something in their database only.
+	standardKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'standard\_keys%'`,
+		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_standard($1, $2)) o`}
 )
 
 // forgottenSQL says whether the keys of a cursor that was retired at a time may be forgotten. In: the time. One row.
-const forgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'keys_log'`
+const forgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'consumer_keys'`
 
 // AdoptInput is what [AdoptCursor] is asked for.
 type AdoptInput struct {
@@ -71,8 +71,8 @@ type Origin struct {
 	// Name names it in errors and in the audit row. It must hold no password.
 	Name string
 
-	// ClockKeys brings the keys of keys_clock too: only if such ids mean the same in both databases.
-	ClockKeys bool
+	// StandardKeys brings the keys of standard_keys too: only if such ids mean the same in both databases.
+	StandardKeys bool
 
 	// Late takes the partition over although keys of what was handled there may be forgotten.
 	Late bool
@@ -138,7 +138,7 @@ type Brought struct {
 // begins: cluster and topic are the next owner's, offsets between the old position and a higher one
 // are never handled, and those above a lower one are handled again. At makes the cursor if there
 // is none, brings a retired one back, and ends a replay. With From, position, group, cluster and
-// topic come from the other database, and each key of keys_log that is kept there is claimed here,
+// topic come from the other database, and each key of consumer_keys that is kept there is claimed here,
 // so that copies of what was handled there are found.
 //
 // It waits for the owner's batch to end, and with From for as long as the keys take, at most 4 hours.
@@ -394,10 +394,10 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, group
 			return failf(ErrChanged, "the cursor in %s changed meanwhile, and nothing was done", o.Name).but("run the command again to see how it stands")
 		}
 		b.Cursor = o.cursor
-		if err := b.claim(ctx, there, tx, logKeys); err != nil || !o.ClockKeys {
+		if err := b.claim(ctx, there, tx, consumerKeys); err != nil || !o.StandardKeys {
 			return err
 		}
-		return b.claim(ctx, there, tx, clockKeys)
+		return b.claim(ctx, there, tx, standardKeys)
 	})
 	if err == nil {
 		err = o.scope.agrees(ctx, tx, f.Scope, o.Name)

@@ -50,13 +50,13 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		return nil
 	}
 	if d.ask.CopiesWithin == nil {
-		d.add(LevelWarn, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of keys_log")
-	} else if err := holds("copies", "keys_log", *d.ask.CopiesWithin, "producers"); err != nil {
+		d.add(LevelWarn, "copies", "onlyonce doctor -copies-within D; and set Config.CopiesWithin", "how long producers go on trying is not declared, and not compared with the horizon of consumer_keys")
+	} else if err := holds("copies", "consumer_keys", *d.ask.CopiesWithin, "producers"); err != nil {
 		return err
 	}
 
 	if d.ask.RelayRetries != nil {
-		if err := holds("relay-retries", "keys_log", *d.ask.RelayRetries, "relays"); err != nil {
+		if err := holds("relay-retries", "consumer_keys", *d.ask.RelayRetries, "relays"); err != nil {
 			return err
 		}
 	}
@@ -71,14 +71,14 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	}
 	if len(calls) > 0 {
 		c := calls[0]
-		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "keys_log", Copies: seconds(c.Age)}); errors.Is(err, inbox.ErrHorizon) {
+		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "consumer_keys", Copies: seconds(c.Age)}); errors.Is(err, inbox.ErrHorizon) {
 			d.add(LevelWarn, "relay-retries", fmt.Sprintf("if the sink's topic is consumed here, find out whether it was applied before you redrive it: onlyonce parked show -id %d", c.ID),
-				"parked call %d to sink %s was first tried %s ago, longer than keys_log remembers at least: a message that it produces now is a new one", c.ID, c.Sink, seconds(c.Age))
+				"parked call %d to sink %s was first tried %s ago, longer than consumer_keys remembers at least: a message that it produces now is a new one", c.ID, c.Sink, seconds(c.Age))
 		} else if err != nil {
 			return err
 		}
 	}
-	d.unless("relay-retries", "no call was tried for longer than keys_log remembers at least; how long relays go on is not declared (-relay-retries)")
+	d.unless("relay-retries", "no call was tried for longer than consumer_keys remembers at least; how long relays go on is not declared (-relay-retries)")
 
 	type endpoint struct {
 		Endpoint string
@@ -96,7 +96,7 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		d.ok("webhooks", "no endpoint has received anything that is remembered")
 		return nil
 	}
-	if err := holds("webhooks", "keys_clock", want, whose); err != nil {
+	if err := holds("webhooks", "standard_keys", want, whose); err != nil {
 		return err
 	}
 	for _, e := range endpoints {
@@ -105,9 +105,9 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 		}
 		// Ids are deleted when the receiver's Retention has passed, so the oldest is about as old
 		// as that.
-		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "keys_clock", Copies: seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
-			d.add(LevelWarn, "webhooks", "set the horizon of keys_clock to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
-				"endpoint %s has ids that are %s old, older than keys_clock remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, seconds(*e.Oldest))
+		if err := inbox.Holds(ctx, tx, inbox.Need{Ring: "standard_keys", Copies: seconds(*e.Oldest) - late}); errors.Is(err, inbox.ErrHorizon) {
+			d.add(LevelWarn, "webhooks", "set the horizon of standard_keys to the endpoint's webhook.Config.Retention at least; or let Endpoint.Run of a login with onlyonce_rotator run, which deletes them",
+				"endpoint %s has ids that are %s old, older than standard_keys remembers at least: its Retention is longer, or nobody deletes them", e.Endpoint, seconds(*e.Oldest))
 		} else if err != nil {
 			return err
 		}
@@ -121,7 +121,7 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	for i, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+	for i, which := range ring.Keys() {
 		var held int
 		if err := tx.QueryRow(ctx, rotatorSQL, which.Lease()).Scan(&held); err != nil {
 			return err
@@ -189,7 +189,7 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 		map[bool]string{true: "a process rotates it", false: "no process rotates it just now, and nothing is due"}[held])
 }
 
-// frontiers judges the cursors that hold back what keys_log forgets. Beyond a seventh of the
+// frontiers judges the cursors that hold back what consumer_keys forgets. Beyond a seventh of the
 // horizon its tables do not suffice, and the current segment grows. A frontier of the future was
 // noted while the clock was ahead, and no rotator has made it void yet (K6).
 func (d *examiner) frontiers(horizon *float64, all []Frontier) {
@@ -201,16 +201,16 @@ func (d *examiner) frontiers(horizon *float64, all []Frontier) {
 		switch {
 		case f.Ahead():
 			d.add(LevelFail, check, "see to the clock of the database's server; a process that rotates then makes it void within seconds, and the partition's owner notes another one",
-				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that stands, keys_log may forget keys of which it has copies yet to come", where, seconds(-*f.Behind))
+				"%s is noted as handled up to %s ahead of the database's clock, which went back: while that stands, consumer_keys may forget keys of which it has copies yet to come", where, seconds(-*f.Behind))
 		case horizon == nil:
 		case f.Behind == nil:
-			d.add(LevelWarn, check, retire, "%s has not said how far it is: while it has not, keys_log forgets nothing", where)
+			d.add(LevelWarn, check, retire, "%s has not said how far it is: while it has not, consumer_keys forgets nothing", where)
 		case *f.Behind > *horizon/7:
-			d.add(LevelWarn, check, retire, "%s is %s behind: keys_log keeps keys for that much longer, and has tables for %s", where, seconds(*f.Behind), seconds(*horizon/7))
+			d.add(LevelWarn, check, retire, "%s is %s behind: consumer_keys keeps keys for that much longer, and has tables for %s", where, seconds(*f.Behind), seconds(*horizon/7))
 		}
 	}
 	if horizon == nil {
 		d.unless(check, "nothing is forgotten, so no cursor holds that back")
 	}
-	d.unless(check, "no cursor holds back what keys_log forgets for longer than it has tables for")
+	d.unless(check, "no cursor holds back what consumer_keys forgets for longer than it has tables for")
 }

@@ -27,7 +27,7 @@ func found(t *testing.T, all []Finding, check, level string, texts ...string) {
 // A test cannot make a ring that no login may rotate: the rule gets what would be read.
 func TestExamineRingWithoutRotator(t *testing.T) {
 	t.Parallel()
-	week, opened, name := (7 * 24 * time.Hour).Seconds(), float64(10), ring.KeysLog().Name
+	week, opened, name := (7 * 24 * time.Hour).Seconds(), float64(10), ring.ConsumerKeys().Name
 	full := KeyRing{Ring: name, Horizon: &week}
 	for i := range keyTables {
 		s := KeySegment{Table: fmt.Sprint("onlyonce.", name, "_", i), State: "free"}

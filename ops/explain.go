@@ -101,9 +101,12 @@ type RingMemory struct {
 // webhooks in the ids of the claim's time, or in all of them if nothing bounds the time, for at
 // most CountLimit; and for rows that are parked under the key in onlyonce.parked as a whole.
 func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
-	r := &KeyReport{Claims: []Claim{}, Calls: []ExplainedCall{}, NotKnown: []string{}}
-	if err := r.of(&q); err != nil {
+	if err := q.Check(); err != nil {
 		return nil, err
+	}
+	r := &KeyReport{Of: q.of(), Claims: []Claim{}, Calls: []ExplainedCall{}, NotKnown: []string{}}
+	if key, err := uuid.Parse(q.Key); err == nil {
+		r.Key = key.String()
 	}
 	if err := snapshot(ctx, db, func(tx pgx.Tx) error {
 		if r.Of != nil {
@@ -124,8 +127,8 @@ func ExplainKey(ctx context.Context, db DB, q KeyQuestion) (*KeyReport, error) {
 	return r, nil
 }
 
-// of checks the question and begins the answer.
-func (r *KeyReport) of(q *KeyQuestion) error {
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (q *KeyQuestion) Check() error {
 	switch {
 	case q.Key == "" && q.ID == "":
 		return failf(ErrInvalid, "the key must not be empty")
@@ -135,19 +138,25 @@ func (r *KeyReport) of(q *KeyQuestion) error {
 		return failf(ErrInvalid, "the scope must not be empty: it says whose id it is")
 	case q.Provider != "" && q.endpoint() == "":
 		return failf(ErrInvalid, "-provider goes with -scope webhook/ENDPOINT")
-	case q.ID != "":
-		r.Of = &KeyOf{Tenant: q.Tenant, Scope: q.Scope, ID: q.ID, Replay: int64(q.Replay)}
-		if q.Provider != "" {
-			r.Of.ID = q.endpoint() + "/" + q.Provider + "/" + q.ID
+	}
+	if q.Key != "" {
+		if _, err := uuid.Parse(q.Key); err != nil {
+			return failf(ErrInvalid, "%q is no UUID, and so no stored key: say whose id it is with -scope", q.Key)
 		}
+	}
+	return nil
+}
+
+// of is the id that is asked for; nil if it is a stored key.
+func (q *KeyQuestion) of() *KeyOf {
+	if q.ID == "" {
 		return nil
 	}
-	key, err := uuid.Parse(q.Key)
-	if err != nil {
-		return failf(ErrInvalid, "%q is no UUID, and so no stored key: say whose id it is with -scope", q.Key)
+	of := &KeyOf{Tenant: q.Tenant, Scope: q.Scope, ID: q.ID, Replay: int64(q.Replay)}
+	if q.Provider != "" {
+		of.ID = q.endpoint() + "/" + q.Provider + "/" + q.ID
 	}
-	r.Key = key.String()
-	return nil
+	return of
 }
 
 // endpoint is the endpoint whose webhooks are asked for, "" if none.
@@ -192,7 +201,7 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 		c := claims[i].claim()
 		r.Claims = append(r.Claims, c)
 		r.Claimed = r.Claimed || c.Remembered
-		if c.Ring == ring.KeysClock().Name {
+		if c.Ring == ring.StandardKeys().Name {
 			after, before = c.ClaimedAfter, c.ClaimedBefore
 		}
 		if c.Transaction == nil || seen[c.Transaction.Xid] {

@@ -28,7 +28,7 @@ func transactionOf(xmin, next string) string {
 // one is below.
 var claimsSQL = func() string {
 	var places []string
-	for _, r := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+	for _, r := range ring.Keys() {
 		for slot, table := range r.Tables {
 			places = append(places, fmt.Sprintf("select '%s'::text as ring, %d::smallint as slot, '%s'::text as segment, k.xmin, k.fingerprint from %s k where k.key = $1", r.Name, slot, table, table))
 		}
@@ -42,7 +42,7 @@ select f.ring, f.segment, f.fingerprint, s.opened_at, s.closed_at, s.bound::text
   join onlyonce.rings r on r.name = f.ring
   join onlyonce.segments s on s.ring = f.ring and s.slot = f.slot,
        (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) n
- order by f.ring desc, s.opened_at`
+ order by f.ring, s.opened_at`
 }()
 
 // Transaction is the transaction that wrote a row, as far as Postgres knows it.

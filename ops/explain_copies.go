@@ -58,8 +58,8 @@ func (r *KeyReport) readCopies(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	for _, which := range []string{ring.KeysLog().Name, ring.KeysClock().Name} {
-		r.Copies = append(r.Copies, r.judgeCopy(which, rows[0]))
+	for _, which := range ring.Keys() {
+		r.Copies = append(r.Copies, r.judgeCopy(which.Name, rows[0]))
 	}
 	return nil
 }
@@ -69,9 +69,9 @@ func (r *KeyReport) judgeCopy(which string, is copyRow) Copy {
 	switch {
 	case slices.ContainsFunc(r.Claims, func(c Claim) bool { return c.Ring == which && c.Remembered }):
 		because = BecauseRemembered
-	case is.Parked, is.First && which == ring.KeysLog().Name:
+	case is.Parked, is.First && which == ring.ConsumerKeys().Name:
 		because = BecauseParked
-	case is.Stored && which == ring.KeysClock().Name:
+	case is.Stored && which == ring.StandardKeys().Name:
 		because = BecauseStored
 	default:
 		return Copy{Ring: which}

@@ -16,7 +16,7 @@ const (
 
 // HorizonInput is what [SetHorizon] is asked for.
 type HorizonInput struct {
-	// Ring is the ring of keys: keys_log or keys_clock.
+	// Ring is the ring of keys: consumer_keys or standard_keys.
 	Ring string
 
 	// Horizon is how long a claimed key is remembered at least, from when its segment is closed. At least

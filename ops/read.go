@@ -14,9 +14,10 @@ import (
 const CountLimit = 5 * time.Second
 
 const (
-	// DefaultLimit is how many rows a list returns if its filter does not say.
+	// DefaultLimit is how many rows a list returns, or a decision picks, if its filter does
+	// not say.
 	DefaultLimit = 100
-	// MostLimit is how many rows a list returns at most.
+	// MostLimit is how many rows a list returns, or a decision picks, at most.
 	MostLimit = 10_000
 	// errorShown is how many characters of an error a list returns: it may be a whole stack.
 	errorShown = 1000
@@ -58,7 +59,7 @@ func cut[T any](rows []T, limit int) (kept []T, more bool) {
 	return rows[:min(len(rows), most)], len(rows) > most
 }
 
-// orNull is s as an argument of SQL; an empty filter is null, which picks any.
+// orNull makes null of an empty text: any.
 func orNull(s string) *string {
 	if s == "" {
 		return nil

@@ -9,12 +9,13 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// keyRingsSQL reads what the rings of keys are set to, and their filters. Out: a row for each:
-// horizon in seconds (null: for ever), filters, their bytes. By the primary keys.
+// keyRingsSQL reads what the rings of keys are set to, and their filters. In: their names. Out: a
+// row for each, in that order: horizon in seconds (null: for ever), filters, their bytes. By the
+// primary keys.
 const keyRingsSQL = `
 select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(distinct f.use) as filters, coalesce(sum(octet_length(f.filter)), 0)::bigint as filter_bytes
   from onlyonce.rings r left join onlyonce.filters f on f.ring = r.name
- where r.name in ('keys_log', 'keys_clock') group by r.name order by r.name desc`
+ where r.name = any ($1::text[]) group by r.name order by array_position($1::text[], r.name)`
 
 // KeyRing is a ring of claimed keys.
 type KeyRing struct {
@@ -35,13 +36,17 @@ type KeySegment struct {
 	Closed *float64 `json:"closed_seconds"` // ago; nil: not since it was last emptied
 }
 
-// readKeyRings reads both rings of keys, the one of messages first.
+// readKeyRings reads the rings of keys, in the order of [ring.Keys].
 func readKeyRings(ctx context.Context, tx pgx.Tx) ([]KeyRing, error) {
-	rings, err := collect[KeyRing](ctx, tx, keyRingsSQL)
+	var names []string
+	for _, which := range ring.Keys() {
+		names = append(names, which.Name)
+	}
+	rings, err := collect[KeyRing](ctx, tx, keyRingsSQL, names)
 	if err != nil {
 		return nil, err
 	}
-	for i, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+	for i, which := range ring.Keys() {
 		st, err := ring.ReadStatus(ctx, tx, which)
 		if err != nil {
 			return nil, err

@@ -117,7 +117,7 @@
 //	})
 //
 // Rows live on until their retention has passed (RelayConfig.Retention), for operators and for replays. A call of your own transaction that is
-// enqueued again is recognised by its key, which is claimed in the inbox (ring keys_clock, see onlyonce inbox horizon), or by its row or parked row.
+// enqueued again is recognised by its key, which is claimed in the inbox (ring standard_keys, see onlyonce inbox horizon), or by its row or parked row.
 //
 // A relay runs in any process, and in as many as you like:
 //

@@ -58,7 +58,7 @@ type handlerTx interface {
 // stand for it.
 //
 // A call that was enqueued before is not written again: Enqueue returns nil if its bytes are the same, and [ErrConflict] if they
-// differ. Outside of a consumer the call's key is claimed in the inbox for that (ring keys_clock), and Enqueue waits for a transaction that holds an
+// differ. Outside of a consumer the call's key is claimed in the inbox for that (ring standard_keys), and Enqueue waits for a transaction that holds an
 // uncommitted claim of it: set lock_timeout, or a deadline on ctx, to bound that. A call is known again for as long as its key is remembered, its row
 // is kept, or it is parked, whichever is longest; a program that repeats itself later than that enqueues a new call. In a consumer's handler the message's own
 // claim excludes it, and bytes are compared only when a message is handled again, with the row as long as it is kept

@@ -106,7 +106,7 @@ type Config struct {
 
 	// Retention is for how long a sender may deliver an event again (W10): at least 7 days, twice the
 	// tolerance, and the provider's Scheme.Redeliveries. [Endpoint.Run] returns an error if the inbox
-	// remembers ids for less (onlyonce inbox horizon -ring keys_clock; 7 days in a new database).
+	// remembers ids for less (onlyonce inbox horizon -ring standard_keys; 7 days in a new database).
 	// Defaults to the longest of these.
 	Retention time.Duration
 

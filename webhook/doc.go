@@ -85,5 +85,5 @@
 //
 // It does not tell who else knows the secret: whoever does, may send. A Verifier tells no copies: the same request is verified as often as
 // it comes. An Endpoint does not order events that were sent out of order: see [InOrder]. Ids are remembered for the horizon of
-// the inbox's ring keys_clock, Config.Retention at least; a copy that comes later is a new event.
+// the inbox's ring standard_keys, Config.Retention at least; a copy that comes later is a new event.
 package webhook

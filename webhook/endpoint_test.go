@@ -571,9 +571,9 @@ func TestW10Horizon(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	x := r.receiver(samples(t)["GitHub"])
-	r.exec(`update onlyonce.rings set horizon = '6 days' where name = 'keys_clock'`)
+	r.exec(`update onlyonce.rings set horizon = '6 days' where name = 'standard_keys'`)
 	err := x.Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "Config.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring keys_clock") {
+	if err == nil || !strings.Contains(err.Error(), "Config.Retention") || !strings.Contains(err.Error(), "onlyonce inbox horizon -ring standard_keys") {
 		t.Errorf("%v", err)
 	}
 }

@@ -52,7 +52,7 @@ func TestEndpointAppliesWhatItStores(t *testing.T) {
 func TestEndpointRunEndsAsAWhole(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ sql, want string }{
-		"upkeep":   {`update onlyonce.rings set horizon = '6 days' where name = 'keys_clock'`, "Config.Retention"},
+		"upkeep":   {`update onlyonce.rings set horizon = '6 days' where name = 'standard_keys'`, "Config.Retention"},
 		"consumer": {`insert into onlyonce.streams (topic, partitions) values ('webhook.e', 7)`, "7 partitions"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -261,7 +261,7 @@ func TestW10ReconciliationAfterALongPause(t *testing.T) {
 	r := newRig(t)
 	const retention = 10 * 24 * time.Hour
 	r.exec(`insert into onlyonce.webhook_endpoints (endpoint, reconciled_at) values ('e', clock_timestamp() - interval '40 days')`)
-	r.exec(`update onlyonce.rings set horizon = '11 days' where name = 'keys_clock'`)
+	r.exec(`update onlyonce.rings set horizon = '11 days' where name = 'standard_keys'`)
 	asked := make(chan time.Time, 1)
 	x := r.receiver(samples(t)["Stripe"], func(c *webhook.Config) {
 		c.Retention = retention

@@ -13,7 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// purgeIDsSQL forgets when ids were claimed whose retention has passed; the ids themselves go with their segment of the ring keys_clock. In: endpoint,
+// purgeIDsSQL forgets when ids were claimed whose retention has passed; the ids themselves go with their segment of the ring standard_keys. In: endpoint,
 // retention. One row: how many. Bounded; by the index webhook_ids_age; rows that another process is at are left to it.
 const purgeIDsSQL = `
 with old as (
@@ -71,7 +71,7 @@ func (r *Endpoint) upkeep(ctx context.Context) error {
 		}
 		return fmt.Errorf("webhook: endpoint %s: %w", r.cfg.Name, err)
 	}
-	remembered := inbox.Need{Ring: "keys_clock", Copies: r.cfg.Retention, Whose: "endpoint " + r.cfg.Name + ": Config.Retention"}
+	remembered := inbox.Need{Ring: "standard_keys", Copies: r.cfg.Retention, Whose: "endpoint " + r.cfg.Name + ": Config.Retention"}
 	if err := inbox.Holds(asking, r.pool, remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}

@@ -18,8 +18,9 @@ type adoption struct {
 	stop  bool // with group: the old one is stopped
 	at    *int64
 	from  *string
-	clock bool // with from
 	late  bool // with from
+
+	standard bool // with from: bring the keys of standard_keys too
 
 	origin *database // with -from
 }
@@ -27,7 +28,7 @@ type adoption struct {
 func cursorAdoptCommand() command {
 	return command{
 		name:    "cursor adopt",
-		args:    "[-postgres URL] -scope S -topic T -partition N [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-clock-keys] [-late]] -reason WHY [-yes]",
+		args:    "[-postgres URL] -scope S -topic T -partition N [-group G [-old-group-stopped]] [-at OFFSET | -from URL [-standard-keys] [-late]] -reason WHY [-yes]",
 		summary: "resolve a halt: hand a cursor to another group, set its position, or take it over from another database",
 		help: `
 Resolves a halt, in one transaction: whoever owns the cursor is fenced out, the cursor is changed, and an audit row
@@ -48,9 +49,9 @@ handles messages again. Where there is no cursor -at makes one. It brings a reti
 
 With -from a partition moves here from another database (a shard; docs/scaling.md has the whole procedure). Its cursor
 there must be retired, for less than keys are remembered there (else -late says that no copies can come any more), with nothing
-parked that is not settled, and not paused. Position, group, cluster and topic are taken from it, and every key of keys_log that is
+parked that is not settled, and not paused. Position, group, cluster and topic are taken from it, and every key of consumer_keys that is
 kept there is claimed here too, so that copies of what was applied there are found; all in one transaction. It can take as long as
-the keys need (a million in seconds, or in a minute where the server is busy). -clock-keys brings those of keys_clock too, for
+the keys need (a million in seconds, or in a minute where the server is busy). -standard-keys brings those of standard_keys too, for
 handlers that claim keys themselves (dedupe.Claim): only where such ids mean the same in both databases, because an order 17 of
 each would be taken for one. The login needs the rights of a consumer here besides those of an operator.
 
@@ -67,7 +68,7 @@ Example:
 			fs.BoolVar(&ask.stop, "old-group-stopped", false, "with -group: although the old group has not let the cursor go, because its processes died")
 			numberVar(fs, &ask.at, "at", "the `OFFSET` that is to be handled next (default: the position stays)", 0, math.MaxInt64-1)
 			textVar(fs, &ask.from, "from", "the database that the partition moves here from, as a `URL`; its cursor there is retired")
-			fs.BoolVar(&ask.clock, "clock-keys", false, "with -from: bring the keys of keys_clock too")
+			fs.BoolVar(&ask.standard, "standard-keys", false, "with -from: bring the keys of standard_keys too")
 			fs.BoolVar(&ask.late, "late", false, "with -from: although keys of what was handled there may be forgotten by now")
 			ask.consent.flags(fs)
 			return func(ctx context.Context, a *app) error { return a.adopt(ctx, *address, &ask) }
@@ -88,8 +89,8 @@ func (a *app) adopt(ctx context.Context, address string, ask *adoption) error {
 			return a.adoptAs(ctx, address, "bringing over the keys that are kept there", ask)
 		})
 	}
-	if ask.clock || ask.late {
-		return usagef("-clock-keys and -late: only with -from")
+	if ask.standard || ask.late {
+		return usagef("-standard-keys and -late: only with -from")
 	}
 	return a.adoptAs(ctx, address, "waiting for the owner's batch to end", ask)
 }
@@ -105,7 +106,7 @@ func (a *app) adoptAs(ctx context.Context, address, waiting string, ask *adoptio
 func (q *adoption) act(ctx context.Context, db *database, by ops.By, shown *ops.Adopted) (*ops.Adopted, error) {
 	in := ops.AdoptInput{Place: q.place(), Group: given0(q.group), OldGroupStopped: q.stop, At: q.at, Shown: shown}
 	if q.origin != nil {
-		in.From = &ops.Origin{DB: q.origin, Name: q.origin.name, ClockKeys: q.clock, Late: q.late}
+		in.From = &ops.Origin{DB: q.origin, Name: q.origin.name, StandardKeys: q.standard, Late: q.late}
 	}
 	done, err := ops.AdoptCursor(ctx, db, by, in)
 	var there *ops.OriginError

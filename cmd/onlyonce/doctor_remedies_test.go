@@ -92,13 +92,13 @@ func TestDoctorRemedies(t *testing.T) {
 		insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'reconcile', 'window', 's', 'p', now() - interval '8 days'), ('call', 'waiting', 'rejected', 's', 'p', null);
 		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'reconcile', '1 day');
 		insert into onlyonce.http_records (id, tenant, scope, fingerprint, token, state, keep, abandoned_at) values (gen_random_uuid(), '', 'http', '', gen_random_uuid(), 'running', '1 day', now());
-		update onlyonce.rings set horizon = null where name = 'keys_clock'; ` + oldCurrent)
+		update onlyonce.rings set horizon = null where name = 'standard_keys'; ` + oldCurrent)
 	f.lists("mail")
 	f.run("outbox", "pause", "-sink", "mail", "-reason", "why", "-yes").want(t, statusGood)
 	f.exec(`update onlyonce.lanes set system_id = 1`)
 	seen := f.examines(true, "-copies-within", "8d").remediesWork(t)
 	for _, want := range []string{
-		"inbox horizon -ring keys_log -horizon D -reason WHY", "inbox horizon -ring keys_clock -horizon D -reason WHY", "inbox rotate", "cursor retire -scope stock -topic orders -partition 0 -reason WHY",
+		"inbox horizon -ring consumer_keys -horizon D -reason WHY", "inbox horizon -ring standard_keys -horizon D -reason WHY", "inbox rotate", "cursor retire -scope stock -topic orders -partition 0 -reason WHY",
 		"cursor resume -scope it's -reason WHY", "cursor resume -scope stock -topic orders -partition 0 -reason WHY", "outbox resume -sink mail -reason WHY", "outbox rebase -reason WHY",
 		"parked show -id 3", "parked list -kind message -state waiting", "parked list -kind call -state reconcile", "parked redrive -id ID -reason WHY", "parked discard -id ID -reason WHY",
 		"parked redrive -id ID -verified-applied -reason WHY", "request list", "request resolve -id ID -step NAME -applied -result TEXT -reason WHY",

@@ -47,8 +47,8 @@ func (r doctorReport) has(t *testing.T, check, level string, texts ...string) {
 }
 
 const (
-	oldCurrent = `insert into onlyonce.keys_log_0 values (gen_random_uuid(), 0); update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 0; `
-	rotates    = `insert into onlyonce.leases (name, epoch, nonce, until) values ('ring/keys_log', 1, gen_random_uuid(), now() + interval '1 hour'); `
+	oldCurrent = `insert into onlyonce.consumer_keys_0 values (gen_random_uuid(), 0); update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0; `
+	rotates    = `insert into onlyonce.leases (name, epoch, nonce, until) values ('ring/consumer_keys', 1, gen_random_uuid(), now() + interval '1 hour'); `
 	oneCursor  = `with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id)
 		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) select id, 'stock', 'orders', 0, 0, 'earliest', 0 from l; `
 )
@@ -68,8 +68,8 @@ func frontier(ago string) string {
 func TestDoctorFindings(t *testing.T) {
 	t.Parallel()
 	plain := newFixture(t)
-	const full = `update onlyonce.rings set cur = 9, closed = '{8,7,6,5,4,3,2,1,0}' where name = 'keys_log'; insert into onlyonce.keys_log_9 values (gen_random_uuid(), 0);
-		update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 9; `
+	const full = `update onlyonce.rings set cur = 9, closed = '{8,7,6,5,4,3,2,1,0}' where name = 'consumer_keys'; insert into onlyonce.consumer_keys_9 values (gen_random_uuid(), 0);
+		update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 9; `
 	for name, c := range map[string]struct {
 		setup        string
 		args         []string
@@ -87,7 +87,7 @@ func TestDoctorFindings(t *testing.T) {
 		"clocks":                    {"", nil, "clocks", ops.LevelOK, []string{"agree"}},
 		"copies, not declared":      {"", nil, "copies", ops.LevelWarn, []string{"not declared", "-copies-within"}},
 		"copies, shorter":           {"", []string{"-copies-within", "7d"}, "copies", ops.LevelOK, []string{"at least 7d"}},
-		"copies, longer":            {"", []string{"-copies-within", "8d"}, "copies", ops.LevelFail, []string{"producers: copies may come for 8d", "-ring keys_log", "D above 8d"}},
+		"copies, longer":            {"", []string{"-copies-within", "8d"}, "copies", ops.LevelFail, []string{"producers: copies may come for 8d", "-ring consumer_keys", "D above 8d"}},
 		"copies, for ever":          {`update onlyonce.rings set horizon = null`, []string{"-copies-within", "800d"}, "copies", ops.LevelOK, nil},
 		"relays, not declared":      {"", nil, "relay-retries", ops.LevelOK, []string{"not declared"}},
 		"relays, shorter":           {"", []string{"-relay-retries", "24h"}, "relay-retries", ops.LevelOK, []string{"at least 1d"}},
@@ -96,20 +96,20 @@ func TestDoctorFindings(t *testing.T) {
 		"call tried for less":       {`insert into onlyonce.parked (kind, state, reason, scope, sink, first_attempt_at) values ('call', 'waiting', 'rejected', 's', 'payments', now() - interval '6 days')`, nil, "relay-retries", ops.LevelOK, nil},
 		"no webhooks":               {`update onlyonce.rings set horizon = '1 day'`, nil, "webhooks", ops.LevelOK, []string{"no endpoint"}},
 		"webhooks":                  {webhookID("1 minute"), nil, "webhooks", ops.LevelOK, []string{"at least 7d"}},
-		"webhooks, too short":       {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", ops.LevelFail, []string{"-ring keys_clock", "7d at least"}},
+		"webhooks, too short":       {webhookID("1 minute") + `update onlyonce.rings set horizon = '6 days'`, nil, "webhooks", ops.LevelFail, []string{"-ring standard_keys", "7d at least"}},
 		"webhooks, declared":        {"", []string{"-webhook-retention", "30d"}, "webhooks", ops.LevelFail, []string{"D above 30d"}},
 		"webhooks, old ids":         {webhookID("9 days"), nil, "webhooks", ops.LevelWarn, []string{"endpoint gh has ids that are 216h", "nobody deletes them"}},
-		"log ring":                  {"", nil, "keys_log", ops.LevelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
-		"log ring, rotated":         {rotates, nil, "keys_log", ops.LevelOK, []string{"a process rotates it"}},
-		"clock ring":                {"", nil, "keys_clock", ops.LevelOK, nil},
-		"for ever":                  {`update onlyonce.rings set horizon = null`, nil, "keys_clock", ops.LevelInfo, []string{"for ever", "inbox horizon -ring keys_clock"}},
-		"nobody rotates":            {oldCurrent, nil, "keys_log", ops.LevelFail, []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
-		"nobody rotates, nor need":  {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'keys_log' and slot = 0`, nil, "keys_log", ops.LevelOK, nil},
-		"rotated, and late":         {oldCurrent + rotates, nil, "keys_log", ops.LevelWarn, []string{"although a process holds the lease"}},
-		"rotated, and draining":     {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'keys_log'`, nil, "keys_log", ops.LevelWarn, []string{"the one before it drains", "finding transactions"}},
-		"full":                      {full + rotates, nil, "keys_log", ops.LevelWarn, []string{"no segment is free"}},
-		"too few tables":            {`update onlyonce.rings set slots = 8 where name = 'keys_clock'`, nil, "keys_clock", ops.LevelFail, []string{"has 8 tables, and a horizon takes 9"}},
-		"clock went back":           {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'keys_log' and slot = 0`, nil, "keys_log", ops.LevelFail, []string{"in the future", "rotation is halted"}},
+		"log ring":                  {"", nil, "consumer_keys", ops.LevelOK, []string{"at least 7d", "each 24h", "10 tables", "9 free", "nothing is due"}},
+		"log ring, rotated":         {rotates, nil, "consumer_keys", ops.LevelOK, []string{"a process rotates it"}},
+		"clock ring":                {"", nil, "standard_keys", ops.LevelOK, nil},
+		"for ever":                  {`update onlyonce.rings set horizon = null`, nil, "standard_keys", ops.LevelInfo, []string{"for ever", "inbox horizon -ring standard_keys"}},
+		"nobody rotates":            {oldCurrent, nil, "consumer_keys", ops.LevelFail, []string{"nobody rotates it", "25h", "24h0m0s at most", "although postgres may"}},
+		"nobody rotates, nor need":  {`update onlyonce.segments set opened_at = now() - interval '25 hours' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", ops.LevelOK, nil},
+		"rotated, and late":         {oldCurrent + rotates, nil, "consumer_keys", ops.LevelWarn, []string{"although a process holds the lease"}},
+		"rotated, and draining":     {oldCurrent + rotates + `update onlyonce.rings set draining = 1 where name = 'consumer_keys'`, nil, "consumer_keys", ops.LevelWarn, []string{"the one before it drains", "finding transactions"}},
+		"full":                      {full + rotates, nil, "consumer_keys", ops.LevelWarn, []string{"no segment is free"}},
+		"too few tables":            {`update onlyonce.rings set slots = 8 where name = 'standard_keys'`, nil, "standard_keys", ops.LevelFail, []string{"has 8 tables, and a horizon takes 9"}},
+		"clock went back":           {`update onlyonce.segments set opened_at = now() + interval '1 hour' where ring = 'consumer_keys' and slot = 0`, nil, "consumer_keys", ops.LevelFail, []string{"in the future", "rotation is halted"}},
 		"lease of the future":       {`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/p/0', 1, gen_random_uuid(), now() + interval '6 days')`, nil, "clocks", ops.LevelFail, []string{"1 leases end more than an hour ahead"}},
 		"due in the future":         {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('message', 'retrying', 'failed', 's', now() + interval '6 days')`, nil, "clocks", ops.LevelFail, []string{"1 parked rows are due more than 2 days ahead"}},
 		"scheduled":                 {`insert into onlyonce.parked (kind, state, reason, scope, next_attempt_at) values ('call', 'retrying', 'scheduled', 's', now() + interval '6 days')`, nil, "clocks", ops.LevelOK, nil},
@@ -226,9 +226,9 @@ func TestDoctorServer(t *testing.T) {
 	roles := string(file)
 	f.exec(roles)
 	f.examines(false).has(t, "roles", ops.LevelOK, "onlyonce_app, onlyonce_http, onlyonce_relay have their rights")
-	f.exec(`revoke insert on onlyonce.keys_clock_3 from onlyonce_app; revoke select on onlyonce.lanes from onlyonce_relay`)
+	f.exec(`revoke insert on onlyonce.standard_keys_3 from onlyonce_app; revoke select on onlyonce.lanes from onlyonce_relay`)
 	r = f.examines(true)
-	r.has(t, "roles", ops.LevelFail, "role onlyonce_app lacks rights: INSERT on onlyonce.keys_clock_3", "run docs/roles.sql again")
+	r.has(t, "roles", ops.LevelFail, "role onlyonce_app lacks rights: INSERT on onlyonce.standard_keys_3", "run docs/roles.sql again")
 	r.has(t, "roles", ops.LevelFail, "role onlyonce_relay lacks rights: SELECT on onlyonce.lanes")
 	f.exec(roles)
 
@@ -245,11 +245,11 @@ func TestDoctorServer(t *testing.T) {
 	r.has(t, "server", ops.LevelWarn, "fsync")
 	f.exec(oldCurrent)
 	f.exec(`create role stock login in role onlyonce_app, onlyonce_rotator`)
-	asOperator.examines(true).has(t, "keys_log", ops.LevelFail, "although postgres, stock may")
-	asOperator.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring keys_log", "onlyonce_rotator")
+	asOperator.examines(true).has(t, "consumer_keys", ops.LevelFail, "although postgres, stock may")
+	asOperator.run("inbox", "rotate").want(t, statusEnvironment, "role ops lacks the rights to rotate ring consumer_keys", "onlyonce_rotator")
 	asOperator.run("explain", "k", "-scope", "s").want(t, statusGood, "No segment")
 	asOperator.run("explain", "-topic", "t", "-partition", "0", "-offset", "1").want(t, statusGood)
-	f.exec(`truncate onlyonce.keys_log_0`)
+	f.exec(`truncate onlyonce.consumer_keys_0`)
 
 	f.exec(`select pg_create_physical_replication_slot('left', true)`)
 	f.exec(`select pg_create_logical_replication_slot('changes', 'pgoutput')`)

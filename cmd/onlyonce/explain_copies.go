@@ -12,7 +12,7 @@ import (
 // request's, and what the ring does not hold means nothing for it.
 func strange(r *ops.KeyReport, which string) bool {
 	held := slices.ContainsFunc(r.Claims, func(c ops.Claim) bool { return c.Ring == which })
-	return !held && (r.Request != nil || which == ring.KeysLog().Name && (len(r.Call) > 0 || len(r.Webhooks) > 0))
+	return !held && (r.Request != nil || which == ring.ConsumerKeys().Name && (len(r.Call) > 0 || len(r.Webhooks) > 0))
 }
 
 func (a *app) writeCopies(r *ops.KeyReport) {
@@ -21,7 +21,7 @@ func (a *app) writeCopies(r *ops.KeyReport) {
 			continue
 		}
 		from := "that a consumer reads from Kafka"
-		if c.Ring == ring.KeysClock().Name {
+		if c.Ring == ring.StandardKeys().Name {
 			from = "that a webhook brings, that dedupe.Claim is asked for, or that is a call from outside of consumers"
 		}
 		_, _ = fmt.Fprintf(a.out, "A copy %s is %s.\n", from, verdict(r, c))

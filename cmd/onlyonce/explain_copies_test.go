@@ -29,17 +29,17 @@ func TestExplainCopies(t *testing.T) {
 		want       []string
 		without    string
 	}{
-		"never":                 {"", nil, "", "", []string{log + "new: keys_log does not hold the key.", clock + "new: keys_clock does not hold the key."}, "a duplicate"},
-		"a consumer's":          {`select onlyonce.claim_log(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{log + "a duplicate: keys_log holds the key.", clock + "new: keys_clock does not hold the key."}, ""},
-		"dedupe.Claim's":        {`select onlyonce.claim_clock(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{log + "new: keys_log does not hold the key.", clock + "a duplicate: keys_clock holds the key."}, ""},
+		"never":                 {"", nil, "", "", []string{log + "new: consumer_keys does not hold the key.", clock + "new: standard_keys does not hold the key."}, "a duplicate"},
+		"a consumer's":          {`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint])`, nil, "remembered", "", []string{log + "a duplicate: consumer_keys holds the key.", clock + "new: standard_keys does not hold the key."}, ""},
+		"dedupe.Claim's":        {`select onlyonce.claim_standard(array[` + key + `], array[0::bigint])`, nil, "", "remembered", []string{log + "new: consumer_keys does not hold the key.", clock + "a duplicate: standard_keys holds the key."}, ""},
 		"forgotten, and parked": {parked("message", "waiting", "exhausted", key), nil, "parked", "parked", []string{"No segment", log + "a duplicate for as long as what is parked is not settled", clock + "a duplicate for as long"}, "is new"},
-		"retired, and parked": {`insert into onlyonce.keys_log_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'keys_log'; ` + parked("message", "blocked", "behind", key), nil, "parked", "parked",
+		"retired, and parked": {`insert into onlyonce.consumer_keys_0 values (` + key + `, 0); update onlyonce.rings set cur = 1, retired = 0 where name = 'consumer_keys'; ` + parked("message", "blocked", "behind", key), nil, "parked", "parked",
 			[]string{"no longer asked for."}, "is new"},
 		"parked event":    {parked("event", "retrying", "failed", key), nil, "parked", "parked", nil, "is new"},
 		"settled":         {parked("message", "resolved", "failed", key) + parked("event", "discarded", "failed", key), nil, "", "", []string{"Parked: 2"}, "a duplicate"},
 		"conflict":        {parked("message", "waiting", "conflict", key), nil, "", "", []string{"Parked: 1"}, "a duplicate"},
 		"another's":       {parked("message", "waiting", "failed", "onlyonce.key('', 'stock', 'b')"), nil, "", "", nil, "a duplicate"},
-		"held and parked": {`select onlyonce.claim_log(array[` + key + `], array[0::bigint]); ` + parked("message", "waiting", "failed", key), nil, "remembered", "parked", nil, "is new"},
+		"held and parked": {`select onlyonce.claim_consumer(array[` + key + `], array[0::bigint]); ` + parked("message", "waiting", "failed", key), nil, "remembered", "parked", nil, "is new"},
 		"in a replay":     {parked("message", "waiting", "failed", key), []string{"a-1", "-scope", "stock", "-replay", "2"}, "parked", "", nil, ""},
 		"call":            {enqueued, nil, "", "stored", []string{clock + "a duplicate for as long as the call is stored."}, log},
 		"parked call":     {parked("call", "reconcile", "window", key), nil, "", "stored", nil, log},
@@ -59,7 +59,7 @@ func TestExplainCopies(t *testing.T) {
 			if c.without != "" {
 				r.without(t, c.without)
 			}
-			want := []ops.Copy{{Ring: "keys_log", Duplicate: c.log != ""}, {Ring: "keys_clock", Duplicate: c.clock != ""}}
+			want := []ops.Copy{{Ring: "consumer_keys", Duplicate: c.log != ""}, {Ring: "standard_keys", Duplicate: c.clock != ""}}
 			for i, because := range []string{c.log, c.clock} {
 				if because != "" {
 					want[i].Because = &because
@@ -73,7 +73,7 @@ func TestExplainCopies(t *testing.T) {
 				return
 			}
 			hash := uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1"}.Hash()).String()
-			for i, function := range []string{"claim_log", "claim_clock"} {
+			for i, function := range []string{"claim_consumer", "claim_standard"} {
 				if n := one[int16](f, `select (onlyonce.`+function+`(array[$1::uuid], array[0::bigint]))[1]`, hash); (n == 1) != want[i].Duplicate {
 					t.Errorf("%s says %d", function, n)
 				}
@@ -100,10 +100,10 @@ func TestExplainClaimInASavepoint(t *testing.T) {
 	const unknown = "if it claimed the key within a savepoint"
 	f := newFixture(t)
 	f.exec(`do $$ begin
-		begin perform onlyonce.claim_clock(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint]); exception when division_by_zero then null; end;
+		begin perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint]); exception when division_by_zero then null; end;
 		perform onlyonce.enqueue_calls(array[0::smallint], array[onlyonce.key('', 'payments', 'a-1')], array[null::uuid], array['payments'], array[''], array['stock'], array['charge'],
 			array['POST'], array['/'], array[''], array[null::text], array[''::bytea], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
-		perform onlyonce.claim_clock(array[onlyonce.key('', 'stock', 'a-2')], array[0::bigint]);
+		perform onlyonce.claim_standard(array[onlyonce.key('', 'stock', 'a-2')], array[0::bigint]);
 	end $$`)
 	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, unknown).without(t, "Calls of that transaction")
 	if r := explains[ops.KeyReport](f, "a-1", "-scope", "stock"); len(r.Calls) != 0 || !strings.Contains(strings.Join(r.NotKnown, "\n"), unknown) {

@@ -45,9 +45,9 @@ func TestExplainKey(t *testing.T) {
 	seven, segment := storedKey("", "stock", "a-1"), func(table string) string {
 		return `insert into onlyonce.` + table + ` values (onlyonce.key('', 'stock', 'a-1'), 0)`
 	}
-	const closed = `update onlyonce.rings set cur = 1, closed = '{0}' where name = 'keys_log';
-		update onlyonce.segments set opened_at = '2026-01-01 00:00Z', closed_at = '2026-01-02 00:00Z', bound = '4611686018427387904' where ring = 'keys_log' and slot = 0;
-		update onlyonce.segments set opened_at = '2026-01-02 00:00Z' where ring = 'keys_log' and slot = 1;`
+	const closed = `update onlyonce.rings set cur = 1, closed = '{0}' where name = 'consumer_keys';
+		update onlyonce.segments set opened_at = '2026-01-01 00:00Z', closed_at = '2026-01-02 00:00Z', bound = '4611686018427387904' where ring = 'consumer_keys' and slot = 0;
+		update onlyonce.segments set opened_at = '2026-01-02 00:00Z' where ring = 'consumer_keys' and slot = 1;`
 	const within = `insert into onlyonce.scopes (scope, topics, copies, home) values ('stock', '{orders,paid}', 'within', 'orders');`
 	for name, c := range map[string]struct {
 		setup   string
@@ -56,32 +56,32 @@ func TestExplainKey(t *testing.T) {
 		without string
 	}{
 		"never": {"", nil, []string{"key " + seven, `id "a-1", scope "stock"`, "No segment of the inbox holds it",
-			"keys_log remembers at least 7d, and holds every key that was claimed in it within the last", "keys_clock remembers at least 7d", "a transaction that has not committed"}, "fingerprint"},
-		"never, and for ever": {`update onlyonce.rings set horizon = null`, nil, []string{"keys_log remembers for ever, and holds every key that was claimed in it within the last"}, "at least"},
-		"current": {`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
-			[]string{"is remembered", "A copy that a consumer reads from Kafka is a duplicate: keys_log holds the key", "onlyonce.keys_log_0, current in ring keys_log", "claimed      since ", "fingerprint  00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
-		"stored key": {`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, []string{seven},
+			"consumer_keys remembers at least 7d, and holds every key that was claimed in it within the last", "standard_keys remembers at least 7d", "a transaction that has not committed"}, "fingerprint"},
+		"never, and for ever": {`update onlyonce.rings set horizon = null`, nil, []string{"consumer_keys remembers for ever, and holds every key that was claimed in it within the last"}, "at least"},
+		"current": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[x'00ff'::bigint])`, nil,
+			[]string{"is remembered", "A copy that a consumer reads from Kafka is a duplicate: consumer_keys holds the key", "onlyonce.consumer_keys_0, current in ring consumer_keys", "claimed      since ", "fingerprint  00000000000000ff", ", committed; its time is not known to Postgres", "at which position"}, "remembers"},
+		"stored key": {`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, []string{seven},
 			[]string{"key " + seven + "\n", "fingerprint  none", "is remembered"}, "scope"},
-		"of a tenant": {`select onlyonce.claim_clock(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, []string{"-tenant", "acct", "-scope", "stock", "a-1"},
-			[]string{`tenant "acct"`, "keys_clock_0, current in ring keys_clock"}, ""},
-		"of another tenant": {`select onlyonce.claim_clock(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, nil, []string{"No segment"}, ""},
-		"in a replay": {`insert into onlyonce.keys_log_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1", Replay: 2}.Hash()).String() + `', 1)`, []string{"a-1", "-scope", "stock", "-replay", "2"},
+		"of a tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, []string{"-tenant", "acct", "-scope", "stock", "a-1"},
+			[]string{`tenant "acct"`, "standard_keys_0, current in ring standard_keys"}, ""},
+		"of another tenant": {`select onlyonce.claim_standard(array[onlyonce.key('acct', 'stock', 'a-1')], array[1::bigint])`, nil, []string{"No segment"}, ""},
+		"in a replay": {`insert into onlyonce.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", ID: "a-1", Replay: 2}.Hash()).String() + `', 1)`, []string{"a-1", "-scope", "stock", "-replay", "2"},
 			[]string{"in replay 2", "is remembered"}, ""},
-		"within its topic": {within + `insert into onlyonce.keys_log_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", Topic: "paid", ID: "a-1"}.Hash()).String() + `', 1)`,
+		"within its topic": {within + `insert into onlyonce.consumer_keys_0 values ('` + uuid.UUID(dedupe.Key{Scope: "stock", Topic: "paid", ID: "a-1"}.Hash()).String() + `', 1)`,
 			[]string{"a-1", "-scope", "stock", "-topic", "paid"}, []string{`topic "paid"`, "is remembered"}, ""},
-		"of the topic that the scope began with": {within + `select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[1::bigint])`,
+		"of the topic that the scope began with": {within + `select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[1::bigint])`,
 			[]string{"a-1", "-scope", "stock", "-topic", "orders"}, []string{"is remembered"}, "topic"},
-		"draining": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'keys_log'; ` + segment("keys_log_0"), nil, []string{"keys_log_0, draining in ring keys_log"}, ""},
-		"closed":   {closed + segment("keys_log_0"), nil, []string{"keys_log_0, closed in ring keys_log", "between 2026-01-01 00:00:00Z and 2026-01-02 00:00:00Z", ", committed"}, "not known any more"},
-		"closed, and its number stands for another transaction": {closed + `update onlyonce.segments set bound = '4' where ring = 'keys_log' and slot = 0;` + segment("keys_log_0"), nil,
+		"draining": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"), nil, []string{"consumer_keys_0, draining in ring consumer_keys"}, ""},
+		"closed":   {closed + segment("consumer_keys_0"), nil, []string{"consumer_keys_0, closed in ring consumer_keys", "between 2026-01-01 00:00:00Z and 2026-01-02 00:00:00Z", ", committed"}, "not known any more"},
+		"closed, and its number stands for another transaction": {closed + `update onlyonce.segments set bound = '4' where ring = 'consumer_keys' and slot = 0;` + segment("consumer_keys_0"), nil,
 			[]string{"transaction  not known any more"}, "committed"},
-		"two segments": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'keys_log'; select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, nil,
-			[]string{"keys_log_0, draining", "keys_log_1, current"}, ""},
-		"retired": {closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'keys_log'; ` + segment("keys_log_0"), nil,
-			[]string{"no longer asked for", "from Kafka is new: keys_log is no longer asked for the key", "retired by ring keys_log: claims do not ask it any more", "keys_log remembers"}, "is remembered"},
+		"two segments": {`update onlyonce.rings set cur = 1, draining = 0 where name = 'consumer_keys'; select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`, nil,
+			[]string{"consumer_keys_0, draining", "consumer_keys_1, current"}, ""},
+		"retired": {closed + `update onlyonce.rings set closed = '{}', retired = 0 where name = 'consumer_keys'; ` + segment("consumer_keys_0"), nil,
+			[]string{"no longer asked for", "from Kafka is new: consumer_keys is no longer asked for the key", "retired by ring consumer_keys: claims do not ask it any more", "consumer_keys remembers"}, "is remembered"},
 		"webhook": {`do $$ begin perform onlyonce.receive_webhook('gh', onlyonce.key('', 'webhook/gh', 'a-1'), 1, null, '1 hour', '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$`,
-			[]string{"a-1", "-scope", "webhook/gh"}, []string{"keys_clock_0, current", "Webhook: endpoint gh claimed it at 20"}, ""},
-		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhook('gh', onlyonce.key('', 'webhook/gh', 'a-1'), 1, null, '1 hour', '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce.keys_clock_0`,
+			[]string{"a-1", "-scope", "webhook/gh"}, []string{"standard_keys_0, current", "Webhook: endpoint gh claimed it at 20"}, ""},
+		"webhook whose key was forgotten": {`do $$ begin perform onlyonce.receive_webhook('gh', onlyonce.key('', 'webhook/gh', 'a-1'), 1, null, '1 hour', '1s', '1s', '1s', '1s'); perform onlyonce.seal(); end $$; truncate onlyonce.standard_keys_0`,
 			[]string{"a-1", "-scope", "webhook/gh"}, []string{"No segment", "Webhook: endpoint gh"}, ""},
 		"conflict": {`insert into onlyonce.parked (kind, state, reason, error, scope, key, topic, partition, "offset") values
 			('message', 'waiting', 'conflict', E'other bytes\nstack', 'stock', onlyonce.key('', 'stock', 'a-1'), 'orders', 0, 7),
@@ -169,18 +169,18 @@ func TestExplainCommitTime(t *testing.T) {
 	pool := pgtest.Pool(t, pgtest.Server(t, map[string]string{"track_commit_timestamp": "on"}))
 	f := &fixture{session{t: t, url: pool.Config().ConnString()}, pool}
 	f.run("migrate").want(t, statusGood)
-	f.exec(`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`)
+	f.exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'a-1')], array[0::bigint])`)
 	r := explains[ops.KeyReport](f, "a-1", "-scope", "stock")
 	if len(r.Claims) != 1 || r.Claims[0].Transaction.CommittedAt == nil || *r.Claims[0].Transaction.Status != "committed" {
 		t.Fatalf("%+v", r.Claims)
 	}
-	if !r.Claims[0].Transaction.CommittedAt.Equal(one[time.Time](f, `select pg_xact_commit_timestamp(xmin) from onlyonce.keys_log_0`)) {
+	if !r.Claims[0].Transaction.CommittedAt.Equal(one[time.Time](f, `select pg_xact_commit_timestamp(xmin) from onlyonce.consumer_keys_0`)) {
 		t.Errorf("%+v", r.Claims)
 	}
 	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, ", committed at 20").without(t, "not known to Postgres")
 
 	// Frozen rows keep their number, and rows that were written frozen have none.
-	f.exec(`vacuum freeze onlyonce.keys_log_0`)
+	f.exec(`vacuum freeze onlyonce.consumer_keys_0`)
 	f.run("explain", "a-1", "-scope", "stock").want(t, statusGood, ", committed at 20")
 
 	f.exec(`alter table onlyonce.webhook_ids rename to webhook_ids_rows; alter table onlyonce.webhook_ids_rows disable trigger sealed;
@@ -274,7 +274,7 @@ func TestExplainCallsOfAPosition(t *testing.T) {
 func TestExplainKnowsEverySegment(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	for _, table := range []string{"keys_log_0", "keys_log_9", "keys_clock_0", "keys_clock_9"} {
+	for _, table := range []string{"consumer_keys_0", "consumer_keys_9", "standard_keys_0", "standard_keys_9"} {
 		f.exec(`insert into onlyonce.` + table + ` values (onlyonce.key('', 's', '` + table + `'), 1)`)
 		if r := explains[ops.KeyReport](f, table, "-scope", "s"); len(r.Claims) == 0 || r.Claims[0].Segment != "onlyonce."+table {
 			t.Errorf("%s: %+v", table, r.Claims)

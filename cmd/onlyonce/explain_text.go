@@ -27,7 +27,7 @@ func (a *app) writeKey(r *ops.KeyReport) {
 		} else {
 			say("  fingerprint  none: payloads are not compared")
 		}
-		say("  transaction  %s", c.Transaction)
+		say("  transaction  %s", transactionText(c.Transaction))
 	}
 	if !r.Claimed {
 		for _, m := range r.Memory {
@@ -80,6 +80,21 @@ func idText(o *ops.KeyOf) string {
 		s += fmt.Sprintf(", in replay %d", o.Replay)
 	}
 	return s
+}
+
+// transactionText says what is known of the transaction that wrote a row.
+func transactionText(x *ops.Transaction) string {
+	if x == nil {
+		return "not known any more"
+	}
+	s := number(x.Xid)
+	if x.Status != nil {
+		s += ", " + *x.Status
+	}
+	if x.CommittedAt != nil {
+		return s + " at " + instant(*x.CommittedAt)
+	}
+	return s + "; its time is not known to Postgres"
 }
 
 func ringState(c ops.Claim) string {
@@ -163,7 +178,7 @@ func (a *app) writePosition(r *ops.PositionReport) {
 		say("\nScope %s, at %d%s: %s: %s.", cell(c.Scope), c.Position, state, c.Offset, c.Means)
 		if m := c.Moved; m != nil {
 			say("  batch        %d to %d", m.From, m.Next)
-			say("  transaction  %s", m.Transaction)
+			say("  transaction  %s", transactionText(m.Transaction))
 		} else if c.Offset == "handled" {
 			say("  batch        not on record any more")
 		}

@@ -19,9 +19,9 @@ func inboxStatusCommand() command {
 		args:    "[-postgres URL] [-json]",
 		summary: "show the segments that hold claimed keys, and how long they are kept",
 		help: `
-Shows, from one snapshot of the database, the two rings of claimed keys: keys_log (of Kafka's messages, by the log's time) and keys_clock (all
-others, by the database's clock): how long a key is remembered at least, the segments with their sizes, the filters of closed ones, and the
-cursors that hold back the retention of keys_log most. It changes nothing and works on a standby too.
+Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that consumers claim, forgotten once every
+position has passed them) and standard_keys (all others, forgotten by the database's clock): how long a key is remembered at least, the segments with their sizes, the filters of closed ones, and the
+cursors that hold back the retention of consumer_keys most. It changes nothing and works on a standby too.
 
 BEHIND is how old what a cursor has passed for sure is; "unknown" pins retention until its owner has said how far it is: start its consumer, or
 take the cursor out of use with "onlyonce cursor retire". "ahead by" says that the database's clock went back: see "onlyonce doctor".
@@ -211,11 +211,11 @@ type horizonChange struct {
 func inboxHorizonCommand() command {
 	return command{
 		name:    "inbox horizon",
-		args:    "[-postgres URL] -ring keys_log|keys_clock -horizon D|forever -reason WHY [-yes]",
+		args:    "[-postgres URL] -ring consumer_keys|standard_keys -horizon D|forever -reason WHY [-yes]",
 		summary: "set how long claimed keys are remembered at least",
 		help: `
-Sets how long a claimed key is remembered at least, behind the closing of its segment: of keys_log (Kafka's messages) in the time of the log, so
-that nothing is forgotten while a consumer is down or behind; of keys_clock (all other keys: webhooks, dedupe.Claim,
+Sets how long a claimed key is remembered at least, behind the closing of its segment: of consumer_keys (Kafka's messages) in the time of the log, so
+that nothing is forgotten while a consumer is down or behind; of standard_keys (all other keys: webhooks, dedupe.Claim,
 onlyonce.claim, calls that are enqueued outside of a consumer) by the database's clock. Answers to HTTP requests are in neither ring: they live by
 Route.TTL. With "forever" nothing is forgotten, and nothing rotated.
 
@@ -224,11 +224,11 @@ producer, a mirror or an outbox relay goes on trying, and than what webhook prov
 cannot be taken back for what was forgotten. It asks first, unless -yes is given, and writes an audit row.
 
 Example:
-  onlyonce inbox horizon -ring keys_log -horizon 7d -reason "producers give up after 2 days, OPS-12"`,
+  onlyonce inbox horizon -ring consumer_keys -horizon 7d -reason "producers give up after 2 days, OPS-12"`,
 		setup: func(fs *flag.FlagSet) func(context.Context, *app) error {
 			address := postgresVar(fs)
 			var ask horizonChange
-			choiceVar(fs, &ask.ring, "ring", "the ring, `keys_log` or keys_clock", "keys_log", "keys_clock")
+			choiceVar(fs, &ask.ring, "ring", "the ring, `consumer_keys` or standard_keys", "consumer_keys", "standard_keys")
 			fs.Func("horizon", "a `duration` (7d), or forever", func(s string) error {
 				ask.horizon, ask.forever = nil, s == "forever" // of two, the last one counts
 				if ask.forever {

@@ -38,7 +38,7 @@ func (a *app) rotateInbox(ctx context.Context, address string) error {
 		if err := db.QueryRow(ctx, `select current_user`).Scan(&me); err != nil {
 			return err
 		}
-		for _, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+		for _, which := range ring.Keys() {
 			may, err := ring.Rotators(ctx, db, which)
 			if err != nil {
 				return err

@@ -23,8 +23,8 @@ func TestInboxStatusAndHorizon(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.exec(`select onlyonce.claim(array[gen_random_uuid()], array[0::bigint])`)
-	f.run("inbox", "status").want(t, statusGood, "keys_log: remembered at least 7d; 0 filters", "keys_clock: remembered at least 7d", "onlyonce.keys_clock_0", "current", "and 9 free").lines(t, 0)
-	set := []string{"inbox", "horizon", "-ring", "keys_log", "-reason", "why", "-yes", "-horizon"}
+	f.run("inbox", "status").want(t, statusGood, "consumer_keys: remembered at least 7d; 0 filters", "standard_keys: remembered at least 7d", "onlyonce.standard_keys_0", "current", "and 9 free").lines(t, 0)
+	set := []string{"inbox", "horizon", "-ring", "consumer_keys", "-reason", "why", "-yes", "-horizon"}
 	f.run(append(set, "14d")...).want(t, statusGood, "were remembered at least 7d, and are from then on at least 14d", "audit row 1")
 	f.run(append(set, "14d")...).want(t, statusGood, "already: nothing was changed")
 	f.run(append(set, "forever")...).want(t, statusGood, "from then on for ever")
@@ -34,7 +34,7 @@ func TestInboxStatusAndHorizon(t *testing.T) {
 	f.run(append(set, "-horizon", "7d", "-horizon", "forever")...).want(t, statusGood, "from then on for ever")
 	out := f.run("inbox", "status", "-json").want(t, statusGood).lines(t, 0).out
 	var r ops.InboxReport
-	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Rings) != 2 || r.Rings[0].Ring != "keys_log" || r.Rings[0].Horizon != nil || *r.Rings[1].Horizon != 7*86400 {
+	if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Rings) != 2 || r.Rings[0].Ring != "consumer_keys" || r.Rings[0].Horizon != nil || *r.Rings[1].Horizon != 7*86400 {
 		t.Errorf("%s, %v", out, err)
 	}
 }

@@ -240,7 +240,7 @@ func TestUsageErrors(t *testing.T) {
 var everyDatabaseCommand = [][]string{
 	{"migrate"}, {"migrate", "-version"}, {"status"}, {"status", "-json"}, {"cursor", "show"}, {"parked", "list"},
 	{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes"},
-	{"inbox", "status"}, {"inbox", "horizon", "-ring", "keys_log", "-horizon", "8d", "-reason", "why", "-yes"},
+	{"inbox", "status"}, {"inbox", "horizon", "-ring", "consumer_keys", "-horizon", "8d", "-reason", "why", "-yes"},
 	{"doctor"}, {"explain", "-scope", "s", "-json", "--", "-k"}, {"explain", "-topic", "t", "-partition", "0", "-offset", "1"},
 	{"outbox", "status"}, {"outbox", "rebase", "-reason", "why", "-yes"},
 	{"cursor", "pause", "-scope", "s", "-reason", "why", "-yes"}, {"cursor", "resume", "-scope", "s", "-reason", "why", "-yes"},

@@ -236,8 +236,8 @@ func TestF13AdoptFrom(t *testing.T) {
 	s.a.run("parked", "discard", "-scope", "stock", "-reason", "OPS-40", "-yes").want(t, statusGood)
 
 	// Another message of that name is known in b already: the key stays b's, and it is told.
-	s.b.exec(`select onlyonce.claim_log(array[onlyonce.key('', 'stock', 'm0')], array[42])`)
-	s.a.exec(`select onlyonce.claim_log(array_agg(onlyonce.key('', 'other', n::text)), array_agg(0::bigint)) from generate_series(1, 25000) n`)
+	s.b.exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'm0')], array[42])`)
+	s.a.exec(`select onlyonce.claim_consumer(array_agg(onlyonce.key('', 'other', n::text)), array_agg(0::bigint)) from generate_series(1, 25000) n`)
 	s.a.exec(`select onlyonce.claim(array[onlyonce.key('', 'loop', 'order 17')], array[0])`)
 
 	s.a.exec(`insert into onlyonce.pauses (scope, topic, partition, reason) values ('stock', 'orders', 1, 'stocktaking')`)
@@ -255,7 +255,7 @@ func TestF13AdoptFrom(t *testing.T) {
 		}
 	}
 	if known := one[bool](s.b, `select exists (select from onlyonce.inbox where key = onlyonce.key('', 'loop', 'order 17'))`); known {
-		t.Error("a key of keys_clock came along: another order 17 may be meant here")
+		t.Error("a key of standard_keys came along: another order 17 may be meant here")
 	}
 	if is.Position != 2 || *is.Group != *was.Group || *is.TopicID != *was.TopicID || *is.ClusterID != *was.ClusterID || is.Replay != 7 || is.RetiredAt != nil {
 		t.Errorf("a has %+v\nb has %+v", was, is)
@@ -270,9 +270,9 @@ func TestF13AdoptFrom(t *testing.T) {
 	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusFailed, "retired here at offset 3, which is ahead of 2")
 	s.b.exec(`update onlyonce.cursors set run_start = 2, replay_until = null, replay_resume = null where partition = 1`)
 	s.b.exec(`select onlyonce.claim(array[onlyonce.key('', 'loop', 'order 18')], array[0])`)
-	s.a.run(moveArgs("adopt", "-from", s.b.url, "-clock-keys")...).want(t, statusGood, "was retired here, and is brought back")
-	if known := one[bool](s.a, `select exists (select from onlyonce.inbox where key = onlyonce.key('', 'loop', 'order 18') and segment like 'keys_clock%')`); !known {
-		t.Error("-clock-keys did not bring a key of keys_clock")
+	s.a.run(moveArgs("adopt", "-from", s.b.url, "-standard-keys")...).want(t, statusGood, "was retired here, and is brought back")
+	if known := one[bool](s.a, `select exists (select from onlyonce.inbox where key = onlyonce.key('', 'loop', 'order 18') and segment like 'standard_keys%')`); !known {
+		t.Error("-standard-keys did not bring a key of standard_keys")
 	}
 	s.log.Recreate()
 	halts, stop := s.start("a", effect, nil)

@@ -8,11 +8,6 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-const (
-	defaultLimit = ops.DefaultLimit
-	mostLimit    = ops.MostLimit
-)
-
 // errorShown is how many characters of an error a table shows.
 const errorShown = 60
 

@@ -1,4 +1,4 @@
-// Package inbox runs what the inbox of keys needs beside claims: its two rings rotate, in the background of every consumer, relay and
+// Package inbox runs what the inbox of keys needs beside claims: its rings rotate, in the background of every consumer, relay and
 // webhook endpoint (Endpoint.Run), or by `onlyonce inbox rotate`.
 //
 // The protocol is internal/ring's, and package dedupe's documentation says how claims go over its segments. One process works for each
@@ -7,7 +7,7 @@
 //
 // # Filters
 //
-// A claim that asked every closed segment by SQL would cost 5 us a key and segment. So a filter of each closed segment of the log's ring is built and
+// A claim that asked every closed segment by SQL would cost 5 us a key and segment. So a filter of each closed segment of consumer_keys is built and
 // stored beside it, loaded by every consumer, and asked there: a claim names the uses whose filters were asked, and the keys that those could
 // not exclude; the server asks the segments only for these, and for all keys those segments whose use it was not told. So a filter
 // that is missing, late or unreadable costs time, and is never why a key is taken for new or for a duplicate. What it defends against:

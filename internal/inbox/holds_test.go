@@ -42,7 +42,7 @@ func TestK6HorizonIsShortenedMeanwhile(t *testing.T) {
 	looks := inbox.Counted(r.pool)
 	go func() {
 		defer close(ended)
-		inbox.Watch(ctx, looks, slog.New(slog.NewTextHandler(&told, nil)), time.Millisecond, time.Minute, []inbox.Need{{Ring: "keys_log", Copies: time.Hour, Whose: "Config.CopiesWithin"}})
+		inbox.Watch(ctx, looks, slog.New(slog.NewTextHandler(&told, nil)), time.Millisecond, time.Minute, []inbox.Need{{Ring: "consumer_keys", Copies: time.Hour, Whose: "Config.CopiesWithin"}})
 	}()
 	const line = "declared=Config.CopiesWithin"
 	looked := func() {
@@ -55,13 +55,13 @@ func TestK6HorizonIsShortenedMeanwhile(t *testing.T) {
 		if n := told.count(line); n != i {
 			t.Fatalf("told of it %d times, and not %d, where it holds", n, i)
 		}
-		r.exec(`update onlyonce.rings set horizon = '59 minutes' where name = 'keys_log'`)
+		r.exec(`update onlyonce.rings set horizon = '59 minutes' where name = 'consumer_keys'`)
 		r.until("it is told of", func() bool { return told.count(line) == i+1 })
 		looked()
 		if n := told.count(line); n != i+1 {
 			t.Fatalf("told of it %d times, and not %d", n, i+1)
 		}
-		r.exec(`update onlyonce.rings set horizon = '1 hour' where name = 'keys_log'`)
+		r.exec(`update onlyonce.rings set horizon = '1 hour' where name = 'consumer_keys'`)
 	}
 	cancel()
 	<-ended
@@ -75,7 +75,7 @@ func TestK6HorizonOfAMonth(t *testing.T) {
 		t.Fatal(err)
 	}
 	for days, holds := range map[time.Duration]bool{28: true, 29: false, 30: false} {
-		err := inbox.Holds(t.Context(), pool, inbox.Need{Ring: "keys_log", Copies: days * 24 * time.Hour})
+		err := inbox.Holds(t.Context(), pool, inbox.Need{Ring: "consumer_keys", Copies: days * 24 * time.Hour})
 		if (err == nil) != holds || err != nil && !errors.Is(err, inbox.ErrHorizon) {
 			t.Errorf("%d days: %v", days, err)
 		}

@@ -30,13 +30,13 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{t: t, pool: pgtest.DB(t)}
-	r.exec(`update onlyonce.rings set horizon = '1 hour' where name = 'keys_log'`)
+	r.exec(`update onlyonce.rings set horizon = '1 hour' where name = 'consumer_keys'`)
 	log := slog.New(slog.DiscardHandler)
 	var err error
-	if r.rotator, err = ring.New(r.pool, ring.KeysLog(), ring.Config{MaxBytes: 1}); err != nil {
+	if r.rotator, err = ring.New(r.pool, ring.ConsumerKeys(), ring.Config{MaxBytes: 1}); err != nil {
 		t.Fatal(err)
 	}
-	r.builder, r.filters = inbox.NewBuilder(r.pool, ring.KeysLog(), log), inbox.NewFilters(r.pool, "keys_log", log)
+	r.builder, r.filters = inbox.NewBuilder(r.pool, ring.ConsumerKeys(), log), inbox.NewFilters(r.pool, "consumer_keys", log)
 	return r
 }
 
@@ -111,7 +111,7 @@ func (r *rig) claim(keys ...uuid.UUID) []int16 {
 
 func (r *rig) claimWith(asked, uses []int64, hits [][16]byte, keys ...uuid.UUID) (outcomes []int16) {
 	r.t.Helper()
-	err := r.pool.QueryRow(r.t.Context(), `select onlyonce.claim_log($1, $2, $3, $4, $5)`, keys, make([]int64, len(keys)), orEmpty(asked), orEmpty(uses), orEmpty(hits)).Scan(&outcomes)
+	err := r.pool.QueryRow(r.t.Context(), `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`, keys, make([]int64, len(keys)), orEmpty(asked), orEmpty(uses), orEmpty(hits)).Scan(&outcomes)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestK5FiltersOfClosedSegments(t *testing.T) {
 	}
 	// Damaged in the database: whoever starts now asks by SQL.
 	r.exec(`update onlyonce.filters set filter = set_byte(filter, 40, get_byte(filter, 40) # 255)`)
-	r.filters = inbox.NewFilters(r.pool, "keys_log", slog.New(slog.DiscardHandler))
+	r.filters = inbox.NewFilters(r.pool, "consumer_keys", slog.New(slog.DiscardHandler))
 	r.loads(true)
 	if r.segments() != 0 {
 		t.Fatal("a damaged filter was loaded")
@@ -182,7 +182,7 @@ func TestK5FilterOfParts(t *testing.T) {
 	}
 	// Its builder was stopped in between. The next one, which would divide it otherwise, does the rest.
 	r.exec(`delete from onlyonce.filters where part in (1, 3)`)
-	r.filters = inbox.NewFilters(r.pool, "keys_log", slog.New(slog.DiscardHandler))
+	r.filters = inbox.NewFilters(r.pool, "consumer_keys", slog.New(slog.DiscardHandler))
 	r.loads(false)
 	if r.segments() != 0 {
 		t.Fatal("a filter of which parts are missing is asked")
@@ -211,25 +211,25 @@ func TestK5FilterOfAnotherClose(t *testing.T) {
 	a, b := uuid.New(), uuid.New()
 	r.claim(a)
 	r.closes()
-	first := one[int64](r, `select uses[1] from onlyonce.rings where name = 'keys_log'`)
+	first := one[int64](r, `select uses[1] from onlyonce.rings where name = 'consumer_keys'`)
 	r.builds()
 	// The failover: as before the announcement, with another key.
-	r.exec(`update onlyonce.rings set cur = 0, closed = '{}', uses[1] = null where name = 'keys_log'`)
+	r.exec(`update onlyonce.rings set cur = 0, closed = '{}', uses[1] = null where name = 'consumer_keys'`)
 	r.exec(`delete from onlyonce.filters`)
 	r.claim(b)
 	r.exec(`update onlyonce.leases set until = null, nonce = null`)
 	var err error
-	if r.rotator, err = ring.New(r.pool, ring.KeysLog(), ring.Config{MaxBytes: 1}); err != nil {
+	if r.rotator, err = ring.New(r.pool, ring.ConsumerKeys(), ring.Config{MaxBytes: 1}); err != nil {
 		t.Fatal(err)
 	}
 	r.closes()
-	if second := one[int64](r, `select uses[1] from onlyonce.rings where name = 'keys_log'`); second == first {
+	if second := one[int64](r, `select uses[1] from onlyonce.rings where name = 'consumer_keys'`); second == first {
 		t.Fatal("the second close has the number of the first")
 	}
 	if got := r.claim(a, b); got[0] != 1 || got[1] != 1 {
 		t.Fatalf("%v", got)
 	}
-	if _, err := r.pool.Exec(t.Context(), `select onlyonce.claim_log_fresh(array[$1::uuid], array[0::bigint], array[$2::bigint])`, b, first); err == nil {
+	if _, err := r.pool.Exec(t.Context(), `select onlyonce.claim_consumer_fresh(array[$1::uuid], array[0::bigint], array[$2::bigint])`, b, first); err == nil {
 		t.Fatal("the filter of the first close counts")
 	}
 }
@@ -266,7 +266,7 @@ func TestFiltersAreSwept(t *testing.T) {
 	r.claim(uuid.New())
 	r.closes()
 	r.builds()
-	r.exec(`update onlyonce.rings set horizon = '1 millisecond' where name = 'keys_log'`)
+	r.exec(`update onlyonce.rings set horizon = '1 millisecond' where name = 'consumer_keys'`)
 	r.until("the segment is emptied", func() bool {
 		out, err := r.rotator.Step(t.Context())
 		if err != nil {
@@ -291,7 +291,7 @@ func TestFilterOfNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), `select onlyonce.claim_log(array[gen_random_uuid()], array[0::bigint])`); err != nil {
+	if _, err := tx.Exec(t.Context(), `select onlyonce.claim_consumer(array[gen_random_uuid()], array[0::bigint])`); err != nil {
 		t.Fatal(err)
 	}
 	_ = tx.Rollback(t.Context())

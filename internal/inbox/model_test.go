@@ -25,7 +25,7 @@ import (
 // rotations step by step; of time that passes; of filters that are built, loaded and out of date. In the model a key stands in generations: one for each time
 // that a segment was opened. It is known while one of them is current, draining or closed. That is all that a user may see of K2 to K6.
 
-// modelHorizon is how long both rings remember, in steps of time: so many that a seventh is less than one step, which opens a segment.
+// modelHorizon is how long the rings remember, in steps of time: so many that a seventh is less than one step, which opens a segment.
 const modelHorizon = 6
 
 // modelKeys is how many keys there are: few, so that they collide.
@@ -97,15 +97,15 @@ const resetSQL = `
 do $$
 declare t text;
 begin
-  for t in select 'onlyonce.' || x || '_' || s from unnest(array['keys_log', 'keys_clock']) x, generate_series(0, 9) s loop
+  for t in select 'onlyonce.' || x || '_' || s from unnest(array['consumer_keys', 'standard_keys']) x, generate_series(0, 9) s loop
     if pg_relation_size(t::regclass) > 0 then
       execute 'truncate table ' || t;
     end if;
   end loop;
-  update onlyonce.rings set cur = 0, draining = null, closed = '{}', retired = null, version = version + 1, horizon = '1 hour' where name in ('keys_log', 'keys_clock');
-  perform setval('onlyonce.keys_log_version', (select version from onlyonce.rings where name = 'keys_log')),
-          setval('onlyonce.keys_clock_version', (select version from onlyonce.rings where name = 'keys_clock'));
-  update onlyonce.segments set opened_at = case slot when 0 then clock_timestamp() end, closed_at = null, bound = null where ring in ('keys_log', 'keys_clock');
+  update onlyonce.rings set cur = 0, draining = null, closed = '{}', retired = null, version = version + 1, horizon = '1 hour' where name in ('consumer_keys', 'standard_keys');
+  perform setval('onlyonce.consumer_keys_version', (select version from onlyonce.rings where name = 'consumer_keys')),
+          setval('onlyonce.standard_keys_version', (select version from onlyonce.rings where name = 'standard_keys'));
+  update onlyonce.segments set opened_at = case slot when 0 then clock_timestamp() end, closed_at = null, bound = null where ring in ('consumer_keys', 'standard_keys');
   update onlyonce.leases set until = null, nonce = null;
   delete from onlyonce.filters;
   insert into onlyonce.frontiers select id, 0, clock_timestamp() from onlyonce.cursors on conflict (cursor_id) do update set frontier = excluded.frontier;
@@ -116,9 +116,9 @@ func newModel(t *testing.T, r *rig) *model {
 	log := slog.New(slog.DiscardHandler)
 	r.t = t
 	r.exec(resetSQL)
-	r.builder, r.filters = inbox.NewBuilder(r.pool, ring.KeysLog(), log), inbox.NewFilters(r.pool, "keys_log", log)
+	r.builder, r.filters = inbox.NewBuilder(r.pool, ring.ConsumerKeys(), log), inbox.NewFilters(r.pool, "consumer_keys", log)
 	m := &model{rig: r, rings: map[string]*modelRing{}}
-	for _, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+	for _, which := range ring.Keys() {
 		x, err := ring.New(r.pool, which, ring.Config{MaxBytes: math.MaxInt64})
 		if err != nil {
 			t.Fatal(err)
@@ -157,7 +157,7 @@ func TestK4ModelOfTheInbox(t *testing.T) {
 			"turn": func(rt *rapid.T) { // what leads to the next state soon
 				m.passes(1)
 				for range rapid.IntRange(2, 4).Draw(rt, "steps") {
-					m.steps(rt, m.rings["keys_log"])
+					m.steps(rt, m.rings["consumer_keys"])
 				}
 			},
 			"filters": func(rt *rapid.T) {
@@ -233,7 +233,7 @@ func (m *model) stands(rt *rapid.T) {
 
 // rotates takes one step of a ring.
 func (m *model) rotates(rt *rapid.T) {
-	m.steps(rt, m.rings[rapid.SampledFrom([]string{"keys_log", "keys_clock"}).Draw(rt, "ring")])
+	m.steps(rt, m.rings[rapid.SampledFrom([]string{"consumer_keys", "standard_keys"}).Draw(rt, "ring")])
 }
 
 func (m *model) steps(rt *rapid.T, x *modelRing) {
@@ -252,7 +252,7 @@ func (m *model) steps(rt *rapid.T, x *modelRing) {
 		oldest = x.closed[len(x.closed)-1]
 	}
 	expired := oldest != 0 && m.now-x.closedAt[oldest] >= modelHorizon
-	passed := oldest != 0 && (x.name == "keys_clock" || m.frontier-x.closedAt[oldest] >= modelHorizon)
+	passed := oldest != 0 && (x.name == "standard_keys" || m.frontier-x.closedAt[oldest] >= modelHorizon)
 	var allowed []ring.Action
 	switch {
 	case x.draining != 0:
@@ -356,7 +356,7 @@ func (m *model) ends(rt *rapid.T, x *modelTx, commits bool) {
 }
 
 // forms are the ways in which keys are claimed, with the ring of each.
-var forms = map[string]string{"claim_log": "keys_log", "claim_log_fresh": "keys_log", "claim_clock": "keys_clock", "claim": "keys_clock"}
+var forms = map[string]string{"claim_consumer": "consumer_keys", "claim_consumer_fresh": "consumer_keys", "claim_standard": "standard_keys", "claim": "standard_keys"}
 
 // claims claims some keys, in the open transaction or in one of its own.
 func (m *model) claims(rt *rapid.T) {
@@ -381,7 +381,7 @@ func (m *model) claims(rt *rapid.T) {
 	switch {
 	case err != nil && !slices.Contains(code, pg.Code), err == nil && len(code) > 0:
 		rt.Fatalf("%s of %v: %v, and not %v: %+v, open %+v", form, numbers, err, code, x, m.tx)
-	case err == nil && form != "claim_log_fresh" && !slices.Equal(got, want):
+	case err == nil && form != "claim_consumer_fresh" && !slices.Equal(got, want):
 		rt.Fatalf("%s of %v, %v came to %v, and not to %v: %+v", form, numbers, prints, got, want, x)
 	case err != nil:
 		_ = tx.tx.Rollback(context.Background())
@@ -410,12 +410,12 @@ func (m *model) run(tx *modelTx, form string, filtered bool, numbers []int, prin
 	}
 	var asked, uses []int64
 	var hits [][16]byte
-	if filtered && forms[form] == "keys_log" {
+	if filtered && forms[form] == "consumer_keys" {
 		asked, uses, hits = m.filters.Ask(raw)
 	}
 	sql := fmt.Sprintf(`select onlyonce.%s($1, $2, $3, $4, $5)`, form)
 	args := []any{keys, prints, orEmpty(asked), orEmpty(uses), orEmpty(hits)}
-	if form == "claim_log_fresh" {
+	if form == "claim_consumer_fresh" {
 		_, err = tx.tx.Exec(context.Background(), sql, args...)
 		return nil, err
 	}
@@ -426,7 +426,7 @@ func (m *model) run(tx *modelTx, form string, filtered bool, numbers []int, prin
 // expect is what a claim comes to: outcomes, or one of these errors, and what it inserts.
 func (m *model) expect(tx *modelTx, x *modelRing, form string, numbers []int, prints []int64) (want []int16, codes []string, fresh map[int]standing) {
 	fresh = map[int]standing{}
-	if len(numbers) == 0 && form != "claim_log_fresh" {
+	if len(numbers) == 0 && form != "claim_consumer_fresh" {
 		return []int16{}, nil, fresh
 	}
 	above := tx.level != pgx.ReadCommitted
@@ -466,7 +466,7 @@ func (m *model) expect(tx *modelTx, x *modelRing, form string, numbers []int, pr
 	if waits {
 		codes = append(codes, "55P03")
 	}
-	if form == "claim_log_fresh" {
+	if form == "claim_consumer_fresh" {
 		if known {
 			codes = append(codes, "23505")
 		}

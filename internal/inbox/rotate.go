@@ -25,11 +25,11 @@ const askAgain = 5 * time.Minute
 // needs at that pace, and one that closed segments earlier would run out of them, and end up with one that holds most of the keys.
 const anySize = math.MaxInt64
 
-// Rotate rotates both rings of keys, builds the filters of the log's, and watches that horizons go on meeting the needs, until ctx ends, and returns when
+// Rotate rotates the rings of keys, builds the filters of consumer_keys, and watches that horizons go on meeting the needs, until ctx ends, and returns when
 // nothing of it is left. What goes wrong is logged, and never fails whoever runs it. The first look is an interval away: a process that starts has better things to do.
 func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...Need) {
 	var all sync.WaitGroup
-	for _, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+	for _, which := range ring.Keys() {
 		x, err := ring.New(pool, which, ring.Config{MaxBytes: anySize, Interval: interval, Hooks: ring.Hooks{
 			Stepped: func(o ring.Outcome) { stepped(log, which.Name, o) },
 			Failed:  func(err error) { log.Warn("onlyonce: rotating the inbox failed", "ring", which.Name, "error", err) },
@@ -48,7 +48,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 			}
 		})
 	}
-	all.Go(func() { NewBuilder(pool, ring.KeysLog(), log).Run(ctx) })
+	all.Go(func() { NewBuilder(pool, ring.ConsumerKeys(), log).Run(ctx) })
 	if len(needs) > 0 {
 		all.Go(func() { watch(ctx, pool, log, interval, answerTimeout, needs) })
 	}

@@ -38,8 +38,8 @@ with given_up as (
   select p.kind, p.key from onlyonce.parked p
    where p.id = any ($1::bigint[]) and p.kind in ('message', 'event') and p.key is not null and p.reason not in ('conflict', 'no-key')
      and (p.kind = 'message' or p."offset" is null))
-select onlyonce.claim_log(array(select key from given_up where kind = 'message'), array(select 0::bigint from given_up where kind = 'message')),
-       onlyonce.claim_clock(array(select key from given_up where kind = 'event'), array(select 0::bigint from given_up where kind = 'event'))`
+select onlyonce.claim_consumer(array(select key from given_up where kind = 'message'), array(select 0::bigint from given_up where kind = 'message')),
+       onlyonce.claim_standard(array(select key from given_up where kind = 'event'), array(select 0::bigint from given_up where kind = 'event'))`
 
 // RedriveCallsSQL makes parked calls due. In: ids, the key that each goes out under from now on (null: its own), and whether somebody has
 // verified that they were not applied. Under the lock on the rows.

@@ -27,7 +27,7 @@ func updating(columns []string, rights ...string) []string {
 func role(name string, rights map[string][]string) Role {
 	r := Role{name: name}
 	if rights["inbox"] != nil {
-		for _, ring := range []string{"keys_log_", "keys_clock_"} {
+		for _, ring := range []string{"consumer_keys_", "standard_keys_"} {
 			for _, slot := range "0123456789" {
 				rights[ring+string(slot)] = []string{"SELECT", "INSERT"}
 			}

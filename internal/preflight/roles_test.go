@@ -245,16 +245,16 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	ddl := []string{
-		`truncate onlyonce.keys_log_0`, `drop table onlyonce.audit`, `create table onlyonce.mine ()`, `alter table onlyonce.progress disable trigger sealed`,
+		`truncate onlyonce.consumer_keys_0`, `drop table onlyonce.audit`, `create table onlyonce.mine ()`, `alter table onlyonce.progress disable trigger sealed`,
 		`create or replace function onlyonce.seal() returns void language sql as 'select'`, `drop schema onlyonce cascade`,
 		`insert into onlyonce.schema_version (version) values (9)`, `delete from onlyonce.cursors`,
-		`update onlyonce.keys_log_0 set fingerprint = 0`, `delete from onlyonce.keys_log_0`, `delete from onlyonce.inbox`, `update onlyonce.progress set next_offset = 9`,
+		`update onlyonce.consumer_keys_0 set fingerprint = 0`, `delete from onlyonce.consumer_keys_0`, `delete from onlyonce.inbox`, `update onlyonce.progress set next_offset = 9`,
 		`delete from onlyonce.parked`, `update onlyonce.audit set reason = 'x'`, `delete from onlyonce.audit`,
 	}
 	for login, own := range map[string][]string{
 		"stock": {`update onlyonce.outbox_log set body = ''`, `delete from onlyonce.outbox_log`, `update onlyonce.lanes set version = 0`, `truncate onlyonce.outbox_log_1`,
 			`insert into onlyonce.audit (action, reason) values ('x', 'x')`},
-		"payments": {`insert into onlyonce.keys_log_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set clean = true`,
+		"payments": {`insert into onlyonce.consumer_keys_0 values (gen_random_uuid(), 0)`, `delete from onlyonce.leases`, `update onlyonce.cursors set clean = true`,
 			`delete from onlyonce.progress`, `select from onlyonce.inbox`,
 			`insert into onlyonce.outbox_log (slot, lane, key, sink, tenant, scope, name, method, target, headers, body) values (0, 0, gen_random_uuid(), 's', '', '', 'n', 'm', 't', '', '')`,
 			`update onlyonce.outbox_log set body = ''`, `truncate onlyonce.outbox_log_1`, `update onlyonce.rings set cur = 1`},
@@ -340,7 +340,7 @@ func TestS2MissingRightsAreNamed(t *testing.T) {
 	c := newCluster(t)
 	for _, x := range []struct{ role, login, take, names string }{
 		{"onlyonce_app", "stock", `delete on onlyonce.progress`, "role stock lacks rights: DELETE on onlyonce.progress; grant them (docs/roles.sql has all that onlyonce_app needs)"},
-		{"onlyonce_app", "stock", `select, insert on onlyonce.keys_log_0`, "INSERT on onlyonce.keys_log_0, SELECT on onlyonce.keys_log_0"},
+		{"onlyonce_app", "stock", `select, insert on onlyonce.consumer_keys_0`, "INSERT on onlyonce.consumer_keys_0, SELECT on onlyonce.consumer_keys_0"},
 		{"onlyonce_app", "stock", `select on onlyonce.schema_version`, "SELECT on onlyonce.schema_version"},
 		{"onlyonce_app", "stock", `usage on schema onlyonce`, "USAGE on schema onlyonce"},
 		{"onlyonce_relay", "payments", `update on onlyonce.lanes`, "UPDATE on onlyonce.lanes"},

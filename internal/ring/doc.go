@@ -1,4 +1,4 @@
-// Package ring rotates rings of tables: the outbox log, the event log, and the two rings of the inbox's keys.
+// Package ring rotates rings of tables: the outbox log, the event log, and the rings of the inbox's keys.
 //
 // # Concept
 //
@@ -21,7 +21,7 @@
 // A writer assigns itself a transaction id, reads the row in a later statement, and inserts into cur (onlyonce.enqueue_calls, onlyonce.append_events). It takes no
 // lock that a rotator takes before the TRUNCATE, and never waits for one.
 //
-// A claim of a key (onlyonce.claim_log and its like) has to find the key in whichever segment it stands, and must not be doubled by one that reads
+// A claim of a key (onlyonce.claim_consumer and its like) has to find the key in whichever segment it stands, and must not be doubled by one that reads
 // the row before or behind it. So it asks the closed segments, and inserts into draining first, and what was new there into cur. Of two
 // claims of one key, whatever of the row they have read, the later one then meets the earlier one in a table's unique index or in a closed segment:
 //

@@ -35,7 +35,7 @@ const lasting = 400
 // rotators that take the lease from each other and whose sessions are killed at any step; segments emptied and used again. Of a
 // key that is claimed within its horizon there is one effect at most, and nobody is refused who is the first.
 func TestK4RotationsUnderCollidingClaims(t *testing.T) {
-	for _, which := range []ring.Ring{ring.KeysLog(), ring.KeysClock()} {
+	for _, which := range ring.Keys() {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 			t.Run(which.Name+" "+string(level), func(t *testing.T) { stressKeys(t, which, level) })
 		}
@@ -250,13 +250,13 @@ func (s *keyStress) ask(ctx context.Context, tx pgx.Tx, form int, keys []uuid.UU
 	for i := range prints {
 		prints[i] = 7
 	}
-	if s.ring.Name == "keys_clock" {
+	if s.ring.Name == "standard_keys" {
 		return tx.QueryRow(ctx, `select onlyonce.claim($1, $2)`, keys, prints).Scan(outcomes)
 	}
 	if form == 0 {
-		return tx.QueryRow(ctx, `select onlyonce.claim_log($1, $2)`, keys, prints).Scan(outcomes)
+		return tx.QueryRow(ctx, `select onlyonce.claim_consumer($1, $2)`, keys, prints).Scan(outcomes)
 	}
 	*outcomes = make([]int16, len(keys))
-	_, err := tx.Exec(ctx, `select onlyonce.claim_log_fresh($1, $2)`, keys, prints)
+	_, err := tx.Exec(ctx, `select onlyonce.claim_consumer_fresh($1, $2)`, keys, prints)
 	return err
 }

@@ -46,7 +46,7 @@ func (r *rig) keyRotator(which ring.Ring, change ...func(*ring.Config)) *rotator
 	return x
 }
 
-// ask claims keys of the log's ring and returns what became of them.
+// ask claims keys of consumer_keys and returns what became of them.
 func (r *rig) ask(db interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }, function string, keys ...uuid.UUID) (outcomes []int16, err error) {
@@ -77,18 +77,18 @@ func (r *rig) segments(key uuid.UUID) string {
 // fresh is the claim that raises.
 func (r *rig) freshly(db execer, keys ...uuid.UUID) error {
 	prints := make([]int64, len(keys))
-	_, err := db.Exec(context.Background(), `select onlyonce.claim_log_fresh($1, $2)`, keys, prints)
+	_, err := db.Exec(context.Background(), `select onlyonce.claim_consumer_fresh($1, $2)`, keys, prints)
 	return err
 }
 
 // K3: a key is found wherever it stands, by both forms of the claim, until its segment is emptied; and is new then.
 func TestK3KeyIsFoundInEverySegment(t *testing.T) {
-	r := newKeyRig(t, ring.KeysLog())
+	r := newKeyRig(t, ring.ConsumerKeys())
 	a := uuid.New()
-	r.is(r.pool, "claim_log", a, 0)
+	r.is(r.pool, "claim_consumer", a, 0)
 	duplicate := func() {
 		t.Helper()
-		r.is(r.pool, "claim_log", a, 1)
+		r.is(r.pool, "claim_consumer", a, 1)
 		if err := r.freshly(r.pool, a); guard.SQLState(err) != "23505" {
 			t.Fatalf("%v", err)
 		}
@@ -100,7 +100,7 @@ func TestK3KeyIsFoundInEverySegment(t *testing.T) {
 	if err := r.freshly(r.pool, b); err != nil {
 		t.Fatal(err)
 	}
-	if a, b := r.segments(a), r.segments(b); a != "keys_log_0" || b != "keys_log_0 keys_log_1" {
+	if a, b := r.segments(a), r.segments(b); a != "consumer_keys_0" || b != "consumer_keys_0 consumer_keys_1" {
 		t.Fatalf("%s, %s", a, b)
 	}
 	r.until(r.rotator, ring.Closed)
@@ -108,24 +108,24 @@ func TestK3KeyIsFoundInEverySegment(t *testing.T) {
 	r.until(r.rotator, ring.Announced)
 	r.until(r.rotator, ring.Closed)
 	duplicate()
-	if got, err := r.ask(r.pool, "claim_log", b, a, uuid.New(), a); err != nil || len(got) != 4 || got[0] != 1 || got[1] != 1 || got[2] != 0 || got[3] != 1 {
+	if got, err := r.ask(r.pool, "claim_consumer", b, a, uuid.New(), a); err != nil || len(got) != 4 || got[0] != 1 || got[1] != 1 || got[2] != 0 || got[3] != 1 {
 		t.Fatalf("%v, %v", got, err)
 	}
 	for r.segments(a) != "" {
 		r.step(r.rotator)
 	}
-	r.is(r.pool, "claim_log", a, 0)
+	r.is(r.pool, "claim_consumer", a, 0)
 }
 
 // K3: another payload under a key is a conflict, wherever the key stands.
 func TestK3ConflictWithAClosedSegment(t *testing.T) {
-	r := newKeyRig(t, ring.KeysLog())
+	r := newKeyRig(t, ring.ConsumerKeys())
 	a := uuid.New()
-	r.is(r.pool, "claim_log", a, 0)
+	r.is(r.pool, "claim_consumer", a, 0)
 	other := func() {
 		t.Helper()
 		var got []int16
-		if err := r.pool.QueryRow(t.Context(), `select onlyonce.claim_log($1, $2)`, []uuid.UUID{a, a}, []int64{8, 0}).Scan(&got); err != nil || got[0] != 2 || got[1] != 1 {
+		if err := r.pool.QueryRow(t.Context(), `select onlyonce.claim_consumer($1, $2)`, []uuid.UUID{a, a}, []int64{8, 0}).Scan(&got); err != nil || got[0] != 2 || got[1] != 1 {
 			t.Fatalf("%v, %v", got, err)
 		}
 	}
@@ -139,17 +139,17 @@ func TestK3ConflictWithAClosedSegment(t *testing.T) {
 // K4: between the announcement and the close a claim asks the draining segment too: there the transactions insert that have read the row before.
 func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
 	for i, commit := range []bool{true, false, true, false} {
-		form := []string{"claim_log", "claim_log_fresh"}[i/2]
-		r := newKeyRig(t, ring.KeysLog())
+		form := []string{"claim_consumer", "claim_consumer_fresh"}[i/2]
+		r := newKeyRig(t, ring.ConsumerKeys())
 		a := uuid.New()
-		r.is(r.pool, "claim_log", uuid.New(), 0)
+		r.is(r.pool, "claim_consumer", uuid.New(), 0)
 		first := r.begin(pgx.ReadCommitted)
-		r.is(first, "claim_log", a, 0)
+		r.is(first, "claim_consumer", a, 0)
 		r.until(r.rotator, ring.Announced)
 		r.never(r.rotator, ring.Closed)
 		told := make(chan string, 1)
 		go func() {
-			if form == "claim_log" {
+			if form == "claim_consumer" {
 				got, err := r.ask(r.pool, form, a)
 				told <- fmt.Sprint(got, guard.SQLState(err))
 			} else {
@@ -162,7 +162,7 @@ func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
 		} else {
 			_ = first.Rollback(t.Context())
 		}
-		want := map[string]string{"claim_log true": "[1]", "claim_log false": "[0]", "claim_log_fresh true": "23505", "claim_log_fresh false": ""}
+		want := map[string]string{"claim_consumer true": "[1]", "claim_consumer false": "[0]", "claim_consumer_fresh true": "23505", "claim_consumer_fresh false": ""}
 		if got := <-told; got != want[fmt.Sprint(form, " ", commit)] {
 			t.Errorf("%s, commit %v: %q", form, commit, got)
 		}
@@ -171,17 +171,17 @@ func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
 
 // K4: a claim has its id before it reads the row: a rotator that announces behind its back waits for it.
 func TestK4ClaimThatHasReadTheRing(t *testing.T) {
-	for _, form := range []string{"claim_log", "claim_log_fresh"} {
+	for _, form := range []string{"claim_consumer", "claim_consumer_fresh"} {
 		t.Run(form, func(t *testing.T) {
-			r := newKeyRig(t, ring.KeysLog())
-			r.is(r.pool, "claim_log", uuid.New(), 0)
+			r := newKeyRig(t, ring.ConsumerKeys())
+			r.is(r.pool, "claim_consumer", uuid.New(), 0)
 			gate := r.begin(pgx.ReadCommitted)
-			if _, err := gate.Exec(t.Context(), `lock table onlyonce.keys_log_0 in share mode`); err != nil { // this takes no id
+			if _, err := gate.Exec(t.Context(), `lock table onlyonce.consumer_keys_0 in share mode`); err != nil { // this takes no id
 				t.Fatal(err)
 			}
 			late, written := uuid.New(), make(chan error, 1)
 			go func() {
-				if form == "claim_log" {
+				if form == "claim_consumer" {
 					_, err := r.ask(r.pool, form, late)
 					written <- err
 				} else {
@@ -195,7 +195,7 @@ func TestK4ClaimThatHasReadTheRing(t *testing.T) {
 			if err := <-written; err != nil {
 				t.Fatal(err)
 			}
-			r.is(r.pool, "claim_log", late, 1)
+			r.is(r.pool, "claim_consumer", late, 1)
 		})
 	}
 }
@@ -203,8 +203,8 @@ func TestK4ClaimThatHasReadTheRing(t *testing.T) {
 // K4: a claim that got its id behind the rotator's own is not waited for, and has read that the segment drains. What it inserts there is
 // not found by those who read the row behind the close; what it inserts into the current segment is.
 func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
-	r := newKeyRig(t, ring.KeysLog())
-	r.is(r.pool, "claim_log", uuid.New(), 0)
+	r := newKeyRig(t, ring.ConsumerKeys())
+	r.is(r.pool, "claim_consumer", uuid.New(), 0)
 	r.until(r.rotator, ring.Announced)
 	before := r.begin(pgx.ReadCommitted)
 	if _, err := before.Exec(t.Context(), `select pg_current_xact_id()`); err != nil {
@@ -212,15 +212,15 @@ func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
 	}
 	r.until(r.rotator, ring.Waiting)
 	late, a := r.begin(pgx.ReadCommitted), uuid.New()
-	r.is(late, "claim_log", a, 0)
+	r.is(late, "claim_consumer", a, 0)
 	r.commit(before)
 	r.until(r.rotator, ring.Closed)
 	told := make(chan []int16, 1)
 	go func() {
-		got, _ := r.ask(r.pool, "claim_log", a)
+		got, _ := r.ask(r.pool, "claim_consumer", a)
 		told <- got
 	}()
-	r.blocked("%claim_log($1%")
+	r.blocked("%claim_consumer($1%")
 	r.commit(late)
 	if got := <-told; len(got) != 1 || got[0] != 1 {
 		t.Fatalf("%v", got)
@@ -230,8 +230,8 @@ func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
 // K4: a transaction whose snapshot is older than the ring's row is told to run again, behind each step.
 func TestK4OldSnapshotIsRefused(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
-		r := newKeyRig(t, ring.KeysLog())
-		r.is(r.pool, "claim_log", uuid.New(), 0)
+		r := newKeyRig(t, ring.ConsumerKeys())
+		r.is(r.pool, "claim_consumer", uuid.New(), 0)
 		for _, action := range []ring.Action{ring.Announced, ring.Closed, ring.Retired, ring.Truncated} {
 			old, older := r.begin(level), r.begin(level)
 			for _, tx := range []pgx.Tx{old, older} {
@@ -240,7 +240,7 @@ func TestK4OldSnapshotIsRefused(t *testing.T) {
 				}
 			}
 			r.reach(r.rotator, action)
-			if _, err := r.ask(old, "claim_log", uuid.New()); guard.SQLState(err) != "40001" {
+			if _, err := r.ask(old, "claim_consumer", uuid.New()); guard.SQLState(err) != "40001" {
 				t.Fatalf("behind %s: %v", action, err)
 			}
 			if err := r.freshly(older, uuid.New()); guard.SQLState(err) != "40001" {
@@ -248,7 +248,7 @@ func TestK4OldSnapshotIsRefused(t *testing.T) {
 			}
 			_, _ = old.Rollback(t.Context()), older.Rollback(t.Context())
 			again := r.begin(level)
-			r.is(again, "claim_log", uuid.New(), 0)
+			r.is(again, "claim_consumer", uuid.New(), 0)
 			_ = again.Rollback(t.Context())
 		}
 	}
@@ -256,7 +256,7 @@ func TestK4OldSnapshotIsRefused(t *testing.T) {
 
 // K6: a segment is kept until every cursor has passed what was appended until its closing and the horizon.
 func TestK6FrontierHoldsBackRetention(t *testing.T) {
-	r := newKeyRig(t, ring.KeysLog())
+	r := newKeyRig(t, ring.ConsumerKeys())
 	cursor := func(topic, cluster string) int64 {
 		return one[int64](r.rig, `with l as (insert into onlyonce.leases (name) values ('cursor/stock/' || $1::text || '/0') returning id)
 		  insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, start_offset, run_start, start_policy)
@@ -265,7 +265,7 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	orders, returns := cursor("orders", "k"), cursor("returns", "k")
 	cursor("events", "postgres")
 	a := uuid.New()
-	r.is(r.pool, "claim_log", a, 0)
+	r.is(r.pool, "claim_consumer", a, 0)
 	r.until(r.rotator, ring.Announced)
 	r.until(r.rotator, ring.Closed)
 	kept := func(why string) {
@@ -275,7 +275,7 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 				t.Fatalf("%+v", out)
 			}
 		}
-		r.is(r.pool, "claim_log", a, 1)
+		r.is(r.pool, "claim_consumer", a, 1)
 	}
 	kept("has not said yet how far it is")
 	r.exec(`insert into onlyonce.frontiers (cursor_id, run, frontier) select $1, 0, clock_timestamp() + interval '1 hour'`, orders)
@@ -286,7 +286,7 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	r.exec(`update onlyonce.frontiers set run = 0, frontier = clock_timestamp()`)
 	kept("returns, partition 0")
 	r.exec(`insert into onlyonce.frontiers (cursor_id, run, frontier)
-	  select $1, 0, closed_at from onlyonce.segments where ring = 'keys_log' and slot = 0`, returns)
+	  select $1, 0, closed_at from onlyonce.segments where ring = 'consumer_keys' and slot = 0`, returns)
 	kept("at what was appended until")
 	r.exec(`update onlyonce.frontiers set run = 1, frontier = clock_timestamp() where cursor_id = $1`, returns)
 	kept("returns, partition 0")                                                                        // said of another run
@@ -295,16 +295,16 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	r.exec(`update onlyonce.cursors set retired_at = now() - interval '1 hour' where id = $1`, returns)
 	r.until(r.rotator, ring.Retired)
 	r.until(r.rotator, ring.Truncated)
-	r.is(r.pool, "claim_log", a, 0)
+	r.is(r.pool, "claim_consumer", a, 0)
 }
 
 // K6: what was noted while the clock was ahead is void although the clock, which went back, halts everything else.
 func TestK6FrontierOfAHaltedRing(t *testing.T) {
-	r := newKeyRig(t, ring.KeysLog())
+	r := newKeyRig(t, ring.ConsumerKeys())
 	r.exec(`with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id),
 	  c as (insert into onlyonce.cursors (id, scope, topic, partition, start_offset, run_start, start_policy) select id, 'stock', 'orders', 0, 0, 0, 'earliest' from l returning id)
 	  insert into onlyonce.frontiers (cursor_id, run, frontier) select id, 0, clock_timestamp() + interval '1 hour' from c`)
-	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '1 hour' where ring = 'keys_log' and slot = 0`)
+	r.exec(`update onlyonce.segments set opened_at = clock_timestamp() + interval '1 hour' where ring = 'consumer_keys' and slot = 0`)
 	if _, err := r.rotator.Step(t.Context()); !errors.Is(err, ring.ErrClock) {
 		t.Fatalf("%v, want that the clock went back", err)
 	}
@@ -315,8 +315,8 @@ func TestK6FrontierOfAHaltedRing(t *testing.T) {
 
 // Without a horizon nothing is rotated.
 func TestK6NoHorizon(t *testing.T) {
-	r := newKeyRig(t, ring.KeysClock())
-	r.exec(`update onlyonce.rings set horizon = null where name = 'keys_clock'`)
+	r := newKeyRig(t, ring.StandardKeys())
+	r.exec(`update onlyonce.rings set horizon = null where name = 'standard_keys'`)
 	r.is(r.pool, "claim", uuid.New(), 0)
 	for range 3 {
 		if out := r.step(r.rotator); out.Action != ring.Idle {
@@ -327,8 +327,8 @@ func TestK6NoHorizon(t *testing.T) {
 
 // K6: a clock that jumps forward by more than a seventh of the horizon halts rotation.
 func TestK6ClockJumps(t *testing.T) {
-	r := newKeyRig(t, ring.KeysClock())
-	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'keys_clock'`)
+	r := newKeyRig(t, ring.StandardKeys())
+	r.exec(`update onlyonce.rings set horizon = '7 hours' where name = 'standard_keys'`)
 	r.exec(`create schema fake`)
 	r.exec(`create table fake.offset_of_the_clock (by interval)`)
 	r.exec(`insert into fake.offset_of_the_clock values ('0')`)
@@ -347,7 +347,7 @@ func TestK6ClockJumps(t *testing.T) {
 	if out := r.step(r.rotator); out.Action != ring.Standby {
 		t.Fatalf("%+v", out)
 	}
-	if y := r.keyRotator(ring.KeysClock()); r.step(y).Action == "" {
+	if y := r.keyRotator(ring.StandardKeys()); r.step(y).Action == "" {
 		t.Fatal("a process that is started again does nothing")
 	}
 }

@@ -202,8 +202,8 @@ func TestRoleWithoutRights(t *testing.T) {
 		t.Error("it took the lease")
 	}
 	// All that is missing is named, before anything else of a ring is tried.
-	for _, lacks := range []string{"TRUNCATE on onlyonce.keys_log_3", "UPDATE on onlyonce.frontiers", "SELECT on onlyonce.cursors"} {
-		if _, err := restricted.keyRotator(ring.KeysLog()).Step(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), lacks) {
+	for _, lacks := range []string{"TRUNCATE on onlyonce.consumer_keys_3", "UPDATE on onlyonce.frontiers", "SELECT on onlyonce.cursors"} {
+		if _, err := restricted.keyRotator(ring.ConsumerKeys()).Step(t.Context()); !errors.Is(err, ring.ErrRights) || !strings.Contains(err.Error(), lacks) {
 			t.Errorf("nothing says %q: %v", lacks, err)
 		}
 	}

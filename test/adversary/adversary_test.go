@@ -37,7 +37,7 @@ func TestT4LateDelivery(t *testing.T) {
 
 // T7: a server that falls silent at the fence and the claim holds the partition for no longer than the bounds.
 func TestT7SilenceBeforeTheHandler(t *testing.T) {
-	played(t, "consumer/read-committed/key/batch/silent/claim_log.*")
+	played(t, "consumer/read-committed/key/batch/silent/claim_consumer.*")
 }
 
 // S1: a server that falls silent while a process starts is given up, and asked again.

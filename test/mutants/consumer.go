@@ -532,7 +532,7 @@ var consumerRules = []mutant{
 		old: "_, err = io.CopyN(io.Discard, s.buf, s.at)", new: "_, err = io.CopyN(io.Discard, s.buf, 0)",
 		pkg: "./consumer/internal/recordbatch", test: "TestF14PartsMakeTheWhole"},
 	{rule: "F13 ids of one database", file: "ops/adopt.go",
-		old: "b.claim(ctx, there, tx, logKeys); err != nil || !o.ClockKeys {", new: "b.claim(ctx, there, tx, logKeys); err != nil {",
+		old: "b.claim(ctx, there, tx, consumerKeys); err != nil || !o.StandardKeys {", new: "b.claim(ctx, there, tx, consumerKeys); err != nil {",
 		pkg: "./cmd/onlyonce", test: "TestF13AdoptFrom"},
 	{rule: "F13 replays", file: "internal/cursor/sql.go",
 		old: "replay_no = greatest(replay_no, $6)\n", new: "replay_no = replay_no + 0 * $6::integer\n",

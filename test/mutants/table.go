@@ -17,7 +17,7 @@ const schemaRings = "migrations/0005_inbox_rings.sql"
 const claimReads = `    return '{}';
   end if;
   ignored := pg_current_xact_id()::text;
-  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'keys_RING';
+  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'RING_keys';
   if cur is null or current_setting('transaction_isolation') <> 'read committed'
 `
 
