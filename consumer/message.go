@@ -9,6 +9,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Message is one record as the source handed it over. Handlers must not keep it after they return. Each run of a handler
@@ -106,8 +107,8 @@ func (m *Message) keyTopic() string {
 }
 
 // origin is what calls that the handler enqueues derive their keys from.
-func (m *Message) origin() dedupe.Origin {
-	o := dedupe.Origin{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Position: dedupe.Position{
+func (m *Message) origin() origin.Origin {
+	o := origin.Origin{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Position: origin.Position{
 		ClusterID: m.cluster, TopicID: m.topicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset},
 		Time: m.Time, Redo: !m.resend && (m.redo || m.replay > 0), Trace: m.trace()}
 	if m.resend {

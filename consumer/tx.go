@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Tx is the transaction that a handler works in: a [pgx.Tx] without Commit, Rollback and Conn, because the handler's
@@ -77,10 +77,10 @@ func For(tx Tx, m *Message) Tx { return &forMessage{tx, m.origin()} }
 // forMessage has what package outbox looks for.
 type forMessage struct {
 	Tx
-	origin dedupe.Origin
+	origin origin.Origin
 }
 
-func (t *forMessage) Origin() (dedupe.Origin, bool) { return t.origin, true }
+func (t *forMessage) Origin() (origin.Origin, bool) { return t.origin, true }
 
 // Late hands on what is written right before the seal.
 func (t *forMessage) Late(item any, write func(items []any) (sql string, args []any)) error {

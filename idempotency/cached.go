@@ -23,7 +23,7 @@ func (l *Layer) lookFrom(ctx context.Context, id [16]byte) (*record, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
 	asked := time.Now()
-	var o origin
+	var o history
 	var clock time.Time
 	row := recordRow{}
 	err := l.pool.QueryRow(ctx, lookFromSQL, uuid.UUID(id)).Scan(append([]any{&o.System, &o.Timeline, &clock}, row.targets()...)...)
@@ -33,7 +33,7 @@ func (l *Layer) lookFrom(ctx context.Context, id [16]byte) (*record, error) {
 	l.cache.saw(o, clock, asked)
 	r := row.record()
 	if r != nil {
-		r.origin = o
+		r.history = o
 	}
 	return l.withLease(ctx, r)
 }
@@ -67,7 +67,7 @@ func (x *exchange) share(r *record, resp *response) {
 	}
 	go func(ctx context.Context, id [16]byte) {
 		defer func() { <-l.puts }()
-		l.cache.put(ctx, id, &cached{Origin: r.origin, Expires: *r.expires, Fingerprint: r.fingerprint, Response: resp}, func(ctx context.Context) (bool, error) {
+		l.cache.put(ctx, id, &cached{Origin: r.history, Expires: *r.expires, Fingerprint: r.fingerprint, Response: resp}, func(ctx context.Context) (bool, error) {
 			now, err := l.look(ctx, id)
 			return err == nil && now != nil && now.token == r.token && !now.erased, err
 		})

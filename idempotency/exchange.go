@@ -14,9 +14,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // exchange is one request on its way through the layer.
@@ -38,7 +38,7 @@ type exchange struct {
 	id      [16]byte
 	token   uuid.UUID
 	expires time.Time // of the record that this request has made
-	origin  dedupe.Origin
+	origin  origin.Origin
 	ctx     context.Context // the request's, without its end
 
 	runs   int

@@ -20,6 +20,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Layer answers a request that is sent again with the first one's answer. Make one with [New], put it around handlers with
@@ -256,7 +257,7 @@ func (s Scope) check() error {
 // identify names the record, and what calls derive their keys from.
 func (x *exchange) identify() {
 	h := x.request.Header
-	x.origin = dedupe.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate"))}
+	x.origin = origin.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate"))}
 	x.id = dedupe.Key{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key}.Hash()
 	x.subject.Record, x.subject.Key = x.id, x.key
 }

@@ -72,7 +72,7 @@ type record struct {
 	free         bool          // nobody holds the lease
 	leaseLeft    time.Duration // until the lease ends
 
-	origin origin // where it was read, if a cache wants to know
+	history history // where it was read, if a cache wants to know
 }
 
 // recordRow is what the queries return; everything is null where there is no record.

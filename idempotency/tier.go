@@ -59,22 +59,22 @@ type tier struct {
 	sighted atomic.Pointer[sighting]
 }
 
-// origin is a history of a database: what was committed in it is there, unless a failover has lost it, which begins another one.
-type origin struct {
+// history identifies a history of a database: what was committed in it is there, unless a failover has lost it, which begins another one.
+type history struct {
 	System   int64  // pg_control_system
 	Timeline uint32 // the first eight digits of pg_walfile_name(pg_current_wal_insert_lsn()), in hexadecimal
 }
 
 // sighting is what one answer of the database says about now.
 type sighting struct {
-	origin
+	history
 	clock time.Time // the database's, when it answered
 	asked time.Time // by our monotonic clock, before it was asked
 }
 
 // cached is a completed record as the cache has it.
 type cached struct {
-	Origin      origin    // of the connection on which it was committed or read
+	Origin      history   // of the connection on which it was committed or read
 	Expires     time.Time // by the database's clock
 	Fingerprint []byte
 	Response    *response
@@ -114,7 +114,7 @@ func newTier(cfg *Config) *tier {
 
 // saw tells of an answer of the database: what it said, and when it was asked, as time.Now() read just before. Answers are told in any
 // order. Of one system a lower timeline counts for nothing: it is an old primary that has not noticed yet.
-func (t *tier) saw(o origin, clock, asked time.Time) {
+func (t *tier) saw(o history, clock, asked time.Time) {
 	next := &sighting{o, clock, asked}
 	for {
 		last := t.sighted.Load()
@@ -131,13 +131,13 @@ func (t *tier) saw(o origin, clock, asked time.Time) {
 }
 
 // now returns the database's history and a time that its clock has not passed yet, if both are known.
-func (t *tier) now() (o origin, clock time.Time, ok bool) {
+func (t *tier) now() (o history, clock time.Time, ok bool) {
 	s := t.sighted.Load()
 	if s == nil {
-		return origin{}, time.Time{}, false
+		return history{}, time.Time{}, false
 	}
 	passed := time.Since(s.asked)
-	return s.origin, s.clock.Add(passed), passed >= 0 && passed < sightingAge
+	return s.history, s.clock.Add(passed), passed >= 0 && passed < sightingAge
 }
 
 // get returns a record from the cache, or says that the database must be asked.
@@ -271,7 +271,7 @@ func decodeEntry(b []byte) (c *cached, until time.Time, ok bool) {
 		return nil, time.Time{}, false
 	}
 	c = &cached{
-		Origin:  origin{int64(binary.BigEndian.Uint64(b[1:])), binary.BigEndian.Uint32(b[9:])},
+		Origin:  history{int64(binary.BigEndian.Uint64(b[1:])), binary.BigEndian.Uint32(b[9:])},
 		Expires: time.UnixMicro(int64(binary.BigEndian.Uint64(b[13:]))),
 	}
 	until = time.UnixMicro(int64(binary.BigEndian.Uint64(b[21:])))

@@ -101,12 +101,12 @@ func testTier(t testing.TB, cfg Config) (*tier, *shelf) {
 }
 
 var (
-	here  = origin{System: -7_000_000_000_000_000_000, Timeline: 3}
+	here  = history{System: -7_000_000_000_000_000_000, Timeline: 3}
 	recID = [16]byte{1}
 )
 
 // see tells a tier that the database answered right now. Its clock is ahead of ours by hours: nothing may depend on ours.
-func see(t *tier, o origin) { now := time.Now(); t.saw(o, now.Add(5*time.Hour), now) }
+func see(t *tier, o history) { now := time.Now(); t.saw(o, now.Add(5*time.Hour), now) }
 
 func entry() *cached {
 	return &cached{
@@ -163,7 +163,7 @@ func TestH21RecordsComeBackAsTheyWere(t *testing.T) {
 func TestH21OtherHistories(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		next := origin{here.System, here.Timeline + 1}
+		next := history{here.System, here.Timeline + 1}
 		tier, s := testTier(t, Config{})
 		see(tier, here)
 		tier.put(t.Context(), recID, entry(), yes)
@@ -183,7 +183,7 @@ func TestH21OtherHistories(t *testing.T) {
 		tier.put(t.Context(), recID, young, yes)
 		wants(t, tier, young)
 		pass(time.Millisecond)
-		see(tier, origin{here.System + 1, 1}) // another cluster, whatever its timeline
+		see(tier, history{here.System + 1, 1}) // another cluster, whatever its timeline
 		wants(t, tier, nil)
 		pass(time.Millisecond)
 		see(tier, next)
@@ -198,7 +198,7 @@ func TestH21FailoverDuringAGet(t *testing.T) {
 		tier, s := testTier(t, Config{})
 		see(tier, here)
 		tier.put(t.Context(), recID, entry(), yes)
-		s.before = func(context.Context) error { see(tier, origin{here.System, here.Timeline + 1}); return nil }
+		s.before = func(context.Context) error { see(tier, history{here.System, here.Timeline + 1}); return nil }
 		wants(t, tier, nil)
 	})
 }

@@ -1,8 +1,10 @@
-// Package migrations holds the database schema `onlyonce` as plain numbered SQL, and applies it.
+// Package migrations holds the database schema `onlyonce` as plain SQL, and applies it.
 //
-// The files are what they look like: `psql -1 -v ON_ERROR_STOP=1 -f 0001_....sql` does the same as
-// [Apply], and a team with a migration tool of its own copies them into it. Each file records its
-// own version, so [Version] is right whichever way it was applied.
+// A directory is a version, and its files are the chapters of that version, one for each part of the schema, in the
+// order of their numbers: 0001/1_ground.sql, 0001/2_inbox.sql and so on. A version is applied in one transaction. The
+// files are what they look like: psql -1 -v ON_ERROR_STOP=1 with what [Print] writes does the same as [Apply], and a
+// team with a migration tool of its own copies them into it. The last chapter records the version, so [Version] is
+// right whichever way the version was applied.
 //
 // A version of the code works with its own schema version and with the next one ([Check]), and
 // migrations expand before they contract, so a rolling deploy migrates first and replaces pods after.
@@ -14,21 +16,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"path"
 	"strconv"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// FS holds the migrations, one file a version, named NNNN_what.sql.
+// FS holds the migrations: a directory for each version, named NNNN, with its chapters in order, named N_what.sql.
 //
-//go:embed *.sql
+//go:embed [0-9]*/*.sql
 var FS embed.FS
 
 // Latest is the schema version that this version of the code was written for.
-const Latest = 5
+const Latest = 1
 
 // ErrSchema is wrapped by every error of [Check]: the schema and the code do not fit each other.
 var ErrSchema = errors.New("schema does not fit this version of onlyonce")
@@ -45,9 +46,13 @@ type DB interface {
 }
 
 type migration struct {
-	version int
-	name    string
-	sql     string
+	version  int
+	chapters []chapter
+}
+
+type chapter struct {
+	name string // the file, for example 0001/1_ground.sql
+	sql  string
 }
 
 // load returns the embedded migrations in order of version.
@@ -57,19 +62,26 @@ func load() ([]migration, error) {
 		return nil, err
 	}
 	var all []migration
-	for _, e := range entries {
-		number, _, _ := strings.Cut(e.Name(), "_")
-		version, err := strconv.Atoi(number)
+	for _, e := range entries { // sorted by name, and so are the chapters
+		version, err := strconv.Atoi(e.Name())
 		if err != nil {
-			return nil, fmt.Errorf("migrations: file %s does not start with its version: %w", e.Name(), err)
+			return nil, fmt.Errorf("migrations: directory %s is not named by its version: %w", e.Name(), err)
 		}
-		sql, err := FS.ReadFile(e.Name())
+		files, err := FS.ReadDir(e.Name())
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, migration{version, e.Name(), string(sql)})
+		m := migration{version: version}
+		for _, f := range files {
+			name := path.Join(e.Name(), f.Name())
+			sql, err := FS.ReadFile(name)
+			if err != nil {
+				return nil, err
+			}
+			m.chapters = append(m.chapters, chapter{name, string(sql)})
+		}
+		all = append(all, m)
 	}
-	slices.SortFunc(all, func(a, b migration) int { return a.version - b.version })
 	return all, nil
 }
 
@@ -108,9 +120,11 @@ func apply(ctx context.Context, conn *pgx.Conn, all []migration) (applied []int,
 			if m.version <= current {
 				continue
 			}
-			// The simple protocol, because a file holds many statements; it has no parameters.
-			if _, err := tx.Conn().PgConn().Exec(ctx, m.sql).ReadAll(); err != nil {
-				return fmt.Errorf("migrations: %s: %w", m.name, err)
+			for _, c := range m.chapters {
+				// The simple protocol, because a file holds many statements; it has no parameters.
+				if _, err := tx.Conn().PgConn().Exec(ctx, c.sql).ReadAll(); err != nil {
+					return fmt.Errorf("migrations: %s: %w", c.name, err)
+				}
 			}
 			applied = append(applied, m.version)
 		}
@@ -152,7 +166,7 @@ func Check(ctx context.Context, db DB) error {
 	return nil
 }
 
-// Print writes every migration after version `after` as SQL that psql can run.
+// Print writes every version after `after`, chapter by chapter, as SQL that psql can run.
 func Print(w io.Writer, after int) error {
 	all, err := load()
 	if err != nil {
@@ -162,8 +176,10 @@ func Print(w io.Writer, after int) error {
 		if m.version <= after {
 			continue
 		}
-		if _, err := fmt.Fprintf(w, "-- %s\n%s\n", m.name, m.sql); err != nil {
-			return err
+		for _, c := range m.chapters {
+			if _, err := fmt.Fprintf(w, "-- %s\n%s\n", c.name, c.sql); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -7,8 +7,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	origins "github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // sinksOfLog finds each sink that has calls in the log; its last row is null. By the index
@@ -60,11 +60,11 @@ func (c *ExplainedCall) derive(of *KeyOf) {
 		return
 	}
 	for _, replay := range []int32{0, int32(of.Replay)} {
-		c.derived(dedupe.Origin{Tenant: of.Tenant, Scope: of.Scope, Topic: of.Topic, ID: of.ID, Replay: replay})
+		c.derived(origins.Origin{Tenant: of.Tenant, Scope: of.Scope, Topic: of.Topic, ID: of.ID, Replay: replay})
 	}
 }
 
-func (c *ExplainedCall) derived(o dedupe.Origin) {
+func (c *ExplainedCall) derived(o origins.Origin) {
 	if uuid.UUID(codec.Call(append(o.Fields(), c.Sink, c.Name, "")...)).String() == c.Key {
 		yes := true
 		c.Derived = &yes

@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	origins "github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // movedSQL finds the batch that moved a cursor past an offset. In: cursor, run, offset. One row, or
@@ -164,7 +164,7 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 	if err != nil {
 		return nil, err
 	}
-	at := dedupe.Position{Topic: c.Topic, Partition: c.Partition, Offset: offset}
+	at := origins.Position{Topic: c.Topic, Partition: c.Partition, Offset: offset}
 	if c.ClusterID != nil {
 		at.ClusterID = *c.ClusterID
 	}
@@ -174,7 +174,7 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 		}
 	}
 	for _, call := range calls {
-		call.derived(dedupe.Origin{Tenant: call.Tenant, Scope: call.Scope, Position: at})
+		call.derived(origins.Origin{Tenant: call.Tenant, Scope: call.Scope, Position: at})
 		e.Calls = append(e.Calls, call)
 	}
 	return e, nil

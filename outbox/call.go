@@ -12,10 +12,10 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // MaxBody is the largest body of a call, in bytes. A row lives in the database until its retention has passed and is
@@ -134,7 +134,7 @@ const (
 )
 
 // freeze checks the call and turns it into its row. It returns every fault at once.
-func freeze(call Call, origin dedupe.Origin, inbound bool) (row, error) {
+func freeze(call Call, from origin.Origin, inbound bool) (row, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {
 		faults = append(faults, fmt.Errorf("%w: %s: %w", ErrCall, field, fmt.Errorf(format, args...)))
@@ -166,12 +166,12 @@ func freeze(call Call, origin dedupe.Origin, inbound bool) (row, error) {
 		if call.Scope == "" {
 			fault("Scope", "must not be empty: without an inbound message it says which service or component asks, so that two of them may use one ID")
 		}
-		origin = dedupe.Origin{Tenant: call.Tenant, Scope: call.Scope}
+		from = origin.Origin{Tenant: call.Tenant, Scope: call.Scope}
 	}
 	if len(call.ID) > maxID {
 		fault("ID", "%d bytes are more than %d", len(call.ID), maxID)
 	}
-	for _, f := range []struct{ field, v string }{{"Tenant", origin.Tenant}, {"Scope", origin.Scope}} {
+	for _, f := range []struct{ field, v string }{{"Tenant", from.Tenant}, {"Scope", from.Scope}} {
 		if len(f.v) > maxText {
 			fault(f.field, "%d bytes are more than %d", len(f.v), maxText)
 		} else if !printable(f.v) {
@@ -197,7 +197,7 @@ func freeze(call Call, origin dedupe.Origin, inbound bool) (row, error) {
 		fault("OrderingKey", "%d bytes are more than %d", len(call.OrderingKey), maxID)
 	}
 	if call.Trace == "" {
-		call.Trace = origin.Trace
+		call.Trace = from.Trace
 		if len(call.Trace) > maxTrace || !visible(call.Trace) {
 			call.Trace = "" // the message's fault, and nothing depends on it
 		}
@@ -215,21 +215,21 @@ func freeze(call Call, origin dedupe.Origin, inbound bool) (row, error) {
 		body = []byte{} // nil would be NULL
 	}
 	r := row{
-		check: checkKey, key: identity(origin, inbound, call), tenant: origin.Tenant, scope: origin.Scope,
+		check: checkKey, key: identity(from, inbound, call), tenant: from.Tenant, scope: from.Scope,
 		sink: call.Sink, name: call.Name, method: method, target: call.Target,
 		headers: frozen.Lines(names, values), body: body, capture: call.Capture,
 	}
 	if inbound {
-		r.check, r.redo = checkNothing, origin.Redo
-		if origin.Redo {
+		r.check, r.redo = checkNothing, from.Redo
+		if from.Redo {
 			r.check = checkLog
 		}
-		if !origin.Time.IsZero() {
-			r.originTime = &origin.Time
+		if !from.Time.IsZero() {
+			r.originTime = &from.Time
 		}
 	}
 	if call.OrderingKey != "" {
-		k := orderKey(call.Sink, origin.Tenant, origin.Scope, call.OrderingKey)
+		k := orderKey(call.Sink, from.Tenant, from.Scope, call.OrderingKey)
 		r.order = &k
 	}
 	if call.Trace != "" {
@@ -276,10 +276,10 @@ func printable(s string) bool {
 // offset), or without an inbound message (tenant, scope, "call"). The first 128 bits become a UUIDv8 (RFC 9562 section
 // 5.8: its version and variant bits are set, the other 122 are the hash's), because many remotes only accept a UUID.
 // testdata/calls.json holds test vectors for other languages.
-func identity(origin dedupe.Origin, inbound bool, call Call) uuid.UUID {
-	fields := []string{origin.Tenant, origin.Scope, "call"}
+func identity(from origin.Origin, inbound bool, call Call) uuid.UUID {
+	fields := []string{from.Tenant, from.Scope, "call"}
 	if inbound {
-		fields = origin.Fields()
+		fields = from.Fields()
 	}
 	return codec.Call(append(fields, call.Sink, call.Name, call.ID)...)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/frozen"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Response is a remote's answer to a call that asked for it (Call.Capture).
@@ -97,7 +98,7 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 	tx.Report = func(err error) {
 		t.s.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", f.Sink, "error", err)
 	}
-	handle := tx.Lend(&dedupe.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: f.asked.Add(-f.age)})
+	handle := tx.Lend(&origin.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: f.asked.Add(-f.age)})
 	err = t.s.cfg.Complete(ctx, handle, &Completed{Key: f.Key, Tenant: f.Tenant, Scope: f.Scope, Sink: f.Sink, Name: f.Name, Method: f.Method, Target: f.Target,
 		Header: f.Header, Body: f.Body, Response: f.answer, Attempt: f.Attempt})
 	tx.TakeBack()

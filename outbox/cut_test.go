@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -108,7 +108,7 @@ func TestUnknownCommitBeginsNoMore(t *testing.T) {
 	r.enqueue(calls...)
 	g := r.gate()
 	sink := newScripted(func(_ context.Context, d *outbox.Delivery) outbox.Result {
-		if d.Attempt == 1 && d.Key == outbox.Identity(dedupe.Origin{Scope: calls[0].Scope}, false, calls[0]) {
+		if d.Attempt == 1 && d.Key == outbox.Identity(origin.Origin{Scope: calls[0].Scope}, false, calls[0]) {
 			g.pass(d)
 		}
 		return outbox.Result{Outcome: outbox.Delivered}

@@ -13,6 +13,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Errors of [Enqueue] besides [ErrCall]. Each means that the transaction must be rolled back.
@@ -41,7 +42,7 @@ const enqueueSQL = `select onlyonce.enqueue_calls($1, $2, $3, $4, $5, $6, $7, $8
 // handlerTx is what the transaction of a consumer's handler has besides dedupe.Tx.
 type handlerTx interface {
 	// Origin is the inbound message that is being handled; ok is false where there is none.
-	Origin() (o dedupe.Origin, ok bool)
+	Origin() (o origin.Origin, ok bool)
 	// Late keeps an item for the one statement that is sent right before the commit: the locks of ordering keys are then taken
 	// together, sorted, and held for moments.
 	Late(item any, write func(items []any) (sql string, args []any)) error
@@ -71,7 +72,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	if err := dedupe.InTransaction(tx); err != nil {
 		return fmt.Errorf("outbox: enqueue: %w", err)
 	}
-	var origin dedupe.Origin
+	var origin origin.Origin
 	handler, inbound := tx.(handlerTx)
 	if inbound {
 		origin, inbound = handler.Origin()

@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -49,9 +50,9 @@ func TestIdentityVectors(t *testing.T) {
 	}
 	seen := map[string]string{}
 	for _, v := range file.Vectors {
-		o := dedupe.Origin{Tenant: v.Origin.Tenant, Scope: v.Origin.Scope, ID: v.Origin.ID}
+		o := origin.Origin{Tenant: v.Origin.Tenant, Scope: v.Origin.Scope, ID: v.Origin.ID}
 		if p := v.Origin.Position; p != nil {
-			o.Position = dedupe.Position{ClusterID: p.ClusterID, Topic: p.Topic, Partition: p.Partition, Offset: p.Offset}
+			o.Position = origin.Position{ClusterID: p.ClusterID, Topic: p.Topic, Partition: p.Partition, Offset: p.Offset}
 			if p.TopicID != "" {
 				o.Position.TopicID = uuid.MustParse(p.TopicID)
 			}
@@ -83,7 +84,7 @@ func TestIdentityHoldsNoPayload(t *testing.T) {
 	t.Parallel()
 	a, b := charge("1"), charge("1")
 	b.Body, b.Target, b.Method, b.Header = []byte("other"), "/x", "PUT", nil
-	if x, y := outbox.Identity(dedupe.Origin{Scope: "s"}, false, a), outbox.Identity(dedupe.Origin{Scope: "s"}, false, b); x != y {
+	if x, y := outbox.Identity(origin.Origin{Scope: "s"}, false, a), outbox.Identity(origin.Origin{Scope: "s"}, false, b); x != y {
 		t.Errorf("%s and %s", x, y)
 	}
 }

@@ -3,7 +3,7 @@ package outbox
 import (
 	"time"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Statements are all SQL constants of the package by name.
@@ -24,7 +24,7 @@ func SetSweepEvery(d time.Duration) func() {
 }
 
 // Identity is identity as a string.
-func Identity(o dedupe.Origin, inbound bool, c Call) string { return identity(o, inbound, c).String() }
+func Identity(o origin.Origin, inbound bool, c Call) string { return identity(o, inbound, c).String() }
 
 // Stored is stored.
 func Stored(s string) string { return stored(s) }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -91,7 +91,7 @@ func TestCallsOfAHandler(t *testing.T) {
 	r.states("delivered")
 	want := map[string]string{}
 	for _, v := range []string{"fine", "fails first", "fine too"} {
-		want[outbox.Identity(dedupe.Origin{Scope: "stock", ID: v}, true, outbox.Call{Sink: "payments", Name: "charge"})] = v
+		want[outbox.Identity(origin.Origin{Scope: "stock", ID: v}, true, outbox.Call{Sink: "payments", Name: "charge"})] = v
 	}
 	for _, d := range sink.calls() {
 		if want[d.Key] != string(d.Body) || d.Scope != "stock" {
@@ -134,15 +134,15 @@ func TestCallsOfAHandler(t *testing.T) {
 // handlerTx stands for the transaction of a consumer's handler.
 type handlerTx struct {
 	pgx.Tx
-	origin *dedupe.Origin
+	origin *origin.Origin
 	marks  map[[16]byte]bool
 	late   []any
 	write  func(items []any) (string, []any)
 }
 
-func (h *handlerTx) Origin() (dedupe.Origin, bool) {
+func (h *handlerTx) Origin() (origin.Origin, bool) {
 	if h.origin == nil {
-		return dedupe.Origin{}, false
+		return origin.Origin{}, false
 	}
 	return *h.origin, true
 }
@@ -172,7 +172,7 @@ func TestEnqueueInAHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer inner.Rollback(context.Background())
-	origin := dedupe.Origin{Tenant: "acme", Scope: "stock", ID: "msg-1"}
+	origin := origin.Origin{Tenant: "acme", Scope: "stock", ID: "msg-1"}
 	tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
 
 	err = outbox.Enqueue(t.Context(), tx, outbox.Call{Sink: "payments", Name: "charge", Scope: "mine", Tenant: "mine"})
@@ -216,7 +216,7 @@ func TestEnqueueInAHandler(t *testing.T) {
 // conflict; in the log, or parked after its segment was emptied.
 func TestO1HandledAgain(t *testing.T) {
 	t.Parallel()
-	origin := dedupe.Origin{Scope: "stock", ID: "m"}
+	origin := origin.Origin{Scope: "stock", ID: "m"}
 	again := origin
 	again.Redo = true
 	for name, sql := range map[string]string{

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
@@ -167,7 +167,7 @@ func (r *rig) enqueue(calls ...outbox.Call) {
 func (r *rig) sameLane(c outbox.Call, like string) string {
 	r.t.Helper()
 	lane := func(c outbox.Call) byte {
-		u := uuid.MustParse(outbox.Identity(dedupe.Origin{Tenant: c.Tenant, Scope: c.Scope}, false, c))
+		u := uuid.MustParse(outbox.Identity(origin.Origin{Tenant: c.Tenant, Scope: c.Scope}, false, c))
 		return u[15] & 15
 	}
 	want := lane(c)

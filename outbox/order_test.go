@@ -10,7 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
@@ -267,7 +267,7 @@ func TestO4HandlersDoNotDeadlock(t *testing.T) {
 		all.Go(func() {
 			for round := range 50 {
 				err := pgx.BeginFunc(context.Background(), r.pool, func(inner pgx.Tx) error {
-					origin := dedupe.Origin{Scope: "stock", ID: fmt.Sprint(who, "-", round)}
+					origin := origin.Origin{Scope: "stock", ID: fmt.Sprint(who, "-", round)}
 					tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
 					for _, key := range keys {
 						if err := outbox.Enqueue(context.Background(), tx, outbox.Call{Sink: "payments", Name: "n", ID: key, OrderingKey: key}); err != nil {

@@ -11,12 +11,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
 // handled commits calls as a consumer's handler does, for a message with this origin.
-func (r *rig) handled(origin dedupe.Origin, calls ...outbox.Call) error {
+func (r *rig) handled(origin origin.Origin, calls ...outbox.Call) error {
 	r.t.Helper()
 	return pgx.BeginFunc(context.Background(), r.pool, func(inner pgx.Tx) error {
 		tx := &handlerTx{Tx: inner, origin: &origin, marks: map[[16]byte]bool{}}
@@ -147,7 +147,7 @@ func TestO6Redo(t *testing.T) {
 			if c.notBefore {
 				call.NotBefore = time.Now().Add(time.Hour)
 			}
-			if err := r.handled(dedupe.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-c.age), Redo: c.redo}, call); err != nil {
+			if err := r.handled(origin.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-c.age), Redo: c.redo}, call); err != nil {
 				t.Fatal(err)
 			}
 			r.start(testConfig(sink))
@@ -176,7 +176,7 @@ func TestReconcile(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				r := newRig(t)
 				sink := newScripted(accept)
-				if err := r.handled(dedupe.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-25 * time.Hour), Redo: true}, charge("1")); err != nil {
+				if err := r.handled(origin.Origin{Scope: "s", ID: "m", Time: time.Now().Add(-25 * time.Hour), Redo: true}, charge("1")); err != nil {
 					t.Fatal(err)
 				}
 				if later {
@@ -258,7 +258,7 @@ func TestTrace(t *testing.T) {
 	})
 	with := charge("own")
 	with.Trace = own
-	if err := r.handled(dedupe.Origin{Scope: "s", ID: "m", Trace: ofMessage}, charge("message"), with); err != nil {
+	if err := r.handled(origin.Origin{Scope: "s", ID: "m", Trace: ofMessage}, charge("message"), with); err != nil {
 		t.Fatal(err)
 	}
 	r.start(testConfig(sink))

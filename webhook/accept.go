@@ -7,11 +7,11 @@ import (
 	"time"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/parked"
 	"github.com/onlyonce/onlyonce/outbox"
 )
@@ -229,7 +229,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 		a.keep(tx, parked.Waiting, parked.Stale, a.aside)
 		return Stale, true, nil //nolint:nilerr // that the handler found it stale is what this is about
 	}
-	tx.Lend(&dedupe.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.id, Time: time.Now()})
+	tx.Lend(&origin.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.id, Time: time.Now()})
 	if a.cfg.Forward != nil {
 		err := a.cfg.Forward.enqueue(ctx, tx, a.item)
 		if errors.Is(err, outbox.ErrCall) { // of this event no call can be made, however often it comes; nothing was sent to the database

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/onlyonce/onlyonce/consumer"
-	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // newerSQL notes the version of an object; see the function's comment in the migration. In: scope, object, version. One row: false if a
@@ -90,7 +90,7 @@ func (cfg *Ordered) newer(ctx context.Context, tx consumer.Tx, m *consumer.Messa
 	if object == "" {
 		return true, nil
 	}
-	of, ok := tx.(interface{ Origin() (dedupe.Origin, bool) })
+	of, ok := tx.(interface{ Origin() (origin.Origin, bool) })
 	if !ok {
 		return false, consumer.Permanent(errForeignTx)
 	}

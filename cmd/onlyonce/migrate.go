@@ -4,7 +4,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"strings"
 
 	"github.com/onlyonce/onlyonce/migrations"
 )
@@ -16,11 +15,11 @@ func migrateCommand() command {
 		summary: "bring the schema onlyonce up to date",
 		help: `
 Brings the schema onlyonce in the database to the version that this program was written for, in one
-transaction, and says which migrations that took. Any number of processes may do it at once: they take turns.
+transaction, and says which versions that took. Any number of processes may do it at once: they take turns.
 Needs the right to create schemas. Old code goes on working with the new schema, so migrate first and deploy after.
 
--print needs no database: it writes every migration as SQL for psql or for a migration tool of your own, in
-which each one must be run in one transaction:
+-print needs no database: it writes every version as SQL for psql or for a migration tool of your own, in
+which each version must be run in one transaction:
 
   onlyonce migrate -print | psql -1 -v ON_ERROR_STOP=1
 
@@ -68,7 +67,7 @@ func (a *app) migrate(ctx context.Context, address string) error {
 			return err
 		}
 		for _, v := range applied {
-			_, _ = fmt.Fprintf(a.out, "applied %s\n", migrationName(v))
+			_, _ = fmt.Fprintf(a.out, "applied version %d\n", v)
 		}
 		if err := db.check(ctx); err != nil {
 			return err
@@ -83,15 +82,4 @@ func (a *app) migrate(ctx context.Context, address string) error {
 		_, _ = fmt.Fprintf(a.out, "the schema is at version %d (this program was written for %d) in %s\n", v, migrations.Latest, db.name)
 		return nil
 	})
-}
-
-// migrationName is the name of a version's file.
-func migrationName(version int) string {
-	entries, _ := migrations.FS.ReadDir(".") // embedded: Apply has read it
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), fmt.Sprintf("%04d_", version)) {
-			return e.Name()
-		}
-	}
-	return fmt.Sprintf("version %d", version)
 }

@@ -37,9 +37,9 @@ type Member struct {
 	Drain func(*Held)
 	Taken func(key string)
 
-	mu   sync.Mutex
-	has  map[string]*Held
-	seen int // how often own was called
+	mu     sync.Mutex
+	has    map[string]*Held
+	seen   int // how often own was called
 	wakeup chan struct{}
 }
 

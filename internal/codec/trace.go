@@ -3,7 +3,7 @@ package codec
 import "strings"
 
 // JoinTrace is a W3C trace context (https://www.w3.org/TR/trace-context/) in one string, as
-// dedupe.Origin and the outbox's rows have it: the traceparent, and the tracestate in a second line
+// origin.Origin and the outbox's rows have it: the traceparent, and the tracestate in a second line
 // if there is one. A tracestate without a traceparent says nothing.
 func JoinTrace(parent, state string) string {
 	if parent == "" || state == "" {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Handle is what a handler gets of a transaction: its statements, and nothing that ends it. It is
@@ -21,7 +21,7 @@ import (
 type Handle struct {
 	tx     *Tx
 	turn   int
-	origin *dedupe.Origin
+	origin *origin.Origin
 }
 
 // gate lets one call at a time through, and only those of the handle that is lent. Its mutex is
@@ -49,7 +49,7 @@ type level struct {
 // Lend begins a turn and returns its handle; origin is the inbound message that it is about, nil
 // where there is none. Handles of earlier turns are refused from now on. The caller has taken the
 // last one back.
-func (t *Tx) Lend(origin *dedupe.Origin) *Handle {
+func (t *Tx) Lend(origin *origin.Origin) *Handle {
 	t.gate.mu.Lock()
 	defer t.gate.mu.Unlock()
 	t.gate.turn++

@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // sealSQL judges deferred constraints and allows the COMMIT behind it. One row of void.
@@ -173,9 +173,9 @@ func (t *Tx) Hook(fn func(h *Handle) error) error {
 func (t *Tx) Failure() *Failure { return t.failure }
 
 // Origin returns the inbound message being handled; ok is false where there is none.
-func (h *Handle) Origin() (o dedupe.Origin, ok bool) {
+func (h *Handle) Origin() (o origin.Origin, ok bool) {
 	if h.origin == nil {
-		return dedupe.Origin{}, false
+		return origin.Origin{}, false
 	}
 	return *h.origin, true
 }

@@ -2,16 +2,16 @@ package main
 
 import "slices"
 
-const schema = "migrations/0001_inbox_cursors_outbox.sql"
-
-// schema2 has the bodies of the fence, the seal and the claims.
-const schema2 = "migrations/0002_redrive_replay_pause.sql"
-
-// schema4 has the log of events, the claims of webhooks, and the records of HTTP requests.
-const schema4 = "migrations/0004_events_http.sql"
-
-// schemaRings makes the inbox two rings, and has the bodies of the claims.
-const schemaRings = "migrations/0005_inbox_rings.sql"
+// The chapters of the schema.
+const (
+	schemaGround   = "migrations/0001/1_ground.sql"
+	schemaInbox    = "migrations/0001/2_inbox.sql"
+	schemaConsumer = "migrations/0001/3_consumer.sql"
+	schemaOutbox   = "migrations/0001/4_outbox.sql"
+	schemaEvents   = "migrations/0001/5_events.sql"
+	schemaWebhooks = "migrations/0001/6_webhooks.sql"
+	schemaHTTP     = "migrations/0001/7_http.sql"
+)
 
 // claimReads is where the claim that tells reads the ring, up to the comparison with the sequence.
 const claimReads = `    return '{}';

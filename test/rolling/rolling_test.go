@@ -2,6 +2,7 @@ package rolling
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -26,18 +26,10 @@ var patience = pgtest.Patience(time.Minute)
 
 const partitions = 4
 
-// released is the schema version of the last release, whose worker is in testdata (archive.sh); 0 while nothing is released.
-// Until then there is no version before: this version's worker is on both sides, and the next schema is made up (nextSchema).
-const released = 0
-
-// S1: the version before works while its schema is migrated, and beside this version; partitions go from one to the other and back,
+// S1: this version works while its schema is migrated to the next, and beside the next version; partitions go from one to the other and back,
 // handed over in order and taken from the dead. Nothing is lost, doubled or parked.
 func TestS1OldAndNewSideBySide(t *testing.T) {
-	now := buildNew(t)
-	before, version := now, migrations.Latest
-	if released > 0 {
-		before, version = buildOld(t, released), released
-	}
+	before, next := build(t, ""), build(t, overlay(t))
 	for _, c := range []struct {
 		name    string
 		brokers func(testing.TB) []string
@@ -50,21 +42,18 @@ func TestS1OldAndNewSideBySide(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, c.brokers(t), c.keys)
-			r.migrateWith(before)
-			if v, err := migrations.Version(t.Context(), r.pool); err != nil || v != version {
-				t.Fatalf("the version before makes schema %d, %v; want %d: archive the version that made it (archive.sh)", v, err, version)
-			}
+			r.migrate(before, migrations.Latest)
 			r.produce()
 
 			old1 := r.start(before, "old1")
 			r.everywhere("old1")
-			r.migrate(version)
+			r.migrate(next, migrations.Latest+1)
 			r.everywhere("old1") // it works on
 			r.stop(old1)
 			old2 := r.start(before, "old2")
 			r.everywhere("old2") // and starts on the schema of the next version
 
-			new1 := r.start(now, "new1")
+			new1 := r.start(next, "new1")
 			r.both("old2", "new1")
 			r.kill(old2)
 			r.everywhere("new1") // taken from the dead, forwards
@@ -74,7 +63,7 @@ func TestS1OldAndNewSideBySide(t *testing.T) {
 			r.stop(new1)
 			r.everywhere("old3") // handed over, backwards
 
-			new2 := r.start(now, "new2")
+			new2 := r.start(next, "new2")
 			r.both("old3", "new2")
 			r.stop(old3)
 			r.everywhere("new2") // handed over, forwards
@@ -84,7 +73,7 @@ func TestS1OldAndNewSideBySide(t *testing.T) {
 			r.kill(new2)
 			r.everywhere("old4") // taken from the dead, backwards
 
-			new3 := r.start(now, "new3")
+			new3 := r.start(next, "new3")
 			r.both("old4", "new3")
 			r.stop(old4)
 			r.end()
@@ -94,31 +83,53 @@ func TestS1OldAndNewSideBySide(t *testing.T) {
 	}
 }
 
-// buildOld unpacks the archive of a version, and builds its worker as the module that it was.
-func buildOld(t *testing.T, version int) string {
+// overlay returns the overlay for go build that makes the next version of this code: one more migration, and the number of it.
+func overlay(t *testing.T) string {
 	t.Helper()
-	archive, err := filepath.Abs(fmt.Sprintf("testdata/v%d.tar.gz", version))
+	dir := t.TempDir()
+	write := func(name string, content []byte) string {
+		t.Helper()
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(archive); err != nil {
-		t.Fatalf("%v: schema version %d needs a worker of version %d beside it: run archive.sh on the commit that released that", err, migrations.Latest, version)
+	code, err := os.ReadFile(filepath.Join(root, "migrations/migrations.go"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	run(t, dir, "tar", "-xzf", archive)
-	return build(t, dir, "./test/rolling/worker")
+	latest := fmt.Sprintf("const Latest = %d\n", migrations.Latest)
+	if strings.Count(string(code), latest) != 1 {
+		t.Fatalf("migrations.go does not say %q once", latest)
+	}
+	code = []byte(strings.Replace(string(code), latest, fmt.Sprintf("const Latest = %d\n", migrations.Latest+1), 1))
+	chapters := filepath.Join(root, "migrations", fmt.Sprintf("%04d", migrations.Latest+1))
+	made, err := filepath.Abs("testdata/1_made_up.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace, err := json.Marshal(map[string]map[string]string{"Replace": {
+		filepath.Join(root, "migrations/migrations.go"): write("migrations.go", code),
+		filepath.Join(chapters, "1_made_up.sql"):        made,
+		filepath.Join(chapters, "2_version.sql"): write("version.sql",
+			fmt.Appendf(nil, "insert into onlyonce.schema_version (version) values (%d);\n", migrations.Latest+1)),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return write("overlay.json", replace)
 }
 
-func buildNew(t *testing.T) string {
-	t.Helper()
-	return build(t, ".", "./worker")
-}
-
-// build returns the path of a program. -trimpath, so that what was built in another temporary directory counts.
-func build(t *testing.T, dir, pkg string) string {
+// build builds the worker, with an overlay unless that is empty, and returns the path of the program.
+func build(t *testing.T, overlay string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "worker")
-	run(t, dir, "go", "build", "-trimpath", "-o", program, pkg)
+	run(t, ".", "go", "build", "-overlay", overlay, "-o", program, "./worker")
 	return program
 }
 
@@ -285,47 +296,12 @@ func (r *rig) kill(p *process) {
 	}
 }
 
-func (r *rig) migrateWith(program string) {
+// migrate has a program bring the schema to its version.
+func (r *rig) migrate(program string, version int) {
 	r.t.Helper()
 	r.ends(r.start(program, "migrate", "-migrate"))
-}
-
-// migrate brings the schema to this version, or to a made-up next one if it is there already.
-func (r *rig) migrate(version int) {
-	r.t.Helper()
-	if migrations.Latest == version {
-		r.nextSchema(version + 1)
-		return
-	}
-	conn, err := r.pool.Acquire(r.t.Context())
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer conn.Release()
-	if _, err := migrations.Apply(r.t.Context(), conn.Conn()); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-// nextSchema does what a migration that only expands may do under workers: every table gets a column. Workers have prepared their
-// statements before, and must go on with them. A table at a time, so that the server never has to end a worker's transaction for it.
-func (r *rig) nextSchema(version int) {
-	r.t.Helper()
-	rows, err := r.pool.Query(r.t.Context(), `select relname::text from pg_class where relnamespace = 'onlyonce'::regnamespace and relkind in ('r', 'p') and not relispartition order by 1`)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(tables) == 0 {
-		r.t.Fatalf("%d tables, %v", len(tables), err)
-	}
-	for _, table := range tables {
-		if _, err := r.pool.Exec(r.t.Context(), `alter table `+pgx.Identifier{"onlyonce", table}.Sanitize()+` add column made_up integer not null default 0`); err != nil {
-			r.t.Fatalf("%s: %v", table, err)
-		}
-	}
-	if _, err := r.pool.Exec(r.t.Context(), `insert into onlyonce.schema_version (version) values ($1)`, version); err != nil {
-		r.t.Fatal(err)
+	if v, err := migrations.Version(r.t.Context(), r.pool); err != nil || v != version {
+		r.t.Fatalf("schema version %d, %v; want %d", v, err, version)
 	}
 }
 

@@ -1,5 +1,4 @@
-// Command worker is a process with one consumer, for the test of rolling deploys. It also goes into the archive of the
-// version before, so it uses what is public, and nothing newer than what it is archived with.
+// Command worker is a process with one consumer, for the test of rolling deploys.
 //
 // It ends in order on SIGTERM, and when its standard input ends, which the test's does whatever becomes of it.
 package main

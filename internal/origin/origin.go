@@ -1,4 +1,6 @@
-package dedupe
+// Package origin says which inbound message a handler's transaction is about, so that what it sends out takes its identity from
+// that message, on every run.
+package origin
 
 import (
 	"fmt"

@@ -1,36 +1,4 @@
--- onlyonce schema, version 3: the outbox is an append-only log that is read by lanes and dropped by segments.
-
--- ---------------------------------------------------------------- rings
-
-create table onlyonce.rings (
-  name      text     primary key,
-  slots     smallint not null check (slots >= 5),
-  cur       smallint not null default 0,
-  draining  smallint,
-  closed    smallint[] not null default '{}',
-  retired   smallint,
-  version   bigint   not null default 1,
-  check (cur between 0 and slots - 1)
-);
-comment on table  onlyonce.rings is 'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and the oldest is emptied whole.';
-comment on column onlyonce.rings.cur      is 'Slot that is inserted into.';
-comment on column onlyonce.rings.draining is 'Slot that was current before: transactions that began before the announcement may still insert into it.';
-comment on column onlyonce.rings.closed   is 'Slots that nobody inserts into any more, youngest first.';
-comment on column onlyonce.rings.retired  is 'Slot that is about to be emptied.';
-comment on column onlyonce.rings.version  is 'Rises with each step. A sequence of the ring holds the same number outside of MVCC: above READ COMMITTED a transaction whose snapshot is older than the last step sees the two differ.';
-
-create table onlyonce.segments (
-  ring      text     not null references onlyonce.rings (name),
-  slot      smallint not null,
-  use_no    bigint   not null default 0,
-  opened_at timestamptz,
-  closed_at timestamptz,
-  bound     xid8,
-  primary key (ring, slot)
-);
-comment on table  onlyonce.segments is 'What is known of each slot of a ring beside its state.';
-comment on column onlyonce.segments.use_no is 'How often the slot was opened: a slot is used again and again.';
-comment on column onlyonce.segments.bound  is 'Every transaction that wrote into the segment is below, and has ended. Set when it is closed.';
+-- onlyonce schema, version 1: the outbox, an append-only log of calls that relays read by lanes and drop by segments.
 
 insert into onlyonce.rings (name, slots) values ('outbox', 6);
 insert into onlyonce.segments (ring, slot, use_no, opened_at)
@@ -160,6 +128,112 @@ $$;
 comment on function onlyonce.header_lines(bytea[], bytea[]) is 'Headers of onlyonce.parked as onlyonce.outbox_log holds them.';
 comment on function onlyonce.header_lines(text[], text[]) is 'Headers as onlyonce.outbox_log holds them.';
 
+-- Writes outbound calls in the caller's transaction. Arrays of one length, a call each, in the order in which they are to go out:
+--   checks  0: the fence and the message's claim exclude that the call stands already.
+--           1: it may stand already (the message is replayed, or done again): then nothing is written; OO004 if its bytes differ.
+--           2: a call of the user's own transaction: its key is claimed in the inbox, and when that is forgotten the call may stand there still, unsent, or
+--              parked with an outcome that nobody knows; OO004 if either has other bytes.
+-- The locks of the ordering keys come first, in a statement before the INSERT that draws the ids, sorted, so that two
+-- transactions that call this once cannot deadlock. 1,024 stripes: one lock a key would exhaust the server's lock table.
+create function onlyonce.enqueue_calls(
+  checks smallint[], keys uuid[], order_keys uuid[], sinks text[], tenants text[], scopes text[], names text[], methods text[],
+  targets text[], headers text[], traces text[], bodies bytea[], not_before timestamptz[], origin_times timestamptz[],
+  redo boolean[], capture boolean[], sealed boolean[]
+) returns void
+language plpgsql as $$
+declare
+  ring  onlyonce.rings;
+  skip  bigint[] := '{}';
+  old   record;
+  claim smallint[];
+  i     integer;
+begin
+  if exists (select 1 from unnest(order_keys) k where k is not null) then
+    perform pg_advisory_xact_lock(1869507705, s.stripe)
+       from (select distinct (get_byte(uuid_send(k), 0) << 8 | get_byte(uuid_send(k), 1)) & 1023 as stripe
+               from unnest(order_keys) k where k is not null order by 1) s;
+  end if;
+
+  if 2 = any (checks) then
+    select onlyonce.claim(array_agg(c.k order by c.n), array_agg(c.f order by c.n)) into claim
+      from (select u.k, u.n, onlyonce.call_fingerprint(u.m, u.t, u.h, u.b, u.s) as f
+              from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n) where u.c = 2) c;
+    i := 0;
+    for n in 1 .. cardinality(keys) loop
+      if checks[n] = 2 then
+        i := i + 1;
+        if claim[i] = 2 then
+          raise exception using errcode = 'OO004',
+            message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[n], sinks[n]);
+        elsif claim[i] = 1 then
+          skip := skip || n::bigint;
+        end if;
+      end if;
+    end loop;
+  end if;
+
+  -- In statements of their own: each locks the tables that it names until the transaction ends, segments too, which then cannot be emptied.
+  if checks && '{1,2}'::smallint[] then
+    for old in
+      select u.n, (o.method, o.target, o.headers) is distinct from (u.m, u.t, u.h) or not u.s and not o.sealed and not o.erased and o.body <> u.b as differs
+        from unnest(checks, keys, methods, targets, headers, bodies, sealed) with ordinality as u(c, k, m, t, h, b, s, n)
+        join lateral (
+          select r.method, r.target, r.headers, r.body, r.sealed, r.erased_at is not null as erased from onlyonce.outbox_log r
+           where r.key = u.k
+          union all
+          select p.method, p.target, onlyonce.header_lines(p.header_names, p.header_values), p.body, p.sealed, p.erased_at is not null
+            from onlyonce.parked p where p.kind = 'call' and p.key = u.k and p.settled_at is null and p.reason <> 'conflict'
+          limit 1) o on true
+       where u.c > 0 and u.n <> all (skip)
+    loop
+      if old.differs then
+        raise exception using errcode = 'OO004',
+          message = format('onlyonce: call %L to sink %L was enqueued before with other bytes', names[old.n], sinks[old.n]);
+      end if;
+      skip := skip || old.n;
+    end loop;
+  end if;
+  -- The xid is assigned before the ring is read, each in a statement of its own: a rotator that announces another segment behind our
+  -- back waits for every xid that was in progress then.
+  perform pg_current_xact_id();
+  select * into ring from onlyonce.rings r where r.name = 'outbox';
+  if current_setting('transaction_isolation') <> 'read committed'
+     and ring.version <> (select last_value from onlyonce.outbox_version) then
+    raise exception using errcode = '40001', message = 'onlyonce: the outbox changed its segment since this transaction began: run it again';
+  end if;
+  insert into onlyonce.outbox_log (slot, lane, key, order_key, sink, tenant, scope, name, method, target, headers, trace, body,
+                                   not_before, origin_time, redo, capture, sealed)
+    select ring.cur, onlyonce.lane(coalesce(u.o, u.k)), u.k, u.o, u.sink, u.tenant, u.scope, u.name, u.method, u.target, u.h, u.trace, u.b,
+           u.nb, u.ot, u.redo, u.capture, u.sealed
+      from unnest(keys, order_keys, sinks, tenants, scopes, names, methods, targets, headers, traces, bodies, not_before, origin_times,
+                  redo, capture, sealed)
+           with ordinality as u(k, o, sink, tenant, scope, name, method, target, h, trace, b, nb, ot, redo, capture, sealed, n)
+     where cardinality(skip) = 0 or u.n <> all (skip)
+     order by u.n;
+end $$;
+comment on function onlyonce.enqueue_calls(smallint[], uuid[], uuid[], text[], text[], text[], text[], text[], text[], text[], text[], bytea[],
+  timestamptz[], timestamptz[], boolean[], boolean[], boolean[]) is 'Writes outbound calls in the caller''s transaction; relays send them after COMMIT, each under its key.';
+
+-- One call, for other languages: no ordering key, claimed by its own key. A null, or arrays of two lengths, would silently leave headers out.
+create function onlyonce.enqueue(
+  key uuid, tenant text, scope text, sink text, name text, method text, target text,
+  header_names text[], header_values text[], body bytea
+) returns void
+language plpgsql as $$
+begin
+  if header_names is null or header_values is null or array_position(header_names, null) is not null or array_position(header_values, null) is not null then
+    raise exception using errcode = '23502', message = 'onlyonce: enqueue: header_names and header_values must not be null, nor hold a null: for no headers give empty arrays';
+  elsif cardinality(header_names) <> cardinality(header_values) then
+    raise exception using errcode = '22023', message = format('onlyonce: enqueue: %s header_names and %s header_values', cardinality(header_names), cardinality(header_values));
+  end if;
+  perform onlyonce.enqueue_calls(array[2::smallint], array[enqueue.key], array[null::uuid], array[enqueue.sink], array[enqueue.tenant],
+    array[enqueue.scope], array[enqueue.name], array[enqueue.method], array[enqueue.target],
+    array[onlyonce.header_lines(enqueue.header_names, enqueue.header_values)], array[null::text], array[enqueue.body],
+    array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
+end $$;
+comment on function onlyonce.enqueue(uuid, text, text, text, text, text, text, text[], text[], bytea) is
+  'Writes an outbound call in the caller''s transaction; the relay sends it after COMMIT under `key`.';
+
 -- ---------------------------------------------------------------- passes
 
 -- Moves a lane's cursor: the relay's one write on the way of a call that succeeds. Compares the version, so that a COMMIT whose
@@ -210,40 +284,7 @@ end $$;
 comment on function onlyonce.advance(bigint, bigint, bigint, boolean, boolean, boolean) is
   'Moves a lane''s cursor from the version that its owner knows; raises OO008 if it has moved, OO007 where the log is of another cluster.';
 
--- ---------------------------------------------------------------- parked calls
-
-alter table onlyonce.parked
-  add column row_id           bigint,
-  add column lane             smallint,
-  add column first_attempt_at timestamptz,
-  add column capture          boolean not null default false,
-  add column sealed           boolean not null default false,
-  add column sealed_as        uuid,
-  add column trace            text,
-  add column response_status  integer,
-  add column response_headers text,
-  add column response_body    bytea,
-  add column erased_at        timestamptz;
-comment on column onlyonce.parked.row_id           is 'Id of the call in onlyonce.outbox_log; with lane as partition and this as offset calls of an ordering key are sorted.';
-comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
-comment on column onlyonce.parked.sealed_as        is 'Key that the body was sealed under, if an operator has given the call another key since. Null: the row''s key.';
-comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
-comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
-comment on column onlyonce.parked.reason is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
-
--- A row of the log is parked once.
-create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;
--- Which calls of a lane are due.
-create index parked_calls_due on onlyonce.parked (sink, lane, next_attempt_at) where kind = 'call' and next_attempt_at is not null;
-
--- Which settled calls may be deleted.
-create index parked_settled on onlyonce.parked (sink, settled_at) where kind = 'call' and settled_at is not null;
-
--- Calls are settled by relays, whose transactions have no seal.
-drop trigger sealed on onlyonce.parked;
-create constraint trigger sealed after update on onlyonce.parked
-  deferrable initially deferred
-  for each row when (old.state = 'retrying' and new.state = 'resolved' and new.kind = 'message') execute function onlyonce.require_seal();
+-- ---------------------------------------------------------------- calls
 
 -- What became of each call, for people and for tests; not for hot paths.
 create view onlyonce.calls as
@@ -259,5 +300,3 @@ create view onlyonce.calls as
     left join onlyonce.lanes l on l.sink = r.sink and l.lane = r.lane
     left join onlyonce.parked p on p.row_id = r.id;
 comment on view onlyonce.calls is 'Each call of the log: pending, delivered, or as onlyonce.parked has it (retrying, blocked, waiting, reconcile, discarded).';
-
-insert into onlyonce.schema_version (version) values (3);

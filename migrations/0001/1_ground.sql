@@ -1,0 +1,145 @@
+-- onlyonce schema, version 1: the ground that every room stands on. The chapters of a version are run in the order of
+-- their numbers, in one transaction: `onlyonce migrate` does so, and so does psql with what `onlyonce migrate -print`
+-- writes. No chapter holds a BEGIN or a COMMIT.
+
+create schema onlyonce;
+comment on schema onlyonce is
+  'onlyonce: at-least-once delivery, effects applied once. Inbox of dedupe keys, consumer cursors, outbox of outbound calls, parked work.';
+
+create table onlyonce.schema_version (
+  version    integer     primary key,
+  applied_at timestamptz not null default clock_timestamp()
+);
+comment on table onlyonce.schema_version is 'One row for each migration that was applied. Code accepts its own version and the next one.';
+
+-- ---------------------------------------------------------------- leases
+
+create table onlyonce.leases (
+  id         bigint generated always as identity primary key,
+  name       text        not null unique,
+  epoch      bigint      not null default 0,
+  nonce      uuid,
+  until      timestamptz
+);
+comment on table  onlyonce.leases is 'Who owns what: one row for each cursor, lane of a sink, ring and running request. Every write of an owner compares (epoch, nonce) here.';
+comment on column onlyonce.leases.name  is 'What is owned: for example cursor/<scope>/<topic>/<partition>, relay/<sink>/<lane> or ring/<name>.';
+comment on column onlyonce.leases.epoch is 'Rises by one with each owner.';
+comment on column onlyonce.leases.nonce is 'Random for each acquisition: after a failover that loses a raise, epochs repeat and nonces do not. Null: nobody owns it.';
+comment on column onlyonce.leases.until is 'When a lease on time ends, by the database clock. Null: nobody owns it, or it ends only when the epoch is raised (cursors: Kafka''s group decides who may raise).';
+
+-- Raises OO001 unless the lease is the caller's, and keeps it from being taken over until the transaction ends.
+-- FOR SHARE, not FOR KEY SHARE: raising the epoch is a non-key UPDATE, which KEY SHARE would let through.
+create function onlyonce.hold(lease bigint, epoch bigint, nonce uuid) returns void
+language plpgsql as $$
+begin
+  perform 1 from onlyonce.leases l
+    where l.id = hold.lease and l.epoch = hold.epoch and l.nonce = hold.nonce
+    for share;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: this owner was replaced',
+      detail = format('lease %s is no longer held under epoch %s', hold.lease, hold.epoch);
+  end if;
+end $$;
+comment on function onlyonce.hold(bigint, bigint, uuid) is
+  'Raises OO001 unless (epoch, nonce) own the lease; blocks a take-over until the transaction ends.';
+
+-- Takes over a lease: compare-and-set on the epoch the caller read before it proved that it may.
+-- Returns the new epoch, or null when somebody else raised it first, or when a lease on time has not ended. That is
+-- asked here although the caller has seen the end: a late renewal keeps the epoch, so the epoch alone would not show
+--   A reads "ended", the owner's renewal arrives late and succeeds, A raises: two owners until A's is noticed.
+-- No lease lasts for more than an hour. One that ends later was written while the clock was ahead, and is over.
+create function onlyonce.raise_epoch(lease bigint, seen_epoch bigint, new_nonce uuid, ttl interval default null) returns bigint
+language plpgsql as $$
+declare
+  raised bigint;
+begin
+  update onlyonce.leases l
+    set epoch = l.epoch + 1, nonce = new_nonce, until = clock_timestamp() + ttl
+    where l.id = raise_epoch.lease and l.epoch = seen_epoch
+      and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour')
+    returning l.epoch into raised;
+  return raised;
+end $$;
+comment on function onlyonce.raise_epoch(bigint, bigint, uuid, interval) is
+  'Takes a lease over if its epoch is still the one that was read and its time, if it has one, is over, or lies more than an hour ahead (written by a clock that was wrong); returns the new epoch or null.';
+
+-- ---------------------------------------------------------------- seal
+
+-- The seal: last statement before COMMIT. It judges deferred constraints with the work that caused them, and it
+-- raises unless the fence stands in this very transaction (a ROLLBACK slipped in between would have undone it).
+create function onlyonce.seal() returns void
+language plpgsql as $$
+declare
+  ignored text;
+begin
+  if current_setting('onlyonce.fenced', true) is distinct from pg_current_xact_id()::text then
+    raise exception using errcode = 'OO002',
+      message = 'onlyonce: not sealed: the fence was not taken in this transaction',
+      hint = 'Something ended the transaction that the fence opened: no COMMIT, ROLLBACK or BEGIN between the two.';
+  end if;
+  ignored := set_config('onlyonce.sealed', pg_current_xact_id()::text, true);
+  set constraints all immediate;
+end $$;
+comment on function onlyonce.seal() is
+  'Last statement before COMMIT of a fenced transaction: checks deferred constraints, then allows the COMMIT.';
+
+create function onlyonce.require_seal() returns trigger
+language plpgsql as $$
+begin
+  if current_setting('onlyonce.sealed', true) is distinct from pg_current_xact_id()::text then
+    raise exception using errcode = 'OO002',
+      message = 'onlyonce: not sealed: COMMIT before the engine was done',
+      hint = 'A handler must not COMMIT. If it ran SET CONSTRAINTS ALL IMMEDIATE, it must name its constraints instead.';
+  end if;
+  return null;
+end $$;
+comment on function onlyonce.require_seal() is 'Deferred trigger: refuses a COMMIT that onlyonce.seal() did not allow.';
+
+-- ---------------------------------------------------------------- rings
+
+create table onlyonce.rings (
+  name     text       primary key,
+  slots    smallint   not null check (slots >= 5),
+  cur      smallint   not null default 0,
+  draining smallint,
+  closed   smallint[] not null default '{}',
+  retired  smallint,
+  version  bigint     not null default 1,
+  uses     bigint[]   not null default '{}',
+  horizon  interval   check (horizon > interval '0'),
+  check (cur between 0 and slots - 1)
+);
+comment on table  onlyonce.rings is 'A ring of tables of one shape (segments): one is inserted into, the closed ones are only read, and the oldest is emptied whole.';
+comment on column onlyonce.rings.cur      is 'Slot that is inserted into.';
+comment on column onlyonce.rings.draining is 'Slot that was current before: transactions that began before the announcement may still insert into it.';
+comment on column onlyonce.rings.closed   is 'Slots that nobody inserts into any more, youngest first.';
+comment on column onlyonce.rings.retired  is 'Slot that is about to be emptied.';
+comment on column onlyonce.rings.version  is 'Rises with each step. A sequence of the ring holds the same number outside of MVCC: above READ COMMITTED a transaction whose snapshot is older than the last step sees the two differ.';
+comment on column onlyonce.rings.uses     is 'By slot (the first is slot 0): a random number of its last close. Slots are used again, and after a failover closed again; a use is not.';
+comment on column onlyonce.rings.horizon  is 'Rings of keys: how long a key is remembered at least, after its segment was closed. Null: for ever, and nothing is rotated.';
+
+create table onlyonce.segments (
+  ring      text     not null references onlyonce.rings (name),
+  slot      smallint not null,
+  use_no    bigint   not null default 0,
+  opened_at timestamptz,
+  closed_at timestamptz,
+  bound     xid8,
+  primary key (ring, slot)
+);
+comment on table  onlyonce.segments is 'What is known of each slot of a ring beside its state.';
+comment on column onlyonce.segments.use_no is 'How often the slot was opened: a slot is used again and again.';
+comment on column onlyonce.segments.bound  is 'Every transaction that wrote into the segment is below, and has ended. Set when it is closed.';
+
+-- ---------------------------------------------------------------- audit
+
+create table onlyonce.audit (
+  id     bigint generated always as identity primary key,
+  at     timestamptz not null default clock_timestamp(),
+  actor  text not null default current_user,
+  action text not null,
+  reason text not null check (reason <> ''),
+  detail jsonb not null default '{}'
+);
+comment on table onlyonce.audit is 'What operators changed by hand: who, when, why.';

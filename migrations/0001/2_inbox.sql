@@ -1,0 +1,280 @@
+-- onlyonce schema, version 1: the inbox, which holds the keys that were claimed, in rings of segments.
+
+-- The stored form of a key, the same as dedupe.Key.Hash in Go; dedupe/testdata/keys.json holds test vectors for both.
+create function onlyonce.key(tenant text, scope text, id text) returns uuid
+language plpgsql immutable strict parallel safe as $$
+declare
+  field  text;
+  packed bytea := '';
+  sum    bytea;
+  ms     bigint := 0;
+begin
+  foreach field in array array['onlyonce/key/1', tenant, scope, id] loop
+    packed := packed || int4send(octet_length(convert_to(field, 'UTF8'))) || convert_to(field, 'UTF8');
+  end loop;
+  sum := sha256(packed);
+  if id ~ '^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-7[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$' then
+    -- A UUIDv7 keeps its 48 bits of time in front.
+    return encode(substr(uuid_send(id::uuid), 1, 6) || substr(sum, 1, 10), 'hex')::uuid;
+  elsif id ~ '^[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}$' then
+    -- So does a ULID.
+    for i in 1..10 loop
+      ms := ms * 32 + strpos('0123456789ABCDEFGHJKMNPQRSTVWXYZ', upper(substr(id, i, 1))) - 1;
+    end loop;
+    return encode(substr(int8send(ms), 3, 6) || substr(sum, 1, 10), 'hex')::uuid;
+  end if;
+  return encode(substr(sum, 1, 16), 'hex')::uuid;
+end $$;
+comment on function onlyonce.key(text, text, text) is 'Stored form of a key: what onlyonce.inbox.key holds for (tenant, scope, id).';
+
+-- ---------------------------------------------------------------- claims and segments
+
+-- The claim, of one ring. In this order, each in a statement of its own (dedupe's and internal/ring's documentation have the interleavings):
+--   1. The transaction gets its id: a rotator that moves the ring behind our back waits for every id that was given out before.
+--   2. The ring's row is read. Above READ COMMITTED the snapshot may be older than the row: then its version is not the sequence's.
+--   3. Closed segments are asked for the keys. Where the caller has asked a segment's filter (its use is in `asked`), only for what that could not
+--      exclude (`hits`, of `hit_uses`). Filters of uses that are not closed here are not looked at.
+--   4. Keys are inserted into the draining segment, and those that were fresh there into the current one: transactions that have read the
+--      row before the announcement insert into the first only, those that read it after the drain into the second only. Sorted, the
+--      draining one first, everywhere: so calls do not deadlock.
+-- A key is fresh only if every segment says so. Waits for uncommitted copies. SEGMENT statements are written out by slot, because a plan is kept
+-- only for a table that is named; and planned without sequential scans, because a segment may have been empty when its plan was made.
+--
+-- Each ring has a claim of its own, made of one text. More classes of horizon are more names in this loop, and in Go's ring.Keys.
+do $do$
+declare
+  claim constant text := $f$
+create function onlyonce.claim_RING(keys uuid[], fingerprints bigint[],
+  asked bigint[] default '{}', hit_uses bigint[] default '{}', hits uuid[] default '{}') returns smallint[]
+language plpgsql as $$
+declare
+  cur      smallint;
+  draining smallint;
+  closed   smallint[];
+  uses     bigint[];
+  version  bigint;
+  slot     smallint;
+  rest     uuid[];
+  prints   bigint[];
+  probe    uuid[];
+  got      uuid[];
+  gotten   bigint[];
+  found    uuid[]   := '{}';
+  theirs   bigint[] := '{}';
+  parked   uuid[];
+  result   smallint[];
+  seqscan  text     := current_setting('enable_seqscan');
+  ignored  text;
+begin
+  if keys is null or fingerprints is null or array_position(keys, null) is not null or array_position(fingerprints, null) is not null then
+    raise exception using errcode = '23502', message = 'onlyonce: claim: keys and fingerprints must not be null, nor hold a null';
+  elsif cardinality(keys) <> cardinality(fingerprints) then
+    raise exception using errcode = '22023', message = format('onlyonce: claim: %s keys and %s fingerprints', cardinality(keys), cardinality(fingerprints));
+  end if;
+  if cardinality(keys) = 0 then
+    return '{}';
+  end if;
+  ignored := pg_current_xact_id()::text;
+  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'RING_keys';
+  if cur is null or current_setting('transaction_isolation') <> 'read committed'
+     and version <> (select s.last_value from onlyonce.RING_keys_version s) then
+    raise exception using errcode = '40001', message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
+  end if;
+  ignored := set_config('enable_seqscan', 'off', true);
+
+  select array_agg(u.k), array_agg(u.f) into rest, prints
+    from (select distinct on (v.k) v.k, v.f from unnest(keys, fingerprints) with ordinality as v(k, f, n) order by v.k, v.n) u;
+
+  foreach slot in array closed loop
+    probe := rest;
+    if uses[slot + 1] = any (asked) then
+      select array_agg(h.k) into probe from unnest(hit_uses, hits) as h(u, k) where h.u = uses[slot + 1] and h.k = any (rest);
+      continue when probe is null;
+    end if;
+    case slot
+      EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
+    end case;
+    if got is not null then
+      found := found || got;
+      theirs := theirs || gotten;
+      select array_agg(u.k), array_agg(u.f) into rest, prints from unnest(rest, prints) as u(k, f) where u.k <> all (got);
+      exit when rest is null;
+    end if;
+  end loop;
+
+  foreach slot in array array[draining, cur] loop
+    continue when slot is null or rest is null;
+    probe := rest;
+    case slot
+      EACH_SLOT{when SLOT then
+        with claimed as (insert into onlyonce.SEGMENT (key, fingerprint) select unnest(rest), unnest(prints) on conflict do nothing returning key, fingerprint)
+        select array_agg(c.key), array_agg(c.fingerprint) into rest, prints from claimed c;}
+    end case;
+    if cardinality(rest) is distinct from cardinality(probe) then
+      -- A later statement: under READ COMMITTED it sees what the INSERT has waited for; above, that has raised 40001.
+      select array_agg(p.k) into probe from unnest(probe) as p(k) where rest is null or p.k <> all (rest);
+      case slot
+        EACH_SLOT{when SLOT then select array_agg(s.key), array_agg(s.fingerprint) into got, gotten from onlyonce.SEGMENT s where s.key = any (probe);}
+      end case;
+      found := found || coalesce(got, '{}');
+      theirs := theirs || coalesce(gotten, '{}');
+    end if;
+  end loop;
+
+  if rest is not null then
+    -- A copy of an unsettled parked message or event is a duplicate even when retention has removed its key.
+    select array_agg(p.key) into parked from onlyonce.parked p
+     where p.kind in ('message', 'event') and p.key = any (rest) and p.settled_at is null and p.reason <> 'conflict';
+  end if;
+  ignored := set_config('enable_seqscan', seqscan, true);
+  if parked is null and cardinality(rest) = cardinality(keys) then
+    return array_fill(0::smallint, array[cardinality(keys)]);
+  end if;
+  -- Neither fresh nor found: somebody has deleted it in between.
+  if coalesce(cardinality(rest), 0) + cardinality(found) <> (select count(distinct k) from unnest(keys) k) then
+    raise exception using errcode = '40001', message = 'onlyonce: a key was claimed and forgotten while it was asked for: run it again';
+  end if;
+  select array_agg(case when u.first and i.fresh and not (u.k = any (coalesce(parked, '{}'))) then 0
+                        when i.f = u.f or i.f = 0 or u.f = 0 then 1
+                        else 2 end::smallint order by u.n)
+    into result
+    from (select k, f, n, row_number() over (partition by k order by n) = 1 as first
+            from unnest(keys, fingerprints) with ordinality as v(k, f, n)) u
+    join (select k, f, true as fresh from unnest(rest, prints) as r(k, f) union all select k, f, false from unnest(found, theirs) as d(k, f)) i on i.k = u.k;
+  return result;
+end $$$f$;
+  fresh constant text := $f$
+create function onlyonce.claim_RING_fresh(keys uuid[], fingerprints bigint[],
+  asked bigint[] default '{}', hit_uses bigint[] default '{}', hits uuid[] default '{}') returns void
+language plpgsql as $$
+declare
+  cur      smallint;
+  draining smallint;
+  closed   smallint[];
+  uses     bigint[];
+  version  bigint;
+  slot     smallint;
+  probe    uuid[];
+  duplicate boolean;
+  seqscan  text := current_setting('enable_seqscan');
+  ignored  text;
+begin
+  ignored := pg_current_xact_id()::text;
+  select r.cur, r.draining, r.closed, r.uses, r.version into cur, draining, closed, uses, version from onlyonce.rings r where r.name = 'RING_keys';
+  if cur is null or current_setting('transaction_isolation') <> 'read committed'
+     and version <> (select s.last_value from onlyonce.RING_keys_version s) then
+    raise exception using errcode = '40001', message = 'onlyonce: the inbox changed its segments since this transaction began: run it again';
+  end if;
+  if cardinality(closed) > 0 then
+    ignored := set_config('enable_seqscan', 'off', true);
+    foreach slot in array closed loop
+      probe := keys;
+      if uses[slot + 1] = any (asked) then
+        select array_agg(h.k) into probe from unnest(hit_uses, hits) as h(u, k) where h.u = uses[slot + 1];
+        continue when probe is null;
+      end if;
+      case slot
+        EACH_SLOT{when SLOT then select exists (select from onlyonce.SEGMENT s where s.key = any (probe)) into duplicate;}
+      end case;
+      if duplicate then
+        raise exception using errcode = '23505', message = 'onlyonce: one of these keys was claimed before', detail = format('It stands in slot %s of ring RING_keys.', slot);
+      end if;
+    end loop;
+    ignored := set_config('enable_seqscan', seqscan, true);
+  end if;
+  if draining is not null then
+    case draining
+      EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
+    end case;
+  end if;
+  case cur
+    EACH_SLOT{when SLOT then insert into onlyonce.SEGMENT (key, fingerprint) select unnest(keys), unnest(fingerprints) order by 1;}
+  end case;
+  if exists (select 1 from onlyonce.parked p where p.settled_at is null and p.reason <> 'conflict') then -- mostly there is none
+    if exists (select 1 from onlyonce.parked p
+                where p.kind in ('message', 'event') and p.key = any (keys) and p.settled_at is null and p.reason <> 'conflict') then
+      raise exception using errcode = '23505', message = 'onlyonce: a copy of one of these messages is parked';
+    end if;
+  end if;
+end $$$f$;
+  body   text;
+  branch text[];
+  ring   text;
+begin
+  foreach ring in array array['consumer_keys', 'standard_keys'] loop
+    for slot in 0 .. 9 loop
+      execute format('create table onlyonce.%I (key uuid primary key, fingerprint bigint not null)', ring || '_' || slot);
+      execute format('comment on table onlyonce.%I is %L', ring || '_' || slot, 'Segment of ring ' || ring || ': keys that were claimed. onlyonce.rings says what it is used for.');
+    end loop;
+    execute format('create sequence onlyonce.%I start 1 cache 1', ring || '_version');
+    -- setval and never nextval: nextval logs 32 numbers ahead, so that after a crash, and on a standby, the sequence stands behind them.
+    perform setval(('onlyonce.' || ring || '_version')::regclass, 1);
+    insert into onlyonce.rings (name, slots, horizon) values (ring, 10, interval '7 days');
+    insert into onlyonce.segments (ring, slot, use_no, opened_at)
+      select ring, s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 9) s;
+
+    foreach body in array case ring when 'consumer_keys' then array[claim, fresh] else array[claim] end loop
+      body := replace(body, 'RING', split_part(ring, '_', 1));
+      -- EACH_SLOT{...} is repeated for each slot.
+      for branch in select m from regexp_matches(body, '(EACH_SLOT\{([^}]*)\})', 'g') m loop
+        body := replace(body, branch[1], (
+          select string_agg(replace(replace(branch[2], 'SLOT', s::text), 'SEGMENT', ring || '_' || s), E'\n      ' order by s)
+            from generate_series(0, 9) s));
+      end loop;
+      execute body;
+    end loop;
+  end loop;
+
+  execute 'create view onlyonce.inbox as ' || (
+    select string_agg(format('select key, fingerprint, %L as segment from onlyonce.%I', g.ring || '_' || g.slot, g.ring || '_' || g.slot), ' union all ' order by g.ring, g.slot)
+      from onlyonce.segments g);
+end $do$;
+comment on function onlyonce.claim_consumer(uuid[], bigint[], bigint[], bigint[], uuid[]) is
+  'Claims keys of Kafka messages: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. The last three: which closed segments the caller''s filters were asked of, and what they could not exclude.';
+comment on function onlyonce.claim_standard(uuid[], bigint[], bigint[], bigint[], uuid[]) is
+  'Claims keys whose retention is by the clock: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies.';
+comment on function onlyonce.claim_consumer_fresh(uuid[], bigint[], bigint[], bigint[], uuid[]) is
+  'Claims keys of Kafka messages, or raises 23505 unless every one is new. So it may share a round trip with the effects and COMMIT.';
+comment on view onlyonce.inbox is 'Keys that are remembered, of all segments. One that was claimed while a segment drained stands in two. Claim by the functions: a row alone excludes nobody.';
+comment on column onlyonce.inbox.key         is '128-bit hash of (tenant, scope, key), see dedupe/testdata/keys.json.';
+comment on column onlyonce.inbox.fingerprint is 'First 64 bits of SHA-256 over the payload; 0: not compared.';
+comment on column onlyonce.inbox.segment     is 'Table that holds the key, in schema onlyonce.';
+
+-- For every transaction but the consumer engine's own claims: by the clock.
+create function onlyonce.claim(keys uuid[], fingerprints bigint[]) returns smallint[]
+language plpgsql as $$
+begin
+  return onlyonce.claim_standard(keys, fingerprints);
+end $$;
+comment on function onlyonce.claim(uuid[], bigint[]) is
+  'Claims keys in the caller''s transaction: 0 fresh, 1 duplicate, 2 same key with another payload. Waits for uncommitted copies. Keys are remembered by the database''s clock.';
+
+-- A key may be forgotten by hand: the next message with it is new.
+create function onlyonce.forget_key() returns trigger
+language plpgsql as $$
+begin
+  execute format('delete from onlyonce.%I where key = $1', old.segment) using old.key;
+  return old;
+end $$;
+comment on function onlyonce.forget_key() is 'Trigger: DELETE on onlyonce.inbox deletes from the segment.';
+create trigger forget instead of delete on onlyonce.inbox for each row execute function onlyonce.forget_key();
+
+-- ---------------------------------------------------------------- filters
+
+create table onlyonce.filters (
+  ring     text        not null references onlyonce.rings (name),
+  use      bigint      not null,
+  parts    smallint    not null check (parts between 1 and 256),
+  part     smallint    not null check (part >= 0 and part < parts),
+  keys     bigint      not null,
+  digest   bytea       not null,
+  filter   bytea       not null,
+  built_at timestamptz not null default clock_timestamp(),
+  primary key (ring, use, parts, part)
+);
+alter table onlyonce.filters alter column filter set storage external; -- CREATE TABLE can say it from PostgreSQL 16 on
+comment on table  onlyonce.filters is 'Filters of closed segments: each says of most keys that the segment does not hold them. Consumers load them, so that claims need not look.';
+comment on column onlyonce.filters.use    is 'Of which close (onlyonce.rings.uses). A filter of another use is of other keys.';
+comment on column onlyonce.filters.parts  is 'Of how many parts the segment''s filter is: each is of the keys whose last byte b has b * parts / 256 = part. All together are the filter.';
+comment on column onlyonce.filters.keys   is 'How many keys it was built of.';
+comment on column onlyonce.filters.digest is 'SHA-256 of filter.';

@@ -1,0 +1,394 @@
+-- onlyonce schema, version 1: consumers. Where each is in its log, what it has set aside, and what it says of itself.
+
+-- ---------------------------------------------------------------- cursors
+
+create table onlyonce.cursors (
+  id             bigint  primary key references onlyonce.leases (id) on delete cascade,
+  scope          text    not null check (scope <> ''),
+  topic          text    not null check (topic <> ''),
+  partition      integer not null check (partition >= 0),
+  group_id       text,
+  cluster_id     text,
+  topic_id       uuid,
+  start_offset   bigint  not null,
+  start_policy   text    not null,
+  run            integer not null default 0,
+  run_start      bigint  not null,
+  run_epoch      integer,
+  clean          boolean not null default true,
+  attempt_offset bigint,
+  attempts       integer not null default 0,
+  answers        integer not null default 0,
+  created_at     timestamptz not null default clock_timestamp(),
+  retired_at     timestamptz,
+  replay_no      integer not null default 0,
+  replay_until   bigint,
+  replay_resume  bigint,
+  replay_resend  boolean not null default false,
+  redo_until     bigint,
+  redo_topic_id  uuid,
+  unique (scope, topic, partition)
+);
+comment on table  onlyonce.cursors is 'One row for each (scope, topic, partition): Postgres, not Kafka, is the authority on the position. See the view onlyonce.positions.';
+comment on column onlyonce.cursors.id             is 'Also the id of the lease that owns this cursor.';
+comment on column onlyonce.cursors.group_id       is 'Kafka group that owns the cursor; another group is refused by name. Null: the next owner stamps its own (after `onlyonce cursor adopt`).';
+comment on column onlyonce.cursors.cluster_id     is 'Kafka cluster of the topic, part of its incarnation.';
+comment on column onlyonce.cursors.topic_id       is 'Topic id, part of its incarnation: a topic that was deleted and created again has another one. Null: not known yet.';
+comment on column onlyonce.cursors.start_offset   is 'Where the partition started, decided once.';
+comment on column onlyonce.cursors.start_policy   is 'Why it started there: committed (the group''s offset was taken over), earliest, or adopted by an operator.';
+comment on column onlyonce.cursors.run            is 'Rises when an operator sets the position; progress rows of earlier runs no longer count.';
+comment on column onlyonce.cursors.run_start      is 'Position at which the run began.';
+comment on column onlyonce.cursors.run_epoch      is 'As progress.leader_epoch, of the position at which the run began; of a replay''s run: of the position that it interrupted, which lies above. Null: not known, for example after `onlyonce cursor adopt -at`.';
+comment on column onlyonce.cursors.clean          is 'Cleared when an owner takes over, set when it lets go in order. An owner that finds it cleared handles the next messages one at a time.';
+comment on column onlyonce.cursors.attempt_offset is 'Offset of the message that stands alone and whose attempts are counted.';
+comment on column onlyonce.cursors.attempts       is 'Attempts at that offset, counted before each one runs, so that a message that kills its process is counted too.';
+comment on column onlyonce.cursors.answers        is 'How many of those attempts are known to have ended with an error of the handler. The others took the process with them, or are under way.';
+comment on column onlyonce.cursors.retired_at     is 'Set by `onlyonce cursor retire`: nobody works on this cursor, and it holds back no retention. Null: in use.';
+comment on column onlyonce.cursors.replay_no      is 'Rises with each replay. Below replay_until it is part of what a message''s key is, so that what was handled once is handled again.';
+comment on column onlyonce.cursors.replay_until   is 'Where the replay ends. Null: none is under way.';
+comment on column onlyonce.cursors.replay_resume  is 'Position that the replay interrupted: behind replay_until the cursor goes on there.';
+comment on column onlyonce.cursors.replay_resend  is 'Whether calls that are enqueued during the replay get keys of their own, so that the remote applies them again.';
+comment on column onlyonce.cursors.redo_topic_id  is 'In which topic redo_until lies: it means nothing in one that was made anew. Null: not known.';
+comment on column onlyonce.cursors.redo_until     is 'Messages below it may have been handled in a history that this database does not know, or that an operator has set back: calls under their keys may have been made. Null: none.';
+
+create table onlyonce.progress (
+  cursor_id     bigint  not null,
+  run           integer not null,
+  from_offset   bigint  not null,
+  next_offset   bigint  not null, -- above from_offset: the fence compares. As a CHECK, the same would be parsed and planned anew for each batch
+  anchor_offset bigint,
+  anchor_epoch  integer,
+  anchor_hash   bytea,
+  leader_epoch  integer,
+  primary key (cursor_id, run, from_offset)
+);
+comment on table  onlyonce.progress is 'Insert-only: one row for each committed batch, inserted in the batch''s transaction. A second transaction from the same offset finds the first one''s row. Old rows are pruned by the owner. (One row updated in place slows down fourfold within seconds behind an old snapshot. No foreign key: the fence has just locked the owner''s row.)';
+comment on column onlyonce.progress.from_offset   is 'Position before the batch.';
+comment on column onlyonce.progress.next_offset   is 'Position after the batch: everything below it is applied, parked, or was never to be handed over (control, aborted and removed records).';
+comment on column onlyonce.progress.anchor_offset is 'Offset of the last record seen below next_offset; null before the first.';
+comment on column onlyonce.progress.anchor_epoch  is 'Leader epoch of that record''s batch.';
+comment on column onlyonce.progress.anchor_hash   is 'SHA-256 of that record: tells a log that was truncated and written anew from the one that was read.';
+comment on column onlyonce.progress.leader_epoch  is 'Leader epoch that no batch below next_offset exceeded when it was read; what is written there after an unclean election has a higher one. Null: the source has no leader epochs.';
+
+create view onlyonce.positions as
+  select c.id, c.scope, c.topic, c.partition, c.group_id, c.cluster_id, c.topic_id, c.run, c.clean,
+         c.attempt_offset, c.attempts, c.start_offset, c.start_policy, l.epoch, l.nonce,
+         coalesce(p.next_offset, c.run_start) as next_offset,
+         p.anchor_offset, p.anchor_epoch, p.anchor_hash,
+         case when p.next_offset is null then c.run_epoch else p.leader_epoch end as leader_epoch, c.run_epoch,
+         c.retired_at, c.replay_no, c.replay_until, c.replay_resume, c.replay_resend, c.redo_until, c.redo_topic_id
+    from onlyonce.cursors c
+    join onlyonce.leases l on l.id = c.id
+    left join lateral (
+      select q.next_offset, q.anchor_offset, q.anchor_epoch, q.anchor_hash, q.leader_epoch from onlyonce.progress q
+       where q.cursor_id = c.id and q.run = c.run
+       order by q.from_offset desc limit 1) p on true;
+comment on view onlyonce.positions is 'Where each cursor stands: next_offset is the next offset that will be handled.';
+
+-- Takes a cursor over: raises its lease's epoch if it is still the one that was read, stamps the owner, and clears `clean`.
+create function onlyonce.take_cursor(
+  cursor_id bigint, seen_epoch bigint, new_nonce uuid, group_id text, cluster_id text, topic_id uuid, lock_timeout text
+) returns bigint
+language plpgsql as $$
+declare
+  raised bigint;
+begin
+  perform set_config('lock_timeout', take_cursor.lock_timeout, true);
+  raised := onlyonce.raise_epoch(take_cursor.cursor_id, seen_epoch, new_nonce);
+  if raised is not null then
+    update onlyonce.cursors c
+      set group_id = take_cursor.group_id, cluster_id = take_cursor.cluster_id,
+          topic_id = coalesce(take_cursor.topic_id, c.topic_id), clean = false
+      where c.id = take_cursor.cursor_id;
+  end if;
+  return raised;
+end $$;
+comment on function onlyonce.take_cursor(bigint, bigint, uuid, text, text, uuid, text) is
+  'Takes a cursor over if its epoch is still the one that was read; returns the new epoch or null.';
+
+create table onlyonce.frontiers (
+  cursor_id bigint      primary key references onlyonce.cursors (id) on delete cascade,
+  run       integer     not null,
+  frontier  timestamptz not null
+) with (fillfactor = 50);
+comment on table  onlyonce.frontiers is 'How far each cursor is in the time of its log, by the database''s clock: nothing that was appended before it is still to be handled.';
+comment on column onlyonce.frontiers.run      is 'The cursor''s run that this is said of. In another one nothing is known.';
+comment on column onlyonce.frontiers.frontier is 'The latest of the times, each asked before the end of the log was, whose end the cursor has passed.';
+
+-- ---------------------------------------------------------------- scopes, topics, pauses, owners
+
+create table onlyonce.scopes (
+  scope      text        primary key check (scope <> ''),
+  topics     text[]      not null,
+  copies     text        check (copies in ('within', 'across')),
+  home       text        not null,
+  created_at timestamptz not null default clock_timestamp()
+);
+comment on table  onlyonce.scopes is 'What ids mean in a scope that reads messages by id: its consumers agree on this row, or halt.';
+comment on column onlyonce.scopes.topics is 'Topics that its consumers have read.';
+comment on column onlyonce.scopes.copies is 'Whether an id counts within its topic or across the topics of the scope. Null: one topic, and nobody has chosen.';
+comment on column onlyonce.scopes.home   is 'Topic whose keys never hold a topic: the one that the scope began with. Empty: it began with several.';
+
+create table onlyonce.topics (
+  scope      text    not null,
+  topic      text    not null,
+  partitions integer not null check (partitions > 0),
+  changed_at timestamptz not null default clock_timestamp(),
+  primary key (scope, topic)
+);
+comment on table  onlyonce.topics is 'How many partitions a topic had when a scope first read it, or when somebody accepted that it has more: later ones start at the log''s start, and order by key holds for a number of partitions.';
+
+create table onlyonce.pauses (
+  scope     text        not null,
+  topic     text        not null default '',
+  partition integer     not null default -1,
+  paused_at timestamptz not null default clock_timestamp(),
+  actor     text        not null default current_user,
+  reason    text        not null,
+  primary key (scope, topic, partition),
+  check ((topic = '') = (partition = -1))
+);
+comment on table  onlyonce.pauses is 'What stands still because somebody said so, until somebody says otherwise, across restarts.';
+comment on column onlyonce.pauses.topic     is 'Empty: the whole scope.';
+comment on column onlyonce.pauses.partition is '-1: the whole scope.';
+
+create table onlyonce.owners (
+  id         uuid        primary key,
+  scope      text        not null,
+  host       text        not null,
+  pid        integer     not null,
+  started_at timestamptz not null default clock_timestamp(),
+  seen_at    timestamptz not null default clock_timestamp(),
+  partitions jsonb       not null
+) with (fillfactor = 50);
+create index owners_scope on onlyonce.owners (scope);
+comment on table  onlyonce.owners is 'What each consumer process knows of the partitions that it owns, for people and tools: the engine decides nothing by it.';
+comment on column onlyonce.owners.id         is 'Drawn by each Consumer.Run.';
+comment on column onlyonce.owners.seen_at    is 'When the process wrote the row: at once when a state changes, every 10 seconds otherwise. A process that stops in order deletes its row.';
+comment on column onlyonce.owners.partitions is 'A list of objects: topic, partition, epoch, position, high_watermark, lag, last_stable, paused, halted (reason), detail, and ages in seconds at seen_at: halted_for, last_batch_age, waiting_for (an open Kafka transaction holds back what lies above last_stable).';
+
+-- ---------------------------------------------------------------- fence
+
+-- The fence. In one call, because each statement of a pipeline costs: bounds of this transaction, ownership, position.
+-- It raises, because a statement that shares a round trip with COMMIT must raise where it does not hold:
+-- an UPDATE that matches no row is no error, and the COMMIT after it would go through.
+-- The position is compared with what the database holds, which may lie below what its owner remembers: a failover may have
+-- lost commits. The INSERT waits for another transaction from the same offset (an earlier attempt whose outcome is unknown), at
+-- most lock_timeout, which the comparison cannot see. If that one commits, the INSERT raises 23505 on onlyonce.progress.
+--
+-- It does not call onlyonce.hold: a nested call costs as much as the query inside. plpgsql runs an assignment of one expression
+-- without a query, and PERFORM as a query: hence the assignments.
+--
+-- enable_seqscan is off while the position is looked up, and no longer: the plan is made while the table is tiny, is kept, and
+-- would go on reading the whole table when it has grown behind an old snapshot. A SET clause of the function would do the same
+-- for more, because it ends with a walk over all settings. An error in between ends the transaction, and the setting with it.
+create function onlyonce.fence(
+  cursor_id bigint, epoch bigint, nonce uuid, run integer, expected bigint, next bigint,
+  anchor_offset bigint, anchor_epoch integer, anchor_hash bytea, leader_epoch integer,
+  lock_timeout text, statement_timeout text, idle_timeout text
+) returns void
+language plpgsql as $$
+declare
+  stands  bigint;
+  seqscan text := current_setting('enable_seqscan');
+  ignored text;
+begin
+  ignored := set_config('lock_timeout', fence.lock_timeout, true)
+          || set_config('statement_timeout', fence.statement_timeout, true)
+          || set_config('idle_in_transaction_session_timeout', fence.idle_timeout, true)
+          || set_config('enable_seqscan', 'off', true);
+
+  -- The lock goes first, in a statement of its own: what is read behind it was committed before it was granted, and who
+  -- takes over waits for it. FOR SHARE, not FOR KEY SHARE: see onlyonce.hold.
+  perform 1 from onlyonce.leases l
+    where l.id = fence.cursor_id and l.epoch = fence.epoch and l.nonce = fence.nonce
+    for share;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: this owner was replaced',
+      detail = format('lease %s is no longer held under epoch %s', fence.cursor_id, fence.epoch);
+  end if;
+
+  select p.next_offset into stands from onlyonce.progress p
+    where p.cursor_id = fence.cursor_id and p.run = fence.run
+    order by p.from_offset desc limit 1;
+  if not found then
+    select c.run_start into stands from onlyonce.cursors c where c.id = fence.cursor_id and c.run = fence.run;
+  end if;
+  if stands is distinct from fence.expected then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: the position has moved',
+      detail = format('cursor %s stands at offset %s and not at %s', fence.cursor_id, stands, fence.expected);
+  end if;
+  if fence.next <= fence.expected then
+    raise exception using errcode = 'check_violation',
+      message = format('onlyonce: fence: the position would go from %s to %s', fence.expected, fence.next);
+  end if;
+
+  ignored := set_config('enable_seqscan', seqscan, true)
+          || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+
+  -- Without ON CONFLICT, which writes a second record for the row: where another transaction from the same position
+  -- has committed meanwhile, this raises by itself.
+  insert into onlyonce.progress
+    values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch);
+end $$;
+comment on function onlyonce.fence(bigint, bigint, uuid, integer, bigint, bigint, bigint, integer, bytea, integer, text, text, text) is
+  'First statement of a batch: moves the cursor from expected to next, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';
+
+create constraint trigger sealed after insert on onlyonce.progress
+  deferrable initially deferred
+  for each row execute function onlyonce.require_seal();
+
+-- ---------------------------------------------------------------- parked
+
+create table onlyonce.parked (
+  id               bigint generated always as identity primary key,
+  kind             text not null check (kind in ('message', 'call', 'event')),
+  state            text not null default 'waiting'
+                   check (state in ('waiting', 'retrying', 'blocked', 'reconcile', 'resolved', 'discarded')),
+  reason           text not null,
+  error            text not null default '',
+  attempts         integer not null default 0,
+  next_attempt_at  timestamptz,
+  parked_at        timestamptz not null default clock_timestamp(),
+  settled_at       timestamptz,
+  erased_at        timestamptz,
+  tenant           text not null default '',
+  scope            text not null,
+  key              uuid,
+  order_key        uuid,
+  header_names     bytea[] not null default '{}',
+  header_values    bytea[] not null default '{}',
+  body             bytea,
+  -- messages and events
+  topic            text,
+  partition        integer,
+  "offset"         bigint,
+  cluster_id       text,
+  topic_id         uuid,
+  record_time      timestamptz,
+  log_append_time  boolean not null default false,
+  record_key       bytea,
+  replay_no        integer not null default 0,
+  replay_resend    boolean not null default false,
+  event_id         text,
+  body_of          bigint,
+  -- calls
+  sink             text,
+  lane             smallint,
+  row_id           bigint,
+  call_name        text,
+  method           text,
+  target           text,
+  trace            text,
+  capture          boolean not null default false,
+  sealed           boolean not null default false,
+  sealed_as        uuid,
+  first_attempt_at timestamptz,
+  response_status  integer,
+  response_headers text,
+  response_body    bytea
+);
+comment on table  onlyonce.parked is 'Dead letters: messages and calls that were set aside, whole, so that nothing is lost. Never both applied and parked.';
+comment on column onlyonce.parked.kind             is 'message: from Kafka. call: from the outbox. event: from onlyonce.event_log, or set aside by a webhook receiver.';
+comment on column onlyonce.parked.state            is 'retrying: tried again when it is due. blocked: behind another row of its ordering key. waiting: for an operator. reconcile: a call whose outcome is unknown. resolved, discarded: the end.';
+comment on column onlyonce.parked.reason           is 'failed, permanent, exhausted, crashed, behind, conflict or no-key for messages and events; same-body, divergent, stale or forward for events that a webhook receiver has set aside; failed, scheduled, behind, cut, completion, rejected, unopened or window for calls.';
+comment on column onlyonce.parked.next_attempt_at  is 'In state retrying: when it is due. In state reconcile: when it is asked about again.';
+comment on column onlyonce.parked.key              is 'Dedupe key of the message, or derived key of the call. Null: it had none.';
+comment on column onlyonce.parked.order_key        is 'Hash of (tenant, scope, topic, ordering key): while a row of it is not settled, later messages of that key are parked behind it. Null: nothing waits for this row.';
+comment on column onlyonce.parked.body             is 'Value of the message or body of the call, byte for byte.';
+comment on column onlyonce.parked.cluster_id       is 'Kafka cluster of the record: with topic_id and offset the identity of a message without an id.';
+comment on column onlyonce.parked.replay_no        is 'Replay in which it was parked, 0 for none.';
+comment on column onlyonce.parked.event_id         is 'Id of an event, as onlyonce.event_log has it.';
+comment on column onlyonce.parked.body_of          is 'Of reason same-body: the row that has the body, if this one is a further copy and has none. Null: its own.';
+comment on column onlyonce.parked.row_id           is 'Id of the call in onlyonce.outbox_log; with lane as partition and this as offset calls of an ordering key are sorted.';
+comment on column onlyonce.parked.sealed_as        is 'Key that the body was sealed under, if an operator has given the call another key since. Null: the row''s key.';
+comment on column onlyonce.parked.first_attempt_at is 'Written before the first call under this key can have been made: the remote''s key window counts from here. Null: no call was made.';
+comment on column onlyonce.parked.response_status  is 'The remote has accepted the call and answered this; what is left is to complete it.';
+
+create unique index parked_key_unresolved on onlyonce.parked (kind, key)
+  where settled_at is null and reason <> 'conflict';
+create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;
+-- Which rows are due, of one partition.
+create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at) where state = 'retrying';
+-- Whether a key is blocked, and which row of it comes first.
+create index parked_order on onlyonce.parked (order_key, partition, "offset") where settled_at is null and order_key is not null;
+-- A row of the log is parked once.
+create unique index parked_row on onlyonce.parked (row_id) where row_id is not null;
+-- Which calls of a lane are due.
+create index parked_calls_due on onlyonce.parked (sink, lane, next_attempt_at) where kind = 'call' and next_attempt_at is not null;
+-- Which settled calls may be deleted.
+create index parked_settled on onlyonce.parked (sink, settled_at) where kind = 'call' and settled_at is not null;
+
+-- A row that is tried again is settled by the first statement of its transaction, as a batch moves the cursor by its
+-- first: so a COMMIT that the engine did not allow fails here too. Calls are settled by relays, whose transactions have no seal.
+create constraint trigger sealed after update on onlyonce.parked
+  deferrable initially deferred
+  for each row when (old.state = 'retrying' and new.state = 'resolved' and new.kind <> 'call') execute function onlyonce.require_seal();
+
+-- The fence of one attempt at a parked row: bounds of this transaction, ownership, and that the row is still to be tried.
+-- A copy of the message stays a duplicate: its key is claimed again should retention have removed it. That it is there
+-- is no duplicate here; the row itself is what makes this the first application.
+create function onlyonce.settle(
+  cursor_id bigint, epoch bigint, nonce uuid, parked_id bigint, attempts integer, key uuid, fingerprint bigint,
+  lock_timeout text, statement_timeout text, idle_timeout text
+) returns void
+language plpgsql as $$
+begin
+  perform set_config('lock_timeout', settle.lock_timeout, true),
+          set_config('statement_timeout', settle.statement_timeout, true),
+          set_config('idle_in_transaction_session_timeout', settle.idle_timeout, true);
+  perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);
+  update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null
+   where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
+  if not found then
+    raise exception using errcode = 'OO001',
+      message = 'onlyonce: fence lost: the parked row was settled or changed by somebody else',
+      detail = format('parked row %s, attempt %s', settle.parked_id, settle.attempts);
+  end if;
+  if settle.key is not null then
+    perform onlyonce.claim_consumer(array[settle.key], array[settle.fingerprint]);
+  end if;
+  perform set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+end $$;
+comment on function onlyonce.settle(bigint, bigint, uuid, bigint, integer, uuid, bigint, text, text, text) is
+  'First statement of an attempt at a parked row: settles it, or raises OO001. The transaction then needs onlyonce.seal() before COMMIT.';
+
+-- Lets the first row of an ordering key be tried, if it is one that waited behind another. Idempotent. Call it in a
+-- transaction of its own after every commit that settled a row of the key, or parked one behind: whichever of
+-- the two committed later sees both. No lock is needed, because nothing is decided here but who is first:
+-- a row is never applied while an unsettled one of its key stands before it.
+create function onlyonce.promote(order_key uuid) returns bigint
+language plpgsql as $$
+declare
+  first onlyonce.parked;
+begin
+  select * into first from onlyonce.parked p
+   where p.order_key = promote.order_key and p.settled_at is null
+   order by p.partition, p."offset" limit 1;
+  if first.state is distinct from 'blocked' then
+    return null;
+  end if;
+  update onlyonce.parked p set state = 'retrying', next_attempt_at = clock_timestamp()
+   where p.id = first.id and p.state = 'blocked';
+  return first.id;
+end $$;
+comment on function onlyonce.promote(uuid) is 'Makes the first unsettled row of an ordering key due if it was blocked; returns its id or null.';
+
+-- Raises OO006 if one of these ordering keys is blocked, so it may share a round trip with the effects and COMMIT.
+create function onlyonce.pass(order_keys uuid[]) returns void
+language plpgsql as $$
+begin
+  if exists (select 1 from onlyonce.parked p where p.order_key = any (order_keys) and p.settled_at is null) then
+    raise exception using errcode = 'OO006', message = 'onlyonce: an ordering key is blocked by a parked message';
+  end if;
+end $$;
+comment on function onlyonce.pass(uuid[]) is 'Raises OO006 if an unsettled parked row stands before one of these ordering keys.';
+
+create function onlyonce.blocked(order_keys uuid[]) returns boolean[]
+language sql stable as $$
+  select coalesce(array_agg(exists (select 1 from onlyonce.parked p where p.order_key = u.k and p.settled_at is null) order by u.n), '{}')
+    from unnest(order_keys) with ordinality as u(k, n)
+$$;
+comment on function onlyonce.blocked(uuid[]) is 'Whether an unsettled parked row stands before each of these ordering keys.';

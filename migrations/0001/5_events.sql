@@ -1,0 +1,234 @@
+-- onlyonce schema, version 1: a log of events in the database, which consumers read like a topic.
+
+-- ---------------------------------------------------------------- streams
+
+create table onlyonce.streams (
+  id          integer generated always as identity primary key,
+  topic       text        not null unique collate "C" check (topic ~ '^[A-Za-z0-9._-]{1,249}$'),
+  incarnation uuid        not null default gen_random_uuid(),
+  partitions  smallint    not null check (partitions between 1 and 1024),
+  created_at  timestamptz not null default clock_timestamp()
+);
+comment on table  onlyonce.streams is 'Topics of onlyonce.event_log.';
+comment on column onlyonce.streams.incarnation is 'What onlyonce.cursors has as topic_id: a stream that is deleted and made again is another one.';
+comment on column onlyonce.streams.partitions  is 'For good: which partition an event belongs to follows from it.';
+
+create table onlyonce.event_log (
+  slot          smallint    not null,
+  stream        integer     not null,
+  partition     smallint    not null,
+  "offset"      bigint      not null,
+  tenant        text        not null,
+  id            text        not null,
+  order_key     bytea,
+  header_names  text[]      not null,
+  header_values bytea[]     not null,
+  body          bytea,
+  appended_at   timestamptz not null default clock_timestamp(),
+  erased_at     timestamptz
+) partition by list (slot);
+comment on table  onlyonce.event_log is 'Events, append-only: see onlyonce.append_events. Offsets of a partition are dense, and rise in the order of commits. A segment is emptied when every cursor has passed it.';
+comment on column onlyonce.event_log.id        is 'Unique by the doing of who appends: consumers do not claim it again.';
+comment on column onlyonce.event_log.order_key is 'What the event is about: it chose the partition. Null: the id did.';
+comment on column onlyonce.event_log.erased_at is 'When headers and body were erased, after the event was handled.';
+
+-- Unique within a segment, and so not on the parent, whose unique indexes must hold the slot in front.
+do $$
+begin
+  for slot in 0 .. 5 loop
+    execute format('create table onlyonce.event_log_%s partition of onlyonce.event_log for values in (%s)', slot, slot);
+    execute format('create unique index event_log_%s_position on onlyonce.event_log_%s (stream, partition, "offset")', slot, slot);
+    execute format('comment on table onlyonce.event_log_%s is %L', slot, 'Segment of onlyonce.event_log; onlyonce.rings says what it is used for.');
+  end loop;
+end $$;
+
+insert into onlyonce.rings (name, slots) values ('events', 6);
+insert into onlyonce.segments (ring, slot, use_no, opened_at)
+  select 'events', s, case s when 0 then 1 else 0 end, case s when 0 then clock_timestamp() end from generate_series(0, 5) s;
+create sequence onlyonce.events_version start 1 cache 1;
+select setval('onlyonce.events_version', 1); -- and never nextval, see onlyonce.outbox_version
+
+create table onlyonce.stream_floors (
+  stream      integer  not null,
+  partition   smallint not null,
+  next_offset bigint   not null,
+  primary key (stream, partition)
+);
+comment on table onlyonce.stream_floors is 'Below next_offset a partition has had its offsets: written when a segment is emptied, because the partition may have nothing in the others.';
+
+create table onlyonce.stream_offsets (
+  group_id     text        not null,
+  stream       integer     not null references onlyonce.streams (id) on delete cascade,
+  partition    smallint    not null,
+  "offset"     bigint      not null,
+  metadata     text        not null,
+  committed_at timestamptz not null default clock_timestamp(),
+  primary key (group_id, stream, partition)
+) with (fillfactor = 50);
+comment on table onlyonce.stream_offsets is 'What a group has committed, as Kafka keeps it: for lag, and as a proof of membership. The position is in onlyonce.cursors.';
+
+-- Which partition an event belongs to, by its ordering key or its id.
+create function onlyonce.stream_partition(key bytea, partitions smallint) returns smallint
+language sql immutable strict parallel safe as $$
+  select (('x' || encode(substr(sha256(key), 1, 3), 'hex'))::bit(24)::integer % partitions)::smallint
+$$;
+comment on function onlyonce.stream_partition(bytea, smallint) is 'Partition of an ordering key, or of an event that has none by its id.';
+
+-- Appends events in the caller's transaction. Arrays of one length, an event each, in their order; `parts` has the partition where it is
+-- not to be chosen by key. The headers of all events stand in one array, those of event n from header_ends[n-1] + 1 to header_ends[n].
+--
+-- Offsets rise in the order of commits: a partition's lock is held from before its greatest offset is read until the transaction ends. So
+-- call this late, and once: two calls in one transaction can deadlock with another one's two. Each step is a
+-- statement of its own, because under READ COMMITTED a statement sees what had committed when it began:
+--   1. the locks, sorted;
+--   2. the greatest offset of each partition: whoever had the lock before has committed, or left nothing. This locks all segments against
+--      being emptied until the transaction ends;
+--   3. the floors: where a segment was emptied before 2 had its lock, its floor is seen here, and its rows were not needed there;
+--   4. the segment to insert into, after the transaction id: see onlyonce.enqueue_calls.
+-- Above READ COMMITTED all of them see what was there when the transaction began. Whoever has appended since is found by the unique
+-- indexes, which do not go by snapshots: by trying the first offset of each partition in the segment that is inserted into, and in the one
+-- that was before, which late writers still insert into. A segment that was announced or emptied since is found by the ring's sequence. 40001: run
+-- the transaction again.
+create function onlyonce.append_events(
+  topics text[], parts smallint[], tenants text[], ids text[], order_keys bytea[], header_ends integer[], header_names text[],
+  header_values bytea[], bodies bytea[]
+) returns void
+language plpgsql as $$
+declare
+  found_in onlyonce.streams;
+  of       integer[];  -- of each event its stream,
+  at       smallint[]; -- its partition,
+  nth      integer[];  -- and where these two stand in pairs
+  pairs    bigint[];   -- each stream and partition that there is, and
+  nexts    bigint[];   -- the offset that it gives out next
+  keys     integer[];  -- of the locks
+  key      integer;
+  pair     bigint;
+  top      bigint;
+  floor    bigint;
+  ring     onlyonce.rings;
+  seqscan  text := current_setting('enable_seqscan');
+  sort     text := current_setting('enable_sort');
+  ignored  text;
+begin
+  -- Loops of small statements, and none over arrays: mostly there is one event, and to start a plan of joins costs more than all the rest.
+  for n in 1 .. cardinality(topics) loop
+    if found_in.topic is distinct from topics[n] then
+      select * into found_in from onlyonce.streams s where s.topic = topics[n];
+      if not found then
+        raise exception using errcode = 'OO009', message = format('onlyonce: there is no stream %L', topics[n]);
+      end if;
+    end if;
+    of[n] := found_in.id;
+    at[n] := coalesce(parts[n], onlyonce.stream_partition(coalesce(order_keys[n], convert_to(ids[n], 'UTF8')), found_in.partitions));
+    keys[n] := (of[n] & 65535) << 15 | at[n];
+  end loop;
+
+  if cardinality(keys) > 1 then
+    select array_agg(distinct u.k order by u.k) into keys from unnest(keys) u(k);
+  end if;
+  foreach key in array keys loop
+    perform pg_advisory_xact_lock(1702260340, key);
+  end loop;
+
+  perform pg_current_xact_id();
+  ignored := set_config('enable_seqscan', 'off', true) || set_config('enable_sort', 'off', true);
+  for n in 1 .. cardinality(topics) loop
+    pair := (of[n]::bigint << 16) | at[n];
+    nth[n] := array_position(pairs, pair);
+    if nth[n] is null then
+      select l."offset" into top from onlyonce.event_log l where l.stream = of[n] and l.partition = at[n] order by l."offset" desc limit 1;
+      select f.next_offset into floor from onlyonce.stream_floors f where f.stream = of[n] and f.partition = at[n];
+      pairs := pairs || pair;
+      nexts := nexts || greatest(coalesce(top + 1, 0), coalesce(floor, 0));
+      nth[n] := cardinality(pairs);
+    end if;
+  end loop;
+  ignored := set_config('enable_seqscan', seqscan, true) || set_config('enable_sort', sort, true);
+
+  select * into ring from onlyonce.rings r where r.name = 'events';
+  if current_setting('transaction_isolation') <> 'read committed' then
+    begin
+      insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, header_names, header_values)
+        select v, (h.pair >> 16)::integer, (h.pair & 65535)::smallint, h.next, '', '', '{}', '{}'
+          from unnest(pairs, nexts) h(pair, next), unnest(array_remove(array[ring.cur, ring.draining], null)) v;
+      raise exception using errcode = 'OO000';
+    exception
+      when sqlstate 'OO000' then null;
+      when unique_violation then
+        raise exception using errcode = '40001', message = 'onlyonce: somebody has appended to the stream since this transaction began: run it again';
+    end;
+    if ring.version <> (select last_value from onlyonce.events_version) then
+      raise exception using errcode = '40001', message = 'onlyonce: the event log changed its segment since this transaction began: run it again';
+    end if;
+  end if;
+
+  for n in 1 .. cardinality(topics) loop
+    insert into onlyonce.event_log (slot, stream, partition, "offset", tenant, id, order_key, header_names, header_values, body)
+      values (ring.cur, of[n], at[n], nexts[nth[n]], tenants[n], ids[n], order_keys[n],
+              header_names[1 + coalesce(header_ends[n - 1], 0) : header_ends[n]], header_values[1 + coalesce(header_ends[n - 1], 0) : header_ends[n]],
+              bodies[n]);
+    nexts[nth[n]] := nexts[nth[n]] + 1;
+  end loop;
+end $$;
+comment on function onlyonce.append_events(text[], smallint[], text[], text[], bytea[], integer[], text[], bytea[], bytea[]) is
+  'Appends events to streams in the caller''s transaction; consumers read them after COMMIT, in the order of their offsets.';
+
+-- Where a partition begins and where it ends: the first offset that is there, and the next one to be given out.
+-- Whoever calls it has locked onlyonce.event_log before his snapshot was taken: emptying a segment is not bound by snapshots.
+create function onlyonce.stream_bounds(stream integer, partition smallint, out first_offset bigint, out next_offset bigint)
+language plpgsql stable as $$
+begin
+  select greatest(coalesce((select l."offset" + 1 from onlyonce.event_log l
+                             where l.stream = stream_bounds.stream and l.partition = stream_bounds.partition order by l."offset" desc limit 1), 0),
+                  coalesce((select f.next_offset from onlyonce.stream_floors f
+                             where f.stream = stream_bounds.stream and f.partition = stream_bounds.partition), 0))
+    into next_offset;
+  select coalesce((select l."offset" from onlyonce.event_log l
+                    where l.stream = stream_bounds.stream and l.partition = stream_bounds.partition order by l."offset" limit 1), next_offset)
+    into first_offset;
+end $$;
+comment on function onlyonce.stream_bounds(integer, smallint) is 'First and next offset of a partition of the event log.';
+
+-- Commits a group's offset under the lease of the partition, or raises OO001.
+create function onlyonce.commit_stream_offset(
+  lease bigint, epoch bigint, nonce uuid, group_id text, stream integer, partition smallint, "offset" bigint, metadata text
+) returns void
+language plpgsql as $$
+begin
+  perform onlyonce.hold(commit_stream_offset.lease, commit_stream_offset.epoch, commit_stream_offset.nonce);
+  insert into onlyonce.stream_offsets as o (group_id, stream, partition, "offset", metadata)
+    values (commit_stream_offset.group_id, commit_stream_offset.stream, commit_stream_offset.partition, commit_stream_offset."offset",
+            commit_stream_offset.metadata)
+    on conflict on constraint stream_offsets_pkey
+    do update set "offset" = excluded."offset", metadata = excluded.metadata, committed_at = excluded.committed_at;
+end $$;
+comment on function onlyonce.commit_stream_offset(bigint, bigint, uuid, text, integer, smallint, bigint, text) is
+  'Commits a group''s offset in a partition of the event log, while the caller owns it; raises OO001 otherwise.';
+
+-- ---------------------------------------------------------------- parked events
+
+-- Has events appended that a receiver set aside without ever appending them: rows without an offset. Returns how many.
+create function onlyonce.append_parked(ids bigint[]) returns bigint
+language plpgsql as $$
+declare
+  r onlyonce.parked;
+  n bigint := 0;
+begin
+  for r in select * from onlyonce.parked p where p.id = any (ids) and p.kind = 'event' and p.state = 'waiting' and p."offset" is null order by p.id for update loop
+    if r.body_of is not null then
+      select p.body into r.body from onlyonce.parked p where p.id = r.body_of;
+      if r.body is null then
+        raise exception using errcode = 'no_data_found',
+          message = format('onlyonce: parked row %s has the body of row %s, which was erased or deleted', r.id, r.body_of);
+      end if;
+    end if;
+    perform onlyonce.append_events(array[r.topic], array[null::smallint], array[r.tenant], array[r.event_id], array[r.record_key],
+      array[cardinality(r.header_names)], array(select convert_from(h, 'UTF8') from unnest(r.header_names) with ordinality u(h, i) order by i),
+      r.header_values, array[r.body]);
+    update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp() where p.id = r.id;
+    n := n + 1;
+  end loop;
+  return n;
+end $$;
+comment on function onlyonce.append_parked(bigint[]) is 'Appends to their streams events that a webhook receiver had set aside.';

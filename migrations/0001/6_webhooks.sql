@@ -1,0 +1,95 @@
+-- onlyonce schema, version 1: what webhook receivers remember.
+
+create table onlyonce.webhook_ids (
+  endpoint text        not null,
+  key      uuid        not null,
+  seen_at  timestamptz not null default clock_timestamp()
+);
+comment on table onlyonce.webhook_ids is 'Which event a receiver claimed when. The key itself is in the ring standard_keys and remembered by its horizon; the row demands the seal, and tells operators.';
+create index webhook_ids_age on onlyonce.webhook_ids (endpoint, seen_at);
+
+-- The receiver's transaction is fenced by the claim, and so a handler's own COMMIT of it is refused.
+create constraint trigger sealed after insert on onlyonce.webhook_ids
+  deferrable initially deferred
+  for each row execute function onlyonce.require_seal();
+
+create table onlyonce.webhook_bodies (
+  endpoint  text        not null,
+  digest    bytea       not null,
+  seen_at   timestamptz not null,
+  parked_id bigint,
+  primary key (endpoint, digest)
+);
+comment on table onlyonce.webhook_bodies is 'SHA-256 of bodies that came lately to endpoints whose senders do not sign an event''s id.';
+comment on column onlyonce.webhook_bodies.parked_id is 'The first copy that was set aside since then: it has the body, later ones name it. Null: none was.';
+create index webhook_bodies_age on onlyonce.webhook_bodies (endpoint, seen_at);
+
+create table onlyonce.webhook_objects (
+  scope      text        not null,
+  object     uuid        not null,
+  version    bigint      not null,
+  changed_at timestamptz not null default clock_timestamp(),
+  primary key (scope, object)
+) with (fillfactor = 70);
+comment on table  onlyonce.webhook_objects is 'The greatest version of each object whose event was applied: events that arrive behind it are stale.';
+comment on column onlyonce.webhook_objects.object is 'Hash of (tenant, scope, object key).';
+
+create table onlyonce.webhook_endpoints (
+  endpoint      text        primary key,
+  reconciled_at timestamptz,
+  aside_on      date,
+  aside         bigint
+);
+comment on table  onlyonce.webhook_endpoints is 'What is remembered of a webhook endpoint.';
+comment on column onlyonce.webhook_endpoints.reconciled_at is 'When the last complete reconciliation with the provider began.';
+
+comment on column onlyonce.webhook_endpoints.aside_on      is 'Day, in UTC, of the last copy that was set aside for its body alone.';
+comment on column onlyonce.webhook_endpoints.aside         is 'Bytes of such copies on that day.';
+
+-- The first statement of a receiver's transaction: claims the event. Returns 0 fresh, 1 duplicate, 2 the same id with another body,
+-- 3 another id with a body that came within the window. Waits for an uncommitted copy, at most `wait`: then 55P03. The transaction is
+-- fenced by it, and needs onlyonce.seal() before COMMIT.
+-- An id is claimed before a body, in that order everywhere, and a body's holder waits for no other: no two of these deadlock.
+create function onlyonce.receive_webhook(
+  endpoint text, key uuid, fingerprint bigint, digest bytea, body_window interval, wait text, lock_timeout text, statement_timeout text, idle_timeout text
+) returns smallint
+language plpgsql as $$
+declare
+  outcome smallint;
+  ignored text;
+begin
+  ignored := set_config('lock_timeout', receive_webhook.wait, true)
+          || set_config('statement_timeout', receive_webhook.statement_timeout, true)
+          || set_config('idle_in_transaction_session_timeout', receive_webhook.idle_timeout, true);
+  outcome := (onlyonce.claim(array[receive_webhook.key], array[receive_webhook.fingerprint]))[1];
+  if outcome = 0 then
+    insert into onlyonce.webhook_ids (endpoint, key) values (receive_webhook.endpoint, receive_webhook.key);
+    if receive_webhook.digest is not null then
+      insert into onlyonce.webhook_bodies as b (endpoint, digest, seen_at)
+        values (receive_webhook.endpoint, receive_webhook.digest, clock_timestamp())
+        on conflict on constraint webhook_bodies_pkey do update set seen_at = clock_timestamp(), parked_id = null
+          where b.seen_at < clock_timestamp() - receive_webhook.body_window;
+      if not found then
+        outcome := 3;
+      end if;
+    end if;
+  end if;
+  ignored := set_config('lock_timeout', receive_webhook.lock_timeout, true)
+          || set_config('onlyonce.fenced', pg_current_xact_id()::text, true);
+  return outcome;
+end $$;
+comment on function onlyonce.receive_webhook(text, uuid, bigint, bytea, interval, text, text, text, text) is
+  'First statement of a webhook receiver''s transaction: 0 fresh, 1 duplicate, 2 same id with another body, 3 same body under another id.';
+
+-- Whether an event is newer than what was applied of its object; notes it if so. One of the same version is, too: times of events are rarely
+-- finer than a second. The object's row is locked until the transaction ends.
+create function onlyonce.newer(scope text, object uuid, version bigint) returns boolean
+language plpgsql as $$
+begin
+  insert into onlyonce.webhook_objects as o (scope, object, version)
+    values (newer.scope, newer.object, newer.version)
+    on conflict on constraint webhook_objects_pkey do update set version = excluded.version, changed_at = clock_timestamp()
+      where o.version <= excluded.version;
+  return found;
+end $$;
+comment on function onlyonce.newer(text, uuid, bigint) is 'Notes the version of an object, unless a greater one is noted: then false.';
