@@ -374,7 +374,7 @@ func TestAdoptRacesWithTheStart(t *testing.T) {
 	}
 	ended := make(chan result, 1)
 	go func() { ended <- f.run(adoptArgs("-yes", "-at", "42")...) }()
-	f.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%adopted%'`)
+	f.until(`select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%into onlyonce.cursors%'`)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

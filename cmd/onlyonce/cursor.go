@@ -7,27 +7,8 @@ import (
 	"math"
 	"strconv"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/onlyonce/onlyonce/ops"
 )
-
-// cursorsSQL reads cursors as they stand. In: scope, topic, partition (each may be null: any). By the unique index on
-// (scope, topic, partition) as far as its columns are given; the latest row of progress of each by its primary key.
-// Attempts count while their message is still ahead: nobody clears them once it is done. A pause is found by the primary key
-// of onlyonce.pauses; that of the whole scope stands before that of the partition.
-const cursorsSQL = `
-select id, scope, topic, partition, next_offset as position, run, start_offset, start_policy,
-       group_id as "group", cluster_id, topic_id::text as topic_id, epoch, clean,
-       case when attempt_offset >= next_offset then attempts else 0 end as attempts,
-       case when attempt_offset >= next_offset then attempt_offset end as attempt_offset, anchor_offset, leader_epoch,
-       retired_at, (select reason from onlyonce.pauses u
-                     where u.scope = p.scope and (u.topic = '' or u.topic = p.topic and u.partition = p.partition)
-                     order by u.topic limit 1) as paused,
-       replay_no as replay, replay_until, replay_resume, replay_resend, redo_until, redo_topic_id::text as redo_topic_id
-  from onlyonce.positions p
- where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
- order by scope, topic, partition`
 
 type cursorRow = ops.Cursor
 
@@ -59,14 +40,6 @@ func (f *cursorFilter) number() *int32 {
 	}
 	n := int32(*f.partition)
 	return &n
-}
-
-func readCursors(ctx context.Context, tx pgx.Tx, f cursorFilter) ([]cursorRow, error) {
-	cursors, err := collect[cursorRow](ctx, tx, cursorsSQL, f.scope, f.topic, f.partition)
-	for i := range cursors {
-		utc(cursors[i].RetiredAt)
-	}
-	return cursors, err
 }
 
 func cursorShowCommand() command {

@@ -4,11 +4,49 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"strings"
 
 	"github.com/onlyonce/onlyonce/ops"
 )
+
+// consent is what every command that changes something takes: why, and whether to ask.
+type consent struct {
+	reason *string
+	yes    bool
+}
+
+// flags declares -reason and -yes.
+func (c *consent) flags(fs *flag.FlagSet) {
+	textVar(fs, &c.reason, "reason", "`WHY`, for the audit row")
+	fs.BoolVar(&c.yes, "yes", false, "do not ask")
+}
+
+// given is a flag that a command cannot do without.
+type given struct {
+	name string
+	is   bool
+}
+
+// missing names the flags that are not there.
+func missing(flags ...given) error {
+	var names []string
+	for _, f := range flags {
+		if !f.is {
+			names = append(names, f.name)
+		}
+	}
+	if len(names) > 0 {
+		return usagef("missing: %s", strings.Join(names, ", "))
+	}
+	return nil
+}
+
+// nothing is the end of a command that found everything as it was to be: status 0, and no audit row.
+type nothing struct{ text string }
+
+func (e *nothing) Error() string { return e.text }
 
 // decision is a command that changes something by a function of package ops.
 type decision[R any] struct {

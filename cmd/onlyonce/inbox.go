@@ -10,16 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/onlyonce/onlyonce/ops"
-)
-
-// horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for ever. By the primary key.
-const (
-	horizonSQL     = `select name as ring, extract(epoch from horizon)::float8 as was from onlyonce.rings where name = $1`
-	lockHorizonSQL = `select name from onlyonce.rings where name = $1 for no key update`
-	setHorizonSQL  = `update onlyonce.rings set horizon = make_interval(secs => $2::float8) where name = $1`
 )
 
 func inboxStatusCommand() command {
@@ -217,11 +208,6 @@ type horizonChange struct {
 	forever bool
 }
 
-type horizonRow struct {
-	Ring string   `json:"ring"`
-	Was  *float64 `json:"was_seconds"`
-}
-
 func inboxHorizonCommand() command {
 	return command{
 		name:    "inbox horizon",
@@ -260,19 +246,16 @@ Example:
 				if err := missing(given{"-ring", ask.ring != nil}, given{"-horizon", ask.horizon != nil || ask.forever}, given{"-reason", ask.reason != nil}); err != nil {
 					return err
 				}
-				k := changeKind{action: "inbox horizon", subject: "the ring", waiting: "waiting for a rotator", look: "onlyonce inbox status"}
-				return change(ctx, a, *address, k, ask.consent, &ask, func(_ context.Context, _ *database, _ *horizonRow, audit int64) error {
-					_, _ = fmt.Fprintf(a.out, "Done; audit row %d.\n", audit)
+				act := func(ctx context.Context, db *database, by ops.By, shown *ops.HorizonChange) (*ops.HorizonChange, error) {
+					return ops.SetHorizon(ctx, db, by, ops.HorizonInput{Ring: *ask.ring, Horizon: given0(ask.horizon), Forever: ask.forever, Shown: shown})
+				}
+				return decide(ctx, a, *address, ask.consent, "waiting for a rotator", decision[ops.HorizonChange]{act: act, write: ask.write, after: func(_ context.Context, _ *database, done *ops.HorizonChange) error {
+					_, _ = fmt.Fprintf(a.out, "Done; audit row %d.\n", done.AuditID)
 					return nil
-				})
+				}})
 			}
 		},
 	}
-}
-
-func (q *horizonChange) lock(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, lockHorizonSQL, q.ring)
-	return err
 }
 
 // seconds is what is asked for; nil: for ever.
@@ -284,29 +267,6 @@ func (q *horizonChange) seconds() *float64 {
 	return &s
 }
 
-func (q *horizonChange) read(ctx context.Context, tx pgx.Tx) (*horizonRow, error) {
-	rows, err := collect[horizonRow](ctx, tx, horizonSQL, q.ring)
-	if err != nil {
-		return nil, err
-	}
-	if len(rows) == 0 {
-		return nil, fmt.Errorf("there is no ring %s in this database", *q.ring)
-	}
-	if was, is := rows[0].Was, q.seconds(); was == nil && is == nil || was != nil && is != nil && *was == *is {
-		return nil, &nothing{fmt.Sprintf("Ring %s remembers %s already: nothing was changed.", *q.ring, remembered(is))}
-	}
-	return &rows[0], nil
-}
-
-func (q *horizonChange) differs(shown, now *horizonRow) bool {
-	return remembered(shown.Was) != remembered(now.Was)
-}
-
-func (q *horizonChange) do(ctx context.Context, tx pgx.Tx, now *horizonRow) (*horizonRow, error) {
-	_, err := tx.Exec(ctx, setHorizonSQL, q.ring, q.seconds())
-	return now, err
-}
-
-func (q *horizonChange) write(a *app, was *horizonRow) {
+func (q *horizonChange) write(a *app, was *ops.HorizonChange) {
 	_, _ = fmt.Fprintf(a.out, "Keys of ring %s were remembered %s, and are from then on %s.\n", was.Ring, remembered(was.Was), remembered(q.seconds()))
 }

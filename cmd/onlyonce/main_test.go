@@ -356,27 +356,6 @@ func TestReadOnlyServer(t *testing.T) {
 		want(t, statusEnvironment, "connect to the primary").lines(t, 1)
 }
 
-// Every statement is one that the server knows.
-func TestStatementsPrepare(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	conn, err := f.pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	for _, sql := range []string{cursorsSQL, boundsSQL, auditSQL, standSQL, lockSinksSQL,
-		lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL,
-		moveLanesSQL, rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL,
-		lockSinkSQL, pauseSinkSQL, resumeSinkSQL, storedSQL, lockStoredSQL, lockStoredLaneSQL,
-		eraseLogSQL, eraseParkedSQL, storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL,
-		eraseEventsSQL, eraseParkedEventsSQL} {
-		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
-			t.Errorf("%s\n%v", sql, err)
-		}
-	}
-}
-
 // Output that was not written is no success.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()

@@ -4,41 +4,11 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/onlyonce/onlyonce/ops"
 )
 
-// sinkSQL reads a sink. In: name. One row, or none. By the primary key.
-const sinkSQL = `select name, paused_at, paused_by, pause_reason from onlyonce.sinks where name = $1`
-
-// sinkNamesSQL lists the sinks that a relay has listed. No more than a person reads.
-const sinkNamesSQL = `select name from onlyonce.sinks order by name limit 20`
-
-// lockSinkSQL locks a sink against those who pause and resume it; lanes may refer to it meanwhile. In: name.
-const lockSinkSQL = `select name from onlyonce.sinks where name = $1 for no key update`
-
-// pauseSinkSQL and resumeSinkSQL set and end a pause. In: name; reason. By the primary key, under the lock on the row.
-const (
-	pauseSinkSQL = `
-insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason) values ($1, clock_timestamp(), current_user, $2)
-on conflict (name) do update set paused_at = excluded.paused_at, paused_by = excluded.paused_by, pause_reason = excluded.pause_reason`
-	resumeSinkSQL = `update onlyonce.sinks set paused_at = null, paused_by = null, pause_reason = null where name = $1`
-)
-
-type sinkRow struct {
-	Name        string     `json:"sink"`
-	PausedAt    *time.Time `json:"paused_at"`
-	PausedBy    *string    `json:"paused_by"`
-	PauseReason *string    `json:"pause_reason"`
-}
-
-// paused says since when, by whom and why.
-func (s *sinkRow) paused() string {
-	return fmt.Sprintf("since %s by %s: %s", instant(*s.PausedAt), cell(orDash(s.PausedBy)), oneLine(orDash(s.PauseReason)))
-}
-
-// sinkStop is a pause of a sink or its end, as the operator asks for it. What came of it, and the detail of the audit row, is the sink as it was.
+// sinkStop is a pause of a sink or its end, as the operator asks for it.
 type sinkStop struct {
 	consent
 	sink     *string
@@ -99,84 +69,26 @@ func (a *app) stopSink(ctx context.Context, address string, ask *sinkStop) error
 	if err := missing(given{"-sink", ask.sink != nil}, given{"-reason", ask.reason != nil}); err != nil {
 		return err
 	}
-	k := changeKind{action: "outbox pause", subject: "the sink", waiting: "waiting for another transaction", look: "onlyonce outbox status"}
 	end := "relays start no more calls to it within a second or two; those under way end."
 	if ask.resume {
-		k.action, end = "outbox resume", "relays go on within a second or two."
+		end = "relays go on within a second or two."
 	}
-	return change(ctx, a, address, k, ask.consent, ask, func(_ context.Context, _ *database, _ *sinkRow, audit int64) error {
-		_, _ = fmt.Fprintf(a.out, "Done; audit row %d: %s\n", audit, end)
+	return decide(ctx, a, address, ask.consent, "waiting for another transaction", decision[ops.Sink]{act: ask.act, write: ask.write, after: func(_ context.Context, _ *database, done *ops.Sink) error {
+		_, _ = fmt.Fprintf(a.out, "Done; audit row %d: %s\n", done.AuditID, end)
 		return nil
-	})
+	}})
 }
 
-func (q *sinkStop) lock(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, lockSinkSQL, q.sink)
-	return err
-}
-
-func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*sinkRow, error) {
-	rows, err := collect[sinkRow](ctx, tx, sinkSQL, q.sink)
-	if err != nil {
-		return nil, err
-	}
-	if len(rows) == 0 && q.unlisted {
-		return &sinkRow{Name: *q.sink}, nil
-	}
-	if len(rows) == 0 {
-		err := unknownSink(ctx, tx, *q.sink)
-		if !q.resume {
-			err = fmt.Errorf("%w; -unlisted pauses it ahead of its first relay", err)
-		}
-		return nil, err
-	}
-	s := &rows[0]
-	utc(s.PausedAt)
-	switch {
-	case !q.resume && s.PausedAt != nil:
-		return nil, &nothing{fmt.Sprintf("Sink %s was paused already, %s: nothing was changed.", cell(s.Name), s.paused())}
-	case q.resume && s.PausedAt == nil:
-		return nil, &nothing{fmt.Sprintf("Sink %s is not paused: nothing was changed.", cell(s.Name))}
-	}
-	return s, nil
-}
-
-// unknownSink names the sinks there are.
-func unknownSink(ctx context.Context, tx pgx.Tx, name string) error {
-	type one struct{ Name string }
-	known, err := collect[one](ctx, tx, sinkNamesSQL)
-	if err != nil {
-		return err
-	}
-	if len(known) == 0 {
-		return usagef("-sink: there is no sink %q: no relay of this schema version has listed one yet", name)
-	}
-	text := ""
-	for i, k := range known {
-		if i > 0 {
-			text += ", "
-		}
-		text += k.Name
-	}
-	return usagef("-sink: there is no sink %q: relays have listed %s", name, text)
-}
-
-// differs: a pause that came or went meanwhile leaves nothing to do, and read says so.
-func (q *sinkStop) differs(_, _ *sinkRow) bool { return false }
-
-func (q *sinkStop) do(ctx context.Context, tx pgx.Tx, now *sinkRow) (*sinkRow, error) {
-	var err error
+func (q *sinkStop) act(ctx context.Context, db *database, by ops.By, _ *ops.Sink) (*ops.Sink, error) {
 	if q.resume {
-		_, err = tx.Exec(ctx, resumeSinkSQL, q.sink)
-	} else {
-		_, err = tx.Exec(ctx, pauseSinkSQL, q.sink, q.reason)
+		return ops.ResumeSink(ctx, db, by, *q.sink)
 	}
-	return now, err
+	return ops.PauseSink(ctx, db, by, ops.PauseSinkInput{Sink: *q.sink, Unlisted: q.unlisted})
 }
 
-func (q *sinkStop) write(a *app, s *sinkRow) {
+func (q *sinkStop) write(a *app, s *ops.Sink) {
 	if q.resume {
-		_, _ = fmt.Fprintf(a.out, "Resume sink %s, paused %s\n", cell(s.Name), s.paused())
+		_, _ = fmt.Fprintf(a.out, "Resume sink %s, paused %s\n", cell(s.Name), oneLine(s.Paused()))
 		return
 	}
 	_, _ = fmt.Fprintf(a.out, "Pause sink %s: no call to it is started until it is resumed.\n", cell(s.Name))

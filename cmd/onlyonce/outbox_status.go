@@ -98,8 +98,8 @@ func (a *app) writeOutbox(r *ops.OutboxReport, all bool) {
 	for i := range r.Sinks {
 		s := &r.Sinks[i]
 		if s.PausedAt != nil {
-			p := sinkRow{s.Sink, s.PausedAt, s.PausedBy, s.PauseReason}
-			say("Sink %s is paused %s\n", cell(s.Sink), p.paused())
+			p := ops.Sink{Name: s.Sink, PausedAt: s.PausedAt, PausedBy: s.PausedBy, PauseReason: s.PauseReason}
+			say("Sink %s is paused %s\n", cell(s.Sink), oneLine(p.Paused()))
 		}
 	}
 	if !r.Counted {

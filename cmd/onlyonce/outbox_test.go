@@ -118,7 +118,7 @@ func TestPauseAndResumeASink(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	pause, resume := []string{"outbox", "pause", "-sink", "payments", "-reason", "bank down"}, []string{"outbox", "resume", "-sink", "payments", "-reason", "bank up"}
-	f.run(append(pause, "-yes")...).want(t, statusEnvironment, `there is no sink "payments": no relay of this schema version`, "-unlisted")
+	f.run(append(pause, "-yes")...).want(t, statusEnvironment, `there is no sink "payments": no relay has listed one yet`, "-unlisted")
 	f.run("outbox", "pause", "-sink", "ahead", "-unlisted", "-reason", "not before Monday", "-yes").want(t, statusGood, "Done; audit row")
 	if n := one[int](f, `select count(*) from onlyonce.sinks where name = 'ahead' and pause_reason = 'not before Monday'`); n != 1 {
 		t.Error("not paused")

@@ -2,140 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-)
-
-// rebaseTimeout bounds the transaction: it may rewrite a row of each call that the log holds.
-const rebaseTimeout = time.Hour
-
-// standSQL takes the snapshot that becomes every lane's cursor. One row: the snapshot, and whether the transaction has an xid by now.
-// It has to be the first statement that could get one: a transaction is not in progress to its own snapshots, so one
-// that is taken later may count the rows that this transaction rewrites as seen, and they would never be sent.
-const standSQL = `select pg_current_snapshot()::text, pg_current_xact_id_if_assigned() is not null`
-
-// lockSinksSQL keeps new lanes of listed sinks out (their foreign key shares the lock). In: sink (null: any).
-const lockSinksSQL = `select name from onlyonce.sinks where $1::text is null or name = $1 order by name for update`
-
-// lockLanesSQL locks leases and lanes, in the order in which a relay does. In: sink (null: any). It waits for a settle that is under way.
-const lockLanesSQL = `
-select e.id from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
- where $1::text is null or l.sink = $1 order by e.id for update of e, l`
-
-// lockRingSQL holds up the rotation, whose steps update this row.
-const lockRingSQL = `select name from onlyonce.rings where name = 'outbox' for update`
-
-// judgedSQL judges each call of the log, as a table expression. $1: sink (null: any). Columns: slot, id, xid, sink, lane; done: it
-// was delivered or parked; called, since: it may have been called under its key, and from when on. Reads the whole log.
-//
-// done is what the old cursor says, with two exceptions.
-//
-// A call that is parked or erased is done whatever the cursor says: the first would be parked a second time, the second sent
-// without its body.
-//
-// Code that enqueues is not halted by a restore, as relays are, and its rows bear transaction ids of this cluster, which mean nothing
-// to a cursor of another one:
-//
-//	the cursor says: everything below 1,000,000 is done; the dump is restored into a cluster that stands at 5,000; a call is
-//	enqueued by transaction 5,010: by its number it is done, and would never be sent.
-//
-// So in a lane of another cluster, a row which this cluster may have written is not done. That shows in the row version's xmin:
-// the row's own transaction, or a later one (a savepoint, an erasure), of which 32 bits are stored, while a row that was restored was
-// written by a transaction whose number has nothing to do with the row's. Nor can it be below the one that made the schema here. Where
-// the numbers happen to fit, the time decides: what was delivered before the dump is older than the cursor's last move. Ten minutes'
-// margin for clocks that differ. Who is taken for a new row and is none is sent again, under its key.
-//
-// since: the dump holds the row, so whoever called under this key did so after the row was written, and not before its not_before;
-// or, if it is a redo, after its message was appended. The pass that the cursor was in adds nothing: started_at is after its
-// rows were written, unless the clock was set back; so the earlier one counts. Nobody has called for a row of this cluster yet; it
-// is treated as the others are, because it cannot be told for certain, and loses nothing by it: it is young.
-const judgedSQL = `
-(select j.slot, j.id, j.xid, j.sink, j.lane,
-        j.parked or j.erased_at is not null or j.seen and not j.ours as done,
-        j.redo or j.not_before is null or j.not_before <= clock_timestamp() as called,
-        case when j.redo then least(j.origin_time, j.created_at)
-             else greatest(least(j.origin_time, j.created_at, case when j.pass and not j.ours then j.started_at end), j.not_before) end as since,
-        j.created_at
-   from (select r.slot, r.id, r.xid, r.sink, r.lane, r.redo, r.not_before, r.origin_time, r.created_at, r.erased_at, l.started_at,
-                exists (select 1 from onlyonce.parked p where p.row_id = r.id) as parked,
-                l.id is not null and (pg_visible_in_snapshot(r.xid, l.prev)
-                  or l.target is not null and pg_visible_in_snapshot(r.xid, l.target) and r.id <= l.last_id) as seen,
-                (l.target is not null and pg_visible_in_snapshot(r.xid, l.target)) is true as pass,
-                (l.system_id <> c.system_identifier and r.created_at > l.started_at - interval '10 minutes'
-                  and r.xid::text::bigint between n.made and n.xid - mod(n.xid - r.xmin::text::bigint, 4294967296)) is true as ours
-           from onlyonce.outbox_log r
-           left join onlyonce.lanes l on l.sink = r.sink and l.lane = r.lane,
-                pg_control_system() c,
-                (select x.xid, min(x.xid - mod(x.xid - v.xmin::text::bigint, 4294967296)) as made
-                   from onlyonce.schema_version v, (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) x group by x.xid) n
-          where $1::text is null or r.sink = $1) j)`
-
-// rebaseLanesSQL counts what is to be sent. In: sink (null: any). One row for each lane that has something, those without a cursor too.
-const rebaseLanesSQL = `
-select coalesce(l.sink, j.sink) as sink, coalesce(l.lane, j.lane) as lane, l.id is not null as listed, coalesce(j.pending, 0) as pending, j.oldest,
-       (e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour' and e.nonce is not null) is true as held, coalesce(e.epoch, 0) as epoch, e.until,
-       coalesce(l.version, 0) as version
-  from (select * from onlyonce.lanes where $1::text is null or sink = $1) l
-  join onlyonce.leases e on e.id = l.id
-  full join (select sink, lane, count(*) as pending, min(created_at) as oldest from ` + judgedSQL + ` d where not done group by sink, lane) j
-    on j.sink = l.sink and j.lane = l.lane
- order by 1, 2`
-
-// rebaseRowsSQL gives each call its place before or behind the new cursor. In: sink (null: any), the new cursor. Calls that are to be sent get
-// this transaction's xid, which the new cursor has not seen: relays find them by it, and send them in the order of their ids, as in any
-// pass. Calls that are done get an xid that is older than every snapshot, unless theirs is below the cursor already.
-// One row: how many are to be sent.
-const rebaseRowsSQL = `
-with moved as (
-  update onlyonce.outbox_log r
-     set xid = case when d.done then '3'::xid8 else pg_current_xact_id() end,
-         redo = r.redo or d.called and not d.done,
-         origin_time = case when d.called and not d.done then d.since else r.origin_time end
-    from ` + judgedSQL + ` d
-   where r.slot = d.slot and r.id = d.id and not (d.done and d.xid < pg_snapshot_xmin($2::text::pg_snapshot))
-  returning d.done)
-select count(*) filter (where not done) from moved`
-
-// rebaseParkedSQL counts the keys of parked calls from the earliest moment at which somebody can have called under them, if no call is on record:
-// that record may be what was lost. In: sink (null: any).
-const rebaseParkedSQL = `
-update onlyonce.parked p
-   set first_attempt_at = case when p.reason = 'scheduled' then greatest(p.parked_at, p.next_attempt_at) else p.parked_at end
- where p.kind = 'call' and p.settled_at is null and p.first_attempt_at is null and p.row_id is not null and ($1::text is null or p.sink = $1)
-   and not (p.reason = 'scheduled' and p.next_attempt_at > clock_timestamp())`
-
-// fenceLanesSQL fences out whoever works on the lanes: what he still has under way fails. In: sink (null: any). Under the locks.
-const fenceLanesSQL = `
-update onlyonce.leases e set epoch = e.epoch + 1, nonce = null, until = null
-  from onlyonce.lanes l where l.id = e.id and ($1::text is null or l.sink = $1)`
-
-// moveLanesSQL sets the cursors, and says whose they are: that the data have moved once more shows only by that, should it happen before the
-// next pass, and the numbers fit. In: sink (null: any), the snapshot. Under the locks.
-const moveLanesSQL = `
-update onlyonce.lanes l
-   set prev = $2::text::pg_snapshot, target = null, last_id = 0, started_at = clock_timestamp(), version = l.version + 1,
-       system_id = (select c.system_identifier from pg_control_system() c), timeline = null, history_at = clock_timestamp()
- where $1::text is null or l.sink = $1`
-
-// rebaseRingSQL has the ring know that this transaction wrote into its segments: the bound of a closed one is above every
-// transaction that wrote into it, and a segment is emptied once all cursors are beyond. With the old bound
-//
-//	the segment was closed with bound 900; its undelivered calls now have xid 5,000; the cursors stand at 4,990, beyond 900: it is emptied,
-//	and the calls are gone.
-//
-// The version tells a rotator that is between two steps that what it took before is old; the sequence goes with it, which
-// also mends one that the restore left behind. In: none. Under the lock on the ring.
-const (
-	rebaseBoundsSQL = `
-update onlyonce.segments set bound = (pg_current_xact_id()::text::numeric + 1)::text::xid8 where ring = 'outbox' and bound is not null`
-	rebaseRingSQL = `
-update onlyonce.rings set version = greatest(version + 1, nextval('onlyonce.outbox_version')) where name = 'outbox'`
-	rebaseSequenceSQL = `select setval('onlyonce.outbox_version', version) from onlyonce.rings where name = 'outbox'`
+	"github.com/onlyonce/onlyonce/ops"
 )
 
 // rebase is what the operator asks for.
@@ -143,30 +14,6 @@ type rebase struct {
 	consent
 	sink  *string
 	force bool
-
-	snapshot string // taken before the transaction has an xid
-}
-
-type rebaseLane struct {
-	Sink    string     `json:"sink"`
-	Lane    int16      `json:"lane"`
-	Listed  bool       `json:"-"` // a relay has listed the sink
-	Pending int64      `json:"pending"`
-	Oldest  *time.Time `json:"oldest"`
-	Held    bool       `json:"-"`
-	Epoch   int64      `json:"epoch"`
-	Until   *time.Time `json:"-"`
-	Version int64      `json:"-"`
-}
-
-// rebased is what came of it, and the detail of its audit row.
-type rebased struct {
-	Sink     *string      `json:"sink"` // null: all
-	Force    bool         `json:"force"`
-	Snapshot string       `json:"snapshot"`
-	Pending  int64        `json:"pending"`
-	Parked   int64        `json:"parked"` // whose keys count from when they were parked
-	Lanes    []rebaseLane `json:"lanes"`  // as they were
 }
 
 func outboxRebaseCommand() command {
@@ -206,98 +53,16 @@ func (a *app) rebase(ctx context.Context, address string, ask *rebase) error {
 	if err := missing(given{"-reason", ask.reason != nil}); err != nil {
 		return err
 	}
-	k := changeKind{action: "outbox rebase", subject: "the lanes", waiting: "reading the log and setting the cursors",
-		look: "onlyonce outbox status", within: rebaseTimeout}
-	return change(ctx, a, address, k, ask.consent, ask, func(_ context.Context, _ *database, done *rebased, audit int64) error {
-		_, _ = fmt.Fprintf(a.out, "Done: %d calls are to be sent; audit row %d. Start the relays.\n", done.Pending, audit)
+	act := func(ctx context.Context, db *database, by ops.By, shown *ops.Rebased) (*ops.Rebased, error) {
+		return ops.Rebase(ctx, db, by, ops.RebaseInput{Sink: given0(ask.sink), Force: ask.force, Shown: shown})
+	}
+	return decide(ctx, a, address, ask.consent, "reading the log and setting the cursors", decision[ops.Rebased]{act: act, write: writeRebased, after: func(_ context.Context, _ *database, done *ops.Rebased) error {
+		_, _ = fmt.Fprintf(a.out, "Done: %d calls are to be sent; audit row %d. Start the relays.\n", done.Pending, done.AuditID)
 		return nil
-	})
+	}})
 }
 
-func (q *rebase) lock(ctx context.Context, tx pgx.Tx) error {
-	var late bool
-	if err := tx.QueryRow(ctx, standSQL).Scan(&q.snapshot, &late); err != nil {
-		return err
-	}
-	if late {
-		return errors.New("the transaction had an xid before its snapshot was taken")
-	}
-	for _, sql := range []string{lockSinksSQL, lockLanesSQL} {
-		if _, err := tx.Exec(ctx, sql, q.sink); err != nil {
-			return err
-		}
-	}
-	_, err := tx.Exec(ctx, lockRingSQL)
-	return err
-}
-
-func (q *rebase) read(ctx context.Context, tx pgx.Tx) (*rebased, error) {
-	d := &rebased{Sink: q.sink, Force: q.force, Snapshot: q.snapshot}
-	var err error
-	if d.Lanes, err = collect[rebaseLane](ctx, tx, rebaseLanesSQL, q.sink); err != nil {
-		return nil, err
-	}
-	switch {
-	case len(d.Lanes) == 0 && q.sink != nil:
-		return nil, usagef("-sink: no relay has listed a sink %q, and no call is for it: `onlyonce outbox status` lists those there are", *q.sink)
-	case len(d.Lanes) == 0:
-		return nil, &nothing{"There are no lanes and no calls: nothing was changed."}
-	}
-	var held []string
-	for i := range d.Lanes {
-		l := &d.Lanes[i]
-		utc(l.Oldest)
-		d.Pending += l.Pending
-		if l.Held {
-			held = append(held, fmt.Sprintf("%s/%d until %s", l.Sink, l.Lane, instant(*l.Until)))
-		}
-	}
-	if len(held) > 0 && !q.force {
-		return nil, &refusal{fmt.Sprintf("relays hold %d lanes (%s), and nothing was done: stop them, or take the lanes over with -force",
-			len(held), strings.Join(held[:min(3, len(held))], ", "))}
-	}
-	return d, nil
-}
-
-// differs: calls that were enqueued meanwhile are to be sent too. A lane that somebody moved is another one.
-func (q *rebase) differs(shown, now *rebased) bool {
-	stands := func(r *rebased) string {
-		var b strings.Builder
-		for _, l := range r.Lanes {
-			if l.Listed {
-				_, _ = fmt.Fprintln(&b, l.Sink, l.Lane, l.Epoch, l.Version)
-			}
-		}
-		return b.String()
-	}
-	return stands(shown) != stands(now)
-}
-
-func (q *rebase) do(ctx context.Context, tx pgx.Tx, now *rebased) (*rebased, error) {
-	if err := tx.QueryRow(ctx, rebaseRowsSQL, q.sink, q.snapshot).Scan(&now.Pending); err != nil {
-		return nil, err
-	}
-	tag, err := tx.Exec(ctx, rebaseParkedSQL, q.sink)
-	if err != nil {
-		return nil, err
-	}
-	now.Parked = tag.RowsAffected()
-	if _, err := tx.Exec(ctx, fenceLanesSQL, q.sink); err != nil {
-		return nil, err
-	}
-	if _, err := tx.Exec(ctx, moveLanesSQL, q.sink, q.snapshot); err != nil {
-		return nil, err
-	}
-	// Last, because the sequence is ahead of the version until COMMIT, which turns those away that enqueue above READ COMMITTED.
-	for _, sql := range []string{rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL} {
-		if _, err := tx.Exec(ctx, sql); err != nil {
-			return nil, err
-		}
-	}
-	return now, nil
-}
-
-func (q *rebase) write(a *app, d *rebased) {
+func writeRebased(a *app, d *ops.Rebased) {
 	type sum struct {
 		lanes, pending int64
 		oldest         *time.Time

@@ -6,32 +6,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
 )
-
-// requestsSQL lists requests of the HTTP layer. In: whether completed ones too, tenant, scope (null: any), how many rows, id (null: any). Open ones by
-// http_records_open, one by its id; completed ones walk http_records_expired backwards.
-const requestsSQL = `
-select r.id::text as id, case when r.state = 'running' and coalesce(l.until > clock_timestamp() and l.until <= clock_timestamp() + interval '1 hour', false) then 'running'
-                              when r.state = 'running' then case when r.abandoned_at is null then 'left' else 'abandoned' end else r.state end as state,
-       r.tenant, r.scope, r.created_at, r.completed_at, r.expires_at, r.erased_at, octet_length(r.response)::bigint as bytes,
-       array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null order by s.first_at) as unknown,
-       array(select s.name from onlyonce.http_steps s where s.record_id = r.id and s.done_at is not null order by s.first_at) as done,
-       (select min(s.first_at) from onlyonce.http_steps s where s.record_id = r.id and s.done_at is null) as unknown_since
-  from onlyonce.http_records r left join onlyonce.leases l on l.id = r.lease_id
- where ($1 or r.completed_at is null) and ($2::text is null or r.tenant = $2) and ($3::text is null or r.scope = $3)
-   and ($5::uuid is null or r.id = $5)
- order by r.expires_at desc nulls first, r.created_at desc limit $4`
-
-type requestRow = ops.Request
 
 func requestListCommand() command {
 	return command{
@@ -122,172 +103,8 @@ type requestChange struct {
 	sealer            *seal.Sealer // of keysFile
 }
 
-// keySQL is the id of a request. In: tenant, scope, key.
-const keySQL = `select onlyonce.key($1, $2, $3)::text`
-
-// lockRequestSQL locks a record, and lockRequestLeaseSQL its lease: whoever completes the request or takes it over waits. In: id.
-const lockRequestSQL = `
-select r.id from onlyonce.http_records r where r.id = $1 for update`
-
-const lockRequestLeaseSQL = `
-select l.id from onlyonce.leases l where l.id = (select r.lease_id from onlyonce.http_records r where r.id = $1) for update`
-
-// eraseRequestSQL and eraseStepsSQL forget an answer and what its steps have remembered; the record stays, so that the request
-// does not run again. In: id.
-const (
-	eraseRequestSQL = `update onlyonce.http_records set response = null, erased_at = clock_timestamp() where id = $1 and erased_at is null`
-	eraseStepsSQL   = `update onlyonce.http_steps set result = null where record_id = $1`
-)
-
-// stepAppliedSQL keeps what an operator has found out as a step's result, stepAbsentSQL forgets that it was begun, and reopenSQL lets the
-// next request go on. stepSealedSQL says whether the layer that began a step seals. In: id, and the step's name, and its result, and whether that is sealed.
-const (
-	stepAppliedSQL = `
-update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed = $4 where record_id = $1 and name = $2 and done_at is null`
-	stepAbsentSQL = `delete from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
-	reopenSQL     = `update onlyonce.http_records set state = 'running' where id = $1 and state = 'reconcile'`
-	stepSealedSQL = `select sealed from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
-	freeSQL       = `update onlyonce.leases set until = clock_timestamp(), nonce = null where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
-)
-
-// openSealSQL, closeSQL and closeSealSQL complete a request without an answer: a record that becomes completed needs the seal. fenceOffSQL is for who has
-// just read that the request may be taken over: it does not find the epoch that it has read. In: id.
-const (
-	openSealSQL = `select onlyonce.http_open('10s', '30s', '30s')`
-	fenceOffSQL = `update onlyonce.leases set epoch = epoch + 1, nonce = null, until = clock_timestamp() where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
-	closeSQL    = `
-update onlyonce.http_records set state = 'completed', response = null, completed_at = clock_timestamp(), erased_at = clock_timestamp(), expires_at = clock_timestamp() + keep
- where id = $1 and state in ('running', 'reconcile')`
-	closeSealSQL = `select onlyonce.seal()`
-)
-
-// requestDone is what came of it, and the detail of its audit row.
-type requestDone struct {
-	requestRow
-	Step    *string `json:"step,omitempty"`
-	Applied *bool   `json:"applied,omitempty"`
-}
-
-func (c *requestChange) lock(ctx context.Context, tx pgx.Tx) error {
-	id, err := c.identify(ctx, tx)
-	if err != nil {
-		return err
-	}
-	for _, sql := range []string{lockRequestSQL, lockRequestLeaseSQL} {
-		if _, err := tx.Exec(ctx, sql, id); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (c *requestChange) identify(ctx context.Context, tx pgx.Tx) (string, error) {
-	if c.id != nil {
-		return *c.id, nil
-	}
-	var id string
-	err := tx.QueryRow(ctx, keySQL, c.tenant, c.scope, *c.key).Scan(&id)
-	return id, err
-}
-
-func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*requestDone, error) {
-	id, err := c.identify(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	rows, err := collect[requestRow](ctx, tx, requestsSQL, true, nil, nil, 1, id)
-	if err != nil {
-		return nil, err
-	}
-	if len(rows) == 0 {
-		return nil, usagef("there is no request %s: it was never made, or is purged", id)
-	}
-	d := &requestDone{requestRow: rows[0], Step: c.step}
-	if c.close {
-		if !slices.Contains([]string{"left", "abandoned", "reconcile"}, d.State) {
-			return nil, &refusal{fmt.Sprintf("the request is %s, and nothing was done: only one that is left, abandoned or set aside can be closed", d.State)}
-		}
-		return d, nil
-	}
-	if c.step == nil {
-		switch {
-		case d.State != "completed":
-			return nil, &refusal{fmt.Sprintf("the request is not completed (%s), and nothing was done: what is kept of it is needed to end it", d.State)}
-		case d.ErasedAt != nil:
-			return nil, &nothing{fmt.Sprintf("The answer to request %s was erased already: nothing was changed.", d.ID)}
-		}
-		return d, nil
-	}
-	d.Applied = &c.applied
-	switch {
-	case d.State != "reconcile" && d.State != "left" && d.State != "abandoned":
-		return nil, &refusal{fmt.Sprintf("the request is %s, and nothing was done: only one that is set aside, or left, can be resolved", d.State)}
-	case !slices.Contains(d.Unknown, *c.step):
-		return nil, usagef("-step: the request has no step %q of unknown outcome, but: %s", *c.step, oneLine(strings.Join(d.Unknown, ", ")))
-	case c.applied && c.sealer == nil:
-		var sealed bool
-		if err := tx.QueryRow(ctx, stepSealedSQL, id, *c.step).Scan(&sealed); err != nil {
-			return nil, err
-		}
-		if sealed {
-			return nil, usagef("-seal-keys: must be given, because the layer that began the step seals results: TEXT would lie in the table as it is, and a layer with RequireSealed would not read it")
-		}
-	}
-	return d, nil
-}
-
-// stored is what is kept of -result.
-func (c *requestChange) stored(id string) (result []byte, sealed bool, err error) {
-	if c.sealer == nil {
-		return []byte(*c.result), false, nil
-	}
-	record, err := uuid.Parse(id)
-	if err != nil {
-		return nil, false, err
-	}
-	result, err = c.sealer.Seal(codec.SealPlace(record, "step", *c.step), []byte(*c.result))
-	return result, true, err
-}
-
-func (c *requestChange) differs(shown, now *requestDone) bool {
-	return shown.State != now.State || !slices.Equal(shown.Unknown, now.Unknown)
-}
-
-func (c *requestChange) do(ctx context.Context, tx pgx.Tx, now *requestDone) (*requestDone, error) {
-	exec := func(sql string, args ...any) func() error {
-		return func() error {
-			_, err := tx.Exec(ctx, sql, args...)
-			return err
-		}
-	}
-	var steps []func() error
-	switch {
-	case c.close:
-		steps = append(steps, exec(openSealSQL), exec(fenceOffSQL, now.ID), exec(closeSQL, now.ID), exec(closeSealSQL))
-	case c.step == nil:
-		steps = append(steps, exec(eraseRequestSQL, now.ID), exec(eraseStepsSQL, now.ID))
-	case c.applied:
-		result, sealed, err := c.stored(now.ID)
-		if err != nil {
-			return nil, err
-		}
-		steps = append(steps, exec(stepAppliedSQL, now.ID, *c.step, result, sealed))
-	default:
-		steps = append(steps, exec(stepAbsentSQL, now.ID, *c.step))
-	}
-	if c.step != nil && len(now.Unknown) == 1 { // the last one
-		steps = append(steps, exec(reopenSQL, now.ID), exec(freeSQL, now.ID))
-	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return nil, err
-		}
-	}
-	return now, nil
-}
-
-func (c *requestChange) write(a *app, d *requestDone) {
-	_ = a.writeRequests([]ops.Request{d.requestRow}, false, 0, false)
+func (c *requestChange) write(a *app, d *ops.RequestChange) {
+	_ = a.writeRequests([]ops.Request{d.Request}, false, 0, false)
 	switch {
 	case c.close:
 		_, _ = fmt.Fprintln(a.out, "Close the request: copies of it get 410 and do not run. Whatever its steps did at the provider stands, and what the handler would have written does not.")
@@ -300,12 +117,23 @@ func (c *requestChange) write(a *app, d *requestDone) {
 	}
 }
 
-func (c *requestChange) carryOut(ctx context.Context, a *app, address, action string) error {
-	k := changeKind{action: action, subject: "the request", waiting: "waiting for the request", look: "onlyonce request list"}
-	return change(ctx, a, address, k, c.consent, c, func(_ context.Context, _ *database, _ *requestDone, audit int64) error {
-		_, _ = fmt.Fprintf(a.out, "Done; audit row %d.\n", audit)
+func (c *requestChange) carryOut(ctx context.Context, a *app, address string) error {
+	return decide(ctx, a, address, c.consent, "waiting for the request", decision[ops.RequestChange]{act: c.act, write: c.write, after: func(_ context.Context, _ *database, done *ops.RequestChange) error {
+		_, _ = fmt.Fprintf(a.out, "Done; audit row %d.\n", done.AuditID)
 		return nil
-	})
+	}})
+}
+
+func (c *requestChange) act(ctx context.Context, db *database, by ops.By, shown *ops.RequestChange) (*ops.RequestChange, error) {
+	switch {
+	case c.close:
+		return ops.CloseRequest(ctx, db, by, ops.CloseRequestInput{ID: given0(c.id), Shown: shown})
+	case c.step == nil:
+		return ops.EraseRequest(ctx, db, by, ops.EraseRequestInput{ID: given0(c.id), Tenant: c.tenant, Scope: c.scope, Key: given0(c.key), Shown: shown})
+	case c.applied:
+		return ops.ResolveRequest(ctx, db, by, ops.ResolveRequestInput{ID: given0(c.id), Step: *c.step, Outcome: ops.StepApplied, Result: []byte(*c.result), Sealer: c.sealer, Shown: shown})
+	}
+	return ops.ResolveRequest(ctx, db, by, ops.ResolveRequestInput{ID: given0(c.id), Step: *c.step, Outcome: ops.StepNotApplied, Shown: shown})
 }
 
 // parseID checks -id.
@@ -370,7 +198,7 @@ Example:
 				if err := c.parseID(); err != nil {
 					return err
 				}
-				return c.carryOut(ctx, a, *address, "request resolve")
+				return c.carryOut(ctx, a, *address)
 			}
 		},
 	}
@@ -420,7 +248,7 @@ Example:
 				if err := c.parseID(); err != nil {
 					return err
 				}
-				return c.carryOut(ctx, a, *address, "request close")
+				return c.carryOut(ctx, a, *address)
 			}
 		},
 	}
@@ -467,7 +295,7 @@ Example:
 				if err := c.parseID(); err != nil {
 					return err
 				}
-				return c.carryOut(ctx, a, *address, "request erase")
+				return c.carryOut(ctx, a, *address)
 			}
 		},
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -41,7 +42,7 @@ func TestRequestResolve(t *testing.T) {
 	f.exec(`update onlyonce.http_records set state = 'reconcile' where id <> $1`, running)
 	f.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour' where name = $1`, "http/"+running)
 	f.run("request", "list").want(t, statusGood, applied, absent, "reconcile", "running", "charge", "http POST /v1/charges")
-	var row requestRow
+	var row ops.Request
 	out := f.run("request", "list", "-tenant", "acct_2", "-json").want(t, statusGood).lines(t, 0).out
 	if err := json.Unmarshal([]byte(out), &row); err != nil || row.ID != running || row.State != "running" || len(row.Unknown) != 1 || row.UnknownSince == nil {
 		t.Errorf("%v: %+v", err, row)

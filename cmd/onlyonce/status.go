@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/onlyonce/onlyonce/ops"
 )
 
@@ -63,15 +61,6 @@ With -json, one object:
 			}
 		},
 	}
-}
-
-// collect reads rows whose columns have the names of T's fields. Never nil without an error.
-func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
-	rows, err := tx.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
 }
 
 func (a *app) writeStatus(r *ops.StatusReport) {

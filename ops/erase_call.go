@@ -1,0 +1,131 @@
+package ops
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// lockStoredSQL locks what settles a call: its lane, whose cursor says what was delivered, and its parked row, which is what is redriven. In: key. A
+// relay that moves the cursor, and an operator who redrives, wait.
+const (
+	lockStoredSQL = `
+select p.id from onlyonce.parked p
+ where p.kind = 'call' and (p.key = $1::uuid or p.row_id in (select r.id from onlyonce.outbox_log r where r.key = $1::uuid)) order by p.id for update`
+	lockStoredLaneSQL = `
+select l.id from onlyonce.lanes l where (l.sink, l.lane) in (select r.sink, r.lane from onlyonce.outbox_log r where r.key = $1::uuid) order by l.id for update`
+)
+
+// eraseLogSQL and eraseParkedSQL erase bodies. In: ids; of the log also keys, by whose index it finds them. The row of
+// the log keeps its xid: it was delivered, and stays so.
+const (
+	eraseLogSQL = `
+update onlyonce.outbox_log set body = '', erased_at = clock_timestamp() where id = any ($1::bigint[]) and key = any ($2::uuid[]) and erased_at is null`
+	eraseParkedSQL = `
+update onlyonce.parked set body = '', response_body = null, response_headers = null, erased_at = clock_timestamp()
+ where id = any ($1::bigint[]) and kind = 'call' and erased_at is null and state in ('resolved', 'discarded')`
+)
+
+// EraseCallInput is what [EraseCall] is asked for.
+type EraseCallInput struct {
+	// Key is the call's idempotency key, a UUID, as the remote saw it.
+	Key string
+
+	// Shown is the result of a dry run that a person agreed to.
+	Shown *ErasedCall
+}
+
+// Check returns an error of kind ErrInvalid unless the key is a UUID.
+func (in *EraseCallInput) Check() error {
+	if _, err := uuid.Parse(in.Key); err != nil {
+		return failf(ErrInvalid, "-key: %q is no UUID", in.Key)
+	}
+	return nil
+}
+
+// ErasedCall is what came of [EraseCall].
+type ErasedCall struct {
+	Audited
+
+	Key  string       `json:"key"`
+	Rows []StoredCall `json:"rows"` // as they were
+}
+
+// EraseCall erases the body of a call that is settled, in the log and in its parked row, and what the
+// remote answered. The row stays, with target and headers, until its segment of the log is emptied,
+// so that the call is recognised when it is enqueued again. It cannot be redriven.
+//
+// Errors are of kind ErrNotFound if no call with that key is stored, ErrRefused if it may still be
+// sent, and ErrNothing if it is erased already. It waits for a relay that is settling calls of the
+// same lane.
+func EraseCall(ctx context.Context, db DB, by By, in EraseCallInput) (*ErasedCall, error) {
+	k := kind{action: "outbox erase", subject: "the call", look: "onlyonce outbox erase"}
+	if id, err := uuid.Parse(in.Key); err == nil {
+		in.Key = id.String()
+	}
+	return decide(ctx, db, k, by, &erasure{in}, in.Shown)
+}
+
+type erasure struct{ EraseCallInput }
+
+func (q *erasure) check() error { return q.Check() }
+
+func (q *erasure) lock(ctx context.Context, tx pgx.Tx) error {
+	// The lane first, as a relay does, which settles calls under it.
+	for _, sql := range []string{lockStoredLaneSQL, lockStoredSQL} {
+		if _, err := tx.Exec(ctx, sql, q.Key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*ErasedCall, error) {
+	rows, err := readStored(ctx, tx, q.Key)
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		return nil, failf(ErrNotFound, "-key: no call with key %s is stored: it was dropped with its segment of the log, or never enqueued", q.Key)
+	}
+	done := true
+	for i := range rows {
+		r := &rows[i]
+		done = done && r.ErasedAt != nil
+		switch r.State {
+		case "delivered", "discarded":
+		case "pending":
+			return nil, failf(ErrRefused, "the call to sink %s is still to be sent, and nothing was done: wait until it is delivered; one that fails is parked, and `onlyonce parked discard` gives it up", r.Sink)
+		default:
+			id := ""
+			if r.Place == "parked" {
+				id = fmt.Sprintf(" -id %d", r.ID)
+			}
+			return nil, failf(ErrRefused, "the call to sink %s is parked (%s) and may still be sent, and nothing was done: give it up first with `onlyonce parked discard%s`", r.Sink, r.State, id)
+		}
+	}
+	if done {
+		return nil, failf(ErrNothing, "The call %s was erased already: nothing was changed.", q.Key)
+	}
+	return &ErasedCall{Key: q.Key, Rows: rows}, nil
+}
+
+// differs: a call that was settled once stays so.
+func (q *erasure) differs(_, _ *ErasedCall) bool { return false }
+
+func (q *erasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedCall) (*ErasedCall, error) {
+	ids, keys := map[string][]int64{}, []string{}
+	for _, r := range now.Rows {
+		if r.Key != nil {
+			keys = append(keys, *r.Key)
+		}
+		ids[r.Place] = append(ids[r.Place], r.ID)
+	}
+	if _, err := tx.Exec(ctx, eraseLogSQL, ids["log"], keys); err != nil {
+		return nil, err
+	}
+	_, err := tx.Exec(ctx, eraseParkedSQL, ids["parked"])
+	return now, err
+}

@@ -1,0 +1,172 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// storedEventsSQL finds what is stored of events. In: topic; id, ordering key (each may be null: any). Out: a row for each place: the log (its state is
+// handled, unread or the scope of a cursor that has not passed it), and parked. The log is read whole, but for partitions that an ordering key
+// cannot be in: nothing but its offset finds an event by an index.
+const storedEventsSQL = `
+select 'log' as place, l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,
+       case when not exists (select 1 from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
+                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')) then 'unread'
+            else coalesce((select 'before ' || c.scope from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
+                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')
+                              and c.retired_at is null and c.next_offset <= l."offset" order by c.scope limit 1), 'handled') end as state
+  from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
+ where s.topic = $1 and ($2::text is null or l.id = $2)
+   and ($3::text is null or l.order_key = convert_to($3, 'UTF8') and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions))
+union all
+select 'parked', p.id, p.partition::bigint, p.event_id, p.erased_at, coalesce(octet_length(p.body), 0), p.state
+  from onlyonce.parked p
+ where p.kind = 'event' and p.topic = $1 and ($2::text is null or p.event_id = $2) and ($3::text is null or p.record_key = convert_to($3, 'UTF8'))
+ order by 1, 3, 2`
+
+// lockEventsSQL locks what says that events were handled: cursors of the topic, which a replay would move back, and parked rows, which may be
+// redriven. In: topic. Consumers go on meanwhile: their positions move by inserts.
+const (
+	lockEventCursorsSQL = `select id from onlyonce.cursors where topic = $1 order by id for share`
+	lockParkedEventsSQL = `
+select id from onlyonce.parked where kind = 'event' and topic = $1 and ($2::text is null or event_id = $2)
+   and ($3::text is null or record_key = convert_to($3, 'UTF8')) order by id for update`
+)
+
+// eraseEventsSQL and eraseParkedEventsSQL erase bodies and headers. In: topic; offsets and partitions of one length, or ids of parked rows. The rows
+// stay: offsets stay dense, and ids say what was handled.
+const (
+	eraseEventsSQL = `
+update onlyonce.event_log l set body = null, header_names = '{}', header_values = '{}', erased_at = clock_timestamp()
+  from onlyonce.streams s, unnest($2::bigint[], $3::bigint[]) as u(off, part)
+ where s.topic = $1 and l.stream = s.id and l.partition = u.part and l."offset" = u.off and l.erased_at is null`
+	eraseParkedEventsSQL = `
+update onlyonce.parked set body = null, header_names = '{}', header_values = '{}', erased_at = clock_timestamp()
+ where id = any ($1::bigint[]) and kind = 'event' and erased_at is null and state in ('resolved', 'discarded')`
+)
+
+// EraseEventsInput is what [EraseEvents] is asked for.
+type EraseEventsInput struct {
+	// Topic is the stream. It must not be empty.
+	Topic string
+
+	// ID is the id of one event, and Key an ordering key, of which all events are meant. One of the two
+	// must be given.
+	ID, Key string
+
+	// Shown is the result of a dry run with the same input that a person agreed to. If there are more
+	// or fewer such events by now the error is of kind ErrChanged.
+	Shown *ErasedEvents
+}
+
+// Check returns an error of kind ErrInvalid unless the fields go together.
+func (in *EraseEventsInput) Check() error {
+	if err := checkText("-topic", in.Topic); err != nil {
+		return err
+	}
+	switch {
+	case in.ID != "" && in.Key != "":
+		return failf(ErrInvalid, "-id: names one event, and goes with no -key")
+	case in.ID != "":
+		return checkText("-id", in.ID)
+	}
+	return checkText("-id or -key", in.Key)
+}
+
+// StoredEvent is a place in which an event is stored.
+type StoredEvent struct {
+	Place     string     `json:"place"` // log or parked
+	ID        int64      `json:"id"`    // offset, or id of the parked row
+	Partition *int64     `json:"partition"`
+	Event     *string    `json:"event"`
+	ErasedAt  *time.Time `json:"erased_at"` // before
+	Bytes     int64      `json:"bytes"`
+	State     string     `json:"state"`
+}
+
+// ErasedEvents is what came of [EraseEvents].
+type ErasedEvents struct {
+	Audited
+
+	Topic string        `json:"topic"`
+	Rows  []StoredEvent `json:"rows"`
+}
+
+// EraseEvents erases bodies and headers of events that were handled, in the log and in parked rows. The
+// rows stay until their segment of the log is emptied; a replay passes over them.
+//
+// Errors are of kind ErrNotFound if there is no such event, ErrRefused if a consumer that reads the
+// stream has still to handle one, ErrNothing if all are erased already, and ErrChanged. Consumers go
+// on meanwhile.
+func EraseEvents(ctx context.Context, db DB, by By, in EraseEventsInput) (*ErasedEvents, error) {
+	k := kind{action: "events erase", subject: "one of the events", look: "onlyonce events erase"}
+	return decide(ctx, db, k, by, &eventErasure{in, orNull(in.ID), orNull(in.Key)}, in.Shown)
+}
+
+type eventErasure struct {
+	EraseEventsInput
+	id, key *string
+}
+
+func (q *eventErasure) check() error { return q.Check() }
+
+func (q *eventErasure) lock(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, lockEventCursorsSQL, q.Topic); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, lockParkedEventsSQL, q.Topic, q.id, q.key)
+	return err
+}
+
+func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, error) {
+	rows, err := collect[StoredEvent](ctx, tx, storedEventsSQL, q.Topic, q.id, q.key)
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		return nil, failf(ErrNotFound, "-topic: stream %s has no such event: it was dropped with its segment of the log, or never came", q.Topic)
+	}
+	done := true
+	for i := range rows {
+		r := &rows[i]
+		utc(r.ErasedAt)
+		done = done && r.ErasedAt != nil
+		switch r.State {
+		case "handled", "resolved", "discarded":
+		case "unread":
+			return nil, failf(ErrRefused, "no consumer has begun to read %s, and nothing was done: event %s is still to be handled", q.Topic, orDash(r.Event))
+		case "waiting", "retrying", "blocked":
+			return nil, failf(ErrRefused, "event %s is parked (%s) and may still be handled, and nothing was done: give it up first with `onlyonce parked discard -id %d`", orDash(r.Event), r.State, r.ID)
+		default:
+			return nil, failf(ErrRefused, "event %s is still to be handled (%s), and nothing was done", orDash(r.Event), r.State)
+		}
+	}
+	if done {
+		return nil, failf(ErrNothing, "All %d were erased already: nothing was changed.", len(rows))
+	}
+	return &ErasedEvents{Topic: q.Topic, Rows: rows}, nil
+}
+
+// differs: more may have come meanwhile, which nobody was shown.
+func (q *eventErasure) differs(shown, now *ErasedEvents) bool {
+	return len(shown.Rows) != len(now.Rows)
+}
+
+func (q *eventErasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedEvents) (*ErasedEvents, error) {
+	var offsets, parked []int64
+	var partitions []int64
+	for _, r := range now.Rows {
+		if r.Place == "log" {
+			offsets, partitions = append(offsets, r.ID), append(partitions, *r.Partition)
+		} else {
+			parked = append(parked, r.ID)
+		}
+	}
+	if _, err := tx.Exec(ctx, eraseEventsSQL, q.Topic, offsets, partitions); err != nil {
+		return nil, err
+	}
+	_, err := tx.Exec(ctx, eraseParkedEventsSQL, parked)
+	return now, err
+}

@@ -1,0 +1,105 @@
+package ops
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for ever. By the primary key.
+const (
+	horizonSQL     = `select name as ring, extract(epoch from horizon)::float8 as was from onlyonce.rings where name = $1`
+	lockHorizonSQL = `select name from onlyonce.rings where name = $1 for no key update`
+	setHorizonSQL  = `update onlyonce.rings set horizon = make_interval(secs => $2::float8) where name = $1`
+)
+
+// HorizonInput is what [SetHorizon] is asked for.
+type HorizonInput struct {
+	// Ring is the ring of keys: consumer_keys or standard_keys.
+	Ring string
+
+	// Horizon is how long a claimed key is remembered at least, from when its segment is closed. At least
+	// a minute, unless Forever is set.
+	Horizon time.Duration
+
+	// Forever forgets nothing, and rotates nothing. Horizon must then be 0.
+	Forever bool
+
+	// Shown is the result of a dry run with the same input that a person agreed to. If the ring has
+	// another horizon by now the error is of kind ErrChanged.
+	Shown *HorizonChange
+}
+
+// HorizonChange is what came of [SetHorizon].
+type HorizonChange struct {
+	Audited
+
+	Ring string   `json:"ring"`
+	Was  *float64 `json:"was_seconds"` // nil: for ever
+}
+
+// SetHorizon sets how long a ring of claimed keys remembers them at least. A copy that comes later is a new
+// message, and is applied again. A shorter horizon takes effect when a rotator looks next, and
+// cannot be taken back for what was forgotten.
+//
+// Errors are of kind ErrInvalid, ErrNotFound if there is no such ring, ErrNothing if it has that
+// horizon already, and ErrChanged.
+func SetHorizon(ctx context.Context, db DB, by By, in HorizonInput) (*HorizonChange, error) {
+	k := kind{action: "inbox horizon", subject: "the ring", look: "onlyonce inbox status"}
+	return decide(ctx, db, k, by, &horizon{in}, in.Shown)
+}
+
+type horizon struct{ HorizonInput }
+
+func (q *horizon) check() error {
+	switch {
+	case q.Ring == "":
+		return failf(ErrInvalid, "-ring: must not be empty")
+	case q.Forever && q.Horizon != 0, !q.Forever && q.Horizon < time.Minute:
+		return failf(ErrInvalid, "-horizon: must be at least a minute, or forever")
+	}
+	return checkText("-ring", q.Ring)
+}
+
+type horizonRow struct {
+	Ring string
+	Was  *float64
+}
+
+func (q *horizon) lock(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, lockHorizonSQL, q.Ring)
+	return err
+}
+
+// seconds is what is asked for; nil: for ever.
+func (q *horizon) seconds() *float64 {
+	if q.Forever {
+		return nil
+	}
+	s := q.Horizon.Seconds()
+	return &s
+}
+
+func (q *horizon) read(ctx context.Context, tx pgx.Tx) (*HorizonChange, error) {
+	rows, err := collect[horizonRow](ctx, tx, horizonSQL, q.Ring)
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		return nil, failf(ErrNotFound, "there is no ring %s in this database", q.Ring)
+	}
+	if was, is := rows[0].Was, q.seconds(); was == nil && is == nil || was != nil && is != nil && *was == *is {
+		return nil, failf(ErrNothing, "Ring %s remembers %s already: nothing was changed.", q.Ring, remembered(is))
+	}
+	return &HorizonChange{Ring: rows[0].Ring, Was: rows[0].Was}, nil
+}
+
+func (q *horizon) differs(shown, now *HorizonChange) bool {
+	return remembered(shown.Was) != remembered(now.Was)
+}
+
+func (q *horizon) do(ctx context.Context, tx pgx.Tx, _ By, now *HorizonChange) (*HorizonChange, error) {
+	_, err := tx.Exec(ctx, setHorizonSQL, q.Ring, q.seconds())
+	return now, err
+}

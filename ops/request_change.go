@@ -1,0 +1,309 @@
+package ops
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/seal"
+)
+
+// keySQL is the id of a request. In: tenant, scope, key.
+const keySQL = `select onlyonce.key($1, $2, $3)::text`
+
+// lockRequestSQL locks a record, and lockRequestLeaseSQL its lease: whoever completes the request or takes it over waits. In: id.
+const lockRequestSQL = `
+select r.id from onlyonce.http_records r where r.id = $1 for update`
+
+const lockRequestLeaseSQL = `
+select l.id from onlyonce.leases l where l.id = (select r.lease_id from onlyonce.http_records r where r.id = $1) for update`
+
+// eraseRequestSQL and eraseStepsSQL forget an answer and what its steps have remembered; the record stays, so that the request
+// does not run again. In: id.
+const (
+	eraseRequestSQL = `update onlyonce.http_records set response = null, erased_at = clock_timestamp() where id = $1 and erased_at is null`
+	eraseStepsSQL   = `update onlyonce.http_steps set result = null where record_id = $1`
+)
+
+// stepAppliedSQL keeps what an operator has found out as a step's result, stepAbsentSQL forgets that it was begun, and reopenSQL lets the
+// next request go on. stepSealedSQL says whether the layer that began a step seals. In: id, and the step's name, and its result, and whether that is sealed.
+const (
+	stepAppliedSQL = `
+update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed = $4 where record_id = $1 and name = $2 and done_at is null`
+	stepAbsentSQL = `delete from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
+	reopenSQL     = `update onlyonce.http_records set state = 'running' where id = $1 and state = 'reconcile'`
+	stepSealedSQL = `select sealed from onlyonce.http_steps where record_id = $1 and name = $2 and done_at is null`
+	freeSQL       = `update onlyonce.leases set until = clock_timestamp(), nonce = null where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
+)
+
+// openSealSQL, closeSQL and closeSealSQL complete a request without an answer: a record that becomes completed needs the seal. fenceOffSQL is for who has
+// just read that the request may be taken over: it does not find the epoch that it has read. In: id.
+const (
+	openSealSQL = `select onlyonce.http_open('10s', '30s', '30s')`
+	fenceOffSQL = `update onlyonce.leases set epoch = epoch + 1, nonce = null, until = clock_timestamp() where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
+	closeSQL    = `
+update onlyonce.http_records set state = 'completed', response = null, completed_at = clock_timestamp(), erased_at = clock_timestamp(), expires_at = clock_timestamp() + keep
+ where id = $1 and state in ('running', 'reconcile')`
+	closeSealSQL = `select onlyonce.seal()`
+)
+
+// StepOutcome is what became of a step.
+type StepOutcome string
+
+// Outcomes of a step.
+const (
+	StepApplied    StepOutcome = "applied"     // it had its effect at the provider
+	StepNotApplied StepOutcome = "not-applied" // it had none
+)
+
+// ResolveRequestInput is what [ResolveRequest] is asked for.
+type ResolveRequestInput struct {
+	// ID is the request's id, a UUID, and Step the name of its step.
+	ID, Step string
+
+	// Outcome is what became of the step, as a person has found out. It has no default.
+	Outcome StepOutcome
+
+	// Result is what the step returns to the handler when the request is sent again. Only with
+	// StepApplied.
+	Result []byte
+
+	// Sealer encrypts the result. It must be given if the layer that began the step seals results.
+	Sealer *seal.Sealer
+
+	// Shown is the result of a dry run with the same input that a person agreed to. If the request has
+	// another state or other open steps by now the error is of kind ErrChanged.
+	Shown *RequestChange
+}
+
+// CloseRequestInput is what [CloseRequest] is asked for.
+type CloseRequestInput struct {
+	// ID is the request's id, a UUID.
+	ID string
+
+	// Shown is the result of a dry run that a person agreed to. If the request has another state or
+	// other open steps by now the error is of kind ErrChanged.
+	Shown *RequestChange
+}
+
+// EraseRequestInput is what [EraseRequest] is asked for.
+type EraseRequestInput struct {
+	// ID is the request's id, a UUID. Empty: Tenant, Scope and Key name the request.
+	ID string
+
+	// Tenant, Scope and Key are those of the request: its scope is "http POST /v1/charges", for
+	// example, and its key the Idempotency-Key. Empty with ID.
+	Tenant, Scope, Key string
+
+	// Shown is the result of a dry run with the same input that a person agreed to. If the request has
+	// another state by now the error is of kind ErrChanged.
+	Shown *RequestChange
+}
+
+// RequestChange is what came of a decision about a request, and the request as it was.
+type RequestChange struct {
+	Audited
+	Request
+
+	Step    *string `json:"step,omitempty"`
+	Applied *bool   `json:"applied,omitempty"`
+}
+
+// ResolveRequest says what became of an external call that a request in lease mode has begun, and of which
+// the outcome is not known. With StepApplied the handler gets Result as the step's result when the
+// request is sent again; with StepNotApplied the call is made again, under its key.
+//
+// Errors are of kind ErrNotFound if there is no such request, ErrInvalid if it has no such step or if
+// the result must be sealed, ErrRefused if the request is running or completed, and ErrChanged. It
+// waits for a client's copy of the request that is being handled.
+func ResolveRequest(ctx context.Context, db DB, by By, in ResolveRequestInput) (*RequestChange, error) {
+	c := &requestChange{id: in.ID, step: &in.Step, applied: in.Outcome == StepApplied, result: in.Result, sealer: in.Sealer}
+	switch {
+	case in.Outcome != StepApplied && in.Outcome != StepNotApplied:
+		return nil, failf(ErrInvalid, "the outcome must be %q or %q", StepApplied, StepNotApplied)
+	case in.Outcome == StepNotApplied && (in.Result != nil || in.Sealer != nil):
+		return nil, failf(ErrInvalid, "-result: a call without an effect has none")
+	}
+	if err := checkText("-step", in.Step); err != nil {
+		return nil, err
+	}
+	return decide(ctx, db, requestKind("request resolve"), by, c, in.Shown)
+}
+
+// CloseRequest completes a request in lease mode without an answer: one that is left, abandoned or set
+// aside. What its steps did at the provider stays, and what the handler would have written is never
+// written. Copies of the request get 410 until its record expires.
+//
+// Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is running or
+// completed, and ErrChanged.
+func CloseRequest(ctx context.Context, db DB, by By, in CloseRequestInput) (*RequestChange, error) {
+	return decide(ctx, db, requestKind("request close"), by, &requestChange{id: in.ID, close: true}, in.Shown)
+}
+
+// EraseRequest erases the stored answer to a request that is completed, and what its steps have
+// remembered. The record stays until it expires, so that copies get 410 and do not run again.
+//
+// Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is not completed,
+// ErrNothing if its answer is erased already, and ErrChanged.
+func EraseRequest(ctx context.Context, db DB, by By, in EraseRequestInput) (*RequestChange, error) {
+	if in.ID != "" && (in.Tenant != "" || in.Scope != "" || in.Key != "") {
+		return nil, failf(ErrInvalid, "-id: names the request by itself")
+	}
+	if in.ID == "" {
+		if err := checkText("-key", in.Key); err != nil {
+			return nil, err
+		}
+		if err := checkText("-scope", in.Scope); err != nil {
+			return nil, err
+		}
+	}
+	return decide(ctx, db, requestKind("request erase"), by, &requestChange{id: in.ID, tenant: in.Tenant, scope: in.Scope, key: in.Key}, in.Shown)
+}
+
+func requestKind(action string) kind {
+	return kind{action: action, subject: "the request", look: "onlyonce request list"}
+}
+
+type requestChange struct {
+	id                 string
+	tenant, scope, key string
+	step               *string
+	applied            bool
+	result             []byte
+	sealer             *seal.Sealer
+	close              bool
+}
+
+func (c *requestChange) check() error {
+	if c.id == "" && c.key != "" {
+		return nil
+	}
+	id, err := uuid.Parse(c.id)
+	if err != nil {
+		return failf(ErrInvalid, "-id: %q is no UUID", c.id)
+	}
+	c.id = id.String()
+	return nil
+}
+
+func (c *requestChange) lock(ctx context.Context, tx pgx.Tx) error {
+	id, err := c.identify(ctx, tx)
+	if err != nil {
+		return err
+	}
+	for _, sql := range []string{lockRequestSQL, lockRequestLeaseSQL} {
+		if _, err := tx.Exec(ctx, sql, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *requestChange) identify(ctx context.Context, tx pgx.Tx) (string, error) {
+	if c.id != "" {
+		return c.id, nil
+	}
+	var id string
+	err := tx.QueryRow(ctx, keySQL, c.tenant, c.scope, c.key).Scan(&id)
+	return id, err
+}
+
+func (c *requestChange) read(ctx context.Context, tx pgx.Tx) (*RequestChange, error) {
+	id, err := c.identify(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	rows, _, err := readRequests(ctx, tx, RequestFilter{All: true, ID: id, Limit: 1})
+	if err != nil {
+		return nil, err
+	}
+	if len(rows) == 0 {
+		return nil, failf(ErrNotFound, "there is no request %s: it was never made, or is purged", id)
+	}
+	d := &RequestChange{Request: rows[0], Step: c.step}
+	if c.close {
+		if !slices.Contains([]string{"left", "abandoned", "reconcile"}, d.State) {
+			return nil, failf(ErrRefused, "the request is %s, and nothing was done: only one that is left, abandoned or set aside can be closed", d.State)
+		}
+		return d, nil
+	}
+	if c.step == nil {
+		switch {
+		case d.State != "completed":
+			return nil, failf(ErrRefused, "the request is not completed (%s), and nothing was done: what is kept of it is needed to end it", d.State)
+		case d.ErasedAt != nil:
+			return nil, failf(ErrNothing, "The answer to request %s was erased already: nothing was changed.", d.ID)
+		}
+		return d, nil
+	}
+	d.Applied = &c.applied
+	switch {
+	case d.State != "reconcile" && d.State != "left" && d.State != "abandoned":
+		return nil, failf(ErrRefused, "the request is %s, and nothing was done: only one that is set aside, or left, can be resolved", d.State)
+	case !slices.Contains(d.Unknown, *c.step):
+		return nil, failf(ErrInvalid, "-step: the request has no step %q of unknown outcome, but: %s", *c.step, strings.Join(d.Unknown, ", "))
+	case c.applied && c.sealer == nil:
+		var sealed bool
+		if err := tx.QueryRow(ctx, stepSealedSQL, id, *c.step).Scan(&sealed); err != nil {
+			return nil, err
+		}
+		if sealed {
+			return nil, failf(ErrInvalid, "-seal-keys: must be given, because the layer that began the step seals results: TEXT would lie in the table as it is, and a layer with RequireSealed would not read it")
+		}
+	}
+	return d, nil
+}
+
+// stored is what is kept of -result.
+func (c *requestChange) stored(id string) (result []byte, sealed bool, err error) {
+	if c.sealer == nil {
+		return c.result, false, nil
+	}
+	record, err := uuid.Parse(id)
+	if err != nil {
+		return nil, false, err
+	}
+	result, err = c.sealer.Seal(codec.SealPlace(record, "step", *c.step), c.result)
+	return result, true, err
+}
+
+func (c *requestChange) differs(shown, now *RequestChange) bool {
+	return shown.State != now.State || !slices.Equal(shown.Unknown, now.Unknown)
+}
+
+func (c *requestChange) do(ctx context.Context, tx pgx.Tx, _ By, now *RequestChange) (*RequestChange, error) {
+	exec := func(sql string, args ...any) func() error {
+		return func() error {
+			_, err := tx.Exec(ctx, sql, args...)
+			return err
+		}
+	}
+	var steps []func() error
+	switch {
+	case c.close:
+		steps = append(steps, exec(openSealSQL), exec(fenceOffSQL, now.ID), exec(closeSQL, now.ID), exec(closeSealSQL))
+	case c.step == nil:
+		steps = append(steps, exec(eraseRequestSQL, now.ID), exec(eraseStepsSQL, now.ID))
+	case c.applied:
+		result, sealed, err := c.stored(now.ID)
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, exec(stepAppliedSQL, now.ID, *c.step, result, sealed))
+	default:
+		steps = append(steps, exec(stepAbsentSQL, now.ID, *c.step))
+	}
+	if c.step != nil && len(now.Unknown) == 1 { // the last one
+		steps = append(steps, exec(reopenSQL, now.ID), exec(freeSQL, now.ID))
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	return now, nil
+}

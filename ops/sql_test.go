@@ -1,0 +1,27 @@
+package ops
+
+import (
+	"testing"
+
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
+)
+
+// Every statement of a decision is one that the real server understands.
+func TestDecisionsPrepare(t *testing.T) {
+	t.Parallel()
+	conn, err := pgtest.DB(t).Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	for _, sql := range []string{boundsSQL, auditSQL, pausesSQL, knownSQL, pickSQL, oneSQL, redrivesSQL, leftSQL, lastReplaySQL, forgottenSQL,
+		standSQL, lockSinksSQL, lockLanesSQL, lockRingSQL, rebaseLanesSQL, rebaseRowsSQL, rebaseParkedSQL, fenceLanesSQL, moveLanesSQL, rebaseBoundsSQL,
+		rebaseRingSQL, rebaseSequenceSQL, sinkSQL, sinkNamesSQL, lockSinkSQL, pauseSinkSQL, resumeSinkSQL,
+		storedEventsSQL, lockEventCursorsSQL, lockParkedEventsSQL, eraseEventsSQL, eraseParkedEventsSQL,
+		lockStoredSQL, lockStoredLaneSQL, eraseLogSQL, eraseParkedSQL, horizonSQL, lockHorizonSQL, setHorizonSQL, keySQL, lockRequestSQL, lockRequestLeaseSQL,
+		eraseRequestSQL, eraseStepsSQL, stepAppliedSQL, stepAbsentSQL, reopenSQL, stepSealedSQL, freeSQL, openSealSQL, fenceOffSQL, closeSQL, closeSealSQL} {
+		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+}
