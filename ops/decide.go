@@ -93,7 +93,7 @@ func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d dec
 // transact does it in one transaction. READ COMMITTED, whatever the database's default is: what a
 // lock waited for is visible only to a statement with a snapshot of its own.
 func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d decision[R], shown *R) (*R, error) {
-	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite})
+	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 // S1: a good database gives neither fault nor warning, to consumers and relays, directly and through PgBouncer.
 func TestS1GoodDatabase(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.Server(t, nil) // durable, as the shared one is not
 	bouncer := pgtest.PgBouncer(t, url, 1)
 	for name, address := range map[string]string{"direct": url, "exec": bouncer.Exec(), "cache_describe": bouncer.Mode("cache_describe")} {
 		for _, as := range []preflight.Role{preflight.App, preflight.Relay} {
@@ -28,7 +28,11 @@ func TestS1GoodDatabase(t *testing.T) {
 // S1: what is wrong with a session or a schema is said, all at once.
 func TestS1FaultsAndWarnings(t *testing.T) {
 	t.Parallel()
-	url, empty := pgtest.URL(t), pgtest.EmptyURL(t)
+	url := pgtest.Server(t, nil) // durable, as the shared one is not
+	if _, err := pgtest.Pool(t, url).Exec(t.Context(), `create database empty`); err != nil {
+		t.Fatal(err)
+	}
+	empty := strings.Replace(url, "/postgres?", "/empty?", 1)
 	for name, c := range map[string]struct {
 		url      string
 		faults   []string
