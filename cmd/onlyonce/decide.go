@@ -124,12 +124,12 @@ func decided(err error) error {
 	if !errors.As(err, &e) {
 		return err
 	}
-	switch e.Kind {
-	case ops.ErrInvalid, ops.ErrNotFound:
+	switch {
+	case errors.Is(e.Kind, ops.ErrInvalid), errors.Is(e.Kind, ops.ErrNotFound):
 		return &usageError{e.Error()}
-	case ops.ErrRefused, ops.ErrChanged:
+	case errors.Is(e.Kind, ops.ErrRefused), errors.Is(e.Kind, ops.ErrChanged):
 		return &refusal{e.Error()}
-	case ops.ErrNothing:
+	case errors.Is(e.Kind, ops.ErrNothing):
 		return &nothing{e.Error()}
 	}
 	return err

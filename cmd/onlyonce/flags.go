@@ -69,12 +69,3 @@ func limitOf(p *int64) int {
 func jsonVar(fs *flag.FlagSet) *bool {
 	return fs.Bool("json", false, "write JSON")
 }
-
-// shellQuote makes a word for a POSIX shell.
-func shellQuote(s string) string {
-	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:"
-	if s != "" && strings.Trim(s, plain) == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}

@@ -77,10 +77,3 @@ func yesNo(b bool) string {
 func instant(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04:05Z")
 }
-
-// utc makes the time that JSON shows.
-func utc(t *time.Time) {
-	if t != nil {
-		*t = t.UTC()
-	}
-}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"testing"
 
@@ -27,9 +26,6 @@ func newKeyRig(t *testing.T, which ring.Ring) *keyRig {
 	r.exec(`update onlyonce.rings set horizon = '1 millisecond' where name = $1`, which.Name)
 	return &keyRig{rig: r, rotator: r.keyRotator(which)}
 }
-
-// atNoSize has a segment followed by no other one.
-func atNoSize(cfg *ring.Config) { cfg.MaxBytes = math.MaxInt64 }
 
 func (r *rig) keyRotator(which ring.Ring, change ...func(*ring.Config)) *rotator {
 	r.t.Helper()

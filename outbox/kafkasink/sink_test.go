@@ -361,7 +361,7 @@ func TestConfigFaults(t *testing.T) {
 	}
 	_, err = kafkasink.New(kafkasink.Config{Name: "x", Brokers: []string{"localhost"}, Topics: []string{"a", "a", "b/c"}, IDHeader: "Message-Id",
 		KeyWindow: -1, Timeout: time.Hour, BatchBytes: 1})
-	for _, want := range []string{`"localhost" is not host:port`, `"a" twice`, `"b/c" is not the name`, "IDHeader", "KeyWindow", "Timeout: 1h", "BatchBytes: 1 "} {
+	for _, want := range []string{`"localhost" is not host:port`, `"a" is listed twice`, `"b/c" is not the name`, "IDHeader", "KeyWindow", "Timeout: 1h", "BatchBytes: 1 "} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s: %v", want, err)
 		}

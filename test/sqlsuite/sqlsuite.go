@@ -59,7 +59,7 @@ func Open(t *testing.T, d Driver, pool *pgxpool.Pool) *sql.DB {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { db.Close() })
+	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
 
@@ -80,7 +80,7 @@ func InTx(t *testing.T, db *sql.DB, f func(tx *sql.Tx) error) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback()
+	defer func() { _ = tx.Rollback() }()
 	if err := f(tx); err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func uncommittedCopies(t *testing.T, drivers []Driver) {
 					got <- err.Error()
 					return
 				}
-				defer tx.Rollback()
+				defer func() { _ = tx.Rollback() }()
 				var one int
 				_ = tx.QueryRow("select 1").Scan(&one) // the snapshot is taken here
 				o, err := sqltx.Claim(context.Background(), tx, k)
@@ -308,7 +308,7 @@ func enqueueErrors(t *testing.T, drivers []Driver) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer tx.Rollback()
+		defer func() { _ = tx.Rollback() }()
 		if err := sqltx.Enqueue(t.Context(), tx, other); !errors.Is(err, outbox.ErrConflict) {
 			t.Errorf("other bytes: %v", err)
 		}
