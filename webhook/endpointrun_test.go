@@ -48,22 +48,16 @@ func TestEndpointAppliesWhatItStores(t *testing.T) {
 	}
 }
 
-// What ends one half of Run ends the other, and is returned.
+// An error of the upkeep ends the consumer too, and Run returns it.
 func TestEndpointRunEndsAsAWhole(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct{ sql, want string }{
-		"upkeep":   {`update onlyonce.rings set horizon = '6 days' where name = 'standard_keys'`, "Config.Retention"},
-		"consumer": {`insert into onlyonce.streams (topic, partitions) values ('webhook.e', 7)`, "7 partitions"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			endpoint := r.receiver(samples(t)["GitHub"], func(c *webhook.Config) { c.Handler = effect })
-			r.exec(c.sql)
-			if err := endpoint.Run(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %s", err, c.want)
-			}
-		})
+	r := newRig(t)
+	endpoint := r.receiver(samples(t)["GitHub"], func(c *webhook.Config) { c.Handler = effect })
+	r.exec(`update onlyonce.rings set horizon = '6 days' where name = 'standard_keys'`)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // it ends by itself, long before
+	defer cancel()
+	if err := endpoint.Run(ctx); err == nil || !strings.Contains(err.Error(), "Config.Retention") {
+		t.Errorf("%v, want Config.Retention", err)
 	}
 }
 
