@@ -38,7 +38,8 @@ func (v *verdict) state() string {
 func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
 	var key pgtype.UUID
 	if m.id != "" {
-		key = uuidOrNull(m.ordinary()) // also if it is parked in a replay: copies outside of the replay must find it (K7)
+		// Also if it is parked in a replay: copies outside of the replay must find it (K7).
+		key = uuidOrNull(m.ordinary())
 	}
 	names := make([][]byte, len(m.Headers))
 	values := make([][]byte, len(m.Headers))
