@@ -171,7 +171,7 @@ func (w *worker) acquire(ctx context.Context) error {
 			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
 		}
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
-		if was := w.pos; mine && was > cur.next { // the database has lost commits that it had acknowledged
+		if was := w.pos; mine && was > cur.next { // the database has lost confirmed commits
 			// In memory first: the write may fail, and then the next read finds the position set
 			// back.
 			w.redoUntil = max(w.redoUntil, was)
