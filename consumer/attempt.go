@@ -176,7 +176,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 			if err := fault.Point(fault.Sealing); err != nil {
 				tx.Fail(stepSeal, err)
 			} else {
-				_ = e.c.commit(tx) // its error is kept as the failure
+				_ = e.c.commit(tx) // kept as the failure
 			}
 		}
 		failed, lost := tx.Failure(), tx.Lost()

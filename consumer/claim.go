@@ -114,7 +114,7 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 		}
 	}
 	if e.c.events {
-		return // events were claimed when they were appended
+		return // claimed when they were appended
 	}
 	hashes := make([][16]byte, 0, len(msgs))
 	fingerprints := make([]int64, 0, len(msgs))

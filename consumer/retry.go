@@ -495,7 +495,7 @@ func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 	case state == parked.Waiting:
 		m, reason := row.m, v.reason
 		if row.reason == parked.Conflict || row.reason == parked.NoKey {
-			reason = row.reason // the row keeps it too
+			reason = row.reason // which the row keeps, too
 		}
 		r.c.tellParked(Parked{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Reason: reason, State: state, Err: v.err})
 	}
