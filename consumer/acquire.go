@@ -172,9 +172,7 @@ func (w *worker) acquire(ctx context.Context) error {
 		}
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
 		if was := w.pos; mine && was > cur.next { // the database has lost confirmed commits
-			// In memory first: the write may fail, and then the next read finds the position set
-			// back.
-			w.redoUntil = max(w.redoUntil, was)
+			w.redoUntil = max(w.redoUntil, was) // in memory first: the write may fail, and the next look finds the position set back
 		}
 		w.stand(cur.next, cur.anchor, cur.leaderEpoch)
 		if err := w.admit(cur); err != nil {
@@ -434,8 +432,7 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 	var out *OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:
-		// Retention has deleted it since the log's start was read: that is no sign of another log.
-		return nil
+		return nil // deleted by retention since the log's start was read: no sign of another log
 	case errors.As(err, &out):
 		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
 	case err != nil:
