@@ -8,7 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// brakeRows: nearly everything fails, until it is mended. What was parked by then is redriven.
+// brakeRows: nearly all messages fail, until the cause is repaired. Then what was parked is
+// redriven.
 var brakeRows = []row{
 	{"handler", "everything fails", func(f *faults) { f.everythingFails(f.start) }},
 	{"handler", "everything fails: batch handler", func(f *faults) {

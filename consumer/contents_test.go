@@ -29,7 +29,8 @@ var changers = map[string]consumer.Handler{
 	},
 }
 
-// D6: a handler that changes its message changes neither what another run of it sees, nor what is parked, nor what is compared with copies.
+// D6: a handler that changes its message changes neither what another run of it sees, nor what is
+// parked, nor what is compared with copies.
 func TestD6HandlerThatChangesItsMessage(t *testing.T) {
 	t.Parallel()
 	for name, change := range changers {

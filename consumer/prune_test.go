@@ -31,9 +31,10 @@ func (p eventPartition) Fetch(ctx context.Context, from int64, most int) (consum
 	return f, err
 }
 
-// T4: a batch whose fence, effects, seal and COMMIT reach the server long after its owner gave it up, made it again on another connection and
-// committed hundreds more does not commit, whatever its isolation level and whatever claims its messages have: the row of progress
-// that stops it outlives it. Behind it the rows go.
+// T4: a batch whose fence, effects, seal and COMMIT reach the server long after its owner gave it
+// up, made it again on another connection and committed hundreds more does not commit, whatever its
+// isolation level and whatever claims its messages have: the row of progress that stops it outlives
+// it. Behind it the rows go.
 func TestT4LateBatchDoesNotCommit(t *testing.T) {
 	const heldUp, first, more = 10, 20, 280
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
@@ -102,7 +103,8 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 	}
 }
 
-// F1: what is deleted is never the row that the position is read from, and a new owner's position is where the one before ended.
+// F1: what is deleted is never the row that the position is read from, and a new owner's position
+// is where the one before ended.
 func TestF1PruningKeepsThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
