@@ -226,7 +226,8 @@ func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 					r.log.Append(int32((i+1)%2), v, id(v)) // while the first one is under way
 				}
 				handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-					tx.Queue(`update tally set n = n + 1 where sku = $1`, len(m.Value)%3) // collides, and counts
+					// Collides, and counts.
+					tx.Queue(`update tally set n = n + 1 where sku = $1`, len(m.Value)%3)
 					return effect(ctx, tx, m)
 				}
 				cfg := testConfig()

@@ -125,7 +125,8 @@ func TestF9MessageThatKillsTheProcessBlocks(t *testing.T) {
 		stop()
 		r.once(values[:14]...)
 	}
-	r.exec(`update onlyonce.cursors set attempt_offset = null, attempts = 0`) // adopt -at 14: try it again
+	// As `adopt -at 14` does: try it again.
+	r.exec(`update onlyonce.cursors set attempt_offset = null, attempts = 0`)
 	stop := r.start(queued, blocking())
 	r.reaches(0, 30)
 	stop()
@@ -163,7 +164,8 @@ func TestRetryAfterIsWaitedFor(t *testing.T) {
 					t.Errorf("tried again: %+v", e)
 				}
 			}
-			if want := map[bool]int{false: 3, true: 2}[policy == consumer.ParkOrderingKey]; waits != want { // the first failure parks it
+			// The first failure parks it.
+			if want := map[bool]int{false: 3, true: 2}[policy == consumer.ParkOrderingKey]; waits != want {
 				t.Errorf("%d waits, want %d", waits, want)
 			}
 		})

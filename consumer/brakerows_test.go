@@ -27,7 +27,8 @@ var brakeRows = []row{
 	{"handler", "everything fails: ordering keys", func(f *faults) {
 		f.everythingFails(f.start, func(f *faults) {
 			f.cfg.OnFailure = consumer.ParkOrderingKey
-			f.cfg.OrderingKey = func(m *consumer.Message) []byte { return m.Value } // each message is a key of its own
+			// Each message is a key of its own.
+			f.cfg.OrderingKey = func(m *consumer.Message) []byte { return m.Value }
 		})
 	}},
 }

@@ -55,7 +55,8 @@ func TestD6HandlerThatChangesItsMessage(t *testing.T) {
 					r.log.Append(0, "12345first", id("a"))
 					r.reaches(0, 1)
 					r.log.Append(0, "12345second", id("b"))
-					r.log.Append(0, "12345first", id("a")) // a copy: the optimistic claim raises, and the handlers run again
+					// A copy: the optimistic claim raises, and the handlers run again.
+					r.log.Append(0, "12345first", id("a"))
 					r.log.Append(0, "12345sick", id("c"))
 					r.log.Append(0, "12345third", id("d"))
 					r.reaches(0, 5)

@@ -102,9 +102,10 @@ func ExampleFailurePolicy() {
 		return nil
 	}
 	c, err := consumer.New(pool, &consumertest.Source{Log: entries, GroupID: "ledger"}, handle, consumer.Config{
-		Scope:     "ledger",
-		Key:       consumer.HeaderKey("message-id"),
-		OnFailure: consumer.ParkOrderingKey, // by the record key, unless Config.OrderingKey says otherwise
+		Scope: "ledger",
+		Key:   consumer.HeaderKey("message-id"),
+		// By the record key, unless Config.OrderingKey says otherwise.
+		OnFailure: consumer.ParkOrderingKey,
 		RetryMin:  10 * time.Millisecond,
 		RetryMax:  50 * time.Millisecond,
 	})

@@ -91,7 +91,9 @@ func playPoints(db string) error {
 			switch done {
 			case 1:
 				close(tail)
-			case 4: // by now the worker knows of the hole at the end, whose position the drain has to write
+			// By now the worker knows of the hole at the end, whose position the drain has to
+			// write.
+			case 4:
 				end()
 				return <-ended
 			}

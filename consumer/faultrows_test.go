@@ -345,7 +345,8 @@ var handlerRows = []row{
 		f.begin(1)
 		db := f.pool.Config().ConnString()
 		deaths := 0
-		for range testConfig().MaxAttempts + 1 { // the first time in a batch, where nothing is counted
+		// The first time in a batch, which counts nothing.
+		for range testConfig().MaxAttempts + 1 {
 			if state := runChild(f.t, "poison", db); killed(state) {
 				deaths++
 			}

@@ -226,7 +226,8 @@ func TestT6SessionStateIsNotMet(t *testing.T) {
 				}
 				_, err := tx.Exec(ctx, sql)
 				if _, second := again.LoadOrStore(m.Offset, true); !second && m.Offset == 3 {
-					_, retry := tx.Exec(ctx, `do $$ begin raise exception using errcode = '40001', message = 'as if serialized'; end $$`) // and run again at once
+					// The transaction runs again at once.
+					_, retry := tx.Exec(ctx, `do $$ begin raise exception using errcode = '40001', message = 'as if serialized'; end $$`)
 					return errors.Join(err, retry)
 				}
 				return err

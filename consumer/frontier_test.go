@@ -56,7 +56,8 @@ func TestK6FrontierOfAClockThatWasAhead(t *testing.T) {
 			return r.count(`select count(*) from onlyonce.frontiers f join onlyonce.cursors c on c.id = f.cursor_id and c.run = f.run where f.frontier <= clock_timestamp()`) == 1
 		})
 		stop()
-		r.exec(`update onlyonce.frontiers set run = -1, frontier = clock_timestamp() + interval '6 days'`) // as the rotator leaves it
+		// As the rotator leaves it.
+		r.exec(`update onlyonce.frontiers set run = -1, frontier = clock_timestamp() + interval '6 days'`)
 	}
 }
 

@@ -79,7 +79,8 @@ func TestD1QueuedErrorIsBlamedOnItsOwner(t *testing.T) {
 			return nil
 		}
 		var n int
-		if err := tx.QueryRow(ctx, `select count(*) from effects`).Scan(&n); err != nil { // flushes the neighbour's statement
+		// Flushes the neighbour's statement.
+		if err := tx.QueryRow(ctx, `select count(*) from effects`).Scan(&n); err != nil {
 			return consumer.Permanent(err)
 		}
 		return queued(ctx, tx, m)

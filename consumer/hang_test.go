@@ -86,7 +86,8 @@ func TestD1BatchTimeout(t *testing.T) {
 		r := newRig(t, 1)
 		values := r.numbered(0, 30)
 		cfg := impatient()
-		cfg.MessageTimeout, cfg.BatchTimeout = 0, 300*time.Millisecond // one message has no more time than the batch
+		// One message has no more time than the batch.
+		cfg.MessageTimeout, cfg.BatchTimeout = 0, 300*time.Millisecond
 		stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if m.Offset == 7 {
 				<-ctx.Done()
@@ -234,7 +235,8 @@ func TestStuckHandlerIsTold(t *testing.T) {
 			cfg := impatient()
 			cfg.Hooks = r.hooks(cfg.Hooks)
 			c, err := consumer.New(r.pool, r.src, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-				once.Do(func() { defer close(gone); <-release }) // the first call hangs, later ones do not
+				// The first call hangs, later ones do not.
+				once.Do(func() { defer close(gone); <-release })
 				return effect(ctx, tx, m)
 			}, cfg)
 			if err != nil {

@@ -130,7 +130,8 @@ func TestD4DeadHeadKeepsItsKeyBlocked(t *testing.T) {
 		t.Errorf("%d blocked messages, want 3", n)
 	}
 	h.heal()
-	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`) // as `parked redrive` does
+	// As `parked redrive` does.
+	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`)
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 9 })
 	stop()
 	r.keyInOrder("a", 5)
@@ -152,7 +153,8 @@ func TestD4OrderHoldsThroughFailuresAndTakeOvers(t *testing.T) {
 				h.times[v] = 1 + rng.IntN(2)
 			}
 			if rng.IntN(20) == 0 {
-				r.keyed(int32(k%2), fmt.Sprintf("k%d", k), v) // a copy: a duplicate even while the first one is parked
+				// A copy: a duplicate even while the first one is parked.
+				r.keyed(int32(k%2), fmt.Sprintf("k%d", k), v)
 			}
 		}
 	}
@@ -425,7 +427,8 @@ func TestHaltIsLoggedOnce(t *testing.T) {
 	if n := strings.Count(text, "partition halted"); n != 1 {
 		t.Fatalf("%d lines", n)
 	}
-	for line := range strings.Lines(text) { // the other lines are about the test's server, for example that its fsync is off
+	// The other lines are about the test's server, for example that its fsync is off.
+	for line := range strings.Lines(text) {
 		if strings.Contains(line, "partition halted") {
 			text = line
 		}

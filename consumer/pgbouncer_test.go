@@ -84,7 +84,8 @@ func TestPgBouncerFailingMessagesAreParkedAlone(t *testing.T) {
 				case 7:
 					return errBoom
 				case 12:
-					tx.Queue(`insert into amounts values (0)`) // refused while others are queued behind it
+					// Refused while others are queued after it.
+					tx.Queue(`insert into amounts values (0)`)
 				case 15, 16:
 					tx.Queue(`insert into amounts values (5)`) // the second is refused at the seal
 				case 21:
@@ -153,7 +154,8 @@ func TestPgBouncerServerConnectionsAreTerminated(t *testing.T) {
 	cfg := testConfig()
 	cfg.MaxAttempts = 1000 // a connection that dies under a message that is alone counts against it
 	stop := r.startOn(r.src, pgtest.Pool(t, bouncer.Exec()+"&pool_max_conns=8"), effect, cfg)
-	until(t, "the first effect", func() bool { return r.count(`select count(*) from effects`) > 0 }) // Run returns if its start is cut off
+	// Run returns if its start is cut off.
+	until(t, "the first effect", func() bool { return r.count(`select count(*) from effects`) > 0 })
 	kills := 0
 	until(t, "20 terminated server connections, or the end of the work", func() bool {
 		kills += r.count(`select count(*) filter (where pg_terminate_backend(pid)) from pg_stat_activity
@@ -300,7 +302,8 @@ func (p *cuttingProxy) start(server string) string {
 			all.Go(func() { p.serve(client, to) })
 		}
 	})
-	p.t.Cleanup(func() { _ = l.Close(); all.Wait() }) // PgBouncer, stopped before, has closed its connections
+	// PgBouncer, stopped before, has closed its connections.
+	p.t.Cleanup(func() { _ = l.Close(); all.Wait() })
 	u.Host = l.Addr().String()
 	return u.String()
 }

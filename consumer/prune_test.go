@@ -63,7 +63,8 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 				cfg := testConfig()
 				choose(&cfg)
 				cfg.BatchSize = 1
-				cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error { // its answer comes with a snapshot
+				// Its answer comes with a snapshot.
+				cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {
 					tx.Queue(`set transaction isolation level ` + level)
 					var pid int32
 					err := tx.QueryRow(ctx, `select pg_backend_pid() from onlyonce.progress union all select pg_backend_pid() limit 1`).Scan(&pid)
@@ -90,7 +91,8 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 					return r.count(`select count(*) from pg_stat_activity where pid = $1`, late.Load()) == 0
 				})
 				left := func() int { return r.count(`select count(*) from onlyonce.progress`) }
-				for n := 0; left() > more && n < 10; n++ { // other transactions may be open when it looks
+				// Other transactions may be open when it looks.
+				for n := 0; left() > more && n < 10; n++ {
 					produce()
 				}
 				stop()

@@ -114,7 +114,8 @@ func TestO1RedrivenConflict(t *testing.T) {
 	}
 	stop := r.start(calling, testConfig())
 	r.reaches(0, 3)
-	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'conflict'`) // as `parked redrive` does
+	// As `parked redrive` does.
+	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'conflict'`)
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 3 })
 	stop()
 	r.once("first", "second", "third")

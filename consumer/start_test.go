@@ -18,7 +18,8 @@ func TestF3StartLatestIsDecidedOnce(t *testing.T) {
 	cfg := testConfig()
 	cfg.Start = consumer.StartLatest
 	var tried atomic.Int32
-	r.src.OnCommit = func(int32, int64) error { tried.Add(1); return errBoom } // decided, and then nothing
+	// Decided, and then nothing.
+	r.src.OnCommit = func(int32, int64) error { tried.Add(1); return errBoom }
 	stop := r.start(queued, cfg)
 	until(t, "a decision", func() bool { return tried.Load() > 0 })
 	stop()

@@ -208,7 +208,9 @@ func TestPausedPartitionStandsStill(t *testing.T) {
 			}
 			select {
 			case <-noticed:
-			case <-time.After(3 * time.Second): // it ended between two fetches, which is not visible; the consumer checks for the pause each second
+			// It ended between two fetches, which is not visible; the consumer checks for the pause
+			// each second.
+			case <-time.After(3 * time.Second):
 			}
 			close(release)
 			for p := range paused {
