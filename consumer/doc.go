@@ -59,8 +59,8 @@
 //
 // Two members that both believe they own a partition: to raise an epoch, a process needs a proof of
 // membership that is newer than its read of that epoch. The proof is an offset commit in the
-// member's own generation, which only a member can make. A process raises at most once in a generation.
-// If it is fenced after that, it leaves the generation.
+// member's own generation, which only a member can make. A process raises at most once in a
+// generation. If it is fenced after that, it leaves the generation.
 //
 // An answer to COMMIT that never comes: the outcome is unknown, and reading the table proves
 // nothing, because the old transaction may still arrive. So the consumer runs the batch again,

@@ -15,7 +15,7 @@ import (
 //
 // An attempt enters shared or alone, before it is counted, and leaves when it has ended. One that
 // waits to be alone goes before those that want to share. It waits only for attempts that are under
-// way, each of which has bounds, and never for one that has not begun.
+// way, each of which has bounds. An attempt under way never waits for one that has not begun.
 type turns struct {
 	mu      sync.Mutex
 	in      int  // attempts under way

@@ -181,7 +181,7 @@ func (w *worker) epochInHand() int32 {
 
 // stand records the cursor's position.
 func (w *worker) stand(pos int64, last *anchor, epoch int32) {
-	// The position was reached by reading, so the log held it.
+	// If last is set, the position was reached by reading, so the log held it.
 	w.held = w.held && pos == w.pos || last != nil
 	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
 	w.state.position.Store(pos)
