@@ -15,13 +15,14 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// metadataMark begins the metadata of every offset that a consumer commits to Kafka, so that it knows its own again.
+// metadataMark begins the metadata of every offset that a consumer commits to Kafka, so that a
+// consumer can recognize its own offsets.
 const metadataMark = "onlyonce/1 "
 
-// haltRecheck is how often a halted partition looks whether an operator has resolved it.
+// haltRecheck is how often a halted partition checks whether an operator has resolved the halt.
 const haltRecheck = 3 * time.Second
 
-// own is a partition from the time the source hands it over until it is to be given up.
+// own works on a partition, from the time the source hands it over until it is given up.
 func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 	w := &worker{engine: engine{c: c, state: c.parts.add(), brake: &brake{cfg: c.cfg.Brake}}, p: p}
 	defer func() {
@@ -68,7 +69,7 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 				if err := w.untilProbe(ctx); errors.Is(err, errMoved) {
 					w.brake.release() // an operator has set the position
 				}
-				wait = 0 // a pause is found by the next run
+				wait = 0 // the next run finds a pause
 			}
 		default:
 			w.state.failing(&w.state.reaching, err)
@@ -80,17 +81,17 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 	}
 }
 
-// logHaltEvery is how often a halt is logged that has not changed. Hooks.Halted is called each time.
+// logHaltEvery is how often an unchanged halt is logged. Hooks.Halted is called each time.
 const logHaltEvery = 5 * time.Minute
 
-// haltLine is what a halt's line in the log is about.
+// haltLine identifies a halt that was logged.
 type haltLine struct {
 	reason   HaltReason
 	detail   string
 	position int64
 }
 
-// report tells people that a partition stands still, and for how long that is without loss.
+// report logs that a partition is halted, and for how long it can stay so without loss.
 func (w *worker) report(ctx context.Context, halt *HaltError) {
 	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
 		halt.RetainedUntil = until
@@ -103,30 +104,33 @@ func (w *worker) report(ctx context.Context, halt *HaltError) {
 		cfg.Logger.Error("onlyonce: partition halted", halt.attributes()...)
 	}
 	if cfg.Hooks.Halted != nil {
-		own := *halt // the hook may keep and change it, while others read the partition's state
+		// A copy, because the hook may keep and change it while others read the partition's state.
+		own := *halt
 		cfg.Hooks.Halted(&own)
 	}
 }
 
-// acquire makes this process the owner of the partition's cursor, in the order that the protocol asks for: read the
-// row, prove membership after that read, raise the epoch that was read. A raise by a member of an older
-// generation, delayed between proof and raise, fails on the epoch; one whose proof comes later fails on the proof.
+// acquire makes this process the owner of the partition's cursor, in the order that the protocol
+// requires: it reads the row, proves membership after that read, and raises the epoch that it read.
+// If a member of an older generation is delayed between proof and raise, its raise fails on the
+// epoch. If its proof comes later, it fails on the proof.
 func (w *worker) acquire(ctx context.Context) error {
 	id, err := w.p.Identity(ctx)
 	if err != nil {
 		return fmt.Errorf("identity of the topic: %w", err)
 	}
 	if w.id.TopicID != id.TopicID {
-		w.redoUntil = 0 // offsets of another topic
+		w.redoUntil = 0 // it holds offsets of another topic
 	}
 	w.id = id
-	if w.c.shard == "" { // the first time: a partition stays in its shard until it is given up
+	// The first time: a partition stays in its shard until it is given up.
+	if w.c.shard == "" {
 		shard, err := w.c.on(id.Topic, id.Partition)
 		if err != nil {
 			w.c.parts.name(w.state, id, "")
 			return w.halt(HaltNoShard, "%v", err)
 		}
-		if shard != w.c { // before anything else of this process knows the worker
+		if shard != w.c { // before the worker is visible to anything else of this process
 			w.c = shard
 		}
 	}
@@ -160,12 +164,14 @@ func (w *worker) acquire(ctx context.Context) error {
 			continue
 		}
 		if w.cur != nil && cur.nonce != w.cur.nonce && cur.run == w.cur.run && !cur.retired {
-			// Raised here before, and by somebody else since, who was no operator: at most one raise in a generation,
-			// or two processes that both believe in their ownership take turns for ever.
+			// This process has raised the epoch in this generation, and another process has raised
+			// it since; it was not an operator. A process raises at most once in a generation.
+			// Otherwise two processes that both believe they own the partition would take turns for
+			// ever.
 			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
 		}
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
-		if was := w.pos; mine && was > cur.next { // the database has lost what it had answered
+		if was := w.pos; mine && was > cur.next { // the database has lost confirmed commits
 			w.redoUntil = max(w.redoUntil, was) // in memory first: the write may fail, and the next look finds the position set back
 		}
 		w.stand(cur.next, cur.anchor, cur.leaderEpoch)
@@ -196,14 +202,15 @@ func (w *worker) acquire(ctx context.Context) error {
 	return fmt.Errorf("%w: somebody else raises the epoch of %s/%d again and again", ErrOwnershipLost, id.Topic, id.Partition)
 }
 
-// firstPartitionsSQL notes how many partitions a topic has when a scope reads it for the first time. In: scope, topic, partitions. One
-// row: the number that was noted first.
+// firstPartitionsSQL records how many partitions a topic has when a scope reads it for the first
+// time. In: scope, topic, partitions. Out: one row with the number that was recorded first.
 const firstPartitionsSQL = `
 with noted as (
   insert into onlyonce.topics (scope, topic, partitions) values ($1, $2, $3) on conflict do nothing returning partitions)
 select partitions from noted union all select partitions from onlyonce.topics where scope = $1 and topic = $2 limit 1`
 
-// firstPartitions returns how many partitions the topic had when this scope began to read it: the ones above are later ones. 0: not known.
+// firstPartitions returns how many partitions the topic had when this scope began to read it, or 0
+// if that is not known. Partitions above that number were added later.
 func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, error) {
 	if id.Partitions <= 0 {
 		return 0, nil
@@ -212,7 +219,8 @@ func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, err
 	defer cancel()
 	var was int32
 	err := c.pool.QueryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
-	if errors.Is(err, pgx.ErrNoRows) { // inserted by another process after this statement's snapshot
+	// Another process has inserted it after this statement's snapshot.
+	if errors.Is(err, pgx.ErrNoRows) {
 		err = c.pool.QueryRow(ctx, firstPartitionsSQL, c.cfg.Scope, id.Topic, id.Partitions).Scan(&was)
 	}
 	if err != nil {
@@ -221,7 +229,8 @@ func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, err
 	if id.Partitions <= was {
 		return was, nil
 	}
-	if told, _ := c.grown.Swap(id.Topic, id.Partitions); told != id.Partitions { // once for each number
+	// Once for each number.
+	if told, _ := c.grown.Swap(id.Topic, id.Partitions); told != id.Partitions {
 		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
 			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
 		if c.cfg.Hooks.Repartitioned != nil {
@@ -231,9 +240,11 @@ func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, err
 	return was, nil
 }
 
-// redoBelow notes that what lies between the position and an offset ahead of it was handled in a history that the database has lost, or from which an
-// operator has set it back: calls of its messages may have been made (O6). In the database, because the raise that follows overwrites the
-// group's offset in Kafka, from which we know it, and the next owner must know it too.
+// redoBelow records that messages between the position and an offset ahead of it were handled
+// before: in a history that the database has lost, or before an operator set the position back.
+// Calls of these messages may have been made (O6). The record is in the database, because the next
+// owner must know it too, and the raise that follows overwrites the group's offset in Kafka, which
+// shows it.
 func (w *worker) redoBelow(ctx context.Context, cur *cursor, offset int64) error {
 	if offset <= w.pos {
 		return nil
@@ -250,8 +261,9 @@ func (w *worker) redoBelow(ctx context.Context, cur *cursor, offset int64) error
 	return nil
 }
 
-// noteOffset compares the group's offset with the position. An offset of ours ahead of it says what the database has lost; one that
-// somebody else has written is told. It moves nothing: the database counts.
+// noteOffset compares the group's offset with the position. If it is the consumer's own and ahead,
+// it shows what the database has lost. If another program has written it, noteOffset reports that.
+// It moves nothing: the database counts.
 func (w *worker) noteOffset(ctx context.Context, cur *cursor) error {
 	offset, metadata, err := w.p.Committed(ctx)
 	if err != nil {
@@ -271,11 +283,13 @@ func (w *worker) noteOffset(ctx context.Context, cur *cursor) error {
 	return nil
 }
 
-// decideStart writes where a partition starts, and only then tells Kafka. first is how many partitions the topic had when this
-// scope began to read it: one that came later starts at its beginning, because nothing in it is older than the
-// decision to read from the end. An offset of ours in Kafka without a
-// row here means that this database has lost its history (a failover, a restore, another database): going on from
-// that offset would skip what was lost with it.
+// decideStart writes where a partition starts, and only then commits to Kafka. first is how many
+// partitions the topic had when this scope began to read it. A partition that was added later
+// starts at its beginning, because nothing in it is older than the decision to read from the end.
+//
+// If Kafka has an offset of this consumer's, but the database has no row, the database has lost its
+// history: for example by a failover or a restore, or because it is another database. To continue
+// from that offset would skip what was lost.
 func (w *worker) decideStart(ctx context.Context, first int32) error {
 	c, p, id := w.c, w.p, w.id
 	offset, metadata, err := p.Committed(ctx)
@@ -308,7 +322,8 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	return nil
 }
 
-// admit refuses a cursor that belongs to somebody else or to another topic of the same name.
+// admit refuses a cursor that belongs to another group or cluster, or to another topic of the same
+// name.
 func (w *worker) admit(cur *cursor) error {
 	id, group := w.id, w.c.source.Group()
 	switch {
@@ -324,7 +339,8 @@ func (w *worker) admit(cur *cursor) error {
 	return nil
 }
 
-// raise proves membership and takes the cursor over; false means that somebody else was faster.
+// raise proves membership and takes over the cursor. It returns false if another process was
+// faster.
 func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	if err := fault.Point(fault.CursorRead); err != nil {
 		return false, err
@@ -350,7 +366,8 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	if err := fault.Point(fault.Raised); err != nil {
 		return false, err
 	}
-	// The raise waited for the old owner's last batch; only a read after it tells the position.
+	// The raise has waited for the old owner's last batch. Only a read after it returns the right
+	// position.
 	cur, err := w.c.readCursor(ctx, w.id.Topic, w.id.Partition)
 	if err != nil {
 		return false, err
@@ -365,7 +382,8 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	if !seen.clean {
 		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
 	} else if s := cur.suspect; s != nil && *s >= w.pos && *s < w.pos+int64(w.c.cfg.BatchSize) {
-		w.aloneUntil = *s + 1 // it may have killed a process, and halted the next one, which let go in order
+		// It may have killed a process, and then halted the next owner, which released it cleanly.
+		w.aloneUntil = *s + 1
 	}
 	if w.c.cfg.Hooks.Owned != nil {
 		w.c.cfg.Hooks.Owned(Owned{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Epoch: *epoch, Clean: seen.clean})
@@ -373,10 +391,11 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	return true, nil
 }
 
-// verifyLog compares the log with what was read from it last time (F5): it must still hold the next offset, the last record that was seen below
-// it must be the same, and nothing below it may have been cut off. The last record does not say so by itself: between it and the position
-// there may be others that were looked at and handed to nobody (transaction markers, aborted records). For those the leader epoch
-// speaks. Whether the log begins too late, the first fetch tells.
+// verifyLog compares the log with what was read from it last time (F5). It must still hold the next
+// offset, the last record that was seen below it must be the same, and nothing below it may have
+// been cut off. The last record alone does not prove that. Between it and the position there may be
+// records that were looked at and passed to no handler, for example transaction markers or aborted
+// records. The leader epoch covers those. If the log begins too late, the first fetch finds that.
 func (w *worker) verifyLog(ctx context.Context) error {
 	log, err := w.p.Bounds(ctx)
 	if err != nil {
@@ -388,12 +407,13 @@ func (w *worker) verifyLog(ctx context.Context) error {
 		return w.halt(HaltTruncated, "the log ends at offset %d", log.End)
 	}
 	w.held = w.held || log.Start <= w.pos
-	if w.anchor != nil && w.anchor.offset >= log.Start { // otherwise there is no record left to compare with
+	// Otherwise there is no record left to compare.
+	if w.anchor != nil && w.anchor.offset >= log.Start {
 		if err := w.verifyAnchor(ctx); err != nil {
 			return err
 		}
 	}
-	// Last, because fetches that go on from here repeat it when the leader changes.
+	// Last, because fetches that continue from here repeat the check if the leader changes.
 	var cut *OutOfRangeError
 	if err := w.p.Verify(ctx, w.pos, w.leaderEpoch); errors.As(err, &cut) {
 		return w.halt(HaltTruncated, "the log was cut off at offset %d and written anew: leader epoch %d, up to which it was read, ends there", cut.End, w.leaderEpoch)
@@ -403,7 +423,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	return nil
 }
 
-// verifyAnchor compares the last record that was seen with the one that is there now.
+// verifyAnchor compares the last record that was seen with the one at its offset now.
 func (w *worker) verifyAnchor(ctx context.Context) error {
 	if err := fault.Point(fault.LogVerified); err != nil {
 		return err
@@ -412,13 +432,14 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 	var out *OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:
-		return nil // deleted by retention since the log's start was asked for: that is no sign of another log
+		return nil // deleted by retention since the log's start was read: no sign of another log
 	case errors.As(err, &out):
 		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
 	case err != nil:
 		return fmt.Errorf("reading the record before the position: %w", err)
 	case w.id.Compacted && w.id.TopicID != [16]byte{} && (len(f.Messages) == 0 || f.Messages[0].Offset > w.anchor.offset):
-		return nil // removed by compaction, as far as anybody can tell: the topic's id has to do here too
+		// Compaction has removed it, as far as can be known: the topic's id has to suffice.
+		return nil
 	case len(f.Messages) == 0 || f.Messages[0].Offset != w.anchor.offset || !w.anchor.matches(f.Messages[0]):
 		return w.halt(HaltTruncated, "the record at offset %d is not the one that was read there: the log was truncated and written anew", w.anchor.offset)
 	}
@@ -438,7 +459,7 @@ func (e *engine) haltAt(pos int64, reason HaltReason, detail string, args ...any
 		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
 }
 
-// metadata goes with every offset committed to Kafka.
+// metadata returns the text that goes with an offset committed to Kafka.
 func (w *worker) metadata(offset int64) string {
 	return fmt.Sprintf("%s%s %d", metadataMark, url.PathEscape(w.c.cfg.Scope), offset)
 }

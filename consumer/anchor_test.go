@@ -28,7 +28,8 @@ func (d deletingPartition) Fetch(ctx context.Context, from int64, most int) (con
 	return d.Partition.Fetch(ctx, from, most)
 }
 
-// F5: retention that passes the anchor between the question for the log's bounds and the look at the anchor is no sign of another log.
+// F5: retention passes the anchor after the consumer has read the log's bounds and before it reads
+// the anchor. That is no sign of another log.
 func TestF5AnchorDeletedDuringTheTakeOver(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

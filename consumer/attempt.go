@@ -26,13 +26,13 @@ const (
 )
 
 const (
-	claimsAhead = 32 // transactions that claim first after a duplicate was met
+	claimsAhead = 32 // transactions that claim first after a duplicate was found
 	rerunLimit  = 5  // immediate runs after serialization failures and deadlocks
 )
 
-// failure says that an attempt was rolled back because of the handler or its statements.
+// failure is the error of an attempt that was rolled back because of the handler or its statements.
 type failure struct {
-	index int // message whose handler returned the error, -1 where it is not known
+	index int // message whose handler returned the error, -1 if it is not known
 	err   error
 	lost  bool // the connection was lost meanwhile
 }
@@ -40,11 +40,12 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
-// hindrance is what the server says against a transaction that may be no message's fault: no room, others in the way, an administrator. It is
-// held against none.
+// hindrance is the error of an attempt that the server refused for a reason that may be no
+// message's fault: no room, other transactions in the way, or an administrator. It counts against
+// no message.
 type hindrance struct {
 	failed *guard.Failure
-	index  int // message whose handler met it, -1 where it is not known
+	index  int // message whose handler met it, -1 if it is not known
 }
 
 func (h *hindrance) Error() string { return h.failed.Error() }
@@ -54,24 +55,26 @@ func (h *hindrance) Unwrap() error { return h.failed }
 func (e *engine) hinders(state string, h *handling) bool {
 	switch {
 	case guard.RunAgain(state), state == codeLockTimeout:
-		return true // others are in the way
+		return true // other transactions are in the way
 	case strings.HasPrefix(state, classResources):
 		return state != codeOwnLimit // the server has no room
 	case state == codeAdminShutdown, state == codeNotNow, state == codeTransactionTimeout:
-		return true // somebody ends sessions
+		return true // an administrator ends sessions
 	case state == codeIdleTimeout:
-		return h.took < e.c.cfg.IdleTimeout // somebody else's setting, and not Config's
+		return h.took < e.c.cfg.IdleTimeout // the server's own setting, not Config's
 	case state == codeCrashShutdown:
 		return !e.alone // another session has crashed: a neighbour's, unless there was none
 	}
 	return false
 }
 
-// errFenced says that the first statement of a transaction did not hold: its owner was replaced, or what it was to do is done.
+// errFenced means that the first statement of a transaction raised: its owner was replaced, or its
+// work is already done.
 var errFenced = errors.New("fenced")
 
-// engine runs the transactions of one owned partition. Two goroutines use one each: the worker, which reads the log, and the
-// retrier, which reads what is parked. What makes a message of theirs take effect once is the attempt's fence.
+// engine runs the transactions of one owned partition. Two goroutines have one each: the worker,
+// which reads the log, and the retrier, which reads parked messages. The attempt's fence makes each
+// of their messages take effect once.
 type engine struct {
 	c     *Consumer
 	id    Identity
@@ -81,37 +84,38 @@ type engine struct {
 
 	inTopic bool // ids count within the topic (K8)
 
-	// redoUntil: what lies below it may have been handled before, in a history that the database has lost, or from which an operator has set it
-	// back (O6).
+	// redoUntil is the offset below which messages may have been handled before: in a history that
+	// the database has lost, or before an operator set the position back (O6).
 	redoUntil int64
 
 	hand     *hand
-	alone    bool // the attempt under way is the only one of this process
-	cautious int  // transactions for which the claim goes first, because duplicates are about
+	alone    bool // the current attempt is the only one of this process
+	cautious int  // transactions for which the claim goes first, after duplicates were found
 }
 
-// attempt is one transaction's worth of work.
+// attempt is the work of one transaction.
 type attempt struct {
 	msgs    []*Message
-	next    int64 // position behind the messages, where they come from the log
-	alone   bool  // one message by itself: only such an attempt is held against a message
+	next    int64 // position after the messages, if they come from the log
+	alone   bool  // one message by itself: only such an attempt counts against a message
 	verdict *verdict
 
-	// fence queues the transaction's first statements: what raises OO001 unless this is the first and only application.
+	// fence queues the transaction's first statements, which raise OO001 unless this is the first
+	// and only application.
 	fence func(tx *guard.Tx)
-	// inPlace: the message is parked already, and no verdict parks it a second time.
+	// inPlace means that the message is parked already, so no verdict parks it again.
 	inPlace bool
-	// unclaimed leaves the claim out: the fence has made it.
+	// unclaimed leaves the claim out, because the fence has made it.
 	unclaimed bool
 
 	ran    bool // a handler was called
 	done   BatchDone
 	parked []Parked
-	behind []pgtype.UUID // ordering keys of messages that were parked behind others
+	behind []pgtype.UUID // ordering keys of messages that were parked because an earlier one is
 }
 
-// attempt runs the transaction until it has committed or something stands against it: *failure (the handler), errFenced,
-// or any other error for a fault of the server or the way to it.
+// attempt runs the transaction until it has committed or has failed. It returns a *failure because
+// of the handler, errFenced, or another error because of a fault of the server or of the way to it.
 func (e *engine) attempt(work context.Context, a *attempt) error {
 	a.done.Messages, a.done.Alone, a.done.Topic, a.done.Partition = len(a.msgs), a.alone, e.id.Topic, e.id.Partition
 	ctx := e.c.traceAttempt(work, a.done)
@@ -122,7 +126,7 @@ func (e *engine) attempt(work context.Context, a *attempt) error {
 	return err
 }
 
-// connect takes a connection of the pool.
+// connect takes a connection from the pool.
 func (e *engine) connect(work context.Context) (*connection, error) {
 	bounded, cancel := e.c.bounded(work)
 	defer cancel()
@@ -133,7 +137,8 @@ func (e *engine) connect(work context.Context) (*connection, error) {
 	return &connection{conn: conn}, nil
 }
 
-// rerun repeats the transaction after serialization failures, and after the optimistic claim has met a duplicate.
+// rerun repeats the transaction after serialization failures, and after the optimistic claim has
+// found a duplicate.
 func (e *engine) rerun(work context.Context, a *attempt) error {
 	slot, err := e.connect(work)
 	if err != nil {
@@ -147,8 +152,8 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 	for run := 0; ; run++ {
 		a.done.Handled, a.done.Duplicates, a.done.Parked = 0, 0, 0
 		a.parked, a.behind, a.ran = nil, nil, false
-		if slot.conn.Conn().IsClosed() { // the run before has left something in its session
-			slot.release() // before: the pool may have no other
+		if slot.conn.Conn().IsClosed() { // the run before has left state in its session
+			slot.release() // first, because the pool may have no other
 			fresh, err := e.connect(work)
 			if err != nil {
 				return err
@@ -198,7 +203,7 @@ func (e *engine) rerun(work context.Context, a *attempt) error {
 	}
 }
 
-// settled takes note of what a transaction that has committed tells about the next ones.
+// settled records what a committed transaction means for the next ones.
 func (e *engine) settled(a *attempt) {
 	switch {
 	case a.done.Duplicates > 0 || len(a.behind) > 0:
@@ -208,7 +213,8 @@ func (e *engine) settled(a *attempt) {
 	}
 }
 
-// transact queues or sends everything up to the handler's last statement, and returns how the handlers fared.
+// transact queues or sends everything up to the handler's last statement, and returns the result of
+// the handlers.
 func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimFirst bool) *handling {
 	h := &handling{failedAt: -1}
 	before, cancel := e.c.bounded(work) // up to the handler
@@ -236,7 +242,8 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 		h.failedAt, h.err = at, err
 		return h
 	}
-	// Each run has its own copies of the messages: a handler that changes a field changes neither what another run sees nor what is parked.
+	// Each run has its own copies of the messages. If a handler changes a field, another run does
+	// not see it, and it is not parked.
 	own := make([]Message, 0, len(a.msgs))
 	fresh, index := make([]*Message, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
 	for i, m := range a.msgs {
@@ -280,11 +287,12 @@ func (e *engine) transact(work context.Context, tx *guard.Tx, a *attempt, claimF
 	return h
 }
 
-// blame decides whose fault a rolled back attempt is: the handler's (*failure), or the server's or the way to it.
+// blame decides whose fault a rolled back attempt is: the handler's (*failure), the server's, or
+// that of the way to it.
 func (e *engine) blame(work context.Context, a *attempt, h *handling, failed *guard.Failure, lost bool) error {
 	switch {
 	case work.Err() != nil:
-		return context.Cause(work) // given up while it ran: nobody's fault
+		return context.Cause(work) // given up while it ran: no fault of the message
 	case h.overdue != nil:
 		return &failure{index: h.failedAt, err: h.overdue}
 	case failed == nil:
@@ -294,15 +302,19 @@ func (e *engine) blame(work context.Context, a *attempt, h *handling, failed *gu
 	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
 		return &failure{index: h.failedAt, err: h.err, lost: lost}
 	case failed.Step == "":
-		return &failure{index: -1, err: failed, lost: lost} // a statement's error stands above what the handler made of it
+		// A statement's error counts before the handler's.
+		return &failure{index: -1, err: failed, lost: lost}
 	case lost && a.ran:
-		return &failure{index: -1, err: failed, lost: true} // perhaps a message kills connections; the count will tell
+		// Perhaps a message kills connections; the count will show it.
+		return &failure{index: -1, err: failed, lost: true}
 	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
-		return &failure{index: -1, err: &blockedError{&verdict{reason: reasonUnparkable, err: failed.Err}}} // the table does not take it, and never will
+		// The table refuses the message, and always will.
+		return &failure{index: -1, err: &blockedError{&verdict{reason: reasonUnparkable, err: failed.Err}}}
 	case failed.Step == stepSeal && sqlState(failed) != "":
 		return &failure{index: -1, err: failed} // a deferred constraint
 	case failed.Step != stepHook && sqlState(failed) != "":
-		return &hindrance{failed, -1} // the engine's statements are the same for every message, but not their number
+		// The engine's statements are the same for every message, but their number is not.
+		return &hindrance{failed, -1}
 	}
 	return failed
 }

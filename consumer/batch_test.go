@@ -14,7 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// unnested is the plainest handler of batches: one statement for all.
+// unnested is the simplest handler of batches: one statement for all messages.
 func unnested(_ context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
 	var values []string
 	var parts []int32
@@ -34,7 +34,7 @@ func copied(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error
 	return err
 }
 
-// A handler of batches is called with messages in order, each of them new, and what it writes takes effect once.
+// A handler of batches gets messages in order, each of them new, and its writes take effect once.
 func TestBatchHandlerGetsNewMessagesInOrder(t *testing.T) {
 	for name, h := range map[string]consumer.BatchHandler{"unnest": unnested, "copy": copied} {
 		t.Run(name, func(t *testing.T) {
@@ -78,7 +78,8 @@ func TestBatchHandlerGetsNewMessagesInOrder(t *testing.T) {
 	}
 }
 
-// D1: those that the handler names are parked, and nobody else; so are those that it does not name.
+// D1: the messages that the handler names are parked, and no others; so are failing messages that
+// it does not name.
 func TestD1BatchHandlerFails(t *testing.T) {
 	bad := []int64{7, 8, 19, 25}
 	named := func(wrap func(error) error) consumer.BatchHandler {
@@ -181,7 +182,8 @@ func TestD1BatchHandlerFails(t *testing.T) {
 	}
 }
 
-// O1: a call that is enqueued for a message of a batch has the key that the message handler gives it, however the batch is cut.
+// O1: a call that is enqueued for a message of a batch has the key that the message handler gives
+// it, however the batch is cut.
 func TestO1KeysOfCallsInABatch(t *testing.T) {
 	t.Parallel()
 	call := func(m *consumer.Message) outbox.Call {
@@ -197,7 +199,7 @@ func TestO1KeysOfCallsInABatch(t *testing.T) {
 					if err := outbox.Enqueue(ctx, consumer.For(tx, m), call(m)); err != nil {
 						return err
 					}
-					// The same call twice is told at once, also through another For.
+					// The same call twice is an error at once, also through another For.
 					if err := outbox.Enqueue(ctx, consumer.For(tx, m), call(m)); !errors.Is(err, outbox.ErrTwice) {
 						t.Errorf("twice from one message: %v", err)
 					}
@@ -244,7 +246,8 @@ func TestO1KeysOfCallsInABatch(t *testing.T) {
 	}
 }
 
-// A call enqueued in a savepoint that is undone was not enqueued: it may be again.
+// If a savepoint is undone, a call that was enqueued in it was not enqueued: the handler may
+// enqueue it again.
 func TestEnqueueAgainBehindAnUndoneSavepoint(t *testing.T) {
 	t.Parallel()
 	twice := func(ctx context.Context, tx, one consumer.Tx, m *consumer.Message) error {

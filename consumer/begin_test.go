@@ -73,7 +73,8 @@ func TestOnBeginSetsUpTheTransaction(t *testing.T) {
 	}
 }
 
-// T7: the timeouts hold from BEGIN on: for the statements of OnBegin, and for a session whose client falls silent there.
+// T7: the timeouts hold from BEGIN on: for the statements of OnBegin, and for a session whose
+// client falls silent there.
 func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -115,7 +116,8 @@ func TestT7TimeoutsHoldFromBegin(t *testing.T) {
 	}
 }
 
-// D1: whatever goes wrong in OnBegin is nobody's fault: no attempt is counted, nothing is parked, and it is tried again.
+// D1: no failure of OnBegin counts against a message. No attempt is counted, nothing is parked, and
+// the transaction is tried again.
 func TestD1FailingOnBeginIsNobodysFault(t *testing.T) {
 	for name, bad := range map[string]func(ctx context.Context, tx consumer.Tx) error{
 		"error":            func(context.Context, consumer.Tx) error { return errBoom },
@@ -177,7 +179,7 @@ func TestD1FailingOnBeginIsNobodysFault(t *testing.T) {
 	}
 }
 
-// D1: nor is it the fault of a message that stands alone.
+// D1: nor does it count against a message that is alone.
 func TestD1FailingOnBeginOfAMessageAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -206,7 +208,8 @@ func TestD1FailingOnBeginOfAMessageAlone(t *testing.T) {
 	}
 }
 
-// The whole engine above READ COMMITTED: copies inside a batch, in other partitions, under handlers that collide, and two scopes.
+// The whole engine above READ COMMITTED: copies inside a batch, in other partitions, under handlers
+// that collide, and two scopes.
 func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 	for _, level := range levels {
 		for name, claimFirst := range map[string]bool{"optimistic": false, "claim first": true} {
@@ -223,7 +226,8 @@ func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 					r.log.Append(int32((i+1)%2), v, id(v)) // while the first one is under way
 				}
 				handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-					tx.Queue(`update tally set n = n + 1 where sku = $1`, len(m.Value)%3) // collides, and counts
+					// Collides, and counts.
+					tx.Queue(`update tally set n = n + 1 where sku = $1`, len(m.Value)%3)
 					return effect(ctx, tx, m)
 				}
 				cfg := testConfig()
@@ -251,8 +255,8 @@ func TestT7EveryIsolationLevelAppliesOnce(t *testing.T) {
 	}
 }
 
-// K2: a copy of an uncommitted message waits above READ COMMITTED too: for its commit, and then it is a duplicate, or its rollback, and
-// then it is applied.
+// K2: a copy of an uncommitted message waits above READ COMMITTED too: for its commit, and then it
+// is a duplicate, or its rollback, and then it is applied.
 func TestK2UncommittedCopyAtEveryLevel(t *testing.T) {
 	for _, level := range levels {
 		for end, want := range map[string]int{"commit": 0, "rollback": 1} {
@@ -289,7 +293,8 @@ func TestK2UncommittedCopyAtEveryLevel(t *testing.T) {
 				r.reaches(0, 1)
 				r.reaches(1, 1)
 				stop()
-				// Rolled back, either of the two is first at the next try; the other one is its duplicate then, parked or applied.
+				// Rolled back, either of the two is first at the next try; the other one is its
+				// duplicate then, parked or applied.
 				applied := r.count(`select count(*) from effects`)
 				parked := r.count(`select count(*) from onlyonce.parked`)
 				if applied+parked != 1 || want == 0 && applied != 1 {

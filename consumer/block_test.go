@@ -17,7 +17,8 @@ func blocking() consumer.Config {
 	return cfg
 }
 
-// offsetsInOrder fails the test unless the effects of each partition came in the order of their offsets.
+// offsetsInOrder fails the test unless the effects of each partition came in the order of their
+// offsets.
 func (r *rig) offsetsInOrder() {
 	r.t.Helper()
 	if n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as wrong from effects) e where wrong`); n != 0 {
@@ -25,7 +26,8 @@ func (r *rig) offsetsInOrder() {
 	}
 }
 
-// D3: under BlockPartition nothing is passed over, however often it fails, and other partitions go on meanwhile.
+// D3: under BlockPartition no message is passed over, however often it fails. Other partitions
+// continue meanwhile.
 func TestD3BlockedPartitionWaitsForItsMessage(t *testing.T) {
 	both(t, "fails", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
 		r := newRig(t, 2)
@@ -59,7 +61,8 @@ func TestD3BlockedPartitionWaitsForItsMessage(t *testing.T) {
 	})
 }
 
-// D3: where another attempt cannot help the partition halts, and goes on by itself once it is resolved.
+// D3: if another attempt cannot help, the partition halts. It continues by itself once that is
+// resolved.
 func TestD3BlockedPartitionHalts(t *testing.T) {
 	for name, bad := range map[string][]consumer.Header{"permanent": {id("p0-7")}, "no-key": nil, "conflict": {id("p0-2")}} {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +90,7 @@ func TestD3BlockedPartitionHalts(t *testing.T) {
 				t.Errorf("position %d", n)
 			}
 			r.once(values...)
-			if name == "permanent" { // a new version of the handler, say
+			if name == "permanent" { // for example, a new version of the handler
 				well.Store(true)
 				values = append(values, "bad")
 			} else { // an operator passes over it, as `onlyonce cursor adopt -at 8` does
@@ -122,7 +125,8 @@ func TestF9MessageThatKillsTheProcessBlocks(t *testing.T) {
 		stop()
 		r.once(values[:14]...)
 	}
-	r.exec(`update onlyonce.cursors set attempt_offset = null, attempts = 0`) // adopt -at 14: try it again
+	// As `adopt -at 14` does: try it again.
+	r.exec(`update onlyonce.cursors set attempt_offset = null, attempts = 0`)
 	stop := r.start(queued, blocking())
 	r.reaches(0, 30)
 	stop()
@@ -160,7 +164,8 @@ func TestRetryAfterIsWaitedFor(t *testing.T) {
 					t.Errorf("tried again: %+v", e)
 				}
 			}
-			if want := map[bool]int{false: 3, true: 2}[policy == consumer.ParkOrderingKey]; waits != want { // the first failure parks it
+			// The first failure parks it.
+			if want := map[bool]int{false: 3, true: 2}[policy == consumer.ParkOrderingKey]; waits != want {
 				t.Errorf("%d waits, want %d", waits, want)
 			}
 		})

@@ -8,26 +8,30 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// askTimeout bounds what is asked of other shards and at the start, so that a server that does not answer is told of, and asked again.
+// askTimeout bounds queries to other shards and those at the start, so that a server that does not
+// answer is reported, and asked again.
 const askTimeout = 10 * time.Second
 
-// The bounds of everything that the consumer asks of a database lie here: a server may be gone without a word (its host has lost power, a firewall
-// has forgotten the connection), and TCP finds out after minutes or hours. Without a bound the partition waits for as long, while heartbeats
-// to Kafka go on, so that no other process takes over. What a handler sends is bounded by the handler's context, see (*engine).run. All of
-// them follow from Config, so that a test in which a server falls silent takes as long as it says.
+// These are the bounds of all that the consumer asks of a database. A server may be gone without
+// notice: for example, its host has lost power, or a firewall has dropped the connection. TCP finds
+// out after minutes or hours. Without a bound the partition would wait for as long, while
+// heartbeats to Kafka continue, so that no other process takes over. A handler's statements are
+// bounded by the handler's context, see (*engine).run. All bounds follow from Config, so that a
+// test with a silent server takes no longer than it configures.
 
-// bounded is for the engine's own statements: those outside of a transaction, and those of a transaction that come before the handler.
-// The server ends them earlier, if it is there: LockTimeout and StatementTimeout are set there too.
+// bounded is for the engine's own statements: those outside of a transaction, and those in a
+// transaction before the handler. If the server is alive, it ends them earlier, by LockTimeout and
+// StatementTimeout.
 func (c *Consumer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, c.cfg.LockTimeout+c.cfg.StatementTimeout)
 }
 
-// detached is for what is written although the work has ended.
+// detached is for writes that are needed although the work has ended.
 func (c *Consumer) detached() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), c.cfg.LockTimeout)
 }
 
-// asking is for questions to other shards.
+// asking is for queries to other shards.
 func (c *Consumer) asking(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, min(askTimeout, c.cfg.LockTimeout+c.cfg.StatementTimeout))
 }
@@ -36,13 +40,13 @@ func (c *Consumer) asking(ctx context.Context) (context.Context, context.CancelF
 func (c *Consumer) commit(tx *guard.Tx) error { return tx.Commit(c.cfg.CommitTimeout) }
 func (c *Consumer) rollback(tx *guard.Tx)     { tx.Rollback(c.cfg.CommitTimeout) }
 
-// trouble is what a goroutine of a partition tries again for, and since when.
+// trouble is the error because of which a goroutine of a partition tries again, and since when.
 type trouble struct {
 	err   error
 	since time.Time
 }
 
-// failing takes note of a failure that keeps the partition from going on.
+// failing records a failure that keeps the partition from continuing.
 func (s *partitionState) failing(of *trouble, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,14 +56,14 @@ func (s *partitionState) failing(of *trouble, err error) {
 	of.err = err
 }
 
-// fine takes back what failing has noted.
+// fine clears what failing has recorded.
 func (s *partitionState) fine(of *trouble) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	*of = trouble{}
 }
 
-// troubled returns what has failed for longest.
+// troubled returns the oldest trouble.
 func (s *partitionState) troubled() trouble {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +76,8 @@ func (s *partitionState) troubled() trouble {
 	return first
 }
 
-// unwell says of each partition that stands still, and of each that has tried the same again for longer than a server needs for an answer, why.
+// unwell returns the reason for each partition that is halted, and for each that has retried the
+// same work for longer than a server needs to answer.
 func (c *Consumer) unwell() (faults []error) {
 	c.parts.mu.Lock()
 	defer c.parts.mu.Unlock()

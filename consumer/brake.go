@@ -13,28 +13,37 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// Brake says when a partition stops because nearly all of its messages fail: a wrong Config.Key, a table that is missing, a remote that refuses everything. Without
-// it they would be parked one by one, as fast as they fail.
+// Brake stops a partition if nearly all of its messages fail. For example, Config.Key is wrong, a
+// table is missing, or a remote refuses everything. Without the brake, all these messages would be
+// parked as fast as they fail.
 //
-// The partition stops when of the last Window messages that were applied or given up Percent in a hundred, and Least of them at all, were given up: as no-key, permanent or
-// exhausted. It halts as [HaltEverythingFails]. The message that makes it stop is not parked. One message is tried each Every, and when one is applied the partition
-// goes on by itself, with a window that begins anew. So it does in a process that takes the partition over.
+// The brake looks at the last Window messages that were applied or given up (as no-key, permanent
+// or exhausted). If Percent of them, and at least Least messages, were given up, the partition
+// halts with [HaltEverythingFails]. The message that triggers the halt is not parked. The consumer
+// then tries one message each Every. When one is applied, the partition continues by itself, with
+// an empty window. The window is empty, too, after another process has taken the partition over.
 //
-// Copies count neither way. Under [ParkOrderingKey] a message counts when its attempts are used up. The brake does nothing under [BlockPartition].
+// Copies do not count. Under [ParkOrderingKey] a message counts when its attempts are used up. The
+// brake does nothing under [BlockPartition].
 type Brake struct {
-	// Off switches the brake off: whatever fails is parked.
+	// Off switches the brake off: each message that fails is parked. Defaults to false.
 	Off bool
-	// Window is how many messages are looked at. Default 50.
+
+	// Window is how many messages the brake looks at. Defaults to 50.
 	Window int
-	// Percent of them must have failed. Default 90.
+
+	// Percent is the share of them that must have been given up, from 1 to 100. Defaults to 90.
 	Percent int
-	// Least is how many messages must have been looked at. Default 20, or Window if that is less.
+
+	// Least is the least number of messages on which the brake may decide; it must not be above
+	// Window. Defaults to 20, or to Window if that is less.
 	Least int
-	// Every is how often a message is tried while the partition stands still. Default 30 s.
+
+	// Every is how often the consumer tries a message while the partition is halted, at least 1 ms.
+	// Defaults to 30 s.
 	Every time.Duration
 }
 
-// withDefaults fills in what is 0.
 func (b Brake) withDefaults() Brake {
 	b.Window = cmp.Or(b.Window, 50)
 	b.Percent = cmp.Or(b.Percent, 90)
@@ -43,22 +52,24 @@ func (b Brake) withDefaults() Brake {
 	return b
 }
 
-// brake is the window of one partition. Its worker and its retrier share it.
+// brake is the window of one partition. The partition's worker and retrier share it.
 type brake struct {
 	cfg Brake
 
 	mu      sync.Mutex
-	last    []string // how the last messages ended, the oldest first: "" for applied, or the reason
-	probing bool     // it has stopped the partition, and nothing was applied since
+	last    []string // how the last messages ended, oldest first: "" if applied, or the reason
+	probing bool     // it has halted the partition, and nothing was applied since
 	halt    *HaltError
 }
 
-// bad reports whether messages of a reason count against the partition. Conflicts say something of producers, crashes have limits of their own.
+// bad reports whether messages with this reason count against the partition. Conflicts are the
+// producers' fault, and crashes have limits of their own.
 func bad(reason string) bool {
 	return reason == parked.NoKey || reason == parked.Permanent || reason == parked.Exhausted
 }
 
-// stops reports whether the partition has to stop before these verdicts are written, and at which of them. "" stands for a message that may be applied.
+// stops reports whether the partition has to halt before these verdicts are written, and at which
+// of them. The reason "" means a message that may be applied.
 func (b *brake) stops(reasons ...string) (at int, yes bool) {
 	if b.cfg.Off {
 		return 0, false
@@ -68,7 +79,7 @@ func (b *brake) stops(reasons ...string) (at int, yes bool) {
 	last := slices.Clone(b.last)
 	for i, reason := range reasons {
 		if reason != "" && !bad(reason) && !(b.probing && reason == parked.Behind) {
-			continue // while the partition stands still nothing is set aside
+			continue // while the partition is halted, nothing is set aside
 		}
 		last = b.with(last, reason)
 		if reason != "" && (b.probing || b.trips(last)) {
@@ -93,7 +104,7 @@ func (b *brake) trips(last []string) bool {
 	return len(last) >= b.cfg.Least && failed*100 >= b.cfg.Percent*len(last)
 }
 
-// ended takes note of how messages ended. It reports whether one that was applied releases the brake.
+// ended records how messages ended. It reports whether an applied one releases the brake.
 func (b *brake) ended(applied int, reasons ...string) (released bool) {
 	if b.cfg.Off {
 		return false
@@ -114,21 +125,21 @@ func (b *brake) ended(applied int, reasons ...string) (released bool) {
 	return released
 }
 
-// release begins anew: an operator says so.
+// release empties the window, because an operator asks for it.
 func (b *brake) release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.probing, b.last = false, nil
 }
 
-// stopped reports whether the partition stands still but for single messages.
+// stopped reports whether the partition is halted, except for single messages.
 func (b *brake) stopped() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.probing
 }
 
-// everythingFails stops the partition, because of a message that has failed like nearly all before it.
+// everythingFails halts the partition because of a message that failed, like nearly all before it.
 func (e *engine) everythingFails(pos, offset int64, v *verdict) *HaltError {
 	b := e.brake
 	b.mu.Lock()
@@ -155,8 +166,9 @@ func (e *engine) everythingFails(pos, offset int64, v *verdict) *HaltError {
 	return h
 }
 
-// untilProbe waits until a message is to be tried while the brake holds the partition, or until an operator has done something. It returns what ended
-// the wait: nil, errMoved, errPaused, or the end of ctx.
+// untilProbe waits, while the brake holds the partition, until it is time to try a message or an
+// operator has acted. It returns what ended the wait: nil, errMoved, errPaused, or the context's
+// error.
 func (w *worker) untilProbe(ctx context.Context) error {
 	operators := newRetrier(w)
 	defer operators.leave()
@@ -176,8 +188,9 @@ func (w *worker) untilProbe(ctx context.Context) error {
 	}
 }
 
-// probe tries one message, while the brake holds the partition. It returns errMoved if that releases the brake. Where failed messages are tried again
-// from the database it tries one of those, if there is any that is due, and what is in the log waits.
+// probe tries one message while the brake holds the partition. It returns errMoved if that releases
+// the brake. If failed messages are retried from the database and one of them is due, probe tries
+// that one, and messages in the log wait.
 func (w *worker) probe(ctx, work context.Context, f *fetching, committer *committer) error {
 	if w.c.cfg.OnFailure == ParkOrderingKey {
 		if _, err := w.retrier.tryNext(ctx, work); err != nil {
@@ -198,7 +211,7 @@ func (w *worker) probe(ctx, work context.Context, f *fetching, committer *commit
 		f.handled(msgs)
 	case next > w.pos:
 		err = w.advance(ctx, work, next)
-	case ctx.Err() == nil: // there is none in the log
+	case ctx.Err() == nil: // the log has no message
 		return w.brake.halt
 	}
 	if err == nil && !w.brake.stopped() {
@@ -207,13 +220,13 @@ func (w *worker) probe(ctx, work context.Context, f *fetching, committer *commit
 	return err
 }
 
-// brakeError says that a message is not given up, because the partition has to stop first.
+// brakeError means that a message is not given up, because the partition has to halt first.
 type brakeError struct{ *verdict }
 
 func (e *brakeError) Error() string { return fmt.Sprintf("%s: %v", e.reason, e.err) }
 func (e *brakeError) Unwrap() error { return e.err }
 
-// endings takes note of how the messages of a transaction ended that has committed.
+// endings records how the messages of a committed transaction ended.
 func (e *engine) endings(applied int, reasons ...string) {
 	if !e.brake.ended(applied, reasons...) {
 		return
@@ -224,7 +237,8 @@ func (e *engine) endings(applied int, reasons ...string) {
 	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition goes on", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 }
 
-// braked returns the first message of an attempt that the partition has to stop at, before it is set aside; nil if there is none.
+// braked returns the index of the first message of an attempt at which the partition has to halt,
+// before that message is set aside. err is nil if there is none.
 func (e *engine) braked(a *attempt, verdicts []*verdict) (at int, err error) {
 	if a.inPlace || e.c.cfg.OnFailure == BlockPartition {
 		return 0, nil

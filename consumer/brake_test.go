@@ -19,7 +19,7 @@ func braking() consumer.Config {
 	return cfg
 }
 
-// stopped waits for the brake's halt and looks at what it says.
+// stopped waits for the brake's halt and checks its fields.
 func (r *rig) stopped(reason string) *consumer.HaltError {
 	r.t.Helper()
 	h := r.halted()
@@ -42,7 +42,8 @@ func (r *rig) triedOn() {
 	until(r.t, "three more tries", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.halts) >= 4 })
 }
 
-// D7: a handler that fails with every message stops its partition: 19 messages are parked, and not the one that makes it stop. It goes on by itself.
+// D7: a handler that fails for every message halts its partition: 19 messages are parked, but not
+// the one that triggers the halt. The partition continues by itself.
 func TestD7EverythingFails(t *testing.T) {
 	for reason, wrap := range map[string]func(error) error{
 		"exhausted": func(err error) error { return err },
@@ -72,7 +73,8 @@ func TestD7EverythingFails(t *testing.T) {
 	}
 }
 
-// D7: a typo in the header's name. The messages that have no id are parked in the batch's transaction, without a run of the handler.
+// D7: a typo in the header's name. The messages that have no id are parked in the batch's
+// transaction, without a run of the handler.
 func TestD7NoMessageHasAnID(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -106,7 +108,8 @@ func TestD7NoMessageHasAnID(t *testing.T) {
 	r.once(append(values[:20:20], values[39:]...)...)
 }
 
-// D7: ordering keys: a message counts when its attempts from the database are used up. The one that makes the partition stop stays in the state retrying.
+// D7: ordering keys: a message counts when its attempts from the database are used up. The one that
+// makes the partition stop stays in the state retrying.
 func TestD7EverythingFailsUnderOrderingKeys(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -135,7 +138,8 @@ func TestD7EverythingFailsUnderOrderingKeys(t *testing.T) {
 	r.once(values...)
 }
 
-// D7: bad messages among good ones never stop a partition, however long that lasts; the brake can be switched off, and its thresholds are the config's.
+// D7: bad messages among good ones never halt a partition, however long that lasts. The brake can
+// be switched off, and its thresholds are those of the config.
 func TestD7Thresholds(t *testing.T) {
 	for name, c := range map[string]struct {
 		adjust func(*consumer.Config)
@@ -176,7 +180,8 @@ func TestD7Thresholds(t *testing.T) {
 	}
 }
 
-// D7: an operator has the partition go on at once, by adopting its position, or by a pause and its end.
+// D7: an operator can make the partition continue at once, by adopting its position, or by a pause
+// and its end.
 func TestD7OperatorReleasesTheBrake(t *testing.T) {
 	for name, act := range map[string]func(r *rig){
 		"adopt": func(r *rig) {

@@ -8,7 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// brakeRows: nearly everything fails, until it is mended. What was parked by then is redriven.
+// brakeRows: nearly all messages fail, until the cause is repaired. Then what was parked is
+// redriven.
 var brakeRows = []row{
 	{"handler", "everything fails", func(f *faults) { f.everythingFails(f.start) }},
 	{"handler", "everything fails: batch handler", func(f *faults) {
@@ -26,7 +27,8 @@ var brakeRows = []row{
 	{"handler", "everything fails: ordering keys", func(f *faults) {
 		f.everythingFails(f.start, func(f *faults) {
 			f.cfg.OnFailure = consumer.ParkOrderingKey
-			f.cfg.OrderingKey = func(m *consumer.Message) []byte { return m.Value } // each message is a key of its own
+			// Each message is a key of its own.
+			f.cfg.OrderingKey = func(m *consumer.Message) []byte { return m.Value }
 		})
 	}},
 }

@@ -5,29 +5,31 @@ import (
 	"sync"
 )
 
-// budget bounds what all partitions of a process hold unpacked: what was fetched and is not handled, and what a fetch that is under way may
-// bring (F14). Half of it is divided evenly between the partitions that are read, so that none waits for another, however long
-// that one keeps what it holds. The other half is lent to those whose logs hold more. A partition that holds nothing may always fetch one
-// message, whatever its size.
+// budget bounds what all partitions of a process hold unpacked: messages that were fetched and not
+// yet handled, and what a current fetch may bring (F14). Half of it is divided evenly between the
+// partitions that are read, so that none waits for another, however long the other keeps what it
+// holds. The other half is lent to partitions with more in their logs. A partition that holds
+// nothing may always fetch one message, whatever its size.
 type budget struct {
 	limit int64
 
 	mu     sync.Mutex
 	shares map[*share]struct{}
-	used   int64 // what shares hold
+	used   int64 // what all shares hold
 	lent   int64 // what they hold beyond their own parts
 }
 
-// share is what one partition holds of the budget. Under the budget's mutex.
+// share is what one partition holds of the budget. The budget's mutex protects it.
 type share struct {
 	held  int64
-	freed chan struct{} // of size 1: receives when it may be worth while to ask again
+	freed chan struct{} // of size 1: receives when asking again may succeed
 }
 
-// spare is the part of what could be had that is waited for, so that a partition does not fetch message by message.
+// spare is the part of the possible room for which a partition waits, so that it does not fetch
+// message by message.
 const spare = 4
 
-// open adds a partition, at whose expense the others have smaller parts from now on.
+// open adds a partition. The parts of the others become smaller.
 func (b *budget) open() *share {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -85,14 +87,15 @@ func (b *budget) set(s *share, held int64) {
 	}
 }
 
-// wake has all partitions that wait ask again.
+// wake makes all waiting partitions ask again.
 func (b *budget) wake() {
 	for s := range b.shares {
 		s.wake()
 	}
 }
 
-// wake never blocks, because the budget's mutex is held: a partition that has not yet taken the last word asks again anyway.
+// wake never blocks, because its caller holds the budget's mutex. If the channel is full, the
+// partition asks again anyway.
 func (s *share) wake() {
 	select {
 	case s.freed <- struct{}{}:
@@ -100,8 +103,9 @@ func (s *share) wake() {
 	}
 }
 
-// reserve waits until a partition may fetch, and returns how much; add takes back what the fetch did not bring. more says that its log is known
-// to hold more: others would only keep what is lent to them. It returns false when ctx ended first.
+// reserve waits until a partition may fetch, and returns how many bytes; the caller gives back with
+// add what the fetch did not bring. more means that the log is known to hold more; without more, a
+// loan would only be kept idle. It returns false if ctx ends first.
 func (b *budget) reserve(ctx context.Context, s *share, more bool) (int64, bool) {
 	for {
 		b.mu.Lock()
@@ -119,14 +123,16 @@ func (b *budget) reserve(ctx context.Context, s *share, more bool) (int64, bool)
 	}
 }
 
-// room is how much a partition may fetch now, 0 for nothing.
+// room returns how many bytes a partition may fetch now, 0 for none.
 func (b *budget) room(s *share, more bool) int64 {
 	part, lendable := b.part(), b.limit-b.limit/2
 	own, loan := max(part-s.held, 0), int64(0)
 	if more && b.lent < lendable {
 		loan = min(lendable-b.lent, max(lendable/8, 1))
 	}
-	switch n := min(own+loan, b.limit-b.used); { // those that hold what was divided between fewer have to handle it first
+	// Partitions that hold more than their part, because there were fewer before, have to handle it
+	// first.
+	switch n := min(own+loan, b.limit-b.used); {
 	case s.held == 0:
 		return max(n, 1)
 	case n > part/spare:

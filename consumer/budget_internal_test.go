@@ -7,10 +7,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// This test is inside the package because what a partition may fetch at a moment shows from outside only as time.
+// This test is inside the package because what a partition may fetch at a moment shows from outside
+// only as time.
 
-// F14: whatever partitions come, fetch, handle and go, and whatever the sizes of messages, what they hold is at most the budget and one message each;
-// one that holds nothing may always fetch, and one that was divided in time may always have its part, however long others keep what they hold.
+// F14: whatever partitions come, fetch, handle and go, and whatever the sizes of messages, what
+// they hold is at most the budget and one message each; one that holds nothing may always fetch,
+// and one that was divided in time may always have its part, however long others keep what they
+// hold.
 func TestF14BudgetModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.Int64Range(1, 100_000).Draw(t, "limit")

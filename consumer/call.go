@@ -20,42 +20,48 @@ import (
 
 // Errors of handlers that do not behave.
 var (
-	// ErrHandlerTimeout: the handler's context ended because Config.MessageTimeout or Config.BatchTimeout had passed.
+	// ErrHandlerTimeout is the error of a handler whose context ended because Config.MessageTimeout
+	// or Config.BatchTimeout had passed.
 	ErrHandlerTimeout = errors.New("handler took too long")
-	// ErrHandlerHung: a handler did not return within Config.HangTimeout of the end of its context.
+
+	// ErrHandlerHung is the error of a handler that did not return within Config.HangTimeout after
+	// the end of its context.
 	ErrHandlerHung = errors.New("handler does not return although its context has ended")
-	// ErrHandlerStuck is what Run returns, and Healthy, while such a handler is still running.
+
+	// ErrHandlerStuck is what Run and Healthy return while such a handler is still running.
 	ErrHandlerStuck = errors.New("a handler is stuck")
 	errGoexit       = errors.New("handler called runtime.Goexit (testing's FailNow does)")
 )
 
-// handling is the handlers' part of one transaction. They run in a goroutine of their own, so that one that calls
-// Goexit ends nothing else, and one that does not return can be left behind: from then on only that goroutine uses
-// tx and these messages.
+// handling is the handlers' part of one transaction. The handlers run in a goroutine of their own.
+// If a handler calls Goexit, nothing else ends. If it does not return, it can be abandoned: from
+// then on only that goroutine uses tx and these messages.
 type handling struct {
-	msgs  []*Message // those to be handled
-	index []int      // their places in the attempt
+	msgs  []*Message // messages to handle
+	index []int      // their indices in the attempt
 
 	// Shared while the goroutine runs.
-	at    atomic.Int64 // place in msgs of the message that is being handled
-	since atomic.Int64 // when its handler was called, in nanoseconds since the transaction's handlers were started
-	left  atomic.Bool  // nobody waits for the goroutine any more
+	at atomic.Int64 // index in msgs of the message that is being handled
+	// since is when its handler was called, in nanoseconds after the start of the transaction's
+	// handlers.
+	since atomic.Int64
+	left  atomic.Bool // the goroutine is abandoned
 	done  chan struct{}
 
-	// Written by the goroutine before done is closed.
-	failedAt int // place in the attempt of the message whose handler failed, -1 where it is not known
+	// Written by the goroutine before it closes done.
+	failedAt int // index in the attempt of the message whose handler failed, -1 if not known
 	err      error
 	handled  int
 
-	// Written by the one who waits.
+	// Written by the engine's goroutine, which waits.
 	took    time.Duration
 	overdue error // which bound ended the handlers' context
-	changed bool  // a handler has changed what its messages consist of
+	changed bool  // a handler has changed its messages' bytes
 	hung    bool
 	stack   string
 }
 
-// hand is the goroutine that a partition's handlers run in, one transaction after another.
+// hand is the goroutine in which a partition's handlers run, one transaction after another.
 type hand struct {
 	work chan func()
 	id   uint64
@@ -86,7 +92,8 @@ func (e *engine) rest() {
 	}
 }
 
-// run calls the handler for the messages, and waits until it has returned or has to be left behind.
+// run calls the handler for the messages. It returns when the handler has returned or must be
+// abandoned.
 func (e *engine) run(work context.Context, tx *guard.Tx, msgs []*Message, index []int) *handling {
 	cfg := &e.c.cfg
 	h := &handling{msgs: msgs, index: index, done: make(chan struct{}), failedAt: -1}
@@ -98,8 +105,10 @@ func (e *engine) run(work context.Context, tx *guard.Tx, msgs []*Message, index 
 	}
 	e.hand.work <- func() {
 		defer close(h.done)
-		defer tx.TakeBack() // it waits for goroutines of the handler that are in a call, and the one who waits for this goroutine bounds that
-		h.err = errGoexit   // unless it returns
+		// TakeBack waits for goroutines of the handler that are in a call. The engine, which waits
+		// for this goroutine, bounds that.
+		defer tx.TakeBack()
+		h.err = errGoexit // unless it returns
 		h.err = e.handleAll(ctx, tx, h, start)
 	}
 	defer func() {
@@ -145,7 +154,7 @@ func (e *engine) run(work context.Context, tx *guard.Tx, msgs []*Message, index 
 	select {
 	case <-h.done:
 		if h.err == nil && tx.Failure() == nil {
-			h.overdue = nil // done in time after all, for all that the database says
+			h.overdue = nil // done in time after all, as far as the database knows
 		} else if h.failedAt < 0 && e.c.batch == nil {
 			h.failedAt = h.index[h.at.Load()]
 		}
@@ -156,7 +165,7 @@ func (e *engine) run(work context.Context, tx *guard.Tx, msgs []*Message, index 
 	return h
 }
 
-// handleAll is the handlers' goroutine.
+// handleAll runs in the handlers' goroutine.
 func (e *engine) handleAll(ctx context.Context, tx *guard.Tx, h *handling, start time.Time) error {
 	if e.c.batch != nil {
 		lent := tx.Lend(nil)
@@ -171,7 +180,7 @@ func (e *engine) handleAll(ctx context.Context, tx *guard.Tx, h *handling, start
 		return nil
 	}
 	for i, m := range h.msgs {
-		if i > 0 && ctx.Err() != nil { // the one before was late; this one must not begin without time
+		if i > 0 && ctx.Err() != nil { // the one before was late; this one would have no time
 			h.failedAt = h.index[i]
 			return context.Cause(ctx)
 		}
@@ -220,19 +229,19 @@ func (e *engine) handleOne(ctx context.Context, tx *guard.Handle, m *Message) er
 	return fault.Point(fault.Handled)
 }
 
-// call is invoke without middleware, and without a closure.
+// call is invoke without middleware and without a closure.
 func (c *Consumer) call(ctx context.Context, tx *guard.Handle, m *Message) (err error) {
 	defer recovered(&err)
 	return probed(c.handler(ctx, tx, m))
 }
 
-// Errors of middleware, which would lose the message's effects, or apply them twice.
+// Errors of middleware that would lose the message's effects or apply them twice.
 var (
 	errNotCalled   = errors.New("Config.Middleware returned nil and did not call next: the handler did not run")
 	errCalledTwice = errors.New("Config.Middleware called next twice: the handler ran already")
 )
 
-// invoke calls the middleware, outermost first, and at last the handler, which has to run once.
+// invoke calls the middleware, outermost first, and then the handler, which must run exactly once.
 func (c *Consumer) invoke(ctx context.Context, tx Tx, msgs []*Message, last func(context.Context) error) (err error) {
 	defer recovered(&err)
 	calls := 0
@@ -251,20 +260,21 @@ func (c *Consumer) invoke(ctx context.Context, tx Tx, msgs []*Message, last func
 	err = probed(at(0)(ctx))
 	switch {
 	case calls > 1:
-		return errCalledTwice // whatever became of it on the way
+		return errCalledTwice // even if the second call failed
 	case calls == 0 && err == nil:
 		return errNotCalled
 	}
 	return err
 }
 
-// protect makes an error of a panic.
+// protect turns a panic into an error.
 func protect(fn func() error) (err error) {
 	defer recovered(&err)
 	return probed(fn())
 }
 
-// probed calls the methods of an error that the engine will call, where a panic is still recovered: those of a nil pointer in an error, say.
+// probed calls the methods of an error that the engine will call, while a panic is still recovered.
+// For example, they panic if the error holds a nil pointer.
 func probed(err error) error {
 	if err != nil {
 		_ = err.Error()
@@ -280,7 +290,8 @@ func recovered(err *error) {
 	}
 }
 
-// connection is a pool's connection that may have to be left to a handler that does not return.
+// connection is a connection of the pool that may have to be left to a handler that does not
+// return.
 type connection struct {
 	conn *pgxpool.Conn
 	once sync.Once
@@ -291,12 +302,12 @@ func (s *connection) release() { s.once.Do(s.conn.Release) }
 // abandon takes the connection out of the pool and cuts it.
 func (s *connection) abandon(tx *guard.Tx) {
 	s.once.Do(func() {
-		s.conn.Hijack() // gives the pool its place back
+		s.conn.Hijack() // the pool may open another one
 		tx.Abandon()
 	})
 }
 
-// hung reports a handler that was left behind, and makes the attempt fail because of it.
+// hung reports an abandoned handler, and returns the error with which the attempt fails.
 func (e *engine) hung(work context.Context, h *handling) error {
 	at := 0
 	if e.c.batch == nil {
@@ -314,7 +325,7 @@ func (e *engine) hung(work context.Context, h *handling) error {
 	return &failure{index: index, err: errors.Join(ErrHandlerHung, h.overdue)}
 }
 
-// leaveBehind counts a handler that was left behind for as long as it runs.
+// leaveBehind counts an abandoned handler for as long as it runs.
 func (c *Consumer) leaveBehind(h *handling, report Hung) {
 	c.stuck.Add(1)
 	go func() {
@@ -330,7 +341,7 @@ func (c *Consumer) leaveBehind(h *handling, report Hung) {
 
 // stackOf returns the stack of one goroutine, "" if it cannot be found.
 func stackOf(id uint64) string {
-	const limit = 64 << 20 // some ten thousands of goroutines
+	const limit = 64 << 20 // enough for tens of thousands of goroutines
 	for size := 1 << 20; ; size *= 4 {
 		buf := make([]byte, size)
 		n := runtime.Stack(buf, true)

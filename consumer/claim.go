@@ -14,28 +14,30 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the migration. In: keys, fingerprints, and what
-// inbox.Filters.Ask has returned.
+// claimSQL and claimFreshSQL claim keys, sorted inside; see the functions' comments in the
+// migration. In: keys, fingerprints, and the result of inbox.Filters.Ask.
 const (
 	claimSQL      = `select onlyonce.claim_consumer($1, $2, $3, $4, $5)`
 	claimFreshSQL = `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`
 )
 
-// parkedSQL tells which of these keys belong to a parked message that is not settled. In: keys, kind. One row: an array. By the unique index
-// parked_key_unresolved.
+// parkedSQL finds which of these keys belong to a parked message that is not settled. In: keys,
+// kind. Out: one row with an array. By the unique index parked_key_unresolved.
 const parkedSQL = `
 select coalesce(array_agg(key), '{}') from onlyonce.parked
  where kind = $2 and key = any($1::uuid[]) and settled_at is null and reason <> 'conflict'`
 
-// passSQL raises OO006 if one of these ordering keys is blocked; blockedSQL tells which are, one row of an array in their order.
-// By the partial index parked_order. A key that is not blocked now stays so until this transaction ends: what
-// blocks keys of a partition is the worker's own transactions, and they come one after another.
+// passSQL raises OO006 if one of these ordering keys is blocked; blockedSQL returns which are, in
+// one row with an array in their order. By the partial index parked_order. A key that is not
+// blocked now stays so until this transaction ends: only the worker's own transactions block keys
+// of a partition, and they run one after another.
 const (
 	passSQL    = `select onlyonce.pass($1)`
 	blockedSQL = `select onlyonce.blocked($1)`
 )
 
-// judgeKeys finds the messages' ids. It returns a verdict for each that has none, and nil for the others.
+// judgeKeys finds the messages' ids. It returns a verdict for each message without one, and nil for
+// the others.
 func (e *engine) judgeKeys(msgs []*Message) []*verdict {
 	verdicts := make([]*verdict, len(msgs))
 	for i, m := range msgs {
@@ -47,8 +49,8 @@ func (e *engine) judgeKeys(msgs []*Message) []*verdict {
 	return verdicts
 }
 
-// identify finds the tenant and the id of a message. A function of the user's that panics makes the message one without
-// an id: it would panic again, whoever looks at it.
+// identify finds the tenant and the id of a message. If a user's function panics, the message
+// counts as one without an id, because the function would panic again in each process.
 func (c *Consumer) identify(m *Message) (err error) {
 	if m.identified {
 		return m.noKey
@@ -66,7 +68,7 @@ func (c *Consumer) identify(m *Message) (err error) {
 		m.tenant = c.cfg.Tenant(m)
 	}
 	if c.cfg.OnFailure == ParkOrderingKey {
-		key := m.Key // of the record
+		key := m.Key // the record's
 		if c.cfg.OrderingKey != nil {
 			key = c.cfg.OrderingKey(m)
 		}
@@ -91,15 +93,16 @@ func (c *Consumer) identify(m *Message) (err error) {
 	return err
 }
 
-// orderingKey is the stored form of an ordering key.
+// orderingKey returns the stored form of an ordering key.
 func orderingKey(tenant, scope, topic string, key []byte) (out [16]byte) {
 	sum := codec.Hash("onlyonce/order/1", tenant, scope, topic, string(key))
 	copy(out[:], sum[:16])
 	return out
 }
 
-// claim claims the keys of all messages that have one, and notes a verdict on each that is not fresh. On the optimistic path it
-// only queues the claim, which raises at the server unless all are fresh.
+// claim claims the keys of all messages that have one, and records a verdict on each that is not
+// fresh. On the optimistic path it only queues the claim, which raises at the server unless all are
+// fresh.
 func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict, claimFirst bool) {
 	if e.c.cfg.Key == nil && !e.c.events {
 		return
@@ -151,9 +154,10 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 	}
 }
 
-// claimOrdinary queues the claim of the keys that copies outside of the replay have (F10). It is not asked whether they are new: the replay
-// is about messages that were handled. Those that were not, below the cursor's start or passed over by an adoption, leave a key in this way, and so does
-// one that is parked here.
+// claimOrdinary queues the claim of the keys that copies outside of the replay have (F10). It does
+// not ask whether they are new, because a replay is about messages that were handled. Some messages
+// in it were not: they are below the cursor's start, an adoption has passed over them, or they are
+// parked here. In this way they leave a key too.
 func (e *engine) claimOrdinary(tx *guard.Tx, msgs []*Message, verdicts []*verdict) {
 	if e.c.events {
 		return
@@ -171,9 +175,10 @@ func (e *engine) claimOrdinary(tx *guard.Tx, msgs []*Message, verdicts []*verdic
 	}
 }
 
-// leaveParked takes messages out of a replay whose first handling is still to come, because they, or copies of them, are parked: their
-// keys in the replay are others than the parked rows', so the claim would find them new, and a redrive would apply them again. It asks behind
-// claimOrdinary, which waits for whoever is parking a copy.
+// leaveParked takes messages out of a replay if their first handling is still to come, because
+// they, or copies of them, are parked. Their keys in the replay differ from those of the parked
+// rows, so the claim would find them new, and a redrive would apply them again. It runs after
+// claimOrdinary, which waits for a transaction that is parking a copy.
 func (e *engine) leaveParked(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict) {
 	originals := make([][16]byte, len(msgs))
 	for i, m := range msgs {
@@ -191,8 +196,8 @@ func (e *engine) leaveParked(ctx context.Context, tx *guard.Tx, msgs []*Message,
 	}
 }
 
-// order finds which messages must wait behind a parked one of their ordering key, among them those behind one that this very
-// transaction parks. On the optimistic path the server raises if there is any in the database.
+// order finds which messages must wait because an earlier one of their ordering key is parked, also
+// if this transaction parks it. On the optimistic path the server raises if the database has any.
 func (e *engine) order(ctx context.Context, tx *guard.Tx, a *attempt, verdicts []*verdict, claimFirst bool) {
 	if e.c.cfg.OnFailure != ParkOrderingKey || a.inPlace {
 		return
@@ -231,7 +236,7 @@ func (e *engine) order(ctx context.Context, tx *guard.Tx, a *attempt, verdicts [
 		case sick[m.order] && verdicts[i] == nil:
 			verdicts[i] = &verdict{reason: parked.Behind, err: errBehind, order: m.order}
 		case verdicts[i] != nil:
-			sick[m.order] = true // it will be parked, and what follows waits for it
+			sick[m.order] = true // it will be parked, and later messages of its key wait for it
 		}
 	}
 }

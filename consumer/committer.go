@@ -9,13 +9,15 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
-// commitEvery coalesces offset commits: Kafka's copy of the position serves lag tools and group membership, and may lag.
+// commitEvery is how often offsets are committed to Kafka at most. Kafka's copy of the position is
+// for lag tools and group membership, so it may be late.
 const commitEvery = 100 * time.Millisecond
 
-// committer writes positions to Kafka behind the database, in this generation only. Only the latest counts.
+// committer writes positions to Kafka after the database, in this generation only. Only the latest
+// one counts.
 type committer struct {
 	w    *worker    // its partition and its hooks, which do not change
-	lost chan error // receives the error that says this process is no owner any more
+	lost chan error // receives the error if this process is no longer the owner
 
 	offset atomic.Int64
 
@@ -33,7 +35,7 @@ func startCommitter(w *worker) *committer {
 	return c
 }
 
-// kick says that the position has moved.
+// kick announces that the position has moved.
 func (c *committer) kick(offset int64) {
 	c.offset.Store(offset)
 	c.again()
@@ -61,7 +63,7 @@ func (c *committer) run(committed int64) {
 		}
 		pause.Reset(commitEvery)
 		select {
-		case <-c.quit: // whichever else was chosen: what is committed behind it is the last
+		case <-c.quit: // even if select took another case: the last commit comes after it
 			last = true
 		default:
 		}
@@ -103,7 +105,7 @@ func (c *committer) commit(ctx context.Context, offset int64) error {
 	return err
 }
 
-// stop commits the last position and returns the error that ended the ownership, if one did.
+// stop commits the last position. It returns the error that ended the ownership, if there is one.
 func (c *committer) stop() error {
 	close(c.quit)
 	<-c.done

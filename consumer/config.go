@@ -10,109 +10,165 @@ import (
 	"time"
 )
 
-// Config says how a Consumer works. The zero value of a field means its documented default; New refuses
-// values that make no sense and lists every one. Three choices change the guarantee and have no default: Scope,
-// one of Key and PositionsOnly, and Copies where several topics are read.
+// Config configures a Consumer. The zero value of a field is the default that its comment names.
+// New refuses values out of range and lists every one. Durations are at least 1 ms. Three choices
+// change the guarantee and have no default: Scope; Key or PositionsOnly; and Copies, if the
+// consumer reads several topics.
 type Config struct {
-	// Scope names this consumer: its keys and positions are its own. Two deployments with one scope are one
-	// consumer; a new scope starts over with every message. Required, at most 200 bytes.
+	// Scope names this consumer. Its keys and positions are kept under the name. Two deployments
+	// with the same scope are one consumer; a new scope starts over with every message. For example
+	// "stock". At most 200 bytes. Required.
 	Scope string
 
-	// Key finds the id of a message, chosen by its producer and the same on each of its copies; see [HeaderKey],
-	// [CloudEventKey] and [JSONKey]. Neither it nor PositionsOnly nor Tenant is set where the source is an [EventSource]. A message for which it fails or returns "" is parked with reason no-key.
+	// Key finds the id of a message, which its producer chose and which is the same on each of its
+	// copies. See [HeaderKey], [CloudEventKey] and [JSONKey]. If it fails for a message or returns
+	// "", the message is parked with reason no-key. Required, unless PositionsOnly is set or the
+	// source is an [EventSource]; with an EventSource, Key, PositionsOnly and Tenant must not be
+	// set.
 	Key KeyFunc
-	// PositionsOnly runs without ids: redeliveries of a record do nothing, and a copy that a producer wrote to
-	// another offset is another message. Set exactly one of Key and PositionsOnly.
+
+	// PositionsOnly runs the consumer without ids. Redeliveries of a record do nothing, but a copy
+	// that a producer wrote to another offset is handled as another message. Set exactly one of Key
+	// and PositionsOnly. Defaults to false.
 	PositionsOnly bool
-	// Copies says what an id means where several topics are read: [WithinTopic] or [AcrossTopics]. Required for several topics with Key, and to add a
-	// topic to a scope. With one topic there is no difference, and it may be left out: whatever is chosen when a second topic is added, no
-	// id of the first one is forgotten. The choice is noted in the database and stays; a consumer of the scope that differs halts. Not with
-	// PositionsOnly, nor where the source is an [EventSource], whose ids count within their topic.
+
+	// Copies decides what an id means if the consumer reads several topics: [WithinTopic] or
+	// [AcrossTopics]. It must not be set with PositionsOnly or an [EventSource], whose ids count
+	// within their topic. The database keeps the choice for good; a consumer of the scope with
+	// another choice halts.
+	//
+	// Required for several topics with Key, and to add a topic to a scope. With one topic both mean
+	// the same, and it may be left out: whatever you choose when you add the second topic, no id of
+	// the first one is forgotten.
 	Copies Copies
-	// CopiesWithin declares for how long after its first copy a message may still be written again, by a producer that goes on trying, a mirror or
-	// a relay. Run refuses to work where keys are not remembered for that long (onlyonce inbox horizon), and logs an error when that is changed while it
-	// works. 0: not declared, and not checked; at least a second otherwise. Only with Key.
+
+	// CopiesWithin declares for how long after its first copy a message may be written again: by a
+	// producer that retries, a mirror or a relay. If the inbox remembers keys for less than that,
+	// Run refuses to start; see `onlyonce inbox horizon`. If the horizon is shortened while the
+	// consumer runs, it logs an error. At least a second, and only with Key. Defaults to 0: not
+	// declared and not checked.
 	CopiesWithin time.Duration
-	// Tenant names the customer that a message belongs to, where customers choose ids themselves. Nil: one tenant.
+
+	// Tenant returns the customer that a message belongs to. Set it if customers choose ids
+	// themselves: the same id from two customers is then two messages. Defaults to one tenant.
 	Tenant func(*Message) string
 
-	// Start is where a partition starts that has no cursor, and whose group has committed no offset. Default [StartEarliest].
+	// Start decides where the consumer begins in a partition that has no cursor, if its group has
+	// committed no offset either. Defaults to [StartEarliest].
 	Start Start
 
-	// OnFailure is what becomes of a message that cannot be applied. Default [ParkMessage].
+	// OnFailure decides what the consumer does with a message that cannot be applied. Defaults to
+	// [ParkMessage].
 	OnFailure FailurePolicy
-	// Brake stops a partition nearly all of whose messages fail, instead of parking them. Default on; see [Brake].
+
+	// Brake stops a partition if nearly all of its messages fail, instead of parking them. See
+	// [Brake] for its fields. Defaults to on.
 	Brake Brake
-	// OrderingKey finds what orders messages under [ParkOrderingKey]. Nil: the record key. A message for which it
-	// returns nothing waits for no other, and none for it.
+
+	// OrderingKey returns the key by which [ParkOrderingKey] orders messages, for example an
+	// account's number. If it returns nothing for a message, the message waits for no other, and no
+	// other waits for it. It may be set only with ParkOrderingKey. Defaults to the record key.
 	OrderingKey func(*Message) []byte
 
-	// OnBegin is called at the start of each transaction, when the timeouts below hold and before anything else in it: to set the isolation level (set transaction
-	// isolation level serializable) or variables that row security looks at (set local). Use tx.Queue, which costs no round
-	// trip. An error of it is nobody's fault: the transaction is tried again. Its context ends after LockTimeout and
-	// StatementTimeout together; an OnBegin that does not look at it has to return by itself.
+	// OnBegin is called at the start of each transaction. The timeouts below are set by then, and
+	// no other statement has run. Use it to set the isolation level (set transaction isolation
+	// level serializable) or variables for row security (set local). Use tx.Queue, which costs no
+	// round trip.
+	//
+	// If it returns an error, the transaction is tried again, and the failure counts against no
+	// message. Its context ends after LockTimeout plus StatementTimeout. The consumer cannot
+	// interrupt it, so OnBegin must watch its context or return by itself. Defaults to none.
 	OnBegin func(ctx context.Context, tx Tx) error
-	// Middleware is called around each call of the handler, the first one outermost.
+
+	// Middleware is called around each call of the handler; the first one is outermost. Defaults to
+	// none.
 	Middleware []Middleware
 
-	// BatchSize is how many messages share a transaction at most. Default 100: more gains little and
-	// lengthens what a failure repeats; 1 costs a round trip and a flush to disk for each message.
+	// BatchSize is the most messages in one transaction. More than the default gains little, and a
+	// failure repeats more. With 1, each message costs a round trip and a flush to disk. Defaults
+	// to 100.
 	BatchSize int
-	// BatchBytes bounds the values in a batch. Default 1 MiB. A larger message is a batch of its own.
+
+	// BatchBytes is the most bytes of values in a batch. A larger message gets a batch of its own.
+	// Defaults to 1 MiB.
 	BatchBytes int
-	// Linger is how long a batch that is not full waits for more. Default 5 ms.
+
+	// Linger is how long a batch that is not full waits for more messages. Defaults to 5 ms.
 	Linger time.Duration
-	// ClaimFirst asks which messages are new before the handler sees any. Without it the handler may see a
-	// duplicate whose effects are then rolled back: harmless for its writes in the transaction, not for whatever it does
-	// outside. It costs a round trip a batch. Messages that stand alone, and those of a [BatchHandler], are always claimed first.
+
+	// ClaimFirst finds out which messages are new before the handler sees any of them. It costs a
+	// round trip for each batch. Without it, the handler may run for a duplicate and is then rolled
+	// back. That is harmless for writes in the transaction, but not for effects outside it, for
+	// example an e-mail. Messages that are alone in their transaction and those of a [BatchHandler]
+	// are always claimed first. Defaults to false.
 	ClaimFirst bool
 
-	// PrefetchBytes bounds the messages that all partitions of this process together hold unpacked and not handled, counted by
-	// [Message.Size]. It may be exceeded by one message of each partition, so that one larger than the bound still gets through. Half of it is
-	// divided evenly between the partitions, half is lent to those that have more to read. What brokers sent and there is no room for
-	// stays compressed. docs/operations.md, "Memory", says how large a container has to be. Default 16 MiB.
+	// PrefetchBytes is the most memory, in bytes, for messages that are unpacked and not yet
+	// handled, in all partitions of this process together. Messages count by [Message.Size]. Each
+	// partition may exceed it by one message, so that a message larger than the bound still gets
+	// through. Half of it is divided evenly between the partitions; the other half is lent to
+	// partitions that have more to read. If there is no room, what the brokers sent stays
+	// compressed. See docs/operations.md, "Memory", for how large a container has to be. Defaults
+	// to 16 MiB.
 	PrefetchBytes int
 
-	// MaxAttempts is how often a message that stands alone is tried before it is parked for an operator. Under [BlockPartition] it
-	// counts only attempts that took the process with them. Default 5.
+	// MaxAttempts is how often a message that is alone in its transaction is tried before it is
+	// parked for an operator. Under [BlockPartition] only attempts that ended the process count.
+	// Defaults to 5.
 	MaxAttempts int
-	// RetryMin and RetryMax bound the wait between attempts, which grows exponentially with jitter. Defaults 100 ms and 10 s.
+
+	// RetryMin and RetryMax bound the wait between attempts, which grows exponentially, with
+	// jitter. Default to 100 ms and 10 s.
 	RetryMin, RetryMax time.Duration
 
-	// MessageTimeout is how long one call of a message handler may take, and BatchTimeout all handlers of one transaction, or
-	// one call of a batch handler. Then the handler's context ends, which counts as a failure of it. Defaults 30 s, or BatchTimeout where that is
-	// less, and 60 s, or MessageTimeout where that is more.
+	// MessageTimeout bounds one call of a message handler. BatchTimeout bounds all handlers of one
+	// transaction together, or one call of a batch handler; it must not be below MessageTimeout.
+	// When the time is up, the handler's context ends, which counts as its failure. Default to 30 s
+	// (BatchTimeout if that is shorter) and to 60 s (MessageTimeout if that is longer).
 	MessageTimeout, BatchTimeout time.Duration
-	// HangTimeout is how long a handler may go on after its context has ended. Then its connection is cut and it is left
-	// behind: see [ErrHandlerHung]. Default 5 s.
+
+	// HangTimeout is how long a handler may run after its context has ended. Then the consumer cuts
+	// its connection and continues without it: see [ErrHandlerHung]. Defaults to 5 s.
 	HangTimeout time.Duration
 
-	// LockTimeout bounds each wait for a lock in the transaction, such as for an uncommitted copy of a message.
-	// Default 5 s.
+	// LockTimeout bounds each wait for a lock in the transaction, for example for a copy of the
+	// message in an uncommitted transaction. Defaults to 5 s.
 	LockTimeout time.Duration
-	// StatementTimeout bounds each statement. Default 30 s.
+
+	// StatementTimeout bounds each statement. Defaults to 30 s.
 	StatementTimeout time.Duration
-	// IdleTimeout ends a transaction whose handler, or OnBegin, sends nothing for so long. Default 60 s, or BatchTimeout where that is more. It also
-	// bounds how long a process that was stopped in mid-batch keeps its successor waiting.
+
+	// IdleTimeout ends a transaction in which the handler, or OnBegin, sends no statement for that
+	// long. If a process is suspended in the middle of a batch, its successor waits no longer than
+	// this. Defaults to 60 s, or to BatchTimeout if that is longer.
 	IdleTimeout time.Duration
-	// CommitTimeout bounds COMMIT and ROLLBACK, which a stop does not cut short. Default 15 s. COMMIT carries the statements that handlers have queued,
-	// and waits for a synchronous standby. When the bound has passed the batch is done again on another connection, where the first one turns out to
-	// have committed or not.
+
+	// CommitTimeout bounds COMMIT and ROLLBACK, which a stop does not cut short. COMMIT carries the
+	// statements that handlers have queued, and waits for a synchronous standby. When the time is
+	// up, the consumer runs the batch again on another connection, and finds out there whether the
+	// first one committed. Defaults to 15 s.
 	CommitTimeout time.Duration
-	// BlockedAfter is how long a message that stands alone may meet nothing but what the server says against its transaction and against no message: no room (class
-	// 53), serialization failures, deadlocks, lock timeouts, sessions that an administrator ends. Then the partition halts as "blocked", so that
-	// people learn of it. The message is tried again every few seconds, and the partition goes on by itself when that succeeds. Default 1 minute.
+
+	// BlockedAfter is how long a message that is alone may fail for reasons that concern its
+	// transaction and no message: no room (SQLSTATE class 53), serialization failures, deadlocks,
+	// lock timeouts, or sessions that an administrator ends. Then the partition halts as "blocked",
+	// so that an operator notices. The consumer tries the message again every few seconds, and the
+	// partition continues by itself when that succeeds. Defaults to 1 minute.
 	BlockedAfter time.Duration
-	// DrainTimeout is how long the batch in hand may still take when the partition is given up or Run is
-	// cancelled. Then its context ends and it rolls back, unless its COMMIT is out already: that is waited for, and counts. DrainTimeout
-	// also bounds each commit of an offset to Kafka. Default 10 s. It is one part of how long a stop takes: docs/operations.md, "How long a
-	// stop takes", has the sum, and what the group's rebalance timeout must not be below.
+
+	// DrainTimeout is how long the current batch may still take when the partition is given up or
+	// Run's context ends. Then the batch's context ends and it rolls back. If its COMMIT was
+	// already sent, the consumer waits for the answer, and the commit counts. DrainTimeout also
+	// bounds each commit of an offset to Kafka. It is one part of how long a stop takes: see
+	// docs/operations.md, "How long a stop takes", for the sum, and for the least rebalance timeout
+	// of the group. Defaults to 10 s.
 	DrainTimeout time.Duration
 
-	// Hooks are called at events; see [Hooks].
+	// Hooks are functions to call at events; see [Hooks]. Defaults to none.
 	Hooks Hooks
-	// Logger receives what no caller is there to be told: retries, halts, parked messages. Nil: nothing is logged.
-	// Payloads and keys are never logged.
+
+	// Logger receives events that cannot be returned as an error: for example retries, halts and
+	// parked messages. Payloads and keys are never logged. Defaults to no logging.
 	Logger *slog.Logger
 }
 
@@ -153,36 +209,45 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Start is where a partition begins for which nobody has said anything.
+// Start decides where a partition begins that has neither a cursor nor a committed offset.
 type Start int
 
-// Starts. A partition that a topic gets later starts at its log's start under either: what is in it came after the decision.
+// Starts. If a topic gets a new partition later, the consumer reads it from the start of its log
+// with either choice, because its messages came after the decision.
 const (
-	StartEarliest Start = iota // at the log's start
-	StartLatest                // at the log's end: what is there already is not handled
+	// StartEarliest begins at the start of the log.
+	StartEarliest Start = iota
+	// StartLatest begins at the end of the log: messages that are already in it are not handled.
+	StartLatest
 )
 
-// FailurePolicy is what becomes of a message that cannot be applied: its handler says [Permanent], or fails at each of
-// MaxAttempts attempts, or its attempts end without an answer, or it has no id, or another payload under an id that was used.
+// FailurePolicy decides what the consumer does with a message that cannot be applied. That is a
+// message whose handler returns [Permanent] or fails at each of MaxAttempts attempts, whose
+// attempts end without an answer, that has no id, or that has an id which was used for another
+// payload.
 type FailurePolicy int
 
 const (
-	// ParkMessage sets the message aside for an operator, and goes on with those behind it. Until its attempts are used up the
-	// partition waits.
+	// ParkMessage sets the message aside for an operator, and continues with the next one. Until
+	// the message's attempts are used up, the partition waits.
 	ParkMessage FailurePolicy = iota
-	// ParkOrderingKey sets the message aside at its first failure as one that stands alone, and every later message of its
-	// ordering key behind it, in order. They are tried again from the database while the partition goes on. When its
-	// attempts are used up, or it is [Permanent], it waits for an operator, and those behind it wait for it.
+
+	// ParkOrderingKey sets the message aside at its first failure alone in a transaction, and then
+	// every later message with the same ordering key, in order. The consumer tries them again from
+	// the database while the partition continues. When a message's attempts are used up, or its
+	// handler returns [Permanent], it waits for an operator, and the later ones of its key wait for
+	// it.
 	ParkOrderingKey
-	// BlockPartition passes nothing over: the message is tried again until it goes through, and where another attempt cannot
-	// help the partition halts.
+
+	// BlockPartition never passes over a message. The consumer tries it again until it succeeds. If
+	// another attempt cannot help, the partition halts.
 	BlockPartition
 )
 
-// ErrConfig is wrapped by every fault that New finds.
+// ErrConfig is wrapped by each error that New returns for a wrong argument or field.
 var ErrConfig = errors.New("consumer")
 
-// maxScope keeps the scope inside the names and metadata that carry it.
+// maxScope is the most bytes of a scope, so that it fits the names and metadata that contain it.
 const maxScope = 200
 
 func (c Config) faults(events bool) error {
@@ -269,11 +334,12 @@ func (c Config) faults(events bool) error {
 	return errors.Join(faults...)
 }
 
-// misbuilt returns the fault of a KeyFunc of this package that was made with a bad argument; it returns it for every message.
+// misbuilt returns the error of a KeyFunc of this package that was made with a bad argument. Such a
+// KeyFunc returns that error for every message.
 func misbuilt(key KeyFunc) (err error) {
 	defer func() {
 		if recover() != nil {
-			err = nil // a function of the user's that does not expect an empty message
+			err = nil // a user's function that panics on an empty message
 		}
 	}()
 	if _, err = key(&Message{}); errors.Is(err, ErrConfig) {

@@ -12,50 +12,59 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// Handler applies one message: its writes go through tx, and commit together with the record that the message was
-// processed. Nil means done. An error rolls back; the message is tried again, and parked when it is [Permanent] or its attempts
-// are used up. The context ends when the partition must be given up at once.
+// Handler applies one message. Its writes go through tx, and commit together with the record that
+// the message was processed. If it returns an error, the transaction rolls back, and the consumer
+// tries the message again. If the error is [Permanent] or the attempts are used up, the message is
+// parked. The context ends if the partition must be given up at once.
 //
-// A handler may run more than once for one message; only one run's transaction commits. So what it does outside
-// tx may happen more than once: send calls through package outbox instead. What a run assigns to m is not seen by the next one.
+// A handler may run more than once for a message, but only one run's transaction commits. Effects
+// outside tx may therefore happen more than once: for example, enqueue calls through package outbox
+// instead of making them. Changes that a run makes to m are not visible to the next one.
 type Handler func(ctx context.Context, tx Tx, m *Message) error
 
-// BatchHandler applies a batch of messages in one transaction, for writes that are made of sets (unnest, COPY). The messages are
-// in order of offset, each of them new: duplicates are taken out before. What holds for a [Handler] holds here too. An error
-// rolls the whole batch back, which is then divided until the message that fails stands alone; [FailMessage] says at
-// once which it is. Calls are enqueued through [For], which says which message they are for.
+// BatchHandler applies a batch of messages in one transaction, for writes of whole sets (unnest,
+// COPY). The messages are in order of offset, and each is new: duplicates are removed before.
+// Otherwise the rules of a [Handler] apply.
+//
+// If it returns an error, the whole batch rolls back. The consumer then divides it until the
+// failing message is alone; return [FailMessage] to name the message at once. Enqueue calls through
+// [For], which names the message that a call is for.
 type BatchHandler func(ctx context.Context, tx Tx, msgs []*Message) error
 
-// Middleware is called around each call of the handler, with the messages that it is for: one, or a batch. It calls next once,
-// or returns an error instead; anything else fails the messages. Its writes through tx commit with the handler's.
+// Middleware is called around each call of the handler, with the handler's messages: one, or a
+// batch. It must either call next once or return an error; anything else fails the messages. Its
+// writes through tx commit with the handler's.
 type Middleware func(ctx context.Context, tx Tx, msgs []*Message, next func(context.Context) error) error
 
-// Consumer applies the messages of a Source, each once. Make one with [New] or [NewBatch], or with [NewSharded] where effects live in
-// several databases; it is for one Run.
+// Consumer applies the messages of a Source, each once. Make one with [New] or [NewBatch], or with
+// [NewSharded] if effects live in several databases. Call Run once.
 type Consumer struct {
-	pool    *pgxpool.Pool // nil where there are shards, each of which has one
+	pool    *pgxpool.Pool // nil if there are shards: each has its own
 	source  Source
-	handler Handler      // or
-	batch   BatchHandler // the other one is nil
+	handler Handler // exactly one of handler and batch is set
+	batch   BatchHandler
 	cfg     Config
 	events  bool // the source is an EventSource
 
-	shard   string                                     // name of this database, "" where there is one
-	shards  []*Consumer                                // by name, nil where there is one database
-	of      func(topic string, partition int32) string // which of them
-	filters *inbox.Filters                             // of the closed segments of its inbox
-	poller  *poller                                    // asks this database for all partitions at once
+	shard   string                                     // name of this database, "" if only one
+	shards  []*Consumer                                // by name, nil if there is one database
+	of      func(topic string, partition int32) string // of returns a partition's shard by name
+	filters *inbox.Filters                             // of closed segments in the database's inbox
+	poller  *poller                                    // polls this database for all partitions
 	*shared
 }
 
-// New checks everything it can without a server, and returns every fault at once, each naming its field. The
-// pool needs a connection for each partition that this process is to work on at the same time, and one more for each
-// whose parked messages are tried again meanwhile, and two for what goes on in the background (rotation and filters of the inbox).
+// New makes a Consumer with a handler of single messages. It checks everything it can without a
+// server, and returns all faults at once, each with the name of its field.
+//
+// The pool needs one connection for each partition that this process works on at the same time, one
+// more for each partition whose parked messages are retried meanwhile, and two for background work
+// (rotation and filters of the inbox).
 func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consumer, error) {
 	return build(&Consumer{pool: pool, source: source, handler: handler, cfg: cfg}, nil, handler == nil)
 }
 
-// NewBatch is New for a handler of batches.
+// NewBatch is [New] for a handler of batches.
 func NewBatch(pool *pgxpool.Pool, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
 	return build(&Consumer{pool: pool, source: source, batch: handler, cfg: cfg}, nil, handler == nil)
 }
@@ -92,7 +101,7 @@ func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 	return c, nil
 }
 
-// kind is what parked rows of this consumer are.
+// kind is the kind that this consumer's parked rows have.
 func (c *Consumer) kind() string {
 	if c.events {
 		return "event"
@@ -100,10 +109,13 @@ func (c *Consumer) kind() string {
 	return "message"
 }
 
-// Run consumes until ctx is done. Then it stops taking messages, lets the batch in hand of each partition finish (its context ends after
-// DrainTimeout), commits offsets, leaves the group and returns nil, when nothing of it is left. A handler that does not
-// return within HangTimeout of the end of its context is left behind, and Run returns [ErrHandlerStuck]. Any other return is
-// an error that a restart alone may not mend: the first connection failed, the schema does not fit, the topic does not exist.
+// Run consumes until ctx is done. Then it takes no more messages, lets the current batch of each
+// partition finish (its context ends after DrainTimeout), commits offsets, leaves the group and
+// returns nil. By then nothing of it is running. If a handler does not return within HangTimeout
+// after its context has ended, Run abandons it and returns [ErrHandlerStuck].
+//
+// Any other error is one that a restart alone may not repair. For example, the first connection
+// failed, the schema does not fit, or the topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
 	if err := c.ready(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -126,8 +138,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return errors.Join(err, c.Live())
 }
 
-// ready checks the database before the group is joined, so that a process that cannot work does not take partitions
-// away from those that can. With shards it looks at each of them: it may be given a partition of any.
+// ready checks the database before the consumer joins the group, so that a process that cannot work
+// takes no partitions away from those that can. With shards it checks each of them, because it may
+// get a partition of any.
 func (c *Consumer) ready(ctx context.Context) error {
 	ctx, cancel := c.asking(ctx)
 	defer cancel()
@@ -150,14 +163,14 @@ func (c *Consumer) ready(ctx context.Context) error {
 	return errors.Join(faults...)
 }
 
-// filtersOf are the filters of a database's inbox.
+// filtersOf returns the filters of a database's inbox.
 func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
 	f := inbox.NewFilters(pool, "consumer_keys", c.cfg.Logger)
 	f.Timeout = c.cfg.LockTimeout + c.cfg.StatementTimeout
 	return f
 }
 
-// needs is what is declared of how long copies may come.
+// needs returns how long the inbox must remember keys, by what the user has declared.
 func (c *Consumer) needs() []inbox.Need {
 	if c.cfg.CopiesWithin == 0 {
 		return nil
@@ -165,7 +178,7 @@ func (c *Consumer) needs() []inbox.Need {
 	return []inbox.Need{{Ring: "consumer_keys", Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
 }
 
-// server names the database without its password.
+// server describes the database, without its password.
 func (c *Consumer) server() string {
 	cc, shard := c.pool.Config().ConnConfig, ""
 	if c.shard != "" {

@@ -7,14 +7,17 @@ import (
 	"slices"
 )
 
-// errChanged says that a handler has changed the bytes of its message in place, so that what the log holds is to be read again.
+// errChanged means that a handler has changed the bytes of its message in place, so the message
+// must be read again from the log.
 var errChanged = errors.New("the handler has changed its message's bytes in place: the message is read again, and handlers get copies from now on")
 
 var contentsSeed = maphash.MakeSeed()
 
-// protectContents sees to it that a handler does not change the bytes that other runs and a parked row are made of. The first time that one does is noticed by a
-// hash over all of a batch's bytes before and after the handlers: the function that it returns reports it, and the attempt is undone.
-// From then on each run of this consumer gets its own copy of all bytes, which costs the memory of one more batch, and the function is nil.
+// protectContents keeps a handler from changing the bytes that other runs and a parked row use. It
+// hashes all bytes of a batch before and after the handlers. The function that it returns reports
+// the first change, and the attempt is then undone. From then on each run of this consumer gets its
+// own copy of all bytes, which costs the memory of one more batch, and the returned function is
+// nil.
 func (e *engine) protectContents(originals, msgs []*Message) (changed func() bool) {
 	if e.c.changes.Load() {
 		for _, m := range msgs {
@@ -38,7 +41,7 @@ func (e *engine) protectContents(originals, msgs []*Message) (changed func() boo
 	}
 }
 
-// sumOf is a hash over what messages consist of.
+// sumOf returns a hash of everything in the messages.
 func sumOf(msgs []*Message) (sum uint64) {
 	add := func(part uint64) { sum = (sum ^ part) * 0x9E3779B97F4A7C15 }
 	for _, m := range msgs {

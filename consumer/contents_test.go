@@ -29,7 +29,8 @@ var changers = map[string]consumer.Handler{
 	},
 }
 
-// D6: a handler that changes its message changes neither what another run of it sees, nor what is parked, nor what is compared with copies.
+// D6: a handler that changes its message changes neither what another run of it sees, nor what is
+// parked, nor what is compared with copies.
 func TestD6HandlerThatChangesItsMessage(t *testing.T) {
 	t.Parallel()
 	for name, change := range changers {
@@ -54,7 +55,8 @@ func TestD6HandlerThatChangesItsMessage(t *testing.T) {
 					r.log.Append(0, "12345first", id("a"))
 					r.reaches(0, 1)
 					r.log.Append(0, "12345second", id("b"))
-					r.log.Append(0, "12345first", id("a")) // a copy: the optimistic claim raises, and the handlers run again
+					// A copy: the optimistic claim raises, and the handlers run again.
+					r.log.Append(0, "12345first", id("a"))
 					r.log.Append(0, "12345sick", id("c"))
 					r.log.Append(0, "12345third", id("d"))
 					r.reaches(0, 5)

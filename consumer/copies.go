@@ -16,13 +16,16 @@ type Copies int
 const (
 	copiesUnset Copies = iota
 
-	// WithinTopic says that an id counts within its topic. The same id in another topic is another message: an order's id in `created` and in `paid`.
+	// WithinTopic means that an id counts within its topic. The same id in another topic is another
+	// message. For example, the id is an order's, and the topics are `created` and `paid`.
 	WithinTopic
-	// AcrossTopics says that an id counts across the topics of the scope. The same id in another topic is a copy, as where a message is moved from one topic to another.
+
+	// AcrossTopics means that an id counts across the topics of the scope. The same id in another
+	// topic is a copy. For example, a tool moves messages from one topic to another.
 	AcrossTopics
 )
 
-// noted is the choice's word in the database.
+// noted returns the choice's word in the database.
 func (c Copies) noted() *string {
 	word := map[Copies]string{WithinTopic: "within", AcrossTopics: "across"}[c]
 	if word == "" {
@@ -31,7 +34,7 @@ func (c Copies) noted() *string {
 	return &word
 }
 
-// named is the choice's name in a program.
+// named returns the choice's name in a program.
 func named(noted *string) string {
 	switch {
 	case noted == nil:
@@ -42,7 +45,8 @@ func named(noted *string) string {
 	return "AcrossTopics"
 }
 
-// copiesFault says what is wrong with the choice. Events have made it: their topics give out the ids.
+// copiesFault returns what is wrong with the choice. Events need none, because each topic gives out
+// its own ids.
 func (c Config) copiesFault(events bool, topics []string) error {
 	rule := ""
 	switch {
@@ -61,7 +65,7 @@ func (c Config) copiesFault(events bool, topics []string) error {
 	return fmt.Errorf("%w: Config.Copies: %s", ErrConfig, rule)
 }
 
-// sourceTopics are the topics that a source reads, nil where it does not say.
+// sourceTopics returns the topics that a source reads, nil if it does not name them.
 func sourceTopics(s Source) []string {
 	if t, ok := s.(interface{ Topics() []string }); ok {
 		return slices.Compact(slices.Sorted(slices.Values(t.Topics())))
@@ -69,15 +73,16 @@ func sourceTopics(s Source) []string {
 	return nil
 }
 
-// readScopeSQL reads what ids mean in a scope. At most one row; by the primary key.
+// readScopeSQL reads what ids mean in a scope. In: scope. Out: at most one row, by the primary key.
 const readScopeSQL = `select topics, copies, home from onlyonce.scopes where scope = $1`
 
-// makeScopeSQL notes it for the first time. In: scope, topics, choice (null: none), home. A row that is there already stays as it is.
+// makeScopeSQL records what ids mean in a scope for the first time. In: scope, topics, choice
+// (null: none), home. An existing row stays as it is.
 const makeScopeSQL = `
 insert into onlyonce.scopes (scope, topics, copies, home) values ($1, $2, $3, $4) on conflict do nothing`
 
-// joinScopeSQL adds a topic, and the choice where none was made. In: scope, topic, choice, topics and choice as they were read. A row, unless
-// another consumer was faster.
+// joinScopeSQL adds a topic, and the choice if none was made. In: scope, topic, choice, topics and
+// choice as they were read. Out: a row, unless another consumer has changed it meanwhile.
 const joinScopeSQL = `
 update onlyonce.scopes set topics = case when $2::text = any (topics) then topics else topics || $2::text end, copies = coalesce(copies, $3)
  where scope = $1 and topics = $4::text[] and copies is not distinct from $5::text`
@@ -89,13 +94,14 @@ type scopeRow struct {
 	home   string
 }
 
-// inTopic reports whether a topic's ids count within it, so that the topic is part of their keys. It never changes for a topic: where the
-// scope began with one topic the keys of that one never hold it, whatever is chosen when a second one comes, so nothing is forgotten.
+// inTopic reports whether a topic's ids count within it, so that the topic is part of their keys.
+// The result never changes for a topic. If the scope began with one topic, the keys of that topic
+// never contain it, whatever is chosen for a second one, so no key is forgotten.
 func (r *scopeRow) inTopic(topic string) bool {
 	return r.copies != nil && *r.copies == *WithinTopic.noted() && topic != r.home
 }
 
-// readScope returns nil where there is no row.
+// readScope returns nil if there is no row.
 func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
@@ -110,14 +116,15 @@ func (c *Consumer) readScope(ctx context.Context) (*scopeRow, error) {
 	return &r, nil
 }
 
-// joinScope notes which topic is read and what ids mean in it, and halts where other consumers of the scope mean something else (K8).
+// joinScope records which topic is read and what ids mean in it. It halts if other consumers of the
+// scope have made another choice (K8).
 func (w *worker) joinScope(ctx context.Context) error {
 	c, topic := w.c, w.id.Topic
 	if c.cfg.Key == nil && !c.events {
 		return nil
 	}
 	chosen := c.cfg.Copies.noted()
-	if c.events { // their endpoints are their topics, and give out the ids
+	if c.events { // each topic is an endpoint and gives out its own ids
 		chosen = WithinTopic.noted()
 	}
 	for range 10 {
@@ -151,7 +158,8 @@ func (w *worker) joinScope(ctx context.Context) error {
 	return fmt.Errorf("others change what ids mean in scope %q again and again", c.cfg.Scope)
 }
 
-// makeScope writes the scope's row for the first time. Where another shard has one, it is that one's: a partition that moves takes its keys along.
+// makeScope writes the scope's row for the first time. If another shard has one, it copies that
+// row, because a partition that moves takes its keys along.
 func (w *worker) makeScope(ctx context.Context, chosen *string) error {
 	c := w.c
 	row := scopeRow{topics: []string{w.id.Topic}, copies: chosen}

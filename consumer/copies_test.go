@@ -43,10 +43,10 @@ func (s topics) Run(ctx context.Context, own func(context.Context, consumer.Part
 	return errors.Join(errs...)
 }
 
-// untold is a source that does not say which topics it reads.
+// untold is a source that does not name its topics.
 type untold struct{ consumer.Source }
 
-// reads waits until a topic's only partition stands at an offset.
+// reads waits until a topic's only partition has reached an offset.
 func (r *rig) reads(topic string, offset int) {
 	r.t.Helper()
 	until(r.t, topic+"'s position", func() bool {
@@ -105,7 +105,8 @@ func TestK8ChoiceIsAsked(t *testing.T) {
 	}
 }
 
-// K8: an order's id in two topics is two messages within topics, and one across; their calls have keys of their own or one, as the messages do.
+// K8: an order's id in two topics is two messages within topics, and one across; their calls have
+// keys of their own or one, as the messages do.
 func TestK8IdsInTwoTopics(t *testing.T) {
 	t.Parallel()
 	for choice, want := range map[consumer.Copies][]string{
@@ -145,7 +146,8 @@ func TestK8IdsInTwoTopics(t *testing.T) {
 	}
 }
 
-// K8: what a scope has claimed with one topic is found when a second one comes, whichever choice comes with it; and the choice stays.
+// K8: what a scope has claimed with one topic is found when a second one comes, whichever choice
+// comes with it; and the choice stays.
 func TestK8SecondTopicForgetsNothing(t *testing.T) {
 	t.Parallel()
 	for choice, want := range map[consumer.Copies][]string{
@@ -205,7 +207,8 @@ func TestK8SecondTopicForgetsNothing(t *testing.T) {
 	}
 }
 
-// K8: consumers of one scope that read a topic each, without a choice, are one consumer of two topics: the second one halts.
+// K8: consumers of one scope that read a topic each, without a choice, are one consumer of two
+// topics: the second one halts.
 func TestK8TwoConsumersOfAScope(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -227,7 +230,8 @@ func TestK8TwoConsumersOfAScope(t *testing.T) {
 	r.noEffects("a")
 }
 
-// K8: parked, tried again and replayed within topics, a message stays apart from the one of another topic that has its id.
+// K8: parked, tried again and replayed within topics, a message stays apart from the one of another
+// topic that has its id.
 func TestK8ParkedAndReplayedWithinTopics(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -272,7 +276,8 @@ func TestK8ParkedAndReplayedWithinTopics(t *testing.T) {
 	r.noEffects("a", "a", "b", "b")
 }
 
-// K8: events of two topics that have one id are two events: both are applied, both calls go out, both can be parked.
+// K8: events of two topics that have one id are two events: both are applied, both calls go out,
+// both can be parked.
 func TestK8EventsOfTwoTopics(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -304,7 +309,8 @@ func TestK8EventsOfTwoTopics(t *testing.T) {
 	}
 }
 
-// K8: shards agree: where one has no row yet it takes over what ids mean in the others, so that partitions can move with their keys.
+// K8: shards agree. If one has no row yet, it copies what ids mean in the others, so that
+// partitions can move with their keys.
 func TestK8ShardsAgree(t *testing.T) {
 	t.Parallel()
 	r := newShardRig(t, 2)

@@ -22,7 +22,8 @@ var children = map[string]func(db string) error{
 			if err := effect(ctx, tx, m); err != nil {
 				return err
 			}
-			if m.Offset == 14 { // in the middle of the second batch; its effects have been written, and not committed
+			// In the middle of the second batch; its effects have been written, and not committed.
+			if m.Offset == 14 {
 				kill()
 			}
 			return nil

@@ -15,7 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// readCursorSQL reads where a cursor stands and who owns it. At most one row; by the unique (scope, topic, partition).
+// readCursorSQL reads a cursor's position and owner. In: scope, topic, partition. Out: at most one
+// row, by the unique (scope, topic, partition).
 const readCursorSQL = `
 select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset, anchor_offset, anchor_epoch, anchor_hash,
        coalesce(leader_epoch, -1), coalesce(run_epoch, -1), retired_at is not null, replay_no, replay_until, replay_resume, replay_resend,
@@ -23,18 +24,21 @@ select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
 
-// ownCursorSQL raises the epoch and stamps who owns the cursor now. One row: the new epoch, or null when another owner
-// was faster. Waits for a batch of the old owner that holds the lease, at most lock_timeout.
+// ownCursorSQL raises the epoch and records the new owner of the cursor. Out: one row with the new
+// epoch, or null if another owner was faster. It waits for a batch of the old owner that holds the
+// lease, at most lock_timeout.
 const ownCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7)`
 
-// releaseCursorSQL marks the cursor as let go in order, unless it has another owner by now.
+// releaseCursorSQL marks the cursor as cleanly released, unless it has another owner by now.
 const releaseCursorSQL = `
 update onlyonce.cursors c set clean = true from onlyonce.leases l
  where c.id = $1 and l.id = c.id and l.epoch = $2 and l.nonce = $3`
 
-// countAttemptSQL counts one attempt at a message that stands alone, before it runs, and takes back $5 that were counted
-// here and ended without being the message's fault; $6 of those before have had an answer. One row: the count, and how many before this one have
-// had none; no row: the cursor has another owner. The lock on the lease keeps a paused process from counting after it was replaced.
+// countAttemptSQL counts one attempt at a message that is alone, before it runs. It takes back $5
+// attempts that were counted here and ended without a fault of the message; $6 of the earlier ones
+// have had an answer. Out: one row with the count, and how many before this one have had no answer;
+// or no row if the cursor has another owner. The lock on the lease keeps a suspended process from
+// counting after it was replaced.
 const countAttemptSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.cursors c
@@ -43,12 +47,13 @@ update onlyonce.cursors c
   from held where c.id = held.id
 returning attempts, attempts - 1 - answers`
 
-// takeBackSQL takes back an attempt that this process counted, and then had to leave without blaming the message. It does not
-// compare the owner: whoever that is by now, it must not take the attempt for one that ended in a crash.
+// takeBackSQL takes back an attempt that this process counted, if the process then had to stop for
+// a reason that is not the message's. It does not compare the owner: a new owner, too, must not
+// take the attempt for one that ended in a crash.
 const takeBackSQL = `
 update onlyonce.cursors set attempts = attempts - 1 where id = $1 and attempt_offset = $2 and attempts > 0`
 
-// forgetAttemptsSQL begins the count of a message's attempts anew.
+// forgetAttemptsSQL resets the count of a message's attempts.
 const forgetAttemptsSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.cursors c set attempts = 0, answers = 0 from held where c.id = held.id and c.attempt_offset = $4`
@@ -56,7 +61,7 @@ update onlyonce.cursors c set attempts = 0, answers = 0 from held where c.id = h
 // fenceSQL moves the cursor or raises; see the function's comment in the migration.
 const fenceSQL = `select onlyonce.fence($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
 
-// anchor is the last record seen below a position: on the next assignment it must still be there.
+// anchor is the last record seen below a position. At the next assignment it must still be there.
 type anchor struct {
 	offset int64
 	epoch  int32
@@ -76,7 +81,7 @@ func anchorOf(m *Message) *anchor {
 	return &anchor{offset: m.Offset, epoch: m.LeaderEpoch, hash: sum[:]}
 }
 
-// nullable tells nil from empty: Kafka does.
+// nullable returns a form in which nil and empty differ, because they differ in Kafka.
 func nullable(b []byte) string {
 	if b == nil {
 		return "n"
@@ -88,7 +93,7 @@ func (a *anchor) matches(m *Message) bool {
 	return bytes.Equal(a.hash, anchorOf(m).hash)
 }
 
-// args are the anchor's three columns.
+// args returns the anchor's three columns.
 func (a *anchor) args() (offset *int64, epoch *int32, hash []byte) {
 	if a == nil {
 		return nil, nil, nil
@@ -109,19 +114,23 @@ type cursor struct {
 	next        int64
 	anchor      *anchor
 	retired     bool
-	leaderEpoch int32  // that no batch below next exceeded when it was read; -1: not known
-	runEpoch    int32  // the same of where the run began, or, in a replay, of where it goes on afterwards
-	suspect     *int64 // a message that stood alone, with attempts that are counted; nil: none
+	leaderEpoch int32 // no batch below next exceeded it when it was read; -1: not known
+	// runEpoch is the same for the start of the run; in a replay, for the position where it
+	// continues afterwards.
+	runEpoch int32
+	suspect  *int64 // a message that was alone, with counted attempts; nil: none
 
 	replayNo     int32
 	replayUntil  *int64 // nil: no replay is under way
-	replayResume int64  // where the cursor goes on behind it
+	replayResume int64  // where the cursor continues after it
 	replayResend bool
-	redoUntil    *int64      // as engine.redoUntil; nil: nothing was handled before that is ahead of the position
-	redoTopicID  pgtype.UUID // in which topic; null: not known
+	// redoUntil is as engine.redoUntil. Nil means that nothing ahead of the position was handled
+	// before.
+	redoUntil   *int64
+	redoTopicID pgtype.UUID // the topic that redoUntil is about; null: not known
 }
 
-// redo is the offset below which messages of a topic may have been handled before; 0: none.
+// redo returns the offset below which messages of a topic may have been handled before; 0: none.
 func (c *cursor) redo(topic [16]byte) int64 {
 	if c.redoUntil == nil || c.redoTopicID.Valid && topic != [16]byte{} && c.redoTopicID.Bytes != topic {
 		return 0
@@ -129,12 +138,12 @@ func (c *cursor) redo(topic [16]byte) int64 {
 	return *c.redoUntil
 }
 
-// reached is how far the partition was ever handled, as far as this database knows.
+// reached returns how far the partition was ever handled, as far as this database knows.
 func (c *cursor) reached(topic [16]byte) int64 {
 	return max(c.next, c.replayResume, c.redo(topic))
 }
 
-// replayed reports whether an offset lies at or behind the end of the replay that is under way.
+// replayed reports whether an offset is at or above the end of the current replay.
 func (c *cursor) replayed(offset int64) bool { return c.replayUntil != nil && offset >= *c.replayUntil }
 
 // within keeps a position from passing the end of a replay.
@@ -145,7 +154,7 @@ func (c *cursor) within(next int64) int64 {
 	return next
 }
 
-// readCursor returns nil where there is no row.
+// readCursor returns nil if there is no row.
 func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32) (*cursor, error) {
 	var (
 		r            cursor
@@ -174,14 +183,15 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	return &r, nil
 }
 
-// endReplaySQL ends a replay, in the transaction that moves the position to where it interrupted the work.
+// endReplaySQL ends a replay, in the transaction that moves the position to where the replay
+// interrupted the work.
 const endReplaySQL = `
 update onlyonce.cursors set replay_until = null, replay_resume = null, replay_resend = false where id = $1 and replay_no = $2`
 
-// endReplay goes on where the replay interrupted the work. It returns errMoved when that is done: what was fetched ahead
-// is not what comes next.
+// endReplay continues where the replay interrupted the work. It returns errMoved when that is done,
+// because the messages that were fetched ahead are not the next ones.
 func (w *worker) endReplay(work context.Context) error {
-	w.buf, w.bufEpoch = nil, w.cur.runEpoch // what bounds the position that was interrupted
+	w.buf, w.bufEpoch = nil, w.cur.runEpoch // the epoch that belongs to the interrupted position
 	end := func(tx *guard.Tx) { tx.Engine(stepFence, endReplaySQL, w.cur.id, w.cur.replayNo) }
 	var err error
 	if w.cur.replayResume > w.pos {
@@ -197,7 +207,7 @@ func (w *worker) endReplay(work context.Context) error {
 	return err
 }
 
-// endReplayHeldSQL is endReplaySQL where the position stays as it is.
+// endReplayHeldSQL is endReplaySQL for a position that stays as it is.
 const endReplayHeldSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $3 and nonce = $4 for share)
 update onlyonce.cursors c set replay_until = null, replay_resume = null, replay_resend = false
@@ -209,7 +219,7 @@ func newNonce() pgtype.UUID {
 	return n
 }
 
-// epochOrNull makes -1, for a leader epoch that is not known, a null.
+// epochOrNull turns -1, which means that a leader epoch is not known, into null.
 func epochOrNull(epoch int32) *int32 {
 	if epoch < 0 {
 		return nil
@@ -217,8 +227,8 @@ func epochOrNull(epoch int32) *int32 {
 	return &epoch
 }
 
-// uuidOrNull makes the zero id a null. Parameters have types that pgx knows without asking the server, because behind
-// PgBouncer (exec mode) it cannot ask.
+// uuidOrNull turns the zero id into null. Parameters have types that pgx knows without asking the
+// server, because through PgBouncer (exec mode) it cannot ask.
 func uuidOrNull(id [16]byte) pgtype.UUID {
 	return pgtype.UUID{Bytes: id, Valid: id != [16]byte{}}
 }

@@ -12,30 +12,34 @@ import (
 
 // SQLSTATEs of the schema onlyonce.
 const (
-	codeFenceLost   = "OO001" // another owner, or another transaction, moved the position
-	codeRaceLost    = "23505" // at the fence: another transaction from the same position committed meanwhile
+	codeFenceLost   = "OO001" // another owner, or another transaction, has moved the position
+	codeRaceLost    = "23505" // at the fence: another one from the same position has committed
 	codeKeyNotFresh = "23505" // at the claim: a key of the optimistic claim is not new
 	codeBlocked     = "OO006" // an ordering key is blocked by a parked message
 )
 
-// SQLSTATEs of PostgreSQL (Appendix A) that are no fault of the message: the transaction is run again.
+// SQLSTATEs of PostgreSQL (Appendix A) that are not the message's fault: the transaction runs
+// again.
 const (
 	codeLockTimeout = "55P03"
 	classResources  = "53"    // insufficient resources
-	codeOwnLimit    = "53400" // of that class, and the statement's own: temp_file_limit
+	codeOwnLimit    = "53400" // in that class, but the statement's own: temp_file_limit
 	// Sessions that the server ends.
 	codeAdminShutdown      = "57P01" // an administrator or a fast shutdown
 	codeCrashShutdown      = "57P02" // another session has crashed
-	codeNotNow             = "57P03" // the server starts or stops
+	codeNotNow             = "57P03" // the server is starting or stopping
 	codeIdleTimeout        = "25P03" // idle_in_transaction_session_timeout
 	codeTransactionTimeout = "25P04" // transaction_timeout
 	classData              = "22"    // data exceptions
 	classIntegrity         = "23"    // integrity constraint violations
 )
 
-// Permanent marks an error that no retry will mend: the message is parked, and not tried again. What counts is the error of a run in
-// which the message stands alone. An error in a batch, also in a batch of one message, is followed by one such run at once; the message is
-// judged by what that run returns. Nil stays nil.
+// Permanent marks an error that no retry will repair, for example an order with an unknown product.
+// The message is parked and not tried again. Nil stays nil.
+//
+// Only the error of a run with the message alone in its transaction counts. After an error in a
+// batch, even in a batch of one message, the message runs alone at once, and the result of that run
+// decides.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -54,14 +58,19 @@ func IsPermanent(err error) bool {
 	return errors.As(err, &p)
 }
 
-// hopeless reports whether no retry will mend an error: its handler says so, or it is one of the program itself, such as a COMMIT in a handler or two calls of
-// one name, which each run makes again.
+// hopeless reports whether no retry will repair an error: the handler has marked it, or it is a
+// mistake of the program that each run repeats. For example, the handler sends a COMMIT or enqueues
+// two calls with one name.
 func hopeless(err error) bool { return IsPermanent(err) || guard.IsMisuse(err) }
 
-// RetryAfter marks an error that is not worth another try before d has passed, such as a remote's Retry-After. It counts as an attempt
-// like any other error, and like [Permanent] it counts from a run in which the message stands alone: an error in a batch is followed by that
-// run at once, whatever it asks for. Under [ParkOrderingKey] only the message's ordering key waits, otherwise the partition does. Nil
-// stays nil; a d that is not positive changes nothing, and one above 24 hours counts as 24 hours.
+// RetryAfter marks an error that is not worth another try before d has passed, for example because
+// of a remote's Retry-After header. It counts as an attempt, like any other error. Under
+// [ParkOrderingKey] only the message's ordering key waits; otherwise the partition does. If d is 0
+// or negative, the error is returned as it is. A d above 24 hours counts as 24 hours. Nil stays
+// nil.
+//
+// Like [Permanent], it counts only from a run with the message alone: after an error in a batch
+// that run follows at once, whatever d is.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil || d <= 0 {
 		return err
@@ -69,7 +78,8 @@ func RetryAfter(err error, d time.Duration) error {
 	return &retryAfterError{err, min(d, maxRetryAfter)}
 }
 
-// maxRetryAfter bounds what a handler may ask for. A due time further ahead was written by a clock that was wrong (T9).
+// maxRetryAfter is the longest wait that a handler may ask for. If a stored due time is further
+// ahead, a wrong clock has written it (T9).
 const maxRetryAfter = 24 * time.Hour
 
 type retryAfterError struct {
@@ -79,7 +89,7 @@ type retryAfterError struct {
 
 func (e *retryAfterError) Unwrap() error { return e.error }
 
-// waitAtLeast is the longer of what an error asks for and what the policy would wait.
+// waitAtLeast returns the wait that an error asks for, or d, the policy's wait, if that is longer.
 func waitAtLeast(err error, d time.Duration) time.Duration {
 	var r *retryAfterError
 	if errors.As(err, &r) {
@@ -88,8 +98,9 @@ func waitAtLeast(err error, d time.Duration) time.Duration {
 	return d
 }
 
-// FailMessage is what a [BatchHandler] returns for a message that it cannot apply; errors.Join makes one error of several. The
-// transaction is rolled back, the messages before m are tried without it, and m is tried alone. Nil stays nil.
+// FailMessage marks the error of one message in a [BatchHandler]; use errors.Join for several. The
+// transaction rolls back. The consumer then tries the messages before m without it, and m alone.
+// Nil stays nil.
 func FailMessage(m *Message, err error) error {
 	if err == nil || m == nil {
 		return err
@@ -107,7 +118,8 @@ func (e *messageError) Error() string {
 }
 func (e *messageError) Unwrap() error { return e.err }
 
-// firstFailed returns the place of the first message that err says has failed, -1 where it names none of them.
+// firstFailed returns the index of the first message that err marks as failed, or -1 if it marks
+// none of them.
 func firstFailed(err error, msgs []*Message) int {
 	first := -1
 	var walk func(error)
@@ -133,52 +145,74 @@ func firstFailed(err error, msgs []*Message) int {
 	return first
 }
 
-// blockedError says that a message must be set aside, and Config.OnFailure says that none may.
+// blockedError means that a message would have to be set aside, but Config.OnFailure forbids it.
 type blockedError struct{ *verdict }
 
 func (e *blockedError) Error() string { return fmt.Sprintf("%s: %v", e.reason, e.err) }
 func (e *blockedError) Unwrap() error { return e.err }
 
-// HaltReason is why a partition stands still.
+// HaltReason is why a partition is halted.
 type HaltReason string
 
-// Reasons.
+// Reasons for a halt.
 const (
-	HaltForeignGroup   HaltReason = "foreign-group"   // the cursor belongs to another Kafka group
-	HaltForeignCluster HaltReason = "foreign-cluster" // the cursor belongs to another Kafka cluster
-	HaltNewTopic       HaltReason = "new-topic"       // the topic was deleted and created again
-	HaltHistoryLost    HaltReason = "history-lost"    // Kafka says that we were here, and the database does not know
-	HaltTruncated      HaltReason = "truncated"       // the log ends before the position, or holds another record there
-	HaltGap            HaltReason = "gap"             // retention deleted records that were not handled
-	HaltRetired        HaltReason = "retired"         // an operator retired the cursor
-	HaltOtherShard     HaltReason = "other-shard"     // the partition's cursor is in another shard, or was retired there and is nowhere
-	HaltNoShard        HaltReason = "no-shard"        // Shards.Of names no database for the partition
-	HaltCopies         HaltReason = "copies"          // Config.Copies, or the topics without it, differ from what the scope's ids mean
-	HaltBlocked        HaltReason = "blocked"         // a message cannot be applied, and none is passed over: by BlockPartition, or because the server refuses its transaction
-	// HaltEverythingFails: nearly all of the last messages have failed, see Brake. It ends by itself when a message is applied.
+	// HaltForeignGroup: the cursor belongs to another Kafka group.
+	HaltForeignGroup HaltReason = "foreign-group"
+	// HaltForeignCluster: the cursor belongs to another Kafka cluster.
+	HaltForeignCluster HaltReason = "foreign-cluster"
+	// HaltNewTopic: the topic was deleted and created again.
+	HaltNewTopic HaltReason = "new-topic"
+	// HaltHistoryLost: by Kafka's offset this consumer has worked here, but the database has no
+	// record of it.
+	HaltHistoryLost HaltReason = "history-lost"
+	// HaltTruncated: the log ends before the position, or holds another record there.
+	HaltTruncated HaltReason = "truncated"
+	// HaltGap: retention has deleted records that were not handled.
+	HaltGap HaltReason = "gap"
+	// HaltRetired: an operator has retired the cursor.
+	HaltRetired HaltReason = "retired"
+	// HaltOtherShard: the partition's cursor is in another shard, or was retired there and adopted
+	// nowhere.
+	HaltOtherShard HaltReason = "other-shard"
+	// HaltNoShard: Shards.Of returns no database for the partition.
+	HaltNoShard HaltReason = "no-shard"
+	// HaltCopies: Config.Copies, or the topics without it, differ from what the ids of the scope
+	// mean.
+	HaltCopies HaltReason = "copies"
+	// HaltBlocked: a message cannot be applied and must not be passed over, because of
+	// BlockPartition or because the server refuses its transaction.
+	HaltBlocked HaltReason = "blocked"
+	// HaltEverythingFails: nearly all of the last messages have failed, see Brake. The halt ends by
+	// itself when a message is applied.
 	HaltEverythingFails HaltReason = "everything-fails"
 )
 
-// HaltError says that a partition cannot go on by itself without a chance of losing or repeating messages, and which
-// command resolves it. Other partitions go on; this one looks again every few seconds.
+// HaltError means that a partition cannot continue by itself without the risk of losing or
+// repeating messages. It names the command that resolves the halt. Other partitions continue; the
+// halted one checks again every few seconds.
 type HaltError struct {
 	Scope     string
-	Group     string // that this process is a member of
+	Group     string // the group that this process is a member of
 	Topic     string
 	Partition int32
 	Position  int64
 	Reason    HaltReason
 	Detail    string
-	// Shard is the database that has the partition by Shards.Of, and Other the one that has its cursor, in a halt "other-shard". Empty: there
-	// is one database.
+
+	// In a halt "other-shard", Shard is the database that has the partition by Shards.Of, and Other
+	// is the one that has its cursor. Both are empty if there is one database.
 	Shard, Other string
-	// Redrive are the commands that have what was parked tried again, once the cause is mended, in a halt "everything-fails".
+
+	// Redrive are the commands that retry what was parked, in a halt "everything-fails". Run them
+	// when the cause is repaired.
 	Redrive []string
-	// RetainedUntil is when retention by time may begin to delete the record at Position. Zero: not known, or no such time.
+
+	// RetainedUntil is when retention by time may begin to delete the record at Position. Zero if
+	// it is not known or there is no such time.
 	RetainedUntil time.Time
 
 	otherRetired bool // Other's cursor is retired
-	otherAhead   bool // and stands ahead of the one in Shard
+	otherAhead   bool // and is ahead of the one in Shard
 }
 
 func (e *HaltError) Error() string {
@@ -189,7 +223,7 @@ func (e *HaltError) Error() string {
 	return fmt.Sprintf("partition %s/%d halted at offset %d (%s): %s%s; %s", e.Topic, e.Partition, e.Position, e.Reason, e.Detail, kept, e.resolve())
 }
 
-// attributes are what is logged of the halt; what it has not is left out.
+// attributes returns what is logged of the halt, without the fields that are not set.
 func (e *HaltError) attributes() []any {
 	all := []any{"scope", e.Scope, "topic", e.Topic, "partition", e.Partition, "position", e.Position, "reason", string(e.Reason), "detail", e.Detail}
 	if e.Shard != "" {
@@ -201,7 +235,7 @@ func (e *HaltError) attributes() []any {
 	return append(all, "resolve", e.resolve())
 }
 
-// resolve says what to do, with the command.
+// resolve describes what to do, with the command.
 func (e *HaltError) resolve() string {
 	resolve := "to resolve it: " + e.Command()
 	switch e.Reason {
@@ -228,8 +262,10 @@ func (e *HaltError) resolve() string {
 	return resolve
 }
 
-// Command is the command that resolves the halt, for a POSIX shell, the first one where it takes two; "" where none does (no-shard, copies). The operator fills in OFFSET, where
-// the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. That of a foreign-group is refused while the other group has not let the cursor go.
+// Command returns the command that resolves the halt, for a POSIX shell. If the halt takes two, it
+// returns the first; if none resolves it (no-shard, copies), it returns "". The operator fills in
+// OFFSET, if the halt leaves a choice, WHY, and URL-OF-NAME, the address of shard NAME. In a halt
+// "foreign-group" the command is refused until the other group has released the cursor.
 func (e *HaltError) Command() string {
 	switch {
 	case e.Reason == HaltNoShard, e.Reason == HaltCopies:
@@ -241,7 +277,8 @@ func (e *HaltError) Command() string {
 	case e.Reason == HaltOtherShard:
 		return e.command("adopt", e.Shard, "-from", quote("URL-OF-"+e.Other))
 	case e.Reason == HaltForeignGroup:
-		return e.command("adopt", e.Shard, "-group", quote(e.Group)) // by name: otherwise the old group, if it lives, may be faster
+		// By name: otherwise the old group, if it is alive, may be faster.
+		return e.command("adopt", e.Shard, "-group", quote(e.Group))
 	}
 	if e.Reason == HaltEverythingFails {
 		return e.command("adopt", e.Shard, "-at", strconv.FormatInt(e.Position, 10))
@@ -249,12 +286,12 @@ func (e *HaltError) Command() string {
 	return e.command("adopt", e.Shard, "-at", "OFFSET")
 }
 
-// redrive is the command that has what was parked of the partition tried again.
+// redrive returns the command that retries what was parked of the partition.
 func (e *HaltError) redrive(kind, reason string) string {
 	return e.write([]string{"parked", "redrive"}, e.Shard, "-kind", kind, "-parked-reason", reason, "-limit", "10000")
 }
 
-// command is a command about the halted cursor, in a shard.
+// command returns a command about the halted cursor in a shard.
 func (e *HaltError) command(verb, shard string, more ...string) string {
 	return e.write([]string{"cursor", verb}, shard, more...)
 }
@@ -268,7 +305,7 @@ func (e *HaltError) write(verb []string, shard string, more ...string) string {
 	return strings.Join(append(append(args, more...), "-reason", "WHY"), " ")
 }
 
-// quote makes a word for a POSIX shell.
+// quote returns s as one word for a POSIX shell.
 func quote(s string) string {
 	plain := func(r rune) bool {
 		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_./:", r))
@@ -279,11 +316,12 @@ func quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// errMoved says that the position is mine and somewhere else than this process thought: an operator set it, or an
-// earlier attempt with an unknown outcome turns out to have committed. Go on from the database's position.
+// errMoved means that this process still owns the position, but it is not where the process
+// thought. An operator has set it, or an earlier attempt with an unknown outcome has committed.
+// Continue from the database's position.
 var errMoved = errors.New("the position was moved")
 
-// sqlState returns the SQLSTATE of a failure, "" where there is none or the server sent none.
+// sqlState returns the SQLSTATE of a failure, or "" if there is none or the server sent none.
 func sqlState(failed *guard.Failure) string {
 	if failed == nil {
 		return ""

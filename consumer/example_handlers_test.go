@@ -43,8 +43,8 @@ func ExampleHandler() {
 	// tea: 1
 }
 
-// A handler of batches: one statement for all messages. It names the one that it cannot apply, which is set aside; its
-// neighbours are applied.
+// A handler of batches: one statement for all messages. It names the message that it cannot apply,
+// which is set aside; the others are applied.
 func ExampleBatchHandler() {
 	pool, end := exampleDatabase(`create table payments (account text, amount int)`)
 	defer end()
@@ -83,8 +83,8 @@ func ExampleBatchHandler() {
 	// parked at offset 1: permanent
 }
 
-// A message that fails holds up what comes behind it for the same account, and nothing else: both wait in the database, in
-// order, and are tried again from there.
+// A message that fails holds up the later ones of the same account, and no others. They wait in the
+// database, in order, and are tried again from there.
 func ExampleFailurePolicy() {
 	pool, end := exampleDatabase(`create table entries (n bigint generated always as identity, account text, entry text)`)
 	defer end()
@@ -102,9 +102,10 @@ func ExampleFailurePolicy() {
 		return nil
 	}
 	c, err := consumer.New(pool, &consumertest.Source{Log: entries, GroupID: "ledger"}, handle, consumer.Config{
-		Scope:     "ledger",
-		Key:       consumer.HeaderKey("message-id"),
-		OnFailure: consumer.ParkOrderingKey, // by the record key, unless Config.OrderingKey says otherwise
+		Scope: "ledger",
+		Key:   consumer.HeaderKey("message-id"),
+		// By the record key, unless Config.OrderingKey says otherwise.
+		OnFailure: consumer.ParkOrderingKey,
 		RetryMin:  10 * time.Millisecond,
 		RetryMax:  50 * time.Millisecond,
 	})
@@ -120,8 +121,9 @@ func ExampleFailurePolicy() {
 	// bob close
 }
 
-// A team that keeps its own loop and its own transaction takes one call from onlyonce. Before its effects, and in their
-// transaction, it claims the message's id; it acknowledges the message after the commit. See examples/own-loop for the whole loop.
+// A team keeps its own loop and its own transaction, and uses one call of onlyonce. Before its
+// effects, and in the same transaction, the loop claims the message's id. It acknowledges the
+// message after the commit. See examples/own-loop for the whole loop.
 func Example_ownLoop() {
 	pool, end := exampleDatabase(`create table payments (id text, amount int)`)
 	defer end()
@@ -138,7 +140,9 @@ func Example_ownLoop() {
 			if err == nil && outcome == dedupe.Fresh {
 				_, err = tx.Exec(ctx, `insert into payments values ($1, $2)`, m.id, m.amount)
 			}
-			return err // a conflict is to be set aside here, and somebody to be told: another payload under an id that was used
+			// For example a conflict, another payload under a used id: set it aside and alert an
+			// operator.
+			return err
 		})
 		if err != nil {
 			panic(err) // in a loop: try again; the message is not acknowledged yet
@@ -155,7 +159,8 @@ func Example_ownLoop() {
 	// applied: payment-2 20
 }
 
-// runTo runs a consumer until its first partition stands at an offset and nothing parked is to be tried again.
+// runTo runs a consumer until its first partition has reached an offset and no parked message is to
+// be tried again.
 func runTo(c *consumer.Consumer, offset int64) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -193,7 +198,8 @@ func printRows(pool *pgxpool.Pool, sql string) {
 	}
 }
 
-// exampleDatabase makes a database with the schema of package migrations and the example's own tables.
+// exampleDatabase makes a database with the schema of package migrations and the example's own
+// tables.
 func exampleDatabase(sql string) (pool *pgxpool.Pool, end func()) {
 	s := &stage{}
 	pool = pgtest.DB(s)

@@ -79,7 +79,8 @@ func Example() {
 	_ = consume(ctx, pool, []string{"127.0.0.1:9092"})
 }
 
-// It also runs, here on a fake broker: one order, which its producer sends twice, holds its stock and asks for its charge once.
+// It also runs, here on a fake broker: one order, which its producer sends twice, holds its stock
+// and asks for its charge once.
 func TestReadmeCodeRuns(t *testing.T) {
 	t.Parallel()
 	brokers := kafkatest.Fake(t)

@@ -16,7 +16,8 @@ const (
 // DefaultTurns returns what a new consumer shares with the others of its process.
 var DefaultTurns = turnsOf
 
-// Tests that run side by side have handlers that wait for the test: each consumer has turns of its own.
+// Tests that run side by side have handlers that wait for the test: each consumer has turns of its
+// own.
 func init() { turnsOf = func() *turns { return &turns{} } }
 
 // Enter is turns.enter of a consumer.

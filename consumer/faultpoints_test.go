@@ -34,11 +34,13 @@ func pointsMix() (*consumertest.Log, *scenario.Mix) {
 	return log, mix
 }
 
-// playPoints works until everything in the log is applied or parked, or until another process has taken the partition. On its way
-// it comes to every point: messages fail and are tried again from the database, their ordering keys are blocked and promoted, a
-// drain ends an attempt at a message that stands alone, the partition is given up and taken again, and the log ends in a hole.
+// playPoints works until everything in the log is applied or parked, or until another process has
+// taken the partition. It comes to every point on its way. Messages fail and are retried from the
+// database, their ordering keys are blocked and promoted, a drain ends an attempt at a message that
+// is alone, the partition is given up and taken again, and the log ends in a hole.
 //
-// Its group knows no other member, so it believes in its ownership whatever other processes do.
+// Its group knows no other member, so it believes that it owns the partition, whatever other
+// processes do.
 func playPoints(db string) error {
 	pool, err := pgxpool.New(context.Background(), db)
 	if err != nil {
@@ -89,7 +91,9 @@ func playPoints(db string) error {
 			switch done {
 			case 1:
 				close(tail)
-			case 4: // by now the worker knows of the hole at the end, whose position the drain has to write
+			// By now the worker knows of the hole at the end, whose position the drain has to
+			// write.
+			case 4:
 				end()
 				return <-ended
 			}
@@ -97,7 +101,8 @@ func playPoints(db string) error {
 	}
 }
 
-// tailLater is a source whose log ends in a hole that comes to be when tail is closed, like the marker of a transaction that ends late.
+// tailLater is a source whose log ends in a hole that appears when tail is closed, like the marker
+// of a transaction that ends late.
 type tailLater struct {
 	consumer.Source
 	tail chan struct{}
@@ -126,7 +131,7 @@ func (p tailPartition) Fetch(ctx context.Context, from int64, most int) (consume
 	return got, err
 }
 
-// unfinished tells what waits from what is wrong.
+// unfinished distinguishes what waits from what is wrong.
 func unfinished(violation string) bool { return strings.HasPrefix(violation, "I13 ") }
 
 // faultChild is a copy of the test binary with failpoints.
@@ -199,12 +204,14 @@ type pointCase struct {
 
 func (p pointCase) String() string { return fmt.Sprintf("%s %s@%d", p.point, p.action, p.at) }
 
-// pointHang is how long a process stands still: longer than the next owner needs, LockTimeout included.
+// pointHang is how long a process is suspended: longer than the next owner needs, LockTimeout
+// included.
 const pointHang = "2500ms"
 
-// Every point times kill, error and hang. Whatever a process was about to do: it dies there, and another one finishes its work; or
-// what it asked a server for fails, and it finishes itself; or it stands still, another one takes over and
-// finishes, and the first wakes up as a zombie. The same invariants hold after each.
+// Every point times kill, error and hang. If the process is killed at the point, another one
+// finishes its work. If a server refuses what it asks for, it finishes the work itself. If it is
+// suspended, another one takes over and finishes, and the first wakes up as a zombie. The same
+// invariants hold after each.
 func TestFaultPoints(t *testing.T) {
 	bin := filepath.Join(t.TempDir(), "faults.test")
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
@@ -266,8 +273,8 @@ func countHits(t *testing.T, bin string) map[string]int {
 	return hits
 }
 
-// run plays the case. How often the scenario comes to a point depends a little on who is faster, the worker or the retrier: where it did
-// not come there that often, an earlier time has to do.
+// run plays the case. How often the scenario comes to a point depends a little on whether the
+// worker or the retrier is faster. If it did not come there that often, run uses an earlier time.
 func (p pointCase) run(t *testing.T, bin string) {
 	for !p.play(t, bin) {
 		if p.at == 1 {
@@ -315,7 +322,7 @@ func (p pointCase) play(t *testing.T, bin string) bool {
 	return true
 }
 
-// invariants fails the test where one does not hold; done: nothing may be left to do.
+// invariants fails the test if one does not hold; done means that nothing may be left to do.
 func invariants(t *testing.T, pool *pgxpool.Pool, mix *scenario.Mix, done bool) {
 	t.Helper()
 	broken, err := mix.Check(context.Background(), pool, done)

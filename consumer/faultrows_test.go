@@ -31,7 +31,7 @@ func isolated(level string) func(*faults) {
 // contested is a message without a call, so that a test can apply it without onlyonce.
 const contested = "k1-3"
 
-// claim: somebody else works with the same keys, or on the same rows, at the same time.
+// claim: another transaction works with the same keys, or on the same rows, at the same time.
 var claimRows = slices.Concat(
 	sameKeyRows("first commits", func(f *faults, first *pgx.Conn) {
 		until(f.t, "the second to wait", func() bool { return f.waiters() == 1 })
@@ -130,7 +130,8 @@ func (f *faults) sql(conn *pgx.Conn, sql string, args ...any) {
 	}
 }
 
-// deadlock lets the handlers of two partitions lock two rows in opposite order; the first time each waits for the other.
+// deadlock lets the handlers of two partitions lock two rows in opposite order; the first time each
+// waits for the other.
 func deadlock(f *faults) {
 	f.begin(2, func(f *faults) {
 		f.cfg.OnBegin = func(_ context.Context, tx consumer.Tx) error {
@@ -207,7 +208,8 @@ func serialization(f *faults, level string) {
 	}
 }
 
-// handler: one message's handler misbehaves, after it has written its effect and its call, each time it runs.
+// handler: one message's handler misbehaves, after it has written its effect and its call, each
+// time it runs.
 var handlerRows = []row{
 	{"handler", "error", func(f *faults) {
 		f.misbehaves(exhausted, func(context.Context, consumer.Tx, *consumer.Message) error { return errBoom })
@@ -304,7 +306,8 @@ var handlerRows = []row{
 		})
 	}},
 	{"handler", "backend terminated", func(f *faults) {
-		// The server does not say who ended the session. So no message is judged, and the partition says so and waits.
+		// The server does not name who ended the session. So no message is judged, and the
+		// partition reports it and waits.
 		var mended atomic.Bool
 		f.begin(1, func(f *faults) { f.cfg.BlockedAfter = 100 * time.Millisecond })
 		stop := f.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -342,7 +345,8 @@ var handlerRows = []row{
 		f.begin(1)
 		db := f.pool.Config().ConnString()
 		deaths := 0
-		for range testConfig().MaxAttempts + 1 { // the first time in a batch, where nothing is counted
+		// The first time in a batch, which counts nothing.
+		for range testConfig().MaxAttempts + 1 {
 			if state := runChild(f.t, "poison", db); killed(state) {
 				deaths++
 			}
@@ -380,8 +384,9 @@ var handlerRows = []row{
 // exhausted is why a message is parked that fails each time.
 var exhausted = map[string]string{scenario.Plain: "exhausted"}
 
-// misbehaves lets one message's handler do what bad does, and expects these messages to be parked and no other. Under ordering keys it is
-// tried again from the database, and those behind it wait.
+// misbehaves runs bad as one message's handler, and expects these messages to be parked and no
+// others. Under ordering keys the message is retried from the database, and later ones of its key
+// wait.
 func (f *faults) misbehaves(parked map[string]string, bad consumer.Handler, adjust ...func(*faults)) {
 	f.t.Helper()
 	f.begin(1, adjust...)
@@ -427,7 +432,7 @@ func (f *faults) ends(sql string) {
 	}, func(f *faults) { f.cfg.MaxAttempts = 4 })
 }
 
-// commit: nobody knows how COMMIT ended, or the server forgets that it did.
+// commit: how COMMIT ended is unknown, or the server forgets that it committed.
 var commitRows = slices.Concat(
 	cutRows("cut before the server gets COMMIT", pgtest.Unsent),
 	cutRows("cut after COMMIT, before the reply", pgtest.Unheard),
@@ -510,8 +515,8 @@ func cutRows(fault string, what pgtest.Cut) (rows []row) {
 	return rows
 }
 
-// late lets the client believe that its second COMMIT is lost, while the old backend still has the transaction open: the next run waits
-// for it. Then the old one commits after all, or does not.
+// late lets the client believe that its second COMMIT is lost, while the old backend still has the
+// transaction open: the next run waits for it. Then the old one commits after all, or does not.
 func (f *faults) late(what pgtest.Cut) {
 	hold := make(chan struct{})
 	release := sync.OnceFunc(func() { close(hold) })
@@ -530,8 +535,8 @@ func (f *faults) late(what pgtest.Cut) {
 	f.parkedAs(nil)
 }
 
-// drainPasses returns when a drain that begins now has had to give up: a partition whose handlers only wait for the end of their
-// context is the clock.
+// drainPasses returns when a drain that begins now has had to give up: a partition whose handlers
+// only wait for the end of their context is the clock.
 func (f *faults) drainPasses() {
 	clock := newRig(f.t, 1)
 	clock.numbered(0, 1)
@@ -546,7 +551,8 @@ func (f *faults) drainPasses() {
 	stop()
 }
 
-// killsPostgres kills the server in the middle of handlers and of whatever else is under way, several times.
+// killsPostgres kills the server in the middle of handlers and of whatever else is under way,
+// several times.
 func (f *faults) killsPostgres(adjust ...func(*faults)) {
 	server := f.server()
 	f.begin(1, adjust...)
@@ -576,8 +582,8 @@ func (f *faults) killsPostgres(adjust ...func(*faults)) {
 	}
 }
 
-// failsOver puts the server back to where it was some transactions ago, while the owner lives: as after a failover to a standby that
-// lacks them. Kafka's offset is ahead by then.
+// failsOver puts the server back to where it was some transactions ago, while the owner lives: as
+// after a failover to a standby that lacks them. Kafka's offset is ahead by then.
 func (f *faults) failsOver(adjust ...func(*faults)) {
 	server := f.server()
 	f.lossy = true

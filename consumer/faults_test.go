@@ -29,11 +29,13 @@ type row struct {
 	run         func(f *faults)
 }
 
-// matrix is the part of the fault matrix that needs Postgres and a scripted log; what needs a broker is in package kafkasource.
+// matrix is the part of the fault matrix that needs Postgres and a scripted log; what needs a
+// broker is in package kafkasource.
 var matrix = slices.Concat(fetchRows, claimRows, handlerRows, commitRows, offsetRows, groupRows, silenceRows, brakeRows)
 
-// Each row injects one fault into the same mix of messages, and the same checker decides from the database whether the invariants
-// hold: again and again meanwhile, and at the end, when nothing may be left to do.
+// Each row injects one fault into the same mix of messages, and the same checker decides from the
+// database whether the invariants hold: again and again meanwhile, and at the end, when nothing may
+// be left to do.
 func TestFaults(t *testing.T) {
 	for _, x := range matrix {
 		t.Run(x.step+"/"+x.fault, func(t *testing.T) {
@@ -138,7 +140,8 @@ func (f *faults) startOn(src consumer.Source, pool *pgxpool.Pool, h consumer.Han
 	return stop
 }
 
-// judgeOffsets compares each offset that is committed to Kafka with the database's position at that moment (I7).
+// judgeOffsets compares each offset that is committed to Kafka with the database's position at that
+// moment (I7).
 func (f *faults) judgeOffsets(source consumer.Source) {
 	src, ok := source.(*consumertest.Source)
 	if !ok || f.judged[src] {
@@ -236,7 +239,8 @@ func (f *faults) retries() int {
 	return len(f.tries)
 }
 
-// parkedAs fails the test unless exactly these messages, besides the Permanent one, were parked for these reasons.
+// parkedAs fails the test unless exactly these messages, besides the Permanent one, were parked for
+// these reasons.
 func (f *faults) parkedAs(reasons map[string]string) {
 	f.t.Helper()
 	want := map[string]string{scenario.Permanent: "permanent"}
@@ -287,8 +291,8 @@ func (f *faults) writtenAnew() {
 	}
 }
 
-// stopsAt handles the mix, lets something happen to the log, and expects a halt with its command and no call of the handler for what
-// is in the log now.
+// stopsAt handles the mix, lets something happen to the log, and expects a halt with its command
+// and no call of the handler for what is in the log now.
 func (f *faults) stopsAt(reason consumer.HaltReason, happens func(), alive bool, adjust ...func(*faults)) {
 	f.t.Helper()
 	f.begin(1, adjust...)
@@ -373,7 +377,8 @@ var offsetRows = []row{
 	{"offset", "offsets reset to earliest", func(f *faults) { f.absorbs(func() { f.log.SetCommitted("stock", 0, 0, "") }) }},
 }
 
-// absorbs handles the mix, lets something happen to the group's offsets, and expects the next owner to call no handler for what was handled.
+// absorbs handles the mix, lets something happen to the group's offsets, and expects the next owner
+// to call no handler for what was handled.
 func (f *faults) absorbs(happens func()) {
 	f.begin(1, positionsOnly)
 	stop := f.start(f.handle)
@@ -394,7 +399,8 @@ var groupRows = []row{
 	{"group", "rebalance in mid-handler", func(f *faults) { f.rebalances() }},
 	{"group", "rebalance in mid-handler: ordering keys", func(f *faults) { f.rebalances(ordered, patient) }},
 	{"group", "two members that both believe", func(f *faults) {
-		// Patient: an attempt counts until the owner that lost the partition takes it back, and the next one may count before.
+		// Patient: an attempt counts until the owner that lost the partition takes it back, and the
+		// next one may count before that.
 		f.begin(2, positionsOnly, patient)
 		f.src.Believes, f.src.FetchLimit = true, 7
 		second := &consumertest.Source{Log: f.log, GroupID: "stock", Believes: true, FetchLimit: 7}
@@ -403,7 +409,7 @@ var groupRows = []row{
 		f.done()
 		stop2()
 		f.finish(stop)
-		f.parkedAs(nil) // losing the partition is held against nobody
+		f.parkedAs(nil) // losing the partition counts against no message
 	}},
 	{"group", "two groups with one scope", func(f *faults) {
 		f.begin(1)
@@ -422,7 +428,8 @@ var groupRows = []row{
 	}},
 }
 
-// rebalances takes the partitions away in the middle of every seventh call of the handler, some of which then do not end before they must.
+// rebalances takes the partitions away in the middle of every seventh call of the handler, some of
+// which then do not end before they must.
 func (f *faults) rebalances(adjust ...func(*faults)) {
 	f.begin(2, append(adjust, func(f *faults) { f.cfg.DrainTimeout = 20 * time.Millisecond })...)
 	f.src.FetchLimit = 6

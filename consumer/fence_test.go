@@ -16,10 +16,12 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 )
 
-// T2: a fenced-out owner pipelines its whole batch with its COMMIT, and nothing of it commits.
+// T2: a fenced-out owner sends its whole batch in one pipeline with its COMMIT, and none of it
+// commits.
 //
-// The first owner is stopped in its handler; its statements, the fence among them, have not been sent. Another takes over and
-// handles everything; then the first goes on and sends BEGIN, fence, effects, seal and COMMIT in one go.
+// The first owner is stopped in its handler. Its statements, among them the fence, have not been
+// sent. Another owner takes over and handles everything. Then the first continues and sends BEGIN,
+// fence, effects, seal and COMMIT in one go.
 func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -27,7 +29,7 @@ func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 	entered, resume := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	cfg := testConfig()
-	cfg.Key, cfg.PositionsOnly = nil, true // no key stands in the way: the fence alone has to do it
+	cfg.Key, cfg.PositionsOnly = nil, true // no key prevents the double: only the fence does
 	stopFirst := r.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		once.Do(func() { close(entered); <-resume })
 		tx.Queue(`insert into effects (value) values ('zombie')`)
@@ -43,8 +45,8 @@ func TestT2FencedOutOwnerCommitsNothing(t *testing.T) {
 	r.once(values...)
 }
 
-// F1, F2: two consumers that both believe that they own the partition, and whose group believes them too, take turns in
-// the database and never apply a message twice.
+// F1, F2: two consumers both believe that they own the partition, and their group believes them.
+// They take turns in the database and never apply a message twice.
 func TestF2TwoOwnersOfOnePartition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -82,7 +84,8 @@ func TestF2TwoOwnersOfOnePartition(t *testing.T) {
 	}
 }
 
-// F2: a member of an older generation, which cannot prove its membership, does not take the cursor from its owner.
+// F2: a member of an older generation, which cannot prove its membership, does not take the cursor
+// from its owner.
 func TestF2StaleMemberDoesNotRaise(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -116,7 +119,7 @@ func TestF2StaleMemberDoesNotRaise(t *testing.T) {
 	stop()
 }
 
-// F3: Kafka's committed offset is adopted when somebody else wrote it, and only then.
+// F3: Kafka's committed offset is adopted if another program wrote it, and only then.
 func TestF3StartIsDecidedOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -142,7 +145,8 @@ func TestF3StartIsDecidedOnce(t *testing.T) {
 	}
 }
 
-// F5: in a compacted topic the record below the position may be gone, and that is no reason to halt. Another record in its place is.
+// F5: in a compacted topic the record below the position may be gone; that is no reason to halt.
+// Another record in its place is.
 func TestF5CompactedRecordBelowThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -166,7 +170,8 @@ func TestF5CompactedRecordBelowThePosition(t *testing.T) {
 	}
 }
 
-// F6: records that retention deleted before they were handled are reported; offsets that held nothing are no gap.
+// F6: if retention deleted records before they were handled, the partition halts; offsets that held
+// nothing are no gap.
 func TestF6GapHaltsAndMarkersDoNot(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -192,7 +197,8 @@ func TestF6GapHaltsAndMarkersDoNot(t *testing.T) {
 	}
 }
 
-// F6: a position that was set below what the log holds is a gap too, and no word is said of retention.
+// F6: a position that was set below the log's start is a gap too, but the error does not mention
+// retention.
 func TestF6GapBelowAPositionThatWasSet(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -207,7 +213,7 @@ func TestF6GapBelowAPositionThatWasSet(t *testing.T) {
 	}
 }
 
-// A halted partition does not stop the others, and goes on by itself once it is resolved.
+// A halted partition does not stop the others, and continues by itself once the halt is resolved.
 func TestHaltedPartitionLeavesOthersAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -233,8 +239,8 @@ func TestHaltedPartitionLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// F1: a failover that loses the last commits brings the position back with them, and the next fence notices, whatever its owner
-// remembers.
+// F1: a failover that loses the last commits sets the position back with them. The next fence
+// notices, whatever its owner remembers.
 func TestF1LostCommitsAreRedone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -255,7 +261,7 @@ func TestF1LostCommitsAreRedone(t *testing.T) {
 	r.once(append(append(values, more...), "d")...)
 }
 
-// F1: a failover that loses commits, and no message comes after it: the owner looks.
+// F1: a failover loses commits, and no message comes after it. The owner finds out by itself.
 func TestF1LostCommitsAreRedoneWithoutNewMessages(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -292,7 +298,8 @@ func TestOneConnectionIsEnough(t *testing.T) {
 	r.once(append(values, "d")...)
 }
 
-// An operator who moves the position under a working owner fences it; it goes on from the new position.
+// F10: if an operator moves the position of a working owner, the owner is fenced and continues from
+// the new position.
 func TestF10PositionMovedUnderTheOwner(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -7,7 +7,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
-// fetching reads one fetch ahead of the worker, as long as the process's budget lasts.
+// fetching reads one fetch ahead of the worker, if the process's budget allows it.
 type fetching struct {
 	results chan fetched
 	cancel  context.CancelFunc
@@ -47,7 +47,7 @@ func (f *fetching) run(ctx context.Context, c *Consumer, id Identity, p Partitio
 		}
 		if err == nil && got.Next <= from {
 			more = false
-			continue // nothing there yet; Fetch has waited
+			continue // no records yet; Fetch has waited
 		}
 		select {
 		case f.results <- fetched{got, err}:
@@ -78,12 +78,12 @@ func fetch(ctx context.Context, hooks *Hooks, id Identity, p Partition, from int
 	return got, err
 }
 
-// handled gives back what messages took of the budget.
+// handled returns to the budget what messages took of it.
 func (f *fetching) handled(msgs []*Message) {
 	f.budget.add(f.share, -bytesOf(msgs))
 }
 
-// stop returns when nothing reads the partition any more.
+// stop returns when no fetch of the partition is running.
 func (f *fetching) stop() {
 	f.cancel()
 	<-f.done

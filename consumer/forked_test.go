@@ -16,7 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// gated is a copy's source that waits: a call on the transaction is under way for as long as a test wants.
+// gated is a copy's source that waits: a call on the transaction is under way for as long as a test
+// wants.
 type gated struct {
 	asked sync.Once
 	begun chan struct{}
@@ -49,8 +50,8 @@ func forks(ctx context.Context, tx consumer.Tx) bool {
 	return second != nil && <-first != nil
 }
 
-// T6: goroutines of one handler that call at once fail their message, with an error that says so, and nothing else: not the process, no neighbour, and
-// no connection.
+// T6: if goroutines of one handler call at once, their message fails, with an error that names the
+// reason. Nothing else fails: not the process, no neighbour, and no connection.
 func TestT6ForkedHandlerFailsItsMessage(t *testing.T) {
 	t.Parallel()
 	r := unlike(t, "exhausted", func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
@@ -116,8 +117,8 @@ func TestT6ForkedElsewhere(t *testing.T) {
 	})
 }
 
-// T6: the transaction of a message is over when its handler returns, though that of the batch goes on: a later handler that uses it fails, and what
-// it queues there is logged.
+// T6: the transaction of a message is over when its handler returns, though that of the batch goes
+// on: a later handler that uses it fails, and what it queues there is logged.
 func TestT6TransactionOfAnEarlierMessage(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -156,7 +157,8 @@ type locked struct {
 
 func (l *locked) Write(p []byte) (int, error) { l.mu.Lock(); defer l.mu.Unlock(); return l.w.Write(p) }
 
-// T6: a statement that is queued when its handler has returned, and the batch has not ended, fails the batch: the message that did it, alone, in the end.
+// T6: if a statement is queued after its handler has returned, and before the batch has ended, the
+// batch fails. In the end only the message that did it fails, alone.
 func TestT6StatementQueuedTooLate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -191,7 +193,7 @@ func TestT6StatementQueuedTooLate(t *testing.T) {
 	}
 }
 
-// T6: what one message leaves in the session does not meet later ones.
+// T6: session state that one message leaves is not visible to later ones.
 func TestT6SessionStateIsNotMet(t *testing.T) {
 	for name, sql := range map[string]string{
 		"temporary table": `create temp table scratch (i int)`, "prepared statement": `prepare p as select 1`, "cursor": `declare c cursor with hold for select 1`,
@@ -224,7 +226,8 @@ func TestT6SessionStateIsNotMet(t *testing.T) {
 				}
 				_, err := tx.Exec(ctx, sql)
 				if _, second := again.LoadOrStore(m.Offset, true); !second && m.Offset == 3 {
-					_, retry := tx.Exec(ctx, `do $$ begin raise exception using errcode = '40001', message = 'as if serialized'; end $$`) // and run again at once
+					// The transaction runs again at once.
+					_, retry := tx.Exec(ctx, `do $$ begin raise exception using errcode = '40001', message = 'as if serialized'; end $$`)
 					return errors.Join(err, retry)
 				}
 				return err

@@ -10,7 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer/consumertest"
 )
 
-// K6: a cursor's frontier is a time before which nothing in its log is still to be handled: none is noted while a message waits.
+// K6: a cursor's frontier is a time before which nothing in its log is unhandled: none is recorded
+// while a message waits.
 func TestK6FrontierFollowsThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -55,11 +56,12 @@ func TestK6FrontierOfAClockThatWasAhead(t *testing.T) {
 			return r.count(`select count(*) from onlyonce.frontiers f join onlyonce.cursors c on c.id = f.cursor_id and c.run = f.run where f.frontier <= clock_timestamp()`) == 1
 		})
 		stop()
-		r.exec(`update onlyonce.frontiers set run = -1, frontier = clock_timestamp() + interval '6 days'`) // as the rotator leaves it
+		// As the rotator leaves it.
+		r.exec(`update onlyonce.frontiers set run = -1, frontier = clock_timestamp() + interval '6 days'`)
 	}
 }
 
-// K6: who declares that copies come for longer than keys are remembered does not begin.
+// K6: a consumer that declares that copies come for longer than keys are remembered does not start.
 func TestK6CopiesBeyondTheHorizon(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -14,18 +14,22 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// hinderedLimit is how often a batch is made again as it is that the server hinders. Then it is divided: it may need more than there is room for, or one of
-// its messages may be what meets the others. Dividing holds nothing against a message.
+// hinderedLimit is how often a batch is repeated whole if the server hinders it. Then it is
+// divided: it may need more room than there is, or one of its messages may be the cause. Dividing
+// does not count against any message.
 const hinderedLimit = 3
 
-// lostLimit is after how many lost connections in a row a batch is taken apart: one of its messages may be what kills them.
+// lostLimit is how many connections in a row a batch may lose. Then it is divided, because one of
+// its messages may be what kills them.
 const lostLimit = 3
 
-// handle brings the position to next, with the effects of msgs or with those parked that cannot be applied. It returns
-// when that is done, when ctx is (nothing in hand is committed then), or with what ended the work.
+// handle moves the position to next, together with the effects of msgs; messages that cannot be
+// applied are parked. It returns when that is done, when ctx ends (the current attempt is then not
+// committed), or with the error that ended the work.
 //
-// A batch that fails because of a handler is rolled back and divided. Only a message that stands alone is judged: in a
-// batch, a queued statement's error may surface at a neighbour, and a deferred constraint's at the very end.
+// If a batch fails because of a handler, it rolls back and is divided. Only a message that is alone
+// is judged. In a batch, a queued statement's error may surface at a neighbour, and a deferred
+// constraint's at the very end.
 func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) error {
 	if msgs[0].Offset < w.aloneUntil {
 		if err := w.part(ctx, work, msgs[:1], nextOf(msgs, 1, next)); err != nil || len(msgs) == 1 {
@@ -70,8 +74,9 @@ func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) 
 	}
 }
 
-// divide handles the messages around the one that failed, and that one by itself; halves where it is not known, which takes
-// the fewest runs until it stands alone.
+// divide handles the messages before the failed one, that one by itself, and those after it. If the
+// failed one is not known, it divides the batch in halves, which takes the fewest runs until the
+// message is alone.
 func (w *worker) divide(ctx, work context.Context, msgs []*Message, next int64, failed int) error {
 	cuts := []int{0, len(msgs) / 2, len(msgs)}
 	if failed >= 0 {
@@ -87,7 +92,7 @@ func (w *worker) divide(ctx, work context.Context, msgs []*Message, next int64, 
 	return nil
 }
 
-// part handles some messages of a batch; a single one stands alone from here on.
+// part handles some messages of a batch. A single one is alone from here on.
 func (w *worker) part(ctx, work context.Context, msgs []*Message, next int64) error {
 	switch {
 	case ctx.Err() != nil:
@@ -98,7 +103,7 @@ func (w *worker) part(ctx, work context.Context, msgs []*Message, next int64) er
 	return w.handle(ctx, work, msgs, next)
 }
 
-// nextOf is the position behind the first n messages of a batch that ends at next.
+// nextOf returns the position after the first n messages of a batch that ends at next.
 func nextOf(msgs []*Message, n int, next int64) int64 {
 	if n < len(msgs) {
 		return msgs[n].Offset
@@ -106,20 +111,23 @@ func nextOf(msgs []*Message, n int, next int64) int64 {
 	return next
 }
 
-// handleAlone brings the position over one message: applied, found to be a duplicate, or parked.
+// handleAlone moves the position past one message, which is applied, found to be a duplicate, or
+// parked.
 //
-// Attempts are counted before they run, so that one which takes the process with it is counted too. What remains counted
-// at the next owner's is therefore either an answer of the handler's or a crash; an attempt that this process gave up for a
-// reason of its own (ownership lost, a server away, a drain) is taken back. Where nothing is passed over, answers are
-// taken back too, and what remains counted are crashes.
+// Attempts are counted before they run, so that one that kills the process is counted too. If this
+// process gives up an attempt for a reason of its own (ownership lost, a server that is away, a
+// drain), it takes the count back. What the next owner finds counted is therefore either an answer
+// of the handler or a crash. If no message may be passed over, answers are taken back too, and only
+// crashes remain counted.
 //
-// A message with attempts that were counted at the take-over is tried with nothing else of this process under way, so that every
-// further attempt that ends without an answer is its own (F9). Such an attempt is taken back at once, where it is to be taken back.
+// If attempts were already counted at the take-over, the message is tried with nothing else of this
+// process under way. Each further attempt that ends without an answer is then its own (F9). If such
+// an attempt is to be taken back, that happens at once.
 func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) error {
 	retry := newBackoff(w.c.cfg)
 	apart := w.cur.suspect != nil && *w.cur.suspect == m.Offset
 	owed, answers, answered := 0, 0, 0
-	var hindered time.Time // since when the server has done nothing but hinder it
+	var hindered time.Time // since when only the server has hindered it
 	for {
 		leave, err := w.enter(ctx, apart)
 		n, unanswered := 0, 0
@@ -127,7 +135,7 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 			n, unanswered, err = w.countAttempt(work, m.Offset, owed, answered)
 			var server *pgconn.PgError
 			if err != nil && !errors.Is(err, errMoved) && !errors.As(err, &server) {
-				owed++ // nobody knows whether it was counted, and it was not made
+				owed++ // whether it was counted is unknown, and it was not made
 			}
 			if err == nil {
 				owed, answered = 0, 0
@@ -173,9 +181,10 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 	}
 }
 
-// tryAlone makes an attempt at a message, and parks it if that was its last. counted is how many attempts the database knows, and unanswered how
-// many of them, this one aside, have ended without an answer. A message
-// that must be parked, and may not or cannot be, halts the partition.
+// tryAlone makes an attempt at a message, and parks the message if that was the last. counted is
+// how many attempts the database has recorded; unanswered is how many of them, without this one,
+// have ended without an answer. If the message must be parked, but is not allowed to be or cannot
+// be, the partition halts.
 func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
 	err := w.applyOrPark(work, m, next, counted, n, unanswered)
 	var f *failure
@@ -187,7 +196,7 @@ func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted,
 		return w.everythingFails(w.pos, m.Offset, stop.verdict)
 	case !errors.As(err, &f) || !errors.As(f.err, &b):
 		return err
-	case b.reason == parked.Crashed: // the count stands, whatever is deployed
+	case b.reason == parked.Crashed: // the count is final, whatever version is deployed
 		return w.halt(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
 	}
 	return w.halt(HaltBlocked, "%s: %v", b.reason, b.err)
@@ -199,8 +208,9 @@ func (w *worker) applyOrPark(work context.Context, m *Message, next int64, count
 	}
 	limit := w.c.cfg.MaxAttempts
 	if counted > limit && unanswered > 1 {
-		// The attempts before this one were counted and told nobody how they ended: they took the process with them. The first of them may have been
-		// under way when another message did that; the others were made with nothing else under way.
+		// The attempts before this one were counted but have no result: they killed the process.
+		// The first of them may have been under way when another message did that. The others were
+		// made with nothing else under way.
 		return park(&verdict{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", unanswered), attempts: counted - 1})
 	}
 	one := *m
@@ -227,7 +237,7 @@ func (w *worker) applyOrPark(work context.Context, m *Message, next int64, count
 	return err
 }
 
-// gaveUp is the reason for which a message is given up whose last attempt ended so.
+// gaveUp returns the reason for which a message is given up, from the failure of its last attempt.
 func gaveUp(f *failure) string {
 	if hopeless(f.err) && !f.lost {
 		return parked.Permanent
@@ -235,7 +245,8 @@ func gaveUp(f *failure) string {
 	return parked.Exhausted
 }
 
-// forgetAttempts is for a message that is not given up although its attempts are used up. It is one try, as takeBack is.
+// forgetAttempts resets the count of a message that is not given up although its attempts are used
+// up. It tries once, like takeBack.
 func (w *worker) forgetAttempts(offset int64) {
 	ctx, cancel := w.c.detached()
 	defer cancel()
@@ -244,7 +255,8 @@ func (w *worker) forgetAttempts(offset int64) {
 	}
 }
 
-// countAttempt counts an attempt before it is made, less what is owed, and notes how many of those before had an answer that counts.
+// countAttempt counts an attempt before it is made, minus those that are owed, and records how many
+// earlier ones had an answer that counts.
 func (w *worker) countAttempt(ctx context.Context, offset int64, owed, answered int) (n, unanswered int, err error) {
 	if err := fault.Point(fault.Counting); err != nil {
 		return 0, 0, err
@@ -254,14 +266,15 @@ func (w *worker) countAttempt(ctx context.Context, offset int64, owed, answered 
 	err = w.c.pool.QueryRow(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset, owed, answered).Scan(&n, &unanswered)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return 0, 0, errMoved // by another owner, or by an operator: the next look at the cursor tells
+		// By another owner, or by an operator: the next read of the cursor decides.
+		return 0, 0, errMoved
 	case err != nil:
 		return 0, 0, fmt.Errorf("counting an attempt: %w", err)
 	}
 	return n, unanswered, fault.Point(fault.Counted)
 }
 
-// takeBack is one try: what stays counted errs towards caution.
+// takeBack tries once. If it fails, the attempt stays counted, which is the cautious side.
 func (w *worker) takeBack(offset int64) {
 	ctx, cancel := w.c.detached()
 	defer cancel()
@@ -273,7 +286,7 @@ func (w *worker) takeBack(offset int64) {
 	}
 }
 
-// advance moves the position over offsets that hold nothing to handle.
+// advance moves the position past offsets that hold nothing to handle.
 func (w *worker) advance(ctx, work context.Context, next int64) error {
 	retry := newBackoff(w.c.cfg)
 	for {
@@ -290,12 +303,12 @@ func (w *worker) advance(ctx, work context.Context, next int64) error {
 	}
 }
 
-// final reports whether err ends the work on this partition, rather than asking for another try.
+// final reports whether err ends the work on this partition, so that there is no other attempt.
 func final(err error) bool {
 	var f *failure
 	var g *guard.Failure
 	if errors.As(err, &f) || errors.As(err, &g) && g.Step == stepHook {
-		return false // functions of the user's may return any error, these too
+		return false // a user's function may return any error, even these
 	}
 	var halt *HaltError
 	return errors.As(err, &halt) || errors.Is(err, ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)

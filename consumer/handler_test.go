@@ -13,8 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// unlike runs bad for the message at offset 7 of 30, and the plain effect for the others, and expects that one, and
-// nobody else, to be parked for the reason.
+// unlike runs bad for the message at offset 7 of 30, and the plain effect for the others. It
+// expects only that message to be parked, for the reason.
 func unlike(t *testing.T, reason string, bad consumer.Handler) *rig {
 	t.Helper()
 	r := newRig(t, 1)
@@ -37,7 +37,8 @@ func unlike(t *testing.T, reason string, bad consumer.Handler) *rig {
 	return r
 }
 
-// D1, D3: the one that fails is parked in the transaction that moves the cursor, after its attempts, and its neighbours apply.
+// D1, D3: the one that fails is parked in the transaction that moves the cursor, after its
+// attempts, and its neighbours apply.
 func TestD3ExhaustedMessageIsParkedAlone(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int32
@@ -78,7 +79,8 @@ func TestD1QueuedErrorIsBlamedOnItsOwner(t *testing.T) {
 			return nil
 		}
 		var n int
-		if err := tx.QueryRow(ctx, `select count(*) from effects`).Scan(&n); err != nil { // flushes the neighbour's statement
+		// Flushes the neighbour's statement.
+		if err := tx.QueryRow(ctx, `select count(*) from effects`).Scan(&n); err != nil {
 			return consumer.Permanent(err)
 		}
 		return queued(ctx, tx, m)
@@ -150,7 +152,8 @@ func TestTransactionIsOverWhenTheHandlerReturns(t *testing.T) {
 	}
 }
 
-// T7: serialization failures and deadlocks run the whole transaction again, handler included, and count for nobody.
+// T7: after a serialization failure or a deadlock the whole transaction runs again, handler
+// included. It counts against no message.
 func TestT7SerializationFailureRunsAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -170,7 +173,8 @@ func TestT7SerializationFailureRunsAgain(t *testing.T) {
 	}
 }
 
-// D3: parking claims the message's key like applying does: a copy of a parked message is a duplicate of it.
+// D3: parking claims the message's key like applying does, so a copy of a parked message is a
+// duplicate.
 func TestD3CopyOfAParkedMessageIsADuplicate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -187,7 +191,8 @@ func TestD3CopyOfAParkedMessageIsADuplicate(t *testing.T) {
 		return queued(ctx, tx, m)
 	}, testConfig())
 	r.reaches(0, 2)
-	// It was given up since: the parked row does not stand for its key any more, the key itself does. (While it is parked: see K7.)
+	// It was given up since: the parked row no longer claims its key, but the key itself does.
+	// (While it is parked: see K7.)
 	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp()`)
 	r.log.Append(0, "sick", id("sick"))
 	r.log.Append(0, "well", id("well"))

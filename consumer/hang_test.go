@@ -16,7 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// impatient bounds handlers closely. Only handlers that wait for the end of their context, or for ever, meet the bounds.
+// impatient bounds handlers closely. Only handlers that wait for the end of their context, or for
+// ever, meet the bounds.
 func impatient() consumer.Config {
 	cfg := testConfig()
 	cfg.MessageTimeout, cfg.BatchTimeout, cfg.HangTimeout = 300*time.Millisecond, 20*time.Second, 100*time.Millisecond
@@ -24,7 +25,8 @@ func impatient() consumer.Config {
 	return cfg
 }
 
-// D1: a handler that is out of time counts against its message, and nobody else's; a statement under way is cut off.
+// D1: a handler that exceeds its time counts against its message only. A statement under way is cut
+// off.
 func TestD1DeadlineIsHeldAgainstItsMessage(t *testing.T) {
 	for name, late := range map[string]consumer.Handler{
 		"waits": func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -77,13 +79,15 @@ func TestD1DeadlineIsHeldAgainstItsMessage(t *testing.T) {
 	}
 }
 
-// D1: all handlers of a transaction together, and a call of a batch handler, have Config.BatchTimeout.
+// D1: all handlers of a transaction together, and a call of a batch handler, have
+// Config.BatchTimeout.
 func TestD1BatchTimeout(t *testing.T) {
 	both(t, "late", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
 		r := newRig(t, 1)
 		values := r.numbered(0, 30)
 		cfg := impatient()
-		cfg.MessageTimeout, cfg.BatchTimeout = 0, 300*time.Millisecond // one message has no more time than the batch
+		// One message has no more time than the batch.
+		cfg.MessageTimeout, cfg.BatchTimeout = 0, 300*time.Millisecond
 		stop := start(r, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if m.Offset == 7 {
 				<-ctx.Done()
@@ -103,7 +107,8 @@ func TestD1BatchTimeout(t *testing.T) {
 	})
 }
 
-// A handler that is done just behind its deadline is done: what the database has is whole. Those behind it do not begin without time.
+// A handler that finishes just after its deadline has finished: what the database has is whole.
+// Later ones do not begin without time.
 func TestHandlerDoneBehindItsDeadline(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -128,11 +133,12 @@ func TestHandlerDoneBehindItsDeadline(t *testing.T) {
 	}
 }
 
-// blockForEver is a handler that does not look at its context; its name is what the stack must show.
+// blockForEver is a handler that does not look at its context; its name is what the stack must
+// show.
 func blockForEver(release <-chan struct{}) { <-release }
 
-// D1, D2: a handler that hangs is left behind: its transaction is rolled back, its connection given up, the batch goes on
-// elsewhere, and its message alone is parked in the end.
+// D1, D2: a handler that hangs is abandoned. Its transaction is rolled back and its connection
+// given up, the batch continues on another one, and only its message is parked in the end.
 func TestD1HandlerHangs(t *testing.T) {
 	both(t, "one", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
 		r := newRig(t, 1)
@@ -217,7 +223,7 @@ func TestD1HandlerHangs(t *testing.T) {
 	})
 }
 
-// Healthy and Run tell of a handler that is still running, and no longer than that.
+// Healthy and Run report a handler that is still running, and stop when it has returned.
 func TestStuckHandlerIsTold(t *testing.T) {
 	for _, released := range []bool{false, true} {
 		t.Run(fmt.Sprint("released ", released), func(t *testing.T) {
@@ -229,7 +235,8 @@ func TestStuckHandlerIsTold(t *testing.T) {
 			cfg := impatient()
 			cfg.Hooks = r.hooks(cfg.Hooks)
 			c, err := consumer.New(r.pool, r.src, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-				once.Do(func() { defer close(gone); <-release }) // the first call hangs, later ones do not
+				// The first call hangs, later ones do not.
+				once.Do(func() { defer close(gone); <-release })
 				return effect(ctx, tx, m)
 			}, cfg)
 			if err != nil {
@@ -268,7 +275,7 @@ func TestStuckHandlerIsTold(t *testing.T) {
 	}
 }
 
-// A drain that meets a hung handler ends, and holds it against nobody.
+// A drain that finds a hung handler ends, and counts it against no message.
 func TestDrainLeavesAHungHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

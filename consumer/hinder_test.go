@@ -12,8 +12,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// D1: ten messages together need more locks than the server has room for, and each by itself does not. The batch is divided.
-// The server is the test's own: others on a shared one would be refused, too.
+// D1: ten messages together need more locks than the server has room for, and each by itself does
+// not. The batch is divided. The server is the test's own: others on a shared one would be refused,
+// too.
 func TestD1BatchThatNeedsTooMuchRoomIsDivided(t *testing.T) {
 	t.Parallel()
 	r := rigOn(t, pgtest.Pool(t, pgtest.Server(t, nil)), 1)
@@ -33,7 +34,8 @@ func TestD1BatchThatNeedsTooMuchRoomIsDivided(t *testing.T) {
 	}
 }
 
-// D1: a limit of the statement's own (temp_file_limit, 53400) is an error of that statement, although its class is that of a server without room.
+// D1: a limit of the statement's own (temp_file_limit, 53400) is an error of that statement,
+// although its class is that of a server without room.
 func TestD1OwnLimitOfAStatementCounts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -57,8 +59,9 @@ func TestD1OwnLimitOfAStatementCounts(t *testing.T) {
 	}
 }
 
-// D1, D2: a message whose transaction the server goes on refusing, for reasons that are no message's: those before it are applied, it stands alone, no attempt is
-// held against it, and after Config.BlockedAfter its partition halts and says why. It goes on by itself.
+// D1, D2: the server refuses a message's transaction again and again, for reasons that are no
+// message's fault. The messages before it are applied, it is alone, and no attempt counts against
+// it. After Config.BlockedAfter its partition halts and reports why. It continues by itself.
 func TestD1RefusedMessageHaltsItsPartition(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"40001", "40P01", "55P03", "53200", "57P01"} {
@@ -102,7 +105,8 @@ func TestD1RefusedMessageHaltsItsPartition(t *testing.T) {
 	}
 }
 
-// D2: an administrator ends the session of every handler, again and again: nothing of it is the message's fault.
+// D2: an administrator ends the session of every handler, again and again: nothing of it is the
+// message's fault.
 func TestD2SessionsEndedByAnAdministrator(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -132,8 +136,8 @@ func TestD2SessionsEndedByAnAdministrator(t *testing.T) {
 	}
 }
 
-// D2: idle_in_transaction_session_timeout ends the session of a handler that is idle for longer than Config.IdleTimeout. That is the handler's doing; what
-// another setting ends is not.
+// D2: idle_in_transaction_session_timeout ends the session of a handler that is idle for longer
+// than Config.IdleTimeout. That is the handler's doing; what another setting ends is not.
 func TestD2IdleTimeoutCountsWhereItIsTheConfigs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -5,107 +5,129 @@ import (
 	"time"
 )
 
-// Hooks are called by the goroutines that work on a partition: one that blocks holds up its partition. Nil hooks are skipped. The
-// structs may grow.
+// Hooks are functions that the consumer calls at events. They run in the goroutines that work on a
+// partition, so a hook that blocks holds up its partition. Nil hooks are skipped. Later versions
+// may add fields to the structs.
 //
-// A pair of Start and End encloses a step, so that it can be timed and traced: what Start returns is the context of the step and
-// of End. Start must return a context that derives from the one it is given. The other hooks are called once, after the
-// event and outside any transaction.
+// A pair of Start and End encloses a step, so that it can be timed and traced. The context that
+// Start returns is the step's, and is passed to End; it must derive from the one that Start gets.
+// The other hooks are called once, after the event and outside any transaction.
 type Hooks struct {
 	// FetchStart and FetchEnd enclose one fetch, which may wait for records.
 	FetchStart func(ctx context.Context, f FetchStart) context.Context
 	FetchEnd   func(ctx context.Context, f FetchEnd)
-	// AttemptStart and AttemptEnd enclose one transaction, with its immediate runs after serialization failures. The handlers'
-	// contexts derive from Start's. In AttemptEnd err is nil if it committed.
+	// AttemptStart and AttemptEnd enclose one transaction, including the runs that follow at once
+	// after a serialization failure. The handlers' contexts derive from Start's. In AttemptEnd, err
+	// is nil if the transaction committed.
 	AttemptStart func(ctx context.Context, a BatchDone) context.Context
 	AttemptEnd   func(ctx context.Context, a BatchDone, err error)
-	// HandleStart and HandleEnd enclose one call of a message handler; for a [BatchHandler] use Config.Middleware.
+
+	// HandleStart and HandleEnd enclose one call of a message handler. For a [BatchHandler] use
+	// Config.Middleware.
 	HandleStart func(ctx context.Context, m *Message) context.Context
 	HandleEnd   func(ctx context.Context, m *Message, err error)
-	// OffsetStart and OffsetEnd enclose the commit of an offset to Kafka, which follows the database some time later.
+
+	// OffsetStart and OffsetEnd enclose the commit of an offset to Kafka, some time after the
+	// commit in the database.
 	OffsetStart func(ctx context.Context, o OffsetCommit) context.Context
 	OffsetEnd   func(ctx context.Context, o OffsetCommit, err error)
 
-	// Batch is called after each transaction of the log that committed.
+	// Batch is called after each committed transaction of messages from the log.
 	Batch func(BatchDone)
-	// Retry is called when something failed and will be tried again.
+
+	// Retry is called when something has failed and will be tried again.
 	Retry func(Retry)
-	// Parked is called for each message that was parked, after the commit; and again when one that was tried again from the
-	// database is left to an operator.
+
+	// Parked is called for each parked message, after the commit. It is called again if a message
+	// was retried from the database and is then left to an operator.
 	Parked func(Parked)
-	// Resolved is called for each parked message that was applied after all, after the commit.
+
+	// Resolved is called for each parked message that was applied later, after the commit.
 	Resolved func(Resolved)
-	// Hung is called when a handler does not return although its context has ended: its connection is cut, and the
-	// partition goes on without it.
+
+	// Hung is called if a handler does not return although its context has ended. Its connection is
+	// cut, and the partition continues without it.
 	Hung func(Hung)
-	// Halted is called when a partition halts, and again each time it is found still halted.
+
+	// Halted is called when a partition halts, and each time it is found still halted.
 	Halted func(*HaltError)
-	// Paused is called when a partition stops because somebody paused it.
+
+	// Paused is called when a partition stops because an operator paused it.
 	Paused func(Paused)
-	// Owned is called when this process has taken a partition over, with the position that it starts from.
+
+	// Owned is called when this process has taken over a partition, with the position from which it
+	// starts.
 	Owned func(Owned)
-	// Released is called when this process has let a partition go.
+
+	// Released is called when this process has given up a partition.
 	Released func(Released)
-	// OffsetIgnored is called when the offset in Kafka was committed by somebody else: it changes nothing.
+
+	// OffsetIgnored is called if another program committed the offset in Kafka, for example
+	// kafka-consumer-groups. Such an offset changes nothing.
 	OffsetIgnored func(OffsetIgnored)
-	// Repartitioned is called when a topic is found to have more partitions than when this scope began to read it: messages
-	// of one ordering key may lie in two partitions now, and order holds for each number of partitions by itself.
+
+	// Repartitioned is called if a topic has more partitions than when this scope began to read it.
+	// Messages with the same ordering key may then be in two partitions: order holds before the
+	// change and after it, but not across it.
 	Repartitioned func(Repartitioned)
 }
 
-// FetchStart tells where a fetch begins.
+// FetchStart describes a fetch that begins.
 type FetchStart struct {
 	Topic     string
 	Partition int32
 	From      int64
 }
 
-// FetchEnd tells what a fetch found.
+// FetchEnd describes the result of a fetch.
 type FetchEnd struct {
 	FetchStart
 	Messages      int
-	Bytes         int // what the messages take of Config.PrefetchBytes
+	Bytes         int // what the messages count against Config.PrefetchBytes
 	Next          int64
 	HighWatermark int64
 	LastStable    int64 // last stable offset: see Fetched
 	Err           error
 }
 
-// OffsetCommit tells which offset is committed.
+// OffsetCommit describes an offset that is committed to Kafka.
 type OffsetCommit struct {
 	Topic     string
 	Partition int32
 	Offset    int64
 }
 
-// BatchDone tells what one transaction did. Where COMMIT's answer was lost and the commit found out later, Handled,
-// Duplicates and Parked are 0, and Hooks.Parked is not called: what the transaction did is in the database alone.
+// BatchDone describes one transaction. If COMMIT's answer was lost and the consumer found out later
+// that it had committed, Handled, Duplicates and Parked are 0, and Hooks.Parked is not called: only
+// the database knows what the transaction did.
 type BatchDone struct {
 	Topic      string
 	Partition  int32
-	From, Next int64 // position before and after; both 0 for a parked message that was tried again
+	From, Next int64 // position before and after; both 0 for a parked message that is retried
 	Messages   int   // records in the batch
-	Handled    int   // handler ran and its effects committed
-	Duplicates int   // claimed before: skipped
+	Handled    int   // messages whose handler ran and whose effects committed
+	Duplicates int   // messages that were skipped because they had been claimed before
 	Parked     int
-	Alone      bool // one message by itself, after a failure or an unclean take-over
+	Alone      bool // one message only, after a failure or an unclean take-over
 	Fallback   bool // the optimistic attempt met a duplicate and the batch ran again
 	Duration   time.Duration
 }
 
-// Retry tells what failed.
+// Retry describes a failure.
 type Retry struct {
 	Topic     string
 	Partition int32
-	Offset    int64 // first offset of what is tried again, -1 where it is about none
+	Offset    int64 // first offset of what is tried again, -1 if the failure concerns none
 	Messages  int
-	Attempt   int  // counted attempts of a message that stands alone, 0 in a batch or for faults that are nobody's
-	Parked    bool // it is tried again from the database, and nothing but its ordering key waits
-	Wait      time.Duration
-	Err       error
+	// Attempt counts attempts of a message that is alone. It is 0 in a batch, or if the fault is
+	// not the message's.
+	Attempt int
+	Parked  bool // it is retried from the database, and only its ordering key waits
+	Wait    time.Duration
+	Err     error
 }
 
-// Parked tells which message was set aside.
+// Parked describes a message that was set aside.
 type Parked struct {
 	Topic     string
 	Partition int32
@@ -115,48 +137,49 @@ type Parked struct {
 	Err       error
 }
 
-// Resolved tells which parked message was applied.
+// Resolved describes a parked message that was applied.
 type Resolved struct {
 	Topic     string
 	Partition int32
 	Offset    int64
 	Attempts  int
-	Duplicate bool // it turned out to be a copy of a message that was applied: its handler did not run
+	Duplicate bool // it was a copy of an applied message: its handler did not run
 }
 
-// Hung tells which handler does not return.
+// Hung describes a handler that does not return.
 type Hung struct {
 	Topic     string
 	Partition int32
-	Offset    int64  // of the message, or of the batch's first
-	Stack     string // of its goroutine, as runtime.Stack formats it
+	Offset    int64  // of the message, or of the first one in the batch
+	Stack     string // of the handler's goroutine, in the format of runtime.Stack
 }
 
-// Paused tells which partition stands still.
+// Paused describes a partition that an operator paused.
 type Paused struct {
 	Topic     string
 	Partition int32
 	Position  int64
 }
 
-// Owned tells who owns a partition from now on.
+// Owned describes a partition that this process has taken over.
 type Owned struct {
 	Topic     string
 	Partition int32
 	Position  int64
 	Epoch     int64
-	Clean     bool // the owner before let go in order
+	Clean     bool // the previous owner released it cleanly
 }
 
-// Released tells that this process owns a partition no more.
+// Released describes a partition that this process no longer owns.
 type Released struct {
 	Topic     string
 	Partition int32
 	Position  int64
-	Err       error // ErrOwnershipLost where it was taken away
+	Err       error // ErrOwnershipLost if it was taken away
 }
 
-// OffsetIgnored tells what somebody else wrote to Kafka. To handle messages again use `onlyonce replay`.
+// OffsetIgnored describes an offset that another program wrote to Kafka. To handle messages again
+// use `onlyonce replay`.
 type OffsetIgnored struct {
 	Topic     string
 	Partition int32
@@ -165,7 +188,7 @@ type OffsetIgnored struct {
 	Position  int64 // in the database, which counts
 }
 
-// Repartitioned tells how many partitions a topic has, and had.
+// Repartitioned describes a topic whose number of partitions has grown, from Was to Is.
 type Repartitioned struct {
 	Topic   string
 	Was, Is int32
@@ -185,7 +208,7 @@ func (c *Consumer) traceAttemptEnd(ctx context.Context, d BatchDone, err error) 
 	}
 }
 
-// told reports a transaction of the log that committed.
+// told reports a committed transaction of messages from the log.
 func (c *Consumer) told(a *attempt) {
 	for _, p := range a.parked {
 		c.tellParked(p)

@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Each Start has its End, in the context that Start returned, whatever happens in between; and contexts flow inwards.
+// Each Start has its End, in the context that Start returned, whatever happens in between; and
+// contexts flow inwards.
 func TestHooksComeInPairs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -7,7 +7,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// handlersError is an error type as many services have one: its methods do not expect to be called on nil.
+// handlersError is an error type as many services have one: its methods do not expect to be called
+// on nil.
 type handlersError struct{ cause error }
 
 func (e *handlersError) Error() string { return e.cause.Error() }

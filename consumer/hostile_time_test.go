@@ -8,8 +8,9 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// D3: a producer's clock may say anything: nanoseconds where Kafka has milliseconds, say. Its message is parked all the same, whole and under the time
-// nearest to it that can be stored, and its neighbours are applied.
+// D3: a producer's clock may say anything: for example nanoseconds, although Kafka has
+// milliseconds. Its message is parked all the same, whole and under the nearest time that can be
+// stored, and its neighbours are applied.
 func TestD3MessageOfAnyTimeIsParked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -12,16 +12,18 @@ import (
 	"github.com/onlyonce/onlyonce/internal/jsonpointer"
 )
 
-// KeyFunc finds the id of a message. An error, or an empty id, parks the message with reason no-key.
+// KeyFunc returns the id of a message. If it returns an error or an empty id, the message is parked
+// with reason no-key.
 //
-// There is none for the record key on purpose: it names an entity, so that a second, different message about the same
-// entity would pass for a copy of the first and be lost.
+// There is deliberately no KeyFunc for the record key. A record key names an entity, so a second,
+// different message about the same entity would be taken for a copy of the first and be lost.
 type KeyFunc func(*Message) (string, error)
 
-// ErrNoKey says that a message carries no id where its KeyFunc looks.
+// ErrNoKey means that a message has no id in the place that its KeyFunc reads.
 var ErrNoKey = errors.New("message has no id")
 
-// HeaderKey takes the id from the record header of that name. Two such headers with different values are an error.
+// HeaderKey returns a KeyFunc that reads the id from the record header with the name, for example
+// "message-id". Two such headers with different values are an error.
 func HeaderKey(name string) KeyFunc {
 	return func(m *Message) (string, error) {
 		if name == "" {
@@ -31,8 +33,8 @@ func HeaderKey(name string) KeyFunc {
 	}
 }
 
-// CloudEventKey takes the id from a CloudEvents message in binary mode: source and id together (headers ce_source and
-// ce_id), which is what CloudEvents 1.0 makes unique.
+// CloudEventKey returns a KeyFunc for CloudEvents messages in binary mode. The id is source and id
+// together (headers ce_source and ce_id), the pair that CloudEvents 1.0 requires to be unique.
 func CloudEventKey() KeyFunc {
 	return func(m *Message) (string, error) {
 		source, err := headerOnce(m, "ce_source")
@@ -43,13 +45,17 @@ func CloudEventKey() KeyFunc {
 		if err != nil {
 			return "", err
 		}
-		return strconv.Itoa(len(source)) + ":" + source + id, nil // the length keeps ("a","bc") apart from ("ab","c")
+		// The length distinguishes ("a","bc") from ("ab","c").
+		return strconv.Itoa(len(source)) + ":" + source + id, nil
 	}
 }
 
-// JSONKey takes the id from a field of a JSON value, named by a JSON Pointer (RFC 6901), such as "/event_id". The field
-// must be a string or an integer, and name the message. A field that names an entity, such as "/order/id", makes the entity's second message a copy of the
-// first, unless there is one message for each entity; and see [Config.Copies] for several topics.
+// JSONKey returns a KeyFunc that reads the id from a field of a JSON value. pointer is a JSON
+// Pointer (RFC 6901), for example "/event_id". The field must be a string or an integer.
+//
+// The field must identify the message. If it identifies an entity, for example "/order/id", the
+// entity's second message is taken for a copy of the first, unless there is only one message for
+// each entity. See also [Config.Copies] for several topics.
 func JSONKey(pointer string) KeyFunc {
 	tokens, syntax := jsonpointer.Parse(pointer)
 	return func(m *Message) (string, error) {
@@ -68,12 +74,14 @@ func JSONKey(pointer string) KeyFunc {
 	}
 }
 
-// PayloadKey takes a hash of the record's key and value for the id, for messages that carry none: SHA-256, in hex, over "onlyonce/payload/1" and both, each preceded by its length
-// as a big-endian uint32. A record without a value has no id.
+// PayloadKey returns a KeyFunc that uses a hash of the record's key and value as the id, for
+// messages that carry none. The hash is SHA-256, in hex, over "onlyonce/payload/1" and both, each
+// preceded by its length as a big-endian uint32. A record without a value has no id.
 //
-// Choose it only where two messages of the same bytes cannot both be meant. A payment of the same amount to the same account, ordered twice on
-// purpose, is a copy to it, and is skipped; and a producer that renders a message anew (a time of sending, another order of fields) has
-// sent another message.
+// Use it only if two messages with the same bytes are never both intended. For example, two
+// payments of the same amount to the same account, both ordered on purpose, have one id: the second
+// is skipped. If a producer renders a message anew, with another time of sending or another order
+// of fields, it is another message.
 func PayloadKey() KeyFunc {
 	return func(m *Message) (string, error) {
 		if m.Value == nil {
@@ -104,7 +112,7 @@ func headerOnce(m *Message, name string) (string, error) {
 	return id, nil
 }
 
-// child returns the member or element that one reference token names.
+// child returns the member or element that one reference token of a JSON Pointer names.
 func child(raw json.RawMessage, token string) (json.RawMessage, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &object); err == nil {
@@ -124,7 +132,7 @@ func child(raw json.RawMessage, token string) (json.RawMessage, error) {
 	return array[i], nil
 }
 
-// scalar returns a string's value or an integer's digits.
+// scalar returns the value of a string, or the digits of an integer.
 func scalar(raw json.RawMessage, pointer string) (string, error) {
 	var s string
 	if err := json.Unmarshal(raw, &s); err == nil {

@@ -20,7 +20,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
-// patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
+// patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make
+// tests wait in vain, shorten it.
 var patience = pgtest.Patience(time.Minute)
 
 // childVar names the scenario that a copy of this test binary plays instead of running tests.
@@ -49,7 +50,8 @@ func runChild(t *testing.T, scenario, db string) *os.ProcessState {
 	return cmd.ProcessState
 }
 
-// rig is a database, a log and a table of effects without a unique constraint, so that doubles show.
+// rig is a database, a log and a table of effects without a unique constraint, so that doubles
+// show.
 type rig struct {
 	t    *testing.T
 	pool *pgxpool.Pool
@@ -110,7 +112,8 @@ func testConfig() consumer.Config {
 
 func id(v string) consumer.Header { return consumer.Header{Name: "message-id", Value: []byte(v)} }
 
-// start runs a consumer on the rig's log until stop is called; stop fails the test if Run did not end well.
+// start runs a consumer on the rig's log until stop is called; stop fails the test if Run did not
+// end well.
 func (r *rig) start(h consumer.Handler, cfg consumer.Config) (stop func()) {
 	return r.startOn(r.src, r.pool, h, cfg)
 }
@@ -180,7 +183,8 @@ func (r *rig) run(c *consumer.Consumer) (stop func()) {
 	return stop
 }
 
-// cutSQL is a statement that breaks its connection, as one that crashes its backend does, once cutting has been called.
+// cutSQL is a statement that breaks its connection, as one that crashes its backend does, once
+// cutting has been called.
 const cutSQL = `select 'the connection breaks here'`
 
 func (r *rig) cutting() {
@@ -193,7 +197,7 @@ func until(t *testing.T, what string, cond func() bool) {
 	pgtest.Until(t, patience, what, cond)
 }
 
-// position is the database's position of a partition, -1 where there is no cursor.
+// position returns the database's position of a partition, -1 if there is no cursor.
 func (r *rig) position(partition int32) int64 {
 	var n int64
 	err := r.pool.QueryRow(context.Background(), `select coalesce(max(next_offset), -1) from onlyonce.positions where topic = 'orders' and partition = $1`, partition).Scan(&n)

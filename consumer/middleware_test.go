@@ -81,7 +81,8 @@ func TestMiddleware(t *testing.T) {
 		"panic": func(context.Context, consumer.Tx, []*consumer.Message, func(context.Context) error) error {
 			panic("kaboom")
 		},
-		// A message whose handler did not run must not pass for applied, and one whose handler ran twice is applied twice.
+		// A message whose handler did not run must not pass for applied, and one whose handler ran
+		// twice is applied twice.
 		"never calls next": func(context.Context, consumer.Tx, []*consumer.Message, func(context.Context) error) error { return nil },
 		"calls next twice": func(ctx context.Context, _ consumer.Tx, _ []*consumer.Message, next func(context.Context) error) error {
 			_ = next(ctx)

@@ -62,7 +62,8 @@ func TestCopiesInsideOneBatch(t *testing.T) {
 	r.once("same")
 }
 
-// K1: the same id with another payload is somebody's mistake, and skipping it would lose it.
+// K1: the same id with another payload is a mistake of a producer, and skipping the message would
+// lose it.
 func TestK1ConflictIsParkedAndNeverSkipped(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -99,7 +100,8 @@ func TestK1MessageWithoutKeyIsParked(t *testing.T) {
 	}
 }
 
-// Who chooses the bytes as the id by name gets one effect for them; the record key counts with them, and what has no value has no id.
+// If PayloadKey is chosen, messages with the same bytes have one effect. The record key is part of
+// the bytes, and a message without a value has no id.
 func TestPayloadKey(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -151,7 +153,8 @@ func TestTwoScopesEachApplyOnce(t *testing.T) {
 	stop()
 }
 
-// F6: the position passes over offsets that hold nothing, and is written even when nothing follows them.
+// F6: the position passes over offsets that hold nothing, and is written even when nothing follows
+// them.
 func TestF6PositionPassesOverHoles(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -171,7 +174,8 @@ func TestF6PositionPassesOverHoles(t *testing.T) {
 	r.once("a", "b", "c")
 }
 
-// A function of the user's that panics makes its message one without an id, and takes nobody with it.
+// If a user's function panics, its message counts as one without an id; no other message is
+// affected.
 func TestKeyFunctionThatPanics(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -28,7 +28,8 @@ func orderConfig() consumer.Config {
 	return cfg
 }
 
-// keyInOrder fails the test unless the effects whose value begins with prefix were written in the order of their numbers.
+// keyInOrder fails the test unless the effects whose value begins with prefix were written in the
+// order of their numbers.
 func (r *rig) keyInOrder(prefix string, n int) {
 	r.t.Helper()
 	rows, err := r.pool.Query(context.Background(), `select value from effects where value like $1 || '-%' order by n`, prefix)
@@ -53,7 +54,7 @@ func (r *rig) keyInOrder(prefix string, n int) {
 	}
 }
 
-// failing fails for the given values as often as said, for ever where that is negative.
+// failing fails for the given values as often as given, or always if that is negative.
 type failing struct {
 	mu    sync.Mutex
 	times map[string]int
@@ -78,7 +79,8 @@ func (f *failing) heal() {
 	clear(f.times)
 }
 
-// D4: a message that fails is tried again from the database, and those of its ordering key wait behind it, in order. Nobody else does.
+// D4: a message that fails is retried from the database, and later ones of its ordering key wait
+// for it, in order. No other message waits.
 func TestD4SickKeyIsRetriedFromTheDatabaseInOrder(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -103,7 +105,8 @@ func TestD4SickKeyIsRetriedFromTheDatabaseInOrder(t *testing.T) {
 	}
 }
 
-// D4: a message whose attempts are used up waits for an operator, and those behind it wait for it; a later owner keeps to that.
+// D4: a message whose attempts are used up waits for an operator, and later ones of its key wait
+// for it. A later owner keeps to that.
 func TestD4DeadHeadKeepsItsKeyBlocked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -127,13 +130,15 @@ func TestD4DeadHeadKeepsItsKeyBlocked(t *testing.T) {
 		t.Errorf("%d blocked messages, want 3", n)
 	}
 	h.heal()
-	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`) // as `parked redrive` does
+	// As `parked redrive` does.
+	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where state = 'waiting'`)
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 9 })
 	stop()
 	r.keyInOrder("a", 5)
 }
 
-// D4, I6: whatever fails, however often, and however often the partition changes hands, each key's effects are in order and single.
+// D4, I6: whatever fails, however often, and however often the partition changes hands, each key's
+// effects are in order and single.
 func TestD4OrderHoldsThroughFailuresAndTakeOvers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -148,7 +153,8 @@ func TestD4OrderHoldsThroughFailuresAndTakeOvers(t *testing.T) {
 				h.times[v] = 1 + rng.IntN(2)
 			}
 			if rng.IntN(20) == 0 {
-				r.keyed(int32(k%2), fmt.Sprintf("k%d", k), v) // a copy: a duplicate even while the first one is parked
+				// A copy: a duplicate even while the first one is parked.
+				r.keyed(int32(k%2), fmt.Sprintf("k%d", k), v)
 			}
 		}
 	}
@@ -178,8 +184,8 @@ func TestD4OrderHoldsThroughFailuresAndTakeOvers(t *testing.T) {
 	}
 }
 
-// D4: the row that waited is made due by whichever commits later, the settlement of the one before it or the parking behind; should
-// the process die in between, the next owner does it.
+// D4: whichever transaction commits later makes a waiting row due: the one that settles the earlier
+// row, or the one that parks the later one. If the process dies in between, the next owner does it.
 func TestD4BlockedRowIsFoundByTheNextOwner(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -192,14 +198,15 @@ func TestD4BlockedRowIsFoundByTheNextOwner(t *testing.T) {
 	r.keyed(0, "a", "a-1")
 	r.reaches(0, 2)
 	stop()
-	// Settled, and nobody lived to promote what waits behind.
+	// The row is settled, but the process died before it promoted the next one.
 	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where state = 'waiting'`)
 	stop = r.start(h.handle, cfg)
 	until(t, "a-1 applied", func() bool { return r.count(`select count(*) from effects where value = 'a-1'`) == 1 })
 	stop()
 }
 
-// T6: a retried handler's COMMIT is refused like any other's: its first statement settles the row, and needs the seal.
+// T6: a retried handler's COMMIT is refused like any other's: its first statement settles the row,
+// and needs the seal.
 func TestT6CommitInARetriedHandlerIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -217,7 +224,7 @@ func TestT6CommitInARetriedHandlerIsRefused(t *testing.T) {
 	if n := r.count(`select count(*) from effects`); n != 0 {
 		t.Errorf("%d effects", n)
 	}
-	// And where a COMMIT comes through to the server, the trigger on the row refuses it.
+	// If a COMMIT reaches the server nevertheless, the trigger on the row refuses it.
 	r.exec(`update onlyonce.parked set state = 'retrying'`)
 	if _, err := r.pool.Exec(t.Context(), `update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp()`); guard.SQLState(err) != "OO002" {
 		t.Errorf("settled without the seal: %v", err)
@@ -242,7 +249,8 @@ func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
 		return queued(ctx, tx, m)
 	}, orderConfig())
 	<-in
-	// The raise waits for the transaction: the row's settlement has taken the lease. So this one is made to look as if it came before.
+	// The raise waits for the transaction: the row's settlement has taken the lease. So this one is
+	// made to look as if it came before.
 	r.exec(`select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and state = 'idle in transaction'`)
 	until(t, "a new epoch", func() bool {
 		_, err := r.pool.Exec(t.Context(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid()) from onlyonce.leases`)
@@ -254,7 +262,8 @@ func TestF1RetryOfAReplacedOwnerIsFenced(t *testing.T) {
 	r.once("a-0")
 }
 
-// F1, T6: a parked row is settled by its cursor's owner, in the attempt that was counted, and with the seal; whoever runs the SQL.
+// F1, T6: a parked row is settled only by its cursor's owner, in the attempt that was counted, and
+// with the seal, whichever program runs the SQL.
 func TestF1SettlingNeedsOwnerAttemptAndSeal(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -288,7 +297,8 @@ func TestF1SettlingNeedsOwnerAttemptAndSeal(t *testing.T) {
 	}
 }
 
-// K7: a copy of a parked message is a duplicate even when retention has removed its key, on both paths of the claim.
+// K7: a copy of a parked message is a duplicate even when retention has removed its key, on both
+// paths of the claim.
 func TestK7CopyOfAParkedMessageWithoutItsKeyIsADuplicate(t *testing.T) {
 	t.Parallel()
 	for _, first := range []bool{false, true} {
@@ -341,7 +351,8 @@ func TestK7ReplayLeavesACopyOfAParkedMessageAlone(t *testing.T) {
 	}
 }
 
-// D5: a message whose id is found to be another one than when it was parked is not applied: its calls would go out under other keys.
+// D5: a message whose id is found to be another one than when it was parked is not applied: its
+// calls would go out under other keys.
 func TestD5RedriveUnderAnotherKeyIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -362,7 +373,8 @@ func TestD5RedriveUnderAnotherKeyIsRefused(t *testing.T) {
 	r.once()
 }
 
-// T9: a due time that was written while the clock was ahead is over: the message, and its ordering key, do not wait for it.
+// T9: a due time that was written while the clock was ahead is over: the message, and its ordering
+// key, do not wait for it.
 func TestT9DueTimeOfTheFuture(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -388,8 +400,8 @@ func TestT9DueTimeOfTheFuture(t *testing.T) {
 	r.once("a-1", "a-2")
 }
 
-// A halt is logged when it begins and when it changes, and not each time that the partition looks again; it says what to do about two services before it
-// gives the command that moves the cursor.
+// A halt is logged when it begins and when it changes, but not each time the partition checks
+// again. It says what to do about two services before it gives the command that moves the cursor.
 func TestHaltIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -415,7 +427,8 @@ func TestHaltIsLoggedOnce(t *testing.T) {
 	if n := strings.Count(text, "partition halted"); n != 1 {
 		t.Fatalf("%d lines", n)
 	}
-	for line := range strings.Lines(text) { // the other lines are about the test's server, for example that its fsync is off
+	// The other lines are about the test's server, for example that its fsync is off.
+	for line := range strings.Lines(text) {
 		if strings.Contains(line, "partition halted") {
 			text = line
 		}
@@ -431,7 +444,8 @@ func TestHaltIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// K1: a message that still has no key when it is redriven is parked for that again: what is told, and the row, agree.
+// K1: a message that still has no key when it is redriven is parked for that reason again. The hook
+// and the row agree.
 func TestK1RedrivenMessageWithoutKeyKeepsItsReason(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

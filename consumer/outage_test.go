@@ -12,21 +12,23 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// outage is a database whose time is moved, and whose keys rotate by a process that is not a consumer's: a relay does that.
+// outage is a database whose time is moved, and whose keys rotate by a process that is not a
+// consumer's: a relay does that.
 type outage struct {
 	*rig
 	rotator *ring.Rotator
 	builder *inbox.Builder
 }
 
-// passes lets time pass: whatever was noted before was noted so much earlier.
+// passes lets time pass: earlier records get that much older.
 func (o *outage) passes(d time.Duration) {
 	o.t.Helper()
 	o.exec(`update onlyonce.segments set opened_at = opened_at - make_interval(secs => $1), closed_at = closed_at - make_interval(secs => $1)`, d.Seconds())
 	o.exec(`update onlyonce.frontiers set frontier = frontier - make_interval(secs => $1)`, d.Seconds())
 }
 
-// rotates takes every step that can be taken, builds the filters that can be built, and returns what the steps did.
+// rotates takes every step that can be taken, builds the filters that can be built, and returns
+// what the steps did.
 func (o *outage) rotates() map[ring.Action]int {
 	o.t.Helper()
 	did := map[ring.Action]int{}
@@ -50,7 +52,8 @@ func (o *outage) rotates() map[ring.Action]int {
 	return did
 }
 
-// works runs a consumer until it has handled all partitions up to next, and returns a function that ends it.
+// works runs a consumer until it has handled all partitions up to next, and returns a function that
+// ends it.
 func (o *outage) works(src *consumertest.Source, scope string, next ...int64) (stop func()) {
 	o.t.Helper()
 	cfg := testConfig()
@@ -64,7 +67,7 @@ func (o *outage) works(src *consumertest.Source, scope string, next ...int64) (s
 	return stop
 }
 
-// says waits until every frontier that there is to be is from now on.
+// says waits until each frontier that can be recorded is newer than this call.
 func (o *outage) says(cursors int) {
 	o.t.Helper()
 	var since time.Time
@@ -76,9 +79,10 @@ func (o *outage) says(cursors int) {
 	})
 }
 
-// K6: consumers are down for three times the horizon, while another one of the same database goes on and segments are rotated. Copies stand in the
-// log on both sides: some were handled before, some came while nobody read, some come behind. Each message takes effect once, none is parked; and
-// when the consumers have caught up the old keys are forgotten after all.
+// K6: consumers are down for three times the horizon, while another one of the same database
+// continues and segments are rotated. The log holds copies on both sides: some were handled before,
+// some came while no consumer was reading, some come later. Each message takes effect once, and
+// none is parked. When the consumers have caught up, the old keys are forgotten after all.
 //
 // Not parallel: rotation waits for all transactions of the server.
 func TestK6OutageLongerThanTheHorizon(t *testing.T) {
@@ -164,7 +168,7 @@ func TestK6OutageLongerThanTheHorizon(t *testing.T) {
 		t.Errorf("%d messages are parked: %v", n, r.reasons())
 	}
 
-	// Everybody has passed the horizon of what was closed before: now it goes.
+	// All consumers have passed the horizon of what was closed before: now it is emptied.
 	if did := o.rotates(); did[ring.Truncated] == 0 {
 		t.Errorf("nothing is forgotten when it may be: %v", did)
 	}

@@ -10,19 +10,19 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// Reasons of a verdict that no row has; the others are those of package parked.
+// Reasons of a verdict that no row has; the others are in package parked.
 const (
-	reasonDuplicate  = "duplicate"           // it is skipped and not parked
+	reasonDuplicate  = "duplicate"           // the message is skipped, not parked
 	reasonUnparkable = "it cannot be parked" // the partition halts
 )
 
-// verdict is what becomes of a message instead of being handled.
+// verdict is what becomes of a message that is not applied.
 type verdict struct {
 	reason   string
 	err      error
 	attempts int
-	wait     time.Duration // until the next attempt, of one that is tried again
-	order    pgtype.UUID   // the ordering key that it waits for, of one that is behind
+	wait     time.Duration // until the next attempt, if the message is retried
+	order    pgtype.UUID   // the ordering key of an earlier parked message that it waits for
 }
 
 func (v *verdict) state() string {
@@ -38,7 +38,8 @@ func (v *verdict) state() string {
 func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
 	var key pgtype.UUID
 	if m.id != "" {
-		key = uuidOrNull(m.ordinary()) // of one parked in a replay too: copies outside of it must find it (K7)
+		// Also if it is parked in a replay: copies outside of the replay must find it (K7).
+		key = uuidOrNull(m.ordinary())
 	}
 	names := make([][]byte, len(m.Headers))
 	values := make([][]byte, len(m.Headers))
@@ -50,13 +51,15 @@ func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
 		m.cluster, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.kind(), pgtype.Text{String: m.EventID, Valid: e.c.events})
 }
 
-// Bounds of what is stored of a producer's clock, which may say anything: PostgreSQL refuses years behind 294276, and JSON those behind 9999.
+// Bounds for a producer's timestamps, which may be anything. PostgreSQL refuses years after 294276,
+// and JSON those after 9999.
 var (
 	firstTime = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
 	lastTime  = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 )
 
-// storable is the time nearest to t that can be stored: a message that cannot be parked would hold up its partition for ever.
+// storable returns the time nearest to t that can be stored. Without it, a message with a wrong
+// timestamp could not be parked, and would hold up its partition for ever.
 func storable(t time.Time) time.Time {
 	switch {
 	case t.Before(firstTime):
@@ -67,7 +70,8 @@ func storable(t time.Time) time.Time {
 	return t
 }
 
-// plain makes text that PostgreSQL stores: valid UTF-8 without NUL, and not longer than what helps.
+// plain returns s as text that PostgreSQL stores: valid UTF-8 without NUL, and cut to a useful
+// length.
 func plain(s string) string {
 	return codec.TextUpTo(s, 8<<10)
 }

@@ -8,12 +8,13 @@ import (
 	cursors "github.com/onlyonce/onlyonce/internal/cursor"
 )
 
-// errPaused says that somebody paused the partition.
+// errPaused means that an operator has paused the partition.
 var errPaused = errors.New("paused")
 
-// Pause stops the work on one partition, in whichever process it is, until somebody resumes it; it outlasts restarts. The
-// owner notices within a second or two, finishes its batch, and keeps the partition. An empty topic means everything in this
-// consumer's scope, in each of its shards; partition is then ignored. `onlyonce cursor pause` does the same.
+// Pause stops the work on one partition, in whichever process it is, until [Consumer.Resume]. It
+// survives restarts. The owner notices within a second or two, finishes its batch, and keeps the
+// partition. If topic is empty, everything in this consumer's scope pauses, in each of its shards,
+// and partition is ignored. `onlyonce cursor pause` does the same.
 func (c *Consumer) Pause(ctx context.Context, topic string, partition int32, reason string) error {
 	if reason == "" {
 		return fmt.Errorf("%w: Pause: reason must not be empty: whoever finds the consumer standing still will want to know", ErrConfig)
@@ -24,7 +25,7 @@ func (c *Consumer) Pause(ctx context.Context, topic string, partition int32, rea
 	return nil
 }
 
-// each runs a statement in the shard that has a partition, or in every one where topic is empty.
+// each runs a statement in the shard that has a partition, or in every shard if topic is empty.
 func (c *Consumer) each(ctx context.Context, topic string, partition int32, sql string, args ...any) error {
 	databases := c.databases()
 	if topic == "" {
@@ -45,7 +46,8 @@ func (c *Consumer) each(ctx context.Context, topic string, partition int32, sql 
 	return errors.Join(faults...)
 }
 
-// Resume ends a pause with the same topic and partition. A pause of the whole scope holds until it is ended itself.
+// Resume ends a pause with the same topic and partition. A pause of the whole scope holds until it
+// is ended in the same way, with an empty topic.
 func (c *Consumer) Resume(ctx context.Context, topic string, partition int32) error {
 	if err := c.each(ctx, topic, partition, cursors.ResumeSQL); err != nil {
 		return fmt.Errorf("consumer: resuming: %w", err)
@@ -53,7 +55,8 @@ func (c *Consumer) Resume(ctx context.Context, topic string, partition int32) er
 	return nil
 }
 
-// untilResumed waits, and reports false when ctx ended first. A database that does not answer counts as still paused.
+// untilResumed waits until the pause ends. It returns false if ctx ends first. If the database does
+// not answer, the partition counts as still paused.
 func (w *worker) untilResumed(ctx context.Context) bool {
 	w.state.paused.Store(true)
 	defer w.state.paused.Store(false)

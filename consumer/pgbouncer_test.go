@@ -19,11 +19,13 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// Behind PgBouncer in transaction mode a client has a server connection for the length of a transaction, and another one for the
-// next. So nothing may be kept in the session: no prepared statement, no setting, no advisory lock. The two modes of pgx that name no statement:
+// Through PgBouncer in transaction mode a client has one server connection for a transaction, and
+// another one for the next. So nothing may be kept in the session: no prepared statement, no
+// setting, no advisory lock. These are the two modes of pgx that name no statement:
 var unnamed = []string{"exec", "cache_describe"}
 
-// Sixteen workers share three server connections. Copies of messages make batches fall back to claiming first.
+// Sixteen workers share three server connections. Copies of messages make batches fall back to
+// claiming first.
 func TestPgBouncerEveryMessageTakesEffectOnce(t *testing.T) {
 	for _, mode := range unnamed {
 		for name, h := range map[string]consumer.Handler{"waiting": effect, "queued": queued} {
@@ -82,7 +84,8 @@ func TestPgBouncerFailingMessagesAreParkedAlone(t *testing.T) {
 				case 7:
 					return errBoom
 				case 12:
-					tx.Queue(`insert into amounts values (0)`) // refused while others are queued behind it
+					// Refused while others are queued after it.
+					tx.Queue(`insert into amounts values (0)`)
 				case 15, 16:
 					tx.Queue(`insert into amounts values (5)`) // the second is refused at the seal
 				case 21:
@@ -110,8 +113,9 @@ func TestPgBouncerFailingMessagesAreParkedAlone(t *testing.T) {
 	}
 }
 
-// T4 behind PgBouncer: the server connection dies at COMMIT, before the server gets it or before its answer is passed on. The client
-// is not cut off: PgBouncer tells it in an error message that looks like one of the server's.
+// T4 with PgBouncer: the server connection dies at COMMIT, before the server gets it or before its
+// answer is passed on. The client is not cut off: PgBouncer sends it an error message that looks
+// like one of the server's.
 func TestT4PgBouncerLosesTheServerAtCommit(t *testing.T) {
 	for name, after := range map[string]bool{"before the server got it": false, "before the answer": true} {
 		t.Run(name, func(t *testing.T) {
@@ -136,7 +140,8 @@ func TestT4PgBouncerLosesTheServerAtCommit(t *testing.T) {
 	}
 }
 
-// Server connections that are terminated at any moment: nothing is lost, doubled or parked, once they stop being.
+// Server connections that are terminated at any moment: nothing is lost, doubled or parked, once
+// they stop being.
 func TestPgBouncerServerConnectionsAreTerminated(t *testing.T) {
 	t.Parallel()
 	const partitions, each = 4, 300
@@ -147,9 +152,10 @@ func TestPgBouncerServerConnectionsAreTerminated(t *testing.T) {
 		values = append(values, r.numbered(p, each)...)
 	}
 	cfg := testConfig()
-	cfg.MaxAttempts = 1000 // a connection that dies under a message that stands alone counts against it
+	cfg.MaxAttempts = 1000 // a connection that dies under a message that is alone counts against it
 	stop := r.startOn(r.src, pgtest.Pool(t, bouncer.Exec()+"&pool_max_conns=8"), effect, cfg)
-	until(t, "the first effect", func() bool { return r.count(`select count(*) from effects`) > 0 }) // Run returns if its start is cut off
+	// Run returns if its start is cut off.
+	until(t, "the first effect", func() bool { return r.count(`select count(*) from effects`) > 0 })
 	kills := 0
 	until(t, "20 terminated server connections, or the end of the work", func() bool {
 		kills += r.count(`select count(*) filter (where pg_terminate_backend(pid)) from pg_stat_activity
@@ -169,7 +175,8 @@ func TestPgBouncerServerConnectionsAreTerminated(t *testing.T) {
 	}
 }
 
-// F1 behind PgBouncer: redelivered messages do nothing, be it after a reset of the group's offsets or after a crash.
+// F1 with PgBouncer: redelivered messages do nothing, after a reset of the group's offsets and
+// after a crash.
 func TestF1PgBouncerRedelivery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -189,8 +196,8 @@ func TestF1PgBouncerRedelivery(t *testing.T) {
 	r.once(append(values, "new")...)
 }
 
-// T1 behind PgBouncer: the process is killed with effects written and not committed. PgBouncer, which is still there, must not
-// hand the open transaction to the next client.
+// T1 with PgBouncer: the process is killed when its effects are written but not committed.
+// PgBouncer is still running, and must not hand the open transaction to the next client.
 func TestT1PgBouncerKilledBeforeCommit(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -216,8 +223,9 @@ select current_setting('lock_timeout'), current_setting('statement_timeout'), cu
        (select count(*) from pg_prepared_statements where name <> ''), (select count(*) from pg_cursors where name <> ''),
        (select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory')`
 
-// Whatever the engine sets, it sets for a transaction: the one server connection, which the next client may be anybody's, is
-// left as a new one is, after commits, fallbacks, rollbacks and a message that stood alone.
+// The engine sets everything for one transaction only. The next client of the one server connection
+// may be another program, so the session must be as a new one is: after commits, fallbacks,
+// rollbacks and a message that was alone.
 func TestPgBouncerNothingIsLeftInTheSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -254,7 +262,8 @@ func TestPgBouncerNothingIsLeftInTheSession(t *testing.T) {
 		}
 		return pid, all
 	}
-	// All clients of this PgBouncer had one backend, so its session is the one that the engine used.
+	// All clients of this PgBouncer had one backend, so its session is the one that the engine
+	// used.
 	_, used := state(bouncer.Exec())
 	_, fresh := state(r.pool.Config().ConnString() + "&default_query_exec_mode=exec")
 	if fmt.Sprint(used) != fmt.Sprint(fresh) {
@@ -262,7 +271,7 @@ func TestPgBouncerNothingIsLeftInTheSession(t *testing.T) {
 	}
 }
 
-// cuttingProxy stands before a server and loses a connection at each n-th COMMIT.
+// cuttingProxy is a proxy for a server that loses a connection at each n-th COMMIT.
 type cuttingProxy struct {
 	t       *testing.T
 	every   int32
@@ -271,7 +280,7 @@ type cuttingProxy struct {
 	cuts    atomic.Int32
 }
 
-// start returns the address that stands for the server's.
+// start returns the address to use for the server's.
 func (p *cuttingProxy) start(server string) string {
 	p.t.Helper()
 	u, err := url.Parse(server)
@@ -293,7 +302,8 @@ func (p *cuttingProxy) start(server string) string {
 			all.Go(func() { p.serve(client, to) })
 		}
 	})
-	p.t.Cleanup(func() { _ = l.Close(); all.Wait() }) // PgBouncer, stopped before, has closed its connections
+	// PgBouncer, stopped before, has closed its connections.
+	p.t.Cleanup(func() { _ = l.Close(); all.Wait() })
 	u.Host = l.Addr().String()
 	return u.String()
 }

@@ -15,22 +15,26 @@ import (
 )
 
 const (
-	pollEvery   = 1 * time.Second  // how often a process asks what operators and time have done
-	reportEvery = 10 * time.Second // how often it writes its row of onlyonce.owners when nothing has changed
+	pollEvery = 1 * time.Second // how often a process asks for changes by operators and time
+	// reportEvery is how often it writes an unchanged row of onlyonce.owners.
+	reportEvery = 10 * time.Second
 )
 
-// pollSQL is what a process asks the database regularly, in one statement for all partitions that it owns there. In: scope; of each
-// partition its topic, number, cursor, epoch, nonce, run and frontier to note (null: none); then the process's row of onlyonce.owners: id,
-// host, pid, and the report as JSON (null: not this time).
+// pollSQL is what a process asks the database regularly, in one statement for all partitions that
+// it owns there. In: scope; for each partition its topic, number, cursor, epoch, nonce, run and
+// frontier to record (null: none); then the process's row of onlyonce.owners: id, host, pid, and
+// the report as JSON (null: not this time).
 //
-// One row for each partition: its place in the arrays, from 1, whether the lease is still this owner's, the position, whether an operator has paused the
-// partition, in how many seconds the next of its parked rows is due (null: none is), whether the frontier was noted, and the database's clock.
-// By primary keys and the indexes parked_due and parked_order. A row that waits for an unsettled one of its ordering key is not due,
-// whatever its time: takeSQL does not take it.
+// Out: one row for each partition, with its index in the arrays from 1, whether the lease is still
+// this owner's, the position, whether an operator has paused the partition, in how many seconds its
+// next parked row is due (null: none is), whether the frontier was recorded, and the database's
+// clock. By primary keys and the indexes parked_due and parked_order. A row that waits for an
+// unsettled one of its ordering key is not due, whatever its time: takeSQL does not take it.
 //
-// A frontier is noted for the present owner only, and not while a take-over holds the lease: then the next poll tries again, so that one
-// partition never holds up the others. In a run that an operator has begun elsewhere what was noted before means nothing, nor does what
-// lies ahead of the clock (K6).
+// A frontier is recorded for the present owner only, and not while a take-over holds the lease. The
+// next poll tries again then, so that one partition never holds up the others. If an operator has
+// begun another run, a frontier from before means nothing; neither does one that is ahead of the
+// clock (K6).
 const pollSQL = `
 with asked as (
   select * from unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[], $6::uuid[], $7::integer[], $8::timestamptz[])
@@ -66,20 +70,20 @@ select a.n,
 // leaveSQL deletes the process's row of onlyonce.owners. In: its id.
 const leaveSQL = `delete from onlyonce.owners where id = $1`
 
-// polled is what one poll says of a partition.
+// polled is the answer of one poll about a partition.
 type polled struct {
 	mine   bool // the lease is this owner's
 	at     int64
-	known  int64 // the position that this process knew before it asked
+	known  int64 // the position that this process knew before it polled
 	paused bool
 	due    *float64 // seconds until the next parked row is due; nil: none is
-	noted  bool     // the frontier was noted
+	noted  bool     // the frontier was recorded
 	now    time.Time
-	asked  time.Time // when the answer was here
+	asked  time.Time // when the answer arrived
 	err    error
 }
 
-// polling is a partition of which the poller asks, from when its owner joins until it leaves.
+// polling is a partition that the poller asks about, from when its owner joins until it leaves.
 type polling struct {
 	id     Identity
 	cur    *cursor
@@ -87,10 +91,10 @@ type polling struct {
 	answer chan polled // the latest answer; capacity 1
 
 	mu       sync.Mutex
-	frontier *time.Time // to be noted
+	frontier *time.Time // to be recorded
 }
 
-// note has the next polls note a frontier; nil: not any more.
+// note makes the next polls record a frontier; nil: none.
 func (p *polling) note(frontier *time.Time) {
 	p.mu.Lock()
 	p.frontier = frontier
@@ -112,8 +116,9 @@ func (p *polling) tell(a polled) {
 	}
 }
 
-// poller asks one database regularly for all partitions that this process owns there: a statement a second, however many they are. It
-// writes what the process knows of them as well.
+// poller asks one database regularly about all partitions that this process owns there: one
+// statement a second, however many they are. The statement also writes what the process knows of
+// them.
 type poller struct {
 	c    *Consumer
 	id   pgtype.UUID
@@ -123,8 +128,8 @@ type poller struct {
 	mu      sync.Mutex
 	members map[*polling]struct{}
 
-	reported time.Time // when the process's row was written last; zero: never
-	shape    string    // of what was written then
+	reported time.Time // when the process's row was last written; zero: never
+	shape    string    // of the row that was written then
 }
 
 func newPoller(c *Consumer) *poller {
@@ -135,7 +140,7 @@ func newPoller(c *Consumer) *poller {
 	return &poller{c: c, id: newNonce(), host: host, wake: make(chan struct{}, 1), members: map[*polling]struct{}{}}
 }
 
-// join adds a partition, and has the poller ask at once.
+// join adds a partition, and makes the poller ask at once.
 func (p *poller) join(id Identity, cur *cursor, state *partitionState) *polling {
 	m := &polling{id: id, cur: cur, state: state, answer: make(chan polled, 1)}
 	p.mu.Lock()
@@ -151,7 +156,8 @@ func (p *poller) leave(m *polling) {
 	p.mu.Unlock()
 }
 
-// soon has the poller ask at once: a partition has come, or its state has changed.
+// soon makes the poller ask at once, for example because a partition was added or its state has
+// changed.
 func (p *poller) soon() {
 	select {
 	case p.wake <- struct{}{}:
@@ -159,7 +165,7 @@ func (p *poller) soon() {
 	}
 }
 
-// run polls until ctx is done, and takes the process's row away then.
+// run polls until ctx is done, and then deletes the process's row.
 func (p *poller) run(ctx context.Context) {
 	retry := newBackoff(p.c.cfg)
 	wait := time.Duration(0)
@@ -191,7 +197,7 @@ func (p *poller) run(ctx context.Context) {
 	}
 }
 
-// poll asks once, and gives each partition its answer.
+// poll asks once, and passes each partition its answer.
 func (p *poller) poll(ctx context.Context) error {
 	p.mu.Lock()
 	members := make([]*polling, 0, len(p.members))
@@ -230,7 +236,9 @@ func (p *poller) ask(ctx context.Context, members []*polling, report *string) ([
 	answers, topics := make([]polled, n), make([]string, n)
 	for i, m := range members {
 		topics[i] = m.id.Topic
-		answers[i].known = m.state.position.Load() // before the query: the database is at least there, unless a failover lost commits
+		// Read before the query: the database is at least there, unless a failover has lost
+		// commits.
+		answers[i].known = m.state.position.Load()
 	}
 	ctx, cancel := p.c.bounded(ctx)
 	defer cancel()
@@ -282,11 +290,11 @@ type ownedPartition struct {
 	Halted        string   `json:"halted,omitempty"`
 	Detail        string   `json:"detail,omitempty"`
 	HaltedFor     float64  `json:"halted_for,omitempty"`
-	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none since the process owns it
+	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none under this owner
 }
 
-// report returns what this process knows of its partitions in this database, and the part of it that is written at once when it
-// changes; nil if it need not be written now.
+// report returns what this process knows of its partitions in this database. shape is the part of
+// it that is written at once if it changes. report is nil if it need not be written now.
 func (p *poller) report() (report *string, shape string, err error) {
 	owned := []ownedPartition{}
 	for _, s := range p.c.parts.status() {

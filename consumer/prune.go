@@ -9,22 +9,28 @@ import (
 	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
-// pruneRows is how many rows of progress one statement deletes at most.
+// pruneRows is the most rows of progress that one statement deletes.
 const pruneRows = 4_096
 
-// openSQL lists the transactions of this database's other sessions. One row: their virtual transaction ids. Every role sees them, those without
-// a transaction id too, and those of other roles. Left out are sessions of which the server says that they belong to another database, or to no
-// role (autovacuum, which may take hours): neither runs a batch. A prepared transaction has none, and needs none: it sends no
-// statement any more, and another one from its position waits for it at the primary key. Takes no lock.
+// openSQL lists the transactions of this database's other sessions. Out: one row with their virtual
+// transaction ids. Every role sees them, also those without a transaction id and those of other
+// roles.
+//
+// It leaves out sessions that by the server belong to another database, or to no role (autovacuum,
+// which may take hours): neither runs a batch. A prepared transaction has no such id, and needs
+// none. It sends no further statement, and another transaction from its position waits for it at
+// the primary key. The query takes no lock.
 const openSQL = `
 select coalesce(array_agg(l.virtualxid), '{}') from pg_locks l
  where l.locktype = 'virtualxid' and l.granted and l.pid <> pg_backend_pid()
    and not exists (select from pg_stat_activity a
                     where a.pid = l.pid and (a.usesysid is null or a.datid <> (select d.oid from pg_database d where d.datname = current_database())))`
 
-// pruneSQL deletes rows of progress. In: cursor, run and offset from which on, run and offset below which, how many at most. One row: how many
-// were deleted, and the run and the offset of the last of them. By the primary key. At any isolation level. Nothing is deleted unless a row stands at or
-// above the bound: a failover may have lost what this owner remembers, and then the rows below are the position.
+// pruneSQL deletes rows of progress. In: cursor, run and offset of the lower bound, run and offset
+// of the upper bound, most rows to delete. Out: one row with how many were deleted, and the run and
+// the offset of the last of them. By the primary key, at any isolation level. It deletes nothing
+// unless there is a row at or above the upper bound: a failover may have lost what this owner
+// remembers, and then the rows below are the position.
 const pruneSQL = `
 with old as materialized (
   select run, from_offset from onlyonce.progress
@@ -35,7 +41,7 @@ gone as (
   delete from onlyonce.progress p using old where p.cursor_id = $1 and p.run = old.run and p.from_offset = old.from_offset)
 select count(*), coalesce(max(run), 0), coalesce(max(from_offset) filter (where run = (select max(run) from old)), 0) from old`
 
-// place of a row of progress within a cursor.
+// progressRow is the place of a row of progress within a cursor.
 type progressRow struct {
 	run  int32
 	from int64
@@ -43,35 +49,36 @@ type progressRow struct {
 
 // pruning deletes rows of progress that no transaction can need any more (T4).
 //
-// Above READ COMMITTED the fence compares the position as of its snapshot, and what stops an attempt whose snapshot is old is the primary key:
-// the row of the batch that has committed meanwhile. So that row has to outlive every transaction that was open when it
-// committed; one that begins later sees the position. (At READ COMMITTED the same holds for the moment between the fence's comparison and its
-// insert.) The owner lists the transactions that are open after a commit, and deletes the rows below that one when none of
-// those is left.
+// Above READ COMMITTED the fence compares the position as of its snapshot. If an attempt's snapshot
+// is old, only the primary key stops it: the row of the batch that has committed meanwhile. So that
+// row must outlive every transaction that was open when it committed; a transaction that begins
+// later sees the position. (At READ COMMITTED the same holds for the moment between the fence's
+// comparison and its insert.) After a commit the owner lists the open transactions. When none of
+// them is left, it deletes the rows below that of the commit.
 type pruning struct {
-	newest    progressRow // the row of the last batch that this owner has committed
-	committed int         // batches since the last look
+	newest    progressRow // of the last batch that this owner has committed
+	committed int         // batches since the last check
 
 	from   progressRow // below it everything is deleted
-	below  progressRow // what may go when
+	below  progressRow // what may be deleted when
 	noted  []string    // these transactions have ended
-	asking bool        // whether anything is noted
+	asking bool        // noted and below are set
 }
 
-// due reports whether it is time to look. The first look is behind the first batch.
+// due reports whether it is time for a check. The first one is after the first batch.
 func (p *pruning) due() bool { return p.committed >= pace.Prune }
 
 func startPruning() pruning {
 	return pruning{committed: pace.Prune - 1, from: progressRow{run: 0, from: math.MinInt64}}
 }
 
-// took notes a batch that has committed.
+// took records a batch that has committed.
 func (p *pruning) took(run int32, from int64) {
 	p.newest = progressRow{run, from}
 	p.committed++
 }
 
-// prune takes the next step. What it does not get done waits for the next time.
+// prune takes the next step. What it cannot finish waits for the next call.
 func (w *worker) prune(ctx context.Context) {
 	p := &w.pruning
 	if !p.due() {
@@ -100,7 +107,7 @@ func (w *worker) pruneOld(ctx context.Context, p *pruning) error {
 		if err != nil {
 			return err
 		}
-		if n >= pruneRows { // more to come
+		if n >= pruneRows { // more rows to delete
 			p.from = last
 			return nil
 		}

@@ -31,9 +31,10 @@ func (p eventPartition) Fetch(ctx context.Context, from int64, most int) (consum
 	return f, err
 }
 
-// T4: a batch whose fence, effects, seal and COMMIT reach the server long after its owner gave it up, made it again on another connection and
-// committed hundreds more does not commit, whatever its isolation level and whatever claims its messages have: the row of progress
-// that stops it outlives it. Behind it the rows go.
+// T4: a batch whose fence, effects, seal and COMMIT reach the server long after its owner gave it
+// up, made it again on another connection and committed hundreds more does not commit, whatever its
+// isolation level and whatever claims its messages have: the row of progress that stops it outlives
+// it. Behind it the rows go.
 func TestT4LateBatchDoesNotCommit(t *testing.T) {
 	const heldUp, first, more = 10, 20, 280
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
@@ -62,7 +63,8 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 				cfg := testConfig()
 				choose(&cfg)
 				cfg.BatchSize = 1
-				cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error { // its answer comes with a snapshot
+				// Its answer comes with a snapshot.
+				cfg.OnBegin = func(ctx context.Context, tx consumer.Tx) error {
 					tx.Queue(`set transaction isolation level ` + level)
 					var pid int32
 					err := tx.QueryRow(ctx, `select pg_backend_pid() from onlyonce.progress union all select pg_backend_pid() limit 1`).Scan(&pid)
@@ -89,7 +91,8 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 					return r.count(`select count(*) from pg_stat_activity where pid = $1`, late.Load()) == 0
 				})
 				left := func() int { return r.count(`select count(*) from onlyonce.progress`) }
-				for n := 0; left() > more && n < 10; n++ { // other transactions may be open when it looks
+				// Other transactions may be open when it looks.
+				for n := 0; left() > more && n < 10; n++ {
 					produce()
 				}
 				stop()
@@ -102,7 +105,8 @@ func TestT4LateBatchDoesNotCommit(t *testing.T) {
 	}
 }
 
-// F1: what is deleted is never the row that the position is read from, and a new owner's position is where the one before ended.
+// F1: what is deleted is never the row that the position is read from, and a new owner's position
+// is where the one before ended.
 func TestF1PruningKeepsThePosition(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -24,7 +24,8 @@ func keyless() consumer.Config {
 	return cfg
 }
 
-// calledFor is a rig on which five messages were handled by a consumer that goes on, each with a call.
+// calledFor is a rig on which five messages were handled by a consumer that goes on, each with a
+// call.
 func calledFor(t *testing.T, cfg consumer.Config) (r *rig, stop func()) {
 	t.Helper()
 	r = newRig(t, 1)
@@ -40,8 +41,9 @@ func (r *rig) redone() string {
 	return fmt.Sprintf("%d redone, %d new", r.count(`select count(*) from onlyonce.outbox_log where redo`), r.count(`select count(*) from onlyonce.outbox_log where not redo`))
 }
 
-// O6: an operator has set the position back, and the rows of the calls are gone. The first owner takes the partition, which overwrites the group's
-// offset in Kafka, and is gone before it has handled anything. The next one must know all the same.
+// O6: an operator has set the position back, and the rows of the calls are gone. The first owner
+// takes the partition, which overwrites the group's offset in Kafka, and is gone before it has
+// handled anything. The next one must know all the same.
 func TestO6SetBackAndTakenOverTwice(t *testing.T) {
 	t.Parallel()
 	cfg := keyless()
@@ -72,7 +74,8 @@ func TestO6SetBackAndTakenOverTwice(t *testing.T) {
 	}
 }
 
-// O6: the database loses commits that it had answered, and the owner lives on: it knows how far it had been, wherever the group's offset stands.
+// O6: the database loses commits that it had confirmed, and the owner lives on. It knows how far it
+// had been, whatever the group's offset is.
 func TestO6LostCommitsOfALivingOwner(t *testing.T) {
 	t.Parallel()
 	r, stop := calledFor(t, keyless())
@@ -85,7 +88,7 @@ func TestO6LostCommitsOfALivingOwner(t *testing.T) {
 	}
 }
 
-// A replay that sends calls again gives them keys of their own: nobody has made those.
+// A replay that sends calls again gives them keys of their own, under which no call was made.
 func TestReplayThatSendsAgainIsNoRedo(t *testing.T) {
 	t.Parallel()
 	r, stop := calledFor(t, testConfig())
@@ -100,8 +103,9 @@ func TestReplayThatSendsAgainIsNoRedo(t *testing.T) {
 	}
 }
 
-// O1: who redrives a message of reason conflict says that it is another one than the first of its id. Its calls are others, too: under the first
-// one's keys a remote would answer what it answered then, and nothing would be charged.
+// O1: an operator who redrives a message of reason conflict decides that it is another one than the
+// first of its id. Its calls are others, too: under the first one's keys a remote would repeat its
+// earlier answer, and nothing would be charged.
 func TestO1RedrivenConflict(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -110,7 +114,8 @@ func TestO1RedrivenConflict(t *testing.T) {
 	}
 	stop := r.start(calling, testConfig())
 	r.reaches(0, 3)
-	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'conflict'`) // as `parked redrive` does
+	// As `parked redrive` does.
+	r.exec(`update onlyonce.parked set state = 'retrying', attempts = 0, next_attempt_at = clock_timestamp() where reason = 'conflict'`)
 	until(t, "all applied", func() bool { return r.count(`select count(*) from effects`) == 3 })
 	stop()
 	r.once("first", "second", "third")

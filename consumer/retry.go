@@ -16,11 +16,12 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch, nonce, scope, topic,
-// partition, after how many seconds it is due again should this process die, and how many seconds ahead a due time is at most: one beyond that was
-// written while the clock was ahead, and is over (T9). At most one row; none too where the
-// cursor has another owner. By the indexes parked_due and parked_order: a row is due only if no unsettled one of its ordering
-// key stands before it.
+// takeSQL counts an attempt at the parked row that is due first, before it runs. In: cursor, epoch,
+// nonce, scope, topic, partition, after how many seconds the row is due again if this process dies,
+// and how many seconds ahead a due time is at most. A due time beyond that was written while the
+// clock was ahead, and counts as reached (T9). Out: at most one row; none, too, if the cursor has
+// another owner. By the indexes parked_due and parked_order: a row is due only if no earlier row of
+// its ordering key is unsettled.
 const takeSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share),
 due as (
@@ -36,12 +37,13 @@ returning p.id, p.attempts, p.reason, p.tenant, p.key, p."offset", p.record_time
           p.body, p.order_key, coalesce(p.cluster_id, ''), p.topic_id, p.log_append_time, p.replay_no, p.replay_resend,
           coalesce(p.event_id, '')`
 
-// settleSQL is the fence of an attempt at a parked row; see the function's comment in the migration.
+// settleSQL is the fence of an attempt at a parked row; see the function's comment in the
+// migration.
 const settleSQL = `select onlyonce.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
 
-// failSQL writes how an attempt at a parked row ended that did not settle it. In: cursor, epoch, nonce, row, state, reason,
-// error, attempts to take back, seconds until it is due again, attempts as counted. A message that has not claimed its key
-// (conflict, no-key) keeps that reason.
+// failSQL writes the result of an attempt at a parked row that did not settle it. In: cursor,
+// epoch, nonce, row, state, reason, error, attempts to take back, seconds until it is due again,
+// attempts as counted. A message that has not claimed its key (conflict, no-key) keeps that reason.
 const failSQL = `
 with held as (select id from onlyonce.leases where id = $1 and epoch = $2 and nonce = $3 for share)
 update onlyonce.parked p
@@ -49,20 +51,22 @@ update onlyonce.parked p
        next_attempt_at = case when $5 = 'retrying' then clock_timestamp() + make_interval(secs => $9) end
   from held where p.id = $4 and p.state = 'retrying' and p.attempts = $10`
 
-// sweepSQL makes the first rows due of all ordering keys
-// of a partition that have blocked rows, after a process died between a commit and what should have followed it: so many keys at once, above $4 (null: from the
-// first). One row: how many rows became due, and the last of these keys, null where there are no more.
+// sweepSQL makes the first row of each ordering key due, for the keys of a partition that have
+// blocked rows. It is for a process that died between a commit and the promote that follows it. It
+// handles a number of keys at once, above $4 (null: from the first). Out: one row with how many
+// rows became due, and the last of these keys, null if there are no more.
 const sweepSQL = `
 select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
   from (select distinct order_key from onlyonce.parked
          where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked' and ($4::uuid is null or order_key > $4)
          order by order_key limit 5000) k`
 
-// sweepEvery bounds how long a row can stay blocked behind nothing.
+// sweepEvery bounds how long a row can stay blocked although nothing blocks it.
 const sweepEvery = 5 * time.Minute
 
-// retrier reads what is parked of one owned partition, and tries it again through the engine, beside the worker and under the same
-// lease. It never holds up the worker: a sick key makes only its own messages wait.
+// retrier reads the parked messages of one owned partition, and tries them again through the
+// engine, beside the worker and under the same lease. It never holds up the worker: if a key's
+// messages fail, only messages of that key wait.
 type retrier struct {
 	engine
 	wake chan struct{}
@@ -71,11 +75,13 @@ type retrier struct {
 	keys  map[pgtype.UUID]struct{} // ordering keys to promote
 	sweep bool                     // promote all
 
-	careful bool      // attempts are made alone: what was under way when the owner before died is not known
-	since   time.Time // the take-over
+	// careful makes it run attempts alone: which ones were under way when the previous owner died
+	// is not known.
+	careful bool
+	since   time.Time // when this process took over
 
 	asks   *polling
-	due    time.Time // when the next row is due; zero: nothing is known of one
+	due    time.Time // when the next row is due; zero: none is known
 	sample sample
 	swept  time.Time
 }
@@ -87,7 +93,7 @@ func newRetrier(w *worker) *retrier {
 
 func (r *retrier) leave() { r.c.poller.leave(r.asks) }
 
-// parked takes note of what a transaction of the worker has parked.
+// parked records what a transaction of the worker has parked.
 func (r *retrier) parked(a *attempt) {
 	if len(a.parked) == 0 {
 		return
@@ -100,7 +106,7 @@ func (r *retrier) parked(a *attempt) {
 	r.kick()
 }
 
-// sweepSoon is for transactions of which nobody knows what they have parked.
+// sweepSoon is for transactions of which it is not known what they parked.
 func (r *retrier) sweepSoon() {
 	r.mu.Lock()
 	r.sweep = true
@@ -113,14 +119,15 @@ func (r *retrier) kick() {
 	case r.wake <- struct{}{}:
 	default:
 	}
-	r.c.poller.soon() // which row is due next may have changed
+	r.c.poller.soon() // another row may be due next now
 }
 
-// run tries parked messages until ctx is done (nil), or the partition is paused (errPaused) or taken over (errMoved). The attempt in hand ends with work.
+// run tries parked messages until ctx is done (nil), or the partition is paused (errPaused) or
+// taken over (errMoved). The current attempt ends with work.
 func (r *retrier) run(ctx, work context.Context) error {
 	defer r.rest()
 	retry := newBackoff(r.c.cfg)
-	var wait time.Duration // after a failure; 0: there was none
+	var wait time.Duration // after a failure; 0 if there was none
 	for {
 		answered, err := r.next(ctx, wait)
 		if ctx.Err() != nil {
@@ -131,7 +138,8 @@ func (r *retrier) run(ctx, work context.Context) error {
 		}
 		for more := err == nil && r.isDue(); more && err == nil && ctx.Err() == nil; {
 			if r.isDue() {
-				r.due = time.Time{} // as much of it as is due is taken now; what is due later is noted as it becomes known
+				// What is due is taken now; a later due time is recorded once it is known.
+				r.due = time.Time{}
 			}
 			if more, err = r.tryNext(ctx, work); err == nil {
 				_, err = r.look() // a pause must not wait for all of a thousand rows
@@ -161,8 +169,8 @@ func (r *retrier) first(ctx context.Context) error {
 	}
 }
 
-// next waits until there is something to do: the poller has answered, a row is due, or another goroutine has left work. After a failure
-// it waits for that long first.
+// next waits until there is something to do: the poller has answered, a row is due, or another
+// goroutine has left work. After a failure it first waits for that long.
 func (r *retrier) next(ctx context.Context, failed time.Duration) (answered bool, err error) {
 	if failed > 0 && !sleep(ctx, failed) {
 		return false, nil
@@ -193,7 +201,7 @@ func (r *retrier) look() (answered bool, err error) {
 	}
 }
 
-// answered takes note of what operators and time have done.
+// answered records what operators and time have changed.
 func (r *retrier) answered(a polled) error {
 	if err := fault.Point(fault.Tending); err != nil {
 		return err
@@ -201,7 +209,8 @@ func (r *retrier) answered(a polled) error {
 	switch {
 	case a.err != nil:
 		return a.err
-	case !a.mine, a.at < a.known: // an idle partition has no fence to say so; the next look at the cursor says which
+	// An idle partition has no fence that would raise; the next read of the cursor decides.
+	case !a.mine, a.at < a.known:
 		return errMoved
 	case a.paused:
 		return errPaused
@@ -218,7 +227,7 @@ func (r *retrier) answered(a polled) error {
 	return nil
 }
 
-// dueIn notes that a row is due in a time, unless an earlier one is.
+// dueIn records that a row is due in a time, unless an earlier one is.
 func (r *retrier) dueIn(d time.Duration) {
 	if at := time.Now().Add(d); r.due.IsZero() || at.Before(r.due) {
 		r.due = at
@@ -227,7 +236,7 @@ func (r *retrier) dueIn(d time.Duration) {
 
 func (r *retrier) isDue() bool { return !r.due.IsZero() && !time.Now().Before(r.due) }
 
-// promote makes due what waited behind a row that is settled by now.
+// promote makes rows due that waited for a row which is settled by now.
 func (r *retrier) promote(ctx context.Context) error {
 	r.mu.Lock()
 	keys, all := r.keys, r.sweep || time.Since(r.swept) > sweepEvery
@@ -268,7 +277,7 @@ func (r *retrier) promote(ctx context.Context) error {
 	return nil
 }
 
-// sweepAll looks at each key that waits, for as long as that takes altogether.
+// sweepAll checks each key that waits, in bounded statements, for as long as that takes.
 func (r *retrier) sweepAll(ctx context.Context) (promoted int64, err error) {
 	var last pgtype.UUID
 	for {
@@ -282,13 +291,13 @@ func (r *retrier) sweepAll(ctx context.Context) (promoted int64, err error) {
 	}
 }
 
-// parkedRow is a message read back.
+// parkedRow is a parked message that was read back.
 type parkedRow struct {
 	id      int64
 	n       int // this attempt
 	reason  string
 	tenant  string
-	key     pgtype.UUID // null: it had no id, or the consumer ran without
+	key     pgtype.UUID // null: the message had no id, or the consumer ran without ids
 	m       *Message
 	claimed bool // its key was claimed when it was parked
 }
@@ -302,7 +311,8 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	defer leave()
 	row, err := r.take(ctx)
 	if row == nil && err == nil && time.Since(r.since) > r.c.cfg.RetryMax+time.Second {
-		r.careful = false // takeSQL makes a row due after RetryMax: all that were under way have been tried
+		// takeSQL makes a row due after RetryMax: all that were under way have been tried.
+		r.careful = false
 	}
 	if err != nil || row == nil {
 		return false, err
@@ -311,11 +321,14 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		return false, err
 	}
 	limit := r.c.cfg.MaxAttempts
-	if row.n > limit+1 { // the attempt at the limit may have been under way when another message killed the process; the one behind it was made alone
+	// The attempt at the limit may have been under way when another message killed the process. The
+	// one after it was made alone.
+	if row.n > limit+1 {
 		return true, r.fail(row, &verdict{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", row.n-1)}, 1)
 	}
 	if err := r.verifyIdentity(row); err != nil {
-		return true, r.giveUp(row, &verdict{reason: parked.Permanent, err: err}) // another try would find the same
+		// Another try would find the same.
+		return true, r.giveUp(row, &verdict{reason: parked.Permanent, err: err})
 	}
 	r.state.inRetry.Store(1)
 	defer r.state.inRetry.Store(0)
@@ -337,7 +350,9 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 		}
 		return true, errors.Join(fault.Point(fault.RetryCommitted), err)
 	case errors.Is(err, errFenced):
-		r.sweepSoon() // settled by an attempt whose answer was lost, or changed by an operator, or by the next owner
+		// It was settled by an attempt whose answer was lost, or changed by an operator or by the
+		// next owner.
+		r.sweepSoon()
 		return true, nil
 	case !errors.As(err, &f):
 		return false, errors.Join(err, r.fail(row, &verdict{reason: parked.Failed, err: err, wait: backoffFor(r.c.cfg, row.n)}, 1))
@@ -353,10 +368,11 @@ func (r *retrier) tryNext(ctx, work context.Context) (bool, error) {
 	return true, r.fail(row, v, 0)
 }
 
-// brakes reports whether rows count for the brake: those of messages that failed, which are tried here. Otherwise they are an operator's.
+// brakes reports whether rows count for the brake. They do if failed messages are retried here;
+// otherwise an operator has redriven them.
 func (r *retrier) brakes() bool { return r.c.cfg.OnFailure == ParkOrderingKey }
 
-// giveUp leaves a row to an operator, unless the partition has to stop first.
+// giveUp leaves a row to an operator, unless the partition has to halt first.
 func (r *retrier) giveUp(row *parkedRow, v *verdict) error {
 	if r.brakes() {
 		if _, yes := r.brake.stops(v.reason); yes {
@@ -370,13 +386,14 @@ func (r *retrier) giveUp(row *parkedRow, v *verdict) error {
 	return r.fail(row, v, 0)
 }
 
-// longestWait is how far ahead a due time can lie: the schedule's waits are random around RetryMax, and a handler may ask for maxRetryAfter.
+// longestWait is how far ahead a due time can be: the policy's waits are random around RetryMax,
+// and a handler may ask for maxRetryAfter.
 func (c *Consumer) longestWait() time.Duration {
 	return max(2*c.cfg.RetryMax, maxRetryAfter+time.Minute)
 }
 
-// take counts an attempt at the row that is due first; nil where there is none. A drain does not cut it off: the attempt might
-// be counted and never made.
+// take counts an attempt at the row that is due first. It returns nil if there is none. A drain
+// does not cut it short, because the attempt might then be counted and never made.
 func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.c.cfg.LockTimeout)
 	defer cancel()
@@ -405,13 +422,13 @@ func (r *retrier) take(ctx context.Context) (*parkedRow, error) {
 	return row, nil
 }
 
-// verifyIdentity finds the message's id again, and refuses one that is not what it was: calls that its handler enqueues derive
-// their keys from it, and would go out again under others.
+// verifyIdentity finds the message's id again, and refuses one that has changed. Calls that its
+// handler enqueues derive their keys from the id, and would go out again under other keys.
 func (r *retrier) verifyIdentity(row *parkedRow) error {
 	m, order := row.m, row.m.order
 	m.inTopic = r.inTopic
 	err := r.c.identify(m)
-	m.order = order // what it blocks is what it was parked for
+	m.order = order // it blocks the key under which it was parked
 	switch {
 	case err != nil:
 		return err
@@ -423,7 +440,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 	case row.reason == parked.NoKey:
 		return nil
 	case !row.key.Valid:
-		m.id = "" // parked by a consumer without ids: its position identifies it
+		// It was parked by a consumer without ids: its position identifies it.
+		m.id = ""
 		return nil
 	}
 	if m.id == "" || m.ordinary() != row.key.Bytes {
@@ -432,7 +450,8 @@ func (r *retrier) verifyIdentity(row *parkedRow) error {
 	return nil
 }
 
-// attemptOf is the transaction for a row. Its fence settles the row, and claims its key where it had none.
+// attemptOf returns the transaction for a row. Its fence settles the row, and claims the row's key
+// if it has none claimed.
 func (r *retrier) attemptOf(row *parkedRow) *attempt {
 	cfg := &r.c.cfg
 	var key pgtype.UUID
@@ -453,7 +472,8 @@ func (r *retrier) attemptOf(row *parkedRow) *attempt {
 	}
 }
 
-// fail writes how the attempt ended. It outlives a drain: an attempt that this process gave up must not count.
+// fail writes the result of the attempt. A drain does not cut it short, because an attempt that
+// this process gave up must not count.
 func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 	ctx, cancel := r.c.detached()
 	defer cancel()
@@ -471,7 +491,7 @@ func (r *retrier) fail(row *parkedRow, v *verdict, owed int) error {
 	}
 	switch {
 	case tag.RowsAffected() == 0:
-		r.sweepSoon() // settled after all: COMMIT's answer was lost
+		r.sweepSoon() // it was settled: COMMIT's answer was lost
 	case state == parked.Waiting:
 		m, reason := row.m, v.reason
 		if row.reason == parked.Conflict || row.reason == parked.NoKey {

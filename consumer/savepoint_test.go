@@ -11,7 +11,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// A violation that a handler expects is forgiven in a savepoint, and its message applied with the others of its batch.
+// A violation that a handler expects is forgiven in a savepoint, and its message applied with the
+// others of its batch.
 func TestSavepointForgivesAViolation(t *testing.T) {
 	both(t, "violation", func(t *testing.T, start func(*rig, consumer.Handler, consumer.Config) func()) {
 		r := newRig(t, 1)
@@ -45,7 +46,7 @@ func TestSavepointForgivesAViolation(t *testing.T) {
 	})
 }
 
-// T6, T7: what a savepoint must not forgive fails its message and nobody else.
+// T6, T7: an error that a savepoint must not forgive fails its message and no other.
 func TestT7SavepointIsNoWayAround(t *testing.T) {
 	for name, fn := range map[string]func(ctx context.Context, tx consumer.Tx) error{
 		"commit": func(ctx context.Context, tx consumer.Tx) error {
@@ -71,7 +72,8 @@ func TestT7SavepointIsNoWayAround(t *testing.T) {
 	}
 }
 
-// T6, T7: a savepoint does not forgive that the connection is gone: the message's other writes do not commit, and no message is passed over.
+// T6, T7: a savepoint does not forgive that the connection is gone: the message's other writes do
+// not commit, and no message is passed over.
 func TestT7SavepointDoesNotForgiveALostConnection(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -99,7 +101,8 @@ func TestT7SavepointDoesNotForgiveALostConnection(t *testing.T) {
 	r.once(values[:7]...)
 }
 
-// T7: a deadlock inside a savepoint runs the whole transaction again, whatever the handler makes of it.
+// T7: a deadlock inside a savepoint runs the whole transaction again, whatever the handler makes of
+// it.
 func TestT7DeadlockInASavepointRunsAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -123,7 +126,8 @@ func TestT7DeadlockInASavepointRunsAgain(t *testing.T) {
 	r.once(values...)
 }
 
-// More messages with savepoints than a transaction may have: the batch is divided, and nobody is parked.
+// More messages with savepoints than a transaction may have: the batch is divided, and none is
+// parked.
 func TestMoreSavepointsThanATransactionMayHave(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -14,35 +14,40 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Shards says in which of several databases the effects of each partition live. Each database has the schema onlyonce whole: a
-// partition's cursor, keys, parked messages and calls lie where its effects do, and commit with them. So what holds for one
-// database holds for each; nothing spans two of them.
+// Shards decides in which of several databases the effects of each partition live. Each database
+// has the whole schema onlyonce. A partition's cursor, keys, parked messages and calls are in the
+// database of its effects, and commit with them. So each guarantee for one database holds in each
+// of them; no transaction spans two.
 //
-// A message's copies have to lie in partitions of one shard, because a key is looked for in one inbox. Producers that choose the partition
-// by a record key see to that, as long as the topic keeps its number of partitions.
+// All copies of a message have to be in partitions of one shard, because a key is searched in one
+// inbox only. If producers choose the partition by a record key, that is so for as long as the
+// topic keeps its number of partitions.
 //
-// To give a partition to another shard is to move it: docs/scaling.md has the procedure. A process whose Shards say otherwise than the
-// databases halts the partition and touches nothing of it.
+// To give a partition to another shard, move it: see docs/scaling.md for the procedure. If a
+// process's Shards disagree with the databases, it halts the partition and changes nothing of it.
 type Shards struct {
-	// Pools are the databases, each under a name of yours that lasts: halts, statuses and operators use it. At least one; no two of one
-	// database. A relay runs for each of them.
+	// Pools are the databases, each under a name that you choose and keep, because halts, statuses
+	// and operators use it. For example "eu-1". Each must be another database. Run a relay for each
+	// of them. At least one. Required.
 	Pools map[string]*pgxpool.Pool
-	// Of names the database of a partition: one of Pools. It must give the same answer in each process and for as long as the process
-	// lives, so it is made of the program's configuration, and asks nobody.
+
+	// Of returns the name of a partition's database: one of Pools. It must give the same answer in
+	// each process, and for as long as the process lives. So compute it from the program's
+	// configuration, and make no requests. Required.
 	Of func(topic string, partition int32) string
 }
 
-// NewSharded is New for effects that live in several databases.
+// NewSharded is [New] for effects that live in several databases.
 func NewSharded(shards Shards, source Source, handler Handler, cfg Config) (*Consumer, error) {
 	return build(&Consumer{source: source, handler: handler, cfg: cfg}, &shards, handler == nil)
 }
 
-// NewShardedBatch is NewSharded for a handler of batches.
+// NewShardedBatch is [NewSharded] for a handler of batches.
 func NewShardedBatch(shards Shards, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
 	return build(&Consumer{source: source, batch: handler, cfg: cfg}, &shards, handler == nil)
 }
 
-// faults returns every fault at once.
+// faults returns all faults at once.
 func (s *Shards) faults(events bool) error {
 	var faults []error
 	fault := func(field, rule string, args ...any) {
@@ -81,18 +86,19 @@ func (s *Shards) faults(events bool) error {
 	return errors.Join(faults...)
 }
 
-// shared is what a consumer's shards have in common: the process.
+// shared is what the shards of a consumer have in common, because they are in one process.
 type shared struct {
 	parts  partitions
 	budget budget
-	stuck  atomic.Int64 // handlers that were left behind and still run
-	grown  sync.Map     // topic: number of partitions that Hooks.Repartitioned was told
+	stuck  atomic.Int64 // abandoned handlers that are still running
+	grown  sync.Map     // topic: the number of partitions last passed to Hooks.Repartitioned
 	turns  *turns
-	// changes says that the handler changes its messages in place, so that it gets copies whole.
+
+	// changes is true if the handler changes its messages in place. It then gets full copies.
 	changes atomic.Bool
 }
 
-// split makes a consumer's shards: each is the consumer with a database.
+// split makes a consumer's shards: each is the consumer with one database.
 func (c *Consumer) split(s *Shards) {
 	c.of = s.Of
 	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
@@ -107,7 +113,7 @@ func (c *Consumer) split(s *Shards) {
 	}
 }
 
-// databases are the consumer's shards, or itself where there are none.
+// databases returns the consumer's shards, or the consumer itself if there are none.
 func (c *Consumer) databases() []*Consumer {
 	if c.shards == nil {
 		return []*Consumer{c}
@@ -115,7 +121,7 @@ func (c *Consumer) databases() []*Consumer {
 	return c.shards
 }
 
-// on returns the shard that has a partition, and an error where Of names none.
+// on returns the shard that has a partition, or an error if Of returns none.
 func (c *Consumer) on(topic string, partition int32) (*Consumer, error) {
 	if c.shards == nil {
 		return c, nil
@@ -133,23 +139,28 @@ func (c *Consumer) on(topic string, partition int32) (*Consumer, error) {
 	return nil, fmt.Errorf("Shards.Of names %q, which is none of Shards.Pools", name)
 }
 
-// elsewhereSQL asks a shard what it knows of a partition. In: scope, topic, partition. One row: where its cursor stands (null: there is
-// none), whether that is retired, which topic's it is, and how many partitions the topic had when the scope began to read it here (null: it never did). By the
-// unique (scope, topic, partition) and the primary key of onlyonce.topics.
+// elsewhereSQL asks a shard what it knows of a partition. In: scope, topic, partition. Out: one row
+// with the cursor's position (null: no cursor), whether the cursor is retired, the id of its topic,
+// and how many partitions the topic had when the scope began to read it here (null: it never did).
+// By the unique (scope, topic, partition) and the primary key of onlyonce.topics.
 const elsewhereSQL = `
 select greatest(p.next_offset, p.replay_resume), coalesce(p.retired_at is not null, false), p.topic_id,
        (select t.partitions from onlyonce.topics t where t.scope = $1 and t.topic = $2)
   from (values (1)) one left join onlyonce.positions p on p.scope = $1 and p.topic = $2 and p.partition = $3`
 
-// onlyHere halts unless this shard is the only one in which the partition has a cursor that counts (F12), and returns how many partitions
-// the topic had when the scope began to read it in any shard (0: not known).
+// onlyHere halts unless this shard is the only one in which the partition has a cursor that counts
+// (F12). It returns how many partitions the topic had when the scope began to read it in any shard
+// (0: not known).
 //
-// It is asked until a batch has been committed in the cursor's present run, and not afterwards: who made that commit had asked, and a cursor that
-// somebody gives another shard since then asks there, and finds this one. Two processes with different Shards that begin at once have each
-// written their row before they ask, so at least one of them sees the other's. A shard that cannot be asked is an error: it might be the one.
+// The check runs until the first batch of the cursor's present run commits. Later it is not needed:
+// the first committer has checked, and a process that takes the partition to another shard after
+// that runs the check there and finds this cursor. If two processes with different Shards begin at
+// once, each writes its row before it checks, so at least one of them sees the other's. A shard
+// that does not answer is an error, because it might have the cursor.
 //
-// Where there is no cursor here, one that was retired elsewhere counts too: the partition was moved, and where it goes on is
-// the operator's to say. So does one that was retired ahead of where this one ever stood: the partition was taken from the wrong database.
+// If there is no cursor here, a retired one elsewhere counts too: the partition was moved, and an
+// operator has to decide where it continues. A cursor that was retired ahead of every position of
+// this one counts as well: the partition was taken from the wrong database.
 func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err error) {
 	if w.c.shards == nil || (cur != nil && cur.anchor != nil) {
 		return 0, nil
@@ -193,7 +204,7 @@ func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err er
 	return first, nil
 }
 
-// poolFault says what is wrong with a pool.
+// poolFault returns what is wrong with a pool.
 func poolFault(pool *pgxpool.Pool, field string) error {
 	switch {
 	case pool == nil:

@@ -61,7 +61,7 @@ func (r *rig) retire(partition int32) {
 		update onlyonce.leases l set epoch = epoch + 1, nonce = gen_random_uuid() from c where l.id = c.id`, partition)
 }
 
-// adopt does what `onlyonce cursor adopt -at` does where there is no cursor.
+// adopt does what `onlyonce cursor adopt -at` does if there is no cursor.
 func (r *rig) adopt(partition int32, at int64) {
 	r.t.Helper()
 	r.exec(`with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/' || $1::integer) returning id)
@@ -110,7 +110,8 @@ type events struct{ consumer.Source }
 
 func (events) Events() {}
 
-// Each partition is whole in its own database: position, keys, what is parked, effects. Copies within a shard are found, and a restart goes on.
+// Each partition is whole in its own database: position, keys, what is parked, effects. Copies
+// within a shard are found, and a restart goes on.
 func TestShards(t *testing.T) {
 	t.Parallel()
 	r := newShardRig(t, 4)
@@ -176,7 +177,8 @@ func TestShards(t *testing.T) {
 	}
 }
 
-// F12: a process that has the partition in another database touches nothing of it, whatever Kafka remembers, and says what to do.
+// F12: a process that has the partition in another database touches nothing of it, whatever Kafka
+// remembers, and says what to do.
 func TestF12CursorInAnotherShard(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -232,7 +234,8 @@ func TestF12CursorInAnotherShard(t *testing.T) {
 	}
 }
 
-// F12: two processes with different Shards begin at once, each believed by its group. At most one of them gets anywhere.
+// F12: two processes with different Shards begin at once, each believed by its group. At most one
+// of them gets anywhere.
 func TestF12TwoMapsAtOnce(t *testing.T) {
 	t.Parallel()
 	for range 2 {
@@ -279,7 +282,8 @@ func TestF12TwoMapsAtOnce(t *testing.T) {
 	}
 }
 
-// A partition that Shards give no database halts, and leaves the others alone; so does one for which Of panics.
+// A partition that Shards give no database halts, and leaves the others alone; so does one for
+// which Of panics.
 func TestPartitionOfNoShard(t *testing.T) {
 	t.Parallel()
 	r := newShardRig(t, 3)
@@ -309,7 +313,8 @@ func TestPartitionOfNoShard(t *testing.T) {
 	}
 }
 
-// F11, F12: a partition that the topic got later begins at its beginning, also where it is the first that its shard sees of the topic.
+// F11, F12: a partition that the topic got later begins at its beginning, even if it is the first
+// one of the topic in its shard.
 func TestF11LaterPartitionInAShardOfItsOwn(t *testing.T) {
 	t.Parallel()
 	r := newShardRig(t, 1)

@@ -46,8 +46,9 @@ func silentRows(step, statement string, variants map[string]func(*faults)) (rows
 
 func claimFirst(f *faults) { f.cfg.ClaimFirst = true }
 
-// T7, T4: a server that falls silent holds a partition no longer than the bounds say, wherever that meets a transaction, and with each kind of
-// handler. Meanwhile Healthy says so, and no attempt is held against a message.
+// T7, T4: a server that falls silent holds up a partition no longer than the bounds, whichever
+// statement that meets, and with each kind of handler. Meanwhile Healthy reports it, and no attempt
+// counts against a message.
 func TestT7SilentServer(t *testing.T) {
 	start := func(r *rig, cfg consumer.Config) func() { return r.start(queued, cfg) }
 	for _, test := range []struct {

@@ -7,138 +7,177 @@ import (
 	"time"
 )
 
-// Source is the consumer's one seam to where messages come from. Package kafkasource is the one for segmentio/kafka-go,
-// package franzsource the one for twmb/franz-go. Whoever writes another runs consumertest.Conformance on it.
+// Source is where a consumer's messages come from. Package kafkasource has one for
+// segmentio/kafka-go, package franzsource one for twmb/franz-go. If you write another, run
+// consumertest.Conformance on it.
 //
-// A Source decides which partitions this process owns; the consumer decides what happens to their messages, and the
-// database has the last word on who may: a Source that is wrong about ownership costs work and never an effect.
+// A Source decides which partitions this process owns. The consumer decides what happens to their
+// messages, and the database decides which process may commit. A Source that is wrong about
+// ownership therefore costs work, but never causes a second effect.
 //
-// A Source that has a method Topics() []string as well names the topics that it reads: New then refuses several without a choice
-// of [Config.Copies]. Of one that has none it shows when partitions of a second topic are handed over, and these halt. A method
-// Validate() error returns faults of the Source's own configuration, which New joins to its own.
+// A Source may have two more methods. If it has Topics() []string, which returns the topics that it
+// reads, New refuses several topics without a choice of [Config.Copies]. Without that method,
+// several topics are found only when the source hands over partitions of a second one, and these
+// partitions halt. If it has Validate() error, New adds the faults that it returns to its own.
 type Source interface {
-	// Group names who consumes: a cursor belongs to one group, and another group is refused by name.
+	// Group is the name of the consumer group. A cursor belongs to one group; under another group
+	// the partition halts, with an error that names the cursor's.
 	Group() string
 
-	// Run joins and hands over every partition that this process comes to own, by calling own in a goroutine of its own for each.
-	// The context of own ends when the partition is to be given up (a rebalance, or ctx is done); Run lets
-	// the partition go only when own has returned, or when the group's patience is over; after that Commit fails. When own returns [ErrOwnershipLost] while its context
-	// is alive, Run must prove membership anew (rejoin) before it hands over that partition again.
-	// Any other error of own ends Run, which returns it; so does its return without one, which is an error then. Once own's context has ended, ErrOwnershipLost and
-	// context.Canceled count as nil.
+	// Run joins the group and hands over each partition that this process comes to own, by calling
+	// own in a new goroutine for each. The context of own ends when the partition is to be given
+	// up: after a rebalance, or when ctx is done. Run releases the partition only after own has
+	// returned, or when the group's patience is over. After that, Commit fails.
 	//
-	// Run returns nil once ctx is done and every own has returned. Brokers that cannot be reached are
-	// retried without end, but for the first connection: that must fail with an error that names the
-	// address. A topic that does not exist is an error too.
+	// If own returns [ErrOwnershipLost] while its context is alive, Run must prove membership anew
+	// (rejoin) before it hands over that partition again. If own returns any other error, Run ends
+	// and returns it. If own returns nil while its context is alive, Run ends with an error too.
+	// Once own's context has ended, ErrOwnershipLost and context.Canceled count as nil.
+	//
+	// Run returns nil once ctx is done and every own has returned. If brokers cannot be reached, it
+	// retries without end, except for the first connection: that must fail with an error that names
+	// the address. A topic that does not exist is an error too.
 	Run(ctx context.Context, own func(ctx context.Context, p Partition) error) error
 }
 
-// EventSource is a Source of events that were claimed when they were appended, in the transaction that appended them: no two of its messages
-// have one (EventTenant, EventID). The consumer takes that for the message's tenant and id, and claims it no second time: redeliveries
-// are the position's affair.
+// EventSource is a Source of events that were claimed in the transaction that appended them, so no
+// two of its messages have the same EventTenant and EventID. The consumer uses these as the
+// message's tenant and id, and does not claim them again. Redeliveries are found by the position.
 type EventSource interface {
 	Source
-	// Events does nothing.
+	// Events marks the type as an EventSource. It does nothing.
 	Events()
 }
 
-// Partition is one partition while this process owns it, or believes so. Methods are called by one goroutine at a
-// time, but for Commit, which may run beside Fetch.
+// Partition is one partition while this process owns it, or believes that it does. The consumer
+// calls its methods from one goroutine at a time, except Commit, which may run at the same time as
+// Fetch.
 type Partition interface {
-	// Identity says which partition of which incarnation of the topic this is, asked of the cluster at the
-	// time of the call, not remembered.
+	// Identity returns the partition and the incarnation of its topic. It must ask the cluster at
+	// each call and not answer from memory.
 	Identity(ctx context.Context) (Identity, error)
 
-	// Committed returns the group's committed offset and the metadata stored with it, offset -1 where there is none.
+	// Committed returns the group's committed offset and the metadata stored with it. If there is
+	// none, offset is -1.
 	Committed(ctx context.Context) (offset int64, metadata string, err error)
 
-	// Commit commits an offset in this very generation of the group; it succeeds only for a member, so it proves
-	// membership. It returns an error that wraps [ErrOwnershipLost] when the group says that this process does
-	// not own the partition any more. It is never carried over into a generation in which the partition was handed over
-	// anew, here or elsewhere. Where a source keeps a partition through rebalances, without an end of own's context, "this generation"
-	// is the latest of those that the partition has come through as this member's.
+	// Commit commits an offset in this very generation of the group. It succeeds only for a member,
+	// so it proves membership. If the group answers that this process no longer owns the partition,
+	// it returns an error that wraps [ErrOwnershipLost].
+	//
+	// A commit is never carried over into a generation in which the partition was handed over anew,
+	// here or elsewhere. If a source keeps a partition through rebalances, without ending own's
+	// context, "this generation" is the latest one through which this member has kept the
+	// partition.
 	Commit(ctx context.Context, offset int64, metadata string) error
 
-	// Bounds returns how far the log goes.
+	// Bounds returns the first and the last offset of the log.
 	Bounds(ctx context.Context) (Bounds, error)
 
-	// Verify checks that the log still goes up to offset at, as it did when it was read (F5). epoch is a leader epoch that no batch below at
-	// exceeded then: [Fetched.LeaderEpoch], or [Bounds.LeaderEpoch]; -1 where none is known, and then there is nothing to compare. It returns an
-	// *[OutOfRangeError] if the log was cut off below at since then (an unclean election), also if other records have been written there: Start is the
-	// log's start, End where it was cut off. If retention has deleted everything below at it returns nil.
+	// Verify checks that the log still reaches offset at and is the log that was read (F5). No
+	// batch below at had a leader epoch above epoch when it was read: epoch is from
+	// [Fetched.LeaderEpoch] or [Bounds.LeaderEpoch]. If it is -1, it is not known, and there is
+	// nothing to compare.
 	//
-	// A Fetch from at that follows, and each later one that goes on where the one before ended, makes the same check when the leader has
-	// changed in between. A source whose log has no leader epochs, because it loses nothing in an election, returns nil.
+	// If the log was cut off below at since then (an unclean election), Verify returns an
+	// *[OutOfRangeError], even if other records have been written there since. Its Start is the
+	// log's start, its End is the offset of the cut. If retention has deleted everything below at,
+	// Verify returns nil.
+	//
+	// The next Fetch from at, and each later one that continues from the one before, makes the same
+	// check if the leader has changed in between. A source whose log has no leader epochs, because
+	// it loses nothing in an election, returns nil.
 	Verify(ctx context.Context, at int64, epoch int32) error
 
-	// Fetch returns committed records at or above offset from, as many as their [Message.Size] together is at most the given number of bytes, and
-	// one at least. It takes no more memory than that for records, but keeps what they lie in, compressed, for the fetches that go on
-	// where it ends. It waits for the first record a bounded time (about
-	// half a second), after which it returns none and no error. That means that from is at the last stable offset: a broker
-	// that cannot answer is an error. Records of aborted transactions and control
-	// records are never returned, but Next passes over them. It returns an *[OutOfRangeError] when the log does not
-	// hold from, and an error that wraps [ErrIncarnation] when the topic is not the one that Identity named.
+	// Fetch returns committed records at or above offset from: as many as have a [Message.Size] of
+	// at most most bytes together, and at least one. It takes no more memory than that for records.
+	// What the brokers sent beyond it stays compressed, for the fetches that continue from here.
+	//
+	// Fetch waits a bounded time for the first record (about half a second), and then returns none
+	// and no error. That means that from is at the last stable offset. If a broker cannot answer,
+	// Fetch returns an error.
+	//
+	// Records of aborted transactions and control records are never returned, but Next passes over
+	// them. If the log does not hold from, Fetch returns an *[OutOfRangeError]. If the topic is not
+	// the one that Identity named, it returns an error that wraps [ErrIncarnation].
 	Fetch(ctx context.Context, from int64, most int) (Fetched, error)
 
-	// Retained returns the earliest time at which retention by time may delete the record at offset, or, where that holds none, the
-	// first record above: its timestamp and the topic's retention.ms together. It is a promise of nothing: brokers delete whole
-	// segments, later, and retention by size knows no time. The zero time means that there is no bound by time, no such record yet, or
-	// that the source cannot know. It returns an *[OutOfRangeError] when the log does not hold offset (any more), and may take
-	// as long as a Fetch.
+	// Retained returns the earliest time at which retention by time may delete the record at
+	// offset, or, if there is none at that offset, the first record above it. That is its timestamp
+	// plus the topic's retention.ms. It promises nothing: brokers delete whole segments, and later,
+	// and retention by size does not depend on time.
+	//
+	// The zero time means that there is no bound by time, that there is no such record yet, or that
+	// the source cannot know. If the log does not hold offset, or no longer, it returns an
+	// *[OutOfRangeError]. It may take as long as a Fetch.
 	Retained(ctx context.Context, offset int64) (until time.Time, err error)
 }
 
-// Identity names a partition for good.
+// Identity names a partition for good. A topic that is deleted and created again has another.
 type Identity struct {
 	ClusterID string
-	TopicID   [16]byte // zero where the source has none
+	TopicID   [16]byte // zero if the source has none
 	Topic     string
 	Partition int32
-	// Partitions is how many partitions the topic has, 0 where the source does not know. It may grow while the identity stays.
+
+	// Partitions is how many partitions the topic has, 0 if the source does not know. It may grow
+	// while the identity stays the same.
 	Partitions int32
-	// Compacted says that records may be removed from the middle of the log, so that one which was read may be gone although the
-	// log was not truncated. False where the source does not know.
+
+	// Compacted means that records may be removed from the middle of the log. A record that was
+	// read may then be gone although the log was not truncated. False if the source does not know.
 	Compacted bool
 }
 
-// Bounds is how far a partition's log goes.
+// Bounds is the range of offsets in a partition's log.
 type Bounds struct {
 	// Start is the first offset that the log still holds.
 	Start int64
+
 	// End is the last stable offset: everything below it is committed or aborted for good.
 	End int64
-	// LeaderEpoch is the epoch of the leader that said so, -1 where the source has none.
+
+	// LeaderEpoch is the epoch of the leader that answered, -1 if the source has none.
 	LeaderEpoch int32
 }
 
-// Fetched is what one Fetch found.
+// Fetched is the result of one Fetch.
 type Fetched struct {
 	// Messages are committed records in order of offset.
 	Messages []*Message
-	// Next is the position behind everything that was looked at: behind the last message, and behind the control,
-	// aborted and removed records that follow it.
+
+	// Next is the first offset that was not looked at. It is above the last message, and above the
+	// control, aborted and removed records that follow it.
 	Next int64
-	// LeaderEpoch is the leader epoch of the last batch that was looked at, messages or not: no batch below Next has a higher one. -1 where the
-	// source has none; it does not count where Next has not moved.
+
+	// LeaderEpoch is the leader epoch of the last batch that was looked at, whether it held
+	// messages or not. No batch below Next has a higher one. It is -1 if the source has none, and
+	// does not count if Next has not moved.
 	LeaderEpoch int32
-	// HighWatermark is the offset behind the last record that is replicated; lag is counted against it.
+
+	// HighWatermark is the offset after the last replicated record. Lag is measured from it.
 	HighWatermark int64
-	// LastStable is the last stable offset: what lies between it and HighWatermark belongs to a transaction that is still open, or was written after
-	// that one began, and is not returned before it ends. HighWatermark where the source has no transactions.
+
+	// LastStable is the last stable offset. Records between it and HighWatermark belong to a
+	// transaction that is still open, or were written after that one began; they are not returned
+	// before it ends. A source without transactions returns HighWatermark here.
 	LastStable int64
-	// Kept says that nothing was asked: the messages were kept by the fetch before, and HighWatermark is what that one was told.
+
+	// Kept means that no broker was asked: the messages were left over from the fetch before, and
+	// HighWatermark is from that one.
 	Kept bool
 }
 
-// ErrOwnershipLost says that the group has given the partition to somebody else, or may have. What is not committed
-// is theirs; join again.
+// ErrOwnershipLost means that the group has given the partition to another member, or may have.
+// Uncommitted work is that member's now. Join again.
 var ErrOwnershipLost = errors.New("partition ownership lost")
 
-// ErrIncarnation says that the topic was deleted and created again while it was being read: offsets mean something else now.
+// ErrIncarnation means that the topic was deleted and created again while it was being read. Its
+// offsets now mean other records.
 var ErrIncarnation = errors.New("topic was deleted and created again")
 
-// OutOfRangeError says that the log does not hold an offset: below Start it was deleted (retention), above End it was
-// never written, or was lost (truncation).
+// OutOfRangeError means that the log does not hold an offset. Below Start it was deleted
+// (retention). Above End it was never written, or was lost (truncation).
 type OutOfRangeError struct {
 	Offset, Start, End int64
 }

@@ -57,7 +57,8 @@ returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 	}
 }
 
-// F1: of a cursor's rows of progress the newest is never deleted, nor anything while what is to stay is not there: a failover may have lost it.
+// F1: the newest of a cursor's rows of progress is never deleted. If the row that is to stay is
+// missing, nothing is deleted: a failover may have lost it.
 func TestF1PruningKeepsTheNewestRow(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
@@ -105,8 +106,8 @@ select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filt
 	}
 }
 
-// K6: only a fetch that began behind the look at the clock says where the log ended then: of what was appended between an earlier fetch and that look, the
-// fetch knows nothing.
+// K6: only a fetch that began after the clock was read shows where the log ended at that time. An
+// earlier fetch knows nothing of records that were appended in between.
 func TestK6FrontierWantsALaterFetch(t *testing.T) {
 	t.Parallel()
 	r := &retrier{asks: &polling{}}

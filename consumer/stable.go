@@ -5,20 +5,23 @@ import (
 	"time"
 )
 
-// stallAfter is how long a partition waits at an open Kafka transaction before the log says so. Producers end theirs within seconds, and brokers end
-// those of a producer that died after its transaction.timeout.ms, a minute by default.
+// stallAfter is how long a partition waits for an open Kafka transaction before that is logged.
+// Producers end theirs within seconds. If a producer has died, brokers end its transaction after
+// its transaction.timeout.ms, a minute by default.
 const stallAfter = time.Minute
 
-// waiting is what is known of a partition whose next offset is the last stable one, with records above: they belong to a transaction that is
-// still open, or came after it began, and no fetch returns them before it ends. A transaction that no producer and no coordinator knows
-// any more (a hanging one) ends only when an operator aborts it.
+// waiting describes a partition whose next offset is the last stable one, while there are records
+// above it. They belong to a transaction that is still open, or were written after it began, and no
+// fetch returns them before it ends. A transaction that no producer and no coordinator knows any
+// more (a hanging one) ends only when an operator aborts it.
 type waiting struct {
 	offset int64     // the last stable offset
-	since  time.Time // when this process found it there first
-	told   bool      // in the log
+	since  time.Time // when this process first found it there
+	told   bool      // it was logged
 }
 
-// next is what a fetch from an offset, which returned at a time, makes of it: nil where the partition does not wait, or not any more.
+// next returns the state after a fetch from an offset, which returned at a time. It is nil if the
+// partition does not wait, or no longer.
 func (w *waiting) next(from int64, got Fetched, at time.Time) *waiting {
 	switch {
 	case got.Next > from || from != got.LastStable || got.HighWatermark <= from:
@@ -31,7 +34,8 @@ func (w *waiting) next(from int64, got Fetched, at time.Time) *waiting {
 	return w
 }
 
-// stall takes note of what a fetch says about the last stable offset, and has the log say where a partition waits for long, once, and when it goes on.
+// stall records what a fetch says about the last stable offset. If a partition waits for long, it
+// logs that once, and once more when the partition continues.
 func (c *Consumer) stall(id Identity, state *partitionState, from int64, got Fetched) {
 	was := state.waiting.Load()
 	is := was.next(from, got, time.Now())

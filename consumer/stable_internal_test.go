@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// A partition waits from the first fetch that finds records above the last stable offset and nothing to read below it, until that moves.
+// A partition waits from the first fetch that finds records above the last stable offset and
+// nothing to read below it, until that moves.
 func TestWaitingAtTheLastStableOffset(t *testing.T) {
 	t.Parallel()
 	start := time.Now()
@@ -46,7 +47,8 @@ func TestWaitingAtTheLastStableOffset(t *testing.T) {
 	}
 }
 
-// The log says once where a partition waits, and how to find out for whom, and once that it goes on.
+// A partition that waits is logged once, with how to find out for which transaction. That it
+// continues is logged once too.
 func TestWaitingForATransactionIsLogged(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

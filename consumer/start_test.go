@@ -18,7 +18,8 @@ func TestF3StartLatestIsDecidedOnce(t *testing.T) {
 	cfg := testConfig()
 	cfg.Start = consumer.StartLatest
 	var tried atomic.Int32
-	r.src.OnCommit = func(int32, int64) error { tried.Add(1); return errBoom } // decided, and then nothing
+	// Decided, and then nothing.
+	r.src.OnCommit = func(int32, int64) error { tried.Add(1); return errBoom }
 	stop := r.start(queued, cfg)
 	until(t, "a decision", func() bool { return tried.Load() > 0 })
 	stop()
@@ -34,7 +35,8 @@ func TestF3StartLatestIsDecidedOnce(t *testing.T) {
 	r.once("first", "second")
 }
 
-// F3, F11: a partition that comes later starts at its beginning, and it is told that the topic has grown, each time once.
+// F3, F11: a partition that comes later starts at its beginning, and the hook is called once each
+// time the topic has grown.
 func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -54,7 +56,7 @@ func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
 	var want []string
 	for i := range int32(2) {
 		r.log.AddPartitions(1)
-		want = append(want, r.numbered(2+i, 4)...) // before anybody owns it
+		want = append(want, r.numbered(2+i, 4)...) // before any consumer owns it
 		r.src.Rebalance()
 		r.reaches(2+i, 4)
 	}
@@ -75,7 +77,7 @@ func TestF3LaterPartitionStartsAtItsBeginning(t *testing.T) {
 	stop()
 }
 
-// F10: an offset that somebody else wrote to Kafka changes nothing, and is told.
+// F10: an offset that another program wrote to Kafka changes nothing, and is reported.
 func TestF10ForeignOffsetIsTold(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -102,8 +104,8 @@ func TestF10ForeignOffsetIsTold(t *testing.T) {
 	}
 }
 
-// F14: what all partitions of a process hold unpacked stays within the budget and one message a partition, whatever they are handed over by their
-// fetches, and everything goes through.
+// F14: what all partitions of a process hold unpacked stays within the budget and one message a
+// partition, whatever they are handed over by their fetches, and everything goes through.
 func TestF14PrefetchStaysWithinItsBudget(t *testing.T) {
 	t.Parallel()
 	const partitions, each = 50, 40

@@ -11,37 +11,45 @@ import (
 	"time"
 )
 
-// parkedCountSQL counts what is parked and not settled. In: scope. One row for each topic, partition and state. By the partial index
-// parked_position.
+// parkedCountSQL counts parked messages that are not settled. In: scope. Out: one row for each
+// topic and partition, with the number in each state. It uses the partial index parked_position.
 const parkedCountSQL = `
 select topic, partition, count(*) filter (where state = 'waiting'), count(*) filter (where state = 'retrying'),
        count(*) filter (where state = 'blocked')
   from onlyonce.parked where scope = $1 and settled_at is null and kind <> 'call' group by topic, partition`
 
-// PartitionStatus is how a partition stands that this process owns.
+// PartitionStatus describes a partition that this process owns.
 type PartitionStatus struct {
 	Topic     string
 	Partition int32
-	Shard     string // by Shards.Of; empty where there is one database
-	Epoch     int64  // of this process's ownership; 0 while there is none
+	Shard     string // by Shards.Of; empty if there is one database
+	Epoch     int64  // of this process's ownership; 0 before it has one
 	Position  int64  // next offset to be handled
-	// HighWatermark is the offset behind the last record of the log as of the last fetch, Lag how far Position is behind it.
+
+	// HighWatermark is the offset after the last record of the log, as of the last fetch. Lag is
+	// how far Position is below it.
 	HighWatermark, Lag int64
-	// LastStable is the last stable offset as of the last fetch: what lies between it and HighWatermark is held back by a Kafka transaction that is
-	// still open.
+
+	// LastStable is the last stable offset as of the last fetch. If it is below HighWatermark, a
+	// Kafka transaction that is still open holds back the records between them.
 	LastStable int64
-	// WaitingSince is when this process first found that everything below LastStable is read, and records above it are held back. It waits there until the
-	// transaction ends (docs/operations.md, "When a partition waits for a transaction"). Zero: it does not wait for one.
+
+	// WaitingSince is when this process first found that it had read everything below LastStable
+	// while records above it are held back. It waits there until the Kafka transaction ends; see
+	// docs/operations.md, "When a partition waits for a transaction". Zero if it does not wait for
+	// one.
 	WaitingSince time.Time
-	// LastBatch is when this process last committed a transaction that moved Position. Zero: it has not since it took over.
+
+	// LastBatch is when this process last committed a transaction that moved Position. Zero if it
+	// has committed none since it took over.
 	LastBatch   time.Time
-	InFlight    int  // messages in the transaction in hand
-	Retrying    bool // a parked message is being tried at this moment
+	InFlight    int  // messages in the current transaction
+	Retrying    bool // a parked message is being retried right now
 	Paused      bool
-	Halted      *HaltError // why it stands still, nil if it does not
-	HaltedSince time.Time  // when this process found that first; zero while Halted is nil
-	// Failing is what an attempt, or a look at the database, has failed with that is being made again, and FailingSince when that began; nil: nothing
-	// is. A parked message that is tried again is no such failure.
+	Halted      *HaltError // why the partition is halted, nil if it is not
+	HaltedSince time.Time  // when this process first found the halt; zero if Halted is nil
+	// Failing is the error of an attempt or a query that is being retried, and FailingSince is when
+	// that began. Nil if nothing is failing. A parked message that is retried does not count.
 	Failing      error
 	FailingSince time.Time
 
@@ -62,12 +70,12 @@ type partitionState struct {
 	haltedSince, lastBatch                                        atomic.Pointer[time.Time]
 
 	mu       sync.Mutex
-	reaching trouble // of the cursor or the log
-	working  trouble // on a batch
+	reaching trouble // reading the cursor or the log
+	working  trouble // applying a batch
 	tending  trouble // of the retrier
 }
 
-// stop takes note of a halt.
+// stop records a halt.
 func (s *partitionState) stop(h *HaltError) {
 	now := time.Now()
 	if before := s.halted.Swap(h); before == nil || before.Reason != h.Reason {
@@ -75,7 +83,7 @@ func (s *partitionState) stop(h *HaltError) {
 	}
 }
 
-// worked takes note of a batch that has committed.
+// worked records a batch that has committed.
 func (s *partitionState) worked() {
 	now := time.Now()
 	s.lastBatch.Store(&now)
@@ -83,15 +91,15 @@ func (s *partitionState) worked() {
 	s.fine(&s.working)
 }
 
-// moved takes back that the partition is halted where it does not stand at that position any more.
+// moved clears the halt if the position has changed since.
 func (s *partitionState) moved() {
 	if h := s.halted.Load(); h != nil && s.position.Load() != h.Position {
 		s.halted.CompareAndSwap(h, nil)
 	}
 }
 
-// fetched takes note of what was found in the log. Whoever reads it again is not halted, but for one that waits for a message: that one is
-// still to come.
+// fetched records the result of a fetch. A partition that reads its log again is no longer halted,
+// except if it halted because of a message, which it has yet to read.
 func (s *partitionState) fetched(found seen, stable int64) {
 	s.highWatermark.Store(found.end)
 	s.lastStable.Store(stable)
@@ -102,7 +110,7 @@ func (s *partitionState) fetched(found seen, stable int64) {
 	}
 }
 
-// now is how the partition stands, but for what is parked.
+// now returns the partition's status, without the counts of parked messages.
 func (s *partitionState) now() PartitionStatus {
 	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
@@ -122,7 +130,7 @@ func (s *partitionState) now() PartitionStatus {
 	return p
 }
 
-// partitions are those that this process owns.
+// partitions are the partitions that this process owns.
 type partitions struct {
 	mu  sync.Mutex
 	all map[*partitionState]struct{}
@@ -146,7 +154,7 @@ func (p *partitions) remove(s *partitionState) {
 	delete(p.all, s)
 }
 
-// name says which partition it is, and of which shard, as soon as that is known.
+// name sets the partition and its shard, once they are known.
 func (p *partitions) name(s *partitionState, id Identity, shard string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -159,7 +167,7 @@ type place struct {
 	partition    int32
 }
 
-// countParked adds to counts what is parked in this database, by state.
+// countParked adds the numbers of parked messages in this database to counts, by state.
 func (c *Consumer) countParked(ctx context.Context, counts map[place][3]int) error {
 	rows, err := c.pool.Query(ctx, parkedCountSQL, c.cfg.Scope)
 	if err != nil {
@@ -176,9 +184,10 @@ func (c *Consumer) countParked(ctx context.Context, counts map[place][3]int) err
 	return rows.Err()
 }
 
-// Status tells how the partitions stand that this process owns, by topic and partition. It asks the database for what is
-// parked, and nobody else: positions and lag are as of the last batch and the last fetch. It may be called at any time. With [Shards]
-// it asks each, and fails if one does not answer.
+// Status returns the status of each partition that this process owns, ordered by topic and
+// partition. It may be called at any time. Only the parked messages are counted in the database,
+// with one query; positions and lag are as of the last batch and the last fetch. With [Shards] it
+// queries each database, and fails if one does not answer.
 func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	counts := map[place][3]int{}
 	for _, d := range c.databases() {
@@ -194,7 +203,7 @@ func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
 	return all, nil
 }
 
-// status is what this process knows by itself.
+// status returns what this process knows without a query.
 func (p *partitions) status() (all []PartitionStatus) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,15 +218,22 @@ func (p *partitions) status() (all []PartitionStatus) {
 	return all
 }
 
-// Healthy returns an error if something keeps messages from being handled, each cause in it: a partition that is halted (a *[HaltError]), one that has failed
-// at the same work for longer than LockTimeout and StatementTimeout together (a server that does not answer, a message that is tried again), or a handler that
-// is stuck. It is for people and alerts. A restart mends only what [Consumer.Live] returns.
+// Healthy returns an error that joins all reasons why messages are not being handled:
+//
+//   - a partition that is halted (a *[HaltError]);
+//   - a partition that has failed at the same work for longer than LockTimeout plus
+//     StatementTimeout, for example because the server does not answer or a message is being
+//     retried;
+//   - a handler that does not return.
+//
+// Use it for alerts and status pages. Do not use it as a liveness probe: a restart repairs only
+// what [Consumer.Live] returns.
 func (c *Consumer) Healthy() error {
 	return errors.Join(append(c.unwell(), c.Live())...)
 }
 
-// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while a handler runs that was given up: its goroutine is lost, and only a
-// restart gets it back.
+// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while an abandoned
+// handler is still running. The handler's goroutine is lost, and only a restart frees it.
 func (c *Consumer) Live() error {
 	if n := c.stuck.Load(); n > 0 {
 		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)

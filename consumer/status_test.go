@@ -30,7 +30,7 @@ func (r *rig) watched(h consumer.Handler, cfg consumer.Config) (c *consumer.Cons
 	return c, r.run(c)
 }
 
-// status waits until a partition stands as the condition says.
+// status waits until a partition's status meets the condition.
 func (r *rig) status(c *consumer.Consumer, partition int, what string, cond func(consumer.PartitionStatus) bool) (got consumer.PartitionStatus) {
 	r.t.Helper()
 	until(r.t, what, func() bool {
@@ -93,7 +93,8 @@ func TestStatusTellsHowPartitionsStand(t *testing.T) {
 	r.once(values...)
 }
 
-// F8: behind an open transaction nothing is read, and Status says that the partition waits there, and since when.
+// F8: above an open transaction nothing is read. Status shows that the partition waits there, and
+// since when.
 func TestStatusTellsOfAnOpenTransaction(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -130,7 +131,8 @@ func TestStatusTellsOfAnOpenTransaction(t *testing.T) {
 	r.once(values...)
 }
 
-// A halt stands in Status from its first to its last moment, with what it says of retention, and not only between two looks.
+// Status shows a halt from its first to its last moment, with its time of retention, and not only
+// between two checks.
 func TestStatusTellsOfHalts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -162,7 +164,8 @@ func TestStatusTellsOfHalts(t *testing.T) {
 	r.log.DeleteBefore(0, 10)
 	stop()
 	r.once(values...)
-	// One that is found in the log ends when the log can be read again, although nothing is handled.
+	// One that is found in the log ends when the log can be read again, although nothing is
+	// handled.
 	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 5`)
 	c, stop = r.watched(queued, cfg)
 	r.status(c, 0, "a gap", func(s consumer.PartitionStatus) bool { return s.Halted != nil && s.Halted.Reason == consumer.HaltGap })
@@ -172,7 +175,8 @@ func TestStatusTellsOfHalts(t *testing.T) {
 	stop()
 }
 
-// While a partition is paused nothing of it is handled, in this process or the next; others go on; what was in hand is finished.
+// While a partition is paused none of its messages is handled, in this process or the next. Others
+// continue, and the current batch is finished.
 func TestPausedPartitionStandsStill(t *testing.T) {
 	for name, topic := range map[string]string{"partition": "orders", "scope": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -204,7 +208,9 @@ func TestPausedPartitionStandsStill(t *testing.T) {
 			}
 			select {
 			case <-noticed:
-			case <-time.After(3 * time.Second): // it ended between two fetches, of which nobody hears; the pause is looked for each second
+			// It ended between two fetches, which is not visible; the consumer checks for the pause
+			// each second.
+			case <-time.After(3 * time.Second):
 			}
 			close(release)
 			for p := range paused {
@@ -246,7 +252,8 @@ func TestPausedPartitionStandsStill(t *testing.T) {
 	}
 }
 
-// Parked messages are not tried while their partition is paused, and are when it goes on. It is noticed although many are due.
+// Parked messages are not tried while their partition is paused, and are when it goes on. It is
+// noticed although many are due.
 func TestRetriesArePausedToo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -307,7 +314,8 @@ func (s *statements) since(n int) []string {
 	return slices.Clone(s.sent[n:])
 }
 
-// An idle process asks for all of its partitions in one statement, and sends no other; its row says what it knows, and goes with it.
+// An idle process asks for all of its partitions in one statement, and sends no other; its row says
+// what it knows, and goes with it.
 func TestOneStatementForAllPartitions(t *testing.T) {
 	t.Parallel()
 	const partitions = 8
@@ -335,7 +343,8 @@ func TestOneStatementForAllPartitions(t *testing.T) {
 		}
 		return n
 	}
-	// What each partition does once when it is taken over is over when nothing else was sent during three polls.
+	// What each partition does once when it is taken over is over when nothing else was sent during
+	// three polls.
 	until(t, "nothing but polls", func() bool {
 		n := len(tracer.since(0))
 		until(t, "three polls", func() bool { return polls(tracer.since(n)) >= 3 })

@@ -15,9 +15,10 @@ import (
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
-// T5: while COMMIT waits for a synchronous standby the consumer is stopped, and its drain time passes. Whoever cancels a COMMIT there
-// makes it a local one: the server answers COMMIT, with a warning, and a failover loses what was reported as committed. pgx sends a
-// cancel request when a statement's context ends, so COMMIT must not be given the caller's.
+// T5: while COMMIT waits for a synchronous standby the consumer is stopped, and its drain time
+// passes. A COMMIT that is cancelled there becomes a local one: the server answers COMMIT, with a
+// warning, and a failover loses what was reported as committed. pgx sends a cancel request when a
+// statement's context ends, so COMMIT must not get the caller's context.
 func TestT5CommitOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	standby := pgtest.NewStandbyAway(t)

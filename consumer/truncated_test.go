@@ -7,8 +7,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// cutOff starts a consumer on a log that was cut off below the position, and fails the test unless it halts as truncated, and applies nothing of what
-// was written there anew.
+// cutOff starts a consumer on a log that was cut off below the position. It fails the test unless
+// the consumer halts as truncated and applies nothing of what was written there since.
 func (r *rig) cutOff(position int64, applied ...string) {
 	r.t.Helper()
 	stop := r.start(queued, testConfig())
@@ -22,7 +22,8 @@ func (r *rig) cutOff(position int64, applied ...string) {
 	r.once(applied...)
 }
 
-// idles runs a consumer until it has looked at a position twice and found nothing there. then is called before the next fetch from there.
+// idles runs a consumer until it has looked at a position twice and found nothing there. then is
+// called before the next fetch from there.
 func (r *rig) idles(cfg consumer.Config, position int64, then func()) (stop func()) {
 	r.t.Helper()
 	var looked atomic.Int32
@@ -37,7 +38,8 @@ func (r *rig) idles(cfg consumer.Config, position int64, then func()) (stop func
 	return stop
 }
 
-// rewrites is an unclean election that cuts the log off, with others writing beyond the position afterwards.
+// rewrites is an unclean election that cuts the log off, with others writing beyond the position
+// afterwards.
 func (r *rig) rewrites(from int64, n int) {
 	r.log.Truncate(0, from)
 	for range n {
@@ -45,8 +47,9 @@ func (r *rig) rewrites(from int64, n int) {
 	}
 }
 
-// What an unclean election cut off held nothing to handle: the last record that was seen is still in the log, and the log goes beyond the position. What
-// others have written in between would be passed over.
+// What an unclean election cut off held nothing to handle: the last record that was seen is still
+// in the log, and the log goes beyond the position. What others have written in between would be
+// passed over.
 func TestF5LogCutOffBehindTheLastRecord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -59,7 +62,8 @@ func TestF5LogCutOffBehindTheLastRecord(t *testing.T) {
 	r.cutOff(10, values...)
 }
 
-// The same where the position was flushed with a batch, where leaders have changed in between without a loss, and where no record was ever seen.
+// The same if the position was flushed with a batch, if leaders have changed in between without a
+// loss, and if no record was ever seen.
 func TestF5LogCutOffInAnyEpoch(t *testing.T) {
 	t.Parallel()
 	for name, write := range map[string]func(r *rig) []string{
@@ -96,7 +100,8 @@ func TestF5LogCutOffInAnyEpoch(t *testing.T) {
 	}
 }
 
-// A partition that starts at the log's end has looked at nothing. What is cut off there was not for it, and what is written anew is.
+// A partition that starts at the log's end has looked at nothing. What is cut off there was not for
+// it, and what is written anew is.
 func TestF5LogCutOffBelowItsStart(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -109,7 +114,8 @@ func TestF5LogCutOffBelowItsStart(t *testing.T) {
 	r.cutOff(6)
 }
 
-// An owner that lives, and has had nothing to read since it took over, is told by the fetch that meets the new leader.
+// An owner that is alive, and has had nothing to read since it took over, gets the error from the
+// fetch that meets the new leader.
 func TestF5LogCutOffUnderAnIdleOwner(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

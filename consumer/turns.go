@@ -7,27 +7,32 @@ import (
 	"time"
 )
 
-// turns keeps a message that may kill its process apart from everything else that this process works on (F9). Attempts are counted before
-// they run, and a process that dies leaves the count of each attempt that was under way. One of them was the cause; the others were neighbours, on other
-// partitions. So a message that has such a count is tried with no other attempt under way: if the process dies again, that message was the cause.
+// turns keeps a message that may kill its process apart from everything else that this process
+// works on (F9). Attempts are counted before they run, so a process that dies leaves a count for
+// each attempt that was under way. One of them was the cause; the others were neighbours, on other
+// partitions. So a message with such a count is tried with no other attempt under way: if the
+// process dies again, that message was the cause.
 //
-// An attempt enters shared or alone, before it is counted, and leaves when it has ended. One that waits to be alone goes before those that want to
-// share. It waits for nothing but attempts that are under way, each of which has bounds; attempts wait for no other that has not begun.
+// An attempt enters shared or alone, before it is counted, and leaves when it has ended. One that
+// waits to be alone goes before those that want to share. It waits only for attempts that are under
+// way, each of which has bounds. An attempt under way never waits for one that has not begun.
 type turns struct {
 	mu      sync.Mutex
 	in      int  // attempts under way
-	alone   bool // the only one of them asked to be alone
-	waiting int  // for being alone
+	alone   bool // the only one of them has asked to be alone
+	waiting int  // attempts that wait to be alone
 	changed chan struct{}
 }
 
-// process is what all consumers of a process share: one of them kills the partitions of the others too.
+// process is shared by all consumers of a process, because one of them kills the partitions of the
+// others too.
 var process = &turns{}
 
-// turnsOf returns the turns of a new consumer; tests give each consumer its own.
+// turnsOf returns the turns of a new consumer. Tests give each consumer its own.
 var turnsOf = func() *turns { return process }
 
-// enter waits until the attempt may begin, and returns what ends its turn. It fails if ctx ends first, or when the bound for being alone has passed.
+// enter waits until the attempt may begin, and returns the function that ends its turn. It fails if
+// ctx ends first, or if the bound for being alone has passed.
 func (t *turns) enter(ctx context.Context, alone bool, bound time.Duration) (leave func(), err error) {
 	var late <-chan time.Time
 	t.mu.Lock()
@@ -84,7 +89,8 @@ func (t *turns) wake() {
 	}
 }
 
-// enter waits for the engine's turn. An attempt that is alone is one of which the engine knows that nothing else of the process was under way.
+// enter waits for the engine's turn. While an attempt is alone, the engine knows that nothing else
+// of the process is under way.
 func (e *engine) enter(ctx context.Context, alone bool) (leave func(), err error) {
 	cfg := &e.c.cfg
 	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.CommitTimeout + cfg.LockTimeout + cfg.StatementTimeout)

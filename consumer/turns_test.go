@@ -54,7 +54,8 @@ func init() {
 	}
 }
 
-// F9: a message that kills its process is parked, and none of those on other partitions that were under way each time.
+// F9: a message that kills its process is parked. Messages on other partitions that were under way
+// each time are not.
 func TestF9NeighboursOfAMessageThatKills(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 4)
@@ -95,8 +96,8 @@ func turning(t *testing.T) *consumer.Consumer {
 	return c
 }
 
-// F9: an attempt that is to be alone begins when all others have ended, and none begins before it has ended. Waiting ends with a context and with a bound, and
-// holds up nothing from then on.
+// F9: an attempt that is to be alone begins when all others have ended, and none begins before it
+// has ended. Waiting ends with a context or with a bound, and then holds up nothing.
 func TestF9TurnsApart(t *testing.T) {
 	t.Parallel()
 	c := turning(t)

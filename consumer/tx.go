@@ -11,25 +11,30 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
-// Tx is the transaction that a handler works in: a [pgx.Tx] without Commit, Rollback and Conn, because the handler's
-// writes, the claim of its message and the position commit together or not at all. It is valid until the
-// handler returns. It has the methods that sqlc's DBTX asks for.
+// Tx is the transaction that a handler works in. It is a [pgx.Tx] without Commit, Rollback and
+// Conn, because the handler's writes, the claim of its message and the position commit together or
+// not at all. It is valid until the handler returns. It has the methods of sqlc's DBTX.
 //
-// It is for one goroutine at a time: goroutines that take turns may use it. Two calls that overlap both fail, and the attempt with
-// them; reading rows, and the results of a batch, are calls too. So are those from a callback of a batch, or from the source of
-// CopyFrom, while these run. A handler waits for the goroutines that it has started: if one is in a call when the handler returns, the
-// attempt fails. After its handler's return, also in the handler of a later message, each call fails.
+// Use it from one goroutine at a time; goroutines may take turns. If two calls overlap, both fail,
+// and so does the attempt. Reading rows and reading the results of a batch are calls too. So are
+// calls from a callback of a batch, or from the source of CopyFrom, while these run. A handler must
+// wait for the goroutines that it has started: if one is in a call when the handler returns, the
+// attempt fails. After the handler has returned, every call fails, also during the handler of a
+// later message.
 //
-// Statements that control the transaction (COMMIT, ROLLBACK, BEGIN, SAVEPOINT, PREPARE TRANSACTION and so on) are
-// refused before they are sent. SET CONSTRAINTS ALL IMMEDIATE fails with SQLSTATE OO002: name the constraints.
+// Statements that control the transaction are refused before they are sent, for example COMMIT,
+// ROLLBACK, BEGIN, SAVEPOINT and PREPARE TRANSACTION. SET CONSTRAINTS ALL IMMEDIATE fails with
+// SQLSTATE OO002: name the constraints instead.
 //
-// What a statement leaves in the session would be met by later messages on the same connection. So the connection is closed when the
-// transaction has ended, if a statement began with SET (not SET LOCAL), RESET, PREPARE, DEALLOCATE, DISCARD, LISTEN, UNLISTEN, LOAD,
-// CREATE TEMP without ON COMMIT DROP, or DECLARE with WITH HOLD. A new connection costs some milliseconds. State that a function
-// leaves (set_config, pg_advisory_lock) is not seen.
+// State that a statement leaves in the session would affect later messages on the same connection.
+// So the consumer closes the connection after the transaction if a statement began with SET (not
+// SET LOCAL), RESET, PREPARE, DEALLOCATE, DISCARD, LISTEN, UNLISTEN, LOAD, CREATE TEMP without ON
+// COMMIT DROP, or DECLARE with WITH HOLD. A new connection costs some milliseconds. State that a
+// function leaves is not noticed, for example by set_config or pg_advisory_lock.
 //
-// Exec and Query take pgx's options: each pgx.QueryExecMode but QueryExecModeSimpleProtocol, query rewriters (pgx.NamedArgs), and Query
-// the formats of results too. Queue and SendBatch take rewriters only. Any other is refused by name.
+// Exec and Query take pgx's options: each pgx.QueryExecMode except QueryExecModeSimpleProtocol, and
+// query rewriters (pgx.NamedArgs). Query also takes the formats of results. Queue and SendBatch
+// take rewriters only. Any other option is refused, with an error that names it.
 type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -37,25 +42,35 @@ type Tx interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 	CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error)
 
-	// Queue adds a write whose answer the handler does not need. Queued statements travel with the next statement that
-	// waits for an answer, or with the COMMIT: a batch whose handlers only queue is one round trip. Should
-	// one fail, the whole attempt fails, whatever the handler returned. A statement that is queued after the handler's return is not
-	// sent: that is logged as an error, and the attempt fails if it has not ended.
+	// Queue adds a write whose answer the handler does not need. Queued statements are sent with
+	// the next statement that waits for an answer, or with the COMMIT. If all handlers of a batch
+	// only queue, the batch is one round trip.
+	//
+	// If a queued statement fails, the whole attempt fails, whatever the handler returned. A
+	// statement that is queued after the handler has returned is not sent. The consumer logs it as
+	// an error, and the attempt fails if it has not ended.
 	Queue(sql string, args ...any)
 
-	// Savepoint calls fn, whose writes through this transaction are undone when it returns an error or one of its
-	// statements fails; that error is returned and the transaction goes on. For what may fail by design: an insert that
-	// may violate a constraint, say. Serialization failures and deadlocks (40001, 40P01) are not forgiven: the whole transaction
-	// runs again. A transaction has at most 60, those of all messages of a batch together, because more than 64
-	// subtransactions slow down the whole server (PostgreSQL documentation, "Subtransactions"); the 61st fails, and the
-	// batch is divided there. With one in each message set Config.BatchSize to 60 at most. While fn runs only its goroutine uses the
-	// transaction: what another one wrote meanwhile would be undone with it, so then nothing is forgiven, and the attempt fails.
+	// Savepoint calls fn. If fn returns an error or one of its statements fails, fn's writes
+	// through this transaction are undone, Savepoint returns the error, and the transaction
+	// continues. Use it for statements that may fail by design, for example an insert that may
+	// violate a constraint. After a serialization failure or a deadlock (40001, 40P01) the
+	// transaction cannot continue: all of it runs again.
+	//
+	// A transaction has at most 60 savepoints, those of all messages of a batch together. The
+	// reason is that more than 64 subtransactions slow down the whole server (PostgreSQL
+	// documentation, "Subtransactions"). The 61st fails, and the batch is divided there. If each
+	// message needs one, set Config.BatchSize to at most 60.
+	//
+	// While fn runs, only its goroutine may use the transaction. Writes of another goroutine would
+	// be undone with fn's, so in that case the attempt fails.
 	Savepoint(ctx context.Context, fn func() error) error
 }
 
-// timeouts queues the transaction's timeouts right behind BEGIN, with which they travel, so that they hold for OnBegin too, and end a session
-// whose client went silent there (T7). The fence sets them once more, for whatever OnBegin made of them. SET takes no snapshot,
-// so that OnBegin can still choose the isolation level; set_config would.
+// timeouts queues the transaction's timeouts right after BEGIN, in the same round trip. They then
+// also hold for OnBegin, and end a session whose client goes silent there (T7). The fence sets them
+// again, in case OnBegin has changed them. It uses SET, which takes no snapshot, so that OnBegin
+// can still choose the isolation level; set_config would take one.
 func (c *Consumer) timeouts(tx *guard.Tx) {
 	for _, t := range []struct {
 		name  string
@@ -65,16 +80,18 @@ func (c *Consumer) timeouts(tx *guard.Tx) {
 	}
 }
 
-// strayed logs a write that a handler has queued when it had returned (T6). If the transaction has ended nobody else can tell of it.
+// strayed logs a write that a handler queued after it had returned (T6). If the transaction has
+// ended, nothing else would report it.
 func (c *Consumer) strayed(err error) {
 	c.cfg.Logger.Error("onlyonce: a handler queued a statement after it had returned; it was not sent", "scope", c.cfg.Scope, "error", err)
 }
 
-// For returns tx for one message of a batch: calls that are enqueued through it derive their keys from that message, and
-// are the same however the batch is cut the next time. A [Handler] does not need it.
+// For returns tx for one message of a batch. Calls that are enqueued through it derive their keys
+// from that message, so the keys are the same however the batch is divided the next time. A
+// [Handler] does not need it.
 func For(tx Tx, m *Message) Tx { return &forMessage{tx, m.origin()} }
 
-// forMessage has what package outbox looks for.
+// forMessage has the methods that package outbox looks for.
 type forMessage struct {
 	Tx
 	origin origin.Origin
@@ -82,7 +99,7 @@ type forMessage struct {
 
 func (t *forMessage) Origin() (origin.Origin, bool) { return t.origin, true }
 
-// Late hands on what is written right before the seal.
+// Late passes on rows to write right before the seal.
 func (t *forMessage) Late(item any, write func(items []any) (sql string, args []any)) error {
 	if all, ok := t.Tx.(interface {
 		Late(any, func([]any) (string, []any)) error
@@ -94,8 +111,9 @@ func (t *forMessage) Late(item any, write func(items []any) (sql string, args []
 	return nil
 }
 
-// Mark keeps the marks where a savepoint that is undone takes them back. An identity holds its message, so those of all messages lie
-// together. Behind a Tx of the user's own the database finds out.
+// Mark records the first use of an identity, in the transaction: a savepoint that is undone takes
+// its marks back. An identity contains its message, so the marks of all messages can be kept
+// together. If tx is a user's own Tx, the database finds a second use.
 func (t *forMessage) Mark(id [16]byte) bool {
 	all, ok := t.Tx.(interface{ Mark(id [16]byte) bool })
 	return !ok || all.Mark(id)

@@ -13,40 +13,44 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// flushAfter is how long a position that moved without work (over control, aborted and removed records) may stay unwritten.
+// flushAfter is how long a position that moved without work (past control, aborted and removed
+// records) may stay unwritten.
 const flushAfter = 5 * time.Second
 
-// worker is one owned partition's log: one goroutine, one transaction at a time.
+// worker handles the log of one owned partition: one goroutine, one transaction at a time.
 type worker struct {
 	engine
 	p Partition
 
-	pos         int64   // position in the database
-	anchor      *anchor // last record seen below it
-	leaderEpoch int32   // that no batch below pos exceeded when it was read; -1: not known
-	held        bool    // the log was seen to hold pos
-	aloneUntil  int64   // below it every message stands alone: the owner before died in mid-work
-	unclean     bool    // it did
-	pruning     pruning
+	pos    int64   // position in the database
+	anchor *anchor // last record seen below it
+	// leaderEpoch is one that no batch below pos exceeded when it was read; -1: not known.
+	leaderEpoch int32
+	held        bool // the log was seen to hold pos
+	// Below aloneUntil every message is handled alone, because the previous owner died at work.
+	aloneUntil int64
+	unclean    bool // the previous owner died at work
+	pruning    pruning
 
 	buf     []*Message // fetched, not yet handled
-	bufNext int64      // position behind buf
-	bufErr  error      // what the fetch behind buf failed with
-	moved   time.Time  // when bufNext first ran ahead of pos with nothing to handle
+	bufNext int64      // position after buf
+	bufErr  error      // error of the fetch after buf
+	moved   time.Time  // when bufNext first moved ahead of pos with nothing to handle
 
-	bufEpoch int32 // leader epoch that no batch below bufNext exceeded, -1: not known
+	bufEpoch int32 // no batch below bufNext exceeded this leader epoch; -1: not known
 
-	logged   haltLine // the halt that was logged last
+	logged   haltLine // the last halt that was logged
 	loggedAt time.Time
 
 	retrier *retrier
 }
 
-// run works until ctx is done (nil), or until something ends it: ErrOwnershipLost, *HaltError, errMoved, errPaused, or a fault of a server.
+// run works until ctx is done (nil), or until an error ends it: ErrOwnershipLost, *HaltError,
+// errMoved, errPaused, or a fault of a server.
 func (w *worker) run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	// The batch in hand outlives ctx by at most DrainTimeout.
+	// The current batch outlives ctx by at most DrainTimeout.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	drain := w.c.cfg.DrainTimeout
@@ -55,10 +59,11 @@ func (w *worker) run(ctx context.Context) error {
 		context.AfterFunc(work, func() { t.Stop() })
 	})()
 
-	w.state.fine(&w.state.working) // of a message that may not be the next one any more
+	w.state.fine(&w.state.working) // its message may not be the next one any more
 	w.retrier = newRetrier(w)
 	defer w.retrier.leave()
-	if err := w.retrier.first(ctx); err != nil { // before anything is fetched: it may be paused
+	// Before anything is fetched: the partition may be paused.
+	if err := w.retrier.first(ctx); err != nil {
 		return err
 	}
 	var retries sync.WaitGroup
@@ -133,7 +138,7 @@ func (w *worker) loop(ctx, work context.Context, fetching *fetching, committer *
 	return nil
 }
 
-// attempt runs one transaction of the log: its fence moves the position to a.next.
+// attempt runs one transaction of the log. Its fence moves the position to a.next.
 func (w *worker) attempt(work context.Context, a *attempt) error {
 	cfg, last := w.c.cfg, w.anchor
 	if n := len(a.msgs); n > 0 {
@@ -163,9 +168,10 @@ func (w *worker) attempt(work context.Context, a *attempt) error {
 	return err
 }
 
-// epochInHand is a leader epoch that no batch below the end of the batch in hand exceeded: that of the first message behind it, or, if there is
-// none yet, of the last batch that was looked at. A bound will do: what is written after an unclean election has a higher epoch than
-// everything that was ever read (F5).
+// epochInHand returns a leader epoch that no batch below the end of the current batch exceeded:
+// that of the first message after it, or, if there is none yet, of the last batch that was looked
+// at. An upper bound is enough, because records that are written after an unclean election have a
+// higher epoch than everything that was ever read (F5).
 func (w *worker) epochInHand() int32 {
 	if len(w.buf) > 0 {
 		return w.buf[0].LeaderEpoch
@@ -173,14 +179,15 @@ func (w *worker) epochInHand() int32 {
 	return w.bufEpoch
 }
 
-// stand notes where the cursor stands.
+// stand records the cursor's position.
 func (w *worker) stand(pos int64, last *anchor, epoch int32) {
-	w.held = w.held && pos == w.pos || last != nil // what was read is behind a position that was reached by reading
+	// If last is set, the position was reached by reading, so the log held it.
+	w.held = w.held && pos == w.pos || last != nil
 	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
 	w.state.position.Store(pos)
 }
 
-// committed takes note of a transaction that has committed.
+// committed records a transaction that has committed.
 func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
 	w.pruning.took(w.cur.run, w.pos)
 	w.stand(a.next, last, epoch)
@@ -194,16 +201,20 @@ func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
 	w.retrier.parked(a)
 }
 
-// fenced finds out why the fence raised, in a statement of its own: the row was mine and stands where this attempt was to
-// bring it (an earlier attempt, whose answer was lost, has committed); it is mine and stands elsewhere (an operator moved it, or
-// an earlier attempt with another end committed); or it is not mine any more.
+// fenced finds out why the fence raised, with a statement of its own. There are three cases:
+//
+//   - the lease is mine, and the position is where this attempt was to move it: an earlier attempt
+//     has committed, and its answer was lost;
+//   - the lease is mine, and the position is elsewhere: an operator has moved it, or an earlier
+//     attempt with another end has committed;
+//   - the lease is no longer mine.
 func (w *worker) fenced(work context.Context, a *attempt) error {
 	at, err := w.stands(work)
 	switch {
 	case err != nil:
 		return err
 	case at == a.next:
-		// Nobody can tell what that attempt did; it may have parked something.
+		// What that attempt did cannot be known; it may have parked messages.
 		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
 		w.retrier.sweepSoon()
 		return nil
@@ -211,8 +222,8 @@ func (w *worker) fenced(work context.Context, a *attempt) error {
 	return errMoved
 }
 
-// stands reads where the cursor stands. It returns errMoved if an operator has taken it over to set its position, and
-// ErrOwnershipLost if it has another owner.
+// stands reads the cursor's position. It returns errMoved if an operator has taken over the cursor
+// to set its position, and ErrOwnershipLost if it has another owner.
 func (e *engine) stands(ctx context.Context) (int64, error) {
 	cur, err := e.c.readCursor(ctx, e.id.Topic, e.id.Partition)
 	switch {
@@ -226,14 +237,16 @@ func (e *engine) stands(ctx context.Context) (int64, error) {
 	return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, e.cur.id)
 }
 
-// collect returns the next batch and the position behind it: full, or as full as it got in Linger. No messages and a
-// position ahead of w.pos mean that there was nothing to handle in between. It returns early when ctx is done.
+// collect returns the next batch and the position after it. The batch is full, or as full as it got
+// within Linger. No messages and a position ahead of w.pos mean that there was nothing to handle in
+// between. It returns early when ctx is done.
 func (w *worker) collect(ctx context.Context, f *fetching, committer *committer) ([]*Message, int64, error) {
 	var linger <-chan time.Time
 	for {
 		n, full := w.cut()
 		switch {
-		case full, n > 0 && w.bufErr != nil: // what was fetched is handled before the error is: it may be gone afterwards
+		// What was fetched is handled before the error is: it may be gone afterwards.
+		case full, n > 0 && w.bufErr != nil:
 			return w.take(n)
 		case n == 0 && len(w.buf) > 0:
 			return nil, w.cur.within(w.bufNext), nil // the replay ends before the next message
@@ -275,7 +288,8 @@ func (w *worker) collect(ctx context.Context, f *fetching, committer *committer)
 	}
 }
 
-// stampReplay says of fetched messages which log they are from, and whether they are part of a replay.
+// stampReplay marks fetched messages with the cluster of their log, and with the replay that they
+// are part of.
 func (w *worker) stampReplay(msgs []*Message) {
 	for _, m := range msgs {
 		m.cluster, m.topicID = w.id.ClusterID, w.id.TopicID
@@ -285,7 +299,8 @@ func (w *worker) stampReplay(msgs []*Message) {
 	}
 }
 
-// cut returns how many buffered messages make the next batch, and whether it is full. No batch goes beyond the end of a replay.
+// cut returns how many buffered messages make the next batch, and whether it is full. No batch goes
+// past the end of a replay.
 func (w *worker) cut() (n int, full bool) {
 	size, most := 0, w.c.cfg.BatchSize
 	if w.brake.stopped() {
@@ -314,13 +329,13 @@ func (w *worker) take(n int) ([]*Message, int64, error) {
 	return msgs, w.cur.within(w.buf[0].Offset), nil
 }
 
-// fetchFailed turns what a fetch says about the log into what it means for the cursor.
+// fetchFailed turns a fetch's error about the log into what it means for the cursor.
 func (w *worker) fetchFailed(err error) error {
 	var out *OutOfRangeError
 	switch {
 	case errors.As(err, &out) && out.Offset < out.Start:
-		// Offsets that hold nothing to handle are no gap even when retention deletes them: the position that is read from lies
-		// behind them, and is flushed.
+		// Offsets that hold nothing to handle are no gap, even if retention deletes them: the
+		// position that is read from is after them, and is flushed.
 		return w.gap(out.Start)
 	case errors.As(err, &out):
 		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
@@ -332,8 +347,10 @@ func (w *worker) fetchFailed(err error) error {
 	return fmt.Errorf("fetching from %s/%d: %w", w.id.Topic, w.id.Partition, err)
 }
 
-// gap halts where the log begins above the position. Only of a position that the log once held it is certain that retention has passed it (or an operator
-// who deleted records): another may have been set where the log did not reach, by the group's committed offset, a replay or cursor adopt.
+// gap halts because the log begins above the position. Only if the log once held the position, it
+// is certain that retention has passed it, or that an operator has deleted records. Any other
+// position may have been set to an offset that the log did not reach, for example by the group's
+// committed offset, a replay or cursor adopt.
 func (w *worker) gap(start int64) *HaltError {
 	if w.held {
 		return w.halt(HaltGap, "the log begins at offset %d: %d offsets were deleted before they were handled (retention)", start, start-w.pos)
@@ -341,8 +358,8 @@ func (w *worker) gap(start int64) *HaltError {
 	return w.halt(HaltGap, "the log begins at offset %d, %d offsets above the position, which was set to where the log did not hold it when it was first looked for", start, start-w.pos)
 }
 
-// release lets the cursor go in order, if it is still this process's. It fails only towards caution: the next owner then works
-// one message at a time first.
+// release marks the cursor as cleanly released, if it is still this process's. A failure errs on
+// the side of caution: the next owner then begins with one message at a time.
 func (w *worker) release() {
 	if w.cur == nil {
 		return
@@ -358,13 +375,13 @@ func (w *worker) release() {
 	_ = fault.Point(fault.Released)
 }
 
-// tryAgain is reportRetry for what keeps the partition's log from going on.
+// tryAgain is reportRetry for failures that keep the partition's log from continuing.
 func (w *worker) tryAgain(r Retry, b backoff.BackOff) time.Duration {
 	w.state.failing(&w.state.working, r.Err)
 	return w.reportRetry(r, b)
 }
 
-// reportRetry reports that something is tried again, and returns after which wait.
+// reportRetry reports that something is tried again, and returns the wait before that.
 func (e *engine) reportRetry(r Retry, b backoff.BackOff) time.Duration {
 	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, waitAtLeast(r.Err, b.NextBackOff())
 	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
@@ -378,10 +395,11 @@ func (e *engine) reportRetry(r Retry, b backoff.BackOff) time.Duration {
 func newBackoff(cfg Config) backoff.BackOff {
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(cfg.RetryMin), backoff.WithMaxInterval(cfg.RetryMax),
-		backoff.WithMaxElapsedTime(0)) // for ever: giving up is decided elsewhere
+		backoff.WithMaxElapsedTime(0)) // without end: giving up is decided elsewhere
 }
 
-// backoffFor is the wait before the attempt that follows the n-th, for attempts that no process has seen all of.
+// backoffFor returns the wait before the attempt that follows the n-th, if no single process has
+// made all of these attempts.
 func backoffFor(cfg Config, n int) time.Duration {
 	b, d := newBackoff(cfg), time.Duration(0)
 	for range min(n, 100) {
@@ -390,7 +408,7 @@ func backoffFor(cfg Config, n int) time.Duration {
 	return d
 }
 
-// sleep waits, and reports false when ctx ended first.
+// sleep waits. It returns false if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
