@@ -105,7 +105,7 @@ const pickAtOnce = 16
 // and journals their attempts, in one fenced transaction. Then it makes them. If the transaction
 // fails, or its outcome is unknown, nothing of it counts. Calls that were to be settled are settled
 // by the next one (the statement may run twice), and picked calls become due again by themselves.
-// The caller has taken slots slots.
+// slots is how many slots the caller has taken for it already.
 func (t *tenure) retryTurn(pick bool, slots int) error {
 	if pick {
 		slots += t.s.take(pickAtOnce - slots)
