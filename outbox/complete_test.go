@@ -20,14 +20,15 @@ func answering() *scripted {
 	})
 }
 
-// completions is a table for what completions write; without a constraint, so that doubles show.
+// completions is a table that completions write to, without a constraint, so that doubles show.
 func (r *rig) completions() {
 	r.exec(`create table completions (key text, what text)`)
 }
 
 const complete = `insert into completions values ($1, $2)`
 
-// Whatever becomes of a completion: the call is made once, and what the completion that succeeded wrote is there once.
+// Whatever the outcome of a completion, the call is made once, and the writes of the completion
+// that succeeded are there once.
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -90,8 +91,8 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// The relay is replaced while it completes: nothing of that completion counts, and the next relay completes the same answer without
-// another call.
+// The relay is replaced while it completes: nothing of that completion counts, and the next relay
+// completes the same answer without another call.
 func TestCompletionOfAZombie(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

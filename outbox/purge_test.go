@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Settled calls are deleted once their retention has passed, and with those of the log their rows there; nothing else is.
+// Settled calls are deleted once their retention has passed and the log has dropped their rows.
+// Nothing else is deleted.
 func TestRetention(t *testing.T) {
 	r := newRig(t)
 	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Reject("no", nil) })

@@ -21,7 +21,8 @@ type raw struct {
 	header                 http.Header
 }
 
-// remote records every request before it answers as its script says; behind the script it answers 200.
+// remote records every request before it answers as its script says. After the script it answers
+// 200.
 type remote struct {
 	t      *testing.T
 	server *httptest.Server
@@ -114,7 +115,7 @@ func truncated(w http.ResponseWriter, _ *http.Request) {
 // silent does not answer until the client has gone.
 func silent(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 
-// Whatever becomes of an attempt, the next one is the same call.
+// Whatever the outcome of an attempt, the next one is the same call.
 func TestRetriesSendTheSameCall(t *testing.T) {
 	t.Parallel()
 	m := newRemote(t, status(500), dropped, truncated, silent, status(503), status(409), status(408), status(425), status(429))
@@ -214,8 +215,8 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// The check that stands in the connection's first write: connecting took so long that the remote may have forgotten the
-// key by the time the request could leave.
+// The check in the connection's first write: connecting took so long that the remote may have
+// forgotten the key by the time the request could leave.
 func TestWindowPassesWhileConnecting(t *testing.T) {
 	t.Parallel()
 	m := newRemote(t, status(500))
