@@ -62,10 +62,10 @@ select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5,
 // last id, freeze, keep started_at, quiet.
 const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5, $6)`
 
-// passRows reads where the rows of a lane's pass above last_id lie: those that became visible
-// between prev and target (O2). At prev their transactions were in progress or had not begun. By
-// the index outbox_log_new. "offset 0" keeps the planner from making the second half a join, for
-// which it would read all of a lane.
+// passRows reads the places (slot, ctid) of the rows of a lane's pass above last_id: those that
+// became visible between prev and target (O2). At prev their transactions were in progress or had
+// not begun. By the index outbox_log_new. "offset 0" keeps the planner from making the second half
+// a join, for which it would read all of a lane.
 const passRows = `(
   select r.id, r.slot, r.ctid, octet_length(r.body) as size from onlyonce.outbox_log r
    where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
@@ -95,7 +95,7 @@ const wholeRow = `
        r.order_key is not null and exists (select 1 from onlyonce.parked p where p.order_key = r.order_key and p.settled_at is null)`
 
 // biteSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no row if
-// the lane has moved. It sorts where the rows lie, and not the rows.
+// the lane has moved. It sorts the rows' places, and not the rows.
 const biteSQL = `
 select` + wholeRow + `
   from onlyonce.lanes a
@@ -106,7 +106,7 @@ select` + wholeRow + `
  where a.id = $1 and a.version = $2 and p.before < 4194304 -- maxChunkBytes
  order by r.id`
 
-// collectSQL reads where the rows of a pass lie. In: lane id, version, how many. Out: id, slot,
+// collectSQL reads the places of the rows of a pass. In: lane id, version, how many. Out: id, slot,
 // ctid, bytes of the body.
 const collectSQL = `
 select p.id, p.slot, p.ctid, p.size
@@ -114,7 +114,7 @@ select p.id, p.slot, p.ctid, p.size
  where a.id = $1 and a.version = $2
  order by p.id limit $3`
 
-// fetchSQL reads rows from where they lie. In: lane id, slot, ctids. By a TID scan: any further
+// fetchSQL reads rows by their places. In: lane id, slot, ctids. By a TID scan: any further
 // condition would let the planner read by an index instead. A segment that was emptied and filled
 // again has other rows at the same place, so the reader compares the ids.
 const fetchSQL = `
@@ -351,7 +351,7 @@ func (t *tenure) nextRefs() []ref {
 	return t.refs
 }
 
-// queueFetch reads rows from where they lie, with one statement for each segment.
+// queueFetch reads rows by their places, with one statement for each segment.
 func (t *tenure) queueFetch(b *pgx.Batch, refs []ref, rows *[]*flight) {
 	bySlot := map[int16][]ref{}
 	for _, r := range refs {

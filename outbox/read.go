@@ -77,7 +77,7 @@ func (r *flightReader) read(row pgx.CollectableRow) (*flight, error) {
 	return f, nil
 }
 
-// ref is where a row lies.
+// ref is the place of a row.
 type ref struct {
 	id   int64
 	slot int16

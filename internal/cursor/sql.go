@@ -6,7 +6,7 @@ package cursor
 // exists.
 //
 // The lease's name is unambiguous, because Kafka allows no '/' in a topic. If a lease exists
-// without its cursor, it is used, in a run above whatever progress is left of it.
+// without its cursor, it is used, in a run above all progress that is left of it.
 const CreateSQL = `
 with lease as (
   insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)

@@ -44,9 +44,9 @@ select (
    where c.scope is null or c.retired_at is null and c.next_offset < e.next_offset
    limit 1)`
 
-// eventsKeep records where the partitions of a segment went on. Otherwise a partition that has
-// nothing in the other segments would begin again at offset 0. Its cursors are past that, so they
-// would skip its next events.
+// eventsKeep records the offset at which each partition of a segment continued. Otherwise a
+// partition that has nothing in the other segments would begin again at offset 0. Its cursors are
+// past that, so they would skip its next events.
 const eventsKeep = partitionsPresent + `
 insert into onlyonce.stream_floors as f (stream, partition, next_offset)
 select e.stream, e.partition, e.next_offset from ends e

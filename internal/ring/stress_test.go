@@ -16,11 +16,12 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// rotations is how many segments each of the three isolation levels empties: more than three turns of the ring.
+// rotations is how many segments each of the three isolation levels empties: more than three turns
+// of the ring.
 const rotations = 20
 
-// Producers of all kinds, lanes that move, three rotators that take the lease from each other: no committed call is emptied before a lane
-// has seen it, and none that was rolled back is seen.
+// Producers of all kinds, lanes that move, three rotators that take the lease from each other: no
+// committed call is emptied before a lane has seen it, and no call that was rolled back is seen.
 func TestO8NothingIsEmptiedUnseen(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) { stress(t, level) })
@@ -142,7 +143,7 @@ func (b *ledger) see(keys []string) {
 
 var errUndone = errors.New("undone")
 
-// produce is one transaction with some calls, which pauses where it may hurt.
+// produce is one transaction with some calls, which pauses at points that may cause harm.
 func (r *rig) produce(book *ledger, level pgx.TxIsoLevel) error {
 	ctx := context.Background() // not cut off: its end would be unknown
 	var keys []string

@@ -42,7 +42,7 @@ const (
 	// the limit of Kafka's own client.
 	maxWindow = 128 << 20
 	// snappyGrows is how many times its size a block of snappy unpacks to at most: three bytes of
-	// it can stand for 64.
+	// it unpack to 64.
 	snappyGrows = 22
 )
 
