@@ -103,6 +103,7 @@ type RelayConfig struct {
 
 	// Hooks are called at events. See [Hooks]. Defaults to none.
 	Hooks Hooks
+
 	// Logger receives events that cannot be returned as an error: parked calls, lost leases, failed
 	// transactions. Payloads are never logged. Defaults to nil: nothing is logged.
 	Logger *slog.Logger

@@ -63,6 +63,7 @@ type Limits struct {
 	// long, a late retry may be applied a second time. If it is too short, the relay gives up
 	// early. Use [Forever] if keys are never forgotten. Required.
 	KeyWindow time.Duration
+
 	// Timeout is how long one attempt may take. It counts against KeyWindow: an attempt is started
 	// only if it would end within the window. Required.
 	Timeout time.Duration
