@@ -226,7 +226,8 @@ func freeze(call Call, from origin.Origin, inbound bool) (row, error) {
 	if err := errors.Join(faults...); err != nil {
 		return row{}, err
 	}
-	body := bytes.Clone(call.Body) // a queued write leaves later, and the caller may reuse the buffer
+	// A queued write leaves later, and the caller may reuse the buffer.
+	body := bytes.Clone(call.Body)
 	if body == nil {
 		body = []byte{} // nil would be NULL
 	}

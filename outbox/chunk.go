@@ -56,7 +56,7 @@ type flightState int
 
 const (
 	flightWaiting   flightState = iota // for its turn
-	flightBehind                       // an earlier call of its ordering key is parked: no call is made
+	flightBehind                       // an earlier call of its key is parked: no call is made
 	flightScheduled                    // its time has not come
 	flightFlying
 	flightDone // the call has returned
@@ -73,7 +73,7 @@ type chunk struct {
 	// it has not begun would then be read and called again, beside its own calls.
 	ending bool
 
-	queues map[uuid.UUID][]*flight // keys with a call under way, each with the calls that wait for it
+	queues map[uuid.UUID][]*flight // keys with a call under way, with the calls that wait for it
 	shut   map[uuid.UUID]bool      // keys with a call that was parked
 }
 
@@ -201,7 +201,9 @@ func (c *chunk) diverted(t *tenure) (all []*flight) {
 		}
 	}
 	for _, f := range c.rows[:c.next] {
-		if f.state == flightWaiting && f.order != nil { // the lane is to be given back before its turn came: it is the first of its key, or follows one
+		// The lane is to be given back before its turn came: it is the first of its key, or follows
+		// one.
+		if f.state == flightWaiting && f.order != nil {
 			if c.shut[*f.order] {
 				f.state = flightBehind
 			}
@@ -255,7 +257,8 @@ func (t *tenure) told(diverted []*flight) {
 			t.dueIn(s.delay)
 		}
 		if f.state == flightBehind {
-			t.promote = append(t.promote, *f.order) // the one before it may have been settled meanwhile
+			// The one before it may have been settled meanwhile.
+			t.promote = append(t.promote, *f.order)
 		}
 	}
 	for _, f := range c.rows[:c.next] {

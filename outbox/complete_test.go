@@ -60,7 +60,8 @@ func TestCompletion(t *testing.T) {
 				if tries.Add(1) == 1 && c.first != nil {
 					return c.first(ctx, tx)
 				}
-				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"}) // a call of its own, once too
+				// A call of its own, once too.
+				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"})
 			}
 			capture := charge("1")
 			capture.Capture, capture.OrderingKey = true, "k"

@@ -129,7 +129,8 @@ func (c *cutter) relay(client net.Conn) {
 			return
 		}
 		if how == cutBehind {
-			_, _ = server.Write([]byte("X\x00\x00\x00\x04")) // Terminate: the server does what it got, answers, and closes
+			// Terminate: the server does what it got, answers, and closes.
+			_, _ = server.Write([]byte("X\x00\x00\x00\x04"))
 			_ = server.SetReadDeadline(time.Now().Add(time.Second))
 			_, _ = io.Copy(io.Discard, client) // until the client gives up
 			return

@@ -235,7 +235,8 @@ func TestEnqueueRepeatableRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.calls`); err != nil { // takes the snapshot
+	// Takes the snapshot.
+	if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.calls`); err != nil {
 		t.Fatal(err)
 	}
 	r.enqueue(charge("1"))
@@ -285,7 +286,8 @@ func TestO8EnqueueAfterTheRingMoved(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer tx.Rollback(context.Background())
-			if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.outbox_log`); err != nil { // takes the snapshot
+			// Takes the snapshot.
+			if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.outbox_log`); err != nil {
 				t.Fatal(err)
 			}
 			r.exec(`select nextval('onlyonce.outbox_version')`)

@@ -333,7 +333,8 @@ func (f *relayFaults) settled() {
 	}()
 	until(f.t, "every call is settled", func() bool {
 		var n int
-		err := f.pool.QueryRow(f.t.Context(), callcheck.UnsettledSQL).Scan(&n) // a server may be away
+		// A server may be away.
+		err := f.pool.QueryRow(f.t.Context(), callcheck.UnsettledSQL).Scan(&n)
 		return err == nil && n == 0
 	})
 }
@@ -417,7 +418,8 @@ var crashRows = []relayRow{
 	{"crash after the remote accepted: later", func(f *relayFaults) { f.crashes(func(x *relaySpec) { x.DieAfter = 17 }) }},
 	{"crash after settling some of a pass", func(f *relayFaults) {
 		f.begin()
-		f.commit(slices.Repeat([]string{"p"}, 1100)...) // one pass of one lane, one after another, and more than a chunk
+		// One pass of one lane, one after another, and more than a chunk.
+		f.commit(slices.Repeat([]string{"p"}, 1100)...)
 		x := f.spec()
 		x.DieBefore = 1080
 		f.process(os.Args[0], x).dies()
@@ -570,7 +572,8 @@ var otherRows = []relayRow{
 		<-begun
 		f.lanesHeld()
 		const lanes = ` where name like 'relay/payments/%'`
-		if err := pgx.BeginFunc(f.t.Context(), f.pool, func(tx pgx.Tx) error { // no renewal comes between
+		// No renewal comes between.
+		if err := pgx.BeginFunc(f.t.Context(), f.pool, func(tx pgx.Tx) error {
 			_, err := tx.Exec(f.t.Context(), `update onlyonce.leases set until = clock_timestamp()`+lanes)
 			if err == nil {
 				_, err = tx.Exec(f.t.Context(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases`+lanes)

@@ -62,7 +62,8 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 					return outbox.Result{Outcome: outcome, Reason: "of a zombie"}
 				})
 				cfg := testConfig(sink)
-				cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute // so that the settlement is the first to meet the fence
+				// These are long so that the settlement is the first to meet the fence.
+				cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute
 				relay := r.relay(cfg)
 				r.enqueue(charge("1"))
 				x := r.run(relay)
@@ -173,7 +174,8 @@ func TestRaiseAsksForTheEndAgain(t *testing.T) {
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/x', 7, gen_random_uuid(), clock_timestamp() - interval '1 second')`)
 	id := one[int64](r, `select id from onlyonce.leases`)
-	r.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour'`) // the late renewal
+	// The late renewal.
+	r.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour'`)
 	raise := func() *int64 {
 		return one[*int64](r, `select onlyonce.raise_epoch($1, 7, gen_random_uuid(), interval '1 minute')`, id)
 	}

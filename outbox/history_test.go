@@ -50,7 +50,8 @@ func TestO6WindowAfterLostHistory(t *testing.T) {
 			}
 			r.exec(`update onlyonce.outbox_log set created_at = created_at - interval '30 h'`)
 			r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 h', next_attempt_at = clock_timestamp() - interval '28 h'`)
-			r.exec(`update onlyonce.lanes set server = null, timeline = 'FFFFFFFF'`) // a failover, or a base backup that was restored
+			// A failover, or a base backup that was restored.
+			r.exec(`update onlyonce.lanes set server = null, timeline = 'FFFFFFFF'`)
 			r.start(testConfig(sink))
 			r.states("delivered", "reconcile")
 			if got := sink.bodies(); got != "before" {

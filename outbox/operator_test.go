@@ -135,7 +135,8 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 			})
 			r.enqueue(keyed(key, 0), keyed(key, 1))
 			cfg := testConfig(sink)
-			cfg.Concurrency = 2 // the first call has one slot: all others are made one after another
+			// The first call has one slot: all others are made one after another.
+			cfg.Concurrency = 2
 			r.start(cfg)
 			g.wait()
 			until(t, "the second is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1 })

@@ -278,7 +278,8 @@ func TestO4HandlersDoNotDeadlock(t *testing.T) {
 						if err := outbox.Enqueue(context.Background(), tx, outbox.Call{Sink: "payments", Name: "n", ID: key, OrderingKey: key}); err != nil {
 							return err
 						}
-						if _, err := tx.Exec(context.Background(), `select 1`); err != nil { // time for the other one
+						// Time for the other one.
+						if _, err := tx.Exec(context.Background(), `select 1`); err != nil {
 							return err
 						}
 					}

@@ -155,7 +155,8 @@ var errGone = errors.New("outbox: rows of the log that were not sent are gone: w
 type cursor struct {
 	version, last int64
 	unread        bool // the pass may hold rows above last
-	suspect       int  // how many rows above last a previous owner may have called: their age counts from its journal
+	// How many rows above last a previous owner may have called: their age counts from its journal.
+	suspect int
 }
 
 // reads says what a turn reads after its commit.

@@ -157,7 +157,8 @@ func inOrder(t *testing.T, calls []outbox.Delivery, n int, again bool) {
 // its frozen bounds, and then what committed meanwhile, with lower ids too.
 func TestO2RelayDiesWithinAPass(t *testing.T) {
 	t.Parallel()
-	for _, at := range []int{10, 100, 1500} { // in the first bite, in the first chunk, in the second one
+	// In the first bite, in the first chunk, in the second one.
+	for _, at := range []int{10, 100, 1500} {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
 			r := newRig(t)
 			const n = 1600
@@ -193,7 +194,8 @@ func TestO2RelayDiesWithinAPass(t *testing.T) {
 			g.release()
 			x.stop()
 			r.giveBack()
-			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where state = 'retrying'`) // of the relay that died
+			// Of the relay that died.
+			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where state = 'retrying'`)
 			next := newScripted(accept)
 			r.start(testConfig(next))
 			r.states("delivered")
@@ -237,7 +239,8 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 			r.enqueueAll(many(0, 1200)...)
 			g := r.gate()
 			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
-				if string(d.Body) == `{"order":"70"}` { // in the first chunk after the bite: the ids of all chunks are known by now
+				// In the first chunk after the bite: the ids of all chunks are known by now.
+				if string(d.Body) == `{"order":"70"}` {
 					g.pass(d)
 				}
 				return outbox.Result{Outcome: outbox.Delivered}

@@ -33,7 +33,8 @@ func TestRetention(t *testing.T) {
 	}
 	set("young", `state = 'discarded', settled_at = clock_timestamp() - interval '6 days'`)
 	set("waiting", `parked_at = clock_timestamp() - interval '80 days'`)
-	r.exec(`delete from onlyonce.outbox_log where body <> '{"order":"old in the log"}'`) // its segment was emptied
+	// Its segment was emptied.
+	r.exec(`delete from onlyonce.outbox_log where body <> '{"order":"old in the log"}'`)
 	r.start(testConfig(newScripted(accept)))
 	until(t, "old rows are gone", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 4 })
 	left := one[[]string](r, `select array_agg(convert_from(body, 'UTF8')) from onlyonce.parked`)

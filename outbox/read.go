@@ -73,7 +73,8 @@ func (r *flightReader) read(row pgx.CollectableRow) (*flight, error) {
 		f.order, f.Order = &order, order.String()
 	}
 	f.sealed, f.sealedAs, f.suspect, f.blocked = r.sealed, f.key, r.suspect, r.blocked
-	f.age, f.wait = max(micros(r.age), 0), micros(r.wait) // the database's clock may have been set back
+	// The database's clock may have been set back.
+	f.age, f.wait = max(micros(r.age), 0), micros(r.wait)
 	return f, nil
 }
 

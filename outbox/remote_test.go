@@ -130,7 +130,8 @@ func TestRetriesSendTheSameCall(t *testing.T) {
 	}
 	var reasons []string
 	for _, s := range r.told(10) {
-		if s.Reason == "net/http: timeout awaiting response headers" { // which ends at the same moment
+		// Which ends at the same moment.
+		if s.Reason == "net/http: timeout awaiting response headers" {
 			s.Reason = "no answer within 250ms"
 		}
 		reasons = append(reasons, s.Reason)
@@ -185,7 +186,8 @@ func TestRetryAfter(t *testing.T) {
 	}{
 		"seconds": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Retry-After", "120"); w.WriteHeader(429) }, 2 * time.Minute, 2 * time.Minute},
 		"date": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Date", date.Add(time.Hour).Format(http.TimeFormat)) // the remote's clock is an hour ahead
+			// The remote's clock is an hour ahead.
+			w.Header().Set("Date", date.Add(time.Hour).Format(http.TimeFormat))
 			w.Header().Set("Retry-After", date.Add(time.Hour+3*time.Minute).Format(http.TimeFormat))
 			w.WriteHeader(503)
 		}, 3 * time.Minute, 3 * time.Minute},

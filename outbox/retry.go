@@ -165,7 +165,8 @@ func (t *tenure) retryTurn(pick bool, slots int) error {
 			delete(t.late, f.ID)
 		}
 		v := t.judge(f)
-		if f.order != nil && (v.state == parked.Resolved || f.completing() || // whose transaction may have settled it even if it reported an error
+		// A completion's transaction may have settled its call even if it reported an error.
+		if f.order != nil && (v.state == parked.Resolved || f.completing() ||
 			t.s.cfg.PassOn && (v.state == parked.Waiting || v.state == parked.Reconcile)) {
 			t.promote = append(t.promote, *f.order)
 		}

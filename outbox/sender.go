@@ -254,7 +254,8 @@ func (s *sender) step(ctx context.Context) error {
 			return err
 		}
 	}
-	if !time.Now().Before(s.purgeAt) && s.held[0] != nil { // only the relay that holds the first lane
+	// Only the relay that holds the first lane.
+	if !time.Now().Before(s.purgeAt) && s.held[0] != nil {
 		if err := s.purge(ctx); err != nil {
 			return err
 		}
@@ -370,8 +371,10 @@ func (s *sender) scout(ctx context.Context) error {
 	s.scoutAt = time.Now().Add(s.cfg.PollInterval)
 	mine := make([]int16, 0, len(s.held))
 	var versions []int64
-	for lane, t := range s.held { // also lanes that are working: what commits after their last look would wait for the next poll
-		mine, versions = append(mine, lane), append(versions, t.seen.Load()) // before the database is asked
+	// This includes lanes that are working: what commits after their last look would wait for the next poll.
+	for lane, t := range s.held {
+		// The version is read before the database is asked.
+		mine, versions = append(mine, lane), append(versions, t.seen.Load())
 	}
 	if len(mine) == 0 || !s.open() {
 		return nil

@@ -113,7 +113,8 @@ func TestPlans(t *testing.T) {
 						t.Errorf("%s does not begin where the pass begins:\n%s", name, plan)
 					}
 				case "pick":
-					if !strings.Contains(plan, "next_attempt_at <= $") && !strings.Contains(plan, "next_attempt_at <= (InitPlan") { // PostgreSQL 18 spells it out
+					// PostgreSQL 18 prints the second form.
+					if !strings.Contains(plan, "next_attempt_at <= $") && !strings.Contains(plan, "next_attempt_at <= (InitPlan") {
 						t.Errorf("pick does not stop at the first row that is not due:\n%s", plan)
 					}
 				}
@@ -186,7 +187,8 @@ func TestOtherSessions(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(own.Close)
-			other := &rig{t: t, pool: own} // r watches: a serializable reader might have to try again
+			// r watches: a serializable reader might have to try again.
+			other := &rig{t: t, pool: own}
 			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 				switch {
 				case strings.Contains(string(d.Body), "reject"):
@@ -236,7 +238,8 @@ func TestLockedRowsAreLeftForLater(t *testing.T) {
 	free.ID = r.sameLane(locked, "free")
 	r.enqueue(locked, free)
 	cfg := testConfig(sink)
-	cfg.RetryMin, cfg.RetryMax = 2*time.Second, 2*time.Second // no attempt is under way when the row is locked
+	// No attempt is under way when the row is locked.
+	cfg.RetryMin, cfg.RetryMax = 2*time.Second, 2*time.Second
 	r.start(cfg)
 	r.states("retrying")
 	tx, err := r.pool.Begin(t.Context())

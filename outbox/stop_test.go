@@ -57,7 +57,8 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	cfg := testConfig(sink)
-	cfg.Concurrency, cfg.DrainTimeout, cfg.LeaseTTL = 2, 10*time.Minute, 10*time.Minute // both longer than the test waits
+	// Both longer than the test waits.
+	cfg.Concurrency, cfg.DrainTimeout, cfg.LeaseTTL = 2, 10*time.Minute, 10*time.Minute
 	first := charge("1")
 	calls := []outbox.Call{first}
 	for range 5 {

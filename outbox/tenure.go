@@ -65,11 +65,14 @@ type tenure struct {
 	calling  int // calls under way: those of the chunk and those of parked rows
 
 	retries map[int64]*flight // parked rows under way, by their ids: none of them is picked again
-	late    map[int64]*flight // rows of the log under way that their chunk did not wait for, by their ids: likewise
-	done    []*flight         // of both, returned and not settled
-	promote []uuid.UUID       // ordering keys whose next row may be tried
+	// Rows of the log under way that their chunk did not wait for, by their ids: likewise.
+	late    map[int64]*flight
+	done    []*flight   // of both, returned and not settled
+	promote []uuid.UUID // ordering keys whose next row may be tried
 	swept   bool
-	sweepAt time.Time // when blocked keys are swept again: a process may die after it settled a call and before it promoted
+	// When blocked keys are swept again: a process may die after it settled a call and before it
+	// promoted.
+	sweepAt time.Time
 
 	notBefore time.Time // after a database error, or while the sink takes no calls
 	pause     *backoff.ExponentialBackOff
@@ -162,7 +165,8 @@ func (t *tenure) serve() error {
 			}
 			if !now.Before(t.stopAt) {
 				if t.cut {
-					return nil // a sink does not return (join says so), or the database does not answer
+					// A sink does not return (join says so), or the database does not answer.
+					return nil
 				}
 				t.cut, t.stopAt = true, now.Add(t.s.joinGrace)
 				t.endCalls() // the results come in at once and are settled below

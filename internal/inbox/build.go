@@ -214,7 +214,8 @@ var errReused = errors.New("the segment is closed no more")
 func (b *Builder) build(ctx context.Context, slot int16, use int64, parts, part int) error {
 	var words copied
 	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `set local statement_timeout = 0`); err != nil { // it reads a whole segment; ctx bounds it
+		// It reads a whole segment; ctx bounds it.
+		if _, err := tx.Exec(ctx, `set local statement_timeout = 0`); err != nil {
 			return err
 		}
 		// From here on the segment is not emptied. A later statement checks whether it was before.

@@ -35,7 +35,8 @@ const modelHorizon = 6
 const modelKeys = 12
 
 func modelKey(n int) (k uuid.UUID) {
-	binary.BigEndian.PutUint64(k[:], uint64(n)*0x9e3779b97f4a7c15) // filters know the last 8 bytes, and the index all
+	// Filters know the last 8 bytes, and the index all.
+	binary.BigEndian.PutUint64(k[:], uint64(n)*0x9e3779b97f4a7c15)
 	binary.BigEndian.PutUint64(k[8:], uint64(n)*0xbf58476d1ce4e5b9)
 	return k
 }

@@ -16,14 +16,14 @@ const (
 	Waiting   = "waiting"   // for an operator
 	Retrying  = "retrying"  // tried again when it is due
 	Blocked   = "blocked"   // waits for an earlier row of its ordering key
-	Reconcile = "reconcile" // of a call: it may have been applied, and the remote may have forgotten its key
+	Reconcile = "reconcile" // of a call: it may have been applied, and its key may be forgotten
 	Resolved  = "resolved"  // settled: applied
 	Discarded = "discarded" // settled: given up
 )
 
 // Reasons why a row is parked.
 const (
-	Failed     = "failed"     // an attempt failed, or a call had no final answer; it is tried again from onlyonce.parked
+	Failed     = "failed"     // an attempt failed, or a call had no final answer; it is tried again
 	Permanent  = "permanent"  // the handler reported that no retry will help
 	Exhausted  = "exhausted"  // its attempts are used up
 	Crashed    = "crashed"    // its attempts ended without a result: they ended the process

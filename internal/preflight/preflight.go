@@ -47,7 +47,8 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 		faults = append(faults, fmt.Errorf("role %s lacks rights: %s; grant them (docs/roles.sql has all that %s needs)",
 			s.user, strings.Join(missing, ", "), as.name))
 	}
-	if err := migrations.Check(ctx, db); err != nil && !denied(err) { // denied: the missing rights name it
+	// If the check was denied, the missing rights name that.
+	if err := migrations.Check(ctx, db); err != nil && !denied(err) {
 		faults = append(faults, err)
 	}
 	prepared, err := leftPrepared(ctx, db, stalePrepared)

@@ -174,7 +174,8 @@ func TestK4ClaimThatHasReadTheRing(t *testing.T) {
 			r := newKeyRig(t, ring.ConsumerKeys())
 			r.is(r.pool, "claim_consumer", uuid.New(), 0)
 			gate := r.begin(pgx.ReadCommitted)
-			if _, err := gate.Exec(t.Context(), `lock table onlyonce.consumer_keys_0 in share mode`); err != nil { // this takes no id
+			// This takes no id.
+			if _, err := gate.Exec(t.Context(), `lock table onlyonce.consumer_keys_0 in share mode`); err != nil {
 				t.Fatal(err)
 			}
 			late, written := uuid.New(), make(chan error, 1)
@@ -289,9 +290,12 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	  select $1, 0, closed_at from onlyonce.segments where ring = 'consumer_keys' and slot = 0`, returns)
 	kept("at what was appended until")
 	r.exec(`update onlyonce.frontiers set run = 1, frontier = clock_timestamp() where cursor_id = $1`, returns)
-	kept("returns, partition 0")                                                                        // said of another run
-	r.exec(`update onlyonce.cursors set retired_at = now() + interval '1 hour' where id = $1`, returns) // less than a horizon ago, however short that is
-	kept("returns, partition 0")                                                                        // it may be moved to another database, with its keys
+	// Said of another run.
+	kept("returns, partition 0")
+	// Less than a horizon ago, however short that is.
+	r.exec(`update onlyonce.cursors set retired_at = now() + interval '1 hour' where id = $1`, returns)
+	// It may be moved to another database, with its keys.
+	kept("returns, partition 0")
 	r.exec(`update onlyonce.cursors set retired_at = now() - interval '1 hour' where id = $1`, returns)
 	r.until(r.rotator, ring.Retired)
 	r.until(r.rotator, ring.Truncated)

@@ -85,11 +85,11 @@ const (
 // Actions that changed nothing. Each is worth asking again later.
 const (
 	Idle    Action = "idle"    // nothing is due
-	Standby Action = "standby" // another rotator has the lease, or this one has reported why it cannot work
+	Standby Action = "standby" // another rotator has the lease, or this one has reported a fault
 	Waiting Action = "waiting" // for transactions that may have read the row before it changed
-	Busy    Action = "busy"    // another session reads the segment that is to be emptied, or takes over the lease
-	Needed  Action = "needed"  // the retention of the oldest segment has passed, and it is still needed
-	Full    Action = "full"    // the next segment is due, and no slot is free: the current one goes on growing
+	Busy    Action = "busy"    // another session reads the segment to be emptied, or takes the lease
+	Needed  Action = "needed"  // the oldest segment's retention has passed, and it is still needed
+	Full    Action = "full"    // no free slot for the next segment: the current one keeps growing
 )
 
 // Outcome is the result of one step.

@@ -180,7 +180,8 @@ func (r *Rotator) look(ctx context.Context) error {
 	}
 	now := time.Now()
 	if seventh != nil && !r.looked.IsZero() {
-		most := max(time.Duration(*seventh*float64(time.Second)), r.cfg.Timeout) // the time that the query took is no jump
+		// The time that the query took is no jump.
+		most := max(time.Duration(*seventh*float64(time.Second)), r.cfg.Timeout)
 		r.jumped = clock.Sub(r.clock) > now.Sub(r.looked)+most
 	}
 	r.clock, r.looked = clock, now

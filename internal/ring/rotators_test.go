@@ -54,7 +54,8 @@ func TestKilledInEachStep(t *testing.T) {
 		r.exec(`create trigger killed after update on onlyonce.rings execute function killed()`)
 		x := r.rotator(quick())
 		killed := false
-		for deadline := time.Now().Add(patience); !killed && time.Now().Before(deadline); { // others may write to this server
+		// Others may write to this server.
+		for deadline := time.Now().Add(patience); !killed && time.Now().Before(deadline); {
 			_, err := x.Step(t.Context())
 			killed = err != nil
 		}
@@ -95,7 +96,8 @@ func TestR1RotatorThatWasReplaced(t *testing.T) {
 			if _, err := open.Exec(t.Context(), `select pg_current_xact_id()`); err != nil {
 				t.Fatal(err)
 			}
-			if out := r.step(x); out.Changed() { // it has the lease, and has taken the id that it waits by, if any
+			// It has the lease, and has taken the id that it waits by, if any.
+			if out := r.step(x); out.Changed() {
 				t.Fatalf("%+v", out)
 			}
 			r.commit(open)
@@ -103,7 +105,8 @@ func TestR1RotatorThatWasReplaced(t *testing.T) {
 			heir := r.takeOver()
 			before := r.row()
 			for range 3 {
-				if out := r.step(x); out.Changed() { // it may have an id to wait by, while others write to this server
+				// It may have an id to wait by, while others write to this server.
+				if out := r.step(x); out.Changed() {
 					t.Fatalf("the rotator that was replaced: %+v", out)
 				}
 			}

@@ -104,7 +104,8 @@ func stress(t *testing.T, level pgx.TxIsoLevel) {
 			keys, err := r.pass()
 			fail("passing", err)
 			book.see(keys)
-			_, err = r.pool.Exec(ctx, `select pg_sleep(0.005)`) // what scans the log keeps segments from being emptied
+			// What scans the log keeps segments from being emptied.
+			_, err = r.pool.Exec(ctx, `select pg_sleep(0.005)`)
 			fail("passing", err)
 		}
 	})
@@ -156,7 +157,8 @@ func (r *rig) produce(book *ledger, level pgx.TxIsoLevel) error {
 			return err
 		}
 		if rand.IntN(2) == 0 {
-			if _, err := tx.Exec(ctx, `select 1`); err != nil { // the snapshot, above READ COMMITTED
+			// The snapshot, above READ COMMITTED.
+			if _, err := tx.Exec(ctx, `select 1`); err != nil {
 				return err
 			}
 		}

@@ -109,7 +109,8 @@ func parseBatch(b []byte) (batch, error) {
 // abortMarker reports whether a control batch ends a transaction by aborting it.
 func (b *batch) abortMarker(codecs *Codecs) (bool, error) {
 	if b.count == 0 {
-		return false, nil // its record was removed; by then the transaction's records are removed too
+		// Its record was removed; by then the transaction's records are removed too.
+		return false, nil
 	}
 	r, err := b.open(codecs, maxMarker)
 	if err != nil {
