@@ -371,7 +371,8 @@ func (s *sender) scout(ctx context.Context) error {
 	s.scoutAt = time.Now().Add(s.cfg.PollInterval)
 	mine := make([]int16, 0, len(s.held))
 	var versions []int64
-	// This includes lanes that are working: what commits after their last look would wait for the next poll.
+	// This includes lanes that are working: what commits after their last look would wait for the
+	// next poll.
 	for lane, t := range s.held {
 		// The version is read before the database is asked.
 		mine, versions = append(mine, lane), append(versions, t.seen.Load())

@@ -65,10 +65,9 @@ type tenure struct {
 	calling  int // calls under way: those of the chunk and those of parked rows
 
 	retries map[int64]*flight // parked rows under way, by their ids: none of them is picked again
-	// Rows of the log under way that their chunk did not wait for, by their ids: likewise.
-	late    map[int64]*flight
-	done    []*flight   // of both, returned and not settled
-	promote []uuid.UUID // ordering keys whose next row may be tried
+	late    map[int64]*flight // rows of the log that their chunk did not wait for, likewise
+	done    []*flight         // of both, returned and not settled
+	promote []uuid.UUID       // ordering keys whose next row may be tried
 	swept   bool
 	// When blocked keys are swept again: a process may die after it settled a call and before it
 	// promoted.
