@@ -43,7 +43,8 @@ func (b *batching) SendBatch(ctx context.Context, calls []*outbox.Delivery, ende
 	b.batch(ctx, calls, ended)
 }
 
-// A Batcher gets what there are slots for, each call once, and no two calls of one ordering key.
+// A Batcher gets as many calls as there are slots, each call once, and no two calls of one ordering
+// key.
 func TestBatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -101,7 +102,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// O4: in batches, too, calls of one key are made one after another, in the order of their commits, through retries of each.
+// O4: in batches, too, calls of one key are made one after another, in the order of their commits,
+// through retries of each.
 func TestO4OrderInBatches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -152,11 +154,12 @@ func TestO4OrderInBatches(t *testing.T) {
 	}
 }
 
-// What a sink does not say is not taken for delivered, and what it says a second time, or too late, is not heard.
+// A call without a result is not taken for delivered. A second result, or one that comes too late,
+// is ignored.
 func TestBatchEnds(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		reason string // of calls that the sink says nothing of
+		reason string // of calls for which the sink reports no result
 		rest   func(calls []*outbox.Delivery, ended func(int, outbox.Result))
 	}{
 		"says nothing":  {"did not say", func([]*outbox.Delivery, func(int, outbox.Result)) {}},
@@ -169,7 +172,7 @@ func TestBatchEnds(t *testing.T) {
 			sink := newBatching(accept)
 			var mu sync.Mutex
 			var late []func()
-			silent := 0 // how many calls were not told of, in however many batches they came
+			silent := 0 // how many calls got no result, in however many batches they came
 			sink.batch = func(ctx context.Context, calls []*outbox.Delivery, ended func(int, outbox.Result)) {
 				mu.Lock()
 				late = append(late, func() { ended(len(calls)-1, outbox.Reject("too late", nil)) })
@@ -218,7 +221,8 @@ func TestBatchEnds(t *testing.T) {
 	}
 }
 
-// Where this process has written is only a hint: a relay that is woken finds what it was not told of, or was told of too early.
+// Hints are only hints: a relay that is woken finds calls that it had no hint of, or had one of too
+// early.
 func TestWokenRelayAsksTheDatabase(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -244,7 +248,7 @@ func TestWokenRelayAsksTheDatabase(t *testing.T) {
 	}
 	relay.Wake()
 	r.told(2)
-	// Nobody tells of what is written in SQL.
+	// There is no hint of calls that SQL writes.
 	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(t.Context(), `select onlyonce.enqueue(gen_random_uuid(), '', 'checkout', 'payments', 'charge', 'POST', '/charges', '{}'::text[], '{}'::text[], '')`)
 		return err

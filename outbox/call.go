@@ -18,8 +18,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
-// MaxBody is the largest body of a call, in bytes. A row lives in the database until its retention has passed and is
-// held in memory while it is sent: put what is larger into storage made for it, and send its address.
+// MaxBody is the largest body of a call, in bytes. A row is kept in the database until its
+// retention has passed, and is held in memory while it is sent. Put larger content, for example a
+// document, into storage made for it, and send its address.
 const MaxBody = 1 << 20
 
 const (
@@ -30,78 +31,93 @@ const (
 	maxTrace = 1 << 10 // bytes of Trace
 )
 
-// Call is one outbound call. All of it but ID is frozen in the row at [Enqueue]: each attempt sends the same bytes.
+// Call is one outbound call. [Enqueue] freezes all of it but ID in a row: each attempt sends the
+// same bytes.
 type Call struct {
-	// Sink is the name of the sink that sends the call. Required. A row whose sink no relay has stays pending until
-	// one has it.
+	// Sink is the name of the sink that sends the call. While no relay lists that sink, the call
+	// stays pending. Required.
 	Sink string
 
-	// Name says what the call does ("charge", "notify-warehouse"). Required. It is part of the call's identity: two
-	// calls of one message must differ in Name or ID, and renaming a call in your code makes it another
-	// call for messages that are handled again.
+	// Name says what the call does, for example "charge" or "notify-warehouse". It is part of the
+	// call's identity: two calls of one message must differ in Name or ID. If you rename a call in
+	// your code, a message that is handled again makes another call. Required; at most 100 bytes.
 	Name string
 
-	// ID tells apart calls of one Name that one message asks for; the sku of an order's line, say, or
-	// the recipient. Never a counter, a time or a random value: those differ when the message is handled again.
-	// Required where there is no inbound message: it then stands for the message ("order-17"). It is hashed
-	// and not stored. At most 1,024 bytes.
+	// ID distinguishes calls of one Name that one message asks for, for example by the sku of an
+	// order's line or by the recipient. Never use a counter, a time or a random value: those differ
+	// when the message is handled again. It is hashed and not stored. At most 1,024 bytes.
+	//
+	// In a transaction of your own it takes the message's place, for example "order-17", and is
+	// required.
 	ID string
 
-	// Scope and Tenant name who asks, where there is no inbound message: the service or component that enqueues (required
-	// then), and the customer, where customers choose ids themselves. Both are part of the identity. In a
-	// consumer's handler both come from the message and must be empty here.
+	// Scope and Tenant name who asks for the call in a transaction of your own. Scope is the
+	// service or component that enqueues, and is required then. Tenant is the customer, if
+	// customers choose ids themselves. Both are part of the call's identity. In a consumer's
+	// handler both come from the message and must be empty here. At most 255 bytes each.
 	Scope  string
 	Tenant string
 
-	// OrderingKey names what the call is about, where calls about one thing must arrive in order: those of one sink, tenant, scope and
-	// ordering key are sent one after another, in the order in which their transactions committed. One that fails is tried again
-	// before any behind it, and only those wait; one that is given up (see RelayConfig.PassOn) makes them wait for an operator.
-	// Empty: the call waits for no other. At most 1,024 bytes. Enqueue locks the key until the transaction ends, so
-	// enqueue late; in a consumer's handler that is done for you.
+	// OrderingKey names what the call is about, for example an account, if calls about one thing
+	// must arrive in order. Calls with the same sink, tenant, scope and ordering key are sent one
+	// after another, in the order in which their transactions committed. If one fails, it is tried
+	// again before the later ones, and only those wait. If one is given up, they wait for an
+	// operator (see RelayConfig.PassOn).
+	//
+	// Enqueue locks the key until the transaction ends, so enqueue late. In a consumer's handler
+	// that is done for you. At most 1,024 bytes. Defaults to empty: the call waits for no other.
 	OrderingKey string
 
-	// NotBefore is the earliest time of the first attempt, by the database's clock. Zero: as soon as the transaction has committed. With
-	// an OrderingKey all calls behind it wait too.
+	// NotBefore is the earliest time of the first attempt, by the database's clock. If the call has
+	// an OrderingKey, later calls of the key wait too. Defaults to the zero time: the call is due
+	// as soon as the transaction has committed.
 	NotBefore time.Time
 
-	// Method is POST (the default), PUT, PATCH or DELETE.
+	// Method is POST, PUT, PATCH or DELETE. Defaults to POST.
 	Method string
 
-	// Target is what the call addresses below the sink's base URL: a path and, after a ?, a query, percent-encoded. Empty
-	// means the base URL itself. It cannot leave the base URL: no host, no dot segments. At most 2 KiB.
+	// Target is what the call addresses below the sink's base URL: a path and an optional query,
+	// percent-encoded, for example "/charges?expand=fees". It cannot leave the base URL: it holds
+	// no host and no dot segments. At most 2 KiB. Defaults to the base URL itself.
 	Target string
 
-	// Header is sent as it is. It must hold no secrets, because rows are stored, backed up and shown to operators: known
-	// names of secrets are refused, and the sink adds authentication when it sends. Headers
-	// of the connection and the key's own header are refused too. At most 16 KiB.
+	// Header is sent as it is. It must hold no secrets, because rows are stored, backed up and
+	// shown to operators. Enqueue refuses the known names of secrets, headers of the connection and
+	// the key's own header. The sink adds authentication when it sends. At most 16 KiB.
 	//
-	// It is compared when the call is enqueued again, so it must be the same whenever the message is handled: a trace context belongs
-	// into Trace.
+	// It is compared when the call is enqueued again, so it must be the same each time the message
+	// is handled. Put a trace context into Trace instead.
 	Header http.Header
 
-	// Trace is the W3C trace context (https://www.w3.org/TR/trace-context/) of the transaction that asks: a traceparent, and a tracestate
-	// in a second line if there is one. The sink sends it with the call. It is no part of the frozen bytes. Default in
-	// a consumer's handler: the message's own traceparent and tracestate. At most 1 KiB.
+	// Trace is the W3C trace context (https://www.w3.org/TR/trace-context/) of the transaction that
+	// asks for the call: a traceparent, and a tracestate in a second line if there is one. The sink
+	// sends it with the call. It is no part of the frozen bytes. At most 1 KiB. Defaults to the
+	// message's own traceparent and tracestate in a consumer's handler, and otherwise to none.
 	Trace string
 
-	// Capture asks for the remote's answer: it is handed to RelayConfig.Complete before the call counts as delivered.
+	// Capture asks for the remote's answer. RelayConfig.Complete receives it before the call counts
+	// as delivered. Defaults to false.
 	Capture bool
 
-	// Sealer encrypts the body before it is stored; the relay needs one that can open it (RelayConfig.Sealer). The bodies of sealed calls
-	// that are enqueued again are not compared. Nil: the body is stored as it is.
+	// Sealer encrypts the body before it is stored. The relay needs one that can open it
+	// (RelayConfig.Sealer). If a sealed call is enqueued again, its body is not compared. Defaults
+	// to nil: the body is stored as it is.
 	Sealer Sealer
 
 	// Body is sent byte for byte. At most [MaxBody].
 	Body []byte
 }
 
-// Sealer encrypts bodies at rest. Package seal has one. Its methods are called from several goroutines at once.
+// Sealer encrypts bodies at rest. Package seal has one. Its methods must be safe for concurrent
+// use.
 type Sealer interface {
-	// Seal encrypts body and binds it to the call's key: it can be opened with no other.
+	// Seal encrypts body and binds it to the call's key: no other key opens it.
 	Seal(key [16]byte, body []byte) ([]byte, error)
-	// Open decrypts what Seal returned for the same key. An error that wraps [seal.ErrValue] says that sealed will never open: the call is parked and waits
-	// for an operator. After any other error (an encryption key that is not deployed yet) the relay tries again, every 10 s or as RelayConfig's RetryMin
-	// and RetryMax bound it. Neither counts as an attempt at the call.
+	// Open decrypts what Seal returned for the same key. An error that wraps [seal.ErrValue] means
+	// that sealed will never open: the call is parked and waits for an operator. After any other
+	// error, for example if an encryption key is not deployed yet, the relay tries again. It does
+	// so every 10 s, within RelayConfig's RetryMin and RetryMax. Neither counts as an attempt at
+	// the call.
 	Open(key [16]byte, sealed []byte) ([]byte, error)
 }
 
@@ -110,7 +126,7 @@ var ErrCall error = guard.Misuse("outbox: bad call")
 
 // row is a call as it is stored.
 type row struct {
-	check          int16 // how to find out whether the call stands already, see onlyonce.enqueue_calls
+	check          int16 // how to find an earlier enqueue, see onlyonce.enqueue_calls
 	key            uuid.UUID
 	order          *uuid.UUID
 	tenant, scope  string
@@ -133,7 +149,7 @@ const (
 	checkKey     = 2 // there is no message: the call's key is claimed
 )
 
-// freeze checks the call and turns it into its row. It returns every fault at once.
+// freeze checks the call and returns its row. It reports every fault at once.
 func freeze(call Call, from origin.Origin, inbound bool) (row, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {
@@ -210,7 +226,8 @@ func freeze(call Call, from origin.Origin, inbound bool) (row, error) {
 	if err := errors.Join(faults...); err != nil {
 		return row{}, err
 	}
-	body := bytes.Clone(call.Body) // a queued write leaves later, and the caller may use his buffer again
+	// A queued write leaves later, and the caller may reuse the buffer.
+	body := bytes.Clone(call.Body)
 	if body == nil {
 		body = []byte{} // nil would be NULL
 	}
@@ -254,7 +271,7 @@ func orderKey(sink, tenant, scope, key string) uuid.UUID {
 	return uuid.UUID(sum[:16])
 }
 
-// visible says whether s is visible ASCII, spaces and line ends.
+// visible reports whether s consists of visible ASCII, spaces and line ends.
 func visible(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return r != '\n' && (r < ' ' || r > '~') }) < 0
 }
@@ -263,19 +280,26 @@ func printable(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
 
-// identity derives the call's key (O1): the same whenever the same message asks for the same call, however often and
-// wherever it is handled, and another one for every other call. It holds no ordinals (a handler that ranges over a map would
-// shift them), no times, no random values and no payload (a charge of another amount for the same order is a conflict
-// to be told about, not a second charge).
+// identity derives the call's key (O1). It is the same each time the same message asks for the same
+// call, wherever the message is handled, and it differs for every other call. It holds no ordinals,
+// because a handler that ranges over a map would shift them. It holds no times and no random
+// values. It holds no payload either: a charge of another amount for the same order must be
+// reported as a conflict, and must not become a second charge.
 //
 //	SHA-256 over the length-prefixed fields
 //	  "onlyonce/call/1", the fields of the origin, Sink, Name, ID
 //	each preceded by its length in bytes as a big-endian uint32
 //
-// The origin's fields are (tenant, scope, "id", message id), or, where an id counts within its topic, (tenant, scope, "topic", topic, message id), or (tenant, scope, "position", cluster, topic, partition,
-// offset), or without an inbound message (tenant, scope, "call"). The first 128 bits become a UUIDv8 (RFC 9562 section
-// 5.8: its version and variant bits are set, the other 122 are the hash's), because many remotes only accept a UUID.
-// testdata/calls.json holds test vectors for other languages.
+// The origin's fields depend on what asks for the call:
+//
+//	(tenant, scope, "id", message id)
+//	(tenant, scope, "topic", topic, message id)     -- if an id counts within its topic
+//	(tenant, scope, "position", cluster, topic, partition, offset)
+//	(tenant, scope, "call")                         -- without an inbound message
+//
+// The first 128 bits become a UUIDv8 (RFC 9562 section 5.8), because many remotes only accept a
+// UUID: its version and variant bits are set, and the other 122 are the hash's. testdata/calls.json
+// holds test vectors for other languages.
 func identity(from origin.Origin, inbound bool, call Call) uuid.UUID {
 	fields := []string{from.Tenant, from.Scope, "call"}
 	if inbound {

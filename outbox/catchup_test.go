@@ -10,7 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// After an outage parked calls are caught up with as fast as slots become free.
+// After an outage parked calls are sent as fast as slots become free.
 func TestRetriesAreCaughtUpWithAsSlotsBecomeFree(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -75,8 +75,9 @@ func TestRetriesGetSlotsBesideNewCalls(t *testing.T) {
 	}
 }
 
-// A lane whose sink takes no calls does not turn in circles because parked calls are due: it asks the sink at each poll, which a second sink with
-// nothing to do counts. (To a lane a pause is the same, but then no sink is asked.)
+// A lane whose sink takes no calls does not loop because parked calls are due: it asks the sink at
+// each poll. A second sink with nothing to do counts the polls. (A pause has the same effect on a
+// lane, but then no sink is asked.)
 func TestLaneOfAClosedSinkWithDueCallsIsIdle(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -92,7 +93,8 @@ func TestLaneOfAClosedSinkWithDueCallsIsIdle(t *testing.T) {
 	r.told(1)
 	closed.limit.Store(0)
 	r.parkedIsDue()
-	// At each poll every lane asks a few times. One that turned in circles would ask thousands of times from one poll to the next.
+	// At each poll every lane asks a few times. A lane that looped would ask thousands of times
+	// from one poll to the next.
 	const polls, most = 50, 50 * 200
 	begun, before := idle.asked.Load(), closed.asked.Load()
 	until(t, "the idle sink is asked at each poll", func() bool { return idle.asked.Load() >= begun+polls })

@@ -12,8 +12,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// patience is how long a chunk waits for its last calls once none has returned. Those that are still out then are written to the parked table
-// and settled there, so that the lane goes on.
+// patience is how long a chunk waits for its last calls after the last one began or returned. Calls
+// that are still under way then are written to the parked table and settled there, so that the lane
+// goes on.
 const patience = 250 * time.Millisecond
 
 // flight is one attempt at one call.
@@ -31,23 +32,23 @@ type flight struct {
 	blocked  bool          // another call of its ordering key is parked
 	notAfter time.Time     // when the call may no longer start; zero: no bound
 
-	t        *tenure // whose call it is, once it is made
+	t        *tenure // the tenure that makes the call, once it is made
 	chunk    *chunk
 	state    flightState
 	parked   int64 // id of the row that it was picked from; 0: it comes from the log
 	made     bool  // the call may have left
 	unopened bool  // its body could not be opened: no call was made
 	first    bool  // its key's window has begun with this attempt
-	asking   bool  // whether the call was applied: none is made
+	asking   bool  // asks whether the call was applied; no call is made
 	work     func(context.Context, *flight)
 	result   Result
 	decision Reconciliation
-	answer   *Response // the remote has accepted the call: what is left is to complete it
+	answer   *Response // the remote has accepted the call; only its completion is left
 	verdict  verdict
 	judged   bool // verdict holds
 }
 
-// completing says whether no call is to be made any more.
+// completing reports whether the remote has accepted the call, so that no further call is made.
 func (f *flight) completing() bool { return f.answer != nil }
 
 // flightState is how far a row of a chunk has come.
@@ -55,26 +56,28 @@ type flightState int
 
 const (
 	flightWaiting   flightState = iota // for its turn
-	flightBehind                       // another call of its ordering key is parked: no call is made
+	flightBehind                       // an earlier call of its key is parked: no call is made
 	flightScheduled                    // its time has not come
 	flightFlying
 	flightDone // the call has returned
 )
 
-// chunk is what is read of a pass at once. Calls are begun in the order of the log, and those of one ordering key one after another.
+// chunk is the part of a pass that is read at once. Calls are begun in the order of the log, and
+// those of one ordering key one after another.
 type chunk struct {
 	rows   []*flight // by id
 	next   int       // first row that is not looked at yet
 	flying int
 	last   time.Time // when a call last began or returned
-	// ending: its end may be committed, and nobody knows. What it has not begun would then be read and called again, beside its calls.
+	// ending means that the chunk's end may be committed, and whether it is, is unknown. Rows that
+	// it has not begun would then be read and called again, beside its own calls.
 	ending bool
 
-	queues map[uuid.UUID][]*flight // keys with a call under way: who waits behind it
+	queues map[uuid.UUID][]*flight // keys with a call under way, with the calls that wait for it
 	shut   map[uuid.UUID]bool      // keys with a call that was parked
 }
 
-// begin starts with a chunk.
+// begin starts a chunk.
 func (t *tenure) begin(rows []*flight, asked time.Time) {
 	c := &chunk{rows: rows, last: time.Now(), queues: map[uuid.UUID][]*flight{}, shut: map[uuid.UUID]bool{}}
 	window := t.s.limits.startWindow()
@@ -92,8 +95,8 @@ func (t *tenure) begin(rows []*flight, asked time.Time) {
 	c.skim()
 }
 
-// under are the ordering keys of parked calls that are under way. One that an operator discards meanwhile blocks nothing any more in the
-// database, and may still be accepted.
+// under returns the ordering keys of parked calls that are under way. If an operator discards such
+// a call meanwhile, it blocks nothing any more in the database, but the remote may still accept it.
 func (t *tenure) under() []uuid.UUID {
 	keys := []uuid.UUID{}
 	for _, m := range []map[int64]*flight{t.retries, t.late} {
@@ -106,7 +109,7 @@ func (t *tenure) under() []uuid.UUID {
 	return keys
 }
 
-// skim passes over rows that no call is begun for now.
+// skim skips rows that cannot be called now.
 func (c *chunk) skim() {
 	for ; c.next < len(c.rows); c.next++ {
 		f := c.rows[c.next]
@@ -131,12 +134,12 @@ func (c *chunk) busy(key uuid.UUID) bool {
 	return busy
 }
 
-// finished says whether nothing more happens to the chunk. open is whether calls may be begun.
+// finished reports whether nothing more happens to the chunk. open is whether calls may be begun.
 func (c *chunk) finished(open bool) bool {
 	return c.flying == 0 && (c.next == len(c.rows) || !open)
 }
 
-// followers returns the call that waited behind one that has returned, if it may be made now.
+// followers returns the call that waited for f, which has returned, if it may be made now.
 func (c *chunk) followers(f *flight) *flight {
 	if f.order == nil {
 		return nil
@@ -154,7 +157,7 @@ func (c *chunk) followers(f *flight) *flight {
 	return nil
 }
 
-// block parks what waits behind a call that was not delivered.
+// block parks the calls that wait for a call of the key that was not delivered.
 func (c *chunk) block(key uuid.UUID) {
 	c.shut[key] = true
 	for _, f := range c.queues[key] {
@@ -164,7 +167,8 @@ func (c *chunk) block(key uuid.UUID) {
 	c.skim()
 }
 
-// startNext begins the next calls of the chunk, the first in a slot that was taken for it, and as many others as there are slots for.
+// startNext begins the next calls of the chunk: the first in a slot that was taken for it, and as
+// many others as there are slots for.
 func (t *tenure) startNext() {
 	c := t.chunk
 	c.last = time.Now()
@@ -188,7 +192,8 @@ func (t *tenure) startNext() {
 	t.launch(calls...)
 }
 
-// diverted are the rows that the chunk leaves to the parked table: what was looked at and not delivered.
+// diverted returns the rows that the chunk leaves to the parked table: those that were looked at
+// and not delivered.
 func (c *chunk) diverted(t *tenure) (all []*flight) {
 	for _, f := range c.rows[:c.next] {
 		if f.state == flightFlying && f.order != nil {
@@ -196,7 +201,9 @@ func (c *chunk) diverted(t *tenure) (all []*flight) {
 		}
 	}
 	for _, f := range c.rows[:c.next] {
-		if f.state == flightWaiting && f.order != nil { // the lane is to be given back before its turn came: it is the first, or behind such a one
+		// The lane is to be given back before its turn came: it is the first of its key, or follows
+		// one.
+		if f.state == flightWaiting && f.order != nil {
 			if c.shut[*f.order] {
 				f.state = flightBehind
 			}
@@ -238,7 +245,7 @@ func queueDiverts(b *pgx.Batch, t *tenure, diverted []*flight) {
 	b.Queue(divertSQL, t.s.name, t.lane, ids, keys, states, reasons, errs, attempts, delays, called, statuses, headers, bodies, t.s.cfg.PassOn).Exec(anyRows)
 }
 
-// told tells what became of a chunk whose end is committed, and remembers what to look after.
+// told reports what became of a chunk whose end is committed, and notes what needs attention next.
 func (t *tenure) told(diverted []*flight) {
 	c := t.chunk
 	if c == nil {
@@ -250,7 +257,8 @@ func (t *tenure) told(diverted []*flight) {
 			t.dueIn(s.delay)
 		}
 		if f.state == flightBehind {
-			t.promote = append(t.promote, *f.order) // somebody may have settled the one before it meanwhile
+			// The one before it may have been settled meanwhile.
+			t.promote = append(t.promote, *f.order)
 		}
 	}
 	for _, f := range c.rows[:c.next] {
@@ -263,7 +271,7 @@ func (t *tenure) told(diverted []*flight) {
 	}
 }
 
-// dueIn says that a parked call is due after a while.
+// dueIn notes that a parked call is due after d.
 func (t *tenure) dueIn(d time.Duration) {
 	at := time.Now().Add(d)
 	if !t.due || at.Before(t.dueAt) {

@@ -17,13 +17,13 @@ import (
 // Response is a remote's answer to a call that asked for it (Call.Capture).
 type Response struct {
 	Status int
-	// Header is what the sink keeps of the answer's header.
+	// Header holds those headers of the answer that the sink keeps.
 	Header http.Header
 	// Body is at most 64 KiB.
 	Body []byte
 }
 
-// lines is the header as a row keeps it.
+// lines returns the header as a row keeps it.
 func (r *Response) lines() string {
 	names, values, _ := frozen.Headers(r.Header)
 	return frozen.Lines(names, values)
@@ -43,13 +43,16 @@ type Completed struct {
 	Attempt int
 }
 
-// Tx is the transaction of a completion: a [pgx.Tx] without Commit, Rollback and Conn, as a consumer's handler gets it.
+// Tx is the transaction of a completion: a [pgx.Tx] without Commit, Rollback and Conn, the same
+// that a consumer's handler gets.
 type Tx interface {
 	dedupe.Tx
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-	// Queue adds a write whose answer is not needed; it travels with the next statement, or with the commit.
+	// Queue adds a write whose result is not needed. It is sent with the next statement, or with
+	// the commit.
 	Queue(sql string, args ...any)
-	// Savepoint calls fn, whose writes are undone when it returns an error or one of its statements fails.
+	// Savepoint calls fn. If fn returns an error or one of its statements fails, its writes are
+	// undone.
 	Savepoint(ctx context.Context, fn func() error) error
 }
 
@@ -58,14 +61,15 @@ type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// Permanent is for RelayConfig.Complete: the completion is not tried again, and waits for an operator.
+// Permanent wraps an error of RelayConfig.Complete. The completion is not tried again, and waits
+// for an operator. Use it, for example, if the answer cannot be decoded.
 func Permanent(err error) error { return permanent{err} }
 
-// completeSQL is the fence of a completion; see the function's comment in the migration. It settles the call's row, so that the completion's writes
-// commit once, with it.
+// completeSQL is the fence of a completion; see the function's comment in the migration. It settles
+// the call's row, so that the completion's writes commit once, together with that.
 const completeSQL = `select onlyonce.settle($1, $2, $3::uuid, $4, $5, null, null, $6, $7, $8)`
 
-// complete hands an answer to the user, in a transaction that settles the call.
+// complete passes an answer to RelayConfig.Complete, in a transaction that settles the call.
 func (t *tenure) complete(ctx context.Context, f *flight) {
 	if t.s.cfg.Complete == nil {
 		f.result = RetryLater("RelayConfig.Complete is not set", nil)
@@ -74,11 +78,12 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 	if !t.open(f) {
 		return
 	}
-	// The lease is held locked meanwhile: the handler must be done before it is renewed.
+	// The transaction keeps the lease locked, so RelayConfig.Complete must return before the next
+	// renewal.
 	ctx, cancel := context.WithTimeout(ctx, t.s.dbTimeout)
 	defer cancel()
 	select {
-	case t.s.completing <- struct{}{}: // some connections are left to renew leases and to move cursors
+	case t.s.completing <- struct{}{}: // leaves some connections to renew leases and to move cursors
 		defer func() { <-t.s.completing }()
 	case <-ctx.Done():
 		f.result = RetryLater("no turn for the completion", ctx.Err())
@@ -94,7 +99,8 @@ func (t *tenure) complete(ctx context.Context, f *flight) {
 	defer tx.Rollback(t.s.dbTimeout)
 	ms := guard.Millis(t.s.dbTimeout)
 	tx.Engine("fence", completeSQL, t.lease.ID, t.lease.Epoch, t.lease.Nonce, f.parked, f.Attempt, ms, ms, ms)
-	// Should the database lose this, what it enqueues may have been called since the call was first made, and not before (O6).
+	// If the database loses this transaction, calls that it enqueues may have been made since the
+	// call was first made, and not before (O6).
 	tx.Report = func(err error) {
 		t.s.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", f.Sink, "error", err)
 	}

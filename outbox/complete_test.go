@@ -20,14 +20,15 @@ func answering() *scripted {
 	})
 }
 
-// completions is a table for what completions write; without a constraint, so that doubles show.
+// completions is a table that completions write to, without a constraint, so that doubles show.
 func (r *rig) completions() {
 	r.exec(`create table completions (key text, what text)`)
 }
 
 const complete = `insert into completions values ($1, $2)`
 
-// Whatever becomes of a completion: the call is made once, and what the completion that succeeded wrote is there once.
+// Whatever the outcome of a completion, the call is made once, and the writes of the completion
+// that succeeded are there once.
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -59,7 +60,8 @@ func TestCompletion(t *testing.T) {
 				if tries.Add(1) == 1 && c.first != nil {
 					return c.first(ctx, tx)
 				}
-				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"}) // a call of its own, once too
+				// A call of its own, once too.
+				return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "mail", Name: "receipt"})
 			}
 			capture := charge("1")
 			capture.Capture, capture.OrderingKey = true, "k"
@@ -90,8 +92,8 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// The relay is replaced while it completes: nothing of that completion counts, and the next relay completes the same answer without
-// another call.
+// The relay is replaced while it completes: nothing of that completion counts, and the next relay
+// completes the same answer without another call.
 func TestCompletionOfAZombie(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

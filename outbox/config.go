@@ -11,79 +11,101 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// RelayConfig is what a [Relay] needs. The zero value of a field is the default that its comment names; a value out of
-// range is an error of [NewRelay] and never adjusted.
+// RelayConfig configures a [Relay]. The zero value of a field is the default that its comment
+// names. A value out of range is an error of [NewRelay] and never adjusted.
 type RelayConfig struct {
-	// Sinks send the calls; each Call.Sink is the name of one. Required, names unique. Relays that list a sink of one name must mean the same remote: they
-	// share the sink's 16 lanes, so a call is sent by whichever of them holds the call's lane.
+	// Sinks send the calls; each Call.Sink is the name of one. Relays that list a sink of one name
+	// must send to the same remote: they share the sink's 16 lanes, and the relay that holds a
+	// call's lane sends it. Required; names must be unique.
 	Sinks []Sink
 
-	// Concurrency is the number of calls under way at once, for each sink, in this relay. Default 8, at most 1,000. Each holds
-	// one row in memory, its body included. Few make a slow remote the bottleneck; many may be what a
-	// remote answers with 429, and are what is sent twice (under the same keys) when a relay dies.
+	// Concurrency is the number of calls under way at once, for each sink, in this relay: 1 to
+	// 1,000. Each holds one row in memory, including its body. If it is too low, a slow remote
+	// becomes the bottleneck. If it is too high, the remote may answer 429, and more calls are sent
+	// twice (under the same keys) when a relay dies. Defaults to 8.
 	Concurrency int
 
-	// PollInterval is how often a relay looks for due calls in its lanes when nobody calls Wake, and for lanes of its sinks that are free. Default 500 ms, from 10 ms to 1 minute. It is the delay of a call that was
-	// committed without a Wake. Each poll is one short transaction.
+	// PollInterval is how often a relay looks for due calls in its lanes, and for free lanes of its
+	// sinks: 10 ms to 1 minute. A call that is committed without a [Relay.Wake] waits up to that
+	// long. Each poll is one short transaction. Defaults to 500 ms.
 	PollInterval time.Duration
 
-	// LeaseTTL is how long a dead relay's lease keeps others from taking over, and its rows from being sent again. Default 30 s, from 1 s
-	// to 10 minutes. The lease is renewed at a third of it, and the relay stops sending at nine tenths
-	// counted from when the last renewal was sent: short values turn a slow database into lost leases, which
-	// cost calls that are made again. Statements of the relay may take a third of it.
+	// LeaseTTL is how long the lanes of a dead relay wait until another relay takes them over and
+	// sends their rows again: 1 s to 10 minutes. The relay renews its leases after a third of it,
+	// and stops sending nine tenths of it after it sent the last renewal. If it is short, a slow
+	// database loses leases, and calls that were under way are made again. Statements of the relay
+	// may take a third of it. Defaults to 30 s.
 	LeaseTTL time.Duration
 
-	// RetryMin and RetryMax bound the wait between two attempts at a call, which doubles from one to the other and is
-	// spread by half of itself either way. Defaults 1 s and 10 minutes, from 1 ms to 24 hours. A remote's
-	// Retry-After is honoured where it is longer, up to an hour.
+	// RetryMin and RetryMax bound the wait between two attempts at a call: 1 ms to 24 hours. It
+	// doubles from RetryMin to RetryMax, and each wait varies at random by half of itself either
+	// way. If the remote's Retry-After is longer, the relay waits for that, up to an hour. Defaults
+	// to 1 s and 10 minutes.
 	RetryMin, RetryMax time.Duration
 
-	// Retention is how long calls are kept after they were written, at least, in the log, and settled ones in onlyonce.parked. Default 7 days,
-	// at least 1 minute: for operators, and for calls of messages that are handled again (a replay, a failover), whose bytes are
-	// compared with what was written first. The log is dropped by segments, so the oldest is up to half as old again; one that
-	// holds calls which are not sent yet is kept. All relays of a database should say the same.
+	// Retention is how long calls are kept in the log after they were written, and settled calls in
+	// onlyonce.parked: at least 1 minute. Operators look at them. If a message is handled again,
+	// for example in a replay or after a failover, its call's bytes are compared with what was
+	// written first.
+	//
+	// The log is dropped by segments, so the oldest calls are kept for up to half as long again. A
+	// segment that holds calls which are not sent yet is kept. All relays of a database should set
+	// the same value. Defaults to 7 days.
 	Retention time.Duration
 
-	// SegmentBytes is the size at which the log goes on in another segment. Default 256 MiB, at least 1 MiB. There are six segments: where
-	// four full ones are younger than Retention, the current one grows.
+	// SegmentBytes is the size at which the log goes on in another segment, in bytes: at least 1
+	// MiB. There are six segments. If four full ones are younger than Retention, the current one
+	// grows. Defaults to 256 MiB.
 	SegmentBytes int64
 
-	// DrainTimeout is how long calls under way may go on once Run's context has ended. Default 10 s, from 1 ms to 10 minutes.
-	// What is cut off then is sent again later, under the same key.
+	// DrainTimeout is how long calls under way may go on after Run's context has ended: 1 ms to 10
+	// minutes. A call that is cut off then is sent again later, under the same key. Defaults to 10
+	// s.
 	DrainTimeout time.Duration
 
-	// PassOn lets calls go on that stand behind one of their ordering key that is given up (rejected by the remote, or of unknown outcome). By
-	// default they wait until an operator has resolved it.
+	// PassOn lets the later calls of an ordering key go on if one is given up: rejected by the
+	// remote, or of unknown outcome. Defaults to false: they wait until an operator has resolved
+	// it.
 	PassOn bool
 
-	// Reconcile is asked about a call of which nobody knows whether the remote has applied it, because it may have forgotten the key: with
-	// the remote's own means, by the call's contents or reference. [Applied] settles it, [NotApplied] lets it be sent again
-	// under the same key; after [Unknown] or an error it is asked again later. A call that asked for the answer, and was applied, is
-	// settled without Complete: nobody has the answer. It is called from several goroutines at once, and
-	// ctx ends after the sink's timeout. Nil: an operator decides.
+	// Reconcile decides about a call whose outcome is unknown because the remote may have forgotten
+	// its key. It asks the remote by the remote's own means, for example for a charge with the
+	// call's reference. [Applied] settles the call. [NotApplied] sends it again under the same key.
+	// After [Unknown] or an error the relay asks again later.
+	//
+	// A call with Call.Capture that was applied is settled without Complete, because its answer is
+	// lost. Reconcile must be safe for concurrent use. Its context ends after the sink's timeout.
+	// Defaults to nil: an operator decides.
 	Reconcile func(ctx context.Context, d *Delivery) (Reconciliation, error)
 
-	// Complete gets the answer to each call that asked for it (Call.Capture), in a transaction that settles the call: what it writes
-	// commits once for each call. An error undoes it, and it is called again later, without another call to the remote; [Permanent]
-	// leaves it to an operator. It has a third of LeaseTTL. Calls of the same ordering key wait for it. Required where calls capture.
+	// Complete receives the answer to each call with Call.Capture, in a transaction that settles
+	// the call. What it writes commits once for each call. If it returns an error, its writes are
+	// undone, and it is called again later without another call to the remote. [Permanent] leaves
+	// the call to an operator.
+	//
+	// It may take a third of LeaseTTL. Later calls of the same ordering key wait for it. Required
+	// if calls capture.
 	Complete func(ctx context.Context, tx Tx, c *Completed) error
 
-	// WaitFor names standbys (their application_name) that must have flushed what was committed before a call goes out, so that no
-	// failover to one of them undoes work whose calls went out. While one of them is away nothing is sent. Needs the rights of
-	// pg_monitor. Empty: a failover may leave calls for work that was undone.
+	// WaitFor names standbys, by their application_name, that must have flushed what was committed
+	// before a call goes out. So a failover to one of them undoes no work whose calls went out.
+	// While one of them is away, nothing is sent. It needs the rights of pg_monitor. Defaults to
+	// none: a failover may leave calls for work that was undone.
 	WaitFor []string
 
-	// Listen holds one connection that listens for [Notify], so that calls go out at once that other processes enqueue. Without it they
-	// are found at the next poll. It does not work through PgBouncer in transaction mode.
+	// Listen holds one connection that listens for a [Notifier], so that calls that other processes
+	// enqueue go out at once. It does not work through PgBouncer in transaction mode. Defaults to
+	// false: such calls are found at the next poll.
 	Listen bool
 
-	// Sealer opens the bodies of calls that were sealed. Required where calls are sealed.
+	// Sealer opens the bodies of calls that were sealed. Required if calls are sealed.
 	Sealer Sealer
 
-	// Hooks are called at events; see [Hooks].
+	// Hooks are called at events. See [Hooks]. Defaults to none.
 	Hooks Hooks
-	// Logger receives what no caller is there to be told: parked calls, lost leases, failed transactions. Nil: nothing is
-	// logged. Payloads are never logged.
+
+	// Logger receives events that cannot be returned as an error: parked calls, lost leases, failed
+	// transactions. Payloads are never logged. Defaults to nil: nothing is logged.
 	Logger *slog.Logger
 }
 

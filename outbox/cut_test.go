@@ -13,8 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Nobody knows how a transaction ended whose COMMIT was not answered. A journal then counts for nothing, a settlement is
-// made again: no row is lost, and none is called twice by a relay that lives.
+// If a COMMIT is not answered, its outcome is unknown. A journal then counts for nothing, and a
+// settlement is made again. No row is lost, and a relay that lives calls none twice.
 func TestUnknownCommits(t *testing.T) {
 	t.Parallel()
 	for _, forward := range []bool{false, true} {
@@ -57,7 +57,7 @@ func TestUnknownCommits(t *testing.T) {
 	}
 }
 
-// A completion whose COMMIT is not answered has settled its call: what is blocked behind it goes on.
+// A completion whose COMMIT is not answered has settled its call: calls that it blocked go on.
 func TestUnknownCommitOfACompletion(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -89,7 +89,8 @@ func TestUnknownCommitOfACompletion(t *testing.T) {
 	}
 }
 
-// While nobody knows whether a chunk's end is committed, no more calls of it are begun: if it is, they are read again.
+// While it is unknown whether a chunk's end is committed, no more calls of it are begun: if it is
+// committed, they are read again.
 func TestUnknownCommitBeginsNoMore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

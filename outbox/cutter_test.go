@@ -24,14 +24,15 @@ const (
 	cutBehind     // it gets all of it, and does it, and its answer does not arrive
 )
 
-// cutter stands between a pool and its server and cuts connections.
+// cutter is a proxy between a pool and its server that cuts connections.
 type cutter struct {
 	server string
 	judge  func(sent []byte) cut
 	open   sync.WaitGroup
 }
 
-// cutPool is a pool like the rig's whose connections are cut as judge says of each piece that a client sends.
+// cutPool is a pool like the rig's. judge decides for each piece that a client sends whether its
+// connection is cut.
 func (r *rig) cutPool(mode pgx.QueryExecMode, judge func(sent []byte) cut) *pgxpool.Pool {
 	r.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -64,8 +65,8 @@ func (r *rig) through(pool *pgxpool.Pool, start func()) {
 	start()
 }
 
-// atCommit judges the pieces that hold COMMIT in a Parse message, as pgx sends it in a batch that names no prepared statement, and with. It is told how
-// many of them there were.
+// atCommit judges the pieces that hold COMMIT in a Parse message, as pgx sends it in a batch
+// without prepared statements, and the text with. It receives how many of them there were.
 func atCommit(with string, judge func(n int64) cut) (all *atomic.Int64, of func(sent []byte) cut) {
 	all = new(atomic.Int64)
 	return all, func(sent []byte) cut {
@@ -128,7 +129,8 @@ func (c *cutter) relay(client net.Conn) {
 			return
 		}
 		if how == cutBehind {
-			_, _ = server.Write([]byte("X\x00\x00\x00\x04")) // Terminate: the server does what it got, answers, and closes
+			// Terminate: the server does what it got, answers, and closes.
+			_, _ = server.Write([]byte("X\x00\x00\x00\x04"))
 			_ = server.SetReadDeadline(time.Now().Add(time.Second))
 			_, _ = io.Copy(io.Discard, client) // until the client gives up
 			return

@@ -16,14 +16,16 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
-// Errors of [Enqueue] besides [ErrCall]. Each means that the transaction must be rolled back.
+// Errors of [Enqueue] besides [ErrCall]. After each of them, roll the transaction back.
 var (
-	// ErrTwice: one message asks for two calls of one name to one sink. Set Call.ID to tell them apart.
+	// ErrTwice means that one message asks for two calls of one name to one sink. Set a different
+	// Call.ID for each.
 	ErrTwice error = guard.Misuse("outbox: two calls of one name: set Call.ID to tell them apart")
-	// ErrConflict: the call was enqueued before, with other bytes, and those may have been sent. SQLSTATE OO004. In a
-	// consumer's handler it comes from the statement that waits next, or from the commit.
+	// ErrConflict means that the call was enqueued before with other bytes, which may have been
+	// sent. SQLSTATE OO004. In a consumer's handler it comes from the next statement that waits for
+	// its result, or from the commit.
 	ErrConflict = errors.New("outbox: the call was enqueued before with other bytes")
-	// ErrNoTransaction: Enqueue was given a connection that is in no transaction.
+	// ErrNoTransaction means that Enqueue was given a connection that is in no transaction.
 	ErrNoTransaction = dedupe.ErrNoTransaction
 )
 
@@ -36,38 +38,45 @@ const (
 	codeDenied    = "42501" // insufficient_privilege
 )
 
-// enqueueSQL writes calls; see the function's comment in the migration. In: arrays of one length, a call each. Out: one row of void.
+// enqueueSQL writes calls; see the function's comment in the migration. In: arrays of one length,
+// with one element for each call. Out: one row of void.
 const enqueueSQL = `select onlyonce.enqueue_calls($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`
 
 // handlerTx is what the transaction of a consumer's handler has besides dedupe.Tx.
 type handlerTx interface {
-	// Origin is the inbound message that is being handled; ok is false where there is none.
+	// Origin is the inbound message that is being handled; ok is false if there is none.
 	Origin() (o origin.Origin, ok bool)
-	// Late keeps an item for the one statement that is sent right before the commit: the locks of ordering keys are then taken
-	// together, sorted, and held for moments.
+	// Late keeps an item for one statement that is sent right before the commit. So the locks of
+	// ordering keys are taken together, sorted, and held only for moments.
 	Late(item any, write func(items []any) (sql string, args []any)) error
-	// Mark notes an identity, and reports whether it is the first such one of this message in this attempt.
+	// Mark notes an identity, and reports whether this attempt at the message notes it for the
+	// first time.
 	Mark(key [16]byte) bool
 }
 
-// Enqueue writes a call in the caller's transaction, together with the effects that ask for it: when that commits a relay
-// sends the call, until the remote has given a final answer, always under the same key and with the same bytes; when
-// it rolls back nothing is ever sent.
+// Enqueue writes a call in the caller's transaction, together with the effects that ask for it. If
+// the transaction commits, a relay sends the call until the remote has given a final answer, always
+// under the same key and with the same bytes. If it rolls back, nothing is ever sent.
 //
-// In a consumer's handler the key derives from the message, so the call is the same however often the message is
-// handled. In a transaction of your own (a [pgx.Tx]) there is no message: Call.ID and Call.Scope are required and
-// stand for it.
+// In a consumer's handler the key derives from the message, so the call is the same each time the
+// message is handled. In a transaction of your own (a [pgx.Tx]) there is no message: Call.ID and
+// Call.Scope take its place and are required.
 //
-// A call that was enqueued before is not written again: Enqueue returns nil if its bytes are the same, and [ErrConflict] if they
-// differ. Outside of a consumer the call's key is claimed in the inbox for that (ring standard_keys), and Enqueue waits for a transaction that holds an
-// uncommitted claim of it: set lock_timeout, or a deadline on ctx, to bound that. A call is known again for as long as its key is remembered, its row
-// is kept, or it is parked, whichever is longest; a program that repeats itself later than that enqueues a new call. In a consumer's handler the message's own
-// claim excludes it, and bytes are compared only when a message is handled again, with the row as long as it is kept
-// (RelayConfig.Retention).
+// A call that was enqueued before is not written again. Enqueue returns nil if its bytes are the
+// same, and [ErrConflict] if they differ.
+//
+// In a consumer's handler, the message's own claim excludes a second enqueue. Bytes are compared
+// only if a message is handled again, with the row while it is kept (RelayConfig.Retention).
+//
+// In a transaction of your own, the call's key is claimed in the inbox (ring standard_keys). If
+// another transaction holds an uncommitted claim of the key, Enqueue waits for it; set lock_timeout
+// or a deadline on ctx to bound that. The call is recognised while its key is remembered, its row
+// is kept, or it is parked, whichever is longest. After that, enqueuing it again makes a new call.
 func Enqueue(ctx context.Context, tx dedupe.Tx, call Call) error { return EnqueueAll(ctx, tx, call) }
 
-// EnqueueAll is [Enqueue] for several calls at once, in their order. Transactions that enqueue calls with ordering keys one by one can
-// deadlock (SQLSTATE 40P01: run the transaction again); with one EnqueueAll each they do not.
+// EnqueueAll is [Enqueue] for several calls at once, in their order. Transactions that enqueue
+// calls with ordering keys one by one can deadlock (SQLSTATE 40P01: run the transaction again).
+// With one EnqueueAll each they do not.
 func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	if err := dedupe.InTransaction(tx); err != nil {
 		return fmt.Errorf("outbox: enqueue: %w", err)
@@ -83,7 +92,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 		if err != nil {
 			return err
 		}
-		// Told here and not by the database, so that the error is returned at the line that has the fault.
+		// Checked here and not by the database, so that the error is returned at the faulty line.
 		if inbound && !handler.Mark(r.key) || slices.ContainsFunc(rows, func(v any) bool { return v.(*row).key == r.key }) {
 			return fmt.Errorf("%w: %q to sink %q", ErrTwice, r.name, r.sink)
 		}
@@ -157,7 +166,8 @@ func statement(rows []any) (sql string, args []any) {
 	}
 }
 
-// pgUUID is a key as pgx knows it without asking the server for types, which it does not do where there are no prepared statements.
+// pgUUID converts a key to a type that pgx knows without asking the server for types. Without
+// prepared statements, pgx does not ask.
 func pgUUID(key uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: key, Valid: true} }
 
 func pgUUIDs(keys []uuid.UUID) []pgtype.UUID {

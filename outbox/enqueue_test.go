@@ -20,7 +20,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// The vectors were made by another implementation (Python), and are for others still.
+// Another implementation (Python) made the vectors, and other languages can use them.
 func TestIdentityVectors(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("testdata/calls.json")
@@ -79,7 +79,7 @@ func TestIdentityVectors(t *testing.T) {
 	}
 }
 
-// Whatever is not identity may change without changing the key.
+// Fields that are not part of the identity may change without changing the key.
 func TestIdentityHoldsNoPayload(t *testing.T) {
 	t.Parallel()
 	a, b := charge("1"), charge("1")
@@ -185,7 +185,8 @@ func TestEnqueueAgain(t *testing.T) {
 	}
 }
 
-// While a copy is uncommitted nobody knows whether the call will be made: wait, and then decide by what became of it.
+// While a copy is uncommitted it is unknown whether the call will be made: Enqueue waits, and then
+// decides by how that transaction ended.
 func TestEnqueueWaitsForAnUncommittedCopy(t *testing.T) {
 	t.Parallel()
 	for _, commit := range []bool{true, false} {
@@ -224,7 +225,8 @@ func TestEnqueueWaitsForAnUncommittedCopy(t *testing.T) {
 	}
 }
 
-// Above READ COMMITTED the snapshot does not see what it waited for: an error, never a silent second row.
+// Above READ COMMITTED the snapshot does not show the row that Enqueue waited for. That is an
+// error, never a silent second row.
 func TestEnqueueRepeatableRead(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -233,7 +235,8 @@ func TestEnqueueRepeatableRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.calls`); err != nil { // takes the snapshot
+	// Takes the snapshot.
+	if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.calls`); err != nil {
 		t.Fatal(err)
 	}
 	r.enqueue(charge("1"))
@@ -270,8 +273,9 @@ func TestEnqueueNeedsATransaction(t *testing.T) {
 	}
 }
 
-// O8: above READ COMMITTED a transaction that began before the log changed its segment may not write: it would write into one that is about
-// to be closed. Under READ COMMITTED it writes into the new one.
+// O8: above READ COMMITTED, a transaction that began before the log changed its segment may not
+// write: it would write into a segment that is about to be closed. Under READ COMMITTED it writes
+// into the new one.
 func TestO8EnqueueAfterTheRingMoved(t *testing.T) {
 	t.Parallel()
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable, pgx.ReadCommitted} {
@@ -282,7 +286,8 @@ func TestO8EnqueueAfterTheRingMoved(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer tx.Rollback(context.Background())
-			if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.outbox_log`); err != nil { // takes the snapshot
+			// Takes the snapshot.
+			if _, err := tx.Exec(t.Context(), `select count(*) from onlyonce.outbox_log`); err != nil {
 				t.Fatal(err)
 			}
 			r.exec(`select nextval('onlyonce.outbox_version')`)
@@ -343,7 +348,8 @@ func TestEnqueueAll(t *testing.T) {
 	}
 }
 
-// What SQL enqueues goes to the log, under the same key and with the same bytes, and is recognised again.
+// Calls that SQL enqueues go to the log under the same key and with the same bytes, and are
+// recognised again.
 func TestEnqueueBySQL(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -361,7 +367,8 @@ func TestEnqueueBySQL(t *testing.T) {
 	}
 }
 
-// A caller that enqueues by SQL under the key of a handler's call finds that call: the same bytes write nothing, other bytes are a conflict.
+// A caller that enqueues by SQL under the key of a handler's call finds that call: the same bytes
+// write nothing, other bytes are a conflict.
 func TestEnqueueSeesCallsOfAHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -382,7 +389,8 @@ func TestEnqueueSeesCallsOfAHandler(t *testing.T) {
 	}
 }
 
-// Headers that would be left out silently are refused: the call would go out without them, and enqueueing it properly would then be a conflict.
+// Headers that would be left out silently are refused. Otherwise the call would be sent without
+// them, and enqueueing it properly would then be a conflict.
 func TestEnqueueOfHalfHeaders(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

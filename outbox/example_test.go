@@ -65,8 +65,8 @@ func ExampleEnqueue() {
 	_ = placeOrder
 }
 
-// A consumer's handler: the calls are the message's, and so are their keys. Two calls of one name need an ID each, taken
-// from what they are about.
+// A consumer's handler: the calls are the message's, and so are their keys. Two calls of one name
+// need an ID each, taken from what they are about.
 func ExampleEnqueue_handler() {
 	handle := func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 		for _, recipient := range []string{"buyer@example.com", "seller@example.com"} {

@@ -16,7 +16,8 @@ var Statements = map[string]string{
 	"purge": purgeSQL,
 }
 
-// SetSweepEvery changes how often lanes look for calls that are blocked behind nothing. It returns what undoes it.
+// SetSweepEvery changes how often lanes look for blocked calls that no unsettled call precedes. It
+// returns a function that undoes it.
 func SetSweepEvery(d time.Duration) func() {
 	old := sweepEvery
 	sweepEvery = d

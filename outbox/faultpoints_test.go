@@ -18,12 +18,13 @@ type relayPoint struct {
 	at            int
 }
 
-// pointHang is how long a process stands still: longer than its leases.
+// pointHang is how long a process is stopped: longer than its leases.
 const pointHang = "2500ms"
 
-// Every point times kill, error and hang. Whatever a relay process was about to do: it dies there, and another one finishes its work; or what it
-// asked the database or the remote for fails, and it finishes itself; or it stands still, another one takes over, and the first wakes up as a
-// zombie. The same invariants hold after each.
+// Every point times kill, error and hang. With kill, the relay process dies at the point, and
+// another one finishes its work. With error, its request to the database or the remote fails, and
+// it finishes the work itself. With hang, it stops, another one takes over, and the first wakes up
+// as a zombie. The same invariants hold after each.
 func TestFaultPoints(t *testing.T) {
 	bin := filepath.Join(t.TempDir(), "faults.test")
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
@@ -64,7 +65,7 @@ func (p relayPoint) run(t *testing.T, bin string) {
 	f := &relayFaults{t: t}
 	f.begin()
 	defer f.pool.Close()
-	f.decides(once("500+")) // calls are parked, and others behind them
+	f.decides(once("500+")) // calls are parked, and so are later ones of their keys
 	f.mix()
 	first := f.process(bin, f.spec(), fmt.Sprintf("ONLYONCE_FAULT=%s=%s@%d", p.point, p.action, p.at), "ONLYONCE_FAULT_HANG="+pointHang)
 	if p.point == fault.RelayReleasing { // a lane is given back when another relay comes

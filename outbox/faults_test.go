@@ -30,14 +30,15 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// relayRow is one fault at a relay: a row of the fault matrix, or, behind a colon, a variant of it.
+// relayRow is one fault at a relay: a row of the fault matrix or, after a colon, a variant of it.
 type relayRow struct {
 	fault string
 	run   func(f *relayFaults)
 }
 
-// TestFaults injects one fault after another into the same mix of calls, sent to a remote that records each request; and the same checker
-// decides from what the remote saw, what was committed and what the outbox says whether the invariants hold.
+// TestFaults injects one fault after another into the same mix of calls, sent to a remote that
+// records each request. One checker decides whether the invariants hold, from what the remote saw,
+// what was committed and what the outbox reports.
 func TestFaults(t *testing.T) {
 	for _, x := range slices.Concat(crashRows, remoteRows, otherRows, serverRows) {
 		t.Run(x.fault, func(t *testing.T) {
@@ -93,7 +94,7 @@ func (f *relayFaults) tables() {
 	}
 }
 
-// decides says what the remote does from here on.
+// decides sets what the remote does from here on.
 func (f *relayFaults) decides(d func(b callcheck.Body, n int) string) { f.decide.Store(&d) }
 
 // commit writes calls in one transaction, each a sink's ordering key or "", and ends it.
@@ -257,7 +258,7 @@ type relayProcess struct {
 	leave sync.Once
 }
 
-// Write takes in what the process says.
+// Write receives the output of the process.
 func (p *relayProcess) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -322,7 +323,7 @@ func (p *relayProcess) stop() {
 	}
 }
 
-// settled waits until nothing is left to happen by itself.
+// settled waits until nothing more happens by itself.
 func (f *relayFaults) settled() {
 	f.t.Helper()
 	defer func() {
@@ -332,7 +333,8 @@ func (f *relayFaults) settled() {
 	}()
 	until(f.t, "every call is settled", func() bool {
 		var n int
-		err := f.pool.QueryRow(f.t.Context(), callcheck.UnsettledSQL).Scan(&n) // a server may be away
+		// A server may be away.
+		err := f.pool.QueryRow(f.t.Context(), callcheck.UnsettledSQL).Scan(&n)
 		return err == nil && n == 0
 	})
 }
@@ -353,7 +355,8 @@ select format('%s calls are %s in lane %s: cursor %s of prev %s, target %s, last
 	f.t.Log(strings.Join(lines, "\n"), err)
 }
 
-// finish waits until nothing is left to do, stops, and decides. It returns how many calls ended in which state.
+// finish waits until nothing is left to do, stops, and decides. It returns how many calls ended in
+// which state.
 func (f *relayFaults) finish(lost ...string) map[string]int {
 	f.t.Helper()
 	f.settled()
@@ -415,7 +418,8 @@ var crashRows = []relayRow{
 	{"crash after the remote accepted: later", func(f *relayFaults) { f.crashes(func(x *relaySpec) { x.DieAfter = 17 }) }},
 	{"crash after settling some of a pass", func(f *relayFaults) {
 		f.begin()
-		f.commit(slices.Repeat([]string{"p"}, 1100)...) // one pass of one lane, one after another, and more than a chunk
+		// One pass of one lane, one after another, and more than a chunk.
+		f.commit(slices.Repeat([]string{"p"}, 1100)...)
 		x := f.spec()
 		x.DieBefore = 1080
 		f.process(os.Args[0], x).dies()
@@ -448,7 +452,7 @@ var crashRows = []relayRow{
 	}},
 }
 
-// crashes kills a relay process at a step, and lets another finish.
+// crashes kills a relay process at a step, and lets another one finish.
 func (f *relayFaults) crashes(change func(*relaySpec)) {
 	f.begin()
 	f.mix()
@@ -568,7 +572,8 @@ var otherRows = []relayRow{
 		<-begun
 		f.lanesHeld()
 		const lanes = ` where name like 'relay/payments/%'`
-		if err := pgx.BeginFunc(f.t.Context(), f.pool, func(tx pgx.Tx) error { // no renewal comes between
+		// No renewal comes between.
+		if err := pgx.BeginFunc(f.t.Context(), f.pool, func(tx pgx.Tx) error {
 			_, err := tx.Exec(f.t.Context(), `update onlyonce.leases set until = clock_timestamp()`+lanes)
 			if err == nil {
 				_, err = tx.Exec(f.t.Context(), `select onlyonce.raise_epoch(id, epoch, gen_random_uuid(), interval '1 hour') from onlyonce.leases`+lanes)
@@ -634,7 +639,8 @@ var otherRows = []relayRow{
 		<-begun
 		first.signal(syscall.SIGSTOP)
 		f.relayTo(quick)
-		// A lane whose calls were under way is sent again by the other one, which takes over when the lease has ended.
+		// A lane whose calls were under way is sent again by the other one, which takes over when
+		// the lease has ended.
 		until(f.t, "the other one has all lanes", func() bool {
 			f.rig.mu.Lock()
 			defer f.rig.mu.Unlock()
@@ -654,7 +660,8 @@ var otherRows = []relayRow{
 	{"connection cut after COMMIT", func(f *relayFaults) { f.cuts(true) }},
 }
 
-// cuts cuts connections of a relay in the middle of what it sends, or when all of it has arrived, before the answer.
+// cuts cuts connections of a relay in the middle of what it sends, or when all of it has arrived,
+// before the answer.
 func (f *relayFaults) cuts(arrives bool) {
 	f.begin()
 	how := cutWithin
@@ -793,7 +800,7 @@ func (f *relayFaults) promotes() {
 	f.t.Logf("%d calls were sent once more", again)
 }
 
-// lags makes a relay wait for a standby that stands still.
+// lags makes a relay wait for a standby that does not move.
 func (f *relayFaults) lags() {
 	ctx := f.t.Context()
 	primary := f.server()
@@ -826,7 +833,7 @@ func (f *relayFaults) lags() {
 	f.want(f.finish(), map[string]int{"delivered": 80})
 }
 
-// restores sends from a dump in another cluster: not a call goes out.
+// restores starts a relay on a dump in another cluster: it makes no call.
 func (f *relayFaults) restores() {
 	ctx := f.t.Context()
 	old := f.server()

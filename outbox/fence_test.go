@@ -13,7 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// seize takes a lane over in SQL, whatever its time, as another relay does whose database clock is past it.
+// seize takes a lane over in SQL, whatever its time, as another relay does after the lease has run
+// out.
 func (r *rig) seize(lane int) {
 	r.t.Helper()
 	name := fmt.Sprint("relay/payments/", lane)
@@ -40,15 +41,15 @@ func (r *rig) seizeAll() {
 	}
 }
 
-// giveBack releases what seize took, and what has the lease of no relay.
+// giveBack releases lanes that seize took and that no relay has the lease of.
 func (r *rig) giveBack() {
 	r.t.Helper()
 	r.exec(`update onlyonce.leases set until = null, nonce = null where until > clock_timestamp() + interval '30 minutes'`)
 }
 
-// The relay is paused while a call is under way, another one takes the lane over, the call returns: its settlement must not go
-// through, neither with its chunk nor, where the lane went on without the call, by itself; and nothing more is sent until the lane is
-// this relay's again.
+// The relay is paused while a call is under way, another one takes the lane over, the call returns.
+// Its settlement must not be committed, neither with its chunk nor by itself if the lane went on
+// without the call. This relay sends nothing more until the lane is its own again.
 func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 	t.Parallel()
 	for _, late := range []bool{false, true} {
@@ -61,7 +62,8 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 					return outbox.Result{Outcome: outcome, Reason: "of a zombie"}
 				})
 				cfg := testConfig(sink)
-				cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute // so that the settlement is the first to meet the fence
+				// These are long so that the settlement is the first to meet the fence.
+				cfg.PollInterval, cfg.LeaseTTL = time.Minute, time.Minute
 				relay := r.relay(cfg)
 				r.enqueue(charge("1"))
 				x := r.run(relay)
@@ -97,7 +99,8 @@ func TestSettlementAfterTakeOverIsFenced(t *testing.T) {
 	}
 }
 
-// The journal is fenced too: a relay that was replaced begins no call, be it of a pass or of a parked row.
+// The journal is fenced too: a relay that was replaced begins no call, neither of a pass nor of a
+// parked row.
 func TestJournalAfterTakeOverIsFenced(t *testing.T) {
 	t.Parallel()
 	for _, parked := range []bool{false, true} {
@@ -151,7 +154,7 @@ func TestSameEpochOtherNonce(t *testing.T) {
 	r.states("delivered")
 }
 
-// namedPool is a second pool, whose connections can be told from the test's own.
+// namedPool is a second pool, whose connections have a name of their own.
 func (r *rig) namedPool(name string) *pgxpool.Pool {
 	r.t.Helper()
 	cfg := r.pool.Config().Copy()
@@ -164,13 +167,15 @@ func (r *rig) namedPool(name string) *pgxpool.Pool {
 	return p
 }
 
-// A late renewal keeps the epoch, so a competitor that has read "ended" must not get through on the epoch alone.
+// A late renewal keeps the epoch, so a competitor that has read "ended" must not succeed by the
+// epoch alone.
 func TestRaiseAsksForTheEndAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.exec(`insert into onlyonce.leases (name, epoch, nonce, until) values ('relay/x', 7, gen_random_uuid(), clock_timestamp() - interval '1 second')`)
 	id := one[int64](r, `select id from onlyonce.leases`)
-	r.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour'`) // the late renewal
+	// The late renewal.
+	r.exec(`update onlyonce.leases set until = clock_timestamp() + interval '1 hour'`)
 	raise := func() *int64 {
 		return one[*int64](r, `select onlyonce.raise_epoch($1, 7, gen_random_uuid(), interval '1 minute')`, id)
 	}
@@ -186,7 +191,8 @@ func TestRaiseAsksForTheEndAgain(t *testing.T) {
 	}
 }
 
-// The relay stops by its own clock when it cannot renew, without anybody telling it, and before the lease ends.
+// If it cannot renew, the relay stops by its own clock, without a message from any process, and
+// before the lease ends.
 func TestStopsOnItsOwnClock(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

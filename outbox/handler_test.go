@@ -17,8 +17,9 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// O1: a call stands in the log for longer than its key is remembered (its sink is paused, or it is due later, or the relay has just kept it): enqueued again it is not
-// written again, nor while its outcome is unknown; and with other bytes it is refused still.
+// O1: a call may be in the log for longer than its key is remembered. For example, its sink is
+// paused, it is due later, or the relay has just kept it. If it is enqueued again, it is not
+// written again, also while its outcome is unknown. With other bytes it is still refused.
 func TestO1CallBeyondTheHorizon(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -49,8 +50,9 @@ func TestO1CallBeyondTheHorizon(t *testing.T) {
 	}
 }
 
-// A handler's calls are its message's: they commit with its effects or not at all, a second handling of the
-// message asks for the same calls, and two calls that cannot be told apart are an error of the handler.
+// A handler's calls belong to its message. They commit with its effects or not at all. A second
+// handling of the message asks for the same calls. Two calls with one identity are an error of the
+// handler.
 func TestCallsOfAHandler(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -103,7 +105,8 @@ func TestCallsOfAHandler(t *testing.T) {
 		t.Errorf("parked %q", parked)
 	}
 
-	// The relay is one thing and the handler another: the same messages again, by an operator's hand, are the same calls.
+	// The handler does not depend on the relay: if an operator makes it handle the same messages
+	// again, the calls are the same.
 	r.exec(`update onlyonce.cursors set run = run + 1, run_start = 0`)
 	r.exec(`delete from onlyonce.inbox`)
 	again, err := consumer.New(r.pool, &consumertest.Source{Log: log, GroupID: "stock"}, func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -131,7 +134,7 @@ func TestCallsOfAHandler(t *testing.T) {
 	}
 }
 
-// handlerTx stands for the transaction of a consumer's handler.
+// handlerTx replaces the transaction of a consumer's handler.
 type handlerTx struct {
 	pgx.Tx
 	origin *origin.Origin
@@ -152,7 +155,7 @@ func (h *handlerTx) Late(item any, write func(items []any) (string, []any)) erro
 	return nil
 }
 
-// end writes what was kept, as the engine does right before the seal.
+// end writes the kept items, as the engine does right before the seal.
 func (h *handlerTx) end(ctx context.Context) error {
 	sql, args := h.write(h.late)
 	_, err := h.Exec(ctx, sql, args...)
@@ -184,7 +187,7 @@ func TestEnqueueInAHandler(t *testing.T) {
 	if err := outbox.Enqueue(t.Context(), tx, call); err != nil {
 		t.Fatal(err)
 	}
-	copy(body, "two") // the caller's buffer is his again
+	copy(body, "two") // the caller may reuse its buffer
 	if err := outbox.Enqueue(t.Context(), tx, call); !errors.Is(err, outbox.ErrTwice) {
 		t.Errorf("the same again: %v, want ErrTwice", err)
 	}
@@ -212,8 +215,9 @@ func TestEnqueueInAHandler(t *testing.T) {
 	}
 }
 
-// A message that is handled again asks for calls that may stand already: with the same bytes nothing is written, other bytes are a
-// conflict; in the log, or parked after its segment was emptied.
+// A message that is handled again asks for calls that may exist already, in the log, or parked
+// after their segment was emptied. With the same bytes nothing is written, and other bytes are a
+// conflict.
 func TestO1HandledAgain(t *testing.T) {
 	t.Parallel()
 	origin := origin.Origin{Scope: "stock", ID: "m"}

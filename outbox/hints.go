@@ -6,25 +6,27 @@ import (
 	"time"
 )
 
-// hints are where this process has written calls since a relay in it last looked: a bit for each lane, for each sink that a relay here has listed. A
-// relay that is woken begins with those lanes, a round trip sooner than it could learn of them. They are no more than that: the transaction may not
-// have committed yet, or never will, and others write too, so the relay asks the database as well.
+// hints says which lanes this process has written calls to since a relay in it last looked: one bit
+// for each lane, for each sink that a relay here has listed. A relay that is woken begins with
+// those lanes, a round trip before it could learn of them from the database. They are only hints:
+// the transaction may not have committed yet or may never do so, and other processes write too. So
+// the relay asks the database as well.
 var hints sync.Map // sink's name -> *atomic.Uint32
 
-// hintsFor are the hints for one sink, which are taken down from now on.
+// hintsFor returns the hints for one sink, and starts to record them.
 func hintsFor(sink string) *atomic.Uint32 {
 	h, _ := hints.LoadOrStore(sink, new(atomic.Uint32))
 	return h.(*atomic.Uint32)
 }
 
-// hint says that a call is being written.
+// hint records that a call is being written.
 func (r *row) hint() {
 	if h, listed := hints.Load(r.sink); listed {
 		h.(*atomic.Uint32).Or(1 << r.lane())
 	}
 }
 
-// lane is what onlyonce.lane says of the row.
+// lane returns the row's lane, as the SQL function onlyonce.lane does.
 func (r *row) lane() int16 {
 	key := r.key
 	if r.order != nil {
@@ -33,10 +35,11 @@ func (r *row) lane() int16 {
 	return int16(key[15] & (lanes - 1))
 }
 
-// behindHints is how much later than the lanes that are hinted at the database is asked for others, so that it does not keep those waiting.
+// behindHints is how long the poll of all lanes waits after hinted lanes were notified, so that it
+// does not delay those.
 const behindHints = 2 * time.Millisecond
 
-// woken looks at the lanes to which this process has written, and then at all.
+// woken notifies the lanes that this process has written to, and then polls all lanes.
 func (s *sender) woken() {
 	written := s.hints.Swap(0)
 	at := time.Time{}

@@ -9,7 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// A time that is as far away as one can write is far away, and not overflown.
+// The latest time that can be written is far in the future, and does not overflow.
 func TestNotBeforeFarAway(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -26,7 +26,8 @@ func TestNotBeforeFarAway(t *testing.T) {
 	}
 }
 
-// A key's age counts from the row where the database has lost history since: somebody may have called then.
+// A key's age counts from the row if the database has lost history since: a relay may have called
+// then.
 func TestO6WindowAfterLostHistory(t *testing.T) {
 	t.Parallel()
 	for _, parked := range []bool{false, true} {
@@ -49,7 +50,8 @@ func TestO6WindowAfterLostHistory(t *testing.T) {
 			}
 			r.exec(`update onlyonce.outbox_log set created_at = created_at - interval '30 h'`)
 			r.exec(`update onlyonce.parked set parked_at = parked_at - interval '30 h', next_attempt_at = clock_timestamp() - interval '28 h'`)
-			r.exec(`update onlyonce.lanes set server = null, timeline = 'FFFFFFFF'`) // a failover, or a base backup that was restored
+			// A failover, or a base backup that was restored.
+			r.exec(`update onlyonce.lanes set server = null, timeline = 'FFFFFFFF'`)
 			r.start(testConfig(sink))
 			r.states("delivered", "reconcile")
 			if got := sink.bodies(); got != "before" {
@@ -59,7 +61,8 @@ func TestO6WindowAfterLostHistory(t *testing.T) {
 	}
 }
 
-// first_attempt_at is not later than the call, however long the transaction that writes it waits for the lease.
+// first_attempt_at is not later than the call, however long the transaction that writes it waits
+// for the lease.
 func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -92,7 +95,8 @@ func TestO6FirstAttemptIsNotAfterTheCall(t *testing.T) {
 	}
 }
 
-// What a completion asks for may have been called in a history that the database has lost, and not before the call that it completes.
+// A call that a completion asks for may have been made in a history that the database has lost, and
+// not before the call that it completes.
 func TestO6CallsOfACompletionHaveATime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

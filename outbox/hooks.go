@@ -6,24 +6,26 @@ import (
 	"time"
 )
 
-// Hooks are called at events, from the goroutines that work for a sink's lanes, so several at once, outside any transaction; a hook that
-// blocks holds up its lane. Nil hooks are skipped. The structs may grow.
+// Hooks are called at events, outside any transaction. They run in the goroutines that work for a
+// sink's lanes, so they must be safe for concurrent use. A hook that blocks holds up its lane. Nil
+// hooks are skipped. The structs may get more fields.
 type Hooks struct {
-	// Settled is called for each attempt whose end is committed.
+	// Settled is called for each attempt after its outcome is committed.
 	Settled func(Settled)
 	// Lease is called when this relay takes, loses or releases a lane.
 	Lease func(LeaseChange)
 	// Paused is called when this relay finds a sink paused or resumed.
 	Paused func(Paused)
-	// Failed is called when a transaction of the relay's failed and will be tried again.
+	// Failed is called when a transaction of the relay has failed and will be tried again.
 	Failed func(Failed)
-	// Purged is called when parked calls that were settled, and whose retention has passed, were deleted.
+	// Purged is called after the relay has deleted settled parked calls whose retention has passed.
 	Purged func(Purged)
-	// Rotated is called when this relay has emptied a segment of the log whose retention has passed.
+	// Rotated is called when this relay has emptied a segment of the log whose retention has
+	// passed.
 	Rotated func(Rotated)
 }
 
-// Rotated tells which segment was emptied.
+// Rotated says which segment was emptied.
 type Rotated struct{ Slot int }
 
 // Settlement is what became of a call in one attempt.
@@ -33,20 +35,22 @@ type Settlement string
 const (
 	// SettledDelivered: the remote accepted the call.
 	SettledDelivered Settlement = "delivered"
-	// SettledAccepted: the remote accepted the call, whose answer is kept for RelayConfig.Complete.
+	// SettledAccepted: the remote accepted the call. Its answer is kept for RelayConfig.Complete.
 	SettledAccepted Settlement = "accepted"
-	// SettledRetry: there was no final answer; the call is due again later.
+	// SettledRetry: there was no final answer. The call is due again later.
 	SettledRetry Settlement = "retry"
-	// SettledRejected: the remote rejected the call for good. It is parked, and waits for an operator.
+	// SettledRejected: the remote rejected the call for good. It is parked and waits for an
+	// operator.
 	SettledRejected Settlement = "rejected"
-	// SettledUnopened: the body will never open ([seal.ErrValue]), so no call was made. It is parked, and waits for an operator.
+	// SettledUnopened: the body will never open ([seal.ErrValue]), so no call was made. It is
+	// parked and waits for an operator.
 	SettledUnopened Settlement = "unopened"
-	// SettledReconcile: there was no final answer as long as the remote remembers the key, so nobody knows whether it applied the
-	// call. It is parked, and no further call is made.
+	// SettledReconcile: there was no final answer while the remote remembered the key, so it is
+	// unknown whether the remote applied the call. It is parked, and no further call is made.
 	SettledReconcile Settlement = "reconcile"
 )
 
-// Settled tells how an attempt ended.
+// Settled says how an attempt ended.
 type Settled struct {
 	Sink    string
 	Row     int64
@@ -58,43 +62,44 @@ type Settled struct {
 	Wait time.Duration
 	// Reason is what the row keeps as its last error: empty after a delivery.
 	Reason string
-	// Err is the whole error, if there was one. It may quote what the remote sent: keep it out of places
-	// where payloads must not be.
+	// Err is the whole error, if there was one. It may quote what the remote sent, so keep it out
+	// of places that must hold no payloads, for example a shared log.
 	Err error
 }
 
-// LeaseChange tells that a lane of a sink changed hands.
+// LeaseChange says that this relay took, lost or released a lane of a sink.
 type LeaseChange struct {
 	Sink  string
 	Lane  int
 	Epoch int64
 	// Held is true when this relay has taken the lane, and false when it has lost or released it.
 	Held bool
-	// Err is why the lease was lost; nil when it was released in order. Calls that were under way are cut
-	// off, and made again under the same keys by whoever holds the lease next.
+	// Err is why the lease was lost, or nil if it was released in order. Calls that were under way
+	// are cut off. The next owner of the lane makes them again, under the same keys.
 	Err error
 }
 
-// Failed tells of an error of the database that the relay waits out.
+// Failed is an error of the database that the relay waits out.
 type Failed struct {
 	Sink string
 	Err  error
 	Wait time.Duration
 }
 
-// Paused tells that an operator paused or resumed a sink.
+// Paused says that an operator paused or resumed a sink.
 type Paused struct {
 	Sink   string
 	Paused bool
 }
 
-// Purged tells how many settled rows were deleted.
+// Purged says how many settled rows were deleted.
 type Purged struct {
 	Sink string
 	Rows int64
 }
 
-// observer tells hooks and the log. Nothing of a call but its row, key, name and stored reason is logged.
+// observer calls the hooks and writes the log. Of a call it logs only the row, key, name and stored
+// reason.
 type observer struct {
 	hooks Hooks
 	log   *slog.Logger

@@ -17,13 +17,14 @@ type verdict struct {
 	as            Settlement
 	state, reason string
 	text          string        // error that the row keeps
-	due           bool          // it is looked at again by itself
+	due           bool          // it becomes due by itself
 	delay         time.Duration // after that long
 	fresh         bool          // no call was applied: the key's window counts anew
 	answer        *Response     // kept in the row
 }
 
-// judge decides about a flight. It gives the same answer each time, but for one that is still under way.
+// judge decides what becomes of a flight. It returns the same verdict each time, except while the
+// flight is still under way.
 func (t *tenure) judge(f *flight) verdict {
 	if f.judged {
 		return f.verdict
@@ -41,7 +42,7 @@ func (t *tenure) decide(f *flight) verdict {
 		return verdict{state: parked.Retrying, reason: parked.Scheduled, due: true, delay: f.wait - time.Since(f.asked)}
 	case flightWaiting:
 		return verdict{state: parked.Retrying, reason: parked.Cut, due: true}
-	case flightFlying: // settled when it returns; if this relay dies, when its lease has ended, and the call with it
+	case flightFlying: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it
 		return verdict{state: parked.Retrying, reason: parked.Cut, due: true, delay: t.s.cfg.LeaseTTL}
 	}
 	r := f.result
@@ -73,7 +74,7 @@ func (t *tenure) decide(f *flight) verdict {
 	case errors.Is(r.Err, ErrWindow) && !f.completing():
 		v.as, v.state, v.reason, v.due = SettledReconcile, parked.Reconcile, parked.Window, true
 	default:
-		if r.Outcome != Retry { // a sink that forgot to say: never taken for success
+		if r.Outcome != Retry { // the sink set no outcome: never taken for success
 			v.text = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
 		}
 		v.as, v.state, v.reason, v.due, v.delay = SettledRetry, parked.Retrying, parked.Failed, true, t.delay(f)
@@ -84,7 +85,7 @@ func (t *tenure) decide(f *flight) verdict {
 	return v
 }
 
-// response is the answer as the row keeps it.
+// response returns the answer as the row keeps it.
 func (v *verdict) response() (status *int32, headers *string, body []byte) {
 	if v.answer == nil {
 		return nil, nil, nil
@@ -93,7 +94,7 @@ func (v *verdict) response() (status *int32, headers *string, body []byte) {
 	return &s, &h, v.answer.Body
 }
 
-// event is what is told about an attempt.
+// event returns what hooks receive about an attempt.
 func (v verdict) event(f *flight) Settled {
 	e := Settled{Row: f.ID, Key: f.Key, Name: f.Name, Attempt: f.Attempt, As: v.as, Reason: v.text, Err: f.result.Err}
 	if v.as == SettledRetry {
@@ -102,11 +103,11 @@ func (v verdict) event(f *flight) Settled {
 	return e
 }
 
-// openEvery is how often a relay tries to open a body for which it lacks the key, within RetryMin and RetryMax. It is no backoff, because such a try is no
-// attempt and nothing counts it.
+// openEvery is how often a relay tries to open a body for which it lacks the key, within RetryMin
+// and RetryMax. It does not grow like a backoff, because such a try is not counted as an attempt.
 const openEvery = 10 * time.Second
 
-// delay is how long a call waits that is tried again.
+// delay is how long a call waits before it is tried again.
 func (t *tenure) delay(f *flight) time.Duration {
 	if f.unopened {
 		return max(t.s.cfg.RetryMin, min(openEvery, t.s.cfg.RetryMax))
@@ -128,15 +129,17 @@ func (s *sender) retryDelay(attempt int, after time.Duration) time.Duration {
 	return max(d, min(after, maxRetryAfter))
 }
 
-// maxRetryAfter bounds what a remote may ask for: a wrong unit in a header must not put a call off for days.
+// maxRetryAfter bounds how long a remote may make a call wait. Without it a wrong unit in a header,
+// for example milliseconds, could put a call off for days.
 const maxRetryAfter = time.Hour
 
 // maxReason is the length in bytes of an error that a row keeps.
 const maxReason = 300
 
-// stored makes a text fit for a column of text: valid UTF-8 without NUL, on one line, and short. Postgres refuses other
-// text, and a row that cannot be settled would hold up every row that is settled with it. It is not codec.TextUpTo: a remote's
-// reason stands in tables of one line a row, so that no control character is left in it, and what was cut says so.
+// stored makes a text fit for a column of text: valid UTF-8 without NUL, on one line, and short.
+// Postgres refuses other text, and a row that cannot be settled would hold up every row that is
+// settled with it. It differs from codec.TextUpTo: tools print a remote's reason in tables with one
+// line a row, so it removes every control character and marks what was cut.
 func stored(s string) string {
 	if s == "" {
 		return s

@@ -18,8 +18,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox/httpsink"
 )
 
-// Every connection of the relay is cut while a call is under way: what it returned is settled over a new one, and the
-// call is not made again.
+// Every connection of the relay is cut while a call is under way. Its result is settled over a new
+// one, and the call is not made again.
 func TestConnectionsCut(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -45,8 +45,8 @@ func TestConnectionsCut(t *testing.T) {
 	}
 }
 
-// Two relays, one row after the other, connections cut all the time: every row ends delivered, each under one key with
-// one body.
+// Two relays, one row after the other, connections cut all the time: every row ends delivered, each
+// under one key with one body.
 func TestManyCuts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -144,8 +144,8 @@ func (r *rig) child(m *remote) (kill func()) {
 	}
 }
 
-// The process dies after the remote has accepted the call and before that is settled: another relay sends the call again,
-// under the same key and with the same bytes.
+// The process dies after the remote has accepted the call and before that is settled. Another relay
+// sends the call again, under the same key and with the same bytes.
 func TestKilledBetweenJournalAndSettlement(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -167,8 +167,9 @@ func TestKilledBetweenJournalAndSettlement(t *testing.T) {
 	m.same(2)
 }
 
-// Relay processes are killed while producers commit and roll back and the remote fails in every way it can: each committed
-// row ends delivered, was called under its own key only and with its own bytes, and nothing else was called.
+// Relay processes are killed while producers commit and roll back and the remote fails in every way
+// it can. Each committed row ends delivered, and was called under its own key only and with its own
+// bytes. No other call was made.
 func TestKills(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -29,8 +29,8 @@ func (r *rig) counted(cfg outbox.RelayConfig) (*running, *atomic.Int64) {
 	return r.run(relay), &held
 }
 
-// O5: lanes are shared out evenly when relays come and go, by handing them over and not by waiting for leases to end; each call is made once
-// meanwhile, and those of a key in order.
+// O5: lanes are shared evenly when relays come and go. Relays hand them over and do not wait for
+// leases to end. Meanwhile each call is made once, and those of a key in order.
 func TestO5LanesAreSharedOut(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -81,7 +81,8 @@ func TestO5LanesAreSharedOut(t *testing.T) {
 	}
 }
 
-// A sink that an operator has paused gets no call, be it of a pass, of a parked row or behind one of its key that returns; other sinks do.
+// A sink that an operator has paused gets no call: none of a pass, none of a parked row, and none
+// that waited for another of its key. Other sinks get theirs.
 func TestPausedSink(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -13,7 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/seal"
 )
 
-// returns are calls of a tenure that have returned, until its own goroutine takes them in. Whoever returns never waits.
+// returns holds calls of a tenure that have returned, until the tenure's goroutine takes them in.
+// put never waits.
 type returns struct {
 	mu    sync.Mutex
 	calls []*flight
@@ -41,8 +42,9 @@ func (r *returns) take() []*flight {
 	return calls
 }
 
-// launch makes calls, for each of which the caller has taken a slot: all at once where the sink can and they are new, and each in a goroutine of
-// its own otherwise. A parked call goes alone, so that one that brings the sink down is alone when it does so again.
+// launch makes calls, for each of which the caller has taken a slot. New calls are made together if
+// the sink is a Batcher. Each other call is made in a goroutine of its own. A parked call is always
+// made alone, so that if it brings the sink down again, it affects no other call.
 func (t *tenure) launch(calls ...*flight) {
 	var together []*flight
 	for _, f := range calls {
@@ -75,17 +77,18 @@ func (f *flight) mayStart() error {
 	return nil
 }
 
-// goroutineEnded is why there is no result where a sink ends the goroutine that it is called in.
+// goroutineEnded is the reason if a sink ends the goroutine that it is called in.
 const goroutineEnded = "the sink ended its goroutine"
 
-// panicked is the result of a call that panics, which must not take every other call with it. Its row keeps the type only: the value may be a payload.
+// panicked is the result of a call that panics: a panic must not end all other calls. The row keeps
+// only the type, because the value may be a payload.
 func panicked(v any) Result {
 	return RetryLater(fmt.Sprintf("it panicked (%T)", v), fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
 }
 
-// attempt does the work of a flight. No transaction is open (T10), but a completion's own.
+// attempt does the work of a flight. No transaction is open (T10), except a completion's own.
 func (t *tenure) attempt(f *flight) {
-	defer t.returned.put(f) // deferred: a sink may end its goroutine
+	defer t.returned.put(f) // deferred, because a sink may end its goroutine
 	f.result = RetryLater(goroutineEnded, nil)
 	defer func() {
 		if v := recover(); v != nil {
@@ -100,7 +103,8 @@ func (t *tenure) attempt(f *flight) {
 	f.work(ctx, f)
 }
 
-// ready does what comes before an attempt, and says whether the sink is to make it; f.result says why not.
+// ready prepares an attempt, and reports whether the sink is to make it. If not, f.result has the
+// reason.
 func (t *tenure) ready(f *flight) bool {
 	if err := f.mayStart(); err != nil {
 		f.result = RetryLater(err.Error(), err)
@@ -117,7 +121,7 @@ func (t *tenure) ready(f *flight) bool {
 	return true
 }
 
-// ended takes down how the sink says that an attempt ended.
+// ended records the sink's result of an attempt.
 func (f *flight) ended(r Result) {
 	f.result = r
 	if err := fault.Point(fault.RelayCalled); err != nil {
@@ -132,8 +136,8 @@ func (t *tenure) send(ctx context.Context, f *flight) {
 	}
 }
 
-// attemptAll makes an attempt at each of several calls by one of the sink. Each returns once: what the sink says of it a second time, or after
-// SendBatch has returned, is not heard.
+// attemptAll makes one attempt at each of several calls, by one SendBatch. Each call returns once:
+// a second result for a call, or one that comes after SendBatch has returned, is ignored.
 func (t *tenure) attemptAll(calls []*flight) {
 	var mu sync.Mutex
 	under := slices.Clone(calls) // nil: returned
@@ -175,8 +179,10 @@ func (t *tenure) attemptAll(calls []*flight) {
 	rest = RetryLater("the sink did not say how the call ended", nil)
 }
 
-// open decrypts a body that is sealed, under the key that it was sealed under (O13). If it cannot be opened, f.result says why and nothing else is done with
-// the call: no attempt counts. One that will never open waits for an operator. For any other error another try may help, with a key that is deployed later.
+// open decrypts a body that is sealed, under the key that it was sealed under (O13). If it cannot
+// be opened, f.result has the reason, no call is made and no attempt counts. A body that will never
+// open waits for an operator. After any other error another try may help, for example once the key
+// is deployed.
 func (t *tenure) open(f *flight) bool {
 	if !f.sealed {
 		return true

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A lane whose lease somebody keeps locked (an operator's session, a rebase) costs that lane, and no other.
+// If a session (an operator's, or a rebase) keeps a lane's lease locked, that lane is lost, and no
+// other.
 func TestLockedLaneCostsNoOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

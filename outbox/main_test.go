@@ -20,7 +20,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// patience bounds what tests wait for; nothing is judged by how long it took.
+// patience bounds how long tests wait. No test depends on how long something took.
 var patience = pgtest.Patience(time.Minute)
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	pgtest.Main(m)
 }
 
-// rig is a database and what relays on it told.
+// rig is a database and the events that relays on it reported.
 type rig struct {
 	t    *testing.T
 	pool *pgxpool.Pool
@@ -163,7 +163,8 @@ func (r *rig) enqueue(calls ...outbox.Call) {
 	}
 }
 
-// sameLane is an id for a call like this one, without an ordering key, that is sent by the same lane.
+// sameLane is an id for a call like this one, without an ordering key, that is sent by the same
+// lane.
 func (r *rig) sameLane(c outbox.Call, like string) string {
 	r.t.Helper()
 	lane := func(c outbox.Call) byte {
@@ -202,7 +203,7 @@ func (r *rig) holds(n int) {
 	})
 }
 
-// told waits until n attempts were told as settled, and returns them.
+// told waits until n attempts were reported as settled, and returns them.
 func (r *rig) told(n int) []outbox.Settled {
 	r.t.Helper()
 	var all []outbox.Settled
@@ -215,7 +216,7 @@ func (r *rig) told(n int) []outbox.Settled {
 	return all
 }
 
-// as returns how attempts were settled, in the order in which that was told.
+// as returns how attempts were settled, in the order of the reports.
 func (r *rig) as() (all []outbox.Settlement) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,21 +13,23 @@ const (
 	listenSQL = `listen onlyonce_outbox`
 )
 
-// Notifier tells relays of other processes (RelayConfig.Listen) that there are calls, after the transactions that enqueued them have committed. Never in
-// one of them: NOTIFY takes a lock of the whole database until the commit, so that producers would commit one after another
-// (PostgreSQL source, PreCommit_Notify). It is a hint: what it does not say is found at the relay's next poll.
+// Notifier notifies relays of other processes (RelayConfig.Listen) that there are calls, after the
+// transactions that enqueued them have committed. Never notify in such a transaction: NOTIFY takes
+// a lock of the whole database until the commit, so producers would commit one after another
+// (PostgreSQL source, PreCommit_Notify). A notification is a hint: the relay's next poll finds
+// calls that it misses.
 type Notifier struct {
 	pool *pgxpool.Pool
 	told chan struct{}
 }
 
-// NewNotifier returns a Notifier; it does nothing before [Notifier.Run] is called.
+// NewNotifier returns a Notifier. It sends nothing until [Notifier.Run] is called.
 func NewNotifier(pool *pgxpool.Pool) *Notifier {
 	return &Notifier{pool: pool, told: make(chan struct{}, 1)}
 }
 
-// Notify says that a transaction with calls has committed. It never blocks; what is said while a notification is on its way is said
-// by the next one.
+// Notify reports that a transaction with calls has committed. It never blocks. Calls to Notify
+// while a notification is on its way share the next one.
 func (n *Notifier) Notify() {
 	select {
 	case n.told <- struct{}{}:
@@ -38,7 +40,8 @@ func (n *Notifier) Notify() {
 // notifyTimeout bounds one notification.
 const notifyTimeout = 5 * time.Second
 
-// Run sends notifications until ctx ends, and returns nil. One that fails is not repeated.
+// Run sends notifications until ctx ends, and returns nil. A notification that fails is not
+// repeated.
 func (n *Notifier) Run(ctx context.Context) error {
 	for {
 		select {
@@ -77,7 +80,7 @@ func (r *Relay) hear(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	conn := pooled.Hijack() // it has a session's state now, and must not go back
+	conn := pooled.Hijack() // it has session state now, and must not go back to the pool
 	defer func() {
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
 		defer cancel()
@@ -88,7 +91,7 @@ func (r *Relay) hear(ctx context.Context, ready func()) error {
 	}
 	ready()
 	for {
-		r.Wake() // first for what was said before we listened
+		r.Wake() // first for what was committed before it listened
 		if _, err := conn.WaitForNotification(ctx); err != nil {
 			return err
 		}

@@ -16,7 +16,8 @@ func order(d *outbox.Delivery) string {
 	return strings.TrimSuffix(strings.TrimPrefix(string(d.Body), `{"order":"`), `"}`)
 }
 
-// A call that an operator makes due is tried at once, also where the lane's next retry is an hour away.
+// A call that an operator makes due is tried at once, even if the lane's next retry is an hour
+// away.
 func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -48,7 +49,8 @@ func TestRedrivenCallDoesNotWaitForTheLanesNextRetry(t *testing.T) {
 	})
 }
 
-// No call is started after a sink was paused, not even one that waits behind another of its ordering key.
+// No call is started after a sink was paused, not even one that waits for another of its ordering
+// key.
 func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -83,7 +85,7 @@ func TestPauseStopsCallsThatWaitBehindAnother(t *testing.T) {
 	}
 }
 
-// What an operator decides while Reconcile is asked stands.
+// An operator's decision while Reconcile runs is final.
 func TestOperatorDecidesDuringReconcile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -107,7 +109,8 @@ func TestOperatorDecidesDuringReconcile(t *testing.T) {
 	r.states("delivered")
 }
 
-// A call that an operator discards while it is under way may still be accepted: those behind it wait until it has returned.
+// The remote may still accept a call that an operator discards while it is under way: later calls
+// of its key wait until it has returned.
 func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 	t.Parallel()
 	for _, retried := range []bool{false, true} {
@@ -132,13 +135,15 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 			})
 			r.enqueue(keyed(key, 0), keyed(key, 1))
 			cfg := testConfig(sink)
-			cfg.Concurrency = 2 // the first call has one slot: all others are made one after another
+			// The first call has one slot: all others are made one after another.
+			cfg.Concurrency = 2
 			r.start(cfg)
 			g.wait()
 			until(t, "the second is parked", func() bool { return one[int](r, `select count(*) from onlyonce.parked where state = 'blocked'`) == 1 })
 			r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null where state = 'retrying'`)
 			r.exec(`select onlyonce.promote(order_key) from onlyonce.parked`)
-			// In the log behind the third, and due as a retry behind the second: when it is tried again, the lane has come past both.
+			// In the log after the third, and due as a retry after the second: when it is tried
+			// again, the lane has passed both.
 			r.enqueue(keyed(key, 2), keyed(behind, 0))
 			until(t, "the lane has come past them", func() bool { return ofKey(sink, behind) == "0 0" })
 			if got := ofKey(sink, key); strings.ContainsAny(got, "12") {
@@ -153,7 +158,8 @@ func TestOrderBehindACallDiscardedWhileUnderWay(t *testing.T) {
 	}
 }
 
-// Who settles a call and dies before he promotes what is blocked behind it leaves it blocked behind nothing: lanes look for that.
+// A process may settle a call and die before it promotes the calls that it blocked. Lanes look for
+// such calls, which no unsettled call precedes.
 func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 	t.Cleanup(outbox.SetSweepEvery(50 * time.Millisecond))
 	r := newRig(t)
@@ -172,7 +178,8 @@ func TestBlockedBehindNothingIsFoundByALaneThatIsHeld(t *testing.T) {
 	r.states("delivered", "discarded")
 }
 
-// T9: a call whose due time was written while the clock was ahead is due; one that its program has scheduled for then is not.
+// T9: a call whose due time was written while the clock was ahead is due. One that its program has
+// scheduled for then is not.
 func TestT9CallDueInTheFuture(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -58,8 +58,9 @@ func ofKey(sink *scripted, key string) string {
 	return strings.Join(all, " ")
 }
 
-// O4: calls of one key are made one after another in the order of their commits, through retries of each; no two of a key are under way
-// at once, and none before the one in front of it was delivered.
+// O4: calls of one key are made one after another in the order of their commits, through retries of
+// each. No two of a key are under way at once, and none is made before the previous one was
+// delivered.
 func TestO4OrderThroughRetries(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -104,7 +105,7 @@ func TestO4OrderThroughRetries(t *testing.T) {
 	}
 }
 
-// O4: a head that fails holds up its own key, in the lane and in later passes of it, and no other.
+// O4: a call that fails holds up its own key, in the lane and in later passes of it, and no other.
 func TestO4FailingHeadHoldsUpItsKeyOnly(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -136,7 +137,8 @@ func TestO4FailingHeadHoldsUpItsKeyOnly(t *testing.T) {
 	}
 }
 
-// O4: a head that is given up blocks its key until somebody resolves it; with PassOn the key goes on at once.
+// O4: a call that is given up blocks its key until an operator resolves it. With PassOn the key
+// goes on at once.
 func TestO4DeadHead(t *testing.T) {
 	t.Parallel()
 	for _, passOn := range []bool{false, true} {
@@ -192,7 +194,8 @@ func TestO4DeadHead(t *testing.T) {
 	}
 }
 
-// O4: a slow call does not hold up its lane, only its key; it is settled when it returns, and made once.
+// O4: a slow call does not hold up its lane, only its key; it is settled when it returns, and made
+// once.
 func TestO4SlowCallDoesNotHoldUpItsLane(t *testing.T) {
 	t.Parallel()
 	for _, outcome := range []outbox.Outcome{outbox.Delivered, outbox.Rejected} {
@@ -231,13 +234,14 @@ func TestO4SlowCallDoesNotHoldUpItsLane(t *testing.T) {
 	}
 }
 
-// slowSealer opens bodies when it is told to.
+// slowSealer opens bodies when the test lets it.
 type slowSealer struct{ g *gate }
 
 func (s slowSealer) Seal(_ [16]byte, body []byte) ([]byte, error) { return body, nil }
 func (s slowSealer) Open(_ [16]byte, body []byte) ([]byte, error) { s.g.pass(nil); return body, nil }
 
-// O6: a chunk that goes on without a call whose body is still being opened journals its attempt: it may be made at any moment.
+// O6: a chunk that goes on without a call whose body is still being opened journals its attempt,
+// because it may be made at any moment.
 func TestO6AttemptThatIsAboutToBeMadeIsJournaled(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -258,7 +262,8 @@ func TestO6AttemptThatIsAboutToBeMadeIsJournaled(t *testing.T) {
 	r.states("delivered")
 }
 
-// O4: two transactions of handlers that enqueue the same ordering keys in opposite orders take their locks in one order, at their ends.
+// O4: two transactions of handlers that enqueue the same ordering keys in opposite orders take
+// their locks in one order, at their ends.
 func TestO4HandlersDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -273,7 +278,8 @@ func TestO4HandlersDoNotDeadlock(t *testing.T) {
 						if err := outbox.Enqueue(context.Background(), tx, outbox.Call{Sink: "payments", Name: "n", ID: key, OrderingKey: key}); err != nil {
 							return err
 						}
-						if _, err := tx.Exec(context.Background(), `select 1`); err != nil { // time for the other one
+						// Time for the other one.
+						if _, err := tx.Exec(context.Background(), `select 1`); err != nil {
 							return err
 						}
 					}
@@ -295,7 +301,8 @@ func TestO4HandlersDoNotDeadlock(t *testing.T) {
 	}
 }
 
-// O4: the key's lock is taken before the id is drawn: a transaction that comes second waits, and has the higher id.
+// O4: the key's lock is taken before the id is drawn: a transaction that comes second waits, and
+// has the higher id.
 func TestO4LockComesBeforeTheId(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

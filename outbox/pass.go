@@ -17,18 +17,22 @@ import (
 )
 
 const (
-	// maxChunk is how many rows of a pass may be called before the cursor is written again: onlyonce.lanes.started_at tells from when on
-	// that many rows above last_id may have been called. It is part of the stored format.
+	// maxChunk is how many rows of a pass may be called before the cursor is written again. From
+	// onlyonce.lanes.started_at on, that many rows above last_id may have been called. It is part
+	// of the stored format.
 	maxChunk = 1024
-	// bite is how many rows are read whole together with the pass that begins. A pass that has more is read by its ids first.
+	// bite is how many rows are read whole together with the pass that begins. If the pass before
+	// had more than that, the ids of the next one are read first.
 	bite = 64
-	// maxRefs bounds the ids that are held, maxChunkBytes the bodies.
+	// maxRefs bounds the ids that are held in memory, maxChunkBytes the bodies.
 	maxRefs       = 100_000
 	maxChunkBytes = 4 << 20
 )
 
-// loadSQL reads a lane's cursor. In: lane id. One row: version, last id, whether there is a pass, whether rows above may have been called; its last column says that the cursor is another database cluster's, as
-// onlyonce.advance asks for each pass that begins: a pass that was begun there must not be gone on with.
+// loadSQL reads a lane's cursor. In: lane id. One row: version, last id, whether there is a pass,
+// whether rows above may have been called, whether the cursor is of another database cluster.
+// onlyonce.advance checks the last for each pass that begins; it is read here because a pass that
+// was begun in another cluster must not go on either.
 const loadSQL = `
 select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
        coalesce(a.system_id <> (select c.system_identifier from pg_control_system() c), false)
@@ -36,12 +40,17 @@ select a.version, a.last_id, a.target is not null, isfinite(a.started_at),
        or exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(pg_current_snapshot()))
   from onlyonce.lanes a where a.id = $1`
 
-// fenceSQL is the first statement of every write of a tenure. In: lease, epoch, nonce; lock_timeout, statement_timeout and
-// idle_in_transaction_session_timeout in milliseconds. Out: one row. Raises OO001 if another relay owns the lease, and
-// keeps the lease from being taken over until the transaction ends, which the timeouts bound; needs READ COMMITTED, so that
-// what follows sees what a previous owner has committed. A commit that is not flushed would
-// be forgotten in a crash although the call was made, so synchronous_commit = off is not accepted from the session; the
-// journal's flush also covers the rows that it is about, which were written to the log before it.
+// fenceSQL is the first statement of every write of a tenure. In: lease, epoch, nonce;
+// lock_timeout, statement_timeout and idle_in_transaction_session_timeout in milliseconds. Out: one
+// row.
+//
+// It raises OO001 if another relay owns the lease, and keeps the lease from being taken over until
+// the transaction ends, which the timeouts bound. It needs READ COMMITTED, so that later statements
+// see what a previous owner has committed.
+//
+// synchronous_commit = off is not accepted from the session: a crash would lose a commit that is
+// not flushed, although the call was made. The journal's flush also covers the rows that it is
+// about, because they were written to the log before it.
 const fenceSQL = `
 select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5, true),
        set_config('idle_in_transaction_session_timeout', $6, true), set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true),
@@ -49,12 +58,14 @@ select set_config('lock_timeout', $4, true), set_config('statement_timeout', $5,
          case current_setting('synchronous_commit') when 'off' then 'local' else current_setting('synchronous_commit') end, true),
        onlyonce.hold($1, $2, $3::uuid)`
 
-// advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version, last id, freeze, keep started_at, quiet.
+// advanceSQL moves the cursor; see the function's comment in the migration. In: lane id, version,
+// last id, freeze, keep started_at, quiet.
 const advanceSQL = `select onlyonce.advance($1, $2, $3, $4, $5, $6)`
 
-// passRows is where the rows of a lane's pass above last_id lie: those that became visible between prev and target (O2). They were in
-// progress then, or had not begun. By the index outbox_log_new; "offset 0" keeps the planner from making a join of the second half, for which
-// it reads all of a lane.
+// passRows reads the places (slot, ctid) of the rows of a lane's pass above last_id: those that
+// became visible between prev and target (O2). At prev their transactions were in progress or had
+// not begun. By the index outbox_log_new. "offset 0" keeps the planner from making the second half
+// a join, for which it would read all of a lane.
 const passRows = `(
   select r.id, r.slot, r.ctid, octet_length(r.body) as size from onlyonce.outbox_log r
    where r.sink = a.sink and r.lane = a.lane and r.id > a.last_id
@@ -65,15 +76,17 @@ const passRows = `(
      where r.sink = a.sink and r.lane = a.lane and r.xid = x and r.id > a.last_id offset 0) r
    where pg_visible_in_snapshot(x, a.target))`
 
-// firstCall is when a call under a row's key can first have been made: the pass's start; where the database has lost history since, in which the
-// message may have been handled, or the row read, the time of the message or of the row (O6). Of r in the log and its lane a.
+// firstCall is when a call under a row's key can first have been made: at the pass's start. The
+// database may have lost a history since, in which the message may have been handled or the row
+// read. Then it is the time of the message or of the row (O6). Of r in the log and its lane a.
 const (
 	lostHistory = `(r.redo or coalesce(r.origin_time < a.history_at, false) or coalesce(r.created_at < a.history_at, false))`
 	firstCall   = `case when ` + lostHistory + ` then least(r.origin_time, greatest(r.created_at, r.not_before), a.started_at) else a.started_at end`
 )
 
-// wholeRow is what a flight is made of. The clock is read at least once after the row was. date_part and not extract, whose numeric costs several
-// times as much for each row.
+// wholeRow lists the columns that a flight is made of. The clock is read at least once after the
+// row was. It uses date_part because the numeric of extract costs several times as much for each
+// row.
 const wholeRow = `
        r.id, r.key, r.order_key, r.tenant, r.scope, r.name, r.method, r.target, r.headers, coalesce(r.trace, ''), r.body, r.capture, r.sealed,
        (date_part('epoch', clock_timestamp() - ` + firstCall + `) * 1000000)::bigint,
@@ -81,8 +94,8 @@ const wholeRow = `
        coalesce((date_part('epoch', r.not_before - clock_timestamp()) * 1000000)::bigint, 0),
        r.order_key is not null and exists (select 1 from onlyonce.parked p where p.order_key = r.order_key and p.settled_at is null)`
 
-// biteSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no row if the lane has moved. What is sorted is where the
-// rows lie, not the rows.
+// biteSQL reads the first rows of a pass. In: lane id, version, how many. READ COMMITTED; no row if
+// the lane has moved. It sorts the rows' places, and not the rows.
 const biteSQL = `
 select` + wholeRow + `
   from onlyonce.lanes a
@@ -93,24 +106,31 @@ select` + wholeRow + `
  where a.id = $1 and a.version = $2 and p.before < 4194304 -- maxChunkBytes
  order by r.id`
 
-// collectSQL reads where the rows of a pass lie. In: lane id, version, how many. Out: id, slot, ctid, bytes of the body.
+// collectSQL reads the places of the rows of a pass. In: lane id, version, how many. Out: id, slot,
+// ctid, bytes of the body.
 const collectSQL = `
 select p.id, p.slot, p.ctid, p.size
   from onlyonce.lanes a cross join lateral ` + passRows + ` p
  where a.id = $1 and a.version = $2
  order by p.id limit $3`
 
-// fetchSQL reads rows from where they lie. In: lane id, slot, ctids. By a TID scan: any condition besides lets the planner read by an
-// index instead. A segment that was emptied and filled again has other rows at the same place: the ids are compared by whoever reads.
+// fetchSQL reads rows by their places. In: lane id, slot, ctids. By a TID scan: any further
+// condition would let the planner read by an index instead. A segment that was emptied and filled
+// again has other rows at the same place, so the reader compares the ids.
 const fetchSQL = `
 select` + wholeRow + `
   from onlyonce.lanes a, onlyonce.outbox_log r
  where a.id = $1 and r.slot = $2 and r.ctid = any ($3::tid[])`
 
-// divertSQL copies rows of the log, whole, to where they are tried again. In: sink, lane; arrays of one length: ids, keys, states, reasons,
-// errors, attempts, microseconds until they are due (null: never by themselves), whether a call can have been made (since when is what it was at the
-// read: the lane's version is the same, or onlyonce.advance raises), status, headers and body of an answer that was captured. By the index outbox_log_key. A row that is parked already stays as it is; so
-// does one whose key is parked under another row: it is the same call.
+// divertSQL copies rows of the log, whole, to onlyonce.parked, from which they are tried again. In:
+// sink, lane; arrays of one length: ids, keys, states, reasons, errors, attempts, microseconds
+// until they are due (null: never by themselves), whether a call can have been made, status,
+// headers and body of an answer that was captured; whether given-up calls release their ordering
+// keys. By the index outbox_log_key.
+//
+// A call's first time is what it was at the read, because the lane's version is the same, or
+// onlyonce.advance raises. A row that is parked already stays as it is. So does one whose key is
+// parked under another row, because it is the same call.
 const divertSQL = `
 insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, order_key, sink, lane, partition, row_id, "offset", call_name, method,
                              target, header_names, header_values, body, trace, capture, sealed, next_attempt_at, first_attempt_at,
@@ -128,17 +148,18 @@ select 'call', d.state, d.reason, d.error, d.attempts, r.tenant, r.scope, r.key,
  order by r.id
 on conflict do nothing`
 
-// errGone says that the log has lost a row that was not sent. Nothing heals that but people.
+// errGone means that the log has lost a row that was not sent. Only an operator can repair that.
 var errGone = errors.New("outbox: rows of the log that were not sent are gone: was a segment emptied by hand?")
 
 // cursor is what a tenure knows of its row in onlyonce.lanes.
 type cursor struct {
 	version, last int64
 	unread        bool // the pass may hold rows above last
-	suspect       int  // how many rows above last an owner before may have called: their age counts from his journal
+	// How many rows above last a previous owner may have called: their age counts from its journal.
+	suspect int
 }
 
-// reads are what a turn may read behind its commit.
+// reads says what a turn reads after its commit.
 type reads int
 
 const (
@@ -148,7 +169,7 @@ const (
 	readRows
 )
 
-// load reads the cursor, after a take-over or when nobody knows what has committed.
+// load reads the cursor, after a take-over or if it is unknown what has committed.
 func (t *tenure) load() error {
 	ctx, cancel := t.s.detached(t.ctx)
 	defer cancel()
@@ -174,7 +195,7 @@ func (t *tenure) load() error {
 	return nil
 }
 
-// freeze goes on with the pass that is there, or begins the next one.
+// freeze continues the pass that is there, or begins the next one.
 func (t *tenure) freeze() error {
 	if t.cursor.unread {
 		return t.turn(nil, t.cursor.last, false, t.first())
@@ -182,7 +203,7 @@ func (t *tenure) freeze() error {
 	return t.turn(nil, 0, true, t.first())
 }
 
-// first is how the next pass is read at first: whole rows, unless there may be many.
+// first says how to begin reading the next pass: whole rows, unless there may be many.
 func (t *tenure) first() reads {
 	if t.wide {
 		return readRefs
@@ -219,8 +240,8 @@ func (t *tenure) finish() error {
 	return t.turn(diverted, last, false, readRows)
 }
 
-// turn moves the cursor in a transaction of its own, and in the same round trip reads what comes next (O2, O3). Nothing of what it reads is
-// called before its COMMIT is known.
+// turn moves the cursor in a transaction of its own, and in the same round trip reads what comes
+// next (O2, O3). No call that it reads is made before its COMMIT is known.
 func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) error {
 	var (
 		rows []*flight
@@ -263,7 +284,7 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 	}
 	switch {
 	case guard.SQLState(err) == codeMoved:
-		t.known = false // an attempt before, whose answer was lost, has done it
+		t.known = false // an earlier attempt, whose answer was lost, has done it
 	case err != nil:
 		return err
 	default:
@@ -320,7 +341,7 @@ func (t *tenure) turn(diverted []*flight, last int64, freeze bool, what reads) e
 	return nil
 }
 
-// nextRefs are the rows of the next chunk.
+// nextRefs returns the rows of the next chunk.
 func (t *tenure) nextRefs() []ref {
 	size := int64(0)
 	for i, r := range t.refs {
@@ -331,7 +352,7 @@ func (t *tenure) nextRefs() []ref {
 	return t.refs
 }
 
-// queueFetch reads rows from where they lie, a statement for each segment.
+// queueFetch reads rows by their places, with one statement for each segment.
 func (t *tenure) queueFetch(b *pgx.Batch, refs []ref, rows *[]*flight) {
 	bySlot := map[int16][]ref{}
 	for _, r := range refs {
@@ -352,9 +373,10 @@ func (t *tenure) fetch(refs []ref, rows *[]*flight) error {
 	return reading(ctx, t.s.pool, func(b *pgx.Batch) { t.queueFetch(b, refs, rows) })
 }
 
-// fenced runs statements in a transaction that commits only while the lease is ours, and what reads behind it in the same pipeline. It returns
-// nil if and only if the transaction has committed. Whatever does not hold raises, so that a COMMIT behind it is skipped with all
-// that follows (T2); COMMIT's own tag is looked at, and the pipeline's end (T3).
+// fenced runs statements in a transaction that commits only while the lease is ours, followed by
+// reads in the same pipeline. It returns nil if and only if the transaction has committed. A check
+// that fails raises an error, so the COMMIT and all later statements are skipped (T2). fenced
+// checks COMMIT's own tag, and the pipeline's end (T3).
 func (t *tenure) fenced(write, read func(b *pgx.Batch)) error {
 	ctx, cancel := t.s.detached(t.ctx)
 	defer cancel()
@@ -379,7 +401,7 @@ func (t *tenure) fenced(write, read func(b *pgx.Batch)) error {
 		if conn.Conn().PgConn().TxStatus() != 'I' && !conn.Conn().IsClosed() {
 			clean, cancel := t.s.detached(t.ctx)
 			defer cancel()
-			_, _ = conn.Exec(clean, `rollback`) // or the pool throws the connection away
+			_, _ = conn.Exec(clean, `rollback`) // otherwise the pool throws the connection away
 		}
 		if guard.SQLState(err) == codeFenceLost {
 			return errReplaced
@@ -389,18 +411,21 @@ func (t *tenure) fenced(write, read func(b *pgx.Batch)) error {
 	return nil
 }
 
-// anyRows is for statements whose number of rows does not matter; an error ends the batch before it is called.
+// anyRows is for statements whose number of rows does not matter. An error ends the batch before it
+// is called.
 func anyRows(pgconn.CommandTag) error { return nil }
 
-// lsnSQL is how far the log of the server has been written: behind the commits that its session has seen.
+// lsnSQL reads how far the server's log has been written, which includes the commits that its
+// session has seen.
 const lsnSQL = `select pg_current_wal_lsn()::text`
 
-// standbysSQL says how many of the named standbys have flushed the log up to a position. In: names, position.
+// standbysSQL counts the named standbys that have flushed the log up to a position. In: names,
+// position.
 const standbysSQL = `
 select count(distinct application_name) from pg_stat_replication where application_name = any ($1) and flush_lsn >= $2::pg_lsn`
 
-// awaitStandbys returns true once every standby that RelayConfig.WaitFor names has what was committed, and false if the lane is to be given
-// back or the lease ends before (O9).
+// awaitStandbys returns true after every standby that RelayConfig.WaitFor names has flushed what
+// was committed. It returns false if the lane is to be given back or the lease ends before (O9).
 func (t *tenure) awaitStandbys(lsn string) bool {
 	pause := 2 * time.Millisecond
 	for {

@@ -30,8 +30,8 @@ func (r *rig) enqueueAll(calls ...outbox.Call) {
 	}
 }
 
-// O2: a transaction that took a lower id and commits after higher ones were sent: a cursor on ids would pass it over. The lane is
-// the same, and so is the pass that begins while it is open.
+// O2: a transaction took a lower id and commits after higher ones were sent: a cursor on ids would
+// skip it. It is in the same lane, and a pass begins while it is open.
 func TestO2LateCommitWithALowerId(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -65,7 +65,8 @@ func TestO2LateCommitWithALowerId(t *testing.T) {
 	r.states("delivered")
 }
 
-// O2: many transactions are open at once in one lane, in an order of their own: each row is sent once.
+// O2: many transactions are open at once in one lane, in an order of their own: each row is sent
+// once.
 func TestO2CommitsInAnyOrder(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -111,7 +112,8 @@ func TestO2CommitsInAnyOrder(t *testing.T) {
 	}
 }
 
-// O2: passes of every kind of length (in one bite; by chunks of 1,024 rows) are sent whole, once each, and in the order of ids within a key.
+// O2: passes of every kind of length (in one bite; by chunks of 1,024 rows) are sent whole, once
+// each, and in the order of ids within a key.
 func TestO2LongPasses(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{63, 64, 65, 1088, 2500} {
@@ -122,7 +124,8 @@ func TestO2LongPasses(t *testing.T) {
 			r.start(testConfig(sink))
 			r.states("delivered")
 			inOrder(t, sink.calls(), n, false)
-			// Once more, now that the lanes have seen how little comes: the first rows are read whole.
+			// Once more, now that the lanes have seen how little comes: the first rows are read
+			// whole.
 			r.enqueueAll(many(n, n+1)...)
 			r.states("delivered")
 			r.enqueueAll(many(n+1, 2*n+1)...)
@@ -132,7 +135,8 @@ func TestO2LongPasses(t *testing.T) {
 	}
 }
 
-// inOrder fails unless n rows were sent in the order of ids; again allows calls that are made again, in the order of ids too.
+// inOrder fails unless n rows were sent in the order of ids; again allows calls that are made
+// again, in the order of ids too.
 func inOrder(t *testing.T, calls []outbox.Delivery, n int, again bool) {
 	t.Helper()
 	var ids []int64
@@ -149,11 +153,12 @@ func inOrder(t *testing.T, calls []outbox.Delivery, n int, again bool) {
 	}
 }
 
-// O2: a relay dies when it has settled part of a pass: the next one sends the rest of that pass, by its frozen bounds, and what
-// committed meanwhile behind it, with lower ids too.
+// O2: a relay dies when it has settled part of a pass. The next one sends the rest of that pass, by
+// its frozen bounds, and then what committed meanwhile, with lower ids too.
 func TestO2RelayDiesWithinAPass(t *testing.T) {
 	t.Parallel()
-	for _, at := range []int{10, 100, 1500} { // in the first bite, in the first chunk, in the second one
+	// In the first bite, in the first chunk, in the second one.
+	for _, at := range []int{10, 100, 1500} {
 		t.Run(fmt.Sprint(at), func(t *testing.T) {
 			r := newRig(t)
 			const n = 1600
@@ -189,7 +194,8 @@ func TestO2RelayDiesWithinAPass(t *testing.T) {
 			g.release()
 			x.stop()
 			r.giveBack()
-			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where state = 'retrying'`) // of the relay that died
+			// Of the relay that died.
+			r.exec(`update onlyonce.parked set next_attempt_at = clock_timestamp() where state = 'retrying'`)
 			next := newScripted(accept)
 			r.start(testConfig(next))
 			r.states("delivered")
@@ -216,8 +222,8 @@ func TestO2RelayDiesWithinAPass(t *testing.T) {
 	}
 }
 
-// O2: a row of the pass that is missing when its chunk is fetched, or another one that lies in its place, ends the relay: nobody knows
-// whether it was sent.
+// O2: if a row of the pass is missing when its chunk is fetched, or another one is in its place,
+// the relay ends: it is unknown whether the row was sent.
 func TestO2MissingRowEndsTheRelay(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
@@ -233,7 +239,8 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 			r.enqueueAll(many(0, 1200)...)
 			g := r.gate()
 			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
-				if string(d.Body) == `{"order":"70"}` { // in the first chunk behind the bite: the ids of all chunks are known by now
+				// In the first chunk after the bite: the ids of all chunks are known by now.
+				if string(d.Body) == `{"order":"70"}` {
 					g.pass(d)
 				}
 				return outbox.Result{Outcome: outbox.Delivered}
@@ -258,8 +265,9 @@ func TestO2MissingRowEndsTheRelay(t *testing.T) {
 	}
 }
 
-// O3: the cursor's numbers mean nothing in another cluster: Run ends and names the command, and no call is made, be it of a pass that is
-// gone on with. (A relay that runs has lost its connections by then, and looks again.)
+// O3: the cursor's numbers mean nothing in another cluster. Run ends and names the command, and no
+// call is made, even of a pass that was begun before. (A relay that runs has lost its connections
+// by then, and looks again.)
 func TestO3AnotherCluster(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
@@ -292,7 +300,7 @@ func TestO3AnotherCluster(t *testing.T) {
 	}
 }
 
-// O3: a relay keeps no snapshot over its sessions: the cursor is what the row says when the pass begins.
+// O3: a relay keeps no snapshot across its sessions: it uses the row's when a pass begins.
 func TestO3PrevIsReadInTheSession(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

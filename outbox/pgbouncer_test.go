@@ -13,8 +13,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// Behind PgBouncer in transaction mode, with fewer server connections than clients, relays do what they do: pick, settle in
-// three ways, hand over. Both of pgx's modes that name no prepared statement.
+// Through PgBouncer in transaction mode, with fewer server connections than clients, relays work as
+// usual: they pick, settle in three ways, hand over. Both of pgx's modes that name no prepared
+// statement.
 func TestRelayBehindPgBouncer(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"exec", "cache_describe"} {
@@ -87,13 +88,14 @@ func TestRelayBehindPgBouncerLosesConnections(t *testing.T) {
 			where datname = current_database() and pid <> pg_backend_pid() and state <> 'idle'`)
 		return kills >= 10 || one[int](direct, `select count(*) from onlyonce.calls where state = 'pending'`) == 0
 	})
-	direct.states("delivered") // a pooled client may still be told of a terminated connection
+	direct.states("delivered") // a pooled client may still get a terminated connection
 	if kills == 0 {
 		t.Error("no server connection was terminated")
 	}
 }
 
-// leftInSessions compares a pooled server connection with a new one: nothing that the relay set may be left to the next client.
+// leftInSessions compares a pooled server connection with a new one: the relay must leave no
+// setting to the next client.
 func leftInSessions(t *testing.T, pooled string, direct *pgxpool.Pool) {
 	t.Helper()
 	const settings = `

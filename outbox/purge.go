@@ -8,8 +8,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// purgeSQL deletes settled calls whose retention has passed. In: sink, retention, how many. By the index parked_settled.
-// Only those whose rows the log has dropped too, so that a call that is enqueued again is still recognised.
+// purgeSQL deletes settled calls whose retention has passed. In: sink, retention, how many. By the
+// index parked_settled. It deletes a call only after the log has dropped its row too, so that a
+// call that is enqueued again is still recognised.
 const purgeSQL = `
 delete from onlyonce.parked
  where id = any (array(
@@ -19,7 +20,7 @@ delete from onlyonce.parked
           order by p.settled_at limit $3))
    and settled_at is not null`
 
-// purgeLimit bounds a transaction that deletes.
+// purgeLimit is how many rows one transaction deletes.
 const purgeLimit = 1000
 
 // purge deletes a batch of settled calls whose retention has passed.

@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Settled calls are deleted once their retention has passed, and with those of the log their rows there; nothing else is.
+// Settled calls are deleted once their retention has passed and the log has dropped their rows.
+// Nothing else is deleted.
 func TestRetention(t *testing.T) {
 	r := newRig(t)
 	no := newScripted(func(context.Context, *outbox.Delivery) outbox.Result { return outbox.Reject("no", nil) })
@@ -32,7 +33,8 @@ func TestRetention(t *testing.T) {
 	}
 	set("young", `state = 'discarded', settled_at = clock_timestamp() - interval '6 days'`)
 	set("waiting", `parked_at = clock_timestamp() - interval '80 days'`)
-	r.exec(`delete from onlyonce.outbox_log where body <> '{"order":"old in the log"}'`) // its segment was emptied
+	// Its segment was emptied.
+	r.exec(`delete from onlyonce.outbox_log where body <> '{"order":"old in the log"}'`)
 	r.start(testConfig(newScripted(accept)))
 	until(t, "old rows are gone", func() bool { return one[int](r, `select count(*) from onlyonce.parked`) == 4 })
 	left := one[[]string](r, `select array_agg(convert_from(body, 'UTF8')) from onlyonce.parked`)

@@ -20,7 +20,8 @@ func collect[T any](dst *[]T, scan pgx.RowToFunc[T]) func(pgx.Rows) error {
 	}
 }
 
-// repeated is a text that most rows have in common: it is made anew only where it differs from the row's before.
+// repeated is a text that most rows have in common. It is allocated anew only if it differs from
+// the row before.
 type repeated string
 
 // ScanBytes implements pgtype.BytesScanner.
@@ -31,7 +32,7 @@ func (r *repeated) ScanBytes(src []byte) error {
 	return nil
 }
 
-// flightReader reads rows of wholeRow. What a row is scanned into is used again for the next one.
+// flightReader reads rows of wholeRow. It scans each row into the same variables.
 type flightReader struct {
 	id                                         int64
 	key, order                                 pgtype.UUID
@@ -72,11 +73,12 @@ func (r *flightReader) read(row pgx.CollectableRow) (*flight, error) {
 		f.order, f.Order = &order, order.String()
 	}
 	f.sealed, f.sealedAs, f.suspect, f.blocked = r.sealed, f.key, r.suspect, r.blocked
-	f.age, f.wait = max(micros(r.age), 0), micros(r.wait) // the database's clock may have been set back
+	// The database's clock may have been set back.
+	f.age, f.wait = max(micros(r.age), 0), micros(r.wait)
 	return f, nil
 }
 
-// ref is where a row lies.
+// ref is the place of a row.
 type ref struct {
 	id   int64
 	slot int16
@@ -94,7 +96,8 @@ func refReader() pgx.RowToFunc[ref] {
 	}
 }
 
-// micros is a number of microseconds, or 292 years where there are more: the year 9999 must not be yesterday.
+// micros converts microseconds. It returns at most 292 years, so that a time in the year 9999 does
+// not overflow into the past.
 func micros(n int64) time.Duration {
 	const most = math.MaxInt64 / int64(time.Microsecond)
 	return time.Duration(min(max(n, -most), most)) * time.Microsecond

@@ -9,7 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// readier is a sink that says how many calls may be under way.
+// readier is a sink with a set number of calls that may be under way.
 type readier struct {
 	*scripted
 	limit, asked atomic.Int64
@@ -20,8 +20,9 @@ func (s *readier) Ready() int {
 	return int(s.limit.Load())
 }
 
-// While a sink is not ready no pass is begun and no parked row is picked: no attempt is counted, and no window begins. When it wants
-// to try one call, it gets one at a time, of all lanes and of both kinds.
+// While a sink is not ready no pass is begun and no parked row is picked: no attempt is counted,
+// and no window begins. If it is ready for one call, it gets one at a time, of all lanes and of
+// both kinds.
 func TestRowsOfASinkThatIsNotReadyAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -9,9 +9,10 @@ type Reconciliation int
 const (
 	// Applied: the remote has applied the call.
 	Applied Reconciliation = iota + 1
-	// NotApplied: it has not, and no call is under way that it could still apply. The call is sent again.
+	// NotApplied: the remote has not applied the call, and no call is under way that it could still
+	// apply. The relay sends the call again.
 	NotApplied
-	// Unknown: nobody can tell yet.
+	// Unknown: it is not known yet. The relay asks again later.
 	Unknown
 )
 

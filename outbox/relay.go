@@ -19,8 +19,10 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// Relay sends what is in the outbox. Any number of relays may run, in any number of processes: those that list a sink share its 16 lanes out evenly, and each
-// sends the calls of its own lanes. When one stops the others take its lanes over at once, and when one dies as soon as its leases have ended.
+// Relay sends what is in the outbox. Any number of relays may run, in any number of processes.
+// Those that list a sink share its 16 lanes evenly, and each sends the calls of its own lanes. If
+// one stops, the others take its lanes over at once. If one dies, they do so when its leases have
+// run out.
 type Relay struct {
 	cfg     RelayConfig
 	pool    *pgxpool.Pool
@@ -29,21 +31,24 @@ type Relay struct {
 	running atomic.Bool
 }
 
-// ErrRunning is returned by Run of a relay that is running.
+// ErrRunning is returned by Run if the relay is running already.
 var ErrRunning = errors.New("outbox: this relay is running already")
 
-// ErrStuck is wrapped by the error of a Run that had to give up a sink whose Send did not return after its context had
-// ended. Its goroutine is left behind; its row is sent again, under the same key.
+// ErrStuck is wrapped by the error of a Run that gave up a sink because Send did not return after
+// its context had ended. Send's goroutine is abandoned. Its row is sent again, under the same key.
 var ErrStuck = errors.New("outbox: a sink does not return")
 
-// ErrRebase is wrapped by the error of a Run that found a lane's cursor to be of another database cluster: after a restore from a dump, or a move, transaction
-// ids mean nothing. Nothing is sent from there. SQLSTATE OO007.
+// ErrRebase is wrapped by the error of a Run that found a lane's cursor to be of another database
+// cluster. After a restore from a dump, or a move, transaction ids mean nothing, so nothing is sent
+// until `onlyonce outbox rebase`. SQLSTATE OO007.
 var ErrRebase = errors.New("outbox: the log is of another database cluster: run `onlyonce outbox rebase`")
 
 // NewRelay checks the configuration and returns every fault of it at once. It does not connect.
 //
-// A relay shares what connections the pool has among the lanes of all sinks, for short transactions, and uses none while it calls; four are enough. With
-// Listen it takes one more for good. If others can exhaust the pool, give the relay one of its own: without a connection it loses its lanes.
+// A relay shares the pool's connections among the lanes of all sinks, for short transactions. It
+// uses none while it makes calls; four are enough. With Listen it holds one more. If other code can
+// exhaust the pool, give the relay a pool of its own, because without a connection it loses its
+// lanes.
 func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
@@ -63,8 +68,8 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	return r, nil
 }
 
-// Wake makes the relay look for due rows now. Call it after a transaction with calls has committed, in the
-// same process; without it they are found at the next poll. It never blocks.
+// Wake makes the relay look for due rows now. Call it after a transaction with calls has committed,
+// in the same process. Without it they are found at the next poll. It never blocks.
 func (r *Relay) Wake() {
 	for _, w := range r.senders {
 		select {
@@ -74,10 +79,12 @@ func (r *Relay) Wake() {
 	}
 }
 
-// Run sends until ctx ends, and then returns nil: it picks no more rows, gives calls under way RelayConfig.DrainTimeout to
-// end, settles them and releases its leases. It returns an error at once if the schema does not
-// fit or the database cannot be reached when it starts; later only for faults that waiting does not
-// heal (missing rights or tables, a sink that does not return). A database that goes away is waited for.
+// Run sends until ctx ends, and then returns nil. It picks no more rows, gives calls under way
+// RelayConfig.DrainTimeout to end, settles them and releases its leases.
+//
+// It returns an error at once if the schema does not fit or the database cannot be reached when it
+// starts. Later it returns one only for faults that waiting does not heal, for example missing
+// rights or tables, or a sink that does not return. If the database goes away, Run waits for it.
 func (r *Relay) Run(ctx context.Context) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return ErrRunning
@@ -129,14 +136,17 @@ func (r *Relay) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// joinGrace is how long a sink may take to return after its context has ended, once the relay is to stop.
+// joinGrace is how long a sink may take to return after its context has ended, if the relay is to
+// stop.
 const joinGrace = 5 * time.Second
 
-// replicasSQL says which standbys stream from this server, and whether this role may see how far they are. One row.
+// replicasSQL reads which standbys stream from this server, and whether this role may see how far
+// they are. One row.
 const replicasSQL = `
 select array(select coalesce(application_name, '') from pg_stat_replication), pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
 
-// lookAtStandbys refuses what would wait for ever, and warns of standbys that nothing waits for (O9).
+// lookAtStandbys returns an error if the relay would wait for ever, and warns of standbys that it
+// does not wait for (O9).
 func (r *Relay) lookAtStandbys(ctx context.Context) error {
 	var names []string
 	var sees bool
@@ -158,14 +168,15 @@ func (r *Relay) lookAtStandbys(ctx context.Context) error {
 	return nil
 }
 
-// rotate drops segments whose retention has passed, until ctx ends. A relay that cannot sends all the same.
+// rotate drops segments whose retention has passed, until ctx ends. If it fails, the relay sends
+// all the same.
 func (r *Relay) rotate(ctx context.Context) {
 	if err := r.rotator.Run(ctx); err != nil && ctx.Err() == nil {
 		r.cfg.Logger.Warn("outbox: this relay does not drop old segments of the log; another one must", "error", err)
 	}
 }
 
-// stepped tells what became of a segment.
+// stepped reports what became of a segment.
 func (r *Relay) stepped(o ring.Outcome) {
 	switch o.Action {
 	case ring.Truncated:
@@ -178,8 +189,9 @@ func (r *Relay) stepped(o ring.Outcome) {
 	}
 }
 
-// incurable reports whether err says that our statements do not fit the schema or our rights (SQLSTATE class 42, and 3F for
-// a missing schema). All else may pass: the server restarts, fails over, is out of memory, or cannot be reached.
+// incurable reports whether err means that our statements do not fit the schema or our rights
+// (SQLSTATE class 42, and 3F for a missing schema). All other errors may pass, for example if the
+// server restarts, fails over, is out of memory or cannot be reached.
 func incurable(err error) bool {
 	code := guard.SQLState(err)
 	return strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3F")

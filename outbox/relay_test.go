@@ -58,7 +58,7 @@ func TestRowsOfUnknownSinksWait(t *testing.T) {
 	r.states("delivered")
 }
 
-// A remote that hangs holds up its own calls only, and has no more of them at once than it may.
+// A remote that hangs holds up its own calls only, and has no more of them at once than its limit.
 func TestConcurrencyIsBoundedForEachSink(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -94,8 +94,9 @@ func TestConcurrencyIsBoundedForEachSink(t *testing.T) {
 	}
 }
 
-// A call that takes longer than its row's next due time is not made a second time beside itself: neither the first attempt, whose
-// row is parked when the lane goes on without it, nor one at a parked row.
+// A call that takes longer than its row's next due time is not made a second time meanwhile:
+// neither the first attempt, whose row is parked when the lane goes on without it, nor one at a
+// parked row.
 func TestRowUnderWayIsNotPickedAgain(t *testing.T) {
 	t.Parallel()
 	for attempt, name := range []string{1: "first attempt", 2: "second attempt"} {
@@ -149,8 +150,8 @@ func TestWake(t *testing.T) {
 	})
 }
 
-// The journal is written before the call: the pass that it is in stands before the first one, attempt and time of the first one
-// stand in the parked row before each other; and no transaction is open.
+// The journal is written before the call. The pass of a call is committed before its first attempt,
+// and attempt and time of a parked row before each further one. No transaction is open.
 func TestJournalBeforeTheCall(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -168,7 +169,8 @@ func TestJournalBeforeTheCall(t *testing.T) {
 		if err != nil || !ok {
 			fault.Store(fmt.Sprintf("attempt %d is not in the journal: %v", d.Attempt, err))
 		}
-		// The relay may be busy with other lanes just now; a transaction that is open for this call would stay open.
+		// The relay may be busy with other lanes just now; a transaction that is open for this call
+		// would stay open.
 		open := 1
 		for deadline := time.Now().Add(5 * time.Second); err == nil && open > 0 && time.Now().Before(deadline); {
 			err = r.pool.QueryRow(ctx, `select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'`).Scan(&open)
@@ -194,7 +196,7 @@ func TestJournalBeforeTheCall(t *testing.T) {
 	}
 }
 
-// What a sink must not do costs its own call a retry, and nothing else.
+// If a sink breaks its rules, its own call is tried again, and no other call is affected.
 func TestSinksThatMisbehave(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -21,7 +21,8 @@ type raw struct {
 	header                 http.Header
 }
 
-// remote records every request before it answers as its script says; behind the script it answers 200.
+// remote records every request before it answers as its script says. After the script it answers
+// 200.
 type remote struct {
 	t      *testing.T
 	server *httptest.Server
@@ -114,7 +115,7 @@ func truncated(w http.ResponseWriter, _ *http.Request) {
 // silent does not answer until the client has gone.
 func silent(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 
-// Whatever becomes of an attempt, the next one is the same call.
+// Whatever the outcome of an attempt, the next one is the same call.
 func TestRetriesSendTheSameCall(t *testing.T) {
 	t.Parallel()
 	m := newRemote(t, status(500), dropped, truncated, silent, status(503), status(409), status(408), status(425), status(429))
@@ -129,7 +130,8 @@ func TestRetriesSendTheSameCall(t *testing.T) {
 	}
 	var reasons []string
 	for _, s := range r.told(10) {
-		if s.Reason == "net/http: timeout awaiting response headers" { // which ends at the same moment
+		// Which ends at the same moment.
+		if s.Reason == "net/http: timeout awaiting response headers" {
 			s.Reason = "no answer within 250ms"
 		}
 		reasons = append(reasons, s.Reason)
@@ -184,7 +186,8 @@ func TestRetryAfter(t *testing.T) {
 	}{
 		"seconds": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Retry-After", "120"); w.WriteHeader(429) }, 2 * time.Minute, 2 * time.Minute},
 		"date": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Date", date.Add(time.Hour).Format(http.TimeFormat)) // the remote's clock is an hour ahead
+			// The remote's clock is an hour ahead.
+			w.Header().Set("Date", date.Add(time.Hour).Format(http.TimeFormat))
 			w.Header().Set("Retry-After", date.Add(time.Hour+3*time.Minute).Format(http.TimeFormat))
 			w.WriteHeader(503)
 		}, 3 * time.Minute, 3 * time.Minute},
@@ -214,8 +217,8 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// The check that stands in the connection's first write: connecting took so long that the remote may have forgotten the
-// key by the time the request could leave.
+// The check in the connection's first write: connecting took so long that the remote may have
+// forgotten the key by the time the request could leave.
 func TestWindowPassesWhileConnecting(t *testing.T) {
 	t.Parallel()
 	m := newRemote(t, status(500))

@@ -12,15 +12,23 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// pickSQL picks parked calls that are due and journals their attempts. In: sink, lane; ids under way; how many; how long after the first
-// attempt another may start, null: for ever; when they are due again should this relay die; whether calls of unknown outcome are asked about;
-// ids in the log of rows under way; ordering keys of both.
-// Out: a row each, in no order. By the index parked_calls_due; the clock is read in a subselect, once, because a volatile function is no
-// index condition. Locks the rows; skips those that somebody else has locked (an operator). A call whose window has passed is handed over too,
-// without an attempt: its age keeps it from being made, and it is left for reconciliation. One that has been accepted, and waits for its
-// completion, is not called any more. One that was never called here counts from when it was parked if the database has lost history since, in which it
-// may have been (O6). RelayConfig.RetryMax is a day at most, so a due time beyond two days was written while the clock was ahead, unless the call was
-// scheduled by its program: it is over (T9). None is taken that stands behind an unsettled one of its ordering key.
+// pickSQL picks parked calls that are due and journals their attempts. In: sink, lane; ids under
+// way; how many; how long after the first attempt another may start (null: for ever); when they are
+// due again if this relay dies; whether calls of unknown outcome are asked about; ids in the log of
+// rows under way; ordering keys of both. Out: a row each, in no order. By the index
+// parked_calls_due; the clock is read once, in a subselect, because a volatile function is no index
+// condition. It locks the rows, and skips those that another session, for example an operator's,
+// has locked.
+//
+// If a call's window has passed, it is returned too, without an attempt: its age keeps it from
+// being made, and it is left for reconciliation. A call that has been accepted and waits for its
+// completion is not called any more. A call is not picked if an earlier call of its ordering key is
+// unsettled.
+//
+// The age of a call that was never called here counts from when it was parked, if the database has
+// lost a history since in which it may have been called (O6). RelayConfig.RetryMax is a day at
+// most. So a due time more than two days ahead was written while the clock was ahead, unless the
+// program scheduled the call: it counts as past (T9).
 const pickSQL = `
 with t as materialized (
   select clock_timestamp() as now,
@@ -50,9 +58,9 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.
           o.attempts, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
           o.response_status, coalesce(o.response_headers, ''), o.response_body`
 
-// nextSQL says in how many microseconds the next parked call of a lane is due. In: sink, lane, ids under way, whether calls of unknown outcome are asked about,
-// ids in the log of rows under way; ordering keys of both.
-// One row: null if there is none. By the index parked_calls_due.
+// nextSQL reads in how many microseconds the next parked call of a lane is due. In: sink, lane, ids
+// under way, whether calls of unknown outcome are asked about, ids in the log of rows under way;
+// ordering keys of both. One row: null if there is none. By the index parked_calls_due.
 const nextSQL = `
 select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() + interval '2 days' and p.reason <> 'scheduled' then clock_timestamp()
                                     else p.next_attempt_at end) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
@@ -60,11 +68,13 @@ select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() +
    and p.id <> all ($3::bigint[]) and (p.row_id is null or p.row_id <> all ($5::bigint[]))
    and (p.order_key is null or p.order_key <> all ($6::uuid[]))`
 
-// settleSQL writes how attempts at parked calls ended. In: arrays of one length: ids, 0 for a row that is known by the log's id alone; the log's ids; states,
-// reasons, errors, microseconds until they are due (null: never by themselves), whether the key's window counts anew, status, headers and body of an answer;
-// then whether a dead call lets go of its ordering key; whether the attempt asked what became of the call; the attempts' numbers, and whether each was none
-// (it is not counted then). Rows that an operator has changed meanwhile stay as they are. By the primary key and
-// the index parked_row; locks the rows.
+// settleSQL writes how attempts at parked calls ended. In: arrays of one length: ids, 0 for a row
+// that is known by the log's id alone; the log's ids; states, reasons, errors, microseconds until
+// they are due (null: never by themselves), whether the key's window counts anew, status, headers
+// and body of an answer; then whether a given-up call releases its ordering key; whether the
+// attempt asked what became of the call; the attempts' numbers, and whether no attempt was made (it
+// is not counted then). Rows that an operator has changed meanwhile stay as they are. By the
+// primary key and the index parked_row; locks the rows.
 const settleSQL = `
 update onlyonce.parked p
    set state = s.state, reason = case when s.state = 'resolved' then p.reason else s.reason end, error = s.error,
@@ -81,7 +91,8 @@ update onlyonce.parked p
  where (p.id = s.id or s.id = 0 and p.row_id = s.row_id) and p.kind = 'call'
    and p.state = case when s.asked then 'reconcile' else 'retrying' end and p.attempts = s.attempts`
 
-// sweepSQL makes the next calls due of a lane's ordering keys, after a process died between a commit and what should have followed. In: sink, lane. One row: how many.
+// sweepSQL makes the next calls of a lane's ordering keys due, in case a process died after it
+// committed a settlement and before it promoted them. In: sink, lane. One row: how many.
 const sweepSQL = `
 select count(onlyonce.promote(k.order_key))
   from (select distinct order_key from onlyonce.parked
@@ -90,9 +101,11 @@ select count(onlyonce.promote(k.order_key))
 // pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
 const pickAtOnce = 16
 
-// retryTurn settles the parked calls that have returned, picks due ones for which there is a slot and journals their attempts, in one fenced
-// transaction; then it makes them. If the transaction fails, or nobody knows how it ended, nothing of it counts: what was to be settled is
-// settled in the next one (the statement may run twice), and what was picked is due again by itself. The caller has taken a number of slots.
+// retryTurn settles the parked calls that have returned, picks due ones for which there is a slot
+// and journals their attempts, in one fenced transaction. Then it makes them. If the transaction
+// fails, or its outcome is unknown, nothing of it counts. Calls that were to be settled are settled
+// by the next one (the statement may run twice), and picked calls become due again by themselves.
+// slots is how many slots the caller has taken for it already.
 func (t *tenure) retryTurn(pick bool, slots int) error {
 	if pick {
 		slots += t.s.take(pickAtOnce - slots)
@@ -152,7 +165,8 @@ func (t *tenure) retryTurn(pick bool, slots int) error {
 			delete(t.late, f.ID)
 		}
 		v := t.judge(f)
-		if f.order != nil && (v.state == parked.Resolved || f.completing() || // whose transaction may have settled it all the same
+		// A completion's transaction may have settled its call even if it reported an error.
+		if f.order != nil && (v.state == parked.Resolved || f.completing() ||
 			t.s.cfg.PassOn && (v.state == parked.Waiting || v.state == parked.Reconcile)) {
 			t.promote = append(t.promote, *f.order)
 		}
@@ -167,7 +181,7 @@ func (t *tenure) retryTurn(pick bool, slots int) error {
 	t.due = next != nil
 	if t.due {
 		t.dueAt = asked.Add(micros(*next))
-		if len(picked) == 0 && !t.dueAt.After(time.Now()) { // somebody has locked it
+		if len(picked) == 0 && !t.dueAt.After(time.Now()) { // another session has locked it
 			t.dueAt = time.Now().Add(t.s.cfg.PollInterval)
 		}
 	}
@@ -214,7 +228,8 @@ func (t *tenure) scanParked(r pgx.CollectableRow) (*flight, error) {
 	return f, err
 }
 
-// queueSettlements queues the statement that settles parked calls. Completions have settled theirs if they succeeded.
+// queueSettlements queues the statement that settles parked calls. A completion that succeeded has
+// settled its own.
 func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 	var (
 		ids, rows             []int64
@@ -234,7 +249,7 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 			continue
 		}
 		asked, attempts = append(asked, f.asking), append(attempts, int32(f.Attempt))
-		none = append(none, f.unopened && !f.asking) // to ask is not counted in the first place
+		none = append(none, f.unopened && !f.asking) // asking is never counted
 		ids, rows, states, reasons, errs, fresh = append(ids, f.parked), append(rows, f.ID), append(states, v.state), append(reasons, v.reason), append(errs, v.text), append(fresh, v.fresh || f.unopened && f.first)
 		var delay *int64
 		if v.due {
@@ -249,7 +264,7 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 	}
 }
 
-// promoteBlocked makes due what waited behind a call that is settled by now.
+// promoteBlocked makes calls due whose predecessor is settled by now.
 func (t *tenure) promoteBlocked() error {
 	ctx, cancel := t.s.detached(t.ctx)
 	defer cancel()
@@ -277,7 +292,8 @@ func (t *tenure) promoteBlocked() error {
 	return nil
 }
 
-// reconcile asks the user whether a call whose key the remote may have forgotten was applied.
+// reconcile asks RelayConfig.Reconcile whether a call whose key the remote may have forgotten was
+// applied.
 func (t *tenure) reconcile(ctx context.Context, f *flight) {
 	f.decision, f.result = Unknown, RetryLater("RelayConfig.Reconcile does not know", nil)
 	if !t.open(f) {
@@ -300,7 +316,7 @@ func bound(window time.Duration) *time.Duration {
 	return &window
 }
 
-// notNil keeps an empty list from becoming NULL, which would make every comparison with it unknown.
+// notNil keeps an empty list from becoming NULL, because a comparison with NULL is unknown.
 func notNil(ids []int64) []int64 {
 	if ids == nil {
 		return []int64{}

@@ -24,12 +24,12 @@ func (s *openWith) Open(_ [16]byte, body []byte) ([]byte, error) {
 	return body, nil
 }
 
-// sealedRow is all that a try to open leaves behind.
+// sealedRow is all that a try to open leaves in the row.
 const sealedRow = `select state || ' ' || reason || ' ' || attempts || case when first_attempt_at is null then ' unused' else ' used' end ||
 	case when next_attempt_at is null then ' by hand' else ' by itself' end from onlyonce.parked`
 
-// O13: a body that will never open is parked for an operator, from the log and from the parked table, without an attempt and without a call. Its key is as
-// good as new.
+// O13: a body that will never open is parked for an operator, from the log and from the parked
+// table, without an attempt and without a call. Its key's window has not begun.
 func TestO13BodyThatNeverOpens(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -65,7 +65,8 @@ func TestO13BodyThatNeverOpens(t *testing.T) {
 	}
 }
 
-// O13: a body whose encryption key the relay lacks is tried again, seldom and without an attempt, until the key is there.
+// O13: if the relay lacks a body's encryption key, it tries again, seldom and without an attempt,
+// until it has the key.
 func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -97,7 +98,8 @@ func TestO13BodyWhoseKeyIsNotThereYet(t *testing.T) {
 	}
 }
 
-// O13: the window of a call that was made before goes on while its body does not open, and its attempts stay.
+// O13: the window of a call that was made before goes on while its body does not open, and its
+// attempts stay.
 func TestO13WindowOfACallThatDoesNotOpenAnyMore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

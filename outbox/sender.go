@@ -17,11 +17,13 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
-// lanes is how many lanes a sink has, for good: onlyonce.lane says which one a call belongs to.
+// lanes is how many lanes a sink has. It never changes. onlyonce.lane computes which one a call
+// belongs to.
 const lanes = 16
 
-// makeLanesSQL makes a sink's row, its lanes and their leases. In: sink. Idempotent; by the unique names. Locks none that is there. Leases that
-// another relay makes meanwhile are not seen, and their lanes are made by its own statement.
+// makeLanesSQL makes a sink's row, its lanes and their leases. In: sink. Idempotent; by the unique
+// names. It locks no row that exists already. It does not see leases that another relay makes
+// meanwhile; that relay's own statement makes their lanes.
 const makeLanesSQL = `
 with sink as (insert into onlyonce.sinks (name) values ($1) on conflict do nothing),
 names as (select 'relay/' || $1::text || '/' || n as name, n from generate_series(0, 15) n),
@@ -30,17 +32,20 @@ insert into onlyonce.lanes (id, sink, lane)
 select l.id, $1, n.n::smallint from (select id, name from made union all select id, name from onlyonce.leases) l join names n on n.name = l.name
 on conflict do nothing`
 
-// surveySQL says how a sink's lanes stand. In: sink, how a member's lease name starts. Out: one row: how many relays there are that list
-// the sink; whether somebody paused it; lanes that nobody holds, in no order.
+// surveySQL reads the state of a sink's lanes. In: sink, how a member's lease name starts. Out: one
+// row: how many relays list the sink; whether an operator paused it; lanes that no relay holds, in
+// random order.
 const surveySQL = `
 select (select count(*) from onlyonce.leases where starts_with(name, $2) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'),
        coalesce((select paused_at is not null from onlyonce.sinks where name = $1), false),
        array(select a.lane from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
               where a.sink = $1 and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour') order by random())`
 
-// scoutSQL says which lanes have something to do. In: sink, lanes; whether the relay is asked to decide about calls of unknown outcome; versions of the
-// lanes that their owner knows.
-// Out: a row for each lane that has: the lane; whether rows are new; whether parked calls are due. By the indexes outbox_log_new and parked_calls_due; takes no lock.
+// scoutSQL reads which lanes have something to do. In: sink, lanes; whether RelayConfig.Reconcile
+// decides about calls of unknown outcome; versions of the lanes that their owner knows. Out: a row
+// for each lane that has: the lane; whether rows are new; whether parked calls are due; whether a
+// failover lost commits of the cursor. By the indexes outbox_log_new and parked_calls_due; takes no
+// lock.
 const scoutSQL = `
 select * from (
   select a.lane,
@@ -54,8 +59,9 @@ select * from (
     from onlyonce.lanes a join unnest($2::smallint[], $4::bigint[]) as m(lane, version) on m.lane = a.lane where a.sink = $1) s
  where fresh or due or lost`
 
-// sender sends one sink's calls, from the lanes that it holds. One goroutine renews leases, takes and gives back lanes, and looks for work;
-// each lane has a goroutine of its own (tenure), each call another one, or each batch of calls.
+// sender sends one sink's calls, from the lanes that it holds. One goroutine renews leases, takes
+// and gives back lanes, and looks for work. Each lane has a goroutine of its own (tenure), and so
+// has each call or each batch of calls.
 type sender struct {
 	cfg       RelayConfig
 	pool      *pgxpool.Pool
@@ -81,7 +87,7 @@ type sender struct {
 	scoutAt   time.Time
 	purgeAt   time.Time
 	notBefore time.Time    // after a database error
-	me        *lease.Lease // says that this relay lists the sink
+	me        *lease.Lease // shows other relays that this one lists the sink
 	pause     *backoff.ExponentialBackOff
 }
 
@@ -100,12 +106,13 @@ func newSender(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *sender {
 	}
 }
 
-// detached returns a context for work that must not be cut off when ctx ends, bounded by the statement timeout.
+// detached returns a context for work that must not be cut off when ctx ends, bounded by the
+// statement timeout.
 func (s *sender) detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), s.dbTimeout)
 }
 
-// pauses is the schedule of tries at a database that fails.
+// pauses returns the waits between tries at a database that fails.
 func (s *sender) pauses() *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(s.cfg.LeaseTTL/100),
@@ -113,7 +120,7 @@ func (s *sender) pauses() *backoff.ExponentialBackOff {
 		backoff.WithMaxElapsedTime(0))
 }
 
-// open says whether calls may be started now.
+// open reports whether calls may be started now.
 func (s *sender) open() bool {
 	if s.paused.Load() {
 		return false
@@ -124,7 +131,7 @@ func (s *sender) open() bool {
 	return true
 }
 
-// take takes up to n slots for calls that are to be begun, and returns how many it has got.
+// take takes up to n slots for calls that are about to begin, and returns how many it has got.
 func (s *sender) take(n int) int {
 	if s.paused.Load() {
 		return 0
@@ -136,7 +143,8 @@ func (s *sender) take(n int) int {
 	return s.slots.take(n, limit)
 }
 
-// keeps says whether a call may follow another one in the slot of that, where some slots that are taken are about to be given back.
+// keeps reports whether a call may follow another one in its slot, while free other slots are about
+// to be given back.
 func (s *sender) keeps(free int) bool {
 	if s.paused.Load() {
 		return false
@@ -145,7 +153,8 @@ func (s *sender) keeps(free int) bool {
 	return !limited || s.slots.busy()-free <= r.Ready()
 }
 
-// run returns nil once ctx has ended and every lane is given back, or a fault that waiting does not heal.
+// run returns nil after ctx has ended and every lane is given back. It returns an error for a fault
+// that waiting does not heal.
 func (s *sender) run(ctx context.Context) error {
 	s.hints = hintsFor(s.name)
 	s.held, s.ended = map[int16]*tenure{}, make(chan *tenure, lanes)
@@ -205,13 +214,13 @@ func (s *sender) run(ctx context.Context) error {
 	return fault
 }
 
-// left takes note of a lane that is not worked on any more.
+// left removes a lane whose tenure has ended.
 func (s *sender) left(t *tenure) error {
 	delete(s.held, t.lane)
 	return t.err
 }
 
-// next is when step has something to do, should nothing else happen.
+// next returns when step has something to do if nothing else happens.
 func (s *sender) next() time.Time {
 	next := s.renewAt
 	for _, at := range []time.Time{s.lookAt, s.scoutAt} {
@@ -245,7 +254,8 @@ func (s *sender) step(ctx context.Context) error {
 			return err
 		}
 	}
-	if !time.Now().Before(s.purgeAt) && s.held[0] != nil { // whoever holds the first lane
+	// Only the relay that holds the first lane.
+	if !time.Now().Before(s.purgeAt) && s.held[0] != nil {
 		if err := s.purge(ctx); err != nil {
 			return err
 		}
@@ -254,7 +264,7 @@ func (s *sender) step(ctx context.Context) error {
 	return nil
 }
 
-// renew prolongs what this relay holds, in one statement: a lane that is not its own any more ends.
+// renew extends all leases that this relay holds, in one statement. A lane that it has lost ends.
 func (s *sender) renew(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
@@ -289,13 +299,14 @@ func (s *sender) renew(ctx context.Context) error {
 			t.extend(sent)
 		}
 	}
-	if slices.Contains(lost, s.me) { // this process stood still for long
+	if slices.Contains(lost, s.me) { // this process was stopped for long
 		s.me, s.renewAt = nil, time.Time{}
 	}
 	return nil
 }
 
-// look takes lanes that are free, gives lanes back that are another relay's due, and sees to what changes rarely.
+// look takes free lanes, gives back lanes that are another relay's share, and checks whether the
+// sink is paused.
 func (s *sender) look(ctx context.Context) error {
 	s.lookAt = time.Now().Add(s.cfg.PollInterval)
 	bounded, cancel := s.detached(ctx)
@@ -312,7 +323,7 @@ func (s *sender) look(ctx context.Context) error {
 	if s.paused.Swap(paused) != paused {
 		s.tell.paused(paused)
 	}
-	share := lease.Share(lanes, members) // lanes that are this relay's due
+	share := lease.Share(lanes, members) // how many lanes this relay should hold
 	surplus := -share
 	for _, t := range s.held {
 		if !t.halting.Load() {
@@ -355,13 +366,16 @@ func (s *sender) look(ctx context.Context) error {
 	return nil
 }
 
-// scout tells lanes that there is something to do.
+// scout notifies lanes that have something to do.
 func (s *sender) scout(ctx context.Context) error {
 	s.scoutAt = time.Now().Add(s.cfg.PollInterval)
 	mine := make([]int16, 0, len(s.held))
 	var versions []int64
-	for lane, t := range s.held { // those that work, too: what commits behind their last look would wait for the next poll
-		mine, versions = append(mine, lane), append(versions, t.seen.Load()) // before the database is asked
+	// This includes lanes that are working: what commits after their last look would wait for the
+	// next poll.
+	for lane, t := range s.held {
+		// The version is read before the database is asked.
+		mine, versions = append(mine, lane), append(versions, t.seen.Load())
 	}
 	if len(mine) == 0 || !s.open() {
 		return nil
@@ -389,11 +403,12 @@ func (s *sender) scout(ctx context.Context) error {
 type news struct {
 	Lane       int16
 	Fresh, Due bool
-	Lost       bool // the cursor is behind what its owner has committed: a failover has lost that, and no row need come behind it
+	Lost       bool // a failover has lost commits of the cursor, and no new row need follow
 }
 
-// reading runs statements that look rows up in tables that may be tiny when their plans are made, and large when they are used again: without
-// sequential scans, and planned once for a connection. READ COMMITTED: each statement sees what has committed before it.
+// reading runs statements without sequential scans, and with plans that are made once for each
+// connection. The tables may be tiny when the plans are made, and large when they are used again.
+// READ COMMITTED: each statement sees what has committed before it.
 func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	readOnly(b, queue)
@@ -415,5 +430,5 @@ func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
 
 func laneLease(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
 
-// memberLease is how the names of the leases begin that say how many relays list a sink.
-func memberLease(sink string) string { return "member/" + url.PathEscape(sink) + "/" } // of no other sink, whatever slashes it has
+// memberLease is the prefix of the leases' names that count the relays which list a sink.
+func memberLease(sink string) string { return "member/" + url.PathEscape(sink) + "/" } // escaped, so that no slash in a name makes it another sink's

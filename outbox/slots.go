@@ -7,8 +7,9 @@ type slots struct {
 	mu    sync.Mutex
 	most  int
 	taken int
-	// freed holds a token while a slot may be free: whoever waits for one waits for the token, and takes what there is. There is one
-	// whenever taken is below most, or somebody who has received it is about to take.
+	// freed holds a token while a slot may be free. A goroutine that wants a slot waits for the
+	// token, and takes what is free. While taken is below most, there is a token, or a goroutine
+	// that has received it is about to take.
 	freed chan struct{}
 }
 
@@ -25,7 +26,8 @@ func (s *slots) poke() {
 	}
 }
 
-// take takes up to n slots, as long as no more than limit are taken, and returns how many it has got.
+// take takes up to n slots, as long as no more than limit are taken, and returns how many it has
+// got.
 func (s *slots) take(n, limit int) int {
 	s.mu.Lock()
 	n = max(min(n, s.most-s.taken, limit-s.taken), 0)

@@ -31,7 +31,8 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 }
 
-// hot are the statements that run for each chunk and each poll: generic plans of them, made with the settings under which they run.
+// hot are the statements that run for each chunk and each poll. They are planned as generic plans,
+// with the settings under which they run.
 var hot = map[string]struct {
 	args    string
 	indexes []string
@@ -48,8 +49,8 @@ var hot = map[string]struct {
 	"purge":  {`'payments', '7 days', 1000`, []string{"parked_settled", "parked_pkey", "outbox_log_%d_key_idx"}},
 }
 
-// The hot statements find their rows by index, whatever the parameters, and even when they were planned while the tables were empty:
-// a session keeps such a plan for hours.
+// The hot statements find their rows by index, whatever the parameters, even if they were planned
+// while the tables were empty: a session keeps such a plan for hours.
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	for _, full := range []bool{false, true} {
@@ -112,7 +113,8 @@ func TestPlans(t *testing.T) {
 						t.Errorf("%s does not begin where the pass begins:\n%s", name, plan)
 					}
 				case "pick":
-					if !strings.Contains(plan, "next_attempt_at <= $") && !strings.Contains(plan, "next_attempt_at <= (InitPlan") { // PostgreSQL 18 spells it out
+					// PostgreSQL 18 prints the second form.
+					if !strings.Contains(plan, "next_attempt_at <= $") && !strings.Contains(plan, "next_attempt_at <= (InitPlan") {
 						t.Errorf("pick does not stop at the first row that is not due:\n%s", plan)
 					}
 				}
@@ -121,7 +123,7 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// What the fence sets counts for all of its transaction, sequential scans being off among it.
+// The fence's settings hold for all of its transaction, for example sequential scans being off.
 func TestFenceForbidsSequentialScans(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -142,7 +144,8 @@ func TestFenceForbidsSequentialScans(t *testing.T) {
 	}
 }
 
-// A session that does not wait for its commits to be flushed does so for the relay's journal; all else is left alone.
+// If a session does not wait for its commits to be flushed, the relay's journal waits all the same.
+// Other values of the setting stay as they are.
 func TestFenceFlushes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -169,8 +172,8 @@ func TestFenceFlushes(t *testing.T) {
 	}
 }
 
-// The relay runs without prepared statements (PgBouncer in transaction mode, old versions), and on a server whose default
-// isolation is not the one it needs.
+// The relay runs without prepared statements (PgBouncer in transaction mode, old versions), and on
+// a server whose default isolation is not the one it needs.
 func TestOtherSessions(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeSimpleProtocol} {
@@ -184,7 +187,8 @@ func TestOtherSessions(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(own.Close)
-			other := &rig{t: t, pool: own} // r looks on: a serializable reader might be told to try again
+			// r watches: a serializable reader might have to try again.
+			other := &rig{t: t, pool: own}
 			sink := newScripted(func(ctx context.Context, d *outbox.Delivery) outbox.Result {
 				switch {
 				case strings.Contains(string(d.Body), "reject"):
@@ -218,7 +222,8 @@ func TestOtherSessions(t *testing.T) {
 	}
 }
 
-// A parked row that somebody else has locked is left for later, and does not keep others from being sent.
+// A parked row that another session has locked is left for later, and does not keep others from
+// being sent.
 func TestLockedRowsAreLeftForLater(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -233,7 +238,8 @@ func TestLockedRowsAreLeftForLater(t *testing.T) {
 	free.ID = r.sameLane(locked, "free")
 	r.enqueue(locked, free)
 	cfg := testConfig(sink)
-	cfg.RetryMin, cfg.RetryMax = 2*time.Second, 2*time.Second // no attempt is under way when the row is locked
+	// No attempt is under way when the row is locked.
+	cfg.RetryMin, cfg.RetryMax = 2*time.Second, 2*time.Second
 	r.start(cfg)
 	r.states("retrying")
 	tx, err := r.pool.Begin(t.Context())

@@ -45,8 +45,9 @@ func TestGracefulStop(t *testing.T) {
 	}
 }
 
-// A relay that is stopped ends when its last call is settled: it waits neither for the end of the drain nor for that of a lease. All calls are in one lane, so
-// that the others' release shows that the stop has reached it.
+// A relay that is stopped ends when its last call is settled: it waits neither for the end of the
+// drain nor for that of a lease. All calls are in one lane, so the release of the others shows that
+// the stop has reached the relay.
 func TestStopWaitsForItsCallsOnly(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -56,7 +57,8 @@ func TestStopWaitsForItsCallsOnly(t *testing.T) {
 		return outbox.Result{Outcome: outbox.Delivered}
 	})
 	cfg := testConfig(sink)
-	cfg.Concurrency, cfg.DrainTimeout, cfg.LeaseTTL = 2, 10*time.Minute, 10*time.Minute // both longer than the test waits
+	// Both longer than the test waits.
+	cfg.Concurrency, cfg.DrainTimeout, cfg.LeaseTTL = 2, 10*time.Minute, 10*time.Minute
 	first := charge("1")
 	calls := []outbox.Call{first}
 	for range 5 {

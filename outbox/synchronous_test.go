@@ -7,8 +7,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// T5: a relay is stopped while the COMMIT that journals an attempt waits for a synchronous standby. Cancelled, it would be on this
-// server alone, with the call made; a failover then forgets when its key window began.
+// T5: a relay is stopped while the COMMIT that journals an attempt waits for a synchronous standby.
+// If that were cancelled, the commit would be on this server alone, with the call made. A failover
+// would then lose when its key window began.
 func TestT5RelaysCommitOutlivesItsCaller(t *testing.T) {
 	t.Parallel()
 	standby := pgtest.NewStandbyAway(t)

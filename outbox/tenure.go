@@ -15,7 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
-// sweepEvery is how often a lane looks for calls that are blocked behind nothing.
+// sweepEvery is how often a lane looks for blocked calls that no unsettled call precedes.
 var sweepEvery = 5 * time.Minute
 
 // Reasons why a tenure ends early.
@@ -24,21 +24,24 @@ var (
 	errExpired  = errors.New("the lease was not renewed in time")
 )
 
-// tenure is the time for which a relay holds a lane. One goroutine reads the lane's passes, journals, settles and tries parked calls
-// again, one transaction after the other; calls are made in goroutines of their own, which touch nothing but their flights.
+// tenure is the time for which a relay holds a lane. One goroutine reads the lane's passes,
+// journals, settles and tries parked calls again, one transaction after the other. Calls are made
+// in goroutines of their own, which change nothing but their flights.
 type tenure struct {
 	s     *sender
 	lane  int16
 	lease *lease.Lease
-	err   error // of run, for whoever waits for it
+	err   error // result of run, read by the sender
 
-	// ctx ends with the lease, and calls with it. It does not end when Run's context does: work in hand is finished.
+	// ctx ends with the lease, and calls end with it. It does not end when Run's context does, so
+	// that work under way is finished.
 	ctx context.Context
 	end context.CancelCauseFunc
-	// calls are made under callCtx, which the end of the drain cuts off while the lease still stands.
+	// callCtx is the context of calls. The end of the drain cuts it off while the lease is still
+	// held.
 	callCtx  context.Context
 	endCalls context.CancelFunc
-	// deadline is when the relay stops on its own, by its monotonic clock; watch ends ctx then.
+	// deadline is when the relay stops by itself, by its monotonic clock; watch ends ctx then.
 	deadline atomic.Pointer[time.Time]
 	watch    *time.Timer
 
@@ -50,23 +53,25 @@ type tenure struct {
 	seen     atomic.Int64 // cursor.version, for the sender
 	known    bool         // cursor is what the database has
 	refs     []ref        // rows of the pass that are not fetched yet
-	more     bool         // the pass may hold rows behind refs
+	more     bool         // the pass may hold rows after refs
 	wide     bool         // the next pass may hold many rows
 	chunk    *chunk
-	fresh    bool // there are rows behind the pass, or may be
+	fresh    bool // there are rows after the pass, or may be
 	due      bool // parked calls are due, or may be
 	dueAt    time.Time
 	starved  bool // parked calls are due, and there was no slot for them
-	fed      bool // the last slot was theirs: the next one is for a new call
+	fed      bool // the last slot went to a parked call: the next one is for a new call
 	returned returns
 	calling  int // calls under way: those of the chunk and those of parked rows
 
 	retries map[int64]*flight // parked rows under way, by their ids: none of them is picked again
-	late    map[int64]*flight // rows of the log under way whose chunk went on without them, by their ids: likewise
-	done    []*flight         // of them, returned and not settled
+	late    map[int64]*flight // rows of the log that their chunk did not wait for, likewise
+	done    []*flight         // of both, returned and not settled
 	promote []uuid.UUID       // ordering keys whose next row may be tried
 	swept   bool
-	sweepAt time.Time // when keys that are blocked behind nothing are looked for again: whoever settles a call may die before he promotes
+	// When blocked keys are swept again: a process may die after it settled a call and before it
+	// promoted.
+	sweepAt time.Time
 
 	notBefore time.Time // after a database error, or while the sink takes no calls
 	pause     *backoff.ExponentialBackOff
@@ -90,33 +95,35 @@ func newTenure(ctx context.Context, s *sender, l *lease.Lease, lane int16) *tenu
 	return t
 }
 
-// extend moves the deadline (O5). It counts from when the renewal was *sent*, which is before the database counted the
-// ttl from its own clock, and keeps a tenth of the ttl for clocks that do not run alike.
+// extend moves the deadline (O5). It counts from when the renewal was *sent*, which is before the
+// database started to count the ttl by its own clock. A tenth of the ttl is kept for clocks that do
+// not run alike.
 func (t *tenure) extend(sent time.Time) {
 	deadline := sent.Add(t.s.cfg.LeaseTTL - t.s.cfg.LeaseTTL/10)
 	t.deadline.Store(&deadline)
 	t.watch.Reset(time.Until(deadline))
 }
 
-// halt asks for the lane to be given back: no new call is started.
+// halt makes the tenure give the lane back: no new call is started.
 func (t *tenure) halt() {
 	if !t.halting.Swap(true) {
 		close(t.halted)
 	}
 }
 
-// notify hands on what a scout has found.
+// notify passes on what a scout has found.
 func (t *tenure) notify(n news) {
 	select {
 	case t.kick <- n:
-	default: // one is waiting; what this one says that it does not is found at the next poll
+	default: // one is waiting; the next poll finds what only this one says
 	}
 }
 
-// run serves until the lease ends or the lane is to be given back. Its error is a fault that waiting does not heal.
+// run serves until the lease ends or the lane is to be given back. It returns an error for faults
+// that waiting does not heal.
 func (t *tenure) run() error {
 	err := t.serve()
-	cause := context.Cause(t.ctx) // nil: the lease still stands
+	cause := context.Cause(t.ctx) // nil: the lease is still held
 	t.watch.Stop()
 	t.end(nil)
 	t.endCalls()
@@ -124,7 +131,7 @@ func (t *tenure) run() error {
 		t.s.tell.lease(LeaseChange{Lane: int(t.lane), Epoch: t.lease.Epoch, Err: cause})
 	}
 	if stuck := t.join(); stuck != nil {
-		return errors.Join(err, stuck) // and no release: the call may still be going on
+		return errors.Join(err, stuck) // without a release, because the call may still be going on
 	}
 	if errors.Is(cause, errReplaced) {
 		return err
@@ -143,8 +150,8 @@ func (t *tenure) run() error {
 	return err
 }
 
-// serve is the loop. It returns when the lease has ended, when the lane is to be given back and everything is settled, or with a fault
-// that waiting does not heal.
+// serve is the loop. It returns when the lease has ended, or when the lane is to be given back and
+// everything is settled. For a fault that waiting does not heal it returns an error.
 func (t *tenure) serve() error {
 	halted := t.halted
 	timer := time.NewTimer(0)
@@ -157,7 +164,8 @@ func (t *tenure) serve() error {
 			}
 			if !now.Before(t.stopAt) {
 				if t.cut {
-					return nil // a sink does not return (join says so), or the database does not answer
+					// A sink does not return (join says so), or the database does not answer.
+					return nil
 				}
 				t.cut, t.stopAt = true, now.Add(t.s.joinGrace)
 				t.endCalls() // the results come in at once and are settled below
@@ -200,7 +208,7 @@ func (t *tenure) serve() error {
 		case n := <-t.kick:
 			t.fresh = t.fresh || n.Fresh
 			if n.Due {
-				t.dueIn(0) // by an operator's hand, perhaps, long before the next one that we know of
+				t.dueIn(0) // perhaps by an operator, long before the next one known here
 			}
 			if n.Lost && t.chunk == nil { // otherwise the chunk's turn finds out
 				t.known, t.due, t.swept = false, true, false
@@ -215,13 +223,13 @@ func (t *tenure) serve() error {
 	return nil
 }
 
-// drained says whether nothing is left to be settled before the lane is given back.
+// drained reports whether nothing is left to be settled before the lane is given back.
 func (t *tenure) drained() bool { return t.calling == 0 && t.chunk == nil && len(t.done) == 0 }
 
-// starting says whether calls may be started.
+// starting reports whether calls may be started.
 func (t *tenure) starting() bool { return t.stopAt.IsZero() && t.s.open() }
 
-// next is when there is something to do, should nothing else happen.
+// next returns when there is something to do if nothing else happens.
 func (t *tenure) next() time.Time {
 	next := time.Now().Add(t.s.cfg.LeaseTTL)
 	earlier := func(at time.Time) {
@@ -265,7 +273,7 @@ func (t *tenure) next() time.Time {
 	return next
 }
 
-// closedFor is how long to wait before work that is there is looked at: not at all if the sink takes calls.
+// closedFor is how long to wait before existing work is looked at: 0 if the sink takes calls.
 func (t *tenure) closedFor() time.Duration {
 	if t.s.open() {
 		return 0
@@ -306,7 +314,8 @@ func (t *tenure) step(now time.Time) error {
 	return nil
 }
 
-// land takes in the calls that have returned, and begins those that waited behind them, in the same slots.
+// land takes in the calls that have returned, and begins those that waited for them, in the same
+// slots.
 func (t *tenure) land() {
 	now, free := time.Now(), 0
 	var next []*flight
@@ -321,8 +330,8 @@ func (t *tenure) land() {
 	t.s.slots.give(free)
 }
 
-// landed takes in a call that has returned, behind some that have given their slots free. It returns the one that may be made in its place, nil if
-// there is none.
+// landed takes in a call that has returned, after free others gave up their slots. It returns the
+// call that may be made in its place, or nil if there is none.
 func (t *tenure) landed(f *flight, now time.Time, free int) *flight {
 	t.calling--
 	if f.parked != 0 {
@@ -332,7 +341,8 @@ func (t *tenure) landed(f *flight, now time.Time, free int) *flight {
 	f.state = flightDone
 	c := t.chunk
 	if c == nil || f.chunk != c {
-		// The chunk went on without it: it is in the parked table by now, where its settlement finds it by its row.
+		// The chunk did not wait for it: it is in the parked table by now, and its settlement finds
+		// it there by its row.
 		t.done = append(t.done, f)
 		return nil
 	}
@@ -344,9 +354,10 @@ func (t *tenure) landed(f *flight, now time.Time, free int) *flight {
 	return nil
 }
 
-// failed judges the error of a transaction: fenced off, a fault that waiting does not heal (returned), or one that is
-// told and followed by another try. The chunk stands meanwhile, whose calls are under way or have returned: if the transaction has committed
-// after all, the next try meets the version that it wrote.
+// failed handles the error of a transaction. If the lane was taken over, the tenure ends. A fault
+// that waiting does not heal is returned. Any other error is reported and followed by another try.
+// The chunk stays meanwhile, with its calls under way or returned. If the transaction has committed
+// after all, the next try finds the version that it wrote.
 func (t *tenure) failed(err error) error {
 	switch {
 	case guard.SQLState(err) == codeRebase:
@@ -363,8 +374,9 @@ func (t *tenure) failed(err error) error {
 	return nil
 }
 
-// join waits until every call has returned, so that this relay never has two calls of one row under way. Their results are
-// dropped: the lease is over, and the rows are sent again under the same keys.
+// join waits until every call has returned, so that this relay never has two calls of one row under
+// way. Their results are dropped: the lease is over, and the rows are sent again under the same
+// keys.
 func (t *tenure) join() error {
 	halted := t.halted
 	var grace <-chan time.Time

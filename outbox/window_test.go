@@ -30,7 +30,8 @@ func (r *rig) handled(origin origin.Origin, calls ...outbox.Call) error {
 	})
 }
 
-// O6: retries are made inside the remote's window only, which counts from the first attempt; one that was never tried has no age.
+// O6: retries are made inside the remote's window only, which counts from the first attempt. A call
+// that was never tried has no age.
 func TestO6WindowPassed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -40,7 +41,8 @@ func TestO6WindowPassed(t *testing.T) {
 	r.states("retrying")
 	x.stop()
 	r.enqueue(charge("never tried"))
-	r.exec(`update onlyonce.outbox_log set created_at = clock_timestamp() - interval '30 days'`) // the age of the row does not matter
+	// The age of the row does not matter.
+	r.exec(`update onlyonce.outbox_log set created_at = clock_timestamp() - interval '30 days'`)
 	r.exec(`update onlyonce.parked set attempts = 3, next_attempt_at = clock_timestamp(), first_attempt_at = clock_timestamp()
 		- case convert_from(body, 'UTF8') when '{"order":"in time"}' then interval '23 hours' else interval '23 hours 59 minutes 30 seconds' end`)
 	sink := newScripted(accept)
@@ -57,7 +59,8 @@ func TestO6WindowPassed(t *testing.T) {
 	}
 }
 
-// O6: a relay died with a pass whose calls it may have made: their age counts from when that pass began.
+// O6: a relay died with a pass whose calls it may have made: their age counts from when that pass
+// began.
 func TestO6WindowOfAPassThatADeadRelayLeft(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -116,8 +119,9 @@ func TestForever(t *testing.T) {
 	r.states("delivered")
 }
 
-// O6: the message may have been handled in a history that is lost: calls under its keys can have been made since it was appended. Where that
-// is longer ago than the remote remembers keys no call is made; the age of any other message does not matter.
+// O6: the message may have been handled in a history that is lost, so calls under its keys can have
+// been made since it was appended. If that is longer ago than the remote remembers keys, no call is
+// made. The age of any other message does not matter.
 func TestO6Redo(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -163,8 +167,9 @@ func TestO6Redo(t *testing.T) {
 	}
 }
 
-// A call of unknown outcome is asked about until there is an answer: what was applied is not sent again, what was not applied is, under the
-// same key and in a window of its own.
+// Reconcile is asked about a call of unknown outcome until it has an answer. A call that was
+// applied is not sent again. One that was not applied is, under the same key and in a window of its
+// own.
 func TestReconcile(t *testing.T) {
 	t.Parallel()
 	for _, answer := range []outbox.Reconciliation{outbox.Applied, outbox.NotApplied} {
@@ -219,7 +224,8 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// A call that is put off is not made before its time, nor is one behind it; no attempt is counted and no window begins.
+// A call that is put off is not made before its time, nor is a later one of its key. No attempt is
+// counted and no window begins.
 func TestNotBefore(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

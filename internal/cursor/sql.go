@@ -1,11 +1,12 @@
 package cursor
 
-// CreateSQL makes a lease and a cursor, once: a row that is there already stays as it is. In: scope, topic, partition, group, cluster
-// and topic id (each null: the next owner's), offset, policy, leader epoch below the offset (null: not known). One row: the id; none if the cursor is there.
+// CreateSQL makes a lease and a cursor, once: a row that exists already stays as it is. In: scope,
+// topic, partition, group, cluster and topic id (each null: the next owner sets it), offset,
+// policy, leader epoch below the offset (null: not known). One row: the id; none if the cursor
+// exists.
 //
-// The lease's name holds
-// no '/' of a topic (Kafka allows none), so that it is unambiguous. A lease that somebody left without its
-// cursor is taken, in a run above whatever progress is left of it.
+// The lease's name is unambiguous, because Kafka allows no '/' in a topic. If a lease exists
+// without its cursor, it is used, in a run above all progress that is left of it.
 const CreateSQL = `
 with lease as (
   insert into onlyonce.leases (name) values ('cursor/' || $1::text || '/' || $2::text || '/' || $3::integer)
@@ -17,26 +18,29 @@ select id, $1::text, $2::text, $3::integer, $4::text, $5::text, $6::uuid, $7::bi
 on conflict do nothing
 returning id`
 
-// LockSQL locks the lease of a cursor. In: scope, topic, partition. One row, or none where there is no cursor. The
-// lock waits for the batch of an owner, which holds the row FOR SHARE, and keeps the next one and every taker out. What
-// the batch did shows only to a statement after this one.
+// LockSQL locks the lease of a cursor. In: scope, topic, partition. One row, or none if there is no
+// cursor. It waits for the batch of an owner, which holds the row FOR SHARE, and keeps out the next
+// batch and every process that would take over. Only a later statement sees what the batch did.
 const LockSQL = `
 select l.id from onlyonce.cursors c join onlyonce.leases l on l.id = c.id
  where c.scope = $1 and c.topic = $2 and c.partition = $3
    for no key update of l`
 
-// FenceOwnerSQL raises the epoch and sets a new nonce, so that whatever the present owner still does fails on its
-// fence. In: lease, the epoch that was read under the lock. Out: the new epoch; never null under that lock, as the lease
-// of a cursor has no time.
+// FenceOwnerSQL raises the epoch and sets a new nonce, so that any later write of the present owner
+// fails on its fence. In: lease, the epoch that was read under the lock. Out: the new epoch. It is
+// never null under that lock, because the lease of a cursor has no time.
 const FenceOwnerSQL = `select onlyonce.raise_epoch($1, $2, gen_random_uuid())`
 
-// AdoptSQL changes the cursor. In: id, group or null, offset or null. By the primary key, under the lock on its lease.
+// AdoptSQL changes the cursor. In: id, group or null, offset or null. By the primary key, under the
+// lock on its lease.
 //
-// A position means something in one incarnation of the topic only. So with an offset, cluster and topic are the next
-// owner's to stamp, and a new run begins, in which there is no anchor and no leader epoch to compare the log with. Without one everything that
-// proves the log to be the same stays. The ids above all: once retention has removed the anchor's record they
-// are the only proof, and a topic made anew would be read from the old one's position. An offset also brings a retired
-// cursor back, and ends a replay.
+// A position is valid in one incarnation of the topic only. So with an offset, the next owner sets
+// cluster and topic, and a new run begins. That run has no anchor and no leader epoch to compare
+// the log with. An offset also brings a retired cursor back, and ends a replay.
+//
+// Without an offset, everything that proves the log to be the same stays. That matters most for the
+// ids: once retention has removed the anchor's record they are the only proof. Without them, a
+// topic that was made anew would be read from the old one's position.
 const AdoptSQL = `
 update onlyonce.cursors
    set group_id       = $2::text,
@@ -55,32 +59,35 @@ update onlyonce.cursors
        redo_topic_id  = case when $3::bigint is null then redo_topic_id else $5::uuid end
  where id = $1`
 
-// StampSQL carries over what a position from another database means: whose it is, in which topic of which cluster, and the numbers of replays
-// that are part of the keys which come with it. In: id, group, cluster, topic id, leader epoch below it (each null: not known), replay number. By the
-// primary key, under the lock on the lease.
+// StampSQL sets what a position that came from another database means: its group, its topic and
+// cluster, and the number of replays that is part of the keys which come with it. In: id, group,
+// cluster, topic id, leader epoch below it (each null: not known), replay number. By the primary
+// key, under the lock on the lease.
 const StampSQL = `
 update onlyonce.cursors set group_id = $2, cluster_id = $3, topic_id = $4, run_epoch = $5, replay_no = greatest(replay_no, $6)
  where id = $1`
 
-// RedoSQL notes that what lies below an offset of a topic (null: not known) may have been handled before (O6). It compares no owner: the highest offset that anybody
-// knows of counts.
+// RedoSQL records that messages below an offset of a topic (null: not known) may have been handled
+// before (O6). It compares no owner: the highest offset that any process knows of counts.
 const RedoSQL = `
 update onlyonce.cursors
    set redo_until = case when redo_topic_id <> $3::uuid then $2 else greatest(redo_until, $2) end, redo_topic_id = coalesce($3::uuid, redo_topic_id)
  where id = $1`
 
-// LockReplaysSQL lets one replay of a scope be made at a time: two that ran at once would get the same number. In: scope. Until the
-// transaction ends; bounded by lock_timeout.
+// LockReplaysSQL lets one replay of a scope be made at a time: two at once would get the same
+// number. In: scope. It holds until the transaction ends, and lock_timeout bounds the wait.
 const LockReplaysSQL = `select pg_advisory_xact_lock(hashtextextended('onlyonce/replay/' || $1::text, 0))`
 
-// ReplayNoSQL finds the number of the next replay. In: scope. One number a replay of the scope and not of a cursor: the number is
-// part of the keys that messages claim during it, and copies of one message may lie in several partitions. By the
-// unique index on (scope, topic, partition).
+// ReplayNoSQL reads the number of the next replay. In: scope. Numbers count per scope and not per
+// cursor: the number is part of the keys that messages claim during the replay, and copies of one
+// message may be in several partitions. By the unique index on (scope, topic, partition).
 const ReplayNoSQL = `select coalesce(max(replay_no), 0) + 1 from onlyonce.cursors where scope = $1`
 
-// ReplaySQL begins a replay. In: id, from, to, position that it interrupts, number, whether calls get new keys, leader epoch below the position (null:
-// not known). By the primary key, under the lock on the lease. It is a run of its own, which has no anchor: nothing tells what lay before the offset. The epoch
-// bounds what lies below every offset up to the position that is interrupted, and counts there again when the work goes on.
+// ReplaySQL begins a replay. In: id, from, to, position that it interrupts, number, whether calls
+// get new keys, leader epoch below the position (null: not known). By the primary key, under the
+// lock on the lease. A replay is a run of its own without an anchor, because what was before its
+// first offset is unknown. The epoch bounds what is below every offset up to the interrupted
+// position, and counts there again when the work goes on.
 const ReplaySQL = `
 update onlyonce.cursors
    set run = run + 1, run_start = $2, run_epoch = $7, replay_no = $5, replay_until = $3, replay_resume = $4, replay_resend = $6,
@@ -90,7 +97,8 @@ update onlyonce.cursors
 // RetireSQL retires a cursor. In: id. By the primary key, under the lock on its lease.
 const RetireSQL = `update onlyonce.cursors set retired_at = clock_timestamp() where id = $1`
 
-// BringScopeSQL brings that of another database. In: scope, topics, choice (null: none), home. By the primary key.
+// BringScopeSQL brings the scope of another database. In: scope, topics, choice (null: none), home.
+// By the primary key.
 const BringScopeSQL = `
 insert into onlyonce.scopes as s (scope, topics, copies, home) values ($1, $2::text[], $3, $4)
 on conflict (scope) do update set copies = coalesce(s.copies, excluded.copies),

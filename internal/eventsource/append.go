@@ -16,15 +16,15 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// Event is what is appended.
+// Event is one event to append.
 type Event struct {
 	// Topic is the stream. Required.
 	Topic string
-	// Tenant and ID name the event. The appender claims the id before, in the same transaction:
-	// consumers take it for unique. At most 1,024 bytes. Required.
+	// Tenant and ID name the event. The appender claims the id before, in the same transaction, and
+	// consumers rely on its being unique. ID is required; at most 1,024 bytes.
 	Tenant, ID string
-	// Key is what the event is about: events of one key are read in the order of their commits.
-	// Nil: none.
+	// Key is what the event is about, for example an order: events of one key are read in the order
+	// of their commits. Defaults to none.
 	Key     []byte
 	Headers []consumer.Header
 	Body    []byte
@@ -36,7 +36,7 @@ type Event struct {
 var (
 	// ErrEvent is wrapped by every error about an event that cannot be appended as it is.
 	ErrEvent = errors.New("eventsource: bad event")
-	// ErrNoStream says that there is no stream of that name.
+	// ErrNoStream means that there is no stream of that name.
 	ErrNoStream = errors.New("eventsource: there is no such stream")
 )
 
@@ -48,23 +48,23 @@ const (
 
 var validTopic = regexp.MustCompile(`^[A-Za-z0-9._-]{1,249}$`)
 
-// appendSQL appends events; see the function's comment in the migration. In: arrays of one length
-// but for those of the headers.
+// appendSQL appends events; see the function's comment in the migration. In: arrays of one length,
+// except for those of the headers.
 const appendSQL = `select onlyonce.append_events($1, $2, $3, $4, $5, $6, $7, $8, $9)`
 
-// makeStreamSQL makes a stream where there is none. In: topic, partitions. Out: one row, how many
-// partitions it has; none if somebody made it after this statement began.
+// makeStreamSQL makes a stream if there is none. In: topic, partitions. Out: one row: how many
+// partitions it has. No row if another session made it after this statement began.
 const makeStreamSQL = `
 with made as (insert into onlyonce.streams (topic, partitions) values ($1, $2) on conflict (topic) do nothing returning partitions)
 select partitions from made union all select partitions from onlyonce.streams where topic = $1 limit 1`
 
-// DB is what MakeStream needs: *pgxpool.Pool and *pgx.Conn have it.
+// DB is what MakeStream needs: *pgxpool.Pool and *pgx.Conn implement it.
 type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// MakeStream makes a stream, unless there is one of that name, which keeps the number of partitions
-// that it has. Idempotent.
+// MakeStream makes a stream. If one of that name exists, it keeps its number of partitions, which
+// has reports. Idempotent.
 func MakeStream(ctx context.Context, db DB, topic string, partitions int) (has int, err error) {
 	switch {
 	case !validTopic.MatchString(topic):
@@ -83,15 +83,15 @@ func MakeStream(ctx context.Context, db DB, topic string, partitions int) (has i
 	return has, nil
 }
 
-// lateTx is what a guarded transaction has.
+// lateTx is implemented by a guarded transaction.
 type lateTx interface {
 	Late(item any, write func(items []any) (sql string, args []any)) error
 }
 
-// Append appends events in the caller's transaction: they are read after its COMMIT. It locks their
-// partitions until the transaction ends, so it comes last; in a guarded transaction
-// (internal/guard) that is done for you. SQLSTATE 40001 and 40P01 mean that the transaction must
-// run again.
+// Append appends events in the caller's transaction: consumers read them after its COMMIT. It locks
+// their partitions until the transaction ends, so call it last; in a guarded transaction
+// (internal/guard) that is done for you. If it fails with SQLSTATE 40001 or 40P01, run the
+// transaction again.
 func Append(ctx context.Context, tx dedupe.Tx, events ...Event) error {
 	var faults []error
 	items := make([]any, len(events))

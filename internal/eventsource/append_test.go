@@ -42,7 +42,8 @@ func (r *rig) wantLog(want ...string) {
 	}
 }
 
-// Offsets rise in the order of commits: whoever comes second waits, and stands behind the first.
+// Offsets rise in the order of commits: the second writer waits, and its offset follows the
+// first's.
 func TestE1OffsetsFollowCommits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -82,8 +83,8 @@ func TestE1OffsetsAreDense(t *testing.T) {
 	r.wantLog("0:a", "1:q", "2:r", "3:s")
 }
 
-// Above READ COMMITTED a snapshot that is older than somebody's append is told, wherever that
-// append went.
+// Above READ COMMITTED, an append with a snapshot that is older than another append fails,
+// whichever segment that append went to.
 func TestE1StaleSnapshotsAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, iso := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
@@ -157,15 +158,15 @@ func (r *rig) steps(x *ring.Rotator, want ring.Action) {
 	_ = last
 }
 
-// A partition whose every row was in a segment that was emptied goes on behind them, and so does a
-// reader.
+// A partition continues after its last offset if all its rows were in segments that were emptied,
+// and so does a reader.
 func TestE2EmptiedSegmentsLeaveAFloor(t *testing.T) {
 	r := newRig(t, 1)
 	r.append("a", "b", "c")
 	x := r.rotator()
 	r.steps(x, ring.Announced)
 	r.steps(x, ring.Closed)
-	r.steps(x, ring.Needed) // nobody has read it yet
+	r.steps(x, ring.Needed) // no consumer has read it yet
 	r.exec(`with l as (insert into onlyonce.leases (name) values ('cursor/x/s/0') returning id)
 		insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, topic_id, start_offset, start_policy, run_start)
 		select l.id, 'x', 's', 0, 'postgres', s.incarnation, 0, 'earliest', 2 from l, onlyonce.streams s where s.topic = 's'`)
@@ -201,8 +202,8 @@ func TestE2WhoNeedsASegment(t *testing.T) {
 	r.steps(x, ring.Truncated)
 }
 
-// Writers, rotation and readers all at once: every partition's offsets are dense, whatever is
-// emptied meanwhile.
+// Writers, rotation and readers all at once: every partition's offsets are dense, whichever
+// segments are emptied meanwhile.
 func TestE1ManyWriters(t *testing.T) {
 	r := newRig(t, 3)
 	r.exec(`with l as (insert into onlyonce.leases (name) select 'cursor/x/s/' || n from generate_series(0, 2) n returning id, name)
@@ -255,7 +256,7 @@ func TestE1ManyWriters(t *testing.T) {
 	}
 }
 
-// write appends two events a transaction, n times, or none where it rolls back.
+// write appends two events in each transaction, n times, or none if it rolls back.
 func (r *rig) write(writer, round, n int) {
 	iso := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead}[writer%2]
 	for i := range n {

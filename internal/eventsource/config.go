@@ -15,47 +15,50 @@ import (
 // ErrConfig is wrapped by every error about a configuration.
 var ErrConfig = errors.New("eventsource: bad configuration")
 
-// Config says what a [Source] reads, and how. The zero value of a field is the default that its
-// comment names; a value out of range is an error and never adjusted.
+// Config configures a [Source]. The zero value of a field is the default that its comment names. A
+// value out of range is an error and never adjusted.
 type Config struct {
-	// Group names who consumes together: its members share the partitions. Required, at most 200
-	// bytes.
+	// Group names the consumers that work together: its members share the partitions. Required; at
+	// most 200 bytes.
 	Group string
 
 	// Topics are the streams to read. Required.
 	Topics []string
 
-	// Partitions is how many partitions a stream of Topics gets that is not there yet. 0: it must
-	// be there.
+	// Partitions is how many partitions a stream of Topics gets if it does not exist yet: up to
+	// 1,024. Defaults to 0: every stream must exist.
 	Partitions int
 
 	// PollInterval is how often members look for events without a notification, and for members
-	// that came or went: at least 10 ms. It bounds how long an event that another process has
-	// appended waits. Defaults to 500 ms.
+	// that came or went: at least 10 ms. An event that another process has appended waits up to
+	// that long. Defaults to 500 ms.
 	PollInterval time.Duration
 
 	// LeaseTTL is how long the partitions of a dead member have no holder: 1 s to 1 hour. Members
-	// renew their leases at a third of it. Defaults to 15 s.
+	// renew their leases after a third of it. Defaults to 15 s.
 	LeaseTTL time.Duration
 
-	// HandoverTimeout is how long a partition that another member is to have may go on until what
-	// is under way has ended. Default 30 s, at least 100 ms. Then the lease is released all the
-	// same. Keep it not below what letting go may take: docs/operations.md, "How long a stop
-	// takes".
+	// HandoverTimeout is how long work on a partition may go on after the partition is due to
+	// another member: at least 100 ms. After that, the member releases the lease even if the work
+	// has not ended. Do not set it below the time that a stop may take: docs/operations.md, "How
+	// long a stop takes". Defaults to 30 s.
 	HandoverTimeout time.Duration
 
-	// FetchBytes is how much one fetch reads, and one event more. Default 1 MiB.
+	// FetchBytes is how many bytes one fetch reads; the last event may exceed it. Defaults to 1
+	// MiB.
 	FetchBytes int
 
-	// Retention is how long events are kept that every consumer has passed: for replays. Default 7
-	// days, at least 1 ms. What a consumer has not passed is kept for longer.
+	// Retention is how long events are kept that every consumer has passed, for example for
+	// replays: at least 1 ms. An event that a consumer has not passed is kept for longer. Defaults
+	// to 7 days.
 	Retention time.Duration
 
-	// SegmentBytes is the size at which a segment of the log is followed by another one. Default
-	// 256 MiB. There are six.
+	// SegmentBytes is the size at which a segment of the log is followed by another one, in bytes.
+	// There are six segments. Defaults to 256 MiB.
 	SegmentBytes int64
 
-	// Logger receives what no caller is there to be told. Nil: nothing is logged.
+	// Logger receives events that cannot be returned as an error. Defaults to nil: nothing is
+	// logged.
 	Logger *slog.Logger
 }
 

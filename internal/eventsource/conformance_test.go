@@ -16,7 +16,7 @@ import (
 )
 
 // The source keeps the contract of package consumer. It has no transactions of its own that could
-// be open or aborted behind an offset.
+// be open or aborted after an offset.
 func TestConformance(t *testing.T) {
 	r := newRig(t, 1)
 	topics, ids := 0, 0
@@ -55,7 +55,7 @@ func TestConformance(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		// As where everything was in segments that were emptied.
+		// As if everything was in segments that were emptied.
 		Skip: func(t testing.TB, topic string, partition int32) {
 			exec(t, `insert into onlyonce.stream_floors select s.id, $2, b.next_offset + 3 from onlyonce.streams s, onlyonce.stream_bounds(s.id, $2::smallint) b
 				where s.topic = $1 on conflict (stream, partition) do update set next_offset = excluded.next_offset`, topic, partition)

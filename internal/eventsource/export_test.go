@@ -6,7 +6,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// AppendTo appends events to a partition that is not chosen by their keys.
+// AppendTo appends events to a given partition, and not to one that their keys choose.
 func AppendTo(ctx context.Context, tx dedupe.Tx, partition int16, events ...Event) error {
 	for i := range events {
 		events[i].partition = &partition

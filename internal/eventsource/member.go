@@ -24,11 +24,11 @@ type place struct {
 }
 
 // member is one Run of a source. One goroutine renews leases, takes and gives back partitions, and
-// looks for events; each own has a goroutine of its own.
+// looks for events. Each call of own has a goroutine of its own.
 type member struct {
 	*Source
 	own    func(context.Context, consumer.Partition) error
-	joined map[string]*lease.Lease // by topic: says that this process reads it
+	joined map[string]*lease.Lease // by topic: shows other members that this process reads it
 	held   map[place]*partition
 	ended  chan *partition
 	round  atomic.Int64 // scouts that were begun
@@ -36,7 +36,7 @@ type member struct {
 	renewAt, lookAt, scoutAt, notBefore time.Time
 }
 
-// run returns nil once ctx has ended and every own has returned, or the error that ends the work.
+// run returns nil after ctx has ended and every own has returned, or the error that ends the work.
 func (m *member) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -66,7 +66,7 @@ func (m *member) run(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	// Leases last until what is under way has ended, or the others' patience has.
+	// Leases last until the work under way has ended, or until HandoverTimeout.
 	for len(m.held) > 0 {
 		for _, p := range m.held {
 			p.giveUp(context.Canceled)
@@ -128,8 +128,8 @@ func (m *member) step(ctx context.Context) error {
 	return nil
 }
 
-// renew prolongs what this process holds, in one statement: a partition that is not its own any
-// more ends.
+// renew extends all leases that this process holds, in one statement. A partition that it has lost
+// ends.
 func (m *member) renew(ctx context.Context) error {
 	bounded, cancel := m.detached(ctx)
 	defer cancel()
@@ -157,7 +157,7 @@ func (m *member) renew(ctx context.Context) error {
 		return err
 	}
 	m.renewAt = sent.Add(m.cfg.LeaseTTL / 3)
-	for _, l := range lost { // this process stood still for long
+	for _, l := range lost { // this process was stopped for long
 		for topic, mine := range m.joined {
 			if mine == l {
 				delete(m.joined, topic)
@@ -174,7 +174,7 @@ func (m *member) renew(ctx context.Context) error {
 	return nil
 }
 
-// look takes partitions that are free, and gives back those that are another member's due.
+// look takes free partitions, and gives back those above this member's share.
 func (m *member) look(ctx context.Context) error {
 	m.lookAt = time.Now().Add(m.cfg.PollInterval)
 	bounded, cancel := m.detached(ctx)
@@ -206,7 +206,7 @@ func (m *member) look(ctx context.Context) error {
 			}
 			at := place{st.Topic, nr}
 			if m.held[at] != nil {
-				continue // an own that does not return; or released a moment ago
+				continue // an own that does not return, or released a moment ago
 			}
 			l, err := lease.Acquire(bounded, m.pool, m.partitionLease(st.Topic)+"/"+strconv.Itoa(int(nr)), m.cfg.LeaseTTL)
 			if err != nil {
@@ -221,7 +221,7 @@ func (m *member) look(ctx context.Context) error {
 	return nil
 }
 
-// take hands a partition over.
+// take starts own on a partition that was acquired.
 func (m *member) take(ctx context.Context, at place, l *lease.Lease, st standing) {
 	p := &partition{s: m.Source, place: at, lease: l, held: *l, round: &m.round, news: make(chan struct{}, 1),
 		stream: streamRef{st.ID, st.Incarnation.Bytes, st.Partitions}}
@@ -236,7 +236,7 @@ func (m *member) take(ctx context.Context, at place, l *lease.Lease, st standing
 	}()
 }
 
-// left takes note of an own that has returned, and returns what ends Run.
+// left removes a partition whose own has returned, and returns the error that ends Run, if any.
 func (m *member) left(ctx context.Context, p *partition) error {
 	delete(m.held, p.place)
 	if !p.released {
@@ -258,8 +258,8 @@ func (m *member) left(ctx context.Context, p *partition) error {
 	return nil
 }
 
-// release gives back the leases of partitions that should have been given up long ago, even if own
-// still works on them.
+// release gives back the leases of partitions whose HandoverTimeout has passed, even if own still
+// works on them.
 func (m *member) release(ctx context.Context) {
 	for _, p := range m.held {
 		if p.released || p.giveUpAt.IsZero() || time.Since(p.giveUpAt) < m.cfg.HandoverTimeout {

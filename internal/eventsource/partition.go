@@ -19,8 +19,8 @@ import (
 // streamSQL reads a stream. In: topic. Out: at most one row: id, incarnation, partitions.
 const streamSQL = `select id, incarnation, partitions from onlyonce.streams where topic = $1`
 
-// boundsSQL reads a stream, and where a partition of it begins and ends. In: topic, partition. Out:
-// at most one row. Needs the log to be locked before its snapshot, see reading.
+// boundsSQL reads a stream, and the first and next offsets of one of its partitions. In: topic,
+// partition. Out: at most one row. The log must be locked before its snapshot, see reading.
 const boundsSQL = `
 select s.id, s.incarnation, s.partitions, b.first_offset, b.next_offset
   from onlyonce.streams s cross join lateral onlyonce.stream_bounds(s.id, $2::smallint) b where s.topic = $1`
@@ -55,7 +55,7 @@ type streamRef struct {
 type partition struct {
 	s *Source
 	place
-	held   lease.Lease   // as it was acquired: what owners prove themselves by
+	held   lease.Lease   // as it was acquired: its epoch and nonce prove ownership
 	round  *atomic.Int64 // scouts that were begun
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -63,7 +63,7 @@ type partition struct {
 	mu     sync.Mutex
 	stream streamRef // that Identity named
 
-	caught atomic.Int64 // where the log ended when it was last read; -1: not there yet
+	caught atomic.Int64 // end of the log when it was last read; -1: not there yet
 	calm   atomic.Int64 // the last scout that found it so
 	news   chan struct{}
 
@@ -85,7 +85,7 @@ func (p *partition) giveUp(cause error) {
 	}
 }
 
-// heard takes note of what a scout found.
+// heard notes what a scout found.
 func (p *partition) heard(round int64, n news) {
 	p.mu.Lock()
 	same := n.Incarnation.Valid && n.Incarnation.Bytes == p.stream.incarnation
@@ -96,7 +96,7 @@ func (p *partition) heard(round int64, n news) {
 	}
 	select {
 	case p.news <- struct{}{}:
-	default: // told already
+	default: // notified already
 	}
 }
 
@@ -150,15 +150,15 @@ func (p *partition) Commit(ctx context.Context, offset int64, metadata string) e
 	return err
 }
 
-// readTimeout bounds what is asked of the database, together with LeaseTTL: a server that has gone
-// without a word must not hold the partition for as long as TCP takes to find out.
+// readTimeout bounds queries, together with LeaseTTL. If a server disappears without closing the
+// connection, the partition must not wait until TCP finds out.
 const readTimeout = 15 * time.Second
 
 func (p *partition) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, min(p.s.cfg.LeaseTTL, readTimeout))
 }
 
-// bounds reads where the partition begins and ends, together with what more is queued.
+// bounds reads the partition's first and next offsets, together with what more queues.
 func (p *partition) bounds(ctx context.Context, more func(b *pgx.Batch, s streamRef)) (start, end int64, err error) {
 	known := p.ref()
 	found := false
@@ -192,11 +192,12 @@ func (p *partition) Bounds(ctx context.Context) (consumer.Bounds, error) {
 	return consumer.Bounds{Start: start, End: end, LeaderEpoch: -1}, err
 }
 
-// Verify implements consumer.Partition: the log has no leader epochs. A failover that loses events
-// loses the positions behind them with them.
+// Verify implements consumer.Partition. The log has no leader epochs. If a failover loses events,
+// it loses the positions after them too.
 func (p *partition) Verify(context.Context, int64, int32) error { return nil }
 
-// Retained implements consumer.Partition: what a cursor has not passed is not deleted by time.
+// Retained implements consumer.Partition. Events that a cursor has not passed are not deleted by
+// time.
 func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, error) {
 	start, end, err := p.bounds(ctx, nil)
 	if err == nil && (offset < start || offset > end) {
@@ -205,8 +206,8 @@ func (p *partition) Retained(ctx context.Context, offset int64) (time.Time, erro
 	return time.Time{}, err
 }
 
-// Fetch implements consumer.Partition. At the log's end it asks nothing of the database: the
-// source's one scout looks for all partitions.
+// Fetch implements consumer.Partition. At the log's end it does not ask the database: one scout of
+// the source looks for all partitions.
 func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	if from == p.caught.Load() {
 		if calm, err := p.wait(ctx); err != nil {
@@ -242,7 +243,7 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.F
 	case f.Next == from: // nothing, or offsets that were left out before the end
 		f.Next = end
 	}
-	// It has no transactions that are open: offsets are given out at COMMIT.
+	// The log has no open transactions: offsets are given out at COMMIT.
 	f.HighWatermark, f.LastStable = end, end
 	p.caught.Store(-1)
 	if f.Next == end {
@@ -252,7 +253,7 @@ func (p *partition) Fetch(ctx context.Context, from int64, most int) (consumer.F
 }
 
 // wait returns when there may be something to read, or true when a scout that was begun meanwhile
-// has found nothing. Where none comes to an end in time the database is asked: it may be gone.
+// has found nothing. If no scout ends in time, the caller asks the database, which may be gone.
 func (p *partition) wait(ctx context.Context) (calm bool, err error) {
 	before := p.round.Load()
 	t := time.NewTimer(p.s.cfg.PollInterval + p.s.cfg.PollInterval/4)

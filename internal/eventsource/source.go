@@ -20,10 +20,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// ClusterID is what cursors of streams have where those of Kafka's topics have the cluster.
+// ClusterID is the cluster in cursors of streams. Cursors of Kafka's topics have Kafka's cluster id
+// there.
 const ClusterID = "postgres"
 
-// surveySQL returns the state of streams. In: topics; the prefixes of the names of members' and of
+// surveySQL reads the state of streams. In: topics; the prefixes of the names of members' and of
 // partitions' leases. Out: a row for each stream that exists: topic, id, incarnation, partitions,
 // number of members, partitions without a holder, in no order. Takes no lock.
 const surveySQL = `
@@ -35,9 +36,9 @@ select s.topic, s.id, s.incarnation, s.partitions,
               where l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour' order by random())
   from onlyonce.streams s where s.topic = any ($1::text[])`
 
-// scoutSQL says where partitions end. In: topics and partitions, of one length. Out: a row for
-// each: topic, partition, incarnation (null: the stream is gone), next offset. A hint: it does not
-// keep segments from being emptied meanwhile.
+// scoutSQL reads the ends of partitions. In: topics and partitions, of one length. Out: a row for
+// each: topic, partition, incarnation (null: the stream is gone), next offset. It is a hint: it
+// does not keep segments from being emptied meanwhile.
 const scoutSQL = `
 select h.topic, h.partition, s.incarnation, coalesce(b.next_offset, -1)
   from unnest($1::text[], $2::smallint[]) as h(topic, partition)
@@ -78,8 +79,8 @@ func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
 // Events implements consumer.EventSource: ids were claimed when the events were appended.
 func (s *Source) Events() {}
 
-// Wake makes the source look for events now. Call it after a transaction has committed that
-// appended some, in the same process. It never blocks.
+// Wake makes the source look for events now. Call it after a transaction that appended events has
+// committed, in the same process. It never blocks.
 func (s *Source) Wake() {
 	select {
 	case s.wake <- struct{}{}:
@@ -114,8 +115,8 @@ func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Par
 	return err
 }
 
-// ready finds out before anything is joined whether there is something to read, and makes the
-// streams that may be made.
+// ready makes the streams that may be made, and checks that every topic has one, before the member
+// joins.
 func (s *Source) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, pace.Start)
 	defer cancel()
@@ -163,7 +164,7 @@ func (s *Source) survey(ctx context.Context) ([]standing, error) {
 	return found, nil
 }
 
-// Names of leases: a group may have slashes, a topic has none.
+// Names of leases. A group may have slashes, so it is escaped; a topic has none.
 func (s *Source) memberLease(topic string) string {
 	return "member/events/" + url.PathEscape(s.cfg.Group) + "/" + topic
 }
@@ -172,9 +173,9 @@ func (s *Source) partitionLease(topic string) string {
 	return "events/" + url.PathEscape(s.cfg.Group) + "/" + topic
 }
 
-// reading runs statements in one round trip: without sequential scans, because a table may be tiny
-// when the plan is made and large when it is used again. whole locks the log against being emptied,
-// before the one snapshot of all statements is taken.
+// reading runs statements in one round trip. It does so without sequential scans, because a table
+// may be tiny when the plan is made and large when it is used again. whole locks the log against
+// being emptied, before the one snapshot of all statements is taken.
 func reading(ctx context.Context, pool *pgxpool.Pool, whole bool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
 	if whole {

@@ -25,7 +25,7 @@ func TestStatementsPrepare(t *testing.T) {
 	}
 }
 
-// greatestSQL is how onlyonce.append_events and onlyonce.stream_bounds find where a partition ends.
+// greatestSQL is how onlyonce.append_events and onlyonce.stream_bounds find the end of a partition.
 const greatestSQL = `select l."offset" from onlyonce.event_log l where l.stream = $1 and l.partition = $2 order by l."offset" desc limit 1`
 
 // What runs for each append and each fetch finds its rows by the index of each segment, planned

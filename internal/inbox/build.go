@@ -17,8 +17,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// closedSQL says which closed segments have no filter, or not all parts of one. In: ring. Out: a row each: slot, use, into how many parts it was
-// divided (null: nobody has begun), which of them are there. By primary keys.
+// closedSQL reads which closed segments have no filter, or not all parts of one. In: ring. Out: a
+// row each: slot, use, number of parts (null: not begun), which of them are there. By primary keys.
 const closedSQL = `
 select c.slot, r.uses[c.slot + 1], f.parts, f.built
   from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot)
@@ -28,44 +28,50 @@ select c.slot, r.uses[c.slot + 1], f.parts, f.built
  where r.name = $1 and r.uses[c.slot + 1] is not null and f.whole is not true
  order by c.slot`
 
-// stillSQL says whether a segment is still the one that was closed in a use. In: ring, slot, use. With the table locked it then stays so.
+// stillSQL reads whether a segment is still the one that was closed in a use. In: ring, slot, use.
+// While the table is locked, the answer does not change.
 const stillSQL = `select exists (select from onlyonce.rings where name = $1 and $2::smallint = any (closed) and uses[$2::smallint + 1] = $3)`
 
-// sizeSQL estimates how many keys a segment holds, by what a row takes. In: the table.
+// sizeSQL estimates how many keys a segment holds, by the size of a row. In: the table.
 const sizeSQL = `select pg_relation_size($1::text::regclass) / 52`
 
-// MostKeys is of how many keys a part of a filter is, about: building one takes 42 bytes a key of this process's memory, and a read of the segment.
+// MostKeys is about how many keys a part of a filter covers. Building a part takes 42 bytes for
+// each key of this process's memory, and one read of the segment.
 const MostKeys = 8_000_000
 
-// mostParts: a key's part is told by one byte.
+// mostParts is 256 because one byte of a key decides its part.
 const mostParts = 256
 
-// partSQL reads the keys of a part, as partOf has it. The table, parts, part. Without an index: the whole segment is read.
+// partSQL reads the keys of a part, as partOf computes it. The table, parts, part. Without an
+// index: the whole segment is read.
 const partSQL = `copy (select key from %s where get_byte(uuid_send(key), 15) * %d >> 8 = %d) to stdout (format binary)`
 
-// storeSQL stores a part, unless somebody was faster. In: ring, use, parts, part, keys, digest, filter.
+// storeSQL stores a part, unless another builder has stored it. In: ring, use, parts, part, keys,
+// digest, filter.
 const storeSQL = `insert into onlyonce.filters (ring, use, parts, part, keys, digest, filter) values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing`
 
-// sweepSQL deletes filters of segments that are closed no more. In: ring.
+// sweepSQL deletes filters of segments that are not closed any more. In: ring.
 const sweepSQL = `
 delete from onlyonce.filters f
  where f.ring = $1 and not exists (select from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot) where r.name = f.ring and r.uses[c.slot + 1] = f.use)`
 
-// Builder builds the filters of a ring's closed segments, under a lease. It belongs to one goroutine.
+// Builder builds the filters of a ring's closed segments, under a lease. It must be used by one
+// goroutine.
 type Builder struct {
 	pool  *pgxpool.Pool
 	ring  ring.Ring
 	log   *slog.Logger
 	lease *lease.Lease
-	// waits has for each use a transaction id that was taken after the segment was found closed in it.
+	// waits maps each use to a transaction id that was taken after the segment was found closed in
+	// it.
 	waits map[int64]string
 	most  int64 // keys in a part
-	told  int64 // the use that was found too large the last time
+	told  int64 // the use that was reported as too large the last time
 }
 
 const (
 	builderTTL   = time.Minute
-	buildTimeout = 15 * time.Minute // what was built by then stays
+	buildTimeout = 15 * time.Minute // the parts that were built by then are kept
 )
 
 // NewBuilder returns a builder.
@@ -73,7 +79,7 @@ func NewBuilder(pool *pgxpool.Pool, which ring.Ring, log *slog.Logger) *Builder 
 	return &Builder{pool: pool, ring: which, log: log, waits: map[int64]string{}, most: MostKeys}
 }
 
-// Run builds until ctx ends. The first look is an interval away.
+// Run builds until ctx ends. The first look is after one interval.
 func (b *Builder) Run(ctx context.Context) {
 	told := false
 	tick := time.NewTicker(interval)
@@ -82,7 +88,7 @@ func (b *Builder) Run(ctx context.Context) {
 		if b.lease != nil {
 			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), interval)
 			defer cancel()
-			_ = b.lease.Release(bounded, b.pool) // or it ends by itself
+			_ = b.lease.Release(bounded, b.pool) // otherwise it ends by itself
 		}
 	}()
 	for {
@@ -108,7 +114,8 @@ func (b *Builder) Run(ctx context.Context) {
 	}
 }
 
-// Step builds the filters that can be built now, part by part, and returns how many were completed. What another one has left it goes on with. It does not wait for transactions.
+// Step builds the filters that can be built now, part by part, and returns how many were completed.
+// It continues what another builder has left. It does not wait for transactions.
 func (b *Builder) Step(ctx context.Context) (built int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, buildTimeout)
 	defer cancel()
@@ -137,7 +144,8 @@ func (b *Builder) Step(ctx context.Context) (built int, err error) {
 	var failed []error
 segments:
 	for _, s := range missing {
-		// K5: a transaction that has read the ring before the close may still insert into the segment.
+		// K5: a transaction that has read the ring before the close may still insert into the
+		// segment.
 		if b.waits[s.Use] == "" {
 			xid, err := ring.OwnXid(ctx, b.pool)
 			if err != nil {
@@ -176,7 +184,7 @@ segments:
 			}
 			if err := b.build(ctx, s.Slot, s.Use, *s.Parts, part); err != nil {
 				failed = append(failed, err)
-				continue segments // it must not keep the others from theirs
+				continue segments // one failure must not stop the others
 			}
 		}
 		built++
@@ -185,7 +193,7 @@ segments:
 	return built, errors.Join(append(failed, err)...)
 }
 
-// own takes the lease, or renews it. Two builders at once would do work twice, and no harm.
+// own takes the lease, or renews it. Two builders at once would do the work twice, without harm.
 func (b *Builder) own(ctx context.Context) (bool, error) {
 	if b.lease != nil {
 		ours, err := b.lease.Renew(ctx, b.pool, builderTTL)
@@ -206,10 +214,11 @@ var errReused = errors.New("the segment is closed no more")
 func (b *Builder) build(ctx context.Context, slot int16, use int64, parts, part int) error {
 	var words copied
 	err := pgx.BeginTxFunc(ctx, b.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `set local statement_timeout = 0`); err != nil { // it reads a whole segment; ctx bounds it
+		// It reads a whole segment; ctx bounds it.
+		if _, err := tx.Exec(ctx, `set local statement_timeout = 0`); err != nil {
 			return err
 		}
-		// From here on it is not emptied; whether it was before is asked in a later statement.
+		// From here on the segment is not emptied. A later statement checks whether it was before.
 		if _, err := tx.Exec(ctx, `lock table `+b.ring.Tables[slot]+` in access share mode`); err != nil {
 			return err
 		}
@@ -244,8 +253,9 @@ func (b *Builder) build(ctx context.Context, slot int16, use int64, parts, part 
 	return nil
 }
 
-// copied takes COPY's binary form of one column of keys (PostgreSQL documentation, "COPY", "Binary Format"): a header of 19 bytes without
-// extension, then for each row its number of fields, 1, and the length, 16, before the key; at the end -1.
+// copied reads COPY's binary form of one column of keys (PostgreSQL documentation, "COPY", "Binary
+// Format"). It begins with a header of 19 bytes without extension. Then each row has its number of
+// fields, 1, and the length, 16, before the key. At the end comes -1.
 type copied struct {
 	words  []uint64
 	rest   []byte

@@ -7,13 +7,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Divide has filters divided into parts of so many keys.
+// Divide makes filters be divided into parts of that many keys.
 func (b *Builder) Divide(keys int64) { b.most = keys }
 
 // Watch is watch.
 var Watch = watch
 
-// Looks counts what a DB is asked.
+// Looks counts the queries of a DB.
 type Looks struct {
 	DB
 	N atomic.Int64

@@ -9,27 +9,29 @@ import (
 	"github.com/FastFilter/xorfilter"
 )
 
-// filter says of a key that a segment does not hold it, or that it may. A binary fuse filter with fingerprints of 16 bits: 18 bits a key, one
-// false "may" in 65,536.
+// filter reports that a segment does not hold a key, or that it may. It is a binary fuse filter
+// with fingerprints of 16 bits: 18 bits for each key, and one false "may" in 65,536.
 type filter struct {
 	keys int64
 	fuse *xorfilter.BinaryFuse[uint16] // nil: the segment was empty
 }
 
-// version begins the stored form. Then, big endian: how many keys, the fuse's seed and its four sizes, its fingerprints.
+// version begins the stored form. After it, big endian: how many keys, the fuse's seed and its four
+// sizes, its fingerprints.
 const version = "onlyonce/filter/1\x00"
 
 const header = len(version) + 8 + 8 + 4*4
 
 var errFilter = errors.New("not a filter")
 
-// word is the part of a key's hash that filters know. The last 8 bytes are hash in every key, also in those that have their time in front.
+// word is the part of a key's hash that filters use. The last 8 bytes are hash in every key, also
+// in keys that begin with their time.
 func word(key []byte) uint64 { return binary.BigEndian.Uint64(key[8:16]) }
 
-// partOf says which of a filter's parts a key belongs to: by its last byte, as partSQL does.
+// partOf returns which of a filter's parts a key belongs to: by its last byte, as partSQL does.
 func partOf(word uint64, parts int) int { return int(word&0xff) * parts >> 8 }
 
-// newFilter builds a filter; words is changed.
+// newFilter builds a filter. It changes words.
 func newFilter(words []uint64) (*filter, error) {
 	f := &filter{keys: int64(len(words))}
 	if len(words) == 0 {
@@ -45,7 +47,7 @@ func newFilter(words []uint64) (*filter, error) {
 // mayHold is false only for keys that the segment does not hold.
 func (f *filter) mayHold(word uint64) bool { return f.fuse != nil && f.fuse.Contains(word) }
 
-// bytes is what the filter takes in memory.
+// bytes is how much memory the filter takes.
 func (f *filter) bytes() int64 {
 	if f.fuse == nil {
 		return 0
@@ -71,8 +73,9 @@ func (f *filter) encode() (stored, digest []byte) {
 	return stored, sum[:]
 }
 
-// decode reads the stored form. It refuses whatever could make a look-up say no where the filter that was built says may, or reach beyond its
-// fingerprints: another digest, another number of keys than its row says, sizes that do not fit each other.
+// decode reads the stored form. It refuses input that could make a look-up exclude a key that the
+// original filter does not exclude, or read beyond the fingerprints. For example: another digest,
+// another number of keys than in its row, sizes that do not fit each other.
 func decode(stored, digest []byte, keys int64) (*filter, error) {
 	if sum := sha256.Sum256(stored); string(sum[:]) != string(digest) {
 		return nil, fmt.Errorf("%w: its digest is not what its row says", errFilter)

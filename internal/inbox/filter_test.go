@@ -18,7 +18,8 @@ func words(n int) []uint64 {
 	return all
 }
 
-// K5: a filter never says no to a key that it was built of, also when it was stored and read, and rarely may to another.
+// K5: a filter never excludes a key that it was built of, also after it was stored and read, and
+// rarely fails to exclude another key.
 func TestK5FilterHoldsItsKeys(t *testing.T) {
 	for _, n := range []int{0, 1, 2, 3, 10, 1000, 100_000} {
 		keys := words(n)
@@ -48,7 +49,7 @@ func TestK5FilterHoldsItsKeys(t *testing.T) {
 	}
 }
 
-// Keys that stand twice (a segment holds none) are no fault.
+// Keys that occur twice (a segment holds none) are no fault.
 func TestFilterOfRepeatedKeys(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		keys := rapid.SliceOfN(rapid.Uint64Range(0, 50), 1, 200).Draw(t, "keys")
@@ -89,7 +90,7 @@ func TestK5DamagedFilterIsRefused(t *testing.T) {
 	}
 }
 
-// Whatever the bytes are, they are refused or can be asked.
+// Any bytes are refused, or make a filter that can be asked.
 func FuzzFilter(f *testing.F) {
 	for _, n := range []int{0, 1, 100} {
 		built, err := newFilter(words(n))
@@ -115,7 +116,7 @@ func FuzzFilter(f *testing.F) {
 	})
 }
 
-// COPY's stream is read in whatever pieces it comes.
+// COPY's stream is read correctly in pieces of any size.
 func FuzzCopied(f *testing.F) {
 	whole := append(make([]byte, copyHeader), 0, 1, 0, 0, 0, 16)
 	whole = append(append(whole, "0123456789abcdef"...), 0xff, 0xff)

@@ -12,8 +12,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// listSQL lists the filters of closed segments of which all parts are there. In: ring. Out: a row each: use, keys and digest of each part. Of two
-// that were divided differently the first counts. By primary keys.
+// listSQL lists the filters of closed segments of which all parts are there. In: ring. Out: a row
+// each: use, keys and digest of each part. If a segment was divided in two ways, the one with fewer
+// parts counts. By primary keys.
 const listSQL = `
 select distinct on (f.use) f.use, array_agg(f.keys order by f.part), array_agg(f.digest order by f.part)
   from onlyonce.rings r cross join lateral unnest(r.closed) as c(slot) join onlyonce.filters f on f.ring = r.name and f.use = r.uses[c.slot + 1]
@@ -22,10 +23,11 @@ select distinct on (f.use) f.use, array_agg(f.keys order by f.part), array_agg(f
 // loadSQL reads a part. In: ring, use, parts, part. Out: at most one row. By the primary key.
 const loadSQL = `select filter from onlyonce.filters where ring = $1 and use = $2 and parts = $3 and part = $4`
 
-// Filters are those of a ring's closed segments, as far as this process has loaded them. A claim that has asked them names their uses; the
-// server looks into the segments of other uses by itself, so that what is missing here costs time and nothing else.
+// Filters holds the filters of a ring's closed segments that this process has loaded. A claim names
+// the uses whose filters it asked. The server looks into the segments of other uses by itself, so a
+// filter that is missing here costs only time.
 type Filters struct {
-	// Timeout bounds each statement. Default 30 s. To be set before Run.
+	// Timeout bounds each statement. Set it before Run. Defaults to 30 s.
 	Timeout time.Duration
 
 	pool *pgxpool.Pool
@@ -41,7 +43,7 @@ type loaded struct {
 
 func (l *loaded) mayHold(word uint64) bool { return l.parts[partOf(word, len(l.parts))].mayHold(word) }
 
-// size is how many keys the parts hold, and what they take in memory.
+// size is how many keys the parts hold, and how much memory they take.
 func (l *loaded) size() (keys, bytes int64) {
 	for _, p := range l.parts {
 		keys, bytes = keys+p.keys, bytes+p.bytes()
@@ -49,7 +51,7 @@ func (l *loaded) size() (keys, bytes int64) {
 	return keys, bytes
 }
 
-// NewFilters returns the filters of a ring, none of which is loaded.
+// NewFilters returns the filters of a ring, with none loaded.
 func NewFilters(pool *pgxpool.Pool, ring string, log *slog.Logger) *Filters {
 	return &Filters{Timeout: answerTimeout, pool: pool, ring: ring, log: log}
 }
@@ -70,7 +72,8 @@ func (f *Filters) Run(ctx context.Context) {
 	}
 }
 
-// Load loads what is there and not loaded, and forgets what is closed no more. A filter that cannot be read is left out.
+// Load loads filters that are not loaded yet, and drops those of segments that are not closed any
+// more. A filter that cannot be read is left out.
 func (f *Filters) Load(ctx context.Context) error {
 	list, err := f.list(ctx)
 	if err != nil {
@@ -133,7 +136,7 @@ func (f *Filters) part(ctx context.Context, e entry, part int) (*filter, error) 
 	return decode(stored, e.Digests[part], e.Keys[part])
 }
 
-// Bytes is what the loaded filters take in memory, and Segments of how many segments they are.
+// Bytes returns how much memory the loaded filters take, and how many segments they cover.
 func (f *Filters) Bytes() (bytes int64, segments int) {
 	p := f.set.Load()
 	if p == nil {
@@ -146,7 +149,8 @@ func (f *Filters) Bytes() (bytes int64, segments int) {
 	return bytes, len(*p)
 }
 
-// Ask asks all loaded filters for keys. asked are their uses; hits are the keys that a filter could not exclude, and hitUses which one.
+// Ask asks all loaded filters for keys. asked holds their uses. hits holds the keys that a filter
+// could not exclude, and hitUses which filter that was.
 func (f *Filters) Ask(keys [][16]byte) (asked, hitUses []int64, hits [][16]byte) {
 	p := f.set.Load()
 	if p == nil || len(*p) == 0 {

@@ -10,29 +10,31 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ErrHorizon says that keys are not remembered for as long as somebody needs them.
+// ErrHorizon means that keys are remembered for a shorter time than copies may come.
 var ErrHorizon = errors.New("the inbox's horizon is too short")
 
-// horizonSQL reads for how many seconds a ring remembers keys at least. In: ring. Out: a row; null: for ever. A horizon with months, which only SQL sets, is as
-// long as the shortest of them: rotation adds it to a date.
+// horizonSQL reads for how many seconds a ring remembers keys at least. In: ring. Out: a row; null:
+// for ever. A horizon with months, which only SQL sets, counts as the shortest such months, because
+// rotation adds it to a date.
 const horizonSQL = `
 select case when extract(month from horizon) = 0 and extract(year from horizon) = 0 then extract(epoch from horizon)
             else (select min(extract(epoch from d + horizon - d)) from generate_series(timestamp '2023-01-01', '2027-12-31', '1 day') d) end::float8
   from onlyonce.rings where name = $1`
 
-// DB is what Holds asks: a pool, a connection or a transaction.
+// DB is what Holds queries: a pool, a connection or a transaction.
 type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Need is how long copies may come behind the first, as somebody has declared it.
+// Need is how long after the first message its copies may come, as a configuration declares it.
 type Need struct {
-	Ring   string // whose keys recognise them
+	Ring   string // the ring whose keys recognise the copies
 	Copies time.Duration
 	Whose  string // the field that declares it, for watch
 }
 
-// Holds returns an error that wraps ErrHorizon unless the ring remembers keys for as long as copies may come.
+// Holds returns an error that wraps ErrHorizon unless the ring remembers keys for as long as copies
+// may come.
 func Holds(ctx context.Context, db DB, n Need) error {
 	var seconds *float64
 	if err := db.QueryRow(ctx, horizonSQL, n.Ring).Scan(&seconds); err != nil {
@@ -48,8 +50,10 @@ func Holds(ctx context.Context, db DB, n Need) error {
 	return nil
 }
 
-// watch compares needs with horizons, each so often, until ctx ends, and tells once of one that is no longer met: an operator may shorten a horizon
-// while processes run. A server that does not answer within a bound is asked again. Whoever declares a need compares it with Holds when it starts.
+// watch compares needs with horizons at intervals until ctx ends, because an operator may shorten a
+// horizon while processes run. It reports each need once when it is no longer met. If a server does
+// not answer within bound, watch asks again. When a process starts, it compares its own needs with
+// Holds.
 func watch(ctx context.Context, db DB, log *slog.Logger, every, bound time.Duration, needs []Need) {
 	told := make([]bool, len(needs))
 	for pause(ctx, every) {

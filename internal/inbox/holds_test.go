@@ -32,7 +32,7 @@ func (l *lines) count(text string) int {
 	return strings.Count(l.all.String(), text)
 }
 
-// A horizon that is shortened while a process runs that needs more is told of, once each time.
+// If a horizon is shortened below what a running process needs, that is reported, once each time.
 func TestK6HorizonIsShortenedMeanwhile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -120,8 +120,8 @@ func (r *rig) claimWith(asked, uses []int64, hits [][16]byte, keys ...uuid.UUID)
 
 func orEmpty[T any](s []T) []T { return append([]T{}, s...) }
 
-// K5: a key of a closed segment is a duplicate before its filter is there, with it, and when it could not be read; and a key that is
-// in none is not looked for where a filter excludes it.
+// K5: a key of a closed segment is a duplicate before its filter is there, with it, and if the
+// filter could not be read. If a filter excludes a key, the segment is not searched for it.
 func TestK5FiltersOfClosedSegments(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -152,7 +152,7 @@ func TestK5FiltersOfClosedSegments(t *testing.T) {
 	if got := r.claim(uuid.New(), keys[1], uuid.New()); !slices.Equal(got, []int16{0, 1, 0}) {
 		t.Fatalf("%v", got)
 	}
-	// Damaged in the database: whoever starts now asks by SQL.
+	// Damaged in the database: a process that starts now asks by SQL.
 	r.exec(`update onlyonce.filters set filter = set_byte(filter, 40, get_byte(filter, 40) # 255)`)
 	r.filters = inbox.NewFilters(r.pool, "consumer_keys", slog.New(slog.DiscardHandler))
 	r.loads(true)
@@ -162,7 +162,8 @@ func TestK5FiltersOfClosedSegments(t *testing.T) {
 	all(1)
 }
 
-// K5: a large segment's filter is of several parts. It is asked when all are there, whoever has built them.
+// K5: a large segment's filter has several parts. It is asked when all are there, whichever
+// builders made them.
 func TestK5FilterOfParts(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -180,7 +181,8 @@ func TestK5FilterOfParts(t *testing.T) {
 	if asked, _, hits := r.filters.Ask(raw); parts < 5 || len(asked) != 1 || len(hits) != len(keys) {
 		t.Fatalf("%d parts, asked %v, %d of %d keys may be there", parts, asked, len(hits), len(keys))
 	}
-	// Its builder was stopped in between. The next one, which would divide it otherwise, does the rest.
+	// Its builder was stopped in between. The next one, which would divide it differently, builds
+	// the rest.
 	r.exec(`delete from onlyonce.filters where part in (1, 3)`)
 	r.filters = inbox.NewFilters(r.pool, "consumer_keys", slog.New(slog.DiscardHandler))
 	r.loads(false)
@@ -204,7 +206,8 @@ func TestK5FilterOfParts(t *testing.T) {
 	}
 }
 
-// K5: a filter is of one close. After another one of the same slot (behind a failover that has lost the first) it is not asked, whatever it says.
+// K5: a filter belongs to one close. After another close of the same slot, for example after a
+// failover that lost the first, it is not asked.
 func TestK5FilterOfAnotherClose(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -234,7 +237,8 @@ func TestK5FilterOfAnotherClose(t *testing.T) {
 	}
 }
 
-// K5: a filter is built when everybody has ended who may have read the ring before the close.
+// K5: a filter is built after all transactions have ended that may have read the ring before the
+// close.
 func TestK5FilterWaitsForLateWriters(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

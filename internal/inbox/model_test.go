@@ -21,18 +21,22 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// The inbox against a model, for sequences of claims in every form, in transactions that commit, roll back or stay open, at two isolation levels; of
-// rotations step by step; of time that passes; of filters that are built, loaded and out of date. In the model a key stands in generations: one for each time
-// that a segment was opened. It is known while one of them is current, draining or closed. That is all that a user may see of K2 to K6.
+// The inbox is compared with a model, for sequences of claims in every form, in transactions that
+// commit, roll back or stay open, at two isolation levels; of rotations step by step; of time that
+// passes; of filters that are built, loaded and out of date. In the model a key is held in
+// generations: one for each time that a segment was opened. It is known while one of them is
+// current, draining or closed. That is all that a user can see of K2 to K6.
 
-// modelHorizon is how long the rings remember, in steps of time: so many that a seventh is less than one step, which opens a segment.
+// modelHorizon is how long the rings remember, in steps of time. It is chosen so that a seventh of
+// it is less than one step, so each step opens a segment.
 const modelHorizon = 6
 
 // modelKeys is how many keys there are: few, so that they collide.
 const modelKeys = 12
 
 func modelKey(n int) (k uuid.UUID) {
-	binary.BigEndian.PutUint64(k[:], uint64(n)*0x9e3779b97f4a7c15) // filters know the last 8 bytes, and the index all
+	// Filters know the last 8 bytes, and the index all.
+	binary.BigEndian.PutUint64(k[:], uint64(n)*0x9e3779b97f4a7c15)
 	binary.BigEndian.PutUint64(k[8:], uint64(n)*0xbf58476d1ce4e5b9)
 	return k
 }
@@ -66,7 +70,7 @@ func (m *modelRing) known(k int) (standing, bool) {
 	return s, ok && slices.ContainsFunc(s.generations, m.live)
 }
 
-// open is where a claim inserts now.
+// open is the segment that a claim inserts into now.
 func (m *modelRing) open() []int {
 	if m.draining != 0 {
 		return []int{m.draining, m.cur}
@@ -135,7 +139,7 @@ func TestK4ModelOfTheInbox(t *testing.T) {
 	r.exec(`with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id)
 	  insert into onlyonce.cursors (id, scope, topic, partition, cluster_id, start_offset, run_start, start_policy)
 	  select id, 'stock', 'orders', 0, 'k', 0, 0, 'earliest' from l`)
-	// Bounded, unless more is asked for; and what fails is told by its seed.
+	// Bounded, unless more is asked for. A failure names its seed.
 	for name, value := range map[string]string{"rapid.checks": "60", "rapid.nofailfile": "true"} {
 		if f := flag.Lookup(name); f.Value.String() == f.DefValue {
 			if err := f.Value.Set(value); err != nil {
@@ -187,7 +191,7 @@ func (m *model) loadsThem(rt *rapid.T) {
 	}
 }
 
-// end rolls back whatever was left open, so that the next sequence can begin.
+// end rolls back all transactions that were left open, so that the next sequence can begin.
 func (m *model) end() {
 	for _, x := range m.begun {
 		_ = x.tx.Rollback(context.Background())
@@ -256,7 +260,8 @@ func (m *model) steps(rt *rapid.T, x *modelRing) {
 	var allowed []ring.Action
 	switch {
 	case x.draining != 0:
-		// Somebody else's transaction may be waited for at any time; ours has to be, unless it began behind the wait.
+		// The rotator may wait for another test's transaction at any time. It must wait for ours,
+		// unless that began after the wait.
 		allowed = []ring.Action{ring.Waiting, ring.Closed}
 	case x.retired != 0 && due:
 		allowed = []ring.Action{ring.Truncated, ring.Announced, ring.Full}
@@ -461,8 +466,8 @@ func (m *model) expect(tx *modelTx, x *modelRing, form string, numbers []int, pr
 			want = append(want, 2)
 		}
 	}
-	// Somebody has not decided yet, or has after this snapshot: that stops a claim when it comes to the key; a claim that raises may come to
-	// another key before.
+	// Another transaction has not ended, or has ended after this snapshot: that stops a claim when
+	// it comes to the key. A claim that raises may come to another key before.
 	if waits {
 		codes = append(codes, "55P03")
 	}

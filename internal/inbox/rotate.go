@@ -15,18 +15,21 @@ import (
 // interval is how often a process looks at the rings. Segments are open for hours.
 const interval = 10 * time.Second
 
-// answerTimeout bounds a statement whose server may be gone without a word.
+// answerTimeout bounds a statement, because its server may be gone without closing the connection.
 const answerTimeout = 30 * time.Second
 
-// askAgain is how long a process waits whose role lacks rights: they may be granted while it runs.
+// askAgain is how long a process waits if its role lacks rights: they may be granted while it runs.
 const askAgain = 5 * time.Minute
 
-// anySize: a segment is followed by another one when it is a seventh of the horizon old, whatever its size. A ring has the slots that a horizon
-// needs at that pace, and one that closed segments earlier would run out of them, and end up with one that holds most of the keys.
+// anySize means that a segment is followed by another one when it is a seventh of the horizon old,
+// whatever its size. A ring has the slots that a horizon needs at that pace. A ring that closed
+// segments earlier would run out of slots, and one segment would then hold most of the keys.
 const anySize = math.MaxInt64
 
-// Rotate rotates the rings of keys, builds the filters of consumer_keys, and watches that horizons go on meeting the needs, until ctx ends, and returns when
-// nothing of it is left. What goes wrong is logged, and never fails whoever runs it. The first look is an interval away: a process that starts has better things to do.
+// Rotate rotates the rings of keys, builds the filters of consumer_keys, and checks that horizons
+// still meet the needs, until ctx ends. It returns after all of that has stopped. Faults are
+// logged, and never fail the caller. The first look is after one interval, because a process that
+// starts has more urgent work.
 func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...Need) {
 	var all sync.WaitGroup
 	for _, which := range ring.Keys() {
@@ -55,7 +58,7 @@ func Rotate(ctx context.Context, pool *pgxpool.Pool, log *slog.Logger, needs ...
 	all.Wait()
 }
 
-// pause waits, and reports whether ctx goes on.
+// pause waits, and reports whether ctx is still open.
 func pause(ctx context.Context, wait time.Duration) bool {
 	t := time.NewTimer(wait)
 	defer t.Stop()
@@ -67,7 +70,7 @@ func pause(ctx context.Context, wait time.Duration) bool {
 	}
 }
 
-// stepped tells what became of a segment.
+// stepped logs what became of a segment.
 func stepped(log *slog.Logger, name string, o ring.Outcome) {
 	switch o.Action {
 	case ring.Announced:

@@ -1,7 +1,7 @@
-// Package parked is what the engines and operators know alike about rows of onlyonce.parked: the
-// states, the reasons, and the SQL that writes a row, makes it due, settles it and promotes the next
-// one of its ordering key. SQL that only one engine runs, with what it knows of its own tables, is in
-// that engine's package: the choice of what is due, and how an attempt ended.
+// Package parked holds what the engines and operators share about rows of onlyonce.parked: the
+// states, the reasons, and the SQL that writes a row, makes it due, settles it and promotes the
+// next one of its ordering key. SQL that only one engine runs, with knowledge of its own tables, is
+// in that engine's package, for example the choice of what is due, and how an attempt ended.
 package parked
 
 // Kinds of rows.
@@ -15,7 +15,7 @@ const (
 const (
 	Waiting   = "waiting"   // for an operator
 	Retrying  = "retrying"  // tried again when it is due
-	Blocked   = "blocked"   // behind another row of its ordering key
+	Blocked   = "blocked"   // waits for an earlier row of its ordering key
 	Reconcile = "reconcile" // of a call: it may have been applied, and its key may be forgotten
 	Resolved  = "resolved"  // settled: applied
 	Discarded = "discarded" // settled: given up
@@ -23,15 +23,15 @@ const (
 
 // Reasons why a row is parked.
 const (
-	Failed     = "failed"     // an attempt failed, or a call had no final answer; it is tried again from here
-	Permanent  = "permanent"  // the handler said that no retry will help
+	Failed     = "failed"     // an attempt failed, or a call had no final answer; it is tried again
+	Permanent  = "permanent"  // the handler reported that no retry will help
 	Exhausted  = "exhausted"  // its attempts are used up
-	Crashed    = "crashed"    // its attempts ended without an answer: they took the process with them
+	Crashed    = "crashed"    // its attempts ended without a result: they ended the process
 	Behind     = "behind"     // an earlier row of its ordering key is parked
 	Conflict   = "conflict"   // its id was used before for another payload
 	NoKey      = "no-key"     // it has no id
-	SameBody   = "same-body"  // of an event: one of its body came before
-	Stale      = "stale"      // of an event: older than what was applied of its object
+	SameBody   = "same-body"  // of an event: an earlier one had the same body
+	Stale      = "stale"      // of an event: older than what was applied to its object
 	Forward    = "forward"    // of an event: it could not be forwarded
 	Divergent  = "divergent"  // of an event: the same id, another body
 	Scheduled  = "scheduled"  // of a call: its time has not come

@@ -1,7 +1,7 @@
 package parked
 
-// InsertMessageSQL sets a message aside, whole. Part of the transaction that moves the position over it, which has claimed its
-// key: a copy of a parked message is a duplicate.
+// InsertMessageSQL parks a whole message. It is part of the transaction that moves the position
+// past the message and has claimed its key, so a copy of a parked message is a duplicate.
 const InsertMessageSQL = `
 insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope, key, topic, partition, "offset", record_time,
                              record_key, header_names, header_values, body, order_key, next_attempt_at, cluster_id, topic_id,
@@ -9,30 +9,37 @@ insert into onlyonce.parked (kind, state, reason, error, attempts, tenant, scope
 values ($23, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
         case when $1 = 'retrying' then clock_timestamp() + make_interval(secs => $17) end, $18, $19, $20, $21, $22, $24)`
 
-// PromoteSQL makes the first row of each ordering key due, once nothing unsettled is before it; see the
-// comment on onlyonce.promote. In: ordering keys, uuid[]. One row: how many rows became due.
+// PromoteSQL makes the first row of each ordering key due, once no unsettled row precedes it; see
+// the comment on onlyonce.promote. In: ordering keys, uuid[]. One row: how many rows became due.
 const PromoteSQL = `select count(onlyonce.promote(k)) from unnest($1::uuid[]) k`
 
-// LockSQL locks parked rows. In: ids. It waits for an attempt at one of them that is under way, which holds the row from its first
-// statement on: what became of it shows only to a statement after this one. In the order of ids, as every command does.
+// LockSQL locks parked rows, in the order of ids, as every command does. In: ids. If an attempt at
+// one of them is under way, it waits for that, because the attempt holds the row from its first
+// statement on. Only a later statement sees what became of it.
 const LockSQL = `select id from onlyonce.parked where id = any ($1::bigint[]) order by id for update`
 
-// RedriveSQL makes parked messages and events due, with all attempts before them; one that is being retried keeps its attempts, by which its
-// consumer settles it. In: ids. Under the lock on the rows.
+// RedriveSQL makes parked messages and events due, with all attempts before them. A row that is
+// being retried keeps its attempts, because its consumer settles it by them. In: ids. Under the
+// lock on the rows.
 const RedriveSQL = `
 update onlyonce.parked set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when state = 'retrying' then attempts else 0 end
  where id = any ($1::bigint[]) and kind in ('message', 'event') and state in ('waiting', 'retrying') and (kind = 'message' or "offset" is not null)`
 
-// AppendSQL appends events to their streams that a receiver has set aside before they were; see the function's comment in the migration.
+// AppendSQL appends events to their streams that a receiver has parked before they were appended;
+// see the function's comment in the migration.
 const AppendSQL = `select onlyonce.append_parked($1)`
 
-// DiscardSQL settles parked messages and events without applying them, and calls without sending them. In: ids. Under the lock on the rows.
+// DiscardSQL settles parked messages and events without applying them, and calls without sending
+// them. In: ids. Under the lock on the rows.
 const DiscardSQL = `
 update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp(), next_attempt_at = null
  where id = any ($1::bigint[]) and (state in ('waiting', 'blocked', 'retrying') or kind = 'call' and state = 'reconcile')`
 
-// ClaimGivenUpSQL claims the keys of messages that are given up, and of events that their receiver had set aside: what was parked for longer than a horizon is
-// remembered no more, and a copy would be applied (K7). (A worker's key of an event is not its receiver's.) In: ids, settled by now. One row: nothing that counts. Of the two rings, the log's first, as everywhere.
+// ClaimGivenUpSQL claims the keys of messages that are given up, and of events that their receiver
+// had parked. A row that was parked for longer than a horizon has a key that is forgotten, so
+// without this claim a copy would be applied (K7). (A worker's key of an event differs from its
+// receiver's.) In: ids, settled by now. One row, whose value is not needed. Of the two rings it
+// claims in consumer_keys first, as every transaction does.
 const ClaimGivenUpSQL = `
 with given_up as (
   select p.kind, p.key from onlyonce.parked p
@@ -41,15 +48,19 @@ with given_up as (
 select onlyonce.claim_consumer(array(select key from given_up where kind = 'message'), array(select 0::bigint from given_up where kind = 'message')),
        onlyonce.claim_standard(array(select key from given_up where kind = 'event'), array(select 0::bigint from given_up where kind = 'event'))`
 
-// RedriveCallsSQL makes parked calls due. In: ids, the key that each goes out under from now on (null: its own), and whether somebody has
-// verified that they were not applied. Under the lock on the rows.
+// RedriveCallsSQL makes parked calls due. In: ids, the key that each is sent under from now on
+// (null: its own), and whether an operator has verified that they were not applied. Under the lock
+// on the rows.
 //
-// The key's window counts anew only where the remote cannot have applied the call: it has rejected it for certain, or somebody has verified
-// it. Otherwise a call may still be under way, or applied, and the remote must remember its key.
+// The key's window counts anew only if the remote cannot have applied the call: because it has
+// rejected it for certain, or because an operator has verified it. Otherwise a call may still be
+// under way, or applied, and the remote must remember its key.
 //
-// A sealed body opens under no other key than the one that it was sealed under, so that one is kept (O13).
+// A sealed body opens under no other key than the one that it was sealed under, so that one is kept
+// (O13).
 //
-// Attempts of a row that is being retried stay: its relay, which may be calling at this moment, settles by them.
+// A row that is being retried keeps its attempts: its relay, which may be calling at this moment,
+// settles by them.
 const RedriveCallsSQL = `
 update onlyonce.parked p
    set state = 'retrying', next_attempt_at = clock_timestamp(), attempts = case when p.state = 'retrying' then p.attempts else 0 end,
@@ -60,7 +71,8 @@ update onlyonce.parked p
  where p.id = u.id and p.kind = 'call' and p.erased_at is null
    and (p.state in ('waiting', 'retrying') and not $3::boolean or p.state = 'reconcile' and $3::boolean)`
 
-// ResolveCallsSQL settles parked calls that were applied, as somebody has verified. In: ids. Under the lock on the rows.
+// ResolveCallsSQL settles parked calls that were applied, as an operator has verified. In: ids.
+// Under the lock on the rows.
 const ResolveCallsSQL = `
 update onlyonce.parked set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null
  where id = any ($1::bigint[]) and kind = 'call' and state = 'reconcile'`

@@ -1,5 +1,5 @@
-// Package preflight looks at a database before work begins on it: what makes the guarantee impossible is an error, what weakens
-// it or will hurt later is a warning. Rule S1.
+// Package preflight checks a database before work begins on it. A setting that makes the guarantee
+// impossible is an error. One that weakens it, or will cause trouble later, is a warning. Rule S1.
 //
 // It works through PgBouncer in transaction mode, changes nothing, and takes no lock.
 package preflight

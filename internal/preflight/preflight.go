@@ -17,11 +17,13 @@ import (
 // oldest is the oldest PostgreSQL that is tested (make matrix), as in server_version_num.
 const oldest = 140000
 
-// stalePrepared is from which age on a prepared transaction counts as left over: whoever prepares one commits it within moments.
+// stalePrepared is the age from which a prepared transaction counts as left over. A program that
+// prepares one normally commits it within moments.
 const stalePrepared = 5 * time.Minute
 
-// Check looks at the database behind a pool, for one that works there as a role. The error joins every fault, each saying what to do;
-// the warnings are for people to read, and are complete unless the database could not be asked at all.
+// Check checks the database of a pool, for a program that works there in a role. The error joins
+// every fault, each with what to do. The warnings are for people to read. They are complete unless
+// the database could not be asked at all.
 func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string, err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -45,7 +47,8 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 		faults = append(faults, fmt.Errorf("role %s lacks rights: %s; grant them (docs/roles.sql has all that %s needs)",
 			s.user, strings.Join(missing, ", "), as.name))
 	}
-	if err := migrations.Check(ctx, db); err != nil && !denied(err) { // denied: named among the rights
+	// If the check was denied, the missing rights name that.
+	if err := migrations.Check(ctx, db); err != nil && !denied(err) {
 		faults = append(faults, err)
 	}
 	prepared, err := leftPrepared(ctx, db, stalePrepared)
@@ -55,13 +58,13 @@ func Check(ctx context.Context, pool *pgxpool.Pool, as Role) (warnings []string,
 	return append(warnings, prepared...), errors.Join(faults...)
 }
 
-// denied reports insufficient_privilege.
+// denied reports whether err is insufficient_privilege.
 func denied(err error) bool {
 	return guard.SQLState(err) == "42501"
 }
 
-// unnamed asks without naming a prepared statement, whatever the pool's mode: the check is to say what is wrong with that
-// mode behind a pooler, not to fail of it.
+// unnamed runs queries without naming a prepared statement, whatever the pool's mode. If that mode
+// does not work with a pooler, the check must report it, and must not fail because of it.
 type unnamed struct{ conn Conn }
 
 // Conn is a connection of a pool, or a transaction.
@@ -82,15 +85,15 @@ func (u unnamed) strings(ctx context.Context, sql string, args ...any) ([]string
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// serverSQL returns one row. Everybody may read these settings. default_transaction_* and not transaction_*: a pooler may
-// have put this statement into any transaction.
+// serverSQL returns one row. Every role may read these settings. It reads default_transaction_* and
+// not transaction_*, because a pooler may have put this statement into any transaction.
 const serverSQL = `
 select current_user::text, pg_backend_pid(), pg_is_in_recovery(), current_setting('server_version_num')::int,
        current_setting('server_version'), current_setting('default_transaction_read_only') = 'on', current_setting('default_transaction_isolation'),
        current_setting('synchronous_commit'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
        current_setting('server_encoding')`
 
-// server is what it returns.
+// server is a row of serverSQL.
 type server struct {
 	user                  string
 	pid                   uint32
@@ -111,14 +114,15 @@ func readServer(ctx context.Context, db migrations.DB) (s server, err error) {
 	return s, err
 }
 
-// Note is what is to be said of a server.
+// Note is one finding about a server.
 type Note struct {
-	Name  string // of the setting, or standby, encoding, server_version, prepared_transactions
+	Name  string // name of the setting, or standby, encoding, server_version, prepared_transactions
 	Fault bool   // work is impossible
 	Text  string // with what to do
 }
 
-// Server returns what is to be said of the server behind a connection, faults first: what Check says, apart from rights and schema.
+// Server returns the findings about the server of a connection, faults first: those of Check,
+// without rights and schema.
 func Server(ctx context.Context, conn Conn) ([]Note, error) {
 	db := unnamed{conn}
 	s, err := readServer(ctx, db)
@@ -136,7 +140,7 @@ func Server(ctx context.Context, conn Conn) ([]Note, error) {
 	return notes, nil
 }
 
-// faults are what makes work impossible.
+// faults returns the findings that make work impossible.
 func (s server) faults() (faults []error) {
 	for _, n := range s.notes() {
 		if n.Fault {
@@ -146,8 +150,9 @@ func (s server) faults() (faults []error) {
 	return faults
 }
 
-// warnings are settings that weaken the promise, or cost. None is an error, because each can be meant, and effects stay single with
-// each: the position is lost with the effects, and what was lost is done again.
+// warnings returns the settings that weaken the promise, or cost. None is an error, because each
+// can be intended, and effects stay single with each of them: the position is lost together with
+// the effects, and what was lost is done again.
 func (s server) warnings() (warnings []string) {
 	for _, n := range s.notes() {
 		if !n.Fault {
@@ -190,8 +195,8 @@ func (s server) notes() (notes []Note) {
 	return notes
 }
 
-// pooler warns of named prepared statements where a pooler stands between us and the server. PgBouncer gives its clients a process
-// id that it made up, for their cancel requests.
+// pooler warns of named prepared statements if there is a pooler between us and the server.
+// PgBouncer gives its clients a process id that it made up, for their cancel requests.
 func pooler(conn *pgx.Conn, backend uint32) []string {
 	switch conn.Config().DefaultQueryExecMode {
 	case pgx.QueryExecModeCacheStatement:
@@ -202,7 +207,8 @@ func pooler(conn *pgx.Conn, backend uint32) []string {
 	return nil
 }
 
-// preparedSQL returns a line for each prepared transaction of this database that is older than $1 seconds. Everybody may read it.
+// preparedSQL returns a line for each prepared transaction of this database that is older than $1
+// seconds. Every role may read it.
 const preparedSQL = `
 select format('%L of %s, since %s', gid, owner, prepared::timestamptz(0)) from pg_prepared_xacts
  where database = current_database() and prepared < clock_timestamp() - make_interval(secs => $1)

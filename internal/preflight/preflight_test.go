@@ -10,7 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// S1: a good database gives neither fault nor warning, to consumers and relays, directly and through PgBouncer.
+// S1: a good database gives neither fault nor warning, to consumers and relays, directly and
+// through PgBouncer.
 func TestS1GoodDatabase(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Server(t, nil) // durable, as the shared one is not

@@ -6,14 +6,16 @@ import (
 	"slices"
 )
 
-// Role is what somebody does in the database, and the rights that takes.
+// Role is a kind of work in the database, with the rights that it needs. For example, App is a
+// consumer with its handlers.
 type Role struct {
 	name   string
-	tables []string // parallel: a right on a table, once for each
+	tables []string // parallel to rights: a table for each right on it
 	rights []string // "UPDATE", or "UPDATE:state" for one column
 }
 
-// settles are the columns of onlyonce.parked that whoever tries its rows again writes. What a row says is written once.
+// settles are the columns of onlyonce.parked that a process writes when it tries a row again. The
+// contents of a row are written once.
 var settles = []string{"state", "reason", "error", "attempts", "next_attempt_at", "first_attempt_at", "settled_at", "order_key"}
 
 // updating adds the right to update columns to rights on a table.
@@ -42,8 +44,9 @@ func role(name string, rights map[string][]string) Role {
 	return r
 }
 
-// The roles of docs/roles.sql that programs have; TestRolesFileGrantsWhatIsNeeded compares. A table that the schema does not have
-// yet, or no more, is not asked about: that is the schema version's affair.
+// The roles of docs/roles.sql that programs have; TestRolesFileGrantsWhatIsNeeded compares them. A
+// table that the schema does not have is not checked: the check of the schema's version reports
+// that.
 var (
 	// App is a consumer with its handlers.
 	App = role("onlyonce_app", map[string][]string{
@@ -61,7 +64,7 @@ var (
 		"scopes":         {"SELECT", "INSERT", "UPDATE"},
 		"outbox_log":     {"SELECT", "INSERT"},
 		"rings":          {"SELECT"},
-		"pauses":         {"SELECT"}, // INSERT and DELETE only where Consumer.Pause is called
+		"pauses":         {"SELECT"}, // INSERT and DELETE only if the program calls Consumer.Pause
 	})
 	// HTTP is the layer of package idempotency, besides App for its handlers.
 	HTTP = role("onlyonce_http", map[string][]string{
@@ -112,8 +115,9 @@ var (
 	})
 )
 
-// rightsSQL returns a line for each right that a role ($3) lacks: on the schema, on tables ($1, with the right $2 each), on
-// functions. From the catalogs, which everybody may read; onlyonce.x itself could not be named without rights on the schema.
+// rightsSQL returns a line for each right that a role ($3) lacks: on the schema, on tables ($1,
+// with the right $2 each), on functions. It reads the catalogs, which every role may do. Without
+// rights on the schema, onlyonce.x itself could not be named.
 const rightsSQL = `
 with s as (select oid from pg_namespace where nspname = 'onlyonce')
 select 'USAGE on schema onlyonce' from s where not has_schema_privilege($3::name, s.oid, 'USAGE')
@@ -135,11 +139,12 @@ func missingRights(ctx context.Context, db unnamed, as Role, who string) ([]stri
 	return db.strings(ctx, rightsSQL, as.tables, as.rights, who)
 }
 
-// presentSQL lists which of the roles that docs/roles.sql makes there are. In: names.
+// presentSQL lists those roles of docs/roles.sql that exist. In: names.
 const presentSQL = `select rolname::text from pg_roles where rolname = any ($1::text[]) order by 1`
 
-// RolesLack returns, for each role of docs/roles.sql that programs have and that there is on the server, which of its rights are missing: a
-// migration has added tables since the file was run.
+// RolesLack returns which rights are missing, for each role of docs/roles.sql that programs have
+// and that exists on the server. For example, a migration may have added tables since an operator
+// ran the file.
 func RolesLack(ctx context.Context, conn Conn) (map[string][]string, error) {
 	db := unnamed{conn}
 	all := []Role{App, Events, Receiver, HTTP, Operations, Relay}

@@ -27,8 +27,8 @@ import (
 // patience bounds what tests wait for.
 var patience = pgtest.Patience(time.Minute)
 
-// cluster is a server of the test's own, because roles belong to a server: migrated by onlyonce_migrator, with docs/roles.sql run as
-// it says, and one login for each role.
+// cluster is a server of the test's own, because roles belong to a server. onlyonce_migrator has
+// migrated it, docs/roles.sql was run as the file describes, and there is one login for each role.
 type cluster struct {
 	t     *testing.T
 	super *pgxpool.Pool // on the database
@@ -274,8 +274,8 @@ func TestS2RolesCanDoNoMore(t *testing.T) {
 	}
 }
 
-// S2: what a call sends, and what a message says, is written once; each role settles its own rows and takes its own leases. Of rows that are another's nothing is
-// changed, whoever of those that may write the table asks.
+// S2: the contents of a call and of a message are written once. Each role settles its own rows and
+// takes its own leases. It cannot change rows of another role, even in a table that it may write.
 func TestS2RowsOfOtherRoles(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -325,7 +325,7 @@ func TestS2RowsOfOtherRoles(t *testing.T) {
 			t.Errorf("%s: %s: %d rows, want %d; %v", x.login, x.sql, tag.RowsAffected(), x.rows, err)
 		}
 	}
-	// Whoever claims keys sees everything that is parked.
+	// Every role that claims keys sees everything that is parked.
 	for _, login := range []string{"stock", "payments", "mine", "ops"} {
 		var n int
 		if err := c.as(login).QueryRow(t.Context(), `select count(*) from onlyonce.parked`).Scan(&n); err != nil || n != 3 {
@@ -334,7 +334,8 @@ func TestS2RowsOfOtherRoles(t *testing.T) {
 	}
 }
 
-// Each right that the engine needs, taken away, is named by the check; and every table of the schema stands in the file.
+// If a right that the engine needs is taken away, the check names it. Every table of the schema is
+// in the file.
 func TestS2MissingRightsAreNamed(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

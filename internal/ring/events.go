@@ -14,7 +14,8 @@ func Events() Ring {
 	}
 }
 
-// partitionsPresent finds each (stream, partition) that has rows in a segment, by one probe each of its unique index.
+// partitionsPresent finds each (stream, partition) that has rows in a segment, by one probe each of
+// its unique index.
 const partitionsPresent = `
 with recursive present as (
   (select s.stream, s.partition from SEGMENT s order by s.stream, s.partition limit 1)
@@ -25,11 +26,13 @@ ends as (
   select p.stream, p.partition, e."offset" + 1 as next_offset from present p cross join lateral (
     select s."offset" from SEGMENT s where s.stream = p.stream and s.partition = p.partition order by s."offset" desc limit 1) e)`
 
-// eventsNeeded says who has not passed a segment of the event log. Out: one text, null where every cursor has.
+// eventsNeeded reads which consumer has not passed a segment of the event log. Out: one text, null
+// if every cursor has.
 //
-// A partition that no cursor was ever made for is nobody's yet, and kept. A cursor that an operator retired holds nothing back. One whose
-// topic id is not known (an operator has set its position) may be of a topic of Kafka's of the same name only if it says so by its cluster.
-// What was parked has a copy of its own. Rows of a stream that was deleted are nobody's any more.
+// If no cursor was ever made for a partition, its events are kept until one is. A cursor that an
+// operator retired keeps nothing. A cursor without a topic id, because an operator has set its
+// position, counts for the stream unless its cluster says that it is of a Kafka topic with the same
+// name. What was parked has a copy of its own. Rows of a stream that was deleted keep nothing.
 const eventsNeeded = partitionsPresent + `
 select (
   select case when c.scope is null then format('events of %s, which no consumer has begun to read', st.topic)
@@ -41,8 +44,9 @@ select (
    where c.scope is null or c.retired_at is null and c.next_offset < e.next_offset
    limit 1)`
 
-// eventsKeep notes where the partitions of a segment went on: one that has nothing in the other segments would begin again at offset 0,
-// where its cursors have been, and its next events would be passed over.
+// eventsKeep records the offset at which each partition of a segment continued. Otherwise a
+// partition that has nothing in the other segments would begin again at offset 0. Its cursors are
+// past that, so they would skip its next events.
 const eventsKeep = partitionsPresent + `
 insert into onlyonce.stream_floors as f (stream, partition, next_offset)
 select e.stream, e.partition, e.next_offset from ends e

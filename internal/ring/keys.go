@@ -5,11 +5,13 @@ import "strconv"
 // keySlots is how many segments a ring of keys has.
 const keySlots = 10
 
-// Keys returns every ring of keys, in the order in which a transaction that claims in several must claim.
+// Keys returns every ring of keys, in the order in which a transaction that claims in several must
+// claim.
 func Keys() []Ring { return []Ring{ConsumerKeys(), StandardKeys()} }
 
-// ConsumerKeys is the ring of the keys of messages that consumers claim. A segment is forgotten when every position
-// has passed what was appended until the segment was closed, and the horizon after it (K6).
+// ConsumerKeys is the ring of the keys of messages that consumers claim. A segment is forgotten
+// when every position has passed what was appended until the segment was closed, and the horizon
+// after that (K6).
 func ConsumerKeys() Ring {
 	r := keys("consumer_keys")
 	r.Needed, r.Mend = consumerNeeded, consumerMend
@@ -17,9 +19,10 @@ func ConsumerKeys() Ring {
 	return r
 }
 
-// StandardKeys is the ring of all other keys: webhooks, calls that are enqueued outside of a consumer, dedupe.Claim,
-// onlyonce.claim. A segment is forgotten when the horizon has passed since it was closed, by the database's clock.
-// HTTP requests are in no ring: their records live by Route.TTL (K3).
+// StandardKeys is the ring of all other keys: webhooks, calls that are enqueued outside of a
+// consumer, dedupe.Claim, onlyonce.claim. A segment is forgotten when the horizon has passed since
+// it was closed, by the database's clock. HTTP requests are in no ring: their records are kept for
+// Route.TTL (K3).
 func StandardKeys() Ring {
 	r := keys("standard_keys")
 	r.Needed = clockNeeded
@@ -34,18 +37,23 @@ func keys(name string) Ring {
 	return r
 }
 
-// clockNeeded: once the horizon has passed by the clock nothing else keeps a segment.
+// clockNeeded keeps no segment: only the horizon, by the clock, does.
 const clockNeeded = `select null::text where SLOT is not null`
 
-// consumerMend makes frontiers void that were noted while the clock was ahead: when it has caught up with them they would say that what was appended
-// in between is handled. The owner's next sample stands in their place.
+// consumerMend makes frontiers void that were noted while the clock was ahead. When the clock has
+// caught up with them, they would claim that what was appended in between is handled. The owner's
+// next sample replaces them.
 const consumerMend = `update onlyonce.frontiers set run = -1 where run >= 0 and frontier > clock_timestamp() + interval '1 minute'`
 
-// consumerNeeded says which cursor may still come to copies of messages whose keys are in a segment. Out: one text, null where each has
-// passed what was in its partition when the horizon had passed behind the closing of the segment.
+// consumerNeeded reads which cursor may still come to copies of messages whose keys are in a
+// segment. Out: one text. It is null if each cursor has passed what was in its partition when the
+// horizon had passed after the closing of the segment.
 //
-// A cursor that was never sampled keeps every segment: it may be a new partition's, to which copies go from now on. One that an operator retired keeps
-// what it kept for the horizon more, because it may be moved to another database, or brought back; then none. Nor do those that read the event log, whose keys are claimed when events are appended.
+// A cursor that was never sampled keeps every segment: it may be that of a new partition, which
+// copies go to from now on. A cursor that an operator retired keeps what it kept for one horizon
+// more, because it may be moved to another database or brought back; then it keeps nothing. Cursors
+// that read the event log keep nothing either, because their keys are claimed when events are
+// appended.
 const consumerNeeded = `
 select (
   select case when f.frontier is null then format('consumer %s has not said yet how far it is in %s, partition %s', c.scope, c.topic, c.partition)

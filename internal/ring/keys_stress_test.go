@@ -20,7 +20,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// keyRotations is how many segments of keys each isolation level empties; ONLYONCE_ROTATIONS asks for more (make storm-keys).
+// keyRotations is how many segments of keys each isolation level empties; ONLYONCE_ROTATIONS asks
+// for more (make storm-keys).
 var keyRotations = func() int64 {
 	if n, err := strconv.ParseInt(os.Getenv("ONLYONCE_ROTATIONS"), 10, 64); err == nil {
 		return n
@@ -28,12 +29,14 @@ var keyRotations = func() int64 {
 	return 20
 }()
 
-// lasting is the horizon of the stress, in milliseconds: short, so that slots are used again; longer than most transactions.
+// lasting is the horizon of the stress, in milliseconds: short, so that slots are used again;
+// longer than most transactions.
 const lasting = 400
 
-// K4: claimers that collide on keys, in transactions that last, are rolled back and claim in savepoints, by both forms of the claim; three
-// rotators that take the lease from each other and whose sessions are killed at any step; segments emptied and used again. Of a
-// key that is claimed within its horizon there is one effect at most, and nobody is refused who is the first.
+// K4: claimers collide on keys, in transactions that last, are rolled back and claim in savepoints,
+// by both forms of the claim. Three rotators take the lease from each other, and their sessions are
+// killed at any step. Segments are emptied and used again. A key that is claimed within its horizon
+// has one effect at most, and the first claim of a key is never refused.
 func TestK4RotationsUnderCollidingClaims(t *testing.T) {
 	for _, which := range ring.Keys() {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
@@ -102,7 +105,7 @@ func stressKeys(t *testing.T, which ring.Ring, level pgx.TxIsoLevel) {
 			}
 		})
 	}
-	all.Go(func() { // take-overs, and rotators that die wherever they are
+	all.Go(func() { // take-overs, and rotators that die at any step
 		for ctx.Err() == nil {
 			pause(3)
 			_, _ = r.pool.Exec(ctx, `update onlyonce.leases set until = clock_timestamp() where name = 'ring/' || $1`, which.Name)
@@ -188,7 +191,8 @@ func (s *keyStress) claim() error {
 				return err
 			}
 		}
-		// The claim has read the ring before this clock: what was born within the horizon then stands in no segment that was retired.
+		// The claim has read the ring before this clock: a key that was born within the horizon is
+		// then in no segment that was retired.
 		err := s.pool.QueryRow(ctx, `select bool_or(at + make_interval(secs => $2::float8 / 1000) <= clock_timestamp()) from born where n = any ($1)`, picked, lasting).Scan(&late)
 		if err != nil || late {
 			return errors.Join(err, errUndone)
@@ -244,7 +248,7 @@ func (s *keyStress) claim() error {
 	return nil
 }
 
-// ask claims by the form that tells, or by the one that raises.
+// ask claims by the form that returns outcomes, or by the one that raises.
 func (s *keyStress) ask(ctx context.Context, tx pgx.Tx, form int, keys []uuid.UUID, outcomes *[]int16) error {
 	prints := make([]int64, len(keys))
 	for i := range prints {

@@ -64,7 +64,7 @@ func (r *rig) is(db interface {
 	}
 }
 
-// segments says in which segments a key stands.
+// segments returns the segments that hold a key.
 func (r *rig) segments(key uuid.UUID) string {
 	r.t.Helper()
 	return one[string](r, `select coalesce(string_agg(segment, ' ' order by segment), '') from onlyonce.inbox where key = $1`, key)
@@ -77,7 +77,8 @@ func (r *rig) freshly(db execer, keys ...uuid.UUID) error {
 	return err
 }
 
-// K3: a key is found wherever it stands, by both forms of the claim, until its segment is emptied; and is new then.
+// K3: a key is found in every segment, by both forms of the claim, until its segment is emptied.
+// Then it is new.
 func TestK3KeyIsFoundInEverySegment(t *testing.T) {
 	r := newKeyRig(t, ring.ConsumerKeys())
 	a := uuid.New()
@@ -113,7 +114,7 @@ func TestK3KeyIsFoundInEverySegment(t *testing.T) {
 	r.is(r.pool, "claim_consumer", a, 0)
 }
 
-// K3: another payload under a key is a conflict, wherever the key stands.
+// K3: another payload under a key is a conflict, whichever segment holds the key.
 func TestK3ConflictWithAClosedSegment(t *testing.T) {
 	r := newKeyRig(t, ring.ConsumerKeys())
 	a := uuid.New()
@@ -132,7 +133,8 @@ func TestK3ConflictWithAClosedSegment(t *testing.T) {
 	other()
 }
 
-// K4: between the announcement and the close a claim asks the draining segment too: there the transactions insert that have read the row before.
+// K4: between the announcement and the close a claim asks the draining segment too, because
+// transactions that have read the row before insert there.
 func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
 	for i, commit := range []bool{true, false, true, false} {
 		form := []string{"claim_consumer", "claim_consumer_fresh"}[i/2]
@@ -165,14 +167,15 @@ func TestK4ClaimWaitsForACopyInTheDrainingSegment(t *testing.T) {
 	}
 }
 
-// K4: a claim has its id before it reads the row: a rotator that announces behind its back waits for it.
+// K4: a claim has its id before it reads the row: a rotator that announces in between waits for it.
 func TestK4ClaimThatHasReadTheRing(t *testing.T) {
 	for _, form := range []string{"claim_consumer", "claim_consumer_fresh"} {
 		t.Run(form, func(t *testing.T) {
 			r := newKeyRig(t, ring.ConsumerKeys())
 			r.is(r.pool, "claim_consumer", uuid.New(), 0)
 			gate := r.begin(pgx.ReadCommitted)
-			if _, err := gate.Exec(t.Context(), `lock table onlyonce.consumer_keys_0 in share mode`); err != nil { // this takes no id
+			// This takes no id.
+			if _, err := gate.Exec(t.Context(), `lock table onlyonce.consumer_keys_0 in share mode`); err != nil {
 				t.Fatal(err)
 			}
 			late, written := uuid.New(), make(chan error, 1)
@@ -196,8 +199,9 @@ func TestK4ClaimThatHasReadTheRing(t *testing.T) {
 	}
 }
 
-// K4: a claim that got its id behind the rotator's own is not waited for, and has read that the segment drains. What it inserts there is
-// not found by those who read the row behind the close; what it inserts into the current segment is.
+// K4: the rotator does not wait for a claim that got its id after the rotator's own. Such a claim
+// has read that the segment drains. Transactions that read the row after the close do not find what
+// it inserts there, but they find what it inserts into the current segment.
 func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
 	r := newKeyRig(t, ring.ConsumerKeys())
 	r.is(r.pool, "claim_consumer", uuid.New(), 0)
@@ -223,7 +227,7 @@ func TestK4ClaimBehindTheRotatorsId(t *testing.T) {
 	}
 }
 
-// K4: a transaction whose snapshot is older than the ring's row is told to run again, behind each step.
+// K4: after each step, a transaction whose snapshot is older than the ring's row must run again.
 func TestK4OldSnapshotIsRefused(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		r := newKeyRig(t, ring.ConsumerKeys())
@@ -250,7 +254,8 @@ func TestK4OldSnapshotIsRefused(t *testing.T) {
 	}
 }
 
-// K6: a segment is kept until every cursor has passed what was appended until its closing and the horizon.
+// K6: a segment is kept until every cursor has passed what was appended until its closing and the
+// horizon.
 func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	r := newKeyRig(t, ring.ConsumerKeys())
 	cursor := func(topic, cluster string) int64 {
@@ -285,16 +290,20 @@ func TestK6FrontierHoldsBackRetention(t *testing.T) {
 	  select $1, 0, closed_at from onlyonce.segments where ring = 'consumer_keys' and slot = 0`, returns)
 	kept("at what was appended until")
 	r.exec(`update onlyonce.frontiers set run = 1, frontier = clock_timestamp() where cursor_id = $1`, returns)
-	kept("returns, partition 0")                                                                        // said of another run
-	r.exec(`update onlyonce.cursors set retired_at = now() + interval '1 hour' where id = $1`, returns) // less than a horizon ago, however short that is
-	kept("returns, partition 0")                                                                        // it may be moved to another database, with its keys
+	// Said of another run.
+	kept("returns, partition 0")
+	// Less than a horizon ago, however short that is.
+	r.exec(`update onlyonce.cursors set retired_at = now() + interval '1 hour' where id = $1`, returns)
+	// It may be moved to another database, with its keys.
+	kept("returns, partition 0")
 	r.exec(`update onlyonce.cursors set retired_at = now() - interval '1 hour' where id = $1`, returns)
 	r.until(r.rotator, ring.Retired)
 	r.until(r.rotator, ring.Truncated)
 	r.is(r.pool, "claim_consumer", a, 0)
 }
 
-// K6: what was noted while the clock was ahead is void although the clock, which went back, halts everything else.
+// K6: frontiers that were noted while the clock was ahead are void, although the clock, which went
+// back, halts everything else.
 func TestK6FrontierOfAHaltedRing(t *testing.T) {
 	r := newKeyRig(t, ring.ConsumerKeys())
 	r.exec(`with l as (insert into onlyonce.leases (name) values ('cursor/stock/orders/0') returning id),

@@ -16,7 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// Tests of this package are not parallel: each waits for all transactions of the server, and some keep one open.
+// Tests of this package are not parallel: each waits for all transactions of the server, and some
+// keep one open.
 
 // patience bounds what tests wait for; nothing is judged by how long it took.
 var patience = pgtest.Patience(time.Minute)
@@ -51,7 +52,7 @@ func quick() ring.Config {
 	return ring.Config{MaxBytes: 1, Retention: time.Millisecond, LockTimeout: 50 * time.Millisecond, LockPause: time.Millisecond, Interval: time.Millisecond}
 }
 
-// rotator is a rotator and what it told.
+// rotator is a rotator and what it reported.
 type rotator struct {
 	*ring.Rotator
 	stepped []ring.Outcome
@@ -98,7 +99,7 @@ func (r *rig) until(x *rotator, want ring.Action) ring.Outcome {
 	return last
 }
 
-// reach steps until a step comes to that, whatever others are due before.
+// reach steps until a step has that outcome, whichever steps are due before.
 func (r *rig) reach(x *rotator, want ring.Action) {
 	r.t.Helper()
 	var last ring.Outcome
@@ -195,7 +196,7 @@ func (r *rig) enqueue(db execer, sink string) string {
 	return key
 }
 
-// stands says in which slot a call is, -1 if in none.
+// stands returns the slot of a call, or -1 if it is in none.
 func (r *rig) stands(key string) int16 {
 	r.t.Helper()
 	return one[int16](r, `select coalesce(max(slot), -1) from onlyonce.outbox_log where key = $1`, key)
@@ -227,7 +228,8 @@ func (r *rig) sink(name string) {
 	r.exec(`insert into onlyonce.lanes (id, sink, lane) select id, $1, split_part(name, '/', 3)::smallint from onlyonce.leases where name like 'relay/' || $1 || '/%'`, name)
 }
 
-// pass lets every lane of every sink make a pass: what the last one found is done, and this one finds the keys returned.
+// pass makes every lane of every sink make a pass: what the last one found is done. It returns the
+// keys that this one finds.
 func (r *rig) pass() ([]string, error) {
 	if _, err := r.pool.Exec(context.Background(), `select onlyonce.advance(id, version, 0, true, false) from onlyonce.lanes`); err != nil {
 		return nil, err
@@ -253,7 +255,7 @@ func (r *rig) done() {
 	}
 }
 
-// takeOver takes the ring's lease from whoever has it, as if it had run out.
+// takeOver takes the ring's lease from its owner, as if it had run out.
 func (r *rig) takeOver() *lease.Lease {
 	r.t.Helper()
 	r.expire()

@@ -12,17 +12,19 @@ func Outbox() Ring {
 	}
 }
 
-// outboxNeeded says which lane has not passed a segment of the log. Out: one text, null where every row of the segment is visible in its
-// lane's prev, that is, done.
+// outboxNeeded reads which lane has not passed a segment of the log. Out: one text, null if every
+// row of the segment is visible in its lane's prev, which means that it is done.
 //
-// It looks at the rows and not only at segments.bound, for two reasons: a lane that has nothing in the segment need not move for it (a sink
-// that nobody calls, or that no relay lists any more, would keep every segment); and bounds of another cluster, after a restore from
-// a dump, mean nothing, while rows are stamped anew by `onlyonce outbox rebase`. Rows of a (sink, lane) without a row in onlyonce.lanes
-// are nobody's yet, and kept.
+// It looks at the rows and not only at segments.bound, for two reasons. First, a lane that has
+// nothing in the segment need not move for it: otherwise a sink without calls, or one that no relay
+// lists any more, would keep every segment. Second, bounds of another cluster mean nothing after a
+// restore from a dump, while `onlyonce outbox rebase` stamps rows anew. Rows of a (sink, lane)
+// without a row in onlyonce.lanes are kept, because no relay has listed the sink yet.
 //
-// A loose index scan on (sink, lane, xid, id): one probe to find each pair, and one for each transaction that was in progress in its
-// prev. Relies on the settings of its transaction against sequential scans, because a segment's statistics are those of an earlier use.
-// It must be READ COMMITTED: under the lock its snapshot is taken after the lock was granted.
+// It is a loose index scan on (sink, lane, xid, id): one probe to find each pair, and one for each
+// transaction that was in progress in its prev. It relies on the settings of its transaction
+// against sequential scans, because a segment's statistics are those of an earlier use. It must be
+// READ COMMITTED: under the lock its snapshot is taken after the lock was granted.
 const outboxNeeded = `
 with recursive present as (
   (select s.sink, s.lane from SEGMENT s order by s.sink, s.lane limit 1)

@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Ring is what differs from one ring to another. Its names are constants of this module: they become part of SQL text,
-// because TRUNCATE takes no parameters.
+// Ring is what differs from one ring to another. Its names are constants of this module: they
+// become part of SQL text, because TRUNCATE takes no parameters.
 type Ring struct {
 	// Name is the key in onlyonce.rings. The lease is ring/<Name>.
 	Name string
@@ -20,48 +20,53 @@ type Ring struct {
 	Sequence string
 	// Tables are the qualified names of the segments, by slot.
 	Tables []string
-	// Horizon says that onlyonce.rings.horizon takes the place of Config.Retention, and a seventh of it that of Config.MaxAge. Where that
-	// is null nothing is announced or retired.
+	// Horizon says that onlyonce.rings.horizon replaces Config.Retention, and a seventh of it
+	// replaces Config.MaxAge. If the horizon is null, nothing is announced or retired.
 	Horizon bool
-	// Needed is a query that says why a segment must not be emptied, in one row of one column: null where it may. SEGMENT in it stands
-	// for the segment's table, SLOT for its slot. It is run twice: before the segment is retired, and with the table locked, where it decides.
+	// Needed is a query that returns why a segment must not be emptied, in one row of one column,
+	// or null if it may be. In it, SEGMENT is replaced by the segment's table and SLOT by its slot.
+	// It runs twice: before the segment is retired, and with the table locked. The second run
+	// decides.
 	Needed string
-	// Mend is a statement that the rotator runs at each look. Empty: none.
+	// Mend is a statement that the rotator runs at each look. Defaults to none.
 	Mend string
 	// Reads are the qualified names of the other tables that Needed reads.
 	Reads []string
-	// Keep is a statement that notes of a segment what must outlast it, run in the transaction that empties it, when it is locked and
-	// known not to be needed. SEGMENT as in Needed. Empty: nothing is noted.
+	// Keep is a statement that records what must outlast a segment. It runs in the transaction that
+	// empties the segment, after the segment is locked and known not to be needed. SEGMENT is
+	// replaced as in Needed. Defaults to none.
 	Keep string
 	// Notes are the qualified names of the tables that Keep and Mend insert into and update.
 	Notes []string
 }
 
-// rights are the arguments of rightsSQL.
+// rights returns the arguments of rightsSQL.
 func (r Ring) rights() []any {
 	return []any{r.Tables, r.Sequence, append([]string{}, r.Reads...), append([]string{}, r.Notes...)}
 }
 
-// Lease is the name of the lease that whoever rotates the ring holds.
+// Lease is the name of the lease that a rotator of the ring holds.
 func (r Ring) Lease() string { return "ring/" + r.Name }
 
 // Errors.
 var (
 	// ErrConfig is wrapped by every error about a configuration.
 	ErrConfig = errors.New("ring: bad configuration")
-	// ErrRights says that the database role must not rotate, and names what it lacks. It is told once.
+	// ErrRights means that the database role must not rotate, and names what it lacks. It is
+	// reported once.
 	ErrRights = errors.New("ring: the role may not rotate")
-	// ErrClock says that the database's clock went back behind the opening of a segment. Nothing is rotated until it has
-	// caught up. It is told once.
+	// ErrClock means that the database's clock went back to before a segment was opened. Nothing is
+	// rotated until it has caught up. It is reported once.
 	ErrClock = errors.New("ring: the database's clock went back: rotation is halted")
-	// ErrJump says that the database's clock went forward, between two looks of this rotator, by a seventh of the ring's horizon more than the
-	// time that has passed for this process. This rotator rotates nothing any more, because what looks old may be young. See to
-	// the clock and start the process again. It is told once.
+	// ErrJump means that the database's clock went forward between two looks of this rotator: by a
+	// seventh of the ring's horizon more than the time that has passed for this process. This
+	// rotator rotates nothing any more, because what looks old may be young. Check the clock and
+	// start the process again. It is reported once.
 	ErrJump = errors.New("ring: the database's clock jumped forward: rotation is halted until this process is started again")
-	// ErrMoved says that the ring's row was changed under a rotator that holds the lease: by hand, or by a step of its own whose
-	// answer never came.
+	// ErrMoved means that the ring's row was changed while this rotator held the lease: by hand, or
+	// by a step of its own whose answer never came.
 	ErrMoved = errors.New("ring: the row in onlyonce.rings was changed by somebody else")
-	// ErrSchema says that the ring in the database is not the one that this code knows.
+	// ErrSchema means that the ring in the database is not the one that this code knows.
 	ErrSchema = errors.New("ring: the schema does not fit this version of onlyonce")
 )
 
@@ -71,7 +76,7 @@ type Action string
 // Actions that changed the ring's row.
 const (
 	Announced Action = "announced" // another segment is inserted into
-	Closed    Action = "closed"    // nobody inserts into the segment any more
+	Closed    Action = "closed"    // the segment is not inserted into any more
 	Retired   Action = "retired"   // the segment is about to be emptied
 	Truncated Action = "truncated" // it is empty, and free
 	Repaired  Action = "repaired"  // sequence and version are equal again
@@ -80,17 +85,17 @@ const (
 // Actions that changed nothing. Each is worth asking again later.
 const (
 	Idle    Action = "idle"    // nothing is due
-	Standby Action = "standby" // somebody else has the lease, or this rotator has told why it cannot work
-	Waiting Action = "waiting" // for transactions that may have read what the row said before
-	Busy    Action = "busy"    // somebody reads the segment that is to be emptied, or takes over the lease
-	Needed  Action = "needed"  // the retention of the oldest segment has passed, and somebody needs it
-	Full    Action = "full"    // the segment is due, and no slot is free: it goes on growing
+	Standby Action = "standby" // another rotator has the lease, or this one has reported a fault
+	Waiting Action = "waiting" // for transactions that may have read the row before it changed
+	Busy    Action = "busy"    // another session reads the segment to be emptied, or takes the lease
+	Needed  Action = "needed"  // the oldest segment's retention has passed, and it is still needed
+	Full    Action = "full"    // no free slot for the next segment: the current one keeps growing
 )
 
-// Outcome is what one step came to.
+// Outcome is the result of one step.
 type Outcome struct {
 	Action Action
-	Slot   int16  // the segment that it is about; meaningless with Standby, Idle and Repaired
+	Slot   int16  // the segment concerned; meaningless with Standby, Idle and Repaired
 	Why    string // with Busy, Needed and Full
 }
 
@@ -103,17 +108,19 @@ func (o Outcome) Changed() bool {
 	return false
 }
 
-// LeaseChange tells that the ring's lease changed hands.
+// LeaseChange says that this rotator took, lost or released the ring's lease.
 type LeaseChange struct {
 	Epoch int64
 	Held  bool
-	Err   error // why it was lost; nil when it was released in order
+	Err   error // why it was lost; nil if it was released in order
 }
 
-// Hooks are called from the goroutine that steps, outside any transaction. Nil hooks are skipped. The structs may grow.
+// Hooks are called from the goroutine that steps, outside any transaction. Nil hooks are skipped.
+// The structs may get more fields.
 type Hooks struct {
-	// Stepped is called for every step that changed the row, and once for each segment that is kept although its retention has
-	// passed (Needed) or that grows because no slot is free (Full).
+	// Stepped is called for every step that changed the row. It is called once for each segment
+	// that is kept although its retention has passed (Needed), or that grows because no slot is
+	// free (Full).
 	Stepped func(Outcome)
 	// Lease is called when this rotator takes, loses or releases the lease.
 	Lease func(LeaseChange)
@@ -121,38 +128,44 @@ type Hooks struct {
 	Failed func(error)
 }
 
-// Config is what a [Rotator] needs. The zero value of a field is the default that its comment names; a value out of range is an
-// error of [New] and never adjusted.
+// Config configures a [Rotator]. The zero value of a field is the default that its comment names. A
+// value out of range is an error of [New] and never adjusted.
 type Config struct {
-	// MaxBytes is the size at which a segment is followed by another one: its table with what is stored out of line, without its
-	// indexes. Default 256 MiB. Small segments mean many rotations, each of which makes transactions above READ COMMITTED run again;
-	// large ones mean that space comes back late, slots times this at most unless something holds up rotation.
+	// MaxBytes is the size at which a segment is followed by another one, in bytes: its table with
+	// what is stored out of line, without its indexes. If segments are small, there are many
+	// rotations, and each makes transactions above READ COMMITTED run again. If they are large,
+	// space comes back late: up to MaxBytes for each slot, or more while something holds up
+	// rotation. Defaults to 256 MiB.
 	MaxBytes int64
 
-	// MaxAge is the age at which a segment that is not empty is followed by another one. Default 1 hour. It bounds how
-	// much longer than Retention a row may be kept in a quiet database.
+	// MaxAge is the age at which a segment that is not empty is followed by another one. It bounds
+	// how much longer than Retention a row may be kept in a quiet database. Defaults to 1 hour.
 	MaxAge time.Duration
 
-	// Retention is how long a segment is kept after it was closed. Default 24 hours. Slots are few: where
-	// a slot is needed before this has passed the current segment grows beyond MaxBytes, and Full is told.
+	// Retention is how long a segment is kept after it was closed. If a slot is needed before that
+	// has passed, the current segment grows beyond MaxBytes, and Hooks.Stepped reports Full.
+	// Defaults to 24 hours.
 	Retention time.Duration
 
-	// LeaseTTL is how long a dead rotator keeps others from taking over. Default 30 s, from 1 s to 1 hour. It is renewed at a third of it.
+	// LeaseTTL is how long a dead rotator keeps others from taking over: 1 s to 1 hour. It is
+	// renewed after a third of it. Defaults to 30 s.
 	LeaseTTL time.Duration
 
-	// LockTimeout is how long writers and readers of the segment may queue behind the TRUNCATE while it waits for those before it.
-	// Default 200 ms. Also how long a step waits for the row or the lease.
+	// LockTimeout is how long writers and readers of the segment may queue while the TRUNCATE waits
+	// for sessions before it. It is also how long a step waits for the row or the lease. Defaults
+	// to 200 ms.
 	LockTimeout time.Duration
 
-	// LockPause is how long the TRUNCATE is not tried again after it did not get its lock. Default 1 s; doubles with each
-	// attempt, six times at most.
+	// LockPause is how long the rotator waits before it tries a TRUNCATE again that did not get its
+	// lock. It doubles with each attempt, six times at most. Defaults to 1 s.
 	LockPause time.Duration
 
-	// Timeout bounds each step, and how long the server lets a rotator that was stopped keep its locks: a fifth of it while the segment is
-	// locked, because writers and relays wait then. Default 10 s, at least 1 s.
+	// Timeout bounds each step: at least 1 s. It is also how long the server lets a rotator that
+	// was stopped keep its locks. While the segment is locked, that is a fifth of it, because
+	// writers and relays wait then. Defaults to 10 s.
 	Timeout time.Duration
 
-	// Interval is how often Run looks. Default 1 s. Each look is one short query.
+	// Interval is how often Run looks. Each look is one short query. Defaults to 1 s.
 	Interval time.Duration
 
 	Hooks Hooks

@@ -14,23 +14,25 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
-// Rotator takes a ring's steps while it holds the ring's lease. It belongs to one goroutine.
+// Rotator takes a ring's steps while it holds the ring's lease. It must be used by one goroutine.
 type Rotator struct {
 	pool *pgxpool.Pool
 	ring Ring
 	cfg  Config
 
 	lease *lease.Lease // nil: not ours
-	// wait is what is waited for, by the row's version: nil until an id was taken after the row was read.
+	// wait is the current wait and the row's version that it is for. It is nil until an id was
+	// taken after the row was read.
 	wait *wait
-	// busy is how often in a row the segment could not be locked, and pausedTo when that is tried again.
+	// busy is how often in a row the segment could not be locked; pausedTo is when the next try is
+	// due.
 	busy     int
 	pausedTo time.Time
-	// What was told and need not be told again.
+	// What was reported already and is not reported again.
 	toldRights, toldClock bool
 	told                  Outcome
 
-	// The database's clock at the last look, by this process's.
+	// The database's clock at the last look, and this process's at that moment.
 	clock, looked time.Time
 	jumped        bool
 }
@@ -44,8 +46,9 @@ func New(pool *pgxpool.Pool, ring Ring, cfg Config) (*Rotator, error) {
 	return &Rotator{pool: pool, ring: ring, cfg: cfg}, nil
 }
 
-// Run rotates until its context ends, and then returns nil. It returns ErrRights where the role may not rotate, because that does not mend
-// itself; other errors are told to Hooks.Failed and waited out.
+// Run rotates until its context ends, and then returns nil. It returns ErrRights if the role may
+// not rotate, because waiting does not repair that. It reports other errors to Hooks.Failed and
+// waits them out.
 func (r *Rotator) Run(ctx context.Context) error {
 	defer func() {
 		if err := r.Release(ctx); err != nil {
@@ -83,7 +86,7 @@ func (r *Rotator) failed(err error) {
 	}
 }
 
-// Release gives the lease back, if this rotator has it, so that another one goes on at once.
+// Release gives the lease back if this rotator has it, so that another one goes on at once.
 func (r *Rotator) Release(ctx context.Context) error {
 	if r.lease == nil {
 		return nil
@@ -95,7 +98,7 @@ func (r *Rotator) Release(ctx context.Context) error {
 	return l.Release(bounded, r.pool)
 }
 
-// drop forgets the lease and all that was waited for under it.
+// drop forgets the lease and any wait under it.
 func (r *Rotator) drop(why error) {
 	epoch := r.lease.Epoch
 	r.lease, r.wait, r.busy = nil, nil, 0
@@ -104,8 +107,8 @@ func (r *Rotator) drop(why error) {
 	}
 }
 
-// Step takes at most one step. It does not wait, but for the lease's and the row's locks (LockTimeout). A step that has begun is finished
-// when ctx ends, within Timeout.
+// Step takes at most one step. It waits only for the lease's and the row's locks (LockTimeout). If
+// ctx ends, a step that has begun is finished, within Timeout.
 func (r *Rotator) Step(ctx context.Context) (Outcome, error) {
 	out, err := r.step(ctx)
 	if err != nil {
@@ -124,7 +127,8 @@ func (r *Rotator) Step(ctx context.Context) (Outcome, error) {
 	return out, err
 }
 
-// judge says what an error means. Nothing that was waited for outlives one: the session may have gone, and the server with it.
+// judge maps an error to an outcome. It drops the wait, because the session may have gone, and the
+// server with it.
 func (r *Rotator) judge(ctx context.Context, err error) (Outcome, error) {
 	r.wait = nil
 	var pg *pgconn.PgError
@@ -133,7 +137,7 @@ func (r *Rotator) judge(ctx context.Context, err error) (Outcome, error) {
 		case "OO001":
 			r.drop(err)
 			return Outcome{Action: Standby}, nil
-		case "55P03": // lock_not_available: somebody takes over the lease, or looks at the row
+		case "55P03": // lock_not_available: another session takes over the lease, or reads the row
 			return Outcome{Action: Busy, Why: pg.Message}, nil
 		case "42501":
 			err = fmt.Errorf("%w: %w", ErrRights, err)
@@ -157,7 +161,8 @@ func (r *Rotator) judge(ctx context.Context, err error) (Outcome, error) {
 	return Outcome{Action: Standby}, err
 }
 
-// look compares the database's clock with the time that has passed for this process since the last look. Also without the lease: a jump ends leases.
+// look compares the database's clock with the time that has passed for this process since the last
+// look. It does so without the lease too, because a jump ends leases.
 func (r *Rotator) look(ctx context.Context) error {
 	if !r.ring.Horizon {
 		return nil
@@ -175,7 +180,8 @@ func (r *Rotator) look(ctx context.Context) error {
 	}
 	now := time.Now()
 	if seventh != nil && !r.looked.IsZero() {
-		most := max(time.Duration(*seventh*float64(time.Second)), r.cfg.Timeout) // what the answer took is no jump
+		// The time that the query took is no jump.
+		most := max(time.Duration(*seventh*float64(time.Second)), r.cfg.Timeout)
 		r.jumped = clock.Sub(r.clock) > now.Sub(r.looked)+most
 	}
 	r.clock, r.looked = clock, now
@@ -185,7 +191,8 @@ func (r *Rotator) look(ctx context.Context) error {
 	return nil
 }
 
-// allowed returns ErrRights, and all that the role lacks, unless this rotator may rotate. Who has the lease was asked already.
+// allowed returns ErrRights, with all that the role lacks, unless this rotator may rotate. A
+// rotator that has the lease was checked already.
 func (r *Rotator) allowed(ctx context.Context) error {
 	if r.lease != nil {
 		return nil

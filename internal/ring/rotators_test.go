@@ -28,7 +28,7 @@ func (r *rig) due(action ring.Action) {
 	}
 }
 
-// Whoever comes next goes on from the row alone.
+// The next rotator goes on from the row alone.
 func TestReplacedAfterEachStep(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
@@ -42,7 +42,8 @@ func TestReplacedAfterEachStep(t *testing.T) {
 	r.expect("cur 2 draining - closed [] retired -")
 }
 
-// Killed in a step, the row and the segment are as before; the sequence is ahead, and equal again before anything else is done.
+// If a rotator is killed in a step, the row and the segment are as before. The sequence is ahead,
+// and is made equal again before any other step.
 func TestKilledInEachStep(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
@@ -53,7 +54,8 @@ func TestKilledInEachStep(t *testing.T) {
 		r.exec(`create trigger killed after update on onlyonce.rings execute function killed()`)
 		x := r.rotator(quick())
 		killed := false
-		for deadline := time.Now().Add(patience); !killed && time.Now().Before(deadline); { // others may write to this server
+		// Others may write to this server.
+		for deadline := time.Now().Add(patience); !killed && time.Now().Before(deadline); {
 			_, err := x.Step(t.Context())
 			killed = err != nil
 		}
@@ -79,7 +81,7 @@ func TestKilledInEachStep(t *testing.T) {
 	}
 }
 
-// R1: a rotator that was replaced and does not know it changes nothing, whatever is due.
+// R1: a rotator that was replaced and does not know it changes nothing, whichever step is due.
 func TestR1RotatorThatWasReplaced(t *testing.T) {
 	for i, action := range turn {
 		t.Run(string(action), func(t *testing.T) {
@@ -94,7 +96,8 @@ func TestR1RotatorThatWasReplaced(t *testing.T) {
 			if _, err := open.Exec(t.Context(), `select pg_current_xact_id()`); err != nil {
 				t.Fatal(err)
 			}
-			if out := r.step(x); out.Changed() { // it has the lease, and has taken the id that it waits by, if any
+			// It has the lease, and has taken the id that it waits by, if any.
+			if out := r.step(x); out.Changed() {
 				t.Fatalf("%+v", out)
 			}
 			r.commit(open)
@@ -102,7 +105,8 @@ func TestR1RotatorThatWasReplaced(t *testing.T) {
 			heir := r.takeOver()
 			before := r.row()
 			for range 3 {
-				if out := r.step(x); out.Changed() { // it may have an id to wait by, while others write to this server
+				// It may have an id to wait by, while others write to this server.
+				if out := r.step(x); out.Changed() {
 					t.Fatalf("the rotator that was replaced: %+v", out)
 				}
 			}
@@ -153,7 +157,7 @@ func TestRowChangedByHand(t *testing.T) {
 	r.until(x, ring.Announced)
 }
 
-// After a restore the sequence may be behind the row.
+// After a restore the sequence may be lower than the row's version.
 func TestSequenceBehindTheRow(t *testing.T) {
 	r := newRig(t)
 	x := r.rotator(quick())
@@ -220,7 +224,7 @@ func TestRoleWithoutRights(t *testing.T) {
 	}
 }
 
-// A sequential scan under the lock would keep everybody waiting.
+// A sequential scan under the lock would keep all other sessions waiting.
 func TestPlanOfNeeded(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")

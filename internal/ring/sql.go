@@ -5,13 +5,16 @@ import (
 	"strings"
 )
 
-// SEGMENT, SLOT and SEQUENCE in these statements stand for names and numbers that are constants of this module: see with.
+// In these statements, with replaces SEGMENT, SLOT and SEQUENCE by names and numbers that are
+// constants of this module.
 
-// stateSQL reads all that decides on the next step. In: ring, tables by slot, MaxBytes, MaxAge, Retention, whether the ring's horizon
-// takes the place of these two. Out: one row. The size of the
-// current segment is asked of the file system, with an ACCESS SHARE lock on the table for a moment. The row comes from the statement's
-// snapshot and last_value from now: a step that commits between the two makes them differ for no reason, which the repair, fenced by
-// the row's version, survives.
+// stateSQL reads all that decides on the next step. In: ring, tables by slot, MaxBytes, MaxAge,
+// Retention, whether the ring's horizon replaces these two. Out: one row.
+//
+// The size of the current segment is asked of the file system, with an ACCESS SHARE lock on the
+// table for a moment. The row comes from the statement's snapshot, and last_value is read live. If
+// a step commits between the two, they differ without a fault; the repair is harmless then, because
+// the row's version fences it.
 const stateSQL = `
 select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
        pg_relation_size(t.cur) > 0 and (r.horizon is not null or not $6)
@@ -25,8 +28,9 @@ select r.slots, r.cur, r.draining, r.closed, r.retired, r.version, v.last_value,
   left join onlyonce.segments o on o.ring = r.name and o.slot = r.closed[cardinality(r.closed)]
  where r.name = $1`
 
-// rightsSQL lists what a role lacks; WHO stands for an expression that names it. In: tables by slot, sequence, tables that are read, tables that
-// are written. From the catalogs; takes no lock.
+// rightsSQL lists what a role lacks. WHO is replaced by an expression that names the role. In:
+// tables by slot, sequence, tables that are read, tables that are written. From the catalogs; takes
+// no lock.
 const rightsSQL = `
 select needed.privilege || ' on ' || needed.name
   from (select p as privilege, 'onlyonce.rings' as name from unnest(array['SELECT', 'UPDATE']) p
@@ -43,21 +47,25 @@ order by 1`
 // rotatorsSQL lists the logins that may rotate. In: as rightsSQL.
 var rotatorsSQL = `select l.rolname::text from pg_roles l where l.rolcanlogin and not exists (` + strings.ReplaceAll(rightsSQL, "WHO", "l.oid") + `) order by 1`
 
-// settingsSQL bounds a transaction and keeps its plans on indexes. Where there is no other way than a sequential scan its cost seems huge, which
-// would start the compiler of plans, for a second. In: lock_timeout, idle_in_transaction_session_timeout.
+// settingsSQL bounds a transaction and keeps its plans on indexes. It turns jit off: if only a
+// sequential scan is possible, its cost seems huge, and the JIT compiler would run for a second.
+// In: lock_timeout, idle_in_transaction_session_timeout.
 const settingsSQL = `
 select set_config('lock_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $2, true),
        set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true), set_config('jit', 'off', true)`
 
-// holdSQL raises OO001 for a rotator that was replaced, and blocks a take-over until the transaction ends. In: lease, epoch, nonce.
+// holdSQL raises OO001 for a rotator that was replaced, and blocks a take-over until the
+// transaction ends. In: lease, epoch, nonce.
 const holdSQL = `select onlyonce.hold($1, $2, $3::uuid)`
 
-// advanceSQL moves the sequence beyond both numbers, at once and for everybody. In: the row's version. Out: the next version. The lease
-// is held, so nobody else does this now. Not nextval: after a restore it might return what the row has had already.
+// advanceSQL moves the sequence beyond both numbers, at once and visibly to all sessions. In: the
+// row's version. Out: the next version. The lease is held, so no other rotator does this now. It
+// does not use nextval, which after a restore might return what the row has had already.
 const advanceSQL = `select setval('SEQUENCE', greatest(v.last_value, $1) + 1) from SEQUENCE v`
 
-// The steps. In: ring, the version from which the step was derived, the next one. One row, or none: the row has moved. They lock the row
-// of the ring, which writers read without a lock, and the segment's.
+// The steps. In: ring, the version from which the step was derived, the next one. One row, or none
+// if the row has moved. They lock the row of the ring, which writers read without a lock, and the
+// segment's.
 const (
 	// announceSQL. Also in: the free slot.
 	announceSQL = `
@@ -66,7 +74,8 @@ with moved as (
 update onlyonce.segments s set use_no = s.use_no + 1, opened_at = clock_timestamp(), closed_at = null, bound = null
   from moved m where s.ring = m.name and s.slot = $4::smallint`
 
-	// closeSQL. Also in: the slot that drains, the id of ours that every transaction that wrote into it is below, and the number of the use.
+	// closeSQL. Also in: the slot that drains; the id of ours that is above every transaction that
+	// wrote into it; the number of the use.
 	closeSQL = `
 with moved as (
   update onlyonce.rings set closed = array_prepend(draining, closed), uses[draining + 1] = $6, draining = null, version = $3
@@ -88,13 +97,16 @@ update onlyonce.segments s set opened_at = null, closed_at = null, bound = null
   from moved m where s.ring = m.name and s.slot = $4::smallint`
 )
 
-// lockRowSQL locks the ring's row and reads what a TRUNCATE was derived from. In: ring. Out: version, retired.
+// lockRowSQL locks the ring's row and reads what a TRUNCATE was derived from. In: ring. Out:
+// version, retired.
 const lockRowSQL = `select version, retired from onlyonce.rings where name = $1 for update`
 
-// clockSQL reads the database's clock. In: ring. Out: the clock, and a seventh of the ring's horizon in seconds, null where it has none.
+// clockSQL reads the database's clock. In: ring. Out: the clock, and a seventh of the ring's
+// horizon in seconds, null if it has none.
 const clockSQL = `select clock_timestamp(), extract(epoch from horizon / 7)::float8 from onlyonce.rings where name = $1`
 
-// lockSQL and truncateSQL: whoever reads or writes the segment is waited for, no longer than lock_timeout, and waits for us.
+// lockSQL and truncateSQL wait for sessions that read or write the segment, no longer than
+// lock_timeout. Later sessions wait for them.
 const (
 	lockSQL     = `lock table SEGMENT in access exclusive mode`
 	truncateSQL = `truncate table SEGMENT`

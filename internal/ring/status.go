@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Status is a ring as it stands.
+// Status is the state of a ring.
 type Status struct {
 	Name     string
 	Version  int64
@@ -25,7 +25,8 @@ type SegmentStatus struct {
 	UseNo int64
 	Bytes int64 // with what is stored out of line, without indexes
 	Rows  int64 // estimate
-	// OpenFor and ClosedFor are ages by the database's clock; nil where it was not opened or closed since it was last emptied.
+	// OpenFor and ClosedFor are ages by the database's clock. They are nil if the segment was not
+	// opened or closed since it was last emptied.
 	OpenFor, ClosedFor *time.Duration
 }
 
@@ -34,7 +35,8 @@ type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// statusSQL reads a ring. In: ring, tables by slot. Out: one row a segment, ordered by slot. Takes an ACCESS SHARE lock on each segment for a moment.
+// statusSQL reads a ring. In: ring, tables by slot. Out: one row for each segment, ordered by slot.
+// Takes an ACCESS SHARE lock on each segment for a moment.
 const statusSQL = `
 select r.version, v.last_value, s.slot,
        case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = any (r.closed) then 'closed'
@@ -49,7 +51,7 @@ select r.version, v.last_value, s.slot,
  where r.name = $1 and t.name is not null and (s.slot < r.slots or s.slot = any (r.closed) or s.slot = r.retired)
  order by s.slot`
 
-// ReadStatus returns a ring as it stands.
+// ReadStatus returns the state of a ring.
 func ReadStatus(ctx context.Context, db DB, ring Ring) (Status, error) {
 	st := Status{Name: ring.Name}
 	rows, err := db.Query(ctx, with(statusSQL, ring.Sequence, "", 0), ring.Name, ring.Tables)
@@ -71,7 +73,8 @@ func ReadStatus(ctx context.Context, db DB, ring Ring) (Status, error) {
 	return st, nil
 }
 
-// Rotators returns the names of the logins that have the rights to rotate a ring, superusers among them.
+// Rotators returns the names of the logins that have the rights to rotate a ring, including
+// superusers.
 func Rotators(ctx context.Context, db DB, ring Ring) ([]string, error) {
 	rows, err := db.Query(ctx, rotatorsSQL, ring.rights()...)
 	if err != nil {
@@ -88,5 +91,5 @@ func milliseconds(n *int64) *time.Duration {
 	return &d
 }
 
-// Status returns the ring as it stands.
+// Status returns the state of the ring.
 func (r *Rotator) Status(ctx context.Context) (Status, error) { return ReadStatus(ctx, r.pool, r.ring) }

@@ -20,7 +20,7 @@ type wait struct {
 	xid     string
 }
 
-// state is a ring's row, and what the database says of it.
+// state is a ring's row, and what the database knows about it.
 type state struct {
 	slots, cur                 int16
 	draining, retired          *int16
@@ -29,7 +29,8 @@ type state struct {
 	due, expired, clockIsWrong bool
 }
 
-// free returns a slot that is neither current, draining, closed nor retired: the next one round the ring.
+// free returns a slot that is neither current, draining, closed nor retired: the next one in the
+// ring.
 func (s *state) free() (int16, bool) {
 	for i := int16(1); i < s.slots; i++ {
 		slot := (s.cur + i) % s.slots
@@ -44,7 +45,8 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 	if err := r.allowed(ctx); err != nil {
 		return Outcome{}, err
 	}
-	// Before anything that a wrong clock forbids, and without the lease: each process may be the only one that is left.
+	// Before any step that a wrong clock forbids, and without the lease: this process may be the
+	// only one left.
 	if r.ring.Mend != "" {
 		if err := r.mend(ctx); err != nil {
 			return Outcome{}, err
@@ -78,7 +80,7 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 	}
 	out := Outcome{Action: Idle}
 	if st.retired != nil {
-		// A segment that somebody keeps from us must not keep the next one from being opened.
+		// If another session keeps this segment locked, the next one must still be opened.
 		if out, err = r.empty(ctx, st, passed); err != nil || out.Changed() {
 			return out, err
 		}
@@ -100,7 +102,7 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 	return out, nil
 }
 
-// read reads the row, from which alone the next step follows.
+// read reads the row. The next step follows from it alone.
 func (r *Rotator) read(ctx context.Context) (*state, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
@@ -131,8 +133,8 @@ func (r *Rotator) mend(ctx context.Context) error {
 	return nil
 }
 
-// passed reports whether every transaction that may have read what the row said before this version has ended. The id that decides is taken
-// after the row was read, and only once for a version.
+// passed reports whether every transaction that may have read the row before this version has
+// ended. The id that decides is taken after the row was read, and only once for each version.
 func (r *Rotator) passed(ctx context.Context, st *state) (bool, error) {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
@@ -146,7 +148,7 @@ func (r *Rotator) passed(ctx context.Context, st *state) (bool, error) {
 	return Passed(bounded, r.pool, r.wait.xid)
 }
 
-// retire retires the oldest closed segment, if its retention has passed and nobody needs it.
+// retire retires the oldest closed segment, if its retention has passed and it is not needed.
 func (r *Rotator) retire(ctx context.Context, st *state) (Outcome, error) {
 	slot := st.closed[len(st.closed)-1]
 	if !st.expired {
@@ -162,7 +164,8 @@ func (r *Rotator) retire(ctx context.Context, st *state) (Outcome, error) {
 	return Outcome{Action: Retired, Slot: slot}, r.move(ctx, st, retireSQL)
 }
 
-// needed asks why a segment must be kept, without the lock: what it says may be over by the time that it is heard.
+// needed returns why a segment must be kept. It takes no lock, so the answer may be out of date
+// when it arrives.
 func (r *Rotator) needed(ctx context.Context, slot int16) (string, error) {
 	var why *string
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
@@ -187,8 +190,8 @@ func (r *Rotator) move(ctx context.Context, st *state, sql string, more ...any) 
 	return r.begin(ctx, r.cfg.Timeout, func(ctx context.Context, tx pgx.Tx) error { return r.update(ctx, tx, st, sql, more...) })
 }
 
-// update advances the sequence, and then the row. In this order: a writer that reads the sequence before it is advanced has had its
-// transaction id since before this step commits.
+// update advances the sequence, and then the row. The order matters: a writer that reads the
+// sequence before it is advanced got its transaction id before this step commits.
 func (r *Rotator) update(ctx context.Context, tx pgx.Tx, st *state, sql string, more ...any) error {
 	var next int64
 	if err := tx.QueryRow(ctx, with(advanceSQL, r.ring.Sequence, "", 0), st.version).Scan(&next); err != nil {
@@ -204,9 +207,10 @@ func (r *Rotator) update(ctx context.Context, tx pgx.Tx, st *state, sql string, 
 	return nil
 }
 
-// newUse is a number by which what was derived of a closed segment knows it again. Random, and new with the close: a failover may lose a close
-// and what was in the segment last, and the segment is then closed again with other keys in it. Its slot, its version and what it was opened
-// by are the same then.
+// newUse returns a number that identifies one use of a segment, for example for filters that are
+// built from its keys. It is random, and new with each close: a failover may lose a close together
+// with the segment's last rows, and the segment is then closed again with other keys in it. Its
+// slot, its version and what it was opened by are the same then.
 func newUse() int64 {
 	var b [8]byte
 	rand.Read(b[:]) // never fails (crypto/rand since Go 1.24)
@@ -266,14 +270,15 @@ func (r *Rotator) empty(ctx context.Context, st *state, passed bool) (Outcome, e
 	case !errors.Is(err, errNeeded):
 		return Outcome{}, err
 	}
-	// Everybody who wants the segment has queued behind this attempt: leave them alone for longer and longer.
+	// All sessions that want the segment have queued while this attempt waited: leave them alone
+	// for longer each time.
 	r.pausedTo = time.Now().Add(r.cfg.LockPause << min(r.busy, 6))
 	r.busy++
 	return out, nil
 }
 
-// begin runs a step's transaction under the lease. Detached, because a COMMIT that is cancelled while it waits for a standby has
-// committed here only.
+// begin runs a step's transaction under the lease. It is detached from ctx, because a COMMIT that
+// is cancelled while it waits for a standby has committed on this server only.
 func (r *Rotator) begin(ctx context.Context, idle time.Duration, do func(context.Context, pgx.Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err

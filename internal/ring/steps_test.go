@@ -65,7 +65,7 @@ func TestSteps(t *testing.T) {
 	if out := r.step(x); out.Action != ring.Idle {
 		t.Errorf("nothing is due: %+v", out)
 	}
-	// Each step that changed something was told, and what kept the segment once.
+	// Each step that changed something was reported, and the reason that kept the segment once.
 	var told []string
 	for _, o := range x.stepped {
 		told = append(told, string(o.Action))
@@ -93,7 +93,7 @@ func TestAgeAndRetention(t *testing.T) {
 	r.until(x, ring.Retired)
 }
 
-// Without a free slot the current segment grows, and that is told once.
+// Without a free slot the current segment grows, and that is reported once.
 func TestFull(t *testing.T) {
 	r := newRig(t)
 	x := r.rotator(quick())

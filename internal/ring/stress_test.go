@@ -16,11 +16,12 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// rotations is how many segments each of the three isolation levels empties: more than three turns of the ring.
+// rotations is how many segments each of the three isolation levels empties: more than three turns
+// of the ring.
 const rotations = 20
 
-// Producers of all kinds, lanes that move, three rotators that take the lease from each other: no committed call is emptied before a lane
-// has seen it, and none that was rolled back is seen.
+// Producers of all kinds, lanes that move, three rotators that take the lease from each other: no
+// committed call is emptied before a lane has seen it, and no call that was rolled back is seen.
 func TestO8NothingIsEmptiedUnseen(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) { stress(t, level) })
@@ -103,7 +104,8 @@ func stress(t *testing.T, level pgx.TxIsoLevel) {
 			keys, err := r.pass()
 			fail("passing", err)
 			book.see(keys)
-			_, err = r.pool.Exec(ctx, `select pg_sleep(0.005)`) // what scans the log keeps segments from being emptied
+			// What scans the log keeps segments from being emptied.
+			_, err = r.pool.Exec(ctx, `select pg_sleep(0.005)`)
 			fail("passing", err)
 		}
 	})
@@ -142,7 +144,7 @@ func (b *ledger) see(keys []string) {
 
 var errUndone = errors.New("undone")
 
-// produce is one transaction with some calls, which pauses where it may hurt.
+// produce is one transaction with some calls, which pauses at points that may cause harm.
 func (r *rig) produce(book *ledger, level pgx.TxIsoLevel) error {
 	ctx := context.Background() // not cut off: its end would be unknown
 	var keys []string
@@ -155,7 +157,8 @@ func (r *rig) produce(book *ledger, level pgx.TxIsoLevel) error {
 			return err
 		}
 		if rand.IntN(2) == 0 {
-			if _, err := tx.Exec(ctx, `select 1`); err != nil { // the snapshot, above READ COMMITTED
+			// The snapshot, above READ COMMITTED.
+			if _, err := tx.Exec(ctx, `select 1`); err != nil {
 				return err
 			}
 		}

@@ -14,7 +14,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// lateRow is the rest of each test here: the writer's row in slot 0 is committed late, and emptied only once it was sent.
+// lateRow is the end of each test here: the writer's row in slot 0 is committed late, and emptied
+// only after it was sent.
 func (r *rig) lateRow(x *rotator, key string) {
 	r.t.Helper()
 	if got := r.stands(key); got != 0 {
@@ -49,8 +50,8 @@ func TestO8OpenWriterKeepsTheSegmentFromClosing(t *testing.T) {
 	}
 }
 
-// A writer that got its transaction id after the announcement got its own is above everything that has ended when the announcement
-// commits: no snapshot's xmax covers it.
+// A writer may get its transaction id after the announcement got its own. It is then above every id
+// that has ended when the announcement commits: no snapshot's xmax covers it.
 func TestO8WriterBetweenAnnouncementAndItsCommit(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
@@ -87,14 +88,16 @@ func TestO8WriterBetweenAnnouncementAndItsCommit(t *testing.T) {
 	r.lateRow(x, late)
 }
 
-// A writer has its transaction id before it reads which segment is current; here it is stopped behind both.
+// A writer has its transaction id before it reads which segment is current; here it is stopped
+// after both.
 func TestO8WriterThatHasReadTheRing(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
 	x := r.rotator(quick())
 	r.enqueue(r.pool, "payments")
 	r.done()
-	// The INSERT's first lock is on the parent. This lock takes no transaction id, so only the writer's own keeps the segment open.
+	// The INSERT's first lock is on the parent. This lock takes no transaction id, so only the
+	// writer's own keeps the segment open.
 	gate := r.begin(pgx.ReadCommitted)
 	if _, err := gate.Exec(t.Context(), `lock table only onlyonce.outbox_log in share mode`); err != nil {
 		t.Fatal(err)
@@ -128,7 +131,8 @@ func (r *rig) blocked(like string) {
 	}
 }
 
-// A transaction whose snapshot is older than the announcement would read the old row: it is told to run again. The same after each step.
+// A transaction whose snapshot is older than the announcement would read the old row, so it must
+// run again. The same holds after each step.
 func TestO8OldSnapshotIsRefused(t *testing.T) {
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
@@ -157,7 +161,8 @@ func TestO8OldSnapshotIsRefused(t *testing.T) {
 	}
 }
 
-// Calls to a sink that no relay has listed yet are kept, and so are those of a lane that is behind. What was rolled back keeps nothing.
+// Calls to a sink that no relay has listed yet are kept, and so are those that their lane has not
+// passed. Rows that were rolled back keep nothing.
 func TestWhoNeedsASegment(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
@@ -189,7 +194,8 @@ func TestWhoNeedsASegment(t *testing.T) {
 	r.until(x, ring.Truncated)
 }
 
-// A lane that has nothing in the segment does not keep it: a sink that nobody calls need not move for that.
+// A lane that has nothing in the segment does not keep it: a sink without calls need not move for
+// it.
 func TestLaneWithoutCallsKeepsNothing(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
@@ -217,7 +223,8 @@ func TestRowInProgressInItsLanesCursor(t *testing.T) {
 	r.lateRow(x, late)
 }
 
-// What decides is what is in the segment under the lock, whatever was found before: here something got in that no rule allows.
+// The rows in the segment under the lock decide, whatever was found before. Here a row got in that
+// no rule allows.
 func TestO8LookedAtAgainUnderTheLock(t *testing.T) {
 	r := newRig(t)
 	r.sink("payments")
@@ -239,7 +246,8 @@ func TestO8LookedAtAgainUnderTheLock(t *testing.T) {
 	r.until(x, ring.Truncated)
 }
 
-// A transaction's default isolation must not give the look under the lock a snapshot from before it.
+// A transaction's default isolation must not give the look under the lock a snapshot from before
+// it.
 func TestServerDefaultsToSerializable(t *testing.T) {
 	r := newRig(t)
 	r.exec(`do $$ begin execute format('alter database %I set default_transaction_isolation = serializable', current_database()); end $$`)

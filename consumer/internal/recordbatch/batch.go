@@ -9,18 +9,18 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// batch is one record batch as it lies in the log (message format 2), or one message of the formats
-// before it.
+// batch is one record batch as the log holds it (message format 2), or one message of an older
+// format.
 type batch struct {
 	base, last int64 // offsets that it spans
 	epoch      int32 // leader epoch under which it was appended
 	magic      int8
 	attributes int16
-	firstTime  int64 // records count theirs from it
+	firstTime  int64 // base of the records' timestamps
 	maxTime    int64 // the broker's clock, if logAppendTime
 	producer   int64
 	count      int
-	payload    []byte // the records, perhaps compressed; the whole message where magic is below 2
+	payload    []byte // the records, perhaps compressed; the whole message if magic is below 2
 }
 
 // Attributes of a batch.
@@ -36,12 +36,11 @@ func (b *batch) logAppendTime() bool      { return b.attributes&attrLogAppendTim
 func (b *batch) transactional() bool      { return b.attributes&attrTransactional != 0 }
 func (b *batch) control() bool            { return b.attributes&attrControl != 0 }
 
-// ErrMalformed says that bytes are not what a batch is made of, although they came with a valid
-// response.
+// ErrMalformed means that bytes are no valid batch, although they came with a valid response.
 var ErrMalformed = errors.New("malformed record batch")
 
-// Layout of what all formats begin with: offset, length of what follows, and 4 bytes later the
-// format.
+// Layout of the beginning of all formats: the offset, the length of what follows, and 4 bytes later
+// the format.
 const (
 	lengthAt   = 8
 	prefixSize = 12
@@ -53,8 +52,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// splitBatches takes a fetch response's records apart, and checks the checksum of each batch.
-// Brokers copy the log up to the size that was asked for: the last batch may be cut off, and is
+// splitBatches splits a fetch response's records into batches, and checks the checksum of each.
+// Brokers copy the log up to the size that was asked for, so the last batch may be cut off. It is
 // then left for the next fetch. The first one is always whole.
 func splitBatches(b []byte) ([]batch, error) {
 	var batches []batch
@@ -107,10 +106,11 @@ func parseBatch(b []byte) (batch, error) {
 	return out, nil
 }
 
-// abortMarker says whether a control batch ends a transaction by aborting it.
+// abortMarker reports whether a control batch ends a transaction by aborting it.
 func (b *batch) abortMarker(codecs *Codecs) (bool, error) {
 	if b.count == 0 {
-		return false, nil // its record was removed; by then the transaction's are, too
+		// Its record was removed; by then the transaction's records are removed too.
+		return false, nil
 	}
 	r, err := b.open(codecs, maxMarker)
 	if err != nil {

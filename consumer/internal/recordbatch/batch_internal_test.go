@@ -19,8 +19,8 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// These tests are inside the package because batches are taken apart by nobody else; what Fetch
-// makes of them is tested from outside.
+// These tests are inside the package because no other package splits batches. What Fetch makes of
+// them is tested from outside.
 
 // rawRecord is a record as a test wants it in a batch.
 type rawRecord struct {
@@ -70,7 +70,7 @@ func genBytes(t *rapid.T, name string) []byte {
 	return rapid.SliceOfN(rapid.Byte(), 0, 40).Draw(t, name)
 }
 
-// genBatch draws a batch with holes between its records and behind the last, as compaction leaves
+// genBatch draws a batch with holes between its records and after the last, as compaction leaves
 // them.
 func genBatch(t *rapid.T, base int64) (batch, []rawRecord) {
 	b := batch{base: base, epoch: rapid.Int32Range(0, 9).Draw(t, "epoch"), producer: -1,
@@ -94,7 +94,7 @@ func genBatch(t *rapid.T, base int64) (batch, []rawRecord) {
 
 func same(a, b []byte) bool { return bytes.Equal(a, b) && (a == nil) == (b == nil) }
 
-// Whatever is in batches is what comes out, from any offset, with the last one cut off anywhere.
+// All records of batches are returned, from any offset, with the last batch cut off at any byte.
 func TestBatchesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var raw []byte
@@ -161,7 +161,7 @@ func equalMessages(t interface{ Fatalf(string, ...any) }, got, want []*consumer.
 	}
 }
 
-// A changed byte is noticed, wherever it is behind the fields that brokers may change after the
+// A changed byte is noticed at every position after the fields that brokers may change after the
 // checksum was made.
 func TestBatchChecksum(t *testing.T) {
 	raw := encodeBatch(batch{base: 7, last: 8, producer: -1}, []rawRecord{{value: []byte("abc")}, {delta: 1, value: []byte("def")}})
@@ -267,8 +267,8 @@ func TestOldMessages(t *testing.T) {
 	}
 }
 
-// What kafka-go's own decoder and this one make of the same bytes is the same, where kafka-go tells
-// at all.
+// kafka-go's own decoder and this one decode the same bytes to the same records, as far as kafka-go
+// returns them.
 func FuzzBatches(f *testing.F) {
 	f.Add(encodeBatch(batch{base: 7, last: 8, producer: -1}, []rawRecord{{value: []byte("abc")}, {delta: 1, key: []byte("def")}}))
 	f.Add(encodeBatch(batch{base: 7, last: 7, producer: 3, attributes: attrControl | attrTransactional}, []rawRecord{{key: []byte{0, 0, 0, 1}, value: []byte("v")}}))

@@ -34,22 +34,22 @@ func (c Compression) String() string {
 }
 
 const (
-	// unpackers is how many batches of a process are uncompressed at the same moment.
+	// unpackers is how many batches a process uncompresses at the same moment.
 	unpackers = 2
-	// keptBytes bounds what unpackers take that are kept for the rest of their batches.
+	// keptBytes bounds the memory of unpackers that are kept for the rest of their batches.
 	keptBytes = 16 << 20
-	// maxWindow is how far back zstd may refer: as far as at its highest level, and no further in
-	// Kafka's own client either.
+	// maxWindow is how far back zstd may refer. That is the distance of its highest level, and also
+	// the limit of Kafka's own client.
 	maxWindow = 128 << 20
 	// snappyGrows is how many times its size a block of snappy unpacks to at most: three bytes of
-	// it name 64.
+	// it unpack to 64.
 	snappyGrows = 22
 )
 
-// Codecs unpack what the partitions of one source have fetched, with a bound on the memory that
-// this takes. It is used by all of them at once.
+// Codecs unpacks what the partitions of one source have fetched, with a bound on the memory that
+// this takes. All partitions use it at once.
 type Codecs struct {
-	slots chan struct{} // who unpacks at this moment
+	slots chan struct{} // holds a token for each batch that is unpacked at this moment
 
 	mu   sync.Mutex
 	most int         // bytes that may be kept
@@ -57,14 +57,15 @@ type Codecs struct {
 	size int         // of those
 }
 
-// NewCodecs makes one for a source.
+// NewCodecs returns a Codecs for a source.
 func NewCodecs() *Codecs { return &Codecs{slots: make(chan struct{}, unpackers), most: keptBytes} }
 
-// begin waits for a place. Its holder waits for nothing before it calls end.
+// begin waits for a slot. The holder must not wait for anything before it calls end.
 func (c *Codecs) begin() { c.slots <- struct{}{} }
 func (c *Codecs) end()   { <-c.slots }
 
-// keep leaves an unpacker open between two fetches, at the expense of those that were kept before.
+// keep leaves an unpacker open between two fetches. To make room it closes those that were kept the
+// longest.
 func (c *Codecs) keep(u *unpacker) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,7 +75,7 @@ func (c *Codecs) keep(u *unpacker) {
 	}
 }
 
-// take returns whether an unpacker that was kept is still open. It is the caller's again then.
+// take reports whether an unpacker that was kept is still open. If so, the caller owns it again.
 func (c *Codecs) take(u *unpacker) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,10 +95,10 @@ func (c *Codecs) drop(i int) *unpacker {
 	return u
 }
 
-// unpacker uncompresses one payload bit by bit.
+// unpacker uncompresses one payload piece by piece.
 type unpacker struct {
 	io.Reader
-	size  int // about what it takes
+	size  int // about how much memory it takes
 	close func()
 }
 
@@ -105,7 +106,7 @@ var (
 	gzips = sync.Pool{New: func() any { return new(gzip.Reader) }}
 	lz4s  = sync.Pool{New: func() any { return lz4.NewReader(nil) }}
 	zstds = sync.Pool{New: func() any {
-		// In the calling goroutine, and never the whole of it at once.
+		// It decodes in the calling goroutine, and never the whole payload at once.
 		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecodeBuffersBelow(0))
 		if err != nil {
 			panic(err) // its options are wrong
@@ -141,7 +142,8 @@ func unpack(codec Compression, src []byte) (*unpacker, error) {
 	return nil, errCodec
 }
 
-// lz4Size is what an unpacker of lz4 takes: two blocks, of the size that the frame's header names.
+// lz4Size is how much memory an unpacker of lz4 takes: two blocks, of the size that the frame's
+// header gives.
 func lz4Size(src []byte) int {
 	const flagsAt, least, most = 5, 4, 7
 	size := 8 << 20 // a frame of the first format
@@ -151,7 +153,7 @@ func lz4Size(src []byte) int {
 	return 2*size + 128<<10
 }
 
-// xerial begins what Java's producers make of snappy: a version follows, and then blocks of some 32
+// xerial begins the snappy of Java's producers. After it come a version, and then blocks of some 32
 // kB, each with its length.
 var xerial = []byte{130, 'S', 'N', 'A', 'P', 'P', 'Y', 0}
 

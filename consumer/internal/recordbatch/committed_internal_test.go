@@ -174,8 +174,8 @@ func TestControlBatchMalformed(t *testing.T) {
 	}
 }
 
-// A batch whose end was removed is passed over to where it ended, or a fetch from behind its last
-// record would return it for ever.
+// A batch whose end was removed is skipped to its original end. Otherwise a fetch from after its
+// last record would return it for ever.
 func TestPositionIsBehindRemovedRecords(t *testing.T) {
 	raw := encodeBatch(batch{base: 10, last: 19, producer: -1}, []rawRecord{{delta: 2}, {delta: 5}})
 	raw = append(raw, encodeBatch(batch{base: 20, last: 24, producer: -1}, nil)...)

@@ -172,7 +172,7 @@ func rawBatch(b batch, count int, body []byte) []byte {
 	return raw
 }
 
-// zeros compresses n zeros behind a beginning.
+// zeros compresses n zeros after a beginning.
 func zeros(t *testing.T, c compress.Compression, begin []byte, n int) []byte {
 	t.Helper()
 	var out bytes.Buffer

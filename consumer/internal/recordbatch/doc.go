@@ -1,19 +1,19 @@
-// Package recordbatch takes the bytes of a fetch response apart, for every Kafka client that an
-// adapter is written for: batches with verified checksums, in them the records that are committed,
-// and the position behind everything that was looked at.
+// Package recordbatch decodes the bytes of a fetch response, for every Kafka client that an adapter
+// is written for. It returns batches with verified checksums, the committed records in them, and
+// the position after everything that was looked at.
 //
-// Kafka clients have decoders too, and they do not tell what a consumer of exact positions must
-// know. kafka-go's hides the last offset of a batch, without which one whose end was removed cannot
-// be passed over, and the largest timestamp, without which records of topics with
-// message.timestamp.type=LogAppendTime get their producer's time. franz-go's hands over records
-// only, and not how far the log was looked at behind the last of them.
+// Kafka clients have decoders too, but those hide what a consumer of exact positions must know.
+// kafka-go's hides the last offset of a batch, without which a batch whose end was removed cannot
+// be skipped. It also hides the largest timestamp, without which records of topics with
+// message.timestamp.type=LogAppendTime get their producer's time. franz-go's returns records only,
+// and not how far the log was looked at after the last of them.
 package recordbatch
 
 import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Section says which part of which log a fetch response holds.
+// Section names the part of a log that a fetch response holds.
 type Section struct {
 	Topic     string
 	Partition int32
@@ -25,25 +25,26 @@ type Section struct {
 	Aborted []Aborted
 }
 
-// Contents is what a response holds, unpacked as it is read. It is used by one goroutine at a time.
+// Contents is what a response holds, unpacked as it is read. It must be used by one goroutine at a
+// time.
 type Contents struct {
-	// Batches is how many whole batches there are, and Last the last offset of the last one, -1
-	// where there is none.
+	// Batches is how many whole batches there are. Last is the last offset of the last one, or -1
+	// if there is none.
 	Batches int
 	Last    int64
 
 	section Section
 	codecs  *Codecs
 	most    int
-	kept    []batch // those whose records are to be returned, and were not yet
-	next    int64   // position behind everything
+	kept    []batch // those whose records are not returned yet
+	next    int64   // position after everything
 	epochs  []epoch
 	reading *records // of the first of kept; nil: not begun
 	memory  arena
 	failed  error
 }
 
-// epoch is under which leader epoch the batch that begins at an offset was appended.
+// epoch is the leader epoch under which the batch that begins at an offset was appended.
 type epoch struct {
 	from  int64
 	under int32
@@ -51,20 +52,20 @@ type epoch struct {
 
 // Part is some of what a response holds.
 type Part struct {
-	// Messages are committed records in order of offset. Their bytes are nobody else's, but
-	// neighbours of some kilobytes share their memory.
+	// Messages are committed records in order of offset. The caller owns their bytes, but
+	// neighbours of some kilobytes share memory.
 	Messages []*consumer.Message
-	// Next is the position behind everything that was looked at.
+	// Next is the position after everything that was looked at.
 	Next int64
-	// Epoch is the leader epoch of the last batch that begins below Next, -1 where there is none.
+	// Epoch is the leader epoch of the last batch that begins below Next, or -1 if there is none.
 	Epoch int32
-	// More says that there is more to read.
+	// More reports whether there is more to read.
 	More bool
 }
 
-// Open takes the bytes of a response apart into batches, and verifies their checksums: nothing is
-// unpacked before. The records that are read from it are no larger than maxRecord bytes. Errors
-// wrap ErrMalformed.
+// Open splits the bytes of a response into batches and verifies their checksums before it unpacks
+// anything. Records that are read from the result may be at most maxRecord bytes long. Errors wrap
+// ErrMalformed.
 func (s Section) Open(raw []byte, codecs *Codecs, maxRecord int) (*Contents, error) {
 	batches, err := splitBatches(raw)
 	if err != nil {
@@ -81,9 +82,9 @@ func (s Section) Open(raw []byte, codecs *Codecs, maxRecord int) (*Contents, err
 	return c, nil
 }
 
-// Read returns the next records, as many as take up to most bytes by their Size, and one at least
-// if there is one. What it returns before an error is good; the error is returned next. Errors wrap
-// ErrMalformed or ErrTooLarge.
+// Read returns the next records: as many as take up to most bytes by their Size, and at least one
+// if there is one. If it finds an error after some records, it returns the records first and the
+// error next time. Errors wrap ErrMalformed or ErrTooLarge.
 func (c *Contents) Read(most int) (Part, error) {
 	p := Part{Next: c.next}
 	for len(c.kept) > 0 && c.failed == nil {
@@ -117,7 +118,7 @@ func (c *Contents) Read(most int) (Part, error) {
 // slab is how many messages are allocated at once.
 const slab = 32
 
-// batch reads from the first batch, and returns whether it is over; otherwise p.Next is where it
+// batch reads from the first batch, and reports whether that is over. If not, p.Next is where it
 // goes on.
 func (c *Contents) batch(p *Part, most *int) (over bool, err error) {
 	if c.reading == nil {
@@ -166,10 +167,10 @@ func (c *Contents) batch(p *Part, most *int) (over bool, err error) {
 	return true, nil
 }
 
-// structBytes is what a message takes beside its record.
+// structBytes is the size of a message without its record.
 var structBytes = (&consumer.Message{}).Size()
 
-// Close gives up what was not read.
+// Close discards what was not read.
 func (c *Contents) Close() {
 	if c.reading != nil {
 		c.reading.in.drop()

@@ -7,7 +7,7 @@ import (
 )
 
 // Layout of a message in the formats 0 and 1, which Kafka wrote before 0.11 and kept in its logs
-// until 4.0. Behind these fields come key and value, each with its length in 4 bytes, -1 for null.
+// until 4.0. After these fields come key and value, each with its length in 4 bytes, -1 for null.
 const (
 	oldCRCAt        = 12
 	oldAttributesAt = 17
@@ -15,8 +15,8 @@ const (
 	oldHeaderSize   = 26 // format 1
 )
 
-// parseOldMessage makes a batch of one message, or of a compressed set of them, whose offset is
-// that of the last.
+// parseOldMessage makes a batch of one message, or of a compressed set of messages. The offset of a
+// set is that of its last message.
 func parseOldMessage(b []byte, offset int64, magic int8) (batch, error) {
 	if len(b) < oldTimeAt || magic == 1 && len(b) < oldHeaderSize {
 		return batch{}, fmt.Errorf("%w at offset %d: a message of %d bytes", ErrMalformed, offset, len(b))
@@ -34,7 +34,7 @@ func parseOldMessage(b []byte, offset int64, magic int8) (batch, error) {
 	return out, nil
 }
 
-// oldFields returns key and value of a message; the value of a compressed set is the set.
+// oldFields returns key and value of a message. The value of a compressed set is the set.
 func (b *batch) oldFields() (key, value []byte, err error) {
 	r := reader{b: b.payload[oldTimeAt:]}
 	if b.magic == 1 {

@@ -2,7 +2,7 @@ package recordbatch
 
 import "encoding/binary"
 
-// reader takes bytes apart. After the first thing that is not there it has failed, and returns
+// reader decodes bytes. After the first field that is missing or invalid it has failed, and returns
 // zeros.
 type reader struct {
 	b      []byte
@@ -13,7 +13,7 @@ func (r *reader) fail() {
 	r.b, r.failed = nil, true
 }
 
-// varint reads a number in zigzag form, which is Kafka's and encoding/binary's.
+// varint reads a number in zigzag form, as Kafka and encoding/binary write it.
 func (r *reader) varint() int64 {
 	v, n := binary.Varint(r.b)
 	if n <= 0 {
@@ -47,7 +47,7 @@ func (r *reader) bytes() []byte {
 	return r.take(uint64(n))
 }
 
-// bytes32 reads bytes that may be null, with the fixed length of the old formats in front.
+// bytes32 reads bytes that may be null, after the fixed length of the old formats.
 func (r *reader) bytes32() []byte {
 	size := r.take(4)
 	if r.failed {
@@ -63,7 +63,7 @@ func (r *reader) bytes32() []byte {
 	return r.take(uint64(n))
 }
 
-// count reads how many headers follow: no more than there can be.
+// count reads how many headers follow. It fails if that is more than fit into the rest.
 func (r *reader) count() int {
 	const least = 2 // two lengths
 	n := r.varint()

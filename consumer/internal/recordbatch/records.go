@@ -9,20 +9,20 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// records reads the records of one batch in order, without having more of them in memory than the
+// records reads the records of one batch in order. It holds no more of them in memory than the
 // next.
 type records struct {
 	b      *batch
 	in     stream
-	most   int   // size of a record
+	most   int   // largest size of a record
 	left   int   // not read yet
-	length int64 // of the next one; -1: not looked at
-	shift  int64 // old formats: what offsets inside are counted from
+	length int64 // of the next one; -1: not read yet
+	shift  int64 // old formats: the base of offsets inside
 }
 
 var headerStruct = (&consumer.Message{Headers: make([]consumer.Header, 1)}).Size() - (&consumer.Message{}).Size()
 
-// open begins to read a batch. It is to be resumed before it is read.
+// open begins to read a batch. Call resume before reading.
 func (b *batch) open(codecs *Codecs, most int) (*records, error) {
 	if b.compression() > Zstd {
 		return nil, fmt.Errorf("%w at offset %d: compression %d is not known", ErrMalformed, b.base, b.compression())
@@ -34,7 +34,7 @@ func (b *batch) open(codecs *Codecs, most int) (*records, error) {
 	return r, nil
 }
 
-// malformed says where in the batch something is wrong.
+// malformed adds the place in the batch to an error.
 func (r *records) malformed(why error) error {
 	return fmt.Errorf("%w at offset %d: %v: %d records before its end: %w", ErrMalformed, r.b.base, r.b.compression(), r.left, why)
 }
@@ -46,14 +46,14 @@ func (r *records) resume() error {
 	return nil
 }
 
-// park lets go of what only a reader needs.
+// park releases what is only needed while reading.
 func (r *records) park() { r.in.park(r.left == 0) }
 
-// front is as much of a record as it takes to know its offset: attributes and two numbers.
+// front is how many bytes of a record contain its offset: attributes and two numbers.
 const front = 1 + 2*binary.MaxVarintLen64
 
-// next returns the offset of the next record, and the size that it is said to have, after it has
-// looked at its beginning only.
+// next returns the offset of the next record and the size that it announces. It looks at the
+// record's beginning only.
 func (r *records) next() (offset int64, size int64, err error) {
 	if r.b.magic < 2 {
 		return r.nextOld()
@@ -80,7 +80,7 @@ func (r *records) next() (offset int64, size int64, err error) {
 	return r.b.base + delta, r.length, nil
 }
 
-// skip passes over the record that next has looked at.
+// skip skips the record that next has looked at.
 func (r *records) skip() error {
 	if err := r.in.skip(r.length); err != nil {
 		return r.malformed(err)
@@ -88,8 +88,8 @@ func (r *records) skip() error {
 	return r.passed()
 }
 
-// passed counts a record. The batch ends with the last one: what follows would be lost if the
-// position went beyond.
+// passed counts a record. After the last one the batch must end: if the position moved beyond it,
+// any bytes that follow would be lost.
 func (r *records) passed() error {
 	r.length = -1
 	if r.left == 1 && r.b.magic == 2 {
@@ -119,7 +119,7 @@ func (r *records) read(m *consumer.Message, a *arena, offset int64) error {
 		return err
 	}
 	if r.b.logAppendTime() {
-		// The broker wrote only this, and left the records alone.
+		// The broker wrote only this, and did not change the records.
 		m.Time = time.UnixMilli(r.b.maxTime).UTC()
 	}
 	m.LogAppendTime, m.LeaderEpoch, m.Offset = r.b.logAppendTime(), r.b.epoch, offset
@@ -128,7 +128,7 @@ func (r *records) read(m *consumer.Message, a *arena, offset int64) error {
 
 func (r *records) parse(m *consumer.Message, body []byte, a *arena, offset int64) error {
 	in := reader{b: body}
-	in.take(1) // attributes, of which there are none
+	in.take(1) // attributes; none is defined
 	m.Time = time.UnixMilli(r.b.firstTime + in.varint()).UTC()
 	in.varint()
 	m.Key, m.Value = in.bytes(), in.bytes()
@@ -149,8 +149,8 @@ func (r *records) parse(m *consumer.Message, body []byte, a *arena, offset int64
 	return nil
 }
 
-// openOld finds out how many messages a set has, and what their offsets are relative to: that of
-// the last one. In format 0 they are absolute, so that such a set is refused.
+// openOld finds out how many messages a set has, and the base of their offsets, which are relative
+// to that of the last one. In format 0 offsets are absolute, so such a set is refused.
 func (r *records) openOld() error {
 	b := r.b
 	if b.compression() == None {
@@ -190,7 +190,7 @@ func (r *records) openOld() error {
 			if r.left == 0 {
 				return r.malformed(err)
 			}
-			return nil // the last one is cut off, as brokers of that time did it
+			return nil // the last one is cut off, which brokers of that time did
 		}
 		r.left++
 		r.shift = b.base - last
@@ -198,7 +198,7 @@ func (r *records) openOld() error {
 	}
 }
 
-// nextOld is next for the formats before 2, where what it looks at is a whole message.
+// nextOld is next for the formats before 2. It looks at a whole message.
 func (r *records) nextOld() (offset int64, size int64, err error) {
 	b, err := r.in.peek(prefixSize)
 	if err == nil && len(b) < prefixSize {

@@ -11,24 +11,25 @@ import (
 	"sync"
 )
 
-// stream is a batch's records, uncompressed as they are read. Between two fetches it may be parked,
-// which takes nothing but what Codecs keeps.
+// stream is a batch's records, uncompressed as they are read. Between two fetches it may be parked.
+// It then takes only the memory that Codecs keeps.
 type stream struct {
 	codecs *Codecs
 	codec  Compression
 	src    []byte // compressed
 
 	at  int64     // bytes that were read
-	in  *unpacker // nil: not open; never opened for what is not compressed
+	in  *unpacker // nil: not open; never opened if there is no compression
 	buf *bufio.Reader
 }
 
-// buffers hold what was unpacked, and lie between the streams and whoever reads them.
+// buffers hold unpacked bytes between the streams and their readers.
 var buffers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, bufferSize) }}
 
 const bufferSize = 16 << 10
 
-// resume opens the stream where it was parked. What was not kept is unpacked again up to there.
+// resume opens the stream at the position at which it was parked. If its unpacker was not kept, it
+// unpacks again up to there.
 func (s *stream) resume() error {
 	if s.codec == None || len(s.src) == 0 {
 		s.buf = buffers.Get().(*bufio.Reader)
@@ -77,7 +78,7 @@ func (s *stream) free() {
 	}
 }
 
-// drop gives up a stream that is parked.
+// drop discards a stream that is parked.
 func (s *stream) drop() {
 	if s.in != nil && s.codecs.take(s.in) {
 		s.in.close()
@@ -86,7 +87,7 @@ func (s *stream) drop() {
 	s.in = nil
 }
 
-// ended returns nil where nothing follows.
+// ended returns nil if nothing follows.
 func (s *stream) ended() error {
 	_, err := s.buf.Peek(1)
 	switch {
@@ -120,7 +121,8 @@ func (s *stream) skip(n int64) error {
 	return nil
 }
 
-// firstRead is how much memory bytes get at once that are only announced.
+// firstRead is how many bytes are allocated at first for a record whose length is only announced.
+// So a false length, for example of a gigabyte, allocates little.
 const firstRead = 1 << 20
 
 // read reads n bytes into memory from a.
@@ -153,7 +155,7 @@ func (s *stream) varint() (int64, error) {
 	return v, s.skip(int64(n))
 }
 
-// cutOff is for an end in the middle of something.
+// cutOff maps an end in the middle of something to io.ErrUnexpectedEOF.
 func cutOff(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -161,8 +163,8 @@ func cutOff(err error) error {
 	return err
 }
 
-// arena gives out memory in pieces of some kilobytes, so that small messages cost no allocation
-// each. A piece lives as long as any message in it does.
+// arena gives out memory in pieces of some kilobytes, so that small messages need no allocation
+// each. A piece is kept in memory as long as any message in it.
 type arena struct {
 	free []byte
 	size int // of the last piece
@@ -203,7 +205,7 @@ func (a *arena) name(b []byte) string {
 	return s
 }
 
-// ErrTooLarge says that a record is larger than is allowed.
+// ErrTooLarge means that a record is larger than is allowed.
 var ErrTooLarge = errors.New("record is too large")
 
 func tooLarge(offset, size int64, most int) error {

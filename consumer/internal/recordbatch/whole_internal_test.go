@@ -43,7 +43,7 @@ func (b *batch) plain(data []byte) ([]byte, error) {
 }
 
 // wholeMessages appends the batch's records in [from, before). Their bytes are those of the
-// response, or of the uncompressed batch, and nobody else's: nothing is pooled.
+// response, or of the uncompressed batch. Nothing is pooled.
 func (b *batch) wholeMessages(msgs []*consumer.Message, topic string, partition int32, from, before int64) ([]*consumer.Message, error) {
 	if b.magic < 2 {
 		return b.wholeOldMessages(msgs, topic, partition, from, before)
