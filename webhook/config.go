@@ -18,7 +18,7 @@ import (
 // Mode is what an endpoint does with an event that is new.
 type Mode int
 
-// Modes.
+// Modes of an endpoint.
 const (
 	// Inbox stores the event as it came, and answers. A consumer handles it: the endpoint's own, see
 	// [Endpoint.Run], or one over a [Source].
@@ -40,7 +40,7 @@ type Config struct {
 	// or one of yours. Required.
 	Provider Provider
 
-	// Secrets are those that are valid now; see [VerifierConfig]. Required.
+	// Secrets are the secrets that are valid now; see [VerifierConfig]. Required.
 	Secrets []string
 
 	// Tolerance is how far the signed time may be from this machine's clock; see [VerifierConfig].
@@ -59,14 +59,14 @@ type Config struct {
 	Mode Mode
 
 	// Handler applies an event; [EventOf] returns the event of its message. It has the type of a
-	// consumer's handler, and one function does for both modes.
+	// consumer's handler, so that one function does for both modes.
 	//
-	// In mode Inbox [Endpoint.Run] consumes the stored events with it. Without it the events are only
-	// stored, for a consumer of your own over a [Source].
+	// In mode Inbox [Endpoint.Run] consumes the stored events with it. If it is not set, the events
+	// are only stored, for a consumer of your own over a [Source].
 	//
-	// In mode Inline it runs in the transaction that has claimed the event's id, and is required. An
-	// error rolls back both, the sender gets 500 and sends again. That holds for a permanent error
-	// too: nothing is parked, except what [InOrder] finds stale. Its context ends after three
+	// In mode Inline it runs in the transaction that has claimed the event's id, and is required.
+	// An error rolls back both; the sender gets 500 and sends again. That holds for a permanent
+	// error too: nothing is parked, except what [InOrder] finds stale. Its context ends after three
 	// quarters of Deadline.
 	Handler consumer.Handler
 
@@ -104,10 +104,10 @@ type Config struct {
 	// after each commit. The endpoint's own is always woken. Defaults to none.
 	Sources []*Source
 
-	// Retention is for how long a sender may deliver an event again (W10): at least 7 days, twice the
-	// tolerance, and the provider's Scheme.Redeliveries. [Endpoint.Run] returns an error if the inbox
-	// remembers ids for less (onlyonce inbox horizon -ring standard_keys; 7 days in a new database).
-	// Defaults to the longest of these.
+	// Retention is how long after an event its sender may still deliver it again (W10): at least 7
+	// days, twice the tolerance, and the provider's Scheme.Redeliveries. [Endpoint.Run] returns an
+	// error if the inbox remembers ids for less (onlyonce inbox horizon -ring standard_keys; 7 days
+	// in a new database). Defaults to the longest of these.
 	Retention time.Duration
 
 	// BodyWindow is for how long a body is remembered if the sender does not sign the event's id
@@ -123,7 +123,8 @@ type Config struct {
 	// at most the provider's Scheme.Answer (W12). Defaults to four fifths of that.
 	Deadline time.Duration
 
-	// RetryAfter is what answers of 503 ask for, in whole seconds, at least 1 s. Defaults to 5 s.
+	// RetryAfter is the delay that answers of 503 ask for in Retry-After, in whole seconds, at
+	// least 1 s. Defaults to 5 s.
 	RetryAfter time.Duration
 
 	// MaxInFlight is how many verified events are processed at once; further ones get 503. Requests
