@@ -12,25 +12,28 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// Tx is what claiming needs of a transaction: [pgx.Tx] has it, and so has the transaction that a consumer's handler
-// gets. Never a pool or a bare connection: a claim outside the transaction of its effects protects nothing.
+// Tx is the part of a transaction that claiming needs: [pgx.Tx] has it, and so has the transaction
+// that a consumer's handler gets. Never pass a pool or a bare connection: a claim outside the
+// transaction of its effects protects nothing.
 type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Outcome is what a claim found. A duplicate is an outcome and not an error.
+// Outcome is the result of a claim. A duplicate is an outcome and not an error.
 type Outcome int16
 
-// Outcomes. The zero value is none of them, so that a program that overlooks an error does not take it for Fresh.
+// Outcomes. The zero value is none of them, so that a program that ignores an error does not take
+// it for Fresh.
 const (
-	// Fresh: nobody has claimed the key; it is claimed now, and stays so if and only if this transaction commits.
+	// Fresh: the key was not claimed before. It is claimed now, and stays so if and only if this
+	// transaction commits.
 	Fresh Outcome = 3
 	// Duplicate: the key was claimed by a transaction that has committed, or earlier in this one. Skip the message.
 	Duplicate Outcome = 1
-	// Conflict: the key was claimed for another payload. One of the two producers is wrong: set the message aside
-	// and tell somebody; skipping it would lose it.
+	// Conflict: the key was claimed for another payload. One of the two producers is wrong. Set the
+	// message aside and alert an operator: if you skip it, it is lost.
 	Conflict Outcome = 2
 )
 
@@ -47,14 +50,16 @@ func (o Outcome) String() string {
 	return "invalid"
 }
 
-// codeFresh is Fresh as onlyonce.claim_standard returns it; the other codes are the outcomes' own.
+// codeFresh is how onlyonce.claim_standard returns Fresh; the other codes equal their outcomes.
 const codeFresh = 0
 
-// ErrNoTransaction says that a claim, or an enqueued call, was given a pool or a connection that is in no transaction.
+// ErrNoTransaction: a claim, or an enqueued call, got a pool or a connection that is in no
+// transaction.
 var ErrNoTransaction = errors.New("needs the transaction of the effects")
 
-// InTransaction returns [ErrNoTransaction] for what has the methods of a transaction and is none: what is written through it would commit by itself,
-// whatever becomes of the effects. Claim and package outbox ask it.
+// InTransaction returns [ErrNoTransaction] for a value that has the methods of a transaction but is
+// none, for example a pool. A write through it would commit by itself, even if the effects roll
+// back. Claim and package outbox call it.
 func InTransaction(tx Tx) error {
 	switch c := tx.(type) {
 	case nil:
@@ -103,10 +108,10 @@ func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
 	return outcomes[0], nil
 }
 
-// ClaimAll claims many keys in one statement and returns their outcomes in the same order. A key that stands twice in
-// keys is Fresh once. The locks are taken in the order of the hashes, so that calls with overlapping keys wait for
-// each other and do not deadlock; claims spread over several calls in one transaction can (SQLSTATE
-// 40P01: run the transaction again).
+// ClaimAll claims many keys in one statement and returns their outcomes in the same order. A key
+// that occurs twice in keys is Fresh once. It takes the locks in the order of the hashes, so that
+// calls with overlapping keys wait for each other and do not deadlock. Several calls in one
+// transaction can deadlock (SQLSTATE 40P01: run the transaction again).
 func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 	if err := InTransaction(tx); err != nil {
 		return nil, fmt.Errorf("dedupe: claim: %w", err)

@@ -226,7 +226,7 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 		state := guard.SQLState(err)
 		return ctx.Err() == nil && (guard.RunAgain(state) || state == lockNotAvailable || tx.Lost()), err
 	}
-	d.unknown = false // the claim has waited for the attempt before it, and says what became of that
+	d.unknown = false // d.unknown = false // the claim has waited for the attempt before it, and shows its outcome
 	work, from := d.fn, &origin.Origin{Tenant: d.key.Tenant, Scope: d.key.Scope, Topic: d.key.Topic, ID: d.key.ID, Redo: d.key.Replay != 0}
 	switch d.outcome {
 	case Duplicate:
@@ -235,7 +235,7 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 		if d.cfg.OnConflict == nil {
 			return false, fmt.Errorf("%w: scope %q", ErrConflict, d.key.Scope)
 		}
-		work, from = d.cfg.OnConflict, nil // under the message's identity its calls would pass for those of the first payload
+		work, from = d.cfg.OnConflict, nil // work, from = d.cfg.OnConflict, nil // with the message's identity, its calls would be taken for those of the first payload
 	}
 	err = work(ctx, tx.Lend(from))
 	tx.TakeBack()
@@ -274,7 +274,7 @@ func (d *doer) claim(ctx context.Context, tx *guard.Tx) (Outcome, error) {
 	return outcomes[0], nil
 }
 
-// claiming sends the claim as a statement of the engine's.
+// claiming sends the claim as a statement of the engine.
 type claiming struct{ *guard.Tx }
 
 func (c claiming) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

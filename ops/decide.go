@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	lockTimeout   = 10 * time.Second // how long a batch or an attempt in a consumer's hands may hold us up
+	lockTimeout   = 10 * time.Second // lockTimeout   = 10 * time.Second // longest wait for a consumer's batch or attempt
 	decideTimeout = 30 * time.Second // the transaction as a whole
 	commitTimeout = 15 * time.Second // detached from any request to end
 )
@@ -33,11 +33,12 @@ type decision[R any] interface {
 	check() error
 	// lock takes the locks under which what read finds stays so.
 	lock(ctx context.Context, tx pgx.Tx) error
-	// read works out what would be done, and refuses what cannot be. It writes nothing, and takes no locks.
+	// read works out what would be done, and refuses what is not allowed. It writes nothing, and
+	// takes no locks.
 	read(ctx context.Context, tx pgx.Tx) (*R, error)
-	// differs reports whether what was shown would now be something else.
+	// differs reports whether the change would now be another one than was shown.
 	differs(shown, now *R) bool
-	// do does it, and returns what came of it: the detail of the audit row.
+	// do makes the change and returns its result: the detail of the audit row.
 	do(ctx context.Context, tx pgx.Tx, by By, now *R) (*R, error)
 }
 
@@ -51,7 +52,7 @@ type result[R any] interface {
 type kind struct {
 	action  string // of the audit row
 	subject string // what may have changed since it was shown
-	look    string // the command that shows how things are
+	look    string // look    string // the command that shows the present state
 
 	within time.Duration // bounds the transaction. Defaults to decideTimeout.
 }
@@ -90,15 +91,15 @@ func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d dec
 	return transact[R, P](ctx, db, k, by, d, shown)
 }
 
-// transact does it in one transaction. READ COMMITTED, whatever the database's default is: what a
-// lock waited for is visible only to a statement with a snapshot of its own.
+// transact decides in one transaction. It uses READ COMMITTED, whatever the database's default is:
+// only a statement with a snapshot of its own sees what a lock waited for.
 func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d decision[R], shown *R) (*R, error) {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return nil, err
 	}
 	done, audit, err := carryOut(ctx, unprepared{tx}, k, by, d, shown)
-	// A caller that gives up does not cut off COMMIT: its outcome would be unknown.
+	// A caller that gives up does not interrupt COMMIT: its outcome would be unknown.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	if err != nil {

@@ -28,7 +28,7 @@ update onlyonce.parked set body = '', response_body = null, response_headers = n
  where id = any ($1::bigint[]) and kind = 'call' and erased_at is null and state in ('resolved', 'discarded')`
 )
 
-// EraseCallInput is what [EraseCall] is asked for.
+// EraseCallInput is the input of [EraseCall].
 type EraseCallInput struct {
 	// Key is the call's idempotency key, a UUID, as the remote saw it.
 	Key string
@@ -45,7 +45,7 @@ func (in *EraseCallInput) Check() error {
 	return nil
 }
 
-// ErasedCall is what came of [EraseCall].
+// ErasedCall is the result of [EraseCall].
 type ErasedCall struct {
 	Audited
 
@@ -112,7 +112,7 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*ErasedCall, error) {
 	return &ErasedCall{Key: q.Key, Rows: rows}, nil
 }
 
-// differs: a call that was settled once stays so.
+// differs returns false: a call that was settled once stays settled.
 func (q *erasure) differs(_, _ *ErasedCall) bool { return false }
 
 func (q *erasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedCall) (*ErasedCall, error) {

@@ -47,9 +47,9 @@ update onlyonce.parked set body = null, header_names = '{}', header_values = '{}
  where id = any ($1::bigint[]) and kind = 'event' and erased_at is null and state in ('resolved', 'discarded')`
 )
 
-// EraseEventsInput is what [EraseEvents] is asked for.
+// EraseEventsInput is the input of [EraseEvents].
 type EraseEventsInput struct {
-	// Topic is the stream. It must not be empty.
+	// Topic is the stream. Required.
 	Topic string
 
 	// ID is the id of one event, and Key an ordering key, of which all events are meant. One of the two
@@ -86,7 +86,7 @@ type StoredEvent struct {
 	State     string     `json:"state"`
 }
 
-// ErasedEvents is what came of [EraseEvents].
+// ErasedEvents is the result of [EraseEvents].
 type ErasedEvents struct {
 	Audited
 
@@ -149,7 +149,7 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, erro
 	return &ErasedEvents{Topic: q.Topic, Rows: rows}, nil
 }
 
-// differs: more may have come meanwhile, which nobody was shown.
+// differs reports whether more events have arrived meanwhile, which were not shown.
 func (q *eventErasure) differs(shown, now *ErasedEvents) bool {
 	return len(shown.Rows) != len(now.Rows)
 }

@@ -28,9 +28,8 @@ select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > cloc
 
 // waitingCallsSQL counts the calls of the log that no cursor has passed. In: sink (null: any). One
 // row for each lane (null: no relay lists the sink) and slot. By outbox_log_new, from the oldest
-// transaction on that the lane's cursor has not seen. in_pass: of those, how many the pass holds
-// that is under way. A row is never behind a cursor because it is parked: what parks it moves the
-// cursor.
+// transaction that the lane's cursor has not seen. in_pass: how many of those are in the running
+// pass. A parked row needs no exception: parking it moves the cursor past it.
 const waitingCallsSQL = `
 select l.sink, l.lane, p.slot, p.calls, p.in_pass, extract(epoch from clock_timestamp() - p.oldest)::float8 as age
   from onlyonce.lanes l,
@@ -69,7 +68,7 @@ select s.slot, case when s.slot = r.cur then 'current' when s.slot = r.draining 
 // sinkNamesSQL lists the sinks that a relay has listed. No more than a person reads.
 const sinkNamesSQL = `select name from onlyonce.sinks order by name limit 20`
 
-// OutboxSink is a sink: what is to be sent to it, and who sends.
+// OutboxSink is a sink: the calls to be sent to it, and the relays that send them.
 type OutboxSink struct {
 	Sink        string     `json:"sink"`
 	Listed      bool       `json:"listed"` // a relay has listed it; if none has, its calls wait
@@ -122,7 +121,7 @@ type OutboxSegment struct {
 	ClosedAt *time.Time `json:"closed_at"`
 	Age      *float64   `json:"age_seconds"` // since it was opened
 	Bytes    int64      `json:"bytes"`       // with indexes
-	// HeldBy says why the segment cannot be emptied, retention apart.
+	// HeldBy lists what keeps the segment from being emptied, besides retention.
 	HeldBy []HeldBy `json:"held_by" db:"-"`
 	Behind []string `json:"-"`
 }
@@ -137,9 +136,9 @@ type HeldBy struct {
 
 // Why a segment is held.
 const (
-	HeldBehind   = "behind"   // calls of listed sinks are to be sent
+	HeldBehind   = "behind"   // HeldBehind   = "behind"   // calls of listed sinks are to be sent
 	HeldUnlisted = "unlisted" // no relay lists the sink
-	HeldCursor   = "cursor"   // nothing is to be sent, but the next pass is to be begun
+	HeldCursor   = "cursor"   // HeldCursor   = "cursor"   // no call is to be sent, but the next pass must begin
 )
 
 // String says it in a sentence.
@@ -162,7 +161,7 @@ type OutboxReport struct {
 	Ring    []OutboxSegment `json:"ring"`  // by slot
 }
 
-// OutboxQuestion is what [Outbox] is asked.
+// OutboxQuestion is the input of [Outbox].
 type OutboxQuestion struct {
 	Sink       string        // only this sink; empty: all
 	CountLimit time.Duration // for how long pending calls are counted; 0: CountLimit of this package

@@ -39,12 +39,13 @@ func (p *Pause) What() string {
 	return fmt.Sprintf("scope %s, topic %s, partition %d", p.Scope, p.Topic, p.Partition)
 }
 
-// Place is a partition of a scope, or a scope as a whole.
+// Place is a partition of a scope, or a whole scope.
 type Place struct {
-	// Scope is the scope of the consumer. It must not be empty.
+	// Scope is the scope of the consumer. Required.
 	Scope string
 
-	// Topic is the topic of the partition. Empty: the whole scope; Partition is then ignored.
+	// Topic is the topic of the partition. If it is empty, the place is the whole scope, and
+	// Partition is ignored.
 	Topic string
 
 	// Partition is the number of the partition.
@@ -80,7 +81,7 @@ func (p *Place) key() (topic string, partition int32) {
 	return p.Topic, p.Partition
 }
 
-// Paused is what came of [PauseCursor] or [ResumeCursor].
+// Paused is the result of [PauseCursor] or [ResumeCursor].
 type Paused struct {
 	Audited
 
@@ -156,7 +157,8 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	return d, tx.QueryRow(ctx, knownSQL, q.Scope, d.Topic, d.Partition).Scan(&d.Cursors)
 }
 
-// differs: a pause that came or went meanwhile leaves nothing to do, and read says so.
+// differs returns false: if a pause came or went meanwhile, nothing is left to do, and read reports
+// that.
 func (q *pausing) differs(_, _ *Paused) bool { return false }
 
 func (q *pausing) do(ctx context.Context, tx pgx.Tx, by By, now *Paused) (*Paused, error) {
