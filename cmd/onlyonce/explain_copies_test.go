@@ -11,7 +11,8 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// K3, K7: a copy is judged for those who claim in each ring, because the rings do not know each other's keys, and what is parked counts for both.
+// K3, K7: a copy is judged separately for the claims in each ring, because the rings do not know
+// each other's keys. A parked row counts for both.
 func TestExplainCopies(t *testing.T) {
 	t.Parallel()
 	const key = `onlyonce.key('', 'stock', 'a-1')`

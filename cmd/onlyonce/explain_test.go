@@ -245,7 +245,7 @@ func TestExplainPosition(t *testing.T) {
 	}
 }
 
-// A consumer without ids derives calls from positions, and so they are told by one.
+// A consumer without ids derives calls from positions, and so a position leads to its calls.
 func TestExplainCallsOfAPosition(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -270,7 +270,7 @@ func TestExplainCallsOfAPosition(t *testing.T) {
 	}
 }
 
-// Another schema has other segments: what it says of them is what the migrations make.
+// If another schema has other segments, explain describes them as the migrations make them.
 func TestExplainKnowsEverySegment(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
