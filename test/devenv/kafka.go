@@ -23,7 +23,7 @@ type Kafka struct {
 	Nodes []*Node
 	// Real is false for kfake.
 	Real bool
-	// How tells in one line what was taken and why.
+	// How says in one line what was taken and why.
 	How string
 	// Kind is one of the Kind constants.
 	Kind string

@@ -168,8 +168,8 @@ func findJava(ctx context.Context) (path string, version int, err error) {
 	return path, version, nil
 }
 
-// javaHome is the directory of the JDK that a path leads to, through the links
-// that distributions lay; empty when it cannot be told.
+// javaHome is the directory of the JDK that a path leads to, through the links that distributions
+// make. It is empty if it cannot be found.
 func javaHome(java string) string {
 	target, err := filepath.EvalSymlinks(java)
 	if err != nil || filepath.Base(filepath.Dir(target)) != "bin" {
