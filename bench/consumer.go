@@ -104,7 +104,7 @@ func peakOfMemory(names [3]string, bar float64) []metric {
 	}
 }
 
-// trialWindow is for a run that only tells how many messages the others need.
+// trialWindow is the length of a run that only finds out how many messages the others need.
 func trialWindow() *window { return &window{length: 500 * time.Millisecond} }
 
 // overheads are what a message costs more than on the plain side.

@@ -36,7 +36,8 @@ func delays(name string, bar float64) []metric {
 	}
 }
 
-// timed readies something that is done once each time and tells how long the part of it took that counts.
+// timed prepares an action that is run once each time, and returns how long the measured part of it
+// took.
 type timed func(ctx context.Context, pool *pgxpool.Pool) (once func(ctx context.Context, n int, body []byte) (time.Duration, error), stop func() error, err error)
 
 // timedSide does it at a pace, one at a time, and takes the percentiles of all but the first fifth.

@@ -14,7 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// drain is a way to send rows that stand in the database, and to keep books of it.
+// drain is a way to send rows that are stored in the database, and to record that they were sent.
 type drain struct {
 	connections int
 	// fill writes that many rows, in transactions of a thousand.
@@ -129,8 +129,8 @@ func inBatches(rows int, write func(bodies [][]byte) error) error {
 	return nil
 }
 
-// enqueueSQL writes calls as consumers do: the fence excludes that they stand already, so nothing is looked up (checks is 0). $1 target,
-// $2 bodies. Out: one row of void.
+// enqueueSQL writes calls as consumers do: the fence excludes that they are stored already, so no
+// check reads for them (checks is 0). $1 target, $2 bodies. Out: one row of void.
 const enqueueSQL = `
 select onlyonce.enqueue_calls(array_agg(0::smallint), array_agg(gen_random_uuid()), array_agg(null::uuid), array_agg('bench'::text),
          array_agg(''::text), array_agg('bench'::text), array_agg('event'::text), array_agg('POST'::text), array_agg($1::text), array_agg(''::text),
@@ -230,7 +230,7 @@ func (r *running) stop() error {
 	return <-r.ended
 }
 
-// remote is a sink that does nothing but tell of each call.
+// remote is a sink that only reports each call.
 type remote struct{ arrived func() }
 
 func (remote) Name() string { return sinkName }

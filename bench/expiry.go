@@ -12,7 +12,8 @@ import (
 // expiryKeys is how many keys P9 forgets.
 const expiryKeys = 1_000_000
 
-// usualSQL is the table that keys usually stand in: with a time, and an index by it, so that old ones are found. Half of the rows are old.
+// usualSQL is the usual table for keys: with a time, and an index by it, so that old ones are
+// found. Half of the rows are old.
 const usualSQL = `
 create table usual (key uuid primary key, fingerprint bigint not null, created_at timestamptz not null);
 insert into usual select gen_random_uuid(), 0, now() - case when g <= %[1]d then interval '8 days' else interval '1 day' end - g * interval '10 milliseconds' from generate_series(1, 2 * %[1]d) g;

@@ -31,8 +31,9 @@ const (
 	bigSegments = 7 // slots 1 to 7; 0, 8 and 9 are for what is rotated meanwhile
 )
 
-// loadSegmentSQL fills a table of keys with random ones, and builds its index behind that with the pages as full as random inserts leave them. In it
-// stand the table's name, twice the index's, and how many keys.
+// loadSegmentSQL fills a table of keys with random ones, and then builds its index with the pages
+// as full as random inserts leave them. It has placeholders for the table's name, twice for the
+// index's, and for the number of keys.
 const loadSegmentSQL = `
 alter table onlyonce.%[1]s drop constraint if exists %[1]s_pkey;
 insert into onlyonce.%[1]s (key, fingerprint) select gen_random_uuid(), 0 from generate_series(1, %[2]d);
@@ -206,7 +207,7 @@ type claimWork struct {
 	stopped atomic.Bool
 	failed  chan error
 	workers sync.WaitGroup
-	done    func() // called behind each commit; nil: nothing
+	done    func() // done    func() // called after each commit; nil: nothing
 }
 
 const (
@@ -295,7 +296,8 @@ func (s *keyStores) keptAgainst(oneTable bool) func(context.Context, *server, op
 	}
 }
 
-// claiming claims behind a checkpoint, with another one in the middle, and there one rotation, from the announcement to the TRUNCATE.
+// claiming claims keys after a checkpoint. In the middle it makes another checkpoint, and there one
+// rotation, from the announcement to the TRUNCATE.
 func (k *keyStore) claiming(o options) side {
 	return func(ctx context.Context, _ *database, w *window) (sample, error) {
 		if w.length = keysShort; o.long {

@@ -97,7 +97,7 @@ type partition struct {
 	id int32
 }
 
-// Fetch returns the next messages of the tape, and waits for ever at its end.
+// Fetch returns the next messages of the tape, and waits forever at its end.
 func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	ids := p.t.ids[p.id]
 	end := int64(len(ids) / idBytes)

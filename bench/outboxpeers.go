@@ -35,7 +35,7 @@ type forwarderEnvelope struct {
 	Metadata         map[string]string `json:"metadata"`
 }
 
-// nowhere is where Watermill forwards to.
+// nowhere is the destination to which Watermill forwards.
 type nowhere struct{ m *meter }
 
 func (n nowhere) Publish(_ string, messages ...*message.Message) error {

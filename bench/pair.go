@@ -21,7 +21,7 @@ type pair struct {
 	open func(ctx context.Context, srv *server, o options) (wrapped, plain side, err error)
 }
 
-// side does its work in a database of its own for about the window, and tells what it did in it.
+// side does its work in a database of its own for about the window, and returns what it did in it.
 type side func(ctx context.Context, db *database, w *window) (sample, error)
 
 // sample is what a side did in one window.
@@ -30,10 +30,10 @@ type sample struct {
 	elapsed  time.Duration
 	used     usage         // by this process and the server
 	disk     float64       // bytes a message that the tables of onlyonce hold at the end
-	p50, p99 time.Duration // of a batch or a call, where that is what is measured
-	peak     float64       // of resident memory in MiB, where that is what is measured
+	p50, p99 time.Duration // p50, p99 time.Duration // of a batch or a call, if that is measured
+	peak     float64       // peak     float64       // of resident memory in MiB, if that is measured
 	javaPeak float64       // and of the Java consumer that is printed beside it
-	gap      time.Duration // longest time without a commit, where that is what is measured
+	gap      time.Duration // gap      time.Duration // longest time without a commit, if that is measured
 }
 
 func (s sample) rate() float64 { return float64(s.messages) / s.elapsed.Seconds() }
@@ -50,7 +50,7 @@ type metric struct {
 	atMost bool   // the bar is an upper one
 	shown  bool   // there is no bar
 	unit   string // empty: a ratio
-	// of computes the number of one round; ok is false where it was not measured.
+	// of computes the number of one round; ok is false if it was not measured.
 	of func(wrapped, plain sample) (v float64, ok bool)
 }
 

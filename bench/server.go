@@ -35,12 +35,12 @@ select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where n.nspname = 'onlyonce' and c.relkind = 'r'`
 
-// server is where both sides work.
+// server is the database server that both sides use.
 type server struct {
 	url        *url.URL
 	conn       *pgx.Conn // for what is between the measurements
 	version    string
-	postmaster int // process id, 0 where the server's processes cannot be seen
+	postmaster int // postmaster int // process id, 0 if the server's processes cannot be seen
 	template   string
 	made       int
 	log        func(line string)
@@ -142,7 +142,8 @@ type database struct {
 	pool *pgxpool.Pool // opened by the side
 }
 
-// fresh makes a database. The checkpoint behind it gives both sides the same distance to the next one.
+// fresh makes a database. The checkpoint after it gives both sides the same distance to the next
+// one.
 func (s *server) fresh(ctx context.Context) (*database, error) {
 	s.made++
 	name := fmt.Sprintf("%s_%d", s.template, s.made)

@@ -10,7 +10,8 @@ import (
 // stallHold is how long a transaction is held open elsewhere during a rotation.
 const stallHold = 10 * time.Second
 
-// stalled measures the longest time without a commit of a claim: during a rotation that waits for a transaction of somebody else's, and without either.
+// stalled measures the longest time without a commit of a claim: during a rotation that waits for
+// another session's transaction, and without either.
 func (s *keyStores) stalled(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
 	k, err := s.get(ctx, srv, keptShort/smallShare, false)
 	if err != nil {

@@ -82,8 +82,9 @@ func TestT1RolledBackClaimNeverWas(t *testing.T) {
 	}
 }
 
-// T1: a claim outside of a transaction would commit by itself, and a crash behind it loses the message. What has a transaction's methods and is none is
-// refused, and no outcome then passes for fresh.
+// T1: a claim outside of a transaction would commit by itself, and a crash after it would lose the
+// message. A value with a transaction's methods that is no transaction is refused, and no outcome
+// is then mistaken for fresh.
 func TestT1ClaimNeedsATransaction(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
@@ -205,7 +206,8 @@ func blocked(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
-// Many workers claim overlapping sets in any order: each key is fresh exactly once, and nobody deadlocks.
+// Many workers claim overlapping sets in any order: each key is fresh exactly once, and no claim
+// deadlocks.
 func TestClaimsOfManyWorkers(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

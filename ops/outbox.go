@@ -53,9 +53,9 @@ select sink, state, count(*) as count, min(parked_at) as oldest
   from onlyonce.parked where kind = 'call' and sink is not null and ($1::text is null or sink = $1)
  group by 1, 2 order by 1, 2`
 
-// ringSQL reads the log's segments. The sizes hold indexes and bodies. behind: sinks, of any name,
-// with a lane whose cursor is older than the last transaction that may have written into a closed
-// segment. Whether it has seen all of those, the calls say.
+// ringSQL reads the log's segments. The sizes include indexes and bodies. behind: sinks, of any
+// name, with a lane whose cursor is older than the last transaction that may have written into a
+// closed segment. The counts of calls show whether the cursor has seen all of that segment.
 const ringSQL = `
 select s.slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
                     when s.slot = any (r.closed) then 'closed' else 'free' end as state,

@@ -181,7 +181,8 @@ func TestW6TamperedRequestsReachNoStatement(t *testing.T) {
 	})
 }
 
-// W7: where the id is signed it alone tells copies; other bytes under another id are another event.
+// W7: if the id is signed, copies are recognized by it alone; other bytes under another id are
+// another event.
 func TestW7SignedIDs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -199,7 +200,8 @@ func TestW7SignedIDs(t *testing.T) {
 	}
 }
 
-// W7: where it is not, the same body under another id within the window is set aside, and after it is another event; no body is lost.
+// W7: if the id is not signed, the same body under another id within the window is parked. After
+// the window it is another event. No body is lost.
 func TestW7UnsignedIDs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -296,7 +298,8 @@ func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	}
 }
 
-// W8: in mode Inbox an answer of 200 means that the event stands in the log, raw, and a worker applies it once.
+// W8: in mode Inbox an answer of 200 means that the event is in the log, raw, and a worker applies
+// it once.
 func TestW8Inbox(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -412,7 +415,8 @@ func TestW8NothingCommitsWithoutTheSeal(t *testing.T) {
 	}
 }
 
-// W9: however many copies come at once, one is new, and each of the others is answered 200 only behind its COMMIT.
+// W9: however many copies arrive at once, one is new, and each of the others is answered 200 only
+// after its COMMIT.
 func TestW9DuplicatesInParallel(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"inbox", "inline"} {
@@ -465,8 +469,8 @@ func TestW9DuplicatesInParallel(t *testing.T) {
 	}
 }
 
-// W9: a copy waits for an uncommitted first one, and is a duplicate when that commits, new when it rolls back, and told to come again when
-// that takes too long.
+// W9: a copy waits for an uncommitted first one. It is a duplicate if that commits, and new if it
+// rolls back. If that takes too long, the sender gets 503 and sends again.
 func TestW9UncommittedFirstCopy(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -518,7 +522,8 @@ func TestW9UncommittedFirstCopy(t *testing.T) {
 	}
 }
 
-// W9: the same id with another body is a duplicate that somebody is told of, and kept if that is asked for.
+// W9: the same id with another body is a duplicate. A hook reports it, and it is kept if that is
+// configured.
 func TestW9Divergence(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -612,7 +617,7 @@ func TestW10Purge(t *testing.T) {
 	e.sendAs("old", "old").want(t, 200, true) // its segment is there still
 	r.exec(`delete from onlyonce.inbox`)      // the horizon has passed
 	e.sendAs("aside", "parked").want(t, 200, true)
-	e.sendAs("old", "old").want(t, 200, false) // a new one, as far as anybody remembers
+	e.sendAs("old", "old").want(t, 200, false) // e.sendAs("old", "old").want(t, 200, false) // a new one: its id is forgotten
 }
 
 // W11: without a database nothing is promised.
@@ -634,7 +639,7 @@ func TestW11StoreDown(t *testing.T) {
 	if n := r.count("onlyonce.inbox"); n != 0 {
 		t.Errorf("%d ids are claimed of events that were not stored", n)
 	}
-	// Connections that were cut behind the pool's back are no reason to bother the sender.
+	// If connections were cut without the pool noticing, the sender does not get an error for it.
 	e.send(stripeBody("evt_1", "")).want(t, 200, false)
 	r.exec(`select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'receiver' and datname = current_database()`)
 	e.send(stripeBody("evt_2", "")).want(t, 200, false)
@@ -672,7 +677,7 @@ func TestW12Deadline(t *testing.T) {
 	}
 }
 
-// told is a body that tells when it is read.
+// told is a body that reports when it is read.
 type told struct {
 	io.ReadCloser
 	begun chan struct{}

@@ -44,7 +44,8 @@ func member(name string) func(*webhook.Event) string {
 	}
 }
 
-// W15: whatever a signed event holds, it is forwarded, with a shorter key or without a type where a call takes none.
+// W15: whatever a signed event holds, it is forwarded: with a shorter key or without a type if a
+// call cannot carry them.
 func TestW15ForwardFitsWhatItCan(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, account, kind, target, header string }{

@@ -85,7 +85,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// What we find in a body is what encoding/json finds, where that can be told.
+// The members that package webhook finds in a body are those that encoding/json finds, if that can
+// be compared.
 func FuzzMembers(f *testing.F) {
 	for _, s := range []string{"", "{}", "{", "[]", `{"id":"a"}`, `{"id":"a","id":"b"}`, `{"ID":"a"}`, `{"id":{"id":"a"}}`, `{"id":"a"}{}`, `{"x":"\ud800","id":"\u0061"}`, `{"id":1}`} {
 		f.Add([]byte(s))
@@ -104,7 +105,7 @@ func FuzzMembers(f *testing.F) {
 	})
 }
 
-// No headers make a provider panic, nor accept what nobody signed.
+// No headers make a provider panic, or make it accept an unsigned request.
 func FuzzVerify(f *testing.F) {
 	f.Add(unix(now), "v1,"+b64(make([]byte, 32)), msgID, []byte("{}"))
 	f.Add(unix(now), "t="+unix(now)+",v1="+strings.Repeat("0", 64), "a.b", []byte("{}"))

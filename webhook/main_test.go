@@ -111,7 +111,7 @@ func (r *rig) until(what string, cond func() bool) {
 	pgtest.Until(r.t, patience, what, cond)
 }
 
-// hooks notes what receivers tell.
+// hooks records what the endpoint's hooks get.
 func (r *rig) hooks() webhook.Hooks {
 	return webhook.Hooks{
 		Received: func(x webhook.Received) { r.mu.Lock(); defer r.mu.Unlock(); r.received = append(r.received, x) },
@@ -152,7 +152,7 @@ func (r *rig) receiver(s sample, more ...func(*webhook.Config)) *webhook.Endpoin
 	return x
 }
 
-// endpoint is a receiver behind a server.
+// endpoint is an Endpoint on a server.
 type endpoint struct {
 	*rig
 	sample

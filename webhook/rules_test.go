@@ -56,7 +56,8 @@ func TestW4Rotation(t *testing.T) {
 	})
 }
 
-// W4: senders sign with both secrets while one is being replaced; versions that are not known are passed over, before and behind.
+// W4: senders sign with both secrets while one is being replaced; unknown versions are skipped,
+// before and after known ones.
 func TestW4UnknownVersionsArePassedOver(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
@@ -87,7 +88,7 @@ func TestW4UnknownVersionsArePassedOver(t *testing.T) {
 	}
 }
 
-// W4: a request that says everything twice, in both families of headers, is for nobody to choose from.
+// W4: a request with both families of headers is refused: no reader may choose one of them.
 func TestW4TwoFamiliesOfHeaders(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
@@ -107,7 +108,7 @@ func TestW4TwoFamiliesOfHeaders(t *testing.T) {
 	}
 }
 
-// W5: what is stale is told only of requests that are signed; each scheme has its tolerance, to the second.
+// W5: only signed requests are reported as stale; each scheme has its tolerance, to the second.
 func TestW5SignatureThenFreshness(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, v *webhook.Verifier) {
@@ -248,7 +249,8 @@ func TestW7UnsignedIDsAreMarked(t *testing.T) {
 	}
 }
 
-// W7: one event of Shopify's, told under two topics, is two; two subscriptions to one topic may be one.
+// W7: one event of Shopify's that arrives under two topics is two; two subscriptions to one topic
+// may be one.
 func TestW7ShopifyByEvent(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["Shopify"]
@@ -288,7 +290,7 @@ func TestW7HeadersWithIDs(t *testing.T) {
 	}
 }
 
-// W13: what asks whether somebody is here is told apart from events, once it is verified.
+// W13: a probe is distinguished from an event, once it is verified.
 func TestW13Probes(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
@@ -343,7 +345,7 @@ func TestW14KeptHeaders(t *testing.T) {
 		h["X-Request-Id"] = lines
 		refuses(t, v, h, s.body, s.secret, webhook.ErrMalformed)
 		h["X-Request-Id"] = nil
-		h["User-Agent"] = lines // nobody wants it
+		h["User-Agent"] = lines // h["User-Agent"] = lines // a header that no check reads
 		if _, err := v.VerifyAt(now, h, []byte(s.body)); err != nil {
 			t.Error(err)
 		}

@@ -55,7 +55,8 @@ func (s *stalled) end() {
 	<-s.done
 }
 
-// W17: requests that nobody has signed take no place from events that were, however many there are and however slowly they come.
+// W17: unsigned requests take no place from signed events, however many there are and however
+// slowly they arrive.
 func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -198,7 +198,8 @@ func TestHandlerOfBothModes(t *testing.T) {
 	}
 }
 
-// A reconciliation brings what never came, once, whoever runs it, and says since when it has looked.
+// A reconciliation adds what never arrived, once, in whichever process it runs, and reports since
+// when it has listed.
 func TestReconcile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -164,7 +164,7 @@ func TestW4SignaturesThatAreNone(t *testing.T) {
 	refuses(t, verifier(t, s.provider, s.secret), h, s.body, s.secret, webhook.ErrMalformed)
 }
 
-// stray sets a bit of the last character that stands for no byte: base64 that decodes to the same.
+// stray sets a bit of the last character that encodes no byte: base64 that decodes to the same.
 func stray(s string) string {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 	n := len(strings.TrimRight(s, "="))
@@ -189,7 +189,7 @@ func decode(t *testing.T, s string) []byte {
 	return b
 }
 
-// W4: a public key is known to everybody. As the secret of an HMAC it opens nothing, in any form.
+// W4: a public key is no secret. Used as the secret of an HMAC it verifies nothing, in any form.
 func TestW4PublicKeyIsNoSecret(t *testing.T) {
 	t.Parallel()
 	_, public := ed25519Pair(t)
@@ -227,7 +227,7 @@ func TestBordersOfSignedFields(t *testing.T) {
 	}
 	refuses(t, v, headers("webhook-id", "a.1614265330", "webhook-timestamp", "1614265331.", "webhook-signature", sum), body, standardSecret)
 
-	// The same in a layout of one's own, behind the body.
+	// The same in a layout of one's own, with fields after the body.
 	s := samples(t)["HMAC"]
 	v = verifier(t, s.provider, s.secret)
 	h = s.sign(s.secret, now, s.body)
@@ -274,7 +274,8 @@ func TestW4SignaturesAreBounded(t *testing.T) {
 	}
 }
 
-// Bytes that are no text: signed well, a body may be anything, and what stands in the event is sound.
+// Bytes that are no text: if it is signed, a body may be anything, and the fields of the event are
+// valid text.
 func TestBytesThatAreNoText(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
@@ -290,7 +291,7 @@ func TestBytesThatAreNoText(t *testing.T) {
 			}
 		}
 	}
-	// Where the body holds the id, it must be there, once, in a form that is a key.
+	// If the body holds the id, it must be there, once, in a form that is a key.
 	for _, name := range []string{"Stripe", "Slack", "HMAC with pairs"} {
 		s := all[name]
 		v := verifier(t, s.provider, s.secret)

@@ -79,7 +79,7 @@ func (s *server) close(ctx context.Context, workers int) {
 
 func databaseName(worker int) string { return fmt.Sprintf("adversary_%d", worker) }
 
-// database is one worker's. Its pool is nobody's under test.
+// database is one worker's. Its pool is not used by the code under test.
 type database struct {
 	server *server
 	name   string

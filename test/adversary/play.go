@@ -35,7 +35,8 @@ type stage interface {
 	end()
 }
 
-// patient is a stage that can tell that it cannot go on because of a fault, although no session waits for another one.
+// patient is a stage that can report that it cannot go on because of a fault, although no session
+// waits for another one.
 type patient interface{ stuck() bool }
 
 // idleFor is how long a clean run goes on when all is done, so that what is sent now and then is met; idleLimit is how long a history

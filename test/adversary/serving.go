@@ -167,7 +167,7 @@ func (x *serving) heard(key string, status int, body string) bool {
 	return true
 }
 
-// stuck implements patient: a client that is told again and again to come back cannot go on.
+// stuck implements patient: a client that is asked again and again to come back cannot go on.
 func (x *serving) stuck() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -24,7 +24,7 @@ var rows = slices.Concat(fetchRows, offsetRows, groupRows)
 var fetchRows = []row{
 	{"fetch", "aborted or control record", func(f *faults) {
 		// The mix has aborted transactions in it, and ends with one: they become neither calls nor
-		// a reason to stand still.
+		// a reason to stop.
 		f.begin(1)
 		f.finish(f.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if string(m.Value) == "aborted" {
@@ -56,7 +56,7 @@ var fetchRows = []row{
 	}},
 }
 
-// logEnd is where partition 0 ends.
+// logEnd is the end of partition 0.
 func (f *faults) logEnd() int64 {
 	f.t.Helper()
 	ends, err := kafkatest.Admin(f.t, f.brokers).ListEndOffsets(f.t.Context(), f.topic)
@@ -70,9 +70,9 @@ func (f *faults) logEnd() int64 {
 	return end.Offset
 }
 
-// cutOff has an unclean election cut the log off below the position, while nobody reads it, and in
-// such a way that every record which reached a handler is still there: what is gone are aborted
-// records and their marker, which only broker 1 had. Then others write beyond the position.
+// cutOff makes an unclean election cut the log off below the position, while no consumer reads it.
+// Every record that reached a handler is still there: only aborted records and their marker are
+// lost, which only broker 1 had. Then others write beyond the position.
 func cutOff(f *faults) {
 	k := kafkatest.Cluster(f.t)
 	one, two := k.Nodes[0], k.Nodes[1]
@@ -90,7 +90,7 @@ func cutOff(f *faults) {
 	stop := f.start(f.handle)
 	f.done()
 	f.until("the position behind the aborted records", func() bool { return f.position(0) >= end })
-	end = f.logEnd() // the marker that ends them may have been written behind the first look
+	end = f.logEnd() // end = f.logEnd() // the marker that ends them may have been written after the first check
 	f.until("the position at the log's end", func() bool { return f.position(0) == end })
 	stop()
 	before := f.calls.Load()
@@ -250,7 +250,7 @@ var offsetRows = []row{
 	}},
 }
 
-// refuseCommits answers the n-th offset commit, from 1 on, with an error code where that is not 0.
+// refuseCommits answers the n-th offset commit, from 1 on, with an error code, unless that is 0.
 func (f *faults) refuseCommits(code func(n int32) int16) *atomic.Int32 {
 	var seen atomic.Int32
 	f.fake.ControlKey(int16(kmsg.OffsetCommit), func(req kmsg.Request) (kmsg.Response, error, bool) {

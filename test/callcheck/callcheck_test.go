@@ -51,7 +51,7 @@ func sound() *callcheck.Facts {
 	return f
 }
 
-// Each thing that can be wrong is told, under its rule and with its id.
+// Each kind of fault is reported, under its rule and with its id.
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
 		want   string

@@ -39,8 +39,8 @@ type Facts struct {
 	Ledger []Entry
 	Rows   []Row
 	Sights map[string]*Sight
-	// Odd tells what must not be: leases that are held, work that is left. Each begins with its
-	// rule.
+	// Odd lists leases that are still held and work that is left, which must not be. Each begins
+	// with its rule.
 	Odd       []string
 	Strange   []string
 	Unsettled int
@@ -56,8 +56,8 @@ select convert_from(r.body, 'UTF8')::jsonb->>'id', r.key::text, r.sink, c.state,
   from onlyonce.outbox_log r join onlyonce.calls c on c.id = r.id left join onlyonce.parked p on p.row_id = r.id`
 
 // oddSQL returns a row for each thing that must not be once all relays have left in order. Leases
-// of those that were killed end by themselves: nobody holds them. Those of the inbox take up to a
-// minute for that, and are not asked for.
+// of those that were killed end by themselves, and have no holder then. Those of the inbox take up
+// to a minute for that, and are not checked.
 const oddSQL = `
 select format('I14 lease %s is held', name) from onlyonce.leases where until > clock_timestamp() and (name like 'relay/%' or name = 'ring/outbox')
 union all
@@ -70,8 +70,8 @@ union all
 select format('I13 connection of a relay is left: %s', left(query, 80)) from pg_stat_activity
  where datname = current_database() and pid <> pg_backend_pid() and query like '%onlyonce.hold%'`
 
-// UnsettledSQL returns one row: how many calls something is still to happen to by itself. A blocked
-// one behind a dead head waits for a person.
+// UnsettledSQL returns one row: how many calls will still change by themselves. A call that is
+// blocked by a rejected head waits for an operator.
 const UnsettledSQL = `
 select count(*) from onlyonce.calls c
  where c.state = 'pending' or c.state = 'retrying'

@@ -52,9 +52,8 @@ type Sight struct {
 type Remote struct {
 	// Address is host:port. A call goes to /sink/id there.
 	Address string
-	// Decide says what becomes of the n-th request for a call, from 1: "" accepts it; a status,
-	// timeout, reset or truncated fails it; with a plus behind it the call is applied before.
-	// Called with a lock held.
+	// Decide decides the n-th request for a call, from 1: "" accepts it; a status, timeout, reset
+	// or truncated fails it. If a plus follows, the call is applied first. Called with a lock held.
 	Decide func(b Body, n int) string
 	// Before is called before a request is recorded, or not if it is nil.
 	Before func(ctx context.Context, b Body)
@@ -212,7 +211,7 @@ func print(r *http.Request, raw []byte) string {
 	return string(h.Sum(nil))
 }
 
-// Progress tells how many calls were accepted, and how many requests came.
+// Progress returns how many calls were accepted, and how many requests came.
 func (m *Remote) Progress() (accepted int64, requests int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

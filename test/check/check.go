@@ -1,6 +1,6 @@
-// Package check decides whether what a run has left behind is as onlyonce promises: the invariants
-// I1 to I7 of docs/guarantees.md, and that calls were charged once. It knows nothing of how the
-// facts were come by.
+// Package check decides whether the outcome of a run is as onlyonce promises: the invariants I1 to
+// I7 of docs/guarantees.md, and that calls were charged once. It does not know how the facts were
+// collected.
 package check
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Facts are what a run has left behind.
+// Facts are the outcome of a run.
 type Facts struct {
 	IDs     []string       // unique message ids that were produced and acknowledged
 	Unknown []string       // ids whose production has an unknown outcome
@@ -37,7 +37,7 @@ type History struct {
 	ByKey     bool
 	Cursor    map[int32]int64 // partition -> position in Postgres
 	Committed map[int32]int64 // partition -> Kafka's committed offset, -1: none
-	Ends      map[int32]int64 // partition -> where the log ends
+	Ends      map[int32]int64 // Ends      map[int32]int64 // partition -> end of the log
 }
 
 // Record is one record of the log.
@@ -69,7 +69,7 @@ type Parked struct {
 const (
 	waiting  = "waiting"  // for an operator
 	retrying = "retrying" // tried again when it is due
-	blocked  = "blocked"  // behind another of its ordering key
+	blocked  = "blocked"  // blocked  = "blocked"  // after another of its ordering key
 )
 
 // What faults are called.

@@ -2,7 +2,7 @@ package check
 
 import "fmt"
 
-// place is where a record lies.
+// place is the partition and offset of a record.
 type place struct {
 	partition int32
 	offset    int64
@@ -105,10 +105,10 @@ func (v *Verdict) order(h *History, first map[string]place, strayed map[string]b
 	v.Note("P", "written to the log in another order than that of production: a fault of the harness", disordered)
 }
 
-// parked judges what is set aside: only messages that are faulty wait for somebody, only behind one
-// another do others wait, whatever their state (D3, I13), and where a whole ordering key is held
-// back nothing of it has come past what is parked (I6). Order is that of a partition: a copy in
-// another one is ahead or behind by chance.
+// parked judges what is parked. Only faulty messages wait for an operator. Others wait only for a
+// message ahead of them, whatever their state (D3, I13). If a whole ordering key is held back, none
+// of its messages has passed the parked one (I6). Order is that of a partition: a copy in another
+// one is ahead or later by chance.
 func (v *Verdict) parked(f Facts, h *History) {
 	type line struct {
 		key       string

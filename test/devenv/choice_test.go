@@ -113,8 +113,8 @@ func TestForcedAndImpossible(t *testing.T) {
 	})
 }
 
-// Where nothing else works the fake is taken, if it may be, and every way passed
-// over says why in one line.
+// If no other way works, the fake is taken, if it is allowed. Every way that was passed over is
+// reported with its reason in one line.
 func TestKafkaFallsThroughToTheFake(t *testing.T) {
 	needNoDocker(t)
 	t.Setenv("JAVA_HOME", "/no/java/here")
@@ -142,8 +142,8 @@ func TestKafkaFallsThroughToTheFake(t *testing.T) {
 	}
 }
 
-// needNoDocker skips where an engine runs: the library finds its socket whatever
-// DOCKER_HOST says.
+// needNoDocker skips the test if an engine runs: the library finds its socket whatever DOCKER_HOST
+// says.
 func needNoDocker(t *testing.T) {
 	t.Helper()
 	if conn, err := net.Dial("unix", "/var/run/docker.sock"); err == nil {

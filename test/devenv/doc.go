@@ -20,32 +20,31 @@
 //	                    Options.AllowFake: it is not a broker, and a test that
 //	                    needs one must not pass on it unnoticed
 //
-// ONLYONCE_ENV (local, embedded, docker) forces one way for both and makes it an
-// error where it is not possible; an explicit address is taken all the same. An
-// address that does not answer is an error too, not a reason to look further:
-// somebody asked for that server. ONLYONCE_POSTGRES_VERSION (a major version) asks for
+// ONLYONCE_ENV (local, embedded, docker) forces one way for both, and an error if
+// that way is not possible; an explicit address is taken all the same. An address
+// that does not answer is an error too, because that server was asked for. ONLYONCE_POSTGRES_VERSION (a major version) asks for
 // the embedded server of that version and for no other.
 //
 // # Servers to be killed
 //
 // Servers that devenv started on this machine can be killed with SIGKILL and
-// restarted on the same data, and stopped where they stand (SIGSTOP) and continued.
+// restarted on the same data, and suspended (SIGSTOP) and continued.
 // Options.Brokers starts three brokers, which keep three replicas of everything,
 // any one of which may go. [Postgres.Standby] starts a streaming standby, which can
 // be detached, so that it lacks the last commits, and promoted.
 //
-// # Nothing stays behind
+// # Nothing is left over
 //
 // Servers of the kinds local and embedded run below a supervisor, which stops
 // them and removes their directory when this process ends, however it ends:
-// package supervise tells how. It also executes this program once more with
+// package supervise describes how. It also executes this program once more with
 // ONLYONCE_DEVENV_SUPERVISOR set, which an init function recognises. Containers
 // are removed by testcontainers' reaper.
 //
 // # Root
 //
 // initdb and postgres refuse to run as root. Under root they run as the user
-// postgres, or nobody where there is none, in a directory that this user owns.
+// postgres, or as nobody if there is no such user, in a directory that this user owns.
 //
 // # Durability
 //

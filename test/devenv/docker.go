@@ -79,8 +79,8 @@ func startDockerKafka(ctx context.Context, o Options, why string) (*Kafka, error
 	}
 	ctx, cancel := context.WithTimeout(ctx, dockerStartTimeout)
 	defer cancel()
-	// A broker tells clients its address, so the port must be known before the
-	// container is: the same number inside and outside.
+	// A broker sends its address to clients, so the port must be known before the container is
+	// made: the same number inside and outside.
 	ports, err := freePorts(1)
 	if err != nil {
 		return nil, err

@@ -61,7 +61,7 @@ func startKafka(ctx context.Context, o Options) (*Kafka, error) {
 	})
 }
 
-// onlyOne refuses a way that leads to one broker where more are asked for.
+// onlyOne refuses a way that leads to one broker if more are asked for.
 func onlyOne(start func(context.Context, Options, string) (*Kafka, error)) func(context.Context, Options, string) (*Kafka, error) {
 	return func(ctx context.Context, o Options, why string) (*Kafka, error) {
 		if n := o.brokers(); n > 1 {

@@ -19,7 +19,8 @@ import (
 
 const kafkaVersion = "4.3.0"
 
-// mvnTimeout bounds the one download of 43 MB; 6 s where this was written.
+// mvnTimeout bounds the one download of 43 MB. For example it took 6 s on the machine on which this
+// was written.
 const mvnTimeout = 5 * time.Minute
 
 // copyPlugin is named in full: by its short name Maven would take whatever version

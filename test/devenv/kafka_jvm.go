@@ -26,7 +26,7 @@ var kafkaLog4j []byte
 // controller too: with three, the quorum outlives any one of them.
 type Node struct {
 	ID int
-	// Addr is where clients reach it.
+	// Addr is the address for clients.
 	Addr string
 
 	sup      *supervise.Supervisor

@@ -104,10 +104,9 @@ func (p *Postgres) Synchronous(ctx context.Context, standbys string) error {
 const synchronousSQL = `select current_setting('synchronous_standby_names') = $1
 	and ($1 = '') = not exists (select from pg_stat_replication where sync_state in ('sync', 'quorum'))`
 
-// Detach makes a standby lose its primary: it receives nothing from here on, so that what
-// the primary goes on to commit is lost when the standby is promoted. Neither
-// pg_wal_replay_pause nor a walreceiver that stands still would do that for certain: what
-// was received is replayed at the promotion.
+// Detach makes a standby lose its primary. It receives nothing from here on, so that later commits
+// of the primary are lost when the standby is promoted. Neither pg_wal_replay_pause nor a suspended
+// walreceiver would do that for certain: what was received is replayed at the promotion.
 func (p *Postgres) Detach(ctx context.Context) error {
 	if err := p.set(ctx, "primary_conninfo", ""); err != nil {
 		return err

@@ -213,7 +213,7 @@ func anchors(page string) (names []string) {
 // session runs the lines of blocks of shell, in a directory and with servers.
 type session struct {
 	dir    string
-	bin    string // where onlyonce is, or empty: go run ./cmd/onlyonce is written out
+	bin    string // bin    string // the directory of onlyonce, or empty: go run ./cmd/onlyonce is written out
 	pool   *pgxpool.Pool
 	broker string
 }
@@ -347,8 +347,8 @@ func TestReadmeProgram(t *testing.T) {
 	}
 }
 
-// The page's commands and files, from an empty directory. Only where onlyonce comes from is
-// another: this checkout.
+// The page's commands and files, from an empty directory. Only the source of onlyonce is another:
+// this checkout.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
 	const page = "docs/guide/getting-started.md"

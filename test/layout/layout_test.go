@@ -1,4 +1,4 @@
-// Package layout holds the house's rules about who may import whom, as tests.
+// Package layout holds the rules about which package may import which, as tests.
 package layout
 
 import (
@@ -70,7 +70,8 @@ func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	}
 }
 
-// kmsg, kerr and kbin describe Kafka's protocol and hold no client: whoever uses kafka-go does not link the other one.
+// kmsg, kerr and kbin describe Kafka's protocol and hold no client: a program that uses kafka-go
+// does not link the other one.
 func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/kafkasource", "./consumer/internal/kafkalog",
@@ -135,7 +136,7 @@ var rooms = [][]string{
 	{"examples"},
 }
 
-// room is where a package stands in rooms, and by which name.
+// room is the place of a package in rooms, and its name there.
 func room(pkg string) (at int, name string) {
 	at = -1
 	for i, names := range rooms {
@@ -183,7 +184,7 @@ func TestNoImportRunsUp(t *testing.T) {
 func TestImportsPointOneWay(t *testing.T) {
 	t.Parallel()
 	for pkg, not := range map[string][]string{
-		// Long operations stand in the same log.
+		// Long operations are in the same log.
 		"./internal/eventsource": {module + "outbox", module + "webhook", module + "idempotency"},
 		// A sink for Kafka and a source from it share a library, and nothing of ours.
 		"./outbox/kafkasink": {module + "consumer"},

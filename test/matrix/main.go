@@ -94,7 +94,8 @@ func run(ctx context.Context, major string, pkgs []string) int {
 	return 1
 }
 
-// results are what `go test -json` told, subtests not counted apart from what they belong to.
+// results are what `go test -json` reported; subtests are counted with the test that they belong
+// to.
 type results struct {
 	passed          int
 	failed, skipped []string

@@ -1,13 +1,16 @@
-// Command mutants takes the rules out of the code one by one, and checks that a test fails for each.
+// Command mutants takes the rules out of the code one by one, and checks that a test fails for
+// each.
 //
-// A mutant is a row of the table that table.go joins: a rule, a file, a snippet that stands there exactly once, what replaces it,
-// and the test that must fail. It runs through `go test -overlay`, which reaches embedded SQL too, so the tree is never touched.
+// A mutant is a row of the table that table.go joins: a rule, a file, a snippet that occurs in it
+// exactly once, what replaces it, and the test that must fail. It runs through `go test -overlay`,
+// which reaches embedded SQL too, so the tree is never changed.
 //
 //	go run ./test/mutants            # all
 //	go run ./test/mutants -only T2,F5
 //	go run ./test/mutants -part 3/20 -record docs/results/mutants.md
 //
-// It prints a line for each, `T2 caught TestName` or `T2 survived TestName`, and exits 1 if one survived or no longer fits the code.
+// It prints a line for each, for example `T2 caught TestName` or `T2 survived TestName`, and exits
+// 1 if one survived or no longer fits the code.
 package main
 
 import (
@@ -28,9 +31,9 @@ import (
 
 // mutant is one rule taken out.
 type mutant struct {
-	rule  string // id in docs/guarantees.md, with a word where a rule has several mutants
+	rule  string // rule  string // id in docs/guarantees.md, with a word if a rule has several mutants
 	file  string
-	old   string // stands in file exactly once
+	old   string // old   string // occurs in file exactly once
 	new   string
 	pkg   string // from the root; it may be in a nested module
 	test  string // must fail

@@ -13,7 +13,7 @@ const (
 	schemaHTTP     = "migrations/0001/7_http.sql"
 )
 
-// claimReads is where the claim that tells reads the ring, up to the comparison with the sequence.
+// claimReads is the part of the claim that reads the ring, up to the comparison with the sequence.
 const claimReads = `    return '{}';
   end if;
   ignored := pg_current_xact_id()::text;
@@ -22,7 +22,7 @@ const claimReads = `    return '{}';
 `
 
 const (
-	// fence is all that stands in the way of an owner that was replaced, and open lets it through.
+	// fence is all that stops an owner that was replaced, and open lets it through.
 	fence = `  perform 1 from onlyonce.leases l
     where l.id = fence.cursor_id and l.epoch = fence.epoch and l.nonce = fence.nonce
     for share;
@@ -65,7 +65,8 @@ const (
     values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch)
     on conflict do nothing;
 `
-	// settle is what stands in the way of a replaced owner that tries a parked row: the lease, and the attempt's number.
+	// settle is what stops a replaced owner that tries a parked row: the lease, and the attempt's
+	// number.
 	settle = `  perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);
   update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null
    where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;

@@ -246,7 +246,7 @@ func (r *rig) start(program, name string, more ...string) *process {
 	args := append([]string{"-postgres", r.pool.Config().ConnString(), "-brokers", strings.Join(r.brokers, ","), "-topic", r.topic, "-name", name,
 		fmt.Sprintf("-keys=%t", r.keys)}, more...)
 	p := &process{name: name, cmd: exec.Command(program, args...), ended: make(chan struct{}), log: &log{}}
-	if _, err := p.cmd.StdinPipe(); err != nil { // its end tells the worker that this process is gone
+	if _, err := p.cmd.StdinPipe(); err != nil { // if _, err := p.cmd.StdinPipe(); err != nil { // its end shows the worker that this process is gone
 		r.t.Fatal(err)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
@@ -305,7 +305,8 @@ func (r *rig) migrate(program string, version int) {
 	}
 }
 
-// made counts the partitions in which each worker has made effects behind offsets that it reads now.
+// made counts the partitions in which each worker has made effects beyond the offsets that it now
+// reads.
 func (r *rig) made(names ...string) func() int {
 	mark := r.count(`select coalesce(max(n), 0) from effects`)
 	return func() int {

@@ -74,7 +74,7 @@ func (x *Mix) AddAs(partition int32, key, id, value, does string) Message {
 	if id != "" {
 		m.Headers = append(m.Headers, consumer.Header{Name: HeaderID, Value: []byte(id)})
 	}
-	x.mu.Lock() // for both: whoever checks must know of what he may find applied
+	x.mu.Lock() // x.mu.Lock() // for both: a checker must know of every effect that it may find applied
 	defer x.mu.Unlock()
 	out := Message{Partition: partition, Offset: x.log.AppendMessage(partition, m), Key: key, ID: id, Value: value, Calls: strings.Contains(does, "call")}
 	x.messages = append(x.messages, out)
@@ -101,7 +101,7 @@ func (x *Mix) Of(value string) Message {
 	panic("scenario: no message " + value)
 }
 
-// End is the position behind a partition's last record.
+// End is the position after a partition's last record.
 func (x *Mix) End(partition int32) (end int64) {
 	for _, m := range x.Messages() {
 		if m.Partition == partition {

@@ -294,7 +294,8 @@ func sameRows(t *testing.T, drivers []Driver) {
 	})
 }
 
-// What the server and the checks refuse is told by the same errors, and a transaction that has failed is not committed.
+// What the server and the checks refuse is reported by the same errors, and a transaction that has
+// failed is not committed.
 func enqueueErrors(t *testing.T, drivers []Driver) {
 	t.Parallel()
 	Each(t, drivers, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {

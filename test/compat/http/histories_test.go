@@ -29,15 +29,15 @@ var (
 	seed      = flag.Uint64("seed", 0, "the first history's number; each is planned from its own. 0: by the clock")
 )
 
-// kind is what a client was told.
+// kind is the answer that a client got.
 type kind int
 
 const (
 	created  kind = iota
 	replayed      // the stored answer
 	mismatch      // the key belongs to another request
-	undone        // nothing stands of it
-	open          // nobody knows: no answer, or one that says so
+	undone        // undone        // it left no effect
+	open          // open          // unknown: no answer, or one that says so
 )
 
 // input is a request under a key, and output its answer.
@@ -48,7 +48,8 @@ type output struct {
 	run  string // which run of the handler answered
 }
 
-// standing is what is true of a key: nothing, or the one run that has taken effect. A run that nobody has heard of yet has no name.
+// standing is what is true of a key: nothing, or the one run that has taken effect. A run that no
+// client has learned of yet has no name.
 type standing struct {
 	done      bool
 	body, run string
@@ -336,7 +337,7 @@ func judged(t *testing.T, n uint64) {
 	if result := porcupine.CheckOperationsTimeout(model(h.mode), log, time.Minute); result != porcupine.Ok {
 		t.Errorf("-seed %d -histories 1: %v:\n%s", n, result, told())
 	}
-	// And the database agrees: one effect for each key, that of the run which everybody heard of.
+	// And the database agrees: one effect for each key, that of the run which all clients got.
 	for _, key := range []string{"k0", "k1"} {
 		runs := map[string]bool{}
 		for _, op := range log {

@@ -71,7 +71,7 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool, cfg idempotency.Config) 
 	return r
 }
 
-// handle puts a handler behind the layer.
+// handle wraps a handler in the layer.
 func (r *rig) handle(route idempotency.Route, h http.HandlerFunc) {
 	r.t.Helper()
 	wrapped, err := r.layer.Handle(route, h)

@@ -118,7 +118,7 @@ func TestStandardLibraries(t *testing.T) {
 	}
 }
 
-// Where we differ from the libraries on purpose: they take these, and we do not.
+// Requests that the libraries accept and package webhook refuses on purpose.
 func TestStricterThanStandardLibraries(t *testing.T) {
 	t.Parallel()
 	v := verifier(t, webhook.Standard{}, standardSecret)

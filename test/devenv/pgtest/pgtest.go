@@ -197,7 +197,7 @@ func config(server string) (pgtestdb.Config, error) {
 		// need the right to create roles, and tests that cut the connections
 		// of another session or run CHECKPOINT need the rights of this one.
 		TestRole: &pgtestdb.Role{Username: parsed.User, Password: password, Capabilities: "those it has"},
-		// Fault tests leave sessions behind, by intent.
+		// Fault tests leave sessions open on purpose.
 		ForceTerminateConnections: true,
 	}, nil
 }
