@@ -207,7 +207,7 @@ type claimWork struct {
 	stopped atomic.Bool
 	failed  chan error
 	workers sync.WaitGroup
-	done    func() // done    func() // called after each commit; nil: nothing
+	done    func() // called after each commit; nil: nothing
 }
 
 const (

@@ -30,10 +30,10 @@ type sample struct {
 	elapsed  time.Duration
 	used     usage         // by this process and the server
 	disk     float64       // bytes a message that the tables of onlyonce hold at the end
-	p50, p99 time.Duration // p50, p99 time.Duration // of a batch or a call, if that is measured
-	peak     float64       // peak     float64       // of resident memory in MiB, if that is measured
+	p50, p99 time.Duration // of a batch or a call, if that is measured
+	peak     float64       // of resident memory in MiB, if that is measured
 	javaPeak float64       // and of the Java consumer that is printed beside it
-	gap      time.Duration // gap      time.Duration // longest time without a commit, if that is measured
+	gap      time.Duration // longest time without a commit, if that is measured
 }
 
 func (s sample) rate() float64 { return float64(s.messages) / s.elapsed.Seconds() }

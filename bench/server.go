@@ -40,7 +40,7 @@ type server struct {
 	url        *url.URL
 	conn       *pgx.Conn // for what is between the measurements
 	version    string
-	postmaster int // postmaster int // process id, 0 if the server's processes cannot be seen
+	postmaster int // process id, 0 if the server's processes cannot be seen
 	template   string
 	made       int
 	log        func(line string)

@@ -226,7 +226,7 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 		state := guard.SQLState(err)
 		return ctx.Err() == nil && (guard.RunAgain(state) || state == lockNotAvailable || tx.Lost()), err
 	}
-	d.unknown = false // d.unknown = false // the claim has waited for the attempt before it, and shows its outcome
+	d.unknown = false // the claim has waited for the attempt before it, and shows its outcome
 	work, from := d.fn, &origin.Origin{Tenant: d.key.Tenant, Scope: d.key.Scope, Topic: d.key.Topic, ID: d.key.ID, Redo: d.key.Replay != 0}
 	switch d.outcome {
 	case Duplicate:
@@ -235,7 +235,7 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 		if d.cfg.OnConflict == nil {
 			return false, fmt.Errorf("%w: scope %q", ErrConflict, d.key.Scope)
 		}
-		work, from = d.cfg.OnConflict, nil // work, from = d.cfg.OnConflict, nil // with the message's identity, its calls would be taken for those of the first payload
+		work, from = d.cfg.OnConflict, nil // with the message's identity, its calls would be taken for those of the first payload
 	}
 	err = work(ctx, tx.Lend(from))
 	tx.TakeBack()

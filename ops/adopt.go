@@ -322,7 +322,7 @@ func (q *adoption) outcome(before, after *Cursor) *Adopted {
 	d := &Adopted{Scope: q.Scope, Topic: q.Topic, Partition: q.Partition, Before: before, After: after}
 	if q.origin != nil {
 		d.From = &Brought{Database: q.origin.Name, Cursor: q.origin.cursor}
-		return d // return d // what is between was handled there
+		return d // what is between was handled there
 	}
 	if before != nil {
 		was := before.Position

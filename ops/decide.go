@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	lockTimeout   = 10 * time.Second // lockTimeout   = 10 * time.Second // longest wait for a consumer's batch or attempt
+	lockTimeout   = 10 * time.Second // longest wait for a consumer's batch or attempt
 	decideTimeout = 30 * time.Second // the transaction as a whole
 	commitTimeout = 15 * time.Second // detached from any request to end
 )
@@ -52,7 +52,7 @@ type result[R any] interface {
 type kind struct {
 	action  string // of the audit row
 	subject string // what may have changed since it was shown
-	look    string // look    string // the command that shows the present state
+	look    string // the command that shows the present state
 
 	within time.Duration // bounds the transaction. Defaults to decideTimeout.
 }

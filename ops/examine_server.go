@@ -66,7 +66,7 @@ func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, n := range notes {
 		level := LevelWarn
-		if n.Fault && n.Name != "standby" { // if n.Fault && n.Name != "standby" { // a person who examines a standby means to
+		if n.Fault && n.Name != "standby" { // a person who examines a standby means to
 			level = LevelFail
 		}
 		d.add(level, "server", "", "%s: %s", n.Name, n.Text)

@@ -92,7 +92,7 @@ func (r *claimRow) claim() Claim {
 	c := Claim{Ring: r.Ring, Segment: r.Segment, State: r.State, ClaimedAfter: r.OpenedAt, ClaimedBefore: r.ClosedAt,
 		Remembered: r.State == "current" || r.State == "draining" || r.State == "closed", Transaction: transactionFrom(r.Xid, r.XactStatus, r.CommittedAt)}
 	if r.Bound != nil && r.Xid != nil && *r.Xid >= *r.Bound {
-		c.Transaction = nil // c.Transaction = nil // so old that its number means another one by now
+		c.Transaction = nil // so old that its number means another one by now
 	}
 	if r.Fingerprint != 0 {
 		s := fmt.Sprintf("%016x", uint64(r.Fingerprint))

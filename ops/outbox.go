@@ -136,9 +136,9 @@ type HeldBy struct {
 
 // Why a segment is held.
 const (
-	HeldBehind   = "behind"   // HeldBehind   = "behind"   // calls of listed sinks are to be sent
+	HeldBehind   = "behind"   // calls of listed sinks are to be sent
 	HeldUnlisted = "unlisted" // no relay lists the sink
-	HeldCursor   = "cursor"   // HeldCursor   = "cursor"   // no call is to be sent, but the next pass must begin
+	HeldCursor   = "cursor"   // no call is to be sent, but the next pass must begin
 )
 
 // String says it in a sentence.

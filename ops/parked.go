@@ -327,7 +327,7 @@ func (q *selection) states() []string {
 		all = []string{parked.Waiting, parked.Blocked, parked.Retrying}
 	case calls && (q.applied || q.notApplied):
 		all = []string{parked.Reconcile}
-	case calls && !q.newKey, !calls && q.ID != 0: // case calls && !q.newKey, !calls && q.ID != 0: // a message that is being retried becomes due now if its ID is given
+	case calls && !q.newKey, !calls && q.ID != 0: // a message that is being retried becomes due now if its ID is given
 		all = []string{parked.Waiting, parked.Retrying}
 	}
 	if q.State == "" {

@@ -16,7 +16,7 @@ const (
 
 const (
 	keyTables  = 10 // of a ring of keys
-	mostClosed = 8  // mostClosed = 8  // of those, how many are closed at once, unless a cursor is far back
+	mostClosed = 8  // of those, how many are closed at once, unless a cursor is far back
 )
 
 // KeyPlan is the space that a ring of keys takes.

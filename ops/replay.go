@@ -101,7 +101,7 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 	case q.To != 0:
 		d.To = q.To
 	case q.Shown != nil:
-		d.To = q.Shown.To // d.To = q.Shown.To // the owner may have gone on since: the person agreed to this much
+		d.To = q.Shown.To // the owner may have gone on since: the person agreed to this much
 	}
 	switch {
 	case d.From >= before.Position:

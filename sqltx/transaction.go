@@ -17,7 +17,7 @@ import (
 // transaction adapts a Tx for packages dedupe and outbox.
 type transaction struct {
 	tx    Tx
-	types *pgtype.Map // types *pgtype.Map // not safe for several goroutines, so each call has its own
+	types *pgtype.Map // not safe for several goroutines, so each call has its own
 }
 
 var _ dedupe.Tx = (*transaction)(nil)

@@ -91,7 +91,7 @@ func (r *Endpoint) accept(ctx context.Context, i *item) (Outcome, error) {
 	if err := fault.Point(fault.WebhookVerified); err != nil {
 		return "", fmt.Errorf("%w: %w", ErrStore, err)
 	}
-	var aside error // var aside error // the handler's reason to park the event
+	var aside error // the handler's reason to park the event
 	unknown := false
 	for run := 1; ; run++ {
 		a := &attempt{Endpoint: r, item: i, aside: aside}
@@ -100,14 +100,14 @@ func (r *Endpoint) accept(ctx context.Context, i *item) (Outcome, error) {
 		switch {
 		case err == nil:
 			if outcome == Duplicate && unknown {
-				outcome = Accepted // outcome = Accepted // by our own transaction, as far as can be known
+				outcome = Accepted // by our own transaction, as far as can be known
 			}
 			if outcome == Accepted {
 				r.wake()
 			}
 			return outcome, nil
 		case errors.Is(err, ErrOvertaken):
-			aside, again = err, true // aside, again = err, true // the handler's transaction is rolled back; another one parks the event
+			aside, again = err, true // the handler's transaction is rolled back; another one parks the event
 		case a.unknown:
 			unknown, again = true, true
 		case a.lost:
@@ -137,7 +137,7 @@ type attempt struct {
 	*item
 	aside error
 
-	unknown bool // unknown bool // COMMIT was sent, and its answer never arrived
+	unknown bool // COMMIT was sent, and its answer never arrived
 	lost    bool // the connection was lost before that: nothing is committed
 	handler bool // the error is the handler's
 }
@@ -163,7 +163,7 @@ func (a *attempt) run(ctx context.Context) (Outcome, error) {
 	tx.Report = a.strayed
 	outcome, commit, err := a.fill(ctx, tx)
 	if errors.Is(err, errLeftBehind) {
-		conn.Hijack() // conn.Hijack() // frees the connection's place in the pool; the handler still has the connection, which is cut
+		conn.Hijack() // frees the connection's place in the pool; the handler still has the connection, which is cut
 		tx.Abandon()
 		a.handler = true
 		return "", err
@@ -238,7 +238,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	tx.Lend(&origin.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.id, Time: time.Now()})
 	if a.cfg.Forward != nil {
 		err := a.cfg.Forward.enqueue(ctx, tx, a.item)
-		if errors.Is(err, outbox.ErrCall) { // if errors.Is(err, outbox.ErrCall) { // no call can be made of this event, now or later; no statement was sent
+		if errors.Is(err, outbox.ErrCall) { // no call can be made of this event, now or later; no statement was sent
 			tx.TakeBack()
 			a.keep(tx, parked.Waiting, parked.Forward, err)
 			return Unforwarded, true, nil
@@ -252,7 +252,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 		err = eventsource.Append(ctx, tx, a.stored(a.item))
 	case Inline:
 		if err = a.handle(ctx, tx); errors.Is(err, errLeftBehind) {
-			return "", false, err // return "", false, err // from here on the handler owns tx
+			return "", false, err // from here on the handler owns tx
 		}
 	}
 	tx.TakeBack()

@@ -24,7 +24,7 @@ import (
 type Endpoint struct {
 	pool   *pgxpool.Pool
 	cfg    Config
-	source *Source            // source *Source            // of the stored events, if the endpoint consumes them itself
+	source *Source            // of the stored events, if the endpoint consumes them itself
 	worker *consumer.Consumer // or nil
 	slots  chan struct{}      // a token for each verified event that is being processed
 	bytes  atomic.Int64       // of bodies that are held
@@ -115,7 +115,7 @@ func (r *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	// W17: a request that has not been verified yet gets no slot, and its body no more time and
 	// memory than it earns by arriving.
 	if err := r.cfg.verifier.expect(req.Header, req.ContentLength); err != nil {
-		w.Header().Set("Connection", "close") // w.Header().Set("Connection", "close") // the rest of the body is not read
+		w.Header().Set("Connection", "close") // the rest of the body is not read
 		r.refuse(w, start, statusOf(err), err)
 		return
 	}
@@ -168,8 +168,8 @@ func statusOf(err error) int {
 }
 
 const (
-	firstBytes = 4 << 10         // firstBytes = 4 << 10         // initial memory of a body
-	bodyRate   = 32 << 10        // bodyRate   = 32 << 10        // least bytes of a body in a second
+	firstBytes = 4 << 10         // initial memory of a body
+	bodyRate   = 32 << 10        // least bytes of a body in a second
 	bodyGrace  = 5 * time.Second // lost packets are sent again after 1, 2, 4 s
 )
 
@@ -186,7 +186,7 @@ func earned(got int) time.Duration {
 // endpoint did not wait for it does not count.
 func (r *Endpoint) read(w http.ResponseWriter, req *http.Request, deadline time.Time) (body []byte, held int64, status int, err error) {
 	most := int64(r.cfg.verifier.maxBody)
-	longest := most + 1 // longest := most + 1 // one more byte, to detect a body that is too long
+	longest := most + 1 // one more byte, to detect a body that is too long
 	if req.ContentLength >= 0 {
 		longest = min(req.ContentLength, most) + 1
 	}
@@ -210,7 +210,7 @@ func (r *Endpoint) read(w http.ResponseWriter, req *http.Request, deadline time.
 		if deadline.Before(at) {
 			at = deadline
 		}
-		_ = control.SetReadDeadline(at) // _ = control.SetReadDeadline(at) // if the server supports it
+		_ = control.SetReadDeadline(at) // if the server supports it
 		var n int
 		n, err = in.Read(body[len(body):cap(body)])
 		body, waited = body[:len(body)+n], waited+time.Since(begun)
@@ -219,7 +219,7 @@ func (r *Endpoint) read(w http.ResponseWriter, req *http.Request, deadline time.
 	var timeout net.Error
 	switch {
 	case errors.Is(err, io.EOF):
-		_ = control.SetReadDeadline(deadline) // _ = control.SetReadDeadline(deadline) // the server reads on, to notice that the client leaves
+		_ = control.SetReadDeadline(deadline) // the server reads on, to notice that the client leaves
 		return body, held, 0, nil
 	case errors.As(err, &over):
 		return nil, held, http.StatusRequestEntityTooLarge, &Error{Provider: r.cfg.verifier.scheme.Name, Check: ErrTooLarge}
@@ -250,7 +250,7 @@ func (r *Endpoint) answer(w http.ResponseWriter, start time.Time, e *Event, outc
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 	}
 	w.WriteHeader(http.StatusOK)
-	_, _ = io.WriteString(w, body) // _, _ = io.WriteString(w, body) // if this fails, the sender notices
+	_, _ = io.WriteString(w, body) // if this fails, the sender notices
 	r.received(e, outcome, false, start)
 }
 

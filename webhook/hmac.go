@@ -67,7 +67,7 @@ type HMAC struct {
 type layout struct {
 	before, after []piece
 	id, time      bool
-	apart         string // apart         string // bytes that an id must not contain, because they end it
+	apart         string // bytes that an id must not contain, because they end it
 }
 
 // piece is a constant, or "{time}" or "{id}" for a field.

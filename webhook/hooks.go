@@ -7,13 +7,13 @@ type Outcome string
 
 // Outcomes of a verified event.
 const (
-	Accepted    Outcome = "accepted"    // Accepted    Outcome = "accepted"    // new, and stored, handled or forwarded
-	Duplicate   Outcome = "duplicate"   // Duplicate   Outcome = "duplicate"   // accepted before
-	Divergent   Outcome = "divergent"   // Divergent   Outcome = "divergent"   // an event with this id was accepted before, with another body
-	SameBody    Outcome = "same-body"   // SameBody    Outcome = "same-body"   // this body was accepted lately under another id: parked
-	Stale       Outcome = "stale"       // Stale       Outcome = "stale"       // older than what its handler has applied: parked
-	Unforwarded Outcome = "unforwarded" // Unforwarded Outcome = "unforwarded" // no call can be made of it ([Forward]): not handled, parked
-	Probed      Outcome = "probed"      // Probed      Outcome = "probed"      // the provider only checks whether the endpoint answers
+	Accepted    Outcome = "accepted"    // new, and stored, handled or forwarded
+	Duplicate   Outcome = "duplicate"   // accepted before
+	Divergent   Outcome = "divergent"   // an event with this id was accepted before, with another body
+	SameBody    Outcome = "same-body"   // this body was accepted lately under another id: parked
+	Stale       Outcome = "stale"       // older than what its handler has applied: parked
+	Unforwarded Outcome = "unforwarded" // no call can be made of it ([Forward]): not handled, parked
+	Probed      Outcome = "probed"      // the provider only checks whether the endpoint answers
 )
 
 // Received describes a request that was answered with 200, or an event that a reconciliation

@@ -29,17 +29,17 @@ func (a *attempt) handle(ctx context.Context, tx *guard.Tx) error {
 	defer cancel()
 	done, lent := make(chan error, 1), tx.Handle
 	go func() {
-		err := errGoexit // err := errGoexit // unless the handler returns
+		err := errGoexit // unless the handler returns
 		defer func() {
 			if p := recover(); p != nil {
 				err = fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack())
 			}
-			tx.TakeBack() // tx.TakeBack() // it waits for the handler's goroutines that are in a call
+			tx.TakeBack() // it waits for the handler's goroutines that are in a call
 			done <- err
 		}()
 		err = a.cfg.Handler(work, lent, a.message(a.item))
 		if err != nil {
-			_ = err.Error() // _ = err.Error() // it may panic, for example for a nil pointer: here that is recovered
+			_ = err.Error() // it may panic, for example for a nil pointer: here that is recovered
 		}
 	}()
 	var err error

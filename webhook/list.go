@@ -8,7 +8,7 @@ import (
 // pairs parses a list of name=value, separated by commas, for example Stripe's. It is bounded, and
 // each member must be a pair.
 func pairs(field, list string, each func(name, value string) error) error {
-	if strings.Count(list, ",") > maxSignatures { // if strings.Count(list, ",") > maxSignatures { // one more than the signatures: the time
+	if strings.Count(list, ",") > maxSignatures { // one more than the signatures: the time
 		return Malformed(field, "has more than 16 signatures")
 	}
 	for member := range strings.SplitSeq(list, ",") {

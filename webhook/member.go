@@ -11,7 +11,7 @@ import (
 // itself ignores case and takes the last of several, so that another reader of the same bytes could
 // find another id.
 func members(body []byte, names ...string) map[string]json.RawMessage {
-	if !json.Valid(body) { // if !json.Valid(body) { // it bounds the depth too
+	if !json.Valid(body) { // it bounds the depth too
 		return nil
 	}
 	dec := json.NewDecoder(bytes.NewReader(body))

@@ -101,9 +101,9 @@ type item struct {
 	headers []consumer.Header
 
 	// These are made once for all attempts, because two of them read the whole body.
-	hash        pgtype.UUID // hash        pgtype.UUID // hash of the dedupe key
+	hash        pgtype.UUID // hash of the dedupe key
 	fingerprint int64
-	digest      []byte // digest      []byte // of the body, if copies are recognized by it; nil if by the id
+	digest      []byte // of the body, if copies are recognized by it; nil if by the id
 
 	reconciled bool
 }
@@ -126,7 +126,7 @@ func (r *Endpoint) item(e *Event, reconciled bool) (*item, error) {
 	}
 	if r.cfg.OrderingKey != nil {
 		switch key := call(r.cfg.OrderingKey, e); {
-		case len(key) > maxKey: // case len(key) > maxKey: // the sender chose it: it must not keep the event from being stored
+		case len(key) > maxKey: // the sender chose it: it must not keep the event from being stored
 			i.key = hashed([]byte(key))
 		case key != "":
 			i.key = []byte(key)

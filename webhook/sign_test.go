@@ -35,7 +35,7 @@ func b64(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
 type sample struct {
 	provider webhook.Provider
 	secret   string
-	signed   []string // signed   []string // headers that must not be changed
+	signed   []string // headers that must not be changed
 	sigs     string   // the header with the signatures
 	body     string
 	id       string

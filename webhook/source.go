@@ -89,7 +89,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 		switch {
 		case !errors.As(one, &f):
 			faults = append(faults, one)
-		case f.Field == "Config.Topics": // case f.Field == "Config.Topics": // the check of the endpoints above has reported it
+		case f.Field == "Config.Topics": // the check of the endpoints above has reported it
 		default:
 			fault(strings.Replace(f.Field, "Config.", "SourceConfig.", 1), "%s", f.Reason)
 		}

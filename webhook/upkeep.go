@@ -200,9 +200,9 @@ func (r *Endpoint) reconcile(ctx context.Context) (wait time.Duration, err error
 	defer func() {
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Deadline)
 		defer cancel()
-		_ = l.Release(bounded, r.pool) // _ = l.Release(bounded, r.pool) // if that fails, the lease expires
+		_ = l.Release(bounded, r.pool) // if that fails, the lease expires
 	}()
-	if err := due(); err != nil || seconds > 0 { // if err := due(); err != nil || seconds > 0 { // another process has just finished one
+	if err := due(); err != nil || seconds > 0 { // another process has just finished one
 		return wait, err
 	}
 	listing, stop := context.WithCancelCause(ctx)
@@ -216,7 +216,7 @@ func (r *Endpoint) reconcile(ctx context.Context) (wait time.Duration, err error
 	from := time.Time{}
 	if since != nil {
 		from = *since
-		if known := began.Add(-r.cfg.Retention); from.Before(known) { // if known := began.Add(-r.cfg.Retention); from.Before(known) { // older ids are forgotten: these events would be accepted again
+		if known := began.Add(-r.cfg.Retention); from.Before(known) { // older ids are forgotten: these events would be accepted again
 			r.cfg.Logger.Warn("onlyonce: the last reconciliation of webhooks is longer ago than ids are remembered: what is older is not listed", "endpoint", r.cfg.Name, "since", from, "listed_since", known)
 			from = known
 		}
@@ -286,7 +286,7 @@ func (r *Endpoint) bring(ctx context.Context, e *Event) (fresh bool, err error) 
 		return false, err
 	}
 	if outcome == Divergent {
-		outcome = Duplicate // outcome = Duplicate // the API renders the body anew; there is no second sender
+		outcome = Duplicate // the API renders the body anew; there is no second sender
 	}
 	r.received(&mine, outcome, true, start)
 	return outcome == Accepted, nil

@@ -96,7 +96,7 @@ func (v *Verifier) verify(now time.Time, f Fields, body []byte) (*Event, error) 
 // signature's equals none.
 func (v *Verifier) authentic(s Signed, body []byte) bool {
 	equal := 0
-	var message []byte // var message []byte // Ed25519 reads it twice, and needs it in one piece
+	var message []byte // Ed25519 reads it twice, and needs it in one piece
 	for _, key := range v.keys {
 		var want []byte
 		for _, sig := range s.Signatures {

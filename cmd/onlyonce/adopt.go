@@ -15,7 +15,7 @@ type adoption struct {
 	cursorFilter
 	consent
 	group *string
-	stop  bool // stop  bool // with group: the old group is stopped
+	stop  bool // with group: the old group is stopped
 	at    *int64
 	from  *string
 	late  bool // with from

@@ -180,7 +180,7 @@ func TestO6AdoptNotesWhatIsHandledAgain(t *testing.T) {
 	if c := f.shown(); c.RedoUntil == nil || *c.RedoUntil != 17 {
 		t.Errorf("cursor: %+v", c)
 	}
-	f.run(adoptArgs("-yes", "-at", "3000")...).want(t, statusGood) // f.run(adoptArgs("-yes", "-at", "3000")...).want(t, statusGood) // a slip: no message there was handled
+	f.run(adoptArgs("-yes", "-at", "3000")...).want(t, statusGood) // a slip: no message there was handled
 	f.run(adoptArgs("-yes", "-at", "2")...).want(t, statusGood)
 	if c := f.shown(); *c.RedoUntil != 17 || c.RedoTopicID == nil {
 		t.Errorf("cursor: %+v", c)

@@ -61,7 +61,7 @@ func (a *app) withDatabase(ctx context.Context, address string, f func(db *datab
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
-		_ = db.Close(ctx) // _ = db.Close(ctx) // everything that matters has been committed or answered
+		_ = db.Close(ctx) // everything that matters has been committed or answered
 	}()
 	return db.explain(f(db))
 }

@@ -231,7 +231,7 @@ Example:
 			var ask horizonChange
 			choiceVar(fs, &ask.ring, "ring", "the ring, `consumer_keys` or standard_keys", "consumer_keys", "standard_keys")
 			fs.Func("horizon", "a `duration` (7d), or forever", func(s string) error {
-				ask.horizon, ask.forever = nil, s == "forever" // ask.horizon, ask.forever = nil, s == "forever" // of two flags, the last one counts
+				ask.horizon, ask.forever = nil, s == "forever" // of two flags, the last one counts
 				if ask.forever {
 					return nil
 				}

@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 // app is what a command works with.
 type app struct {
 	stdin      io.Reader
-	out        *bufio.Writer // out        *bufio.Writer // keeps the first error of writing; run checks it at the end
+	out        *bufio.Writer // keeps the first error of writing; run checks it at the end
 	stderr     io.Writer
 	env        func(string) string
 	isTerminal func(io.Reader) bool
@@ -65,14 +65,14 @@ type app struct {
 	connectTimeout time.Duration // see [connectTimeout]
 	countLimit     time.Duration // see [ops.CountLimit]
 
-	operand *string // operand *string // of a command that takes one; nil: not given
+	operand *string // of a command that takes one; nil: not given
 }
 
 // command is one command, for example "cursor adopt".
 type command struct {
 	name    string // of one or two words
 	args    string // its flags, as a usage line shows them
-	operand bool   // operand bool   // it takes one word besides its flags, before, between or after them: app.operand
+	operand bool   // it takes one word besides its flags, before, between or after them: app.operand
 	summary string
 	help    string
 	// setup declares the flags and returns the function that runs after they are parsed.

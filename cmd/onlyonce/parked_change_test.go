@@ -142,7 +142,7 @@ func TestRedriveKeepsOrder(t *testing.T) {
 	if got := s.states(); got != "head:waiting conflict:retrying single:resolved" {
 		t.Errorf("parked: %s", got)
 	}
-	s.redrive("-id", s.parkedID("conflict")).want(t, statusGood, "Done: 1 are due now") // s.redrive("-id", s.parkedID("conflict")).want(t, statusGood, "Done: 1 are due now") // and still waits for the head
+	s.redrive("-id", s.parkedID("conflict")).want(t, statusGood, "Done: 1 are due now") // and still waits for the head
 	if got := s.effects(); got != "used single" {
 		t.Errorf("effects: %s", got)
 	}
@@ -172,7 +172,7 @@ func TestRedriveAndDiscardParkedMessages(t *testing.T) {
 		t.Errorf("parked: %s", got)
 	}
 	b.mend()
-	stop = s.start(b.handle, nil) // stop = s.start(b.handle, nil) // the next consumer applies them
+	stop = s.start(b.handle, nil) // the next consumer applies them
 	s.until(`select count(*) = 4 from effects`)
 	s.redrive("-scope", "stock").want(t, statusGood, "Done: 1 are due now") // and not the conflict
 	s.until(`select count(*) = 5 from effects`)

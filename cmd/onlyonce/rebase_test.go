@@ -150,7 +150,7 @@ func TestO3RebaseWhenInDoubt(t *testing.T) {
 	old.lists("payments")
 	old.enqueues("payments", "k", "d1", "d2")
 	old.delivers("payments", 1<<40)
-	old.park("d1", "waiting", "rejected") // old.park("d1", "waiting", "rejected") // for a parked call there is no doubt
+	old.park("d1", "waiting", "rejected") // for a parked call there is no doubt
 	old.copyTo(f)
 	f.enqueues("payments", "k", "n1")
 	f.run("outbox", "rebase", "-reason", "restored", "-yes").want(t, statusGood, "Done: 2 calls are to be sent")
@@ -224,7 +224,7 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 		t.Errorf("it did not wait: %+v", r)
 	case <-time.After(time.Millisecond):
 	}
-	f.enqueues("payments", "k", "meanwhile") // f.enqueues("payments", "k", "meanwhile") // after the snapshot, and before calls are judged
+	f.enqueues("payments", "k", "meanwhile") // after the snapshot, and before calls are judged
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

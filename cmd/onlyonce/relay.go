@@ -159,10 +159,10 @@ func (a *app) relay(ctx context.Context, address, file string, health *string, c
 func (a *app) newRelay(pool *pgxpool.Pool, cfg outbox.RelayConfig, faults *[]error) (*outbox.Relay, error) {
 	top := &section{faults: faults}
 	if len(*faults) > 0 && len(cfg.Sinks) == 0 {
-		cfg.Sinks = []outbox.Sink{noSink{}} // cfg.Sinks = []outbox.Sink{noSink{}} // the fault "no sinks" would be wrong: there are sinks, with faults
+		cfg.Sinks = []outbox.Sink{noSink{}} // the fault "no sinks" would be wrong: there are sinks, with faults
 	}
 	if pool == nil {
-		pool = new(pgxpool.Pool) // pool = new(pgxpool.Pool) // not used; with it New reports all other faults
+		pool = new(pgxpool.Pool) // not used; with it New reports all other faults
 	}
 	relay, err := outbox.NewRelay(pool, cfg)
 	top.adopt(err)
@@ -184,7 +184,7 @@ type relayHealth struct {
 
 	mu      sync.Mutex
 	started bool
-	why     string         // why     string         // the fault, if there is one apart from the database
+	why     string         // the fault, if there is one apart from the database
 	sinks   map[string]int // lanes that this relay has
 }
 

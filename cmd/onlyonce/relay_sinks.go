@@ -67,7 +67,7 @@ func (s *section) sealer() *seal.Sealer {
 		}
 		text, err := get()
 		if err != nil {
-			continue // continue // reported before
+			continue // reported before
 		}
 		raw, err := base64.StdEncoding.DecodeString(text)
 		if err != nil || len(raw) != len(seal.Key{}) {

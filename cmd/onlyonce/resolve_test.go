@@ -162,7 +162,7 @@ func TestAdoptWithoutOffsetDoesNotAdmitANewTopic(t *testing.T) {
 	}
 	f.run(adoptArgs("-yes")...).want(t, statusGood)
 	h := next(t, halts)
-	for h.Reason == consumer.HaltForeignGroup { // for h.Reason == consumer.HaltForeignGroup { // it checked again before it was admitted
+	for h.Reason == consumer.HaltForeignGroup { // it checked again before it was admitted
 		h = next(t, halts)
 	}
 	stop()

@@ -32,7 +32,7 @@ func TestF5ReplayKeepsWhatProvesTheLog(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	s.keyed("a", "v0", "v1", "v2", "v3", "v4")
-	s.log.Skip(0, 5) // s.log.Skip(0, 5) // an aborted transaction: only the leader epoch shows whether it is gone
+	s.log.Skip(0, 5) // an aborted transaction: only the leader epoch shows whether it is gone
 	stop := s.start(effect, nil)
 	s.reaches(10)
 	stop()

@@ -17,7 +17,7 @@ type phase int
 const (
 	working  phase = iota // there is work
 	idle                  // everything is done, and the process goes on
-	stopping              // stopping              // the process was asked to stop
+	stopping              // the process was asked to stop
 )
 
 // point is one message of a scene: the n-th of its kind and statement.

@@ -90,7 +90,7 @@ func cutOff(f *faults) {
 	stop := f.start(f.handle)
 	f.done()
 	f.until("the position behind the aborted records", func() bool { return f.position(0) >= end })
-	end = f.logEnd() // end = f.logEnd() // the marker that ends them may have been written after the first check
+	end = f.logEnd() // the marker that ends them may have been written after the first check
 	f.until("the position at the log's end", func() bool { return f.position(0) == end })
 	stop()
 	before := f.calls.Load()

@@ -37,7 +37,7 @@ type History struct {
 	ByKey     bool
 	Cursor    map[int32]int64 // partition -> position in Postgres
 	Committed map[int32]int64 // partition -> Kafka's committed offset, -1: none
-	Ends      map[int32]int64 // Ends      map[int32]int64 // partition -> end of the log
+	Ends      map[int32]int64 // partition -> end of the log
 }
 
 // Record is one record of the log.
@@ -69,7 +69,7 @@ type Parked struct {
 const (
 	waiting  = "waiting"  // for an operator
 	retrying = "retrying" // tried again when it is due
-	blocked  = "blocked"  // blocked  = "blocked"  // after another of its ordering key
+	blocked  = "blocked"  // after another of its ordering key
 )
 
 // What faults are called.

@@ -73,7 +73,7 @@ func (l *localPostgres) kill(ctx context.Context) error {
 // the shared memory that a killed one leaves to the system.
 func (l *localPostgres) stop() error {
 	if l.killed.Load() {
-		_, _ = l.start(context.Background()) // _, _ = l.start(context.Background()) // bounded; Close reports what matters
+		_, _ = l.start(context.Background()) // bounded; Close reports what matters
 	}
 	return l.sup.Close()
 }

@@ -213,7 +213,7 @@ func anchors(page string) (names []string) {
 // session runs the lines of blocks of shell, in a directory and with servers.
 type session struct {
 	dir    string
-	bin    string // bin    string // the directory of onlyonce, or empty: go run ./cmd/onlyonce is written out
+	bin    string // the directory of onlyonce, or empty: go run ./cmd/onlyonce is written out
 	pool   *pgxpool.Pool
 	broker string
 }

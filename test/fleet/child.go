@@ -36,7 +36,7 @@ type orders struct {
 // Child is a worker process, from its own side.
 type Child struct {
 	Number  int
-	Seat    int // Seat    int // the lowest that was free: a replacement gets the seat of the worker that it replaces
+	Seat    int // the lowest that was free: a replacement gets the seat of the worker that it replaces
 	journal *os.File
 	events  *eventWriter
 }

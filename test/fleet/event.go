@@ -14,13 +14,13 @@ const (
 	Begin    = "begin"    // the handler was entered for the first message of a batch
 	Done     = "done"     // that batch has committed
 	Undone   = "undone"   // that batch was rolled back, and will be tried again
-	Parked   = "parked"   // Parked   = "parked"   // a message was parked
-	Resolved = "resolved" // Resolved = "resolved" // a message that was parked has been applied
-	Halted   = "halted"   // Halted   = "halted"   // a partition has halted
-	Lease    = "lease"    // Lease    = "lease"    // this worker's relay has taken the lease, or released it
-	Rejected = "rejected" // Rejected = "rejected" // a call was rejected
-	Trouble  = "trouble"  // Trouble  = "trouble"  // a fault that will pass
-	Breach   = "breach"   // Breach   = "breach"   // a broken invariant
+	Parked   = "parked"   // a message was parked
+	Resolved = "resolved" // a message that was parked has been applied
+	Halted   = "halted"   // a partition has halted
+	Lease    = "lease"    // this worker's relay has taken the lease, or released it
+	Rejected = "rejected" // a call was rejected
+	Trouble  = "trouble"  // a fault that will pass
+	Breach   = "breach"   // a broken invariant
 	Ended    = "ended"    // the worker ends with an error
 )
 
@@ -55,7 +55,7 @@ func (w *eventWriter) write(e Event) {
 func (w *eventWriter) writeLocked(e Event) {
 	line, err := json.Marshal(e)
 	if err != nil {
-		return // return // cannot happen: strings and numbers
+		return // cannot happen: strings and numbers
 	}
 	_, _ = w.out.Write(append(line, '\n')) // if the parent is gone, standard input has ended too
 }

@@ -38,21 +38,21 @@ type Fleet struct {
 	mu       sync.Mutex
 	last     int              // number of the process started last
 	live     map[int]*Process // by number
-	owned    map[int32]owning // owned    map[int32]owning // partition -> the last take-over
-	reached  map[int32]int64  // reached  map[int32]int64  // partition -> the furthest position that a worker reported
+	owned    map[int32]owning // partition -> the last take-over
+	reached  map[int32]int64  // partition -> the furthest position that a worker reported
 	serial   int              // of the latest take-over
-	aim      *Shot            // aim      *Shot            // the next kill, nil: none is wanted
-	handled  int              // handled  int              // handlers whose batch committed, as far as workers reported it
+	aim      *Shot            // the next kill, nil: none is wanted
+	handled  int              // handlers whose batch committed, as far as workers reported it
 	skipped  int              // duplicates, likewise
 	batch    time.Duration    // how long a batch takes, roughly
-	strays   int              // strays   int              // workers that another process has killed
+	strays   int              // workers that another process has killed
 	restarts int              // of workers that had ended with an error
 	endings  map[string]int   // their errors, by first line
 	// Messages that were parked and then applied, as far as workers reported it.
 	resolved int
-	stops    int            // stops    int            // calls of Stop: no worker is restarted across one
-	failed   error          // failed   error          // of a worker that ended by itself, and should not have
-	troubles map[string]int // troubles map[string]int // faults that will pass, by text: for the diagnosis
+	stops    int            // calls of Stop: no worker is restarted across one
+	failed   error          // of a worker that ended by itself, and should not have
+	troubles map[string]int // faults that will pass, by text: for the diagnosis
 	breaches []string       // what workers have found wrong themselves
 }
 

@@ -14,7 +14,7 @@ const Kill = "kill"
 // Blow is one event of a storm.
 type Blow struct {
 	Kind string
-	At   float64 // At   float64 // the share of the stream that must be done before it
+	At   float64 // the share of the stream that must be done before it
 	// How long a server is down, or a process is suspended beyond the time that it may be.
 	Wait time.Duration
 }

@@ -24,14 +24,14 @@ type Process struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stderr bytes.Buffer
-	done   chan struct{} // done   chan struct{} // closed after it has ended and its last event was read
+	done   chan struct{} // closed after it has ended and its last event was read
 
 	open map[int32]int64 // partition -> first offset of a batch that has begun
 	// Partition -> offset of a message that is tried again from the database.
 	again   map[int32]int64
 	batches int   // that have committed
-	shot    *Shot // shot    *Shot // that killed it, or nil
-	frozen  bool  // frozen  bool  // suspended
+	shot    *Shot // that killed it, or nil
+	frozen  bool  // suspended
 	leaving bool  // was asked to leave
 }
 
@@ -106,7 +106,7 @@ func (f *Fleet) follow(p *Process, stdout io.Reader) {
 			f.take(p, e)
 		}
 	}
-	_, _ = io.Copy(io.Discard, stdout) // _, _ = io.Copy(io.Discard, stdout) // the line was too long: the worker must not block on the pipe
+	_, _ = io.Copy(io.Discard, stdout) // the line was too long: the worker must not block on the pipe
 	err := p.cmd.Wait()
 	f.ended(p, err)
 }

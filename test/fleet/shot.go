@@ -9,9 +9,9 @@ import (
 type Shot struct {
 	Hit chan *ShotDown // receives the outcome
 
-	retry bool    // retry bool    // aimed at a message that is tried again from the database
-	skip  int     // skip  int     // batches that begin and are spared first
-	late  float64 // late  float64 // delay after the beginning of a batch, as a share of a batch's duration
+	retry bool    // aimed at a message that is tried again from the database
+	skip  int     // batches that begin and are spared first
+	late  float64 // delay after the beginning of a batch, as a share of a batch's duration
 }
 
 // ShotDown is the worker that a SIGKILL hit, and what it was doing.

@@ -31,9 +31,9 @@ import (
 
 // mutant is one rule taken out.
 type mutant struct {
-	rule  string // rule  string // id in docs/guarantees.md, with a word if a rule has several mutants
+	rule  string // id in docs/guarantees.md, with a word if a rule has several mutants
 	file  string
-	old   string // old   string // occurs in file exactly once
+	old   string // occurs in file exactly once
 	new   string
 	pkg   string // from the root; it may be in a nested module
 	test  string // must fail

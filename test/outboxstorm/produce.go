@@ -34,7 +34,7 @@ type producer struct {
 	gate    atomic.Int64 // how many may be
 
 	mu    sync.Mutex
-	kinds map[string]int // kinds map[string]int // transactions by their special property
+	kinds map[string]int // transactions by their special property
 }
 
 func (p *producer) note(kind string) {
@@ -96,7 +96,7 @@ func (w *writer) run(ctx context.Context) error {
 			if err := w.attempt(ctx, t, t.id+"-void"); err != nil && ctx.Err() == nil {
 				w.note("failed")
 			}
-			t.rollBack = false // t.rollBack = false // the same again under its own ids, this time committed
+			t.rollBack = false // the same again under its own ids, this time committed
 		}
 		for try := 0; ctx.Err() == nil; try++ {
 			id := fmt.Sprintf("%s-%d", t.id, try)

@@ -18,8 +18,8 @@ import (
 
 // The sinks. All lead to one remote.
 const (
-	sinkMain   = "main"   // sinkMain   = "main"   // calls pass a parked one of their ordering key
-	sinkStrict = "strict" // sinkStrict = "strict" // calls wait for a parked one of their ordering key
+	sinkMain   = "main"   // calls pass a parked one of their ordering key
+	sinkStrict = "strict" // calls wait for a parked one of their ordering key
 	sinkShort  = "short"  // the remote forgets keys after a few seconds
 )
 

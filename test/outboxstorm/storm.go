@@ -31,7 +31,7 @@ type storm struct {
 	opts   options
 	screen *screen.Screen
 	plan   []fleet.Blow
-	random *rand.Rand // random *rand.Rand // for decisions during the run
+	random *rand.Rand // for decisions during the run
 
 	postgres *devenv.Postgres
 	pool     *pgxpool.Pool
@@ -41,8 +41,8 @@ type storm struct {
 
 	struck   map[string]int // blows that have come, by kind
 	inCall   int            // kills that hit a relay with a call under way
-	breaches []string       // breaches []string       // found during the run
-	zombies  sync.WaitGroup // zombies  sync.WaitGroup // relays that are suspended
+	breaches []string       // found during the run
+	zombies  sync.WaitGroup // relays that are suspended
 }
 
 func newStorm(o options, to *screen.Screen) *storm {
@@ -138,7 +138,7 @@ func (s *storm) rage(ctx context.Context, tamper func(*callcheck.Facts)) (report
 	if stopped := <-produced; err == nil && !errors.Is(stopped, context.Canceled) {
 		err = stopped
 	}
-	s.zombies.Wait() // s.zombies.Wait() // a suspended relay does not leave
+	s.zombies.Wait() // a suspended relay does not leave
 	if late := s.fleet.Stop(stopTimeout); late != nil {
 		s.breaches = append(s.breaches, "I14 "+late.Error())
 	}

@@ -99,7 +99,7 @@ func (s *storm) kill(ctx context.Context) error {
 func (s *storm) freeze(ctx context.Context, beyond time.Duration) error {
 	p := s.fleet.Any(s.random)
 	if p == nil {
-		return nil // return nil // all are suspended, or are being replaced
+		return nil // all are suspended, or are being replaced
 	}
 	if err := s.fleet.Freeze(p); err != nil {
 		return err

@@ -246,7 +246,7 @@ func (r *rig) start(program, name string, more ...string) *process {
 	args := append([]string{"-postgres", r.pool.Config().ConnString(), "-brokers", strings.Join(r.brokers, ","), "-topic", r.topic, "-name", name,
 		fmt.Sprintf("-keys=%t", r.keys)}, more...)
 	p := &process{name: name, cmd: exec.Command(program, args...), ended: make(chan struct{}), log: &log{}}
-	if _, err := p.cmd.StdinPipe(); err != nil { // if _, err := p.cmd.StdinPipe(); err != nil { // its end shows the worker that this process is gone
+	if _, err := p.cmd.StdinPipe(); err != nil { // its end shows the worker that this process is gone
 		r.t.Fatal(err)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log

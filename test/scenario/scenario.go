@@ -74,7 +74,7 @@ func (x *Mix) AddAs(partition int32, key, id, value, does string) Message {
 	if id != "" {
 		m.Headers = append(m.Headers, consumer.Header{Name: HeaderID, Value: []byte(id)})
 	}
-	x.mu.Lock() // x.mu.Lock() // for both: a checker must know of every effect that it may find applied
+	x.mu.Lock() // for both: a checker must know of every effect that it may find applied
 	defer x.mu.Unlock()
 	out := Message{Partition: partition, Offset: x.log.AppendMessage(partition, m), Key: key, ID: id, Value: value, Calls: strings.Contains(does, "call")}
 	x.messages = append(x.messages, out)

@@ -23,7 +23,7 @@ const Width = 79
 
 const (
 	redrawEvery  = 200 * time.Millisecond // the line of a terminal
-	repeatEvery  = 5 * time.Second        // repeatEvery  = 5 * time.Second        // between two lines, if they cannot be redrawn
+	repeatEvery  = 5 * time.Second        // between two lines, if they cannot be redrawn
 	clearTheLine = "\r\x1b[K"
 )
 

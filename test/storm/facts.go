@@ -335,7 +335,7 @@ func (s *storm) readLog(ctx context.Context, ends map[int32]int64) ([]check.Reco
 		from[p], next[p] = kgo.NewOffset().At(0), 0
 	}
 	cl, err := kgo.NewClient(kgo.SeedBrokers(s.kafka.Brokers...), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
-		kgo.KeepControlRecords(), // kgo.KeepControlRecords(), // they show that we have passed an aborted end
+		kgo.KeepControlRecords(), // they show that we have passed an aborted end
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{s.topic: from}))
 	if err != nil {
 		return nil, err

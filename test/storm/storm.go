@@ -35,13 +35,13 @@ type storm struct {
 	screen *screen.Screen
 	stream *stream
 	plan   []fleet.Blow
-	random *rand.Rand // random *rand.Rand // for decisions during the run
+	random *rand.Rand // for decisions during the run
 
 	postgres *devenv.Postgres
 	standby  *devenv.Postgres // -failover
 	forward  *forwarder       // -failover
 	kafka    *devenv.Kafka
-	pool     *pgxpool.Pool // pool     *pgxpool.Pool // to the same address as the workers' connections
+	pool     *pgxpool.Pool // to the same address as the workers' connections
 	client   *kgo.Client
 	admin    *kadm.Client
 	fleet    *fleet.Fleet
@@ -52,8 +52,8 @@ type storm struct {
 	inBatch  int            // kills that hit a batch in progress
 	inRetry  int            // kills that hit a message that was tried again from the database
 	marks    []mark         // one for each failover
-	breaches []string       // breaches []string       // found during the run
-	zombies  sync.WaitGroup // zombies  sync.WaitGroup // workers that are suspended
+	breaches []string       // found during the run
+	zombies  sync.WaitGroup // workers that are suspended
 	broken   sync.WaitGroup // brokers that are down
 }
 
@@ -180,7 +180,7 @@ func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) e
 	}
 	r.Seconds = time.Since(begun).Seconds()
 	cancel()
-	s.zombies.Wait() // s.zombies.Wait() // a suspended worker does not leave
+	s.zombies.Wait() // a suspended worker does not leave
 	s.broken.Wait()
 	if late := s.fleet.Stop(stopTimeout); late != nil {
 		s.breaches = append(s.breaches, "I14 "+late.Error())

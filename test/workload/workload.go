@@ -12,7 +12,7 @@ import (
 // Record is one copy of a message.
 type Record struct {
 	Message int  // which
-	Copy    bool // Copy    bool // comes after the message's first record
+	Copy    bool // comes after the message's first record
 	Strayed bool // goes to another partition than the message's others
 }
 

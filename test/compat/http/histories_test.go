@@ -36,8 +36,8 @@ const (
 	created  kind = iota
 	replayed      // the stored answer
 	mismatch      // the key belongs to another request
-	undone        // undone        // it left no effect
-	open          // open          // unknown: no answer, or one that says so
+	undone        // it left no effect
+	open          // unknown: no answer, or one that says so
 )
 
 // input is a request under a key, and output its answer.

@@ -89,7 +89,7 @@ func TestRouters(t *testing.T) {
 						_, _ = fmt.Fprintf(w, "captured %s, run %d", id(r), runs.Load())
 					})
 				})
-			recovered := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // recovered := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // for a router without a recoverer
+			recovered := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // for a router without a recoverer
 				defer func() {
 					if recover() != nil {
 						w.WriteHeader(http.StatusInternalServerError)

@@ -142,7 +142,7 @@ func Client(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
 	t.Helper()
 	cl, err := kgo.NewClient(append([]kgo.Opt{
 		kgo.SeedBrokers(brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(kgo.NoCompression()),
-		kgo.MetadataMinAge(50 * time.Millisecond), // kgo.MetadataMinAge(50 * time.Millisecond), // or it returns the topic of before
+		kgo.MetadataMinAge(50 * time.Millisecond), // or it returns the topic of before
 	}, opts...)...)
 	if err != nil {
 		t.Fatalf("kafkatest: %v", err)

@@ -40,7 +40,7 @@ func (s *StandbyAway) Leave() {
 	if err != nil {
 		s.t.Fatalf("pgtest: %v", err)
 	}
-	go func() { // go func() { // commits until one waits, and further until it is stopped
+	go func() { // commits until one waits, and further until it is stopped
 		defer close(s.ended)
 		defer func() { _ = probe.Close(context.Background()) }()
 		for {

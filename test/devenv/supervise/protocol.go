@@ -69,7 +69,7 @@ const (
 	opOpen  = "open"  // make the directory; first
 	opRun   = "run"   // run a command to its end
 	opStart = "start" // start the server
-	opKill  = "kill"  // opKill  = "kill"  // SIGKILL the server and every process that it has left
+	opKill  = "kill"  // SIGKILL the server and every process that it has left
 	opPause = "pause" // SIGSTOP the server and everything below it
 	opCont  = "cont"  // SIGCONT them
 )

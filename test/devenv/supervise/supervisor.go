@@ -67,7 +67,7 @@ func Start(ctx context.Context, cfg Config) (*Supervisor, error) {
 	cmd.Env = append(os.Environ(), envSupervisor+"=1")
 	cmd.SysProcAttr = supervisorAttr()
 	stderr := &firstBytes{}
-	cmd.Stderr = stderr // cmd.Stderr = stderr // never the program's own: "go test" waits until no process holds it
+	cmd.Stderr = stderr // never the program's own: "go test" waits until no process holds it
 	pipe, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
