@@ -17,11 +17,11 @@ import (
 // drain is a way to send rows that are stored in the database, and to record that they were sent.
 type drain struct {
 	connections int
-	// fill writes that many rows, in transactions of a thousand.
+	// fill writes n rows, in transactions of a thousand.
 	fill func(ctx context.Context, pool *pgxpool.Pool, rows int) error
-	// run sends them all and returns when nothing is left to be written about them.
+	// run sends them all, and returns after every result is written.
 	run func(ctx context.Context, pool *pgxpool.Pool, m *meter) error
-	// check looks at the tables afterwards. Nil: nothing is to be seen there.
+	// check reads the tables afterwards. Nil: they show nothing.
 	check func(ctx context.Context, pool *pgxpool.Pool, rows int) error
 }
 
@@ -43,7 +43,7 @@ func (m *meter) done(n int) {
 	}
 }
 
-// wait returns when all rows are done, or with what came before.
+// wait returns when all rows are done, or with the error that came first.
 func (m *meter) wait(ctx context.Context, failed <-chan error) error {
 	t := time.NewTimer(drainLimit)
 	defer t.Stop()
@@ -114,7 +114,7 @@ func (d drain) side(rows int) side {
 // fillBatch is how many rows a filling transaction writes, and how many the drains by hand take at a time.
 const fillBatch = 1000
 
-// inBatches gives out bodies, a thousand at a time.
+// inBatches hands out bodies, a thousand at a time.
 func inBatches(rows int, write func(bodies [][]byte) error) error {
 	all := newBodies(rand.NewChaCha8([32]byte{5}))
 	batch := make([][]byte, 0, fillBatch)
@@ -252,7 +252,8 @@ func (r remote) Send(context.Context, *outbox.Delivery) outbox.Result {
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
-// drained compares the relay's drain to a sink that does nothing with another drain. rate is rows a second that the other one is good for.
+// drained compares the relay's drain to a sink that does nothing with another drain. rate is how
+// many rows a second the other one can take.
 func drained(other drain, rate int) func(context.Context, *server, options) (side, side, error) {
 	return func(_ context.Context, _ *server, o options) (wrapped, plain side, err error) {
 		rows := func(perSecond int) int { return max(int(float64(perSecond)*o.window.Seconds()), 10*fillBatch) }

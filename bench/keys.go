@@ -19,7 +19,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// P8's sizes: how many random keys are kept, by default and in the long form; and the ring that holds next to none is smallShare of that.
+// P8's sizes: the number of random keys that are kept, by default and in the long form. The ring
+// that holds almost none has smallShare of that.
 const (
 	keptShort   = 5_000_000
 	keptLong    = 50_000_000
@@ -41,7 +42,7 @@ create unique index %[1]s_pkey on onlyonce.%[1]s (key) with (fillfactor = 70);
 alter index onlyonce.%[1]s_pkey set (fillfactor = 90);
 alter table onlyonce.%[1]s add constraint %[1]s_pkey primary key using index %[1]s_pkey`
 
-// oneTableSQL is what one table for all keys looks like.
+// oneTableSQL makes one table for all keys, for comparison.
 const oneTableSQL = `create table onlyonce.one_table (key uuid primary key, fingerprint bigint not null)`
 
 // keyStores are the databases of P8, which are loaded once for all rounds.
@@ -119,12 +120,12 @@ func (k *keyStore) loadRing(ctx context.Context, segments, keys int) error {
 	if err := k.build(ctx, segments); err != nil {
 		return err
 	}
-	// Due when it holds anything: how old a segment is plays no part here.
+	// A segment is due if it holds anything: its age does not count here.
 	k.rotator, err = ring.New(k.pool, ring.ConsumerKeys(), ring.Config{MaxBytes: 1})
 	return err
 }
 
-// build builds what filters are missing, until there are so many, and loads them.
+// build builds missing filters until there are n, and loads them.
 func (k *keyStore) build(ctx context.Context, filters int) error {
 	for {
 		if _, err := k.builder.Step(ctx); err != nil {
@@ -142,12 +143,13 @@ func (k *keyStore) build(ctx context.Context, filters int) error {
 	}
 }
 
-// rotatePause is how long a rotator of these measurements waits before it asks again: a thousandth of what it waits in a process.
+// rotatePause is the pause of these measurements' rotator between two checks: a thousandth of the
+// pause in a process.
 const rotatePause = 10 * time.Millisecond
 
 func pauseFor(ctx context.Context, d time.Duration) error { return until(ctx, time.Now().Add(d)) }
 
-// reach steps until a step comes to that.
+// reach runs steps until one has the given result.
 func (k *keyStore) reach(ctx context.Context, want ring.Action) error {
 	for {
 		out, err := k.rotator.Step(ctx)
@@ -163,8 +165,9 @@ func (k *keyStore) reach(ctx context.Context, want ring.Action) error {
 	}
 }
 
-// rotate goes once round: another segment is announced, the one before closed, its filter built and loaded; then that one, and not the large ones, is made to
-// be the oldest and past its horizon, retired and emptied.
+// rotate makes one round. Another segment is announced, and the one before is closed; its filter is
+// built and loaded. Then that segment, and not a large one, is made the oldest and past its
+// horizon, and is retired and emptied.
 func (k *keyStore) rotate(ctx context.Context) error {
 	if err := k.reach(ctx, ring.Announced); err != nil {
 		return err
@@ -181,7 +184,7 @@ func (k *keyStore) rotate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What is claimed meanwhile makes the next announcement due: it would come first.
+	// Claims in the meantime make the next announcement due, which would come first.
 	x, err := ring.New(k.pool, ring.ConsumerKeys(), ring.Config{MaxBytes: math.MaxInt64})
 	if err != nil {
 		return err
@@ -199,8 +202,9 @@ func (k *keyStore) rotate(ctx context.Context) error {
 	return k.filters.Load(ctx)
 }
 
-// claimWork claims random keys and writes their effects, a hundred in a transaction in one round trip, until it is stopped. As consumers do it: the filters are asked first,
-// the claim raises unless all are fresh.
+// claimWork claims random keys and writes their effects until it is stopped, a hundred in a
+// transaction in one round trip. It works as consumers do: the filters are checked first, and the
+// claim raises an error unless all keys are fresh.
 type claimWork struct {
 	k       *keyStore
 	count   atomic.Int64
@@ -332,7 +336,7 @@ func (k *keyStore) claiming(o options) side {
 	}
 }
 
-// walShare is how much WAL a key takes on the wrapped side against the plain one.
+// walShare is how much WAL a key takes on the wrapped side, relative to the plain one.
 func walShare(wrapped, plain sample) (float64, bool) {
 	return float64(wrapped.used.wal) / float64(wrapped.messages) / (float64(plain.used.wal) / float64(plain.messages)), true
 }

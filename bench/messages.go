@@ -41,8 +41,9 @@ func orderedID(r *rand.ChaCha8, n int) uuid.UUID {
 	return id
 }
 
-// tape is a topic in memory. It holds no more than the ids and makes messages of them as they are fetched: a log of
-// message values would be marked by each garbage collection, and that would be measured, because no real consumer has one.
+// tape is a topic in memory. It holds only the ids, and makes messages of them as they are fetched.
+// A log of message values would be marked by each garbage collection, and the measurement would
+// include that, although no real consumer has such a log.
 type tape struct {
 	log    *consumertest.Log // empty, of the tape's length: it plays the group and the offsets
 	ids    [][]byte          // for each partition, ids of idBytes each

@@ -54,7 +54,7 @@ type metric struct {
 	of func(wrapped, plain sample) (v float64, ok bool)
 }
 
-// rates is the ratio that most metrics are: how fast the wrapped side is against the plain one.
+// rates is the most common metric: the throughput of the wrapped side, relative to the plain one.
 func rates(wrapped, plain sample) (float64, bool) { return wrapped.rate() / plain.rate(), true }
 
 func (p pair) names() string {
@@ -65,8 +65,8 @@ func (p pair) names() string {
 	return strings.Join(names, ",")
 }
 
-// measure runs the rounds: a warm-up that is not counted, then both sides once a round, the order alternating, so that
-// a slow change of the machine meets both.
+// measure runs the rounds: a warm-up that is not counted, then both sides once in each round. The
+// order alternates, so that a slow change of the machine affects both.
 func (p pair) measure(ctx context.Context, srv *server, o options, progress func(string, ...any)) ([]result, error) {
 	wrapped, plain, err := p.open(ctx, srv, o)
 	if err != nil {
@@ -160,8 +160,8 @@ type window struct {
 	profile string // file for a CPU profile, empty for none
 }
 
-// watch lets a side that is at work settle, and then counts for the window's length, or until the side runs dry or fails.
-// count returns how many messages have committed so far.
+// watch lets a running side settle. Then it counts for the window's length, or until the side runs
+// dry or fails. count returns how many messages have committed so far.
 func (w *window) watch(ctx context.Context, db *database, count func() int64, dry <-chan struct{}, failed <-chan error) (sample, error) {
 	wait := func(d time.Duration) (over bool, err error) {
 		t := time.NewTimer(d)
@@ -244,7 +244,7 @@ type result struct {
 	Postgres string  `json:"postgres"`
 }
 
-// judge holds the median of the rounds against the bar.
+// judge compares the median of the rounds with the bar.
 func judge(m metric, what string, values []float64) result {
 	mid := median(values)
 	ok := mid >= m.bar

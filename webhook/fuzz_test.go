@@ -12,7 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// What a list of Standard's holds can be written again, and is then the same.
+// A list in Standard's header can be written again, and is then the same.
 func FuzzStandardSignatures(f *testing.F) {
 	for _, s := range []string{"", " ", ",", "v1,", "v1a,", "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", "v9,x v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE= ",
 		"v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==", strings.Repeat("v1, ", 20)} {
@@ -70,7 +70,7 @@ func FuzzUnixTime(f *testing.F) {
 	})
 }
 
-// Bytes have one writing.
+// Bytes can be written in one way only.
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{"", "ab", "AB", "a", "abc", "QQ==", "QR==", "QQ", "QQ=\n=", "QQ==\n", "-_-_", "+/+/"} {
 		f.Add(s)

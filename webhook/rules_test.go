@@ -163,7 +163,8 @@ func TestW5Tolerance(t *testing.T) {
 	})
 }
 
-// forgetful is a scheme whose Read forgets the time that it promises to be checked, in one direction.
+// forgetful is a scheme that promises a time to be checked in one direction, and whose Read returns
+// none.
 type forgetful struct{ webhook.Slack }
 
 func (f forgetful) Scheme() (*webhook.Scheme, error) {
@@ -205,7 +206,7 @@ func TestW6Statuses(t *testing.T) {
 	})
 }
 
-// careless is a provider's code with an error of its own, that quotes what it should not.
+// careless is a provider whose own error quotes what it should not.
 type careless struct{ webhook.GitHub }
 
 var errCareless = errors.New("hush hush")
@@ -224,7 +225,7 @@ func TestW6ErrorsOfAProvider(t *testing.T) {
 	if !errors.Is(err, webhook.ErrMalformed) || !errors.Is(err, errCareless) || strings.Contains(err.Error(), "hush") || !strings.Contains(err.Error(), "careless") {
 		t.Errorf("%v", err)
 	}
-	// What Malformed returned may be shared, and is not written to.
+	// An error that Malformed returned may be shared, and is not changed.
 	if m := webhook.Malformed("a", "b"); m.Error() != "webhook: : malformed: a: b" {
 		t.Errorf("%q", m)
 	}
@@ -314,7 +315,8 @@ func TestW13Probes(t *testing.T) {
 	refuses(t, v, s.sign(s.secret+"x", now, body), body, s.secret, webhook.ErrSignature)
 }
 
-// W14: headers on the list are kept, in their values and order; no others, and none that lets a reader sign or log in.
+// W14: listed headers are kept, with their values and in their order. No others are, and none with
+// which a reader could sign or log in.
 func TestW14KeptHeaders(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["GitHub"]
@@ -360,7 +362,7 @@ func TestW14KeptHeaders(t *testing.T) {
 	})
 }
 
-// bare is a scheme that gives out the signatures of a header as they come, however many and of whatever length.
+// bare is a scheme that returns the signatures of a header as they are, of any number and length.
 type bare struct{}
 
 func (bare) Scheme() (*webhook.Scheme, error) {
@@ -384,7 +386,8 @@ func (bare) Scheme() (*webhook.Scheme, error) {
 	}, nil
 }
 
-// W4: whatever a scheme gives out, no more than 16 signatures are compared, and a part of one is none.
+// W4: whatever a scheme returns, no more than 16 signatures are compared, and a part of a signature
+// equals none.
 func TestW4SignaturesOfAScheme(t *testing.T) {
 	t.Parallel()
 	const secret = "0123456789abcdef"
@@ -406,7 +409,8 @@ func TestW4SignaturesOfAScheme(t *testing.T) {
 	}
 }
 
-// W4: a header of a megabyte is not read, and neither is one of 4097 bytes that would else be good.
+// W4: a header of a megabyte is not read, and neither is one of 4097 bytes that would otherwise be
+// valid.
 func TestW4HeadersAreBounded(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["Stripe"]

@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// patient is a sender that waits for an hour, so that no deadline ends what a test looks at.
+// patient is a sender that waits for an hour, so that no deadline ends what a test checks.
 func patient() sample {
 	s := membersSample()
 	h := s.provider.(webhook.HMAC)
@@ -33,7 +33,7 @@ type stalled struct {
 	done   chan struct{}
 }
 
-// stall begins a request of which so many bytes have been read when it returns.
+// stall begins a request, and returns after n bytes of it have been read.
 func stall(t *testing.T, h http.Handler, header http.Header, sent, announced int) *stalled {
 	t.Helper()
 	in, out := io.Pipe()
@@ -79,7 +79,7 @@ func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 	for i := range 3 {
 		e.send(fmt.Sprintf(`{"id":"%d"}`, i)).want(t, 200, false)
 	}
-	// An event that is worked on does take one.
+	// An event that is being processed does take a place.
 	held := make(chan answer, 1)
 	go func() {
 		defer close(held)
@@ -98,7 +98,7 @@ func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 	(<-held).want(t, 200, false)
 }
 
-// W17: the headers are judged before the body has come.
+// W17: the headers are checked before the body has arrived.
 func TestW17HeadersBeforeTheBody(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -127,7 +127,7 @@ func TestW17HeadersBeforeTheBody(t *testing.T) {
 	}
 }
 
-// W17: a body that stops coming is given up, long before the sender's own time is over.
+// W17: a body that stops arriving is given up, long before the sender would give up.
 func TestW17BodyThatStopsComing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -150,7 +150,7 @@ func TestW17BodyThatStopsComing(t *testing.T) {
 	}
 }
 
-// W17: bodies that are under way have a bound together, and each takes what has come of it.
+// W17: bodies that are arriving share a bound, and each counts with the bytes that have arrived.
 func TestW17MemoryOfBodies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

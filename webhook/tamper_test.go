@@ -154,7 +154,7 @@ func TestW4SignaturesThatAreNone(t *testing.T) {
 			}
 		}
 	})
-	// SHA-1 in GitHub's older header is worth nothing, right as it is.
+	// SHA-1 in GitHub's older header does not count, even if it is right.
 	s := samples(t)["GitHub"]
 	h := s.sign(s.secret, now, s.body)
 	h.Del("X-Hub-Signature-256")
@@ -213,7 +213,8 @@ func TestW4PublicKeyIsNoSecret(t *testing.T) {
 	}
 }
 
-// Two requests never have the same signed bytes: a signature does not move from one to another that is cut elsewhere.
+// Two requests never have the same signed bytes: a signature of one is not valid for another whose
+// fields end elsewhere.
 func TestBordersOfSignedFields(t *testing.T) {
 	t.Parallel()
 	// "a.1614265330" at 1614265331 signs what "a" at 1614265330 does with a body that begins with "1614265331.".
