@@ -70,8 +70,9 @@ type Timeouts struct {
 type DoConfig struct {
 	// OnConflict handles a message whose key was claimed for another payload, for example by writing
 	// it to a table for an operator. Its writes commit by themselves; DoWith then returns Conflict and
-	// nil. Calls that it enqueues need an ID and a Scope of their own. Defaults to returning
-	// [ErrConflict].
+	// nil. Nothing remembers that it has run: if the answer to its COMMIT is lost it runs again, so
+	// write with "on conflict do nothing" or the like. Calls that it enqueues need an ID and a Scope
+	// of their own. Defaults to returning [ErrConflict].
 	OnConflict func(ctx context.Context, tx GuardedTx) error
 
 	// Isolation is the transaction's level. Defaults to the database's default.
