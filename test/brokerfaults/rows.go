@@ -118,9 +118,9 @@ func cutOff(f *faults) {
 	f.decide()
 }
 
-// writeWithout has what comes next written by clients that do not know a paused broker, once
-// another one coordinates their transactions. A client that had asked before may have that broker
-// for its coordinator, and waits for its answer in vain.
+// writeWithout makes new clients write the next part: ones that do not know a paused broker, after
+// another broker has become the coordinator of their transactions. An older client may still use
+// the paused broker as its coordinator, and waits for its answer in vain.
 func (f *faults) writeWithout(k *devenv.Kafka, paused int) {
 	f.t.Helper()
 	others := slices.Delete(slices.Clone(k.Brokers), paused, paused+1)
@@ -135,7 +135,7 @@ func (f *faults) writeWithout(k *devenv.Kafka, paused int) {
 func (f *faults) recreate(adm *kadm.Client) { kafkatest.Recreate(f.t, adm, f.topic) }
 
 // stopsAt handles the mix, lets something happen to the topic, and expects a halt and no call of
-// the handler for what is in the log now.
+// the handler for records that are in the log now.
 func (f *faults) stopsAt(reason consumer.HaltReason, happens func(*kadm.Client), alive bool) {
 	f.t.Helper()
 	f.begin(1)
@@ -161,8 +161,8 @@ func (f *faults) stopsAt(reason consumer.HaltReason, happens func(*kadm.Client),
 	f.decide()
 }
 
-// corrupt answers fetches with the topic's batches, in one of which a bit is turned over, as long
-// as it is to.
+// corrupt answers fetches with the topic's batches, in one of which a bit is flipped, for as long
+// as the test asks for it.
 func (f *faults) corrupt(still func() bool) {
 	f.t.Helper()
 	// The batches as the broker stores them, asked for by name.
@@ -275,8 +275,8 @@ func (f *faults) refuseCommits(code func(n int32) int16) *atomic.Int32 {
 	return &seen
 }
 
-// absorbs handles the mix, lets something happen to the group's offsets, and expects the next owner
-// to call no handler for what was handled.
+// absorbs handles the mix, lets something happen to the group's offsets, and expects that the next
+// owner calls no handler for what was handled.
 func (f *faults) absorbs(happens func(*kadm.Client) error) {
 	f.begin(1)
 	stop := f.start(f.handle)

@@ -86,8 +86,8 @@ func playZombie(source consumer.Source) error {
 	return c.Run(ctx)
 }
 
-// zombie stops an owner in mid-handler with SIGSTOP for longer than its session, until another has
-// done all of its work, and lets it go on.
+// zombie suspends an owner in mid-handler with SIGSTOP for longer than its session, until another
+// has done all of its work, and then lets it go on.
 func zombie(f *faults) {
 	f.begin(1)
 	cmd := exec.CommandContext(f.t.Context(), os.Args[0])

@@ -34,7 +34,7 @@ type Row struct {
 	At       int64 // its id in the log
 }
 
-// Facts are what there is to judge, when nothing happens any more.
+// Facts are all that is judged, after no more happens.
 type Facts struct {
 	Ledger []Entry
 	Rows   []Row
@@ -47,7 +47,7 @@ type Facts struct {
 
 	// Windows are the sinks whose remote forgets keys, and after how long.
 	Windows map[string]time.Duration
-	// PassOn are the sinks whose calls pass a dead one of their ordering key.
+	// PassOn are the sinks whose calls pass a parked one of their ordering key.
 	PassOn map[string]bool
 }
 
@@ -78,7 +78,8 @@ select count(*) from onlyonce.calls c
     or c.state = 'blocked' and not exists (
          select from onlyonce.parked f where f.order_key = c.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))`
 
-// Gather reads everything. Relays have left; leases of the killed are given grace to end.
+// Gather reads everything. The relays have left. Leases of the killed ones get a grace period to
+// end.
 func Gather(ctx context.Context, pool *pgxpool.Pool, m *Remote, grace time.Duration) (*Facts, error) {
 	f := &Facts{Sights: m.Sights(), Strange: m.Strange()}
 	var err error
@@ -179,7 +180,7 @@ func (f *Facts) Judge() (breaches []string) {
 	return breaches
 }
 
-// judgeCall compares one call's end with what the remote knows.
+// judgeCall compares the outcome of one call with what the remote recorded.
 func (f *Facts) judgeCall(e Entry, rows map[string]Row, heads map[string]int64, breach func(rule, what string)) {
 	x, there := rows[e.ID]
 	if !there {
@@ -210,7 +211,7 @@ func (f *Facts) judgeCall(e Entry, rows map[string]Row, heads map[string]int64, 
 		breach("I9 a call ended for no cause that the remote knows", told)
 	}
 	if e.Fate == FateReject && x.State == "delivered" {
-		// Applied with a fault in the answer is possible; a final yes is not.
+		// Applied with a fault in the answer is possible; an accepted answer is not.
 		breach("I9 delivered, and the remote rejects it", told)
 	}
 }

@@ -1,6 +1,6 @@
-// Package callcheck decides whether outbound calls were made as they were committed: a remote that
-// records every request, a ledger that commits with the calls, and a judge of both and of what the
-// outbox says. The outbox's storm and its fault tests share it.
+// Package callcheck decides whether outbound calls were made as they were committed. It has a
+// remote that records every request, a ledger that commits with the calls, and a judge that
+// compares both with the outbox. The outbox's storm and its fault tests share it.
 package callcheck
 
 import (
@@ -26,18 +26,18 @@ type Body struct {
 	ID   string `json:"id"`
 	Sink string `json:"sink"`
 	Key  string `json:"key,omitempty"` // ordering key
-	// Its number among the committed calls of the key, from 1; 0: the ledger has it alone.
+	// The number among the committed calls of the key, from 1; 0: only the ledger has it.
 	Seq  int64  `json:"seq,omitempty"`
 	Fate string `json:"fate,omitempty"` // what the remote does with it in the end
 }
 
-// Fates.
+// Outcomes of a request.
 const (
 	FateReject  = "reject"  // answered 4xx, always
 	FateOutlast = "outlast" // never answered finally, until its key's window has passed
 )
 
-// Sight is what the remote has seen of one call.
+// Sight is what the remote has recorded of one call.
 type Sight struct {
 	Keys     []string // idempotency keys, each once
 	Prints   []string // what came over the wire, each once
@@ -48,7 +48,7 @@ type Sight struct {
 	Refused  bool  // answered 4xx for good
 }
 
-// Remote records every request before it does with it what Decide says.
+// Remote records every request before it carries out what Decide returns.
 type Remote struct {
 	// Address is host:port. A call goes to /sink/id there.
 	Address string
@@ -85,7 +85,7 @@ func NewRemote(decide func(b Body, n int) string) (*Remote, error) {
 // Close stops it.
 func (m *Remote) Close() error { return m.server.Close() }
 
-// Faulty decides by the seed: a fraction of requests fails, in every way; fates are met.
+// Faulty decides by the seed: a fraction of requests fails, in every way. fates counts them.
 func Faulty(seed uint64, failures float64) func(Body, int) string {
 	ways := []string{"timeout", "timeout+", "reset", "reset+", "truncated+", "500", "500+", "503", "429", "409"}
 	return func(b Body, n int) string {
@@ -147,7 +147,7 @@ func (m *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// reset closes a connection without a word.
+// reset closes a connection without an answer.
 func reset(w http.ResponseWriter) {
 	c, _, err := w.(http.Hijacker).Hijack()
 	if err != nil {
@@ -159,7 +159,7 @@ func reset(w http.ResponseWriter) {
 	_ = c.Close()
 }
 
-// record notes a request, and decides what becomes of it: "" accepts it.
+// record records a request, and returns its outcome: "" accepts it.
 func (m *Remote) record(r *http.Request, raw []byte, b Body, bad bool) (way string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -106,8 +106,8 @@ func pick(only, part string) ([]mutant, error) {
 	}), nil
 }
 
-// pattern picks a test, or rows of a table: TestFaults/commit/failover is every row whose step begins with commit and whose fault
-// begins with failover.
+// pattern picks a test, or rows of a table. For example TestFaults/commit/failover is every row
+// whose step begins with commit and whose fault begins with failover.
 func pattern(test string) string {
 	parts := strings.Split(test, "/")
 	parts[0] = "^" + parts[0] + "$"
@@ -117,7 +117,7 @@ func pattern(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// run tests one mutant: caught, survived, or broken (it does not fit the code any more).
+// run tests one mutant: caught, survived, or broken (it no longer fits the code).
 func run(m mutant) (verdict, output string) {
 	source, err := os.ReadFile(m.file)
 	if err != nil {
@@ -151,7 +151,8 @@ func run(m mutant) (verdict, output string) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=4m", "-run", pattern(m.test), ".")
 	cmd.Dir = m.pkg // and not the root: the package may be in a module of its own
-	// By the environment, so that a test which builds a program builds the mutant too.
+	// The overlay is set in the environment, so that a test which builds a program builds the
+	// mutant too.
 	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s")
 	if m.extra != "" {
 		cmd.Env = append(cmd.Env, m.extra)

@@ -76,9 +76,14 @@ const (
   if false then`
 )
 
-// table has a mutant for each rule that this version enforces. Rules without one, and why: T10 (no remote call inside a
-// transaction) is a shape of the code. K2 (wait for an uncommitted copy) is the primary keys' own doing: one mutant takes them away, one does
-// what many do in their place. T5 has one for the consumer only: in the relay two layers detach a COMMIT, in two files. S2
-// (rights) is a file that its tests read when they run, out of an overlay's reach; what compares it with the server has one. So is the
-// comparison of fingerprints in constant time (H7), which is looked for in the source.
+// table has a mutant for each rule that this version enforces. Some rules have none, or fewer than
+// one for each place:
+//
+//   - T10 (no remote call inside a transaction) is a shape of the code.
+//   - K2 (wait for an uncommitted copy) is enforced by the primary keys: one mutant removes them,
+//     one replaces the wait by what many programs do.
+//   - T5 has one for the consumer only: in the relay two layers detach a COMMIT, in two files.
+//   - S2 (rights) is a file that its tests read when they run, out of an overlay's reach. The
+//     comparison of that file with the server has one.
+//   - H7's comparison of fingerprints in constant time is checked in the source.
 var table = slices.Concat(adversaryRules, consumerRules, inboxRules, outboxRules, eventsRules, webhooksRules, httpRules)

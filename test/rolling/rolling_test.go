@@ -21,13 +21,14 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// patience bounds what the test waits for; nothing is judged by how long it took.
+// patience bounds the test's waits; no result depends on how long it took.
 var patience = pgtest.Patience(time.Minute)
 
 const partitions = 4
 
-// S1: this version works while its schema is migrated to the next, and beside the next version; partitions go from one to the other and back,
-// handed over in order and taken from the dead. Nothing is lost, doubled or parked.
+// S1: this version works while its schema is migrated to the next, and at the same time as the next
+// version. Partitions move from one to the other and back, both handed over in order and taken from
+// killed workers. No message is lost, doubled or parked.
 func TestS1OldAndNewSideBySide(t *testing.T) {
 	before, next := build(t, ""), build(t, overlay(t))
 	for _, c := range []struct {
@@ -165,7 +166,8 @@ func newRig(t *testing.T, brokers []string, keys bool) *rig {
 	return r
 }
 
-// produce writes messages to all partitions until end is called; with keys every tenth twice, the copy to the next partition.
+// produce writes messages to all partitions until end is called. With keys, it writes every tenth
+// message twice, and the copy goes to the next partition.
 func (r *rig) produce() {
 	client, err := kgo.NewClient(kgo.SeedBrokers(r.brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(r.topic))
 	if err != nil {
@@ -220,7 +222,7 @@ type process struct {
 	log   *log
 }
 
-// log keeps the end of what a worker says.
+// log keeps the end of a worker's output.
 type log struct {
 	mu  sync.Mutex
 	buf []byte
@@ -267,7 +269,7 @@ func (r *rig) start(program, name string, more ...string) *process {
 	return p
 }
 
-// stop has a worker end in order.
+// stop stops a worker in order.
 func (r *rig) stop(p *process) {
 	r.t.Helper()
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
@@ -286,7 +288,7 @@ func (r *rig) ends(p *process) {
 	}
 }
 
-// kill kills a worker, and makes sure that it lived until then.
+// kill kills a worker, and checks that it was alive until then.
 func (r *rig) kill(p *process) {
 	r.t.Helper()
 	_ = p.cmd.Process.Kill()
@@ -296,7 +298,7 @@ func (r *rig) kill(p *process) {
 	}
 }
 
-// migrate has a program bring the schema to its version.
+// migrate runs a program that brings the schema to its version.
 func (r *rig) migrate(program string, version int) {
 	r.t.Helper()
 	r.ends(r.start(program, "migrate", "-migrate"))
@@ -354,7 +356,7 @@ func (r *rig) end() {
 	})
 }
 
-// check compares what was sent with what was done.
+// check compares what was sent with the effects.
 func (r *rig) check() {
 	r.t.Helper()
 	rows, err := r.pool.Query(context.Background(), `select value, count(*) from effects group by value`)
