@@ -121,7 +121,8 @@ func overheads() []metric {
 	}
 }
 
-// open makes a tape three times as long as the plain side would need it: others may have slowed the trial down.
+// open makes a tape three times as long as the plain side would need it: others may have slowed the
+// trial down.
 func (k work) open(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
 	plain = plainSide(k.connections, k.batch, k.onePlain)
 	trial, err := runSide(ctx, srv, plain, trialWindow())

@@ -74,7 +74,8 @@ type procStat struct {
 	own, ended time.Duration // CPU time of the process, and of its children that have ended
 }
 
-// readStat reads /proc/PID/stat, see proc(5). The name is in parentheses and may hold any character.
+// readStat reads /proc/PID/stat, see proc(5). The name is in parentheses and may hold any
+// character.
 func readStat(pid string) (st procStat, ok bool) {
 	b, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
 	if err != nil {

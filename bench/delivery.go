@@ -30,7 +30,8 @@ func besideWriter(context.Context, *server, options) (wrapped, plain side, err e
 	return timedSide(deliver, true), timedSide(deliver, false), nil
 }
 
-// delays are how much longer the median takes, which is judged, and the 99th percentile, which is shown.
+// delays are how much longer the median takes, which is judged, and the 99th percentile, which is
+// shown.
 func delays(name string, bar float64) []metric {
 	return []metric{
 		{name: name + "a", bar: bar, atMost: true, of: slowdown},

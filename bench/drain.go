@@ -25,7 +25,8 @@ type drain struct {
 	check func(ctx context.Context, pool *pgxpool.Pool, rows int) error
 }
 
-// meter counts the rows of a drain. Its clock runs from the start, because finding the first row is a part of it, to the last row.
+// meter counts the rows of a drain. Its clock runs from the start, because finding the first row is
+// a part of it, to the last row.
 type meter struct {
 	rows  int64
 	count atomic.Int64
@@ -111,7 +112,8 @@ func (d drain) side(rows int) side {
 	}
 }
 
-// fillBatch is how many rows a filling transaction writes, and how many the drains by hand take at a time.
+// fillBatch is how many rows a filling transaction writes, and how many the drains by hand take at
+// a time.
 const fillBatch = 1000
 
 // inBatches hands out bodies, a thousand at a time.
@@ -145,7 +147,8 @@ const (
 	sinkName = "bench"
 	// relayConnections are more than a relay needs.
 	relayConnections = 20
-	// relayConcurrency is the most that a relay takes, for sinks that are done at once or gather calls.
+	// relayConcurrency is the most that a relay takes, for sinks that are done at once or gather
+	// calls.
 	relayConcurrency = 1000
 )
 
@@ -187,7 +190,8 @@ type running struct {
 	ended  chan error
 }
 
-// startRelay runs a relay with one sink. delivered is called for each call that is settled; anything but a delivery is an error.
+// startRelay runs a relay with one sink. delivered is called for each call that is settled;
+// anything but a delivery is an error.
 func startRelay(ctx context.Context, pool *pgxpool.Pool, sink outbox.Sink, concurrency int, delivered func()) (*running, error) {
 	r := &running{failed: make(chan error, 1), ended: make(chan error, 1)}
 	fail := func(err error) {

@@ -16,7 +16,8 @@ const (
 	bodyBytes = 300
 	idHeader  = "message-id"
 	topic     = "bench"
-	// perMilli is how many ordered ids fall into one millisecond: a hundred thousand messages a second.
+	// perMilli is how many ordered ids fall into one millisecond: a hundred thousand messages a
+	// second.
 	perMilli = 100
 )
 
@@ -53,7 +54,8 @@ type tape struct {
 	start time.Time
 }
 
-// paced makes a tape play at a pace. Messages that were not fetched when they were due come all at once.
+// paced makes a tape play at a pace. Messages that were not fetched when they were due come all at
+// once.
 func (t *tape) paced(every time.Duration) *tape {
 	t.every, t.start = every, time.Now()
 	return t

@@ -167,7 +167,8 @@ func peakOf(ctx context.Context, argv []string) (float64, error) {
 //go:embed peakjava/Drain.java
 var drainJava []byte
 
-// javaPeak compiles the Java consumer, and runs it with the heap that kafka-console-consumer.sh has.
+// javaPeak compiles the Java consumer, and runs it with the heap that kafka-console-consumer.sh
+// has.
 func (c child) javaPeak(ctx context.Context, srv *server, group string) (float64, error) {
 	java, classes := srv.broker.Nodes[0].Java()
 	dir, err := os.MkdirTemp("", "onlyonce-bench-java")

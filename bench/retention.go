@@ -156,7 +156,8 @@ func (x sim) ring(ctx context.Context, db *database) (most sizes, claims, rotati
 	return
 }
 
-// table simulates one table with the time of each row, and an index by it; every day what is too old is deleted, and the table vacuumed.
+// table simulates one table with the time of each row, and an index by it; every day what is too
+// old is deleted, and the table vacuumed.
 func (x sim) table(ctx context.Context, db *database) (most sizes, claims, expiry cost, err error) {
 	pool, err := db.open(ctx, 1)
 	if err != nil {

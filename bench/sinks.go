@@ -98,7 +98,8 @@ func loops(ctx context.Context, m *meter, goroutines, step int, do func(n int) e
 	return err
 }
 
-// overKafka compares the relay's records with those of a kafka-go Writer that asks for all acknowledgements.
+// overKafka compares the relay's records with those of a kafka-go Writer that asks for all
+// acknowledgements.
 func overKafka(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
 	brokers, err := srv.brokers(ctx)
 	if err != nil {

@@ -83,7 +83,8 @@ func (k *keyStore) stallSide(rotates bool) side {
 	}
 }
 
-// rotateBeside rotates while a transaction that has written stays open elsewhere for as long as stallHold.
+// rotateBeside rotates while a transaction that has written stays open elsewhere for as long as
+// stallHold.
 func (k *keyStore) rotateBeside(ctx context.Context) error {
 	release, err := k.hold(ctx, "begin", "select pg_current_xact_id()")
 	if err != nil {

@@ -30,7 +30,8 @@ const (
 	// Fresh: the key was not claimed before. It is claimed now, and stays so if and only if this
 	// transaction commits.
 	Fresh Outcome = 3
-	// Duplicate: the key was claimed by a transaction that has committed, or earlier in this one. Skip the message.
+	// Duplicate: the key was claimed by a transaction that has committed, or earlier in this one.
+	// Skip the message.
 	Duplicate Outcome = 1
 	// Conflict: the key was claimed for another payload. One of the two producers is wrong. Set the
 	// message aside and alert an operator: if you skip it, it is lost.
@@ -83,8 +84,9 @@ func onConnection(conn *pgx.Conn) error {
 	return nil
 }
 
-// claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the same order.
-// Inserts into segments of the inbox in key order and waits there for uncommitted copies; any isolation level.
+// claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the
+// same order. Inserts into segments of the inbox in key order and waits there for uncommitted
+// copies; any isolation level.
 const claimSQL = `select onlyonce.claim_standard($1, $2)`
 
 // Claim claims one key in the caller's transaction, before its effects:
@@ -94,10 +96,10 @@ const claimSQL = `select onlyonce.claim_standard($1, $2)`
 //		// effects, in tx
 //	}
 //
-// If another transaction holds an uncommitted claim of the same key, Claim waits until it ends, because it may
-// roll back: set lock_timeout in tx, or a deadline on ctx, to bound that. Under REPEATABLE READ and
-// SERIALIZABLE the wait ends in SQLSTATE 40001 when the other one commits: run the transaction again
-// (PostgreSQL documentation, chapter "Transaction Isolation").
+// If another transaction holds an uncommitted claim of the same key, Claim waits until it ends,
+// because it may roll back: set lock_timeout in tx, or a deadline on ctx, to bound that. Under
+// REPEATABLE READ and SERIALIZABLE the wait ends in SQLSTATE 40001 when the other one commits: run
+// the transaction again (PostgreSQL documentation, chapter "Transaction Isolation").
 //
 // A pool, and a connection that is in no transaction, are refused with [ErrNoTransaction].
 func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {

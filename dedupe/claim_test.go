@@ -18,7 +18,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
+// patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make
+// tests wait in vain, shorten it.
 var patience = pgtest.Patience(time.Minute)
 
 func key(id, payload string) dedupe.Key {
@@ -123,7 +124,8 @@ func TestT1ClaimNeedsATransaction(t *testing.T) {
 	}
 }
 
-// K2: a duplicate whose first copy is uncommitted waits for it, and is what that one's end makes of it.
+// K2: a duplicate whose first copy is uncommitted waits for it, and is what that one's end makes of
+// it.
 func TestK2DuplicateWaitsForAnUncommittedCopy(t *testing.T) {
 	for _, c := range []struct {
 		name   string

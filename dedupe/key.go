@@ -36,7 +36,8 @@ type Key struct {
 	Fingerprint Fingerprint
 }
 
-// Fingerprint is a short hash of a payload. The zero value is none: a Key without a choice is refused.
+// Fingerprint is a short hash of a payload. The zero value is none: a Key without a choice is
+// refused.
 type Fingerprint struct {
 	value int64
 	set   bool
@@ -122,7 +123,8 @@ func (k Key) Hash() [16]byte {
 	return out
 }
 
-// timeOf returns the 48 bits of Unix milliseconds that a UUIDv7 (RFC 9562 section 5.7) or a ULID starts with.
+// timeOf returns the 48 bits of Unix milliseconds that a UUIDv7 (RFC 9562 section 5.7) or a ULID
+// starts with.
 func timeOf(id string) (ms [6]byte, ok bool) {
 	switch len(id) {
 	case 36:

@@ -25,7 +25,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// FS holds the migrations: a directory for each version, named NNNN, with its chapters in order, named N_what.sql.
+// FS holds the migrations: a directory for each version, named NNNN, with its chapters in order,
+// named N_what.sql.
 //
 //go:embed [0-9]*/*.sql
 var FS embed.FS
@@ -205,7 +206,8 @@ func readVersion(ctx context.Context, tx pgx.Tx) (int, error) {
 	return Version(ctx, tx)
 }
 
-// missing reports whether err says that the table or its schema does not exist (undefined_table, invalid_schema_name).
+// missing reports whether err says that the table or its schema does not exist (undefined_table,
+// invalid_schema_name).
 func missing(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000")

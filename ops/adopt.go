@@ -62,8 +62,9 @@ type AdoptInput struct {
 	// Defaults to no move.
 	From *Origin
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor has
-	// another owner or run by now, or with At another position, the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor
+	// has another owner or run by now, or with At another position, the error is of kind
+	// ErrChanged.
 	Shown *Adopted
 }
 

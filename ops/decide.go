@@ -22,8 +22,8 @@ const (
 // boundsSQL bounds the transaction's waits. In: lock_timeout.
 const boundsSQL = `select set_config('lock_timeout', $1, true)`
 
-// auditSQL records a decision. In: action, reason, detail, actor (null: the role of the connection).
-// One row: its id.
+// auditSQL records a decision. In: action, reason, detail, actor (null: the role of the
+// connection). One row: its id.
 const auditSQL = `
 insert into onlyonce.audit (action, reason, detail, actor) values ($1::text, $2::text, $3::jsonb, coalesce($4::text, current_user)) returning id`
 
@@ -57,8 +57,8 @@ type kind struct {
 	within time.Duration // bounds the transaction. Defaults to decideTimeout.
 }
 
-// decide carries out a decision, or works it out in a dry run. shown is what a person agreed to, nil
-// if nothing was shown.
+// decide carries out a decision, or works it out in a dry run. shown is what a person agreed to,
+// nil if nothing was shown.
 func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d decision[R], shown *R) (*R, error) {
 	if err := d.check(); err != nil {
 		return nil, err

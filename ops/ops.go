@@ -62,7 +62,8 @@ var (
 
 // Error is an error that a person can act on.
 type Error struct {
-	// Kind is one of ErrInvalid, ErrNotFound, ErrRefused, ErrNothing, ErrChanged, ErrOutcomeUnknown.
+	// Kind is one of ErrInvalid, ErrNotFound, ErrRefused, ErrNothing, ErrChanged,
+	// ErrOutcomeUnknown.
 	Kind error
 
 	// Reason describes the situation.

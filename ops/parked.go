@@ -34,8 +34,8 @@ select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset
 // oneSQL reads why a row cannot be picked. In: id. One row, or none. By the primary key.
 const oneSQL = `select kind, state, reason, key::text as key, erased_at is not null as erased from onlyonce.parked where id = $1`
 
-// redrivesSQL counts how often parked rows were redriven. In: ids. One row for each of them. Reads onlyonce.audit, which has a row for
-// each change that an operator made.
+// redrivesSQL counts how often parked rows were redriven. In: ids. One row for each of them. Reads
+// onlyonce.audit, which has a row for each change that an operator made.
 const redrivesSQL = `
 select i.id, (select count(*) from onlyonce.audit a where a.action = 'parked redrive' and a.detail->'ids' @> to_jsonb(i.id)) as redrives
   from unnest($1::bigint[]) as i(id)`

@@ -113,8 +113,8 @@ func TestDiscardAtOnce(t *testing.T) {
 	}
 }
 
-// A table is repaired, and what its consumer had parked meanwhile is tried again: first a dry run, which a
-// person sees, and then what was shown.
+// A table is repaired, and what its consumer had parked meanwhile is tried again: first a dry run,
+// which a person sees, and then what was shown.
 func ExampleRedrive() {
 	ctx, pool, end := exampleDatabase()
 	defer end()

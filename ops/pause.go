@@ -11,12 +11,13 @@ import (
 	"github.com/onlyonce/onlyonce/internal/cursor"
 )
 
-// pausesSQL reads the pauses that hold a partition, or a scope as a whole, and those of single partitions of that scope. In: scope.
-// By the primary key.
+// pausesSQL reads the pauses that hold a partition, or a scope as a whole, and those of single
+// partitions of that scope. In: scope. By the primary key.
 const pausesSQL = `
 select scope, topic, partition, paused_at, actor, reason from onlyonce.pauses where scope = $1 order by topic, partition`
 
-// knownSQL counts the cursors that a pause is about. In: scope, topic, partition (each of the latter may be null: any).
+// knownSQL counts the cursors that a pause is about. In: scope, topic, partition (each of the
+// latter may be null: any).
 const knownSQL = `
 select count(*) from onlyonce.cursors
  where scope = $1 and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3) and retired_at is null`
@@ -93,10 +94,10 @@ type Paused struct {
 	Others    []Pause `json:"-"`         // the other pauses of the scope
 }
 
-// PauseCursor pauses a partition, or a scope as a whole, until [ResumeCursor]. It outlasts restarts. The
-// owner of a partition notices within a second or two, finishes its batch, and keeps the partition;
-// its parked messages are not tried meanwhile. A partition without a cursor is paused before it
-// begins.
+// PauseCursor pauses a partition, or a scope as a whole, until [ResumeCursor]. It outlasts
+// restarts. The owner of a partition notices within a second or two, finishes its batch, and keeps
+// the partition; its parked messages are not tried meanwhile. A partition without a cursor is
+// paused before it begins.
 //
 // The error is of kind ErrNothing if it is paused already.
 func PauseCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
@@ -104,9 +105,9 @@ func PauseCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
 	return decide(ctx, db, k, by, &pausing{Place: at}, nil)
 }
 
-// ResumeCursor ends the pause of the same place; work goes on within a second or two. A pause of the
-// whole scope holds each partition of it until it is ended itself, and pauses of single partitions
-// outlast it.
+// ResumeCursor ends the pause of the same place; work goes on within a second or two. A pause of
+// the whole scope holds each partition of it until it is ended itself, and pauses of single
+// partitions outlast it.
 //
 // The error is of kind ErrNothing if the place is not paused itself.
 func ResumeCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {

@@ -19,7 +19,8 @@ const rebaseTimeout = time.Hour
 // that this transaction rewrites as seen, and they would never be sent.
 const standSQL = `select pg_current_snapshot()::text, pg_current_xact_id_if_assigned() is not null`
 
-// lockSinksSQL keeps new lanes of listed sinks out (their foreign key shares the lock). In: sink (null: any).
+// lockSinksSQL keeps new lanes of listed sinks out (their foreign key shares the lock). In: sink
+// (null: any).
 const lockSinksSQL = `select name from onlyonce.sinks where $1::text is null or name = $1 order by name for update`
 
 // lockLanesSQL locks leases and lanes, in the order in which a relay does. In: sink (null: any). It
@@ -161,8 +162,9 @@ type RebaseInput struct {
 	// Force takes lanes over from relays that hold them. Defaults to false.
 	Force bool
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If a lane was moved
-	// since, the error is of kind ErrChanged; calls that were enqueued since are to be sent too.
+	// Shown is the result of a dry run with the same input that a person agreed to. If a lane was
+	// moved since, the error is of kind ErrChanged; calls that were enqueued since are to be sent
+	// too.
 	Shown *Rebased
 }
 

@@ -22,8 +22,8 @@ type ReplayInput struct {
 	// Defaults to false.
 	Resend bool
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor has
-	// another owner or run by now the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor
+	// has another owner or run by now the error is of kind ErrChanged.
 	Shown *Replayed
 }
 

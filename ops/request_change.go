@@ -23,8 +23,8 @@ select r.id from onlyonce.http_records r where r.id = $1 for update`
 const lockRequestLeaseSQL = `
 select l.id from onlyonce.leases l where l.id = (select r.lease_id from onlyonce.http_records r where r.id = $1) for update`
 
-// eraseRequestSQL and eraseStepsSQL forget an answer and what its steps have remembered; the record stays, so that the request
-// does not run again. In: id.
+// eraseRequestSQL and eraseStepsSQL forget an answer and what its steps have remembered; the record
+// stays, so that the request does not run again. In: id.
 const (
 	eraseRequestSQL = `update onlyonce.http_records set response = null, erased_at = clock_timestamp() where id = $1 and erased_at is null`
 	eraseStepsSQL   = `update onlyonce.http_steps set result = null where record_id = $1`
@@ -79,8 +79,8 @@ type ResolveRequestInput struct {
 	// Sealer encrypts the result. It must be given if the layer that began the step seals results.
 	Sealer *seal.Sealer
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the request has
-	// another state or other open steps by now the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If the request
+	// has another state or other open steps by now the error is of kind ErrChanged.
 	Shown *RequestChange
 }
 
@@ -103,8 +103,8 @@ type EraseRequestInput struct {
 	// /v1/charges", and its key the Idempotency-Key. They must be empty if ID is set.
 	Tenant, Scope, Key string
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the request has
-	// another state by now the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If the request
+	// has another state by now the error is of kind ErrChanged.
 	Shown *RequestChange
 }
 
@@ -138,9 +138,9 @@ func ResolveRequest(ctx context.Context, db DB, by By, in ResolveRequestInput) (
 	return decide(ctx, db, requestKind("request resolve"), by, c, in.Shown)
 }
 
-// CloseRequest completes a request in lease mode without an answer: one that is left, abandoned or set
-// aside. What its steps did at the provider stays, and what the handler would have written is never
-// written. Copies of the request get 410 until its record expires.
+// CloseRequest completes a request in lease mode without an answer: one that is left, abandoned or
+// set aside. What its steps did at the provider stays, and what the handler would have written is
+// never written. Copies of the request get 410 until its record expires.
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is running or
 // completed, and ErrChanged.

@@ -16,7 +16,8 @@ const sinkSQL = `select name, paused_at, paused_by, pause_reason from onlyonce.s
 // name.
 const lockSinkSQL = `select name from onlyonce.sinks where name = $1 for no key update`
 
-// pauseSinkSQL and resumeSinkSQL set and end a pause. In: name; reason and actor (null: the role of the connection). By the primary key, under the lock on the row.
+// pauseSinkSQL and resumeSinkSQL set and end a pause. In: name; reason and actor (null: the role of
+// the connection). By the primary key, under the lock on the row.
 const (
 	pauseSinkSQL = `
 insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason) values ($1, clock_timestamp(), coalesce($3::text, current_user), $2::text)
@@ -60,9 +61,9 @@ func PauseSink(ctx context.Context, db DB, by By, in PauseSinkInput) (*Sink, err
 	return decide(ctx, db, k, by, &sinkStop{sink: in.Sink, unlisted: in.Unlisted}, nil)
 }
 
-// ResumeSink ends the pause of a sink. Relays go on within a second or two. It returns the sink as it was.
-// Errors are of kind ErrNotFound for a sink that no relay has listed, and ErrNothing if it is not
-// paused.
+// ResumeSink ends the pause of a sink. Relays go on within a second or two. It returns the sink as
+// it was. Errors are of kind ErrNotFound for a sink that no relay has listed, and ErrNothing if it
+// is not paused.
 func ResumeSink(ctx context.Context, db DB, by By, sink string) (*Sink, error) {
 	k := kind{action: "outbox resume", subject: "the sink", look: "onlyonce outbox status"}
 	return decide(ctx, db, k, by, &sinkStop{sink: sink, resume: true}, nil)

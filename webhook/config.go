@@ -20,10 +20,11 @@ type Mode int
 
 // Modes of an endpoint.
 const (
-	// Inbox stores the event as it came, and answers. A consumer handles it: the endpoint's own, see
-	// [Endpoint.Run], or one over a [Source].
+	// Inbox stores the event as it came, and answers. A consumer handles it: the endpoint's own,
+	// see [Endpoint.Run], or one over a [Source].
 	Inbox Mode = iota
-	// Inline runs the handler in the transaction that claims the event, and answers after its COMMIT.
+	// Inline runs the handler in the transaction that claims the event, and answers after its
+	// COMMIT.
 	Inline
 	// ForwardOnly enqueues the call that Config.Forward describes, and nothing else.
 	ForwardOnly
@@ -70,12 +71,13 @@ type Config struct {
 	// quarters of Deadline.
 	Handler consumer.Handler
 
-	// Consumer configures how [Endpoint.Run] consumes stored events, if Handler is set in mode Inbox:
-	// failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its Logger to Logger.
+	// Consumer configures how [Endpoint.Run] consumes stored events, if Handler is set in mode
+	// Inbox: failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its Logger
+	// to Logger.
 	Consumer consumer.Config
 
-	// Source configures how [Endpoint.Run] reads stored events, if Handler is set in mode Inbox. Its
-	// Endpoints must be empty. Its Group defaults to the consumer's scope, its Partitions to
+	// Source configures how [Endpoint.Run] reads stored events, if Handler is set in mode Inbox.
+	// Its Endpoints must be empty. Its Group defaults to the consumer's scope, its Partitions to
 	// Partitions, its Logger to Logger.
 	Source SourceConfig
 
@@ -83,16 +85,16 @@ type Config struct {
 	// ForwardOnly. Defaults to none.
 	Forward *Forward
 
-	// OrderingKey returns what an event is about: events of one key are handled one after another, in
-	// the order of their arrival. An event for which it returns "" or panics is handled in no order.
-	// Defaults to no order.
+	// OrderingKey returns what an event is about: events of one key are handled one after another,
+	// in the order of their arrival. An event for which it returns "" or panics is handled in no
+	// order. Defaults to no order.
 	OrderingKey func(*Event) string
 
 	// Tenant returns the customer that an event belongs to, if customers choose ids themselves: at
 	// most 255 bytes of UTF-8 without control characters. If it panics or returns anything else the
-	// request is answered with 500 and nothing is stored ([ErrTenant]), because under a wrong tenant an
-	// event would pass for a copy of another customer's. Event.Header has the kept headers only.
-	// Defaults to one tenant.
+	// request is answered with 500 and nothing is stored ([ErrTenant]), because under a wrong
+	// tenant an event would pass for a copy of another customer's. Event.Header has the kept
+	// headers only. Defaults to one tenant.
 	Tenant func(*Event) string
 
 	// Partitions is how many partitions the endpoint's stream gets, up to 1,024: at most as many
@@ -111,8 +113,8 @@ type Config struct {
 	Retention time.Duration
 
 	// BodyWindow is for how long a body is remembered if the sender does not sign the event's id
-	// (GitHub, Shopify), from 1 minute to Retention: within it the same body under another id is set
-	// aside as a likely copy (W7). Defaults to 1 hour.
+	// (GitHub, Shopify), from 1 minute to Retention: within it the same body under another id is
+	// set aside as a likely copy (W7). Defaults to 1 hour.
 	BodyWindow time.Duration
 
 	// DuplicateWait is how long a copy waits for a first one that has not committed, at most 2 s.
@@ -133,18 +135,18 @@ type Config struct {
 
 	// MaxBytes bounds the memory of bodies that are held at once, verified or not, in bytes: a
 	// request that needs more gets 503. At least MaxBody plus 1. A body takes memory as it arrives,
-	// whatever its Content-Length, and must bring 32 KiB a second on average after the first 5 s, or
-	// it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
+	// whatever its Content-Length, and must bring 32 KiB a second on average after the first 5 s,
+	// or it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
 	MaxBytes int64
 
 	// MaxAside bounds, in bytes a day (UTC), what is stored of copies that are recognized by their
-	// body alone (W7): headers, the first copy's body, and 500 bytes each. A copy beyond it gets 503
-	// ([ErrAside]); other events are not affected. At least MaxBody plus 64 KiB. Defaults to 256 MiB,
-	// or four times MaxBody if that is more.
+	// body alone (W7): headers, the first copy's body, and 500 bytes each. A copy beyond it gets
+	// 503 ([ErrAside]); other events are not affected. At least MaxBody plus 64 KiB. Defaults to
+	// 256 MiB, or four times MaxBody if that is more.
 	MaxAside int64
 
-	// KeepDivergent keeps the body of a copy that differs from the first (W9), as a discarded row of
-	// the parked table. Defaults to keeping only the fact.
+	// KeepDivergent keeps the body of a copy that differs from the first (W9), as a discarded row
+	// of the parked table. Defaults to keeping only the fact.
 	KeepDivergent bool
 
 	// Reconcile lists events that were missed; [Endpoint.Run] does it. Defaults to none.

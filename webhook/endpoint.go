@@ -19,8 +19,8 @@ import (
 )
 
 // Endpoint is one provider's webhooks from the request to the handler: an http.Handler that
-// verifies and stores events, and a [Endpoint.Run] that applies them and forgets old ids. It is safe
-// for concurrent use.
+// verifies and stores events, and a [Endpoint.Run] that applies them and forgets old ids. It is
+// safe for concurrent use.
 type Endpoint struct {
 	pool   *pgxpool.Pool
 	cfg    Config

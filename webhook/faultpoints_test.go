@@ -153,7 +153,8 @@ func TestFaultPoints(t *testing.T) {
 	}
 }
 
-// The rows of the fault matrix in docs/guarantees.md that this package answers for, and the test of each.
+// The rows of the fault matrix in docs/guarantees.md that this package answers for, and the test of
+// each.
 func TestFaultMatrix(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../docs/guarantees.md")

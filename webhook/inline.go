@@ -12,7 +12,8 @@ import (
 
 // Errors of inline handlers.
 var (
-	// ErrHandlerTimeout: the handler's context ended because three quarters of Config.Deadline had passed.
+	// ErrHandlerTimeout: the handler's context ended because three quarters of Config.Deadline had
+	// passed.
 	ErrHandlerTimeout = errors.New("webhook: the handler took too long")
 	// errLeftBehind: the handler did not return even after its context had ended. Its connection is
 	// cut, so that the server rolls back.

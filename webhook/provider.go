@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Provider is one way of signing webhooks: [Standard], [Stripe], [GitHub], [Shopify], [Slack], a declared [HMAC], or one
-// of yours.
+// Provider is one way of signing webhooks: [Standard], [Stripe], [GitHub], [Shopify], [Slack], a
+// declared [HMAC], or one of yours.
 type Provider interface {
 	// Scheme is called once, by New. It returns the faults of the provider's own configuration.
 	Scheme() (*Scheme, error)

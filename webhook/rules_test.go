@@ -36,7 +36,8 @@ func TestW2BodyOverTheLimit(t *testing.T) {
 	}
 }
 
-// W4: while a secret is being replaced, requests signed with either count; afterwards the old one does not.
+// W4: while a secret is being replaced, requests signed with either count; afterwards the old one
+// does not.
 func TestW4Rotation(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, _ *webhook.Verifier) {
@@ -231,7 +232,8 @@ func TestW6ErrorsOfAProvider(t *testing.T) {
 	}
 }
 
-// W7: the event says whether its id is signed; an id that is not can be changed, and one that is cannot.
+// W7: the event says whether its id is signed; an id that is not can be changed, and one that is
+// cannot.
 func TestW7UnsignedIDsAreMarked(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, v *webhook.Verifier) {

@@ -26,7 +26,8 @@ func patient() sample {
 	return s
 }
 
-// stalled is a request whose body stops in the middle: the handler waits for the rest until the test ends it.
+// stalled is a request whose body stops in the middle: the handler waits for the rest until the
+// test ends it.
 type stalled struct {
 	answer *httptest.ResponseRecorder
 	body   *io.PipeWriter

@@ -127,7 +127,8 @@ func TestStaleAfterAFailure(t *testing.T) {
 	}
 }
 
-// A forwarded event is a call whose key derives from the event, once, beside a handler or instead of one.
+// A forwarded event is a call whose key derives from the event, once, beside a handler or instead
+// of one.
 func TestForward(t *testing.T) {
 	t.Parallel()
 	forward := func(c *webhook.Config) {

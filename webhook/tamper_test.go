@@ -56,7 +56,8 @@ func TestW3EveryBitOfTheBodyCounts(t *testing.T) {
 	})
 }
 
-// W4: headers that are signed, or hold signatures, count to the last byte; none of these was signed.
+// W4: headers that are signed, or hold signatures, count to the last byte; none of these was
+// signed.
 func TestW4EveryByteOfTheHeadersCounts(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, v *webhook.Verifier) {
@@ -100,7 +101,8 @@ func TestW4EveryByteOfTheHeadersCounts(t *testing.T) {
 	})
 }
 
-// W4: a signature is one of a configured secret, over this request, with this algorithm, in its one writing.
+// W4: a signature is one of a configured secret, over this request, with this algorithm, in its one
+// writing.
 func TestW4SignaturesThatAreNone(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, v *webhook.Verifier) {
@@ -217,7 +219,8 @@ func TestW4PublicKeyIsNoSecret(t *testing.T) {
 // fields end elsewhere.
 func TestBordersOfSignedFields(t *testing.T) {
 	t.Parallel()
-	// "a.1614265330" at 1614265331 signs what "a" at 1614265330 does with a body that begins with "1614265331.".
+	// "a.1614265330" at 1614265331 signs what "a" at 1614265330 does with a body that begins with
+	// "1614265331.".
 	v := verifier(t, webhook.Standard{}, standardSecret)
 	const body = "x"
 	sum := "v1," + b64(standardMAC(standardSecret, "a.1614265330", "1614265331", body))
@@ -239,7 +242,8 @@ func TestBordersOfSignedFields(t *testing.T) {
 	refuses(t, v, h, s.body, s.secret, webhook.ErrMalformed)
 }
 
-// 1,000 signatures are refused before anything is computed, whatever they are, and so are 17; 16 are not.
+// 1,000 signatures are refused before anything is computed, whatever they are, and so are 17; 16
+// are not.
 func TestW4SignaturesAreBounded(t *testing.T) {
 	all := samples(t)
 	for name, c := range map[string]struct{ between, bad, unknown string }{

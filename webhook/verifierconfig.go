@@ -50,7 +50,8 @@ const (
 // neverKept are headers with which a reader of the stored event could act as another user (W14).
 var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie", "Www-Authenticate", "X-Api-Key"}
 
-// NewVerifier checks the configuration and returns every fault of it at once. No error quotes a secret.
+// NewVerifier checks the configuration and returns every fault of it at once. No error quotes a
+// secret.
 func NewVerifier(cfg VerifierConfig) (*Verifier, error) { return build(cfg, minSecret) }
 
 func build(cfg VerifierConfig, shortest int) (*Verifier, error) {

@@ -69,7 +69,8 @@ func TestExplainCopies(t *testing.T) {
 			if got := explains[ops.KeyReport](f, args...).Copies; !reflect.DeepEqual(got, want) {
 				t.Errorf("%s, want %s", said(got), said(want))
 			}
-			// What is said is what the functions do that claim. (A replay's key is looked up by the consumer besides; a call is found by enqueue_calls.)
+			// What is said is what the functions do that claim. (A replay's key is looked up by the
+			// consumer besides; a call is found by enqueue_calls.)
 			if c.args != nil || c.clock == "stored" {
 				return
 			}
@@ -95,7 +96,8 @@ func said(copies []ops.Copy) string {
 	return strings.Join(all, ", ")
 }
 
-// A claim within a savepoint bears the number of the savepoint, so the transaction's calls are not found by it: the answer says that it does not know.
+// A claim within a savepoint bears the number of the savepoint, so the transaction's calls are not
+// found by it: the answer says that it does not know.
 func TestExplainClaimInASavepoint(t *testing.T) {
 	t.Parallel()
 	const unknown = "if it claimed the key within a savepoint"

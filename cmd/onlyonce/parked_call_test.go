@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// parks makes a call of sink payments that its relay has parked, and returns the parked row's id. The order key may be empty.
+// parks makes a call of sink payments that its relay has parked, and returns the parked row's id.
+// The order key may be empty.
 func (f *fixture) parks(name, orderKey, state, reason string) string {
 	f.t.Helper()
 	f.enqueues("payments", orderKey, name)
@@ -154,7 +155,8 @@ func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	}
 }
 
-// A call without a key, which only a change by hand can make, is refused: relays send each call under its key.
+// A call without a key, which only a change by hand can make, is refused: relays send each call
+// under its key.
 func TestRedriveCallWithoutAKey(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

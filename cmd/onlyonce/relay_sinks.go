@@ -28,7 +28,8 @@ type closer interface {
 	Close()
 }
 
-// parseRelay reads the configuration of a relay and makes its sinks. It returns every fault at once.
+// parseRelay reads the configuration of a relay and makes its sinks. It returns every fault at
+// once.
 func parseRelay(data []byte, env func(string) string) (cfg outbox.RelayConfig, sinks []closer, faults []error) {
 	top := parseSection("", data, &faults, env)
 	for _, s := range top.objects("sinks") {

@@ -30,7 +30,8 @@ func (f *fixture) populate() {
 		('event', 'waiting', 'permanent', 'bad event', 1, 'hooks', null, null, null, null, null, '')`)
 }
 
-// calls makes three sinks: payments is held and has two calls to send, gone was held, mail was given back.
+// calls makes three sinks: payments is held and has two calls to send, gone was held, mail was
+// given back.
 func (f *fixture) calls() {
 	f.t.Helper()
 	for _, sink := range []string{"gone", "mail", "payments"} {

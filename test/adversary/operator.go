@@ -69,7 +69,8 @@ func (r *rig) command(ctx context.Context, address string, args ...string) (out 
 	return string(said), err
 }
 
-// replaying is a consumer that handles some of its messages again, because an operator has asked for it.
+// replaying is a consumer that handles some of its messages again, because an operator has asked
+// for it.
 type replaying struct{ consuming }
 
 const (

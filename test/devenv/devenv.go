@@ -60,9 +60,9 @@ type Options struct {
 	KafkaSettings map[string]string
 }
 
-// ThrowawaySettings are for a server whose data need not survive a crash of the machine, as of most tests. What
-// is committed survives the kill of a server even so: it is with the operating system. fsync takes more time
-// than all else that such tests do.
+// ThrowawaySettings are for a server whose data need not survive a crash of the machine, as of most
+// tests. What is committed survives the kill of a server even so: it is with the operating system.
+// fsync takes more time than all else that such tests do.
 func ThrowawaySettings() map[string]string {
 	return map[string]string{"fsync": "off", "full_page_writes": "off", "max_connections": "400"}
 }

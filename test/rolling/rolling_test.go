@@ -84,7 +84,8 @@ func TestS1OldAndNewSideBySide(t *testing.T) {
 	}
 }
 
-// overlay returns the overlay for go build that makes the next version of this code: one more migration, and the number of it.
+// overlay returns the overlay for go build that makes the next version of this code: one more
+// migration, and the number of it.
 func overlay(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -126,7 +127,8 @@ func overlay(t *testing.T) string {
 	return write("overlay.json", replace)
 }
 
-// build builds the worker, with an overlay unless that is empty, and returns the path of the program.
+// build builds the worker, with an overlay unless that is empty, and returns the path of the
+// program.
 func build(t *testing.T, overlay string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "worker")
@@ -323,7 +325,8 @@ func (r *rig) everywhere(name string) {
 	r.until(fmt.Sprintf("%s works on every partition", name), func() bool { return made() == partitions })
 }
 
-// both waits until two workers have made effects, in all partitions together, with the second among them.
+// both waits until two workers have made effects, in all partitions together, with the second among
+// them.
 func (r *rig) both(old, joined string) {
 	r.t.Helper()
 	r.until(joined+" has partitions", func() bool { return r.count(`select count(*) from effects where worker = $1`, joined) > 0 })
@@ -386,7 +389,8 @@ func (r *rig) check() {
 	if n := r.count(`select count(*) from onlyonce.parked`); n > 0 {
 		r.t.Errorf("%d messages are parked", n)
 	}
-	// Order within a partition: the worker inserts in the order of offsets, and one partition's transactions follow each other.
+	// Order within a partition: the worker inserts in the order of offsets, and one partition's
+	// transactions follow each other.
 	if n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as back from effects) o where back`); n > 0 {
 		r.t.Errorf("%d effects are out of order", n)
 	}

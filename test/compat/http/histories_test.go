@@ -55,8 +55,9 @@ type standing struct {
 	body, run string
 }
 
-// model is I12: the first request runs, one with the same body gets its bytes, another is refused, and what was undone has no effect. One
-// of unknown outcome has one or has none, at any time from then on.
+// model is I12: the first request runs, one with the same body gets its bytes, another is refused,
+// and what was undone has no effect. One of unknown outcome has one or has none, at any time from
+// then on.
 func model(mode idempotency.Mode) porcupine.Model {
 	return (&porcupine.NondeterministicModel{
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
@@ -294,8 +295,8 @@ func (h *history) stealable() {
 	}
 }
 
-// Random concurrent histories, with processes that die, connections that are cut at COMMIT, and leases that end under their owners, are
-// linearizable to a server that runs each operation once.
+// Random concurrent histories, with processes that die, connections that are cut at COMMIT, and
+// leases that end under their owners, are linearizable to a server that runs each operation once.
 func TestHistories(t *testing.T) {
 	first := *seed
 	if first == 0 {

@@ -57,7 +57,8 @@ func (w *watched) have(n int) bool {
 	return w.puts >= n
 }
 
-// H21: the layer answers from Redis what it has read from the database before, and from the database whatever becomes of Redis.
+// H21: the layer answers from Redis what it has read from the database before, and from the
+// database whatever becomes of Redis.
 func TestH21LayerWithRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -79,11 +80,13 @@ func TestH21LayerWithRedis(t *testing.T) {
 	}
 	until(t, "the record is in Redis", func() bool { return cache.have(1) })
 
-	// What the database holds cannot be read any more: who answers is the cache. A sighting lasts a second, and then the database is asked.
+	// What the database holds cannot be read any more: who answers is the cache. A sighting lasts a
+	// second, and then the database is asked.
 	r.exec(`update onlyonce.http_records set response = 'garbage'`)
 	fromRedis := false
 	for range 100 {
-		// The look for another key is an answer of the database, which says that its history is still this one.
+		// The look for another key is an answer of the database, which says that its history is
+		// still this one.
 		r.post("/charges", "another", "x")
 		if g := r.post("/charges", "k1", "10 EUR"); g.status == first.status && g.body == first.body && g.mark() == "replayed" && g.header.Get("Location") == "/effects/1" {
 			fromRedis = true
@@ -167,12 +170,14 @@ func (a *answers) all(when string) int {
 	return a.cache.hits
 }
 
-// H21: whatever becomes of Redis, the answers are the same. Only how many of them the database gives differs.
+// H21: whatever becomes of Redis, the answers are the same. Only how many of them the database
+// gives differs.
 func TestH21WhateverBecomesOfRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
-	// The timeout is long enough for a slow machine: a Redis that is well is never taken for one that is not.
+	// The timeout is long enough for a slow machine: a Redis that is well is never taken for one
+	// that is not.
 	a := newAnswers(t, client, 10*time.Second)
 	must := func(err error) {
 		t.Helper()

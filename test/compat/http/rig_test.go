@@ -49,7 +49,8 @@ func newRig(t *testing.T, cfg idempotency.Config) *rig {
 	return r
 }
 
-// newRigOn is another process's worth of the same: the layer works on one pool, and the test looks through the other.
+// newRigOn is another process's worth of the same: the layer works on one pool, and the test looks
+// through the other.
 func newRigOn(t *testing.T, layers, pool *pgxpool.Pool, cfg idempotency.Config) *rig {
 	t.Helper()
 	r := &rig{t: t, pool: pool, mux: http.NewServeMux()}
@@ -149,7 +150,8 @@ func (g got) code() string {
 // String is what tests print.
 func (g got) String() string { return fmt.Sprintf("%d %s %q", g.status, g.mark(), g.body) }
 
-// patience bounds what tests wait for; nothing is judged by how long it took. Mutants that make a test wait for what never comes shorten it.
+// patience bounds what tests wait for; nothing is judged by how long it took. Mutants that make a
+// test wait for what never comes shorten it.
 var patience = pgtest.Patience(time.Minute)
 
 // until polls a condition.

@@ -38,7 +38,8 @@ func book(db *gorm.DB, id string, cents int) error {
 	})
 }
 
-// T1: effects that GORM writes commit with the claim and the call, once, with and without its cache of prepared statements.
+// T1: effects that GORM writes commit with the claim and the call, once, with and without its cache
+// of prepared statements.
 func TestGORM(t *testing.T) {
 	t.Parallel()
 	sqlsuite.Each(t, all, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {

@@ -65,7 +65,8 @@ func verifier(t testing.TB, p webhook.Provider, secrets ...string) *webhook.Veri
 	return v
 }
 
-// The providers' own libraries sign, and we verify; we sign, and they verify. Their clocks are the machine's, so the time is now.
+// The providers' own libraries sign, and we verify; we sign, and they verify. Their clocks are the
+// machine's, so the time is now.
 
 type standardLibrary struct {
 	family string
