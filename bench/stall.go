@@ -37,7 +37,7 @@ func (g *gaps) done() {
 	g.last = now
 }
 
-// reset forgets what was noted, and begins now.
+// reset forgets the recorded gaps, and begins now.
 func (g *gaps) reset() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -113,7 +113,7 @@ func (d *examiner) count(level string) (n int) {
 	return n
 }
 
-// limit is for how long pending calls are counted.
+// limit returns how long pending calls may be counted.
 func (d *examiner) limit() time.Duration {
 	if d.ask.CountLimit == 0 {
 		return CountLimit

@@ -70,7 +70,7 @@ type KeyReport struct {
 	Parked []ParkedItem `json:"parked"`
 	// Request is the HTTP request, if the key is a request's.
 	Request *Request `json:"request"`
-	// Memory says for how long the rings remember keys.
+	// Memory says how long the rings remember keys.
 	Memory []RingMemory `json:"memory"`
 	// NotKnown lists what the answer leaves open, a sentence each.
 	NotKnown []string `json:"not_known"`

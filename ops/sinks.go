@@ -35,7 +35,7 @@ type Sink struct {
 	PauseReason *string    `json:"pause_reason"`
 }
 
-// Paused says since when, by whom and why.
+// Paused describes the pause: since when, by which actor and why.
 func (s *Sink) Paused() string {
 	return fmt.Sprintf("since %s by %s: %s", instant(*s.PausedAt), orDash(s.PausedBy), orDash(s.PauseReason))
 }

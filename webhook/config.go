@@ -56,7 +56,7 @@ type Config struct {
 	// see [VerifierConfig]. Defaults to none.
 	KeepHeaders []string
 
-	// Mode is what is done with a new event. Defaults to [Inbox].
+	// Mode is what the endpoint does with a new event. Defaults to [Inbox].
 	Mode Mode
 
 	// Handler applies an event; [EventOf] returns the event of its message. It has the type of a
@@ -112,7 +112,7 @@ type Config struct {
 	// in a new database). Defaults to the longest of these.
 	Retention time.Duration
 
-	// BodyWindow is for how long a body is remembered if the sender does not sign the event's id
+	// BodyWindow is how long a body is remembered if the sender does not sign the event's id
 	// (GitHub, Shopify), from 1 minute to Retention: within it the same body under another id is
 	// set aside as a likely copy (W7). Defaults to 1 hour.
 	BodyWindow time.Duration
@@ -259,7 +259,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		}
 	}
 	const never = 1<<63 - 1
-	// W10: an id that is forgotten while its sender still delivers is a new one.
+	// W10: if an id is forgotten while its sender still delivers, the next copy is a new event.
 	least := max(leastRetention, 2*past, 2*future, scheme.Redeliveries)
 	duration("Retention", &c.Retention, least, least, never, ": a sender may deliver an event again within that")
 	duration("BodyWindow", &c.BodyWindow, time.Hour, time.Minute, max(c.Retention, time.Minute), "")

@@ -1,5 +1,5 @@
-// Package webhook receives webhooks. It verifies that a request was signed by its sender within the
-// last minutes, and applies each event once, however often the sender delivers it.
+// Package webhook receives webhooks. It verifies that a request was signed by its sender, and
+// recently if the sender signs a time. It applies each event once, however often it is delivered.
 //
 //	endpoint, err := webhook.New(pool, webhook.Config{
 //		Name:     "stripe",

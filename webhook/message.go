@@ -135,7 +135,7 @@ func (r *Endpoint) item(e *Event, reconciled bool) (*item, error) {
 	return i, nil
 }
 
-// hashed returns the stand-in for an ordering key that is too long.
+// hashed returns a hash that replaces an ordering key that is too long.
 func hashed(key []byte) []byte { return fmt.Appendf(nil, "sha256:%x", sha256.Sum256(key)) }
 
 // tenant calls Config.Tenant. There is no fallback: ids count within a tenant, so that under a

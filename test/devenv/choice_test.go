@@ -152,7 +152,7 @@ func needNoDocker(t *testing.T) {
 	}
 }
 
-// A version that was asked for is taken, whatever the machine has, or is an error.
+// If a version was asked for, that version is taken, whatever the machine has, or it is an error.
 func TestPostgresVersion(t *testing.T) {
 	t.Setenv(devenv.EnvPostgresVersion, "9")
 	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{}); err == nil || !strings.Contains(err.Error(), `ONLYONCE_POSTGRES_VERSION is "9"; it can be one of 14, 15, 16, 17, 18`) {

@@ -15,8 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// Each of three brokers, the leader of the quorum among them, can be killed and paused, and nothing
-// that was acknowledged is lost.
+// Each of three brokers, the leader of the quorum among them, can be killed and paused, and no
+// acknowledged record is lost.
 func TestKafkaClusterOutlivesEachBroker(t *testing.T) {
 	t.Parallel()
 	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Brokers: 3})

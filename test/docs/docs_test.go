@@ -1,6 +1,6 @@
-// Package docs holds README.md and the guide to what they show: each block of Go is the text of a
-// file that compiles, each block of SQL runs, and each line of a block of shell is run by a test
-// here or is one of CI's own commands. A block that nothing checks is marked as text.
+// Package docs checks README.md and the guide: each block of Go is the text of a file that
+// compiles, each block of SQL runs, and each line of a block of shell is run by a test here or is
+// one of CI's own commands. A block that no test checks is marked as text.
 package docs
 
 import (
@@ -218,7 +218,7 @@ type session struct {
 	broker string
 }
 
-// environment is what the commands see.
+// environment is the environment of the commands.
 func (s *session) environment() []string {
 	return append(os.Environ(), "ONLYONCE_POSTGRES_URL="+s.pool.Config().ConnString(), "ONLYONCE_KAFKA_BROKERS="+s.broker, "GOFLAGS=-mod=mod",
 		"PATH="+s.bin+string(os.PathListSeparator)+os.Getenv("PATH"))
@@ -234,7 +234,7 @@ func (s *session) exec(ctx context.Context, sql string) error {
 	return err
 }
 
-// run runs a line. psql is played, since a machine may lack it.
+// run runs a line. psql is simulated, because a machine may not have it.
 func (s *session) run(t *testing.T, line string) {
 	t.Helper()
 	args, _, _ := strings.Cut(line, " # ")
@@ -269,7 +269,7 @@ func (s *session) run(t *testing.T, line string) {
 	}
 }
 
-// start builds a program and runs it until stop, which interrupts it: it must end well.
+// start builds a program and runs it until stop, which interrupts it: it must exit with status 0.
 func (s *session) start(t *testing.T, pkg string) (stop func()) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "program")
@@ -296,7 +296,7 @@ func (s *session) start(t *testing.T, pkg string) (stop func()) {
 	}
 }
 
-// holds waits until so much tea is held.
+// holds waits until the given amount of tea is held.
 func (s *session) holds(t *testing.T, want int) {
 	t.Helper()
 	var held int

@@ -1,5 +1,5 @@
-// Package results keeps the newest result of each check in a table of a Markdown file, so that
-// parts of a long run can be played on different days.
+// Package results keeps the newest result of each check in a table of a Markdown file, so that the
+// parts of a long run can be run on different days.
 package results
 
 import (
@@ -58,7 +58,7 @@ func (t Table) Write(rows [][]string) error {
 		}
 		b.WriteString(join(r) + "\n")
 	}
-	// An interrupted write leaves the old file.
+	// If a write is interrupted, the old file stays.
 	next, err := os.CreateTemp(filepath.Dir(t.File), ".results")
 	if err != nil {
 		return err

@@ -55,9 +55,9 @@ type standing struct {
 	body, run string
 }
 
-// model is I12: the first request runs, one with the same body gets its bytes, another is refused,
-// and what was undone has no effect. One of unknown outcome has one or has none, at any time from
-// then on.
+// model is I12. The first request runs. A request with the same body gets its bytes, and one with
+// another body is refused. A request that was undone has no effect. One of unknown outcome has one
+// or has none, at any time from then on.
 func model(mode idempotency.Mode) porcupine.Model {
 	return (&porcupine.NondeterministicModel{
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
@@ -101,7 +101,7 @@ func model(mode idempotency.Mode) porcupine.Model {
 	}).ToModel()
 }
 
-// node is a process's worth of a server, which can be cut off from its database for good.
+// node is one server process, which can be cut off from its database for good.
 type node struct {
 	*rig
 	dead  atomic.Bool
@@ -207,7 +207,7 @@ func work(w http.ResponseWriter, req *http.Request) {
 	_, _ = io.WriteString(w, run)
 }
 
-// ask sends one request and notes what came of it.
+// ask sends one request and records its outcome.
 func (h *history) ask(client int, n *node, key, body string, headers ...string) output {
 	call := time.Since(h.begun).Nanoseconds()
 	g, err := n.try(context.Background(), http.MethodPost, h.path, key, body, headers...)
@@ -231,7 +231,7 @@ func (h *history) ask(client int, n *node, key, body string, headers ...string) 
 	return out
 }
 
-// play has clients ask at random, while nodes die and leases end.
+// play makes clients send at random, while nodes die and leases end.
 func (h *history) play() {
 	const clients, each, keys = 5, 6, 2
 	h.nodes = []*node{h.node(), h.node()}

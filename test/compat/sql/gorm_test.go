@@ -23,7 +23,7 @@ type booking struct {
 	Cents   int
 }
 
-// book is what the comment of package sqltx shows: claim, effect and call commit together.
+// book is the example in the comment of package sqltx: claim, effect and call commit together.
 func book(db *gorm.DB, id string, cents int) error {
 	return db.Transaction(func(g *gorm.DB) error {
 		tx := g.Statement.ConnPool.(sqltx.Tx)
