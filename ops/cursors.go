@@ -38,7 +38,8 @@ type Cursor struct {
 	StartOffset int64  `json:"start_offset"` // where the cursor began
 	StartPolicy string `json:"start_policy"` // why there: committed, earliest, latest or adopted
 
-	// Group, ClusterID and TopicID identify the owner and the log of the cursor. Nil: the next owner stamps its own.
+	// Group, ClusterID and TopicID identify the owner and the log of the cursor. Nil: the next
+	// owner stamps its own.
 	Group     *string `json:"group"`
 	ClusterID *string `json:"cluster_id"`
 	TopicID   *string `json:"topic_id"`

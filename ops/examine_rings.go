@@ -25,7 +25,8 @@ const triedSQL = `
 select id, sink, extract(epoch from clock_timestamp() - first_attempt_at)::float8 as age
   from onlyonce.parked where kind = 'call' and settled_at is null and first_attempt_at is not null order by first_attempt_at limit 1`
 
-// rotatorSQL reads who rotates a ring. In: name of its lease. By the unique index.
+// rotatorSQL counts the processes that hold the lease to rotate a ring. In: name of its lease. By
+// the unique index.
 const rotatorSQL = `select count(*) from onlyonce.leases where name = $1 and nonce is not null and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 // leastWebhooks is what package webhook asks of a receiver at least (W10).

@@ -19,8 +19,8 @@ select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as 
  where $1::text is null or n.sink = $1
  order by 1`
 
-// lanesSQL reads the lanes and who owns them, by the database's clock. In: sink (null: any). By the
-// index on (sink, lane).
+// lanesSQL reads the lanes and the relays that own them, by the database's clock. In: sink (null:
+// any). By the index on (sink, lane).
 const lanesSQL = `
 select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true as held
   from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
@@ -152,7 +152,8 @@ func (h *HeldBy) String() string {
 	return fmt.Sprintf("sink %s is behind (%d calls in %d lanes)", h.Sink, h.Calls, len(h.Lanes))
 }
 
-// OutboxReport is what is to be sent, who sends it, and the segments of the outbox's log.
+// OutboxReport is the calls to be sent, the relays that send them, and the segments of the outbox's
+// log.
 type OutboxReport struct {
 	// Counted is false if counting pending calls took longer than CountLimit: then Pending, InPass
 	// and ages are nil, and HeldBy names only cursors.
