@@ -195,8 +195,8 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*Adopted, error) {
 	return q.outcome(before, q.planned(before)), nil
 }
 
-// differs reports whether the position has changed since it was shown, if the position is to be
-// set. Otherwise the owner may go on working while the person decides.
+// differs reports whether the adoption would now be another one than was shown. The owner may go on
+// working while the person decides; that counts only if the position is to be set.
 func (q *adoption) differs(shown, now *Adopted) bool {
 	if q.origin != nil && shown.After.Position != now.After.Position {
 		return true

@@ -152,7 +152,7 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, erro
 	return &ErasedEvents{Topic: q.Topic, Rows: rows}, nil
 }
 
-// differs reports whether more events have arrived meanwhile, which were not shown.
+// differs reports whether there are more or fewer events than were shown.
 func (q *eventErasure) differs(shown, now *ErasedEvents) bool {
 	return len(shown.Rows) != len(now.Rows)
 }

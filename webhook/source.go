@@ -26,8 +26,8 @@ type SourceConfig struct {
 	// Partitions is the number of partitions if this process is the first to use the stream; see
 	// [Config].Partitions. Defaults to 16.
 	Partitions int
-	// PollInterval is how often the source looks for events of other processes, and for members
-	// that joined or left. Defaults to 500 ms.
+	// PollInterval is how often the source looks for events for which it was not woken, for example
+	// those of other processes, and for members that joined or left. Defaults to 500 ms.
 	PollInterval time.Duration
 	// LeaseTTL is how long the partitions of a member that died stay without an owner, from 1 s to
 	// 1 hour. Defaults to 15 s.
