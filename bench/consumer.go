@@ -104,7 +104,7 @@ func peakOfMemory(names [3]string, bar float64) []metric {
 	}
 }
 
-// trialWindow is for a run that only tells how many messages the others need.
+// trialWindow is the length of a run that only finds out how many messages the others need.
 func trialWindow() *window { return &window{length: 500 * time.Millisecond} }
 
 // overheads are what a message costs more than on the plain side.
@@ -121,7 +121,8 @@ func overheads() []metric {
 	}
 }
 
-// open makes a tape three times as long as the plain side would need it: others may have slowed the trial down.
+// open makes a tape three times as long as the plain side would need it: others may have slowed the
+// trial down.
 func (k work) open(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
 	plain = plainSide(k.connections, k.batch, k.onePlain)
 	trial, err := runSide(ctx, srv, plain, trialWindow())

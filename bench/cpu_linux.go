@@ -21,7 +21,8 @@ func ownCPU() (time.Duration, bool) {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano()), true
 }
 
-// maxRSS returns the peak of a process's resident memory in MiB, as the kernel told when it was waited for.
+// maxRSS returns the peak of a process's resident memory in MiB, as the kernel reported it at its
+// end.
 func maxRSS(s *os.ProcessState) (mib float64, ok bool) {
 	r, ok := s.SysUsage().(*syscall.Rusage)
 	if !ok {
@@ -30,7 +31,7 @@ func maxRSS(s *os.ProcessState) (mib float64, ok bool) {
 	return float64(r.Maxrss) / 1024, true
 }
 
-// postmasterOf returns the parent of a server process, 0 where that is no process of this machine.
+// postmasterOf returns the parent of a server process, or 0 if that is no process of this machine.
 func postmasterOf(backend int) int {
 	st, ok := readStat(strconv.Itoa(backend))
 	if !ok || !strings.HasPrefix(st.name, "postgres") {
@@ -73,7 +74,8 @@ type procStat struct {
 	own, ended time.Duration // CPU time of the process, and of its children that have ended
 }
 
-// readStat reads /proc/PID/stat, see proc(5). The name is in parentheses and may hold any character.
+// readStat reads /proc/PID/stat, see proc(5). The name is in parentheses and may hold any
+// character.
 func readStat(pid string) (st procStat, ok bool) {
 	b, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
 	if err != nil {

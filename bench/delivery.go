@@ -18,17 +18,20 @@ import (
 // deliveryEvery is the pause between two calls: the relay is done with one before the next commits.
 const deliveryEvery = 2 * time.Millisecond
 
-// commitToDelivery compares the time from a commit to the call with that of a round trip that reads the row.
+// commitToDelivery compares the time from a commit to the call with the time of a round trip that
+// reads the row.
 func commitToDelivery(context.Context, *server, options) (wrapped, plain side, err error) {
 	return timedSide(deliver, false), timedSide(readBack, false), nil
 }
 
-// besideWriter compares deliveries while another session's transaction has written and stays open with deliveries alone.
+// besideWriter compares deliveries during another session's open transaction that has written with
+// deliveries alone.
 func besideWriter(context.Context, *server, options) (wrapped, plain side, err error) {
 	return timedSide(deliver, true), timedSide(deliver, false), nil
 }
 
-// delays are how much longer the median takes, which is judged, and the 99th percentile, which is shown.
+// delays are how much longer the median takes, which is judged, and the 99th percentile, which is
+// shown.
 func delays(name string, bar float64) []metric {
 	return []metric{
 		{name: name + "a", bar: bar, atMost: true, of: slowdown},
@@ -36,7 +39,8 @@ func delays(name string, bar float64) []metric {
 	}
 }
 
-// timed readies something that is done once each time and tells how long the part of it took that counts.
+// timed prepares an action that is run once each time, and returns how long the measured part of it
+// took.
 type timed func(ctx context.Context, pool *pgxpool.Pool) (once func(ctx context.Context, n int, body []byte) (time.Duration, error), stop func() error, err error)
 
 // timedSide does it at a pace, one at a time, and takes the percentiles of all but the first fifth.
@@ -93,7 +97,8 @@ func timedSide(ready timed, writer bool) side {
 	}
 }
 
-// deliver commits a call with an effect, wakes the relay, and takes the time from when COMMIT has returned to when the sink is called.
+// deliver commits a call with an effect, wakes the relay, and measures the time from the return of
+// COMMIT to the call of the sink.
 func deliver(ctx context.Context, pool *pgxpool.Pool) (func(context.Context, int, []byte) (time.Duration, error), func() error, error) {
 	arrived := make(chan time.Time, 1)
 	r, err := startRelay(ctx, pool, remote{func() { arrived <- time.Now() }}, relayConcurrency, func() {})

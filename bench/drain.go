@@ -14,18 +14,19 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// drain is a way to send rows that stand in the database, and to keep books of it.
+// drain is a way to send rows that are stored in the database, and to record that they were sent.
 type drain struct {
 	connections int
-	// fill writes that many rows, in transactions of a thousand.
+	// fill writes n rows, in transactions of a thousand.
 	fill func(ctx context.Context, pool *pgxpool.Pool, rows int) error
-	// run sends them all and returns when nothing is left to be written about them.
+	// run sends them all, and returns after every result is written.
 	run func(ctx context.Context, pool *pgxpool.Pool, m *meter) error
-	// check looks at the tables afterwards. Nil: nothing is to be seen there.
+	// check reads the tables afterwards. Nil: they show nothing.
 	check func(ctx context.Context, pool *pgxpool.Pool, rows int) error
 }
 
-// meter counts the rows of a drain. Its clock runs from the start, because finding the first row is a part of it, to the last row.
+// meter counts the rows of a drain. Its clock runs from the start, because finding the first row is
+// a part of it, to the last row.
 type meter struct {
 	rows  int64
 	count atomic.Int64
@@ -43,7 +44,7 @@ func (m *meter) done(n int) {
 	}
 }
 
-// wait returns when all rows are done, or with what came before.
+// wait returns when all rows are done, or with the error that came first.
 func (m *meter) wait(ctx context.Context, failed <-chan error) error {
 	t := time.NewTimer(drainLimit)
 	defer t.Stop()
@@ -111,10 +112,11 @@ func (d drain) side(rows int) side {
 	}
 }
 
-// fillBatch is how many rows a filling transaction writes, and how many the drains by hand take at a time.
+// fillBatch is how many rows a filling transaction writes, and how many the drains by hand take at
+// a time.
 const fillBatch = 1000
 
-// inBatches gives out bodies, a thousand at a time.
+// inBatches hands out bodies, a thousand at a time.
 func inBatches(rows int, write func(bodies [][]byte) error) error {
 	all := newBodies(rand.NewChaCha8([32]byte{5}))
 	batch := make([][]byte, 0, fillBatch)
@@ -129,8 +131,8 @@ func inBatches(rows int, write func(bodies [][]byte) error) error {
 	return nil
 }
 
-// enqueueSQL writes calls as consumers do: the fence excludes that they stand already, so nothing is looked up (checks is 0). $1 target,
-// $2 bodies. Out: one row of void.
+// enqueueSQL writes calls as consumers do: the fence excludes that they are stored already, so no
+// check reads for them (checks is 0). $1 target, $2 bodies. Out: one row of void.
 const enqueueSQL = `
 select onlyonce.enqueue_calls(array_agg(0::smallint), array_agg(gen_random_uuid()), array_agg(null::uuid), array_agg('bench'::text),
          array_agg(''::text), array_agg('bench'::text), array_agg('event'::text), array_agg('POST'::text), array_agg($1::text), array_agg(''::text),
@@ -145,7 +147,8 @@ const (
 	sinkName = "bench"
 	// relayConnections are more than a relay needs.
 	relayConnections = 20
-	// relayConcurrency is the most that a relay takes, for sinks that are done at once or gather calls.
+	// relayConcurrency is the most that a relay takes, for sinks that are done at once or gather
+	// calls.
 	relayConcurrency = 1000
 )
 
@@ -187,7 +190,8 @@ type running struct {
 	ended  chan error
 }
 
-// startRelay runs a relay with one sink. delivered is called for each call that is settled; anything but a delivery is an error.
+// startRelay runs a relay with one sink. delivered is called for each call that is settled;
+// anything but a delivery is an error.
 func startRelay(ctx context.Context, pool *pgxpool.Pool, sink outbox.Sink, concurrency int, delivered func()) (*running, error) {
 	r := &running{failed: make(chan error, 1), ended: make(chan error, 1)}
 	fail := func(err error) {
@@ -230,7 +234,7 @@ func (r *running) stop() error {
 	return <-r.ended
 }
 
-// remote is a sink that does nothing but tell of each call.
+// remote is a sink that only reports each call.
 type remote struct{ arrived func() }
 
 func (remote) Name() string { return sinkName }
@@ -252,7 +256,8 @@ func (r remote) Send(context.Context, *outbox.Delivery) outbox.Result {
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
-// drained compares the relay's drain to a sink that does nothing with another drain. rate is rows a second that the other one is good for.
+// drained compares the relay's drain to a sink that does nothing with another drain. rate is how
+// many rows a second the other one can take.
 func drained(other drain, rate int) func(context.Context, *server, options) (side, side, error) {
 	return func(_ context.Context, _ *server, o options) (wrapped, plain side, err error) {
 		rows := func(perSecond int) int { return max(int(float64(perSecond)*o.window.Seconds()), 10*fillBatch) }

@@ -12,7 +12,8 @@ import (
 // expiryKeys is how many keys P9 forgets.
 const expiryKeys = 1_000_000
 
-// usualSQL is the table that keys usually stand in: with a time, and an index by it, so that old ones are found. Half of the rows are old.
+// usualSQL is the usual table for keys: with a time, and an index by it, so that old ones are
+// found. Half of the rows are old.
 const usualSQL = `
 create table usual (key uuid primary key, fingerprint bigint not null, created_at timestamptz not null);
 insert into usual select gen_random_uuid(), 0, now() - case when g <= %[1]d then interval '8 days' else interval '1 day' end - g * interval '10 milliseconds' from generate_series(1, 2 * %[1]d) g;
@@ -41,7 +42,8 @@ func spent(ctx context.Context, db *database, do func() error) (sample, error) {
 	return sample{messages: expiryKeys, elapsed: took, used: after.minus(before)}, err
 }
 
-// expireRing counts from the rotator's first step to the emptied segment, and the filter that is swept.
+// expireRing measures from the rotator's first step until the segment is emptied and its filter is
+// deleted.
 func expireRing(ctx context.Context, db *database, _ *window) (got sample, err error) {
 	if _, err := db.open(ctx, 2); err != nil {
 		return sample{}, err
@@ -90,12 +92,12 @@ func expireTable(ctx context.Context, db *database, _ *window) (sample, error) {
 	})
 }
 
-// duration is how long the wrapped side takes against the plain one.
+// duration is how long the wrapped side takes, relative to the plain one.
 func duration(wrapped, plain sample) (float64, bool) {
 	return wrapped.elapsed.Seconds() / plain.elapsed.Seconds(), true
 }
 
-// walEach is the wrapped side's WAL a key.
+// walEach is the wrapped side's WAL for each key.
 func walEach(wrapped, _ sample) (float64, bool) {
 	return float64(wrapped.used.wal) / float64(wrapped.messages), true
 }

@@ -76,8 +76,9 @@ func fillTopic(ctx context.Context, brokers []string, name string, n int) error 
 	return errors.Join(client.Flush(ctx), failed)
 }
 
-// kafkaGoSide is what users write by hand: a reader of the group for each partition, a batch in one pipelined transaction, then
-// the offset, which kafka-go commits behind it every 100 ms as the consumer does.
+// kafkaGoSide is what users write by hand: a reader of the group for each partition, a batch in one
+// pipelined transaction, then the offset. kafka-go commits the offset after the batch, every 100 ms
+// as the consumer does.
 func kafkaGoSide(brokers []string, name string, newGroup func() string, end int64) side {
 	return func(ctx context.Context, db *database, w *window) (sample, error) {
 		pool, err := db.open(ctx, kafkaPartitions)

@@ -19,7 +19,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// P8's sizes: how many random keys are kept, by default and in the long form; and the ring that holds next to none is smallShare of that.
+// P8's sizes: the number of random keys that are kept, by default and in the long form. The ring
+// that holds almost none has smallShare of that.
 const (
 	keptShort   = 5_000_000
 	keptLong    = 50_000_000
@@ -31,8 +32,9 @@ const (
 	bigSegments = 7 // slots 1 to 7; 0, 8 and 9 are for what is rotated meanwhile
 )
 
-// loadSegmentSQL fills a table of keys with random ones, and builds its index behind that with the pages as full as random inserts leave them. In it
-// stand the table's name, twice the index's, and how many keys.
+// loadSegmentSQL fills a table of keys with random ones, and then builds its index with the pages
+// as full as random inserts leave them. It has placeholders for the table's name, twice for the
+// index's, and for the number of keys.
 const loadSegmentSQL = `
 alter table onlyonce.%[1]s drop constraint if exists %[1]s_pkey;
 insert into onlyonce.%[1]s (key, fingerprint) select gen_random_uuid(), 0 from generate_series(1, %[2]d);
@@ -40,7 +42,7 @@ create unique index %[1]s_pkey on onlyonce.%[1]s (key) with (fillfactor = 70);
 alter index onlyonce.%[1]s_pkey set (fillfactor = 90);
 alter table onlyonce.%[1]s add constraint %[1]s_pkey primary key using index %[1]s_pkey`
 
-// oneTableSQL is what one table for all keys looks like.
+// oneTableSQL makes one table for all keys, for comparison.
 const oneTableSQL = `create table onlyonce.one_table (key uuid primary key, fingerprint bigint not null)`
 
 // keyStores are the databases of P8, which are loaded once for all rounds.
@@ -118,12 +120,12 @@ func (k *keyStore) loadRing(ctx context.Context, segments, keys int) error {
 	if err := k.build(ctx, segments); err != nil {
 		return err
 	}
-	// Due when it holds anything: how old a segment is plays no part here.
+	// A segment is due if it holds anything: its age does not count here.
 	k.rotator, err = ring.New(k.pool, ring.ConsumerKeys(), ring.Config{MaxBytes: 1})
 	return err
 }
 
-// build builds what filters are missing, until there are so many, and loads them.
+// build builds missing filters until there are n, and loads them.
 func (k *keyStore) build(ctx context.Context, filters int) error {
 	for {
 		if _, err := k.builder.Step(ctx); err != nil {
@@ -141,12 +143,13 @@ func (k *keyStore) build(ctx context.Context, filters int) error {
 	}
 }
 
-// rotatePause is how long a rotator of these measurements waits before it asks again: a thousandth of what it waits in a process.
+// rotatePause is the pause of these measurements' rotator between two checks: a thousandth of the
+// pause in a process.
 const rotatePause = 10 * time.Millisecond
 
 func pauseFor(ctx context.Context, d time.Duration) error { return until(ctx, time.Now().Add(d)) }
 
-// reach steps until a step comes to that.
+// reach runs steps until one has the given result.
 func (k *keyStore) reach(ctx context.Context, want ring.Action) error {
 	for {
 		out, err := k.rotator.Step(ctx)
@@ -162,8 +165,9 @@ func (k *keyStore) reach(ctx context.Context, want ring.Action) error {
 	}
 }
 
-// rotate goes once round: another segment is announced, the one before closed, its filter built and loaded; then that one, and not the large ones, is made to
-// be the oldest and past its horizon, retired and emptied.
+// rotate makes one round. Another segment is announced, and the one before is closed; its filter is
+// built and loaded. Then that segment, and not a large one, is made the oldest and past its
+// horizon, and is retired and emptied.
 func (k *keyStore) rotate(ctx context.Context) error {
 	if err := k.reach(ctx, ring.Announced); err != nil {
 		return err
@@ -180,7 +184,7 @@ func (k *keyStore) rotate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What is claimed meanwhile makes the next announcement due: it would come first.
+	// Claims in the meantime make the next announcement due, which would come first.
 	x, err := ring.New(k.pool, ring.ConsumerKeys(), ring.Config{MaxBytes: math.MaxInt64})
 	if err != nil {
 		return err
@@ -198,15 +202,16 @@ func (k *keyStore) rotate(ctx context.Context) error {
 	return k.filters.Load(ctx)
 }
 
-// claimWork claims random keys and writes their effects, a hundred in a transaction in one round trip, until it is stopped. As consumers do it: the filters are asked first,
-// the claim raises unless all are fresh.
+// claimWork claims random keys and writes their effects until it is stopped, a hundred in a
+// transaction in one round trip. It works as consumers do: the filters are checked first, and the
+// claim raises an error unless all keys are fresh.
 type claimWork struct {
 	k       *keyStore
 	count   atomic.Int64
 	stopped atomic.Bool
 	failed  chan error
 	workers sync.WaitGroup
-	done    func() // called behind each commit; nil: nothing
+	done    func() // called after each commit; nil: nothing
 }
 
 const (
@@ -295,7 +300,8 @@ func (s *keyStores) keptAgainst(oneTable bool) func(context.Context, *server, op
 	}
 }
 
-// claiming claims behind a checkpoint, with another one in the middle, and there one rotation, from the announcement to the TRUNCATE.
+// claiming claims keys after a checkpoint. In the middle it makes another checkpoint, and there one
+// rotation, from the announcement to the TRUNCATE.
 func (k *keyStore) claiming(o options) side {
 	return func(ctx context.Context, _ *database, w *window) (sample, error) {
 		if w.length = keysShort; o.long {
@@ -330,7 +336,7 @@ func (k *keyStore) claiming(o options) side {
 	}
 }
 
-// walShare is how much WAL a key takes on the wrapped side against the plain one.
+// walShare is how much WAL a key takes on the wrapped side, relative to the plain one.
 func walShare(wrapped, plain sample) (float64, bool) {
 	return float64(wrapped.used.wal) / float64(wrapped.messages) / (float64(plain.used.wal) / float64(plain.messages)), true
 }

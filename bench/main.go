@@ -1,6 +1,8 @@
-// Command bench measures the ratios of docs/results/bench.md: what a guarantee costs against the same work without it.
+// Command bench measures the ratios of docs/results/bench.md: what a guarantee costs, compared with
+// the same work without it.
 //
-// It prints one line a ratio and exits 1 when one is short of its bar, 2 when it cannot measure.
+// It prints one line for each ratio. It exits 1 if a ratio misses its bar, and 2 if it cannot
+// measure.
 package main
 
 import (
@@ -140,8 +142,9 @@ func pick(pairs []pair, only string) ([]pair, error) {
 	return picked, nil
 }
 
-// measureAll keeps the server's WAL files for reuse, as a server that has run for a while does: a new one makes and zeroes each,
-// which costs the side that writes more of it twice. Nothing that makes commits durable is changed.
+// measureAll makes the server keep its WAL files for reuse, as a server does that has run for a
+// while. A new server makes and zeroes each file, which makes the side that writes more of it pay
+// twice. It changes no setting that makes commits durable.
 func measureAll(ctx context.Context, o options, pairs []pair, stdout, stderr io.Writer) (short bool, err error) {
 	progress := func(format string, args ...any) { fmt.Fprintf(stderr, format+"\n", args...) }
 	pg, err := devenv.StartPostgres(ctx, devenv.Options{

@@ -16,7 +16,8 @@ const (
 	bodyBytes = 300
 	idHeader  = "message-id"
 	topic     = "bench"
-	// perMilli is how many ordered ids fall into one millisecond: a hundred thousand messages a second.
+	// perMilli is how many ordered ids fall into one millisecond: a hundred thousand messages a
+	// second.
 	perMilli = 100
 )
 
@@ -41,8 +42,9 @@ func orderedID(r *rand.ChaCha8, n int) uuid.UUID {
 	return id
 }
 
-// tape is a topic in memory. It holds no more than the ids and makes messages of them as they are fetched: a log of
-// message values would be marked by each garbage collection, and that would be measured, because no real consumer has one.
+// tape is a topic in memory. It holds only the ids, and makes messages of them as they are fetched.
+// A log of message values would be marked by each garbage collection, and the measurement would
+// include that, although no real consumer has such a log.
 type tape struct {
 	log    *consumertest.Log // empty, of the tape's length: it plays the group and the offsets
 	ids    [][]byte          // for each partition, ids of idBytes each
@@ -52,7 +54,8 @@ type tape struct {
 	start time.Time
 }
 
-// paced makes a tape play at a pace. Messages that were not fetched when they were due come all at once.
+// paced makes a tape play at a pace. Messages that were not fetched when they were due come all at
+// once.
 func (t *tape) paced(every time.Duration) *tape {
 	t.every, t.start = every, time.Now()
 	return t
@@ -97,7 +100,7 @@ type partition struct {
 	id int32
 }
 
-// Fetch returns the next messages of the tape, and waits for ever at its end.
+// Fetch returns the next messages of the tape, and waits forever at its end.
 func (p partition) Fetch(ctx context.Context, from int64, most int) (consumer.Fetched, error) {
 	ids := p.t.ids[p.id]
 	end := int64(len(ids) / idBytes)

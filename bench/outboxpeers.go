@@ -35,7 +35,7 @@ type forwarderEnvelope struct {
 	Metadata         map[string]string `json:"metadata"`
 }
 
-// nowhere is where Watermill forwards to.
+// nowhere is the destination to which Watermill forwards.
 type nowhere struct{ m *meter }
 
 func (n nowhere) Publish(_ string, messages ...*message.Message) error {
@@ -44,7 +44,8 @@ func (n nowhere) Publish(_ string, messages ...*message.Message) error {
 }
 func (nowhere) Close() error { return nil }
 
-// forwarderDrain is Watermill's outbox: a topic in Postgres whose messages a forwarder publishes elsewhere.
+// forwarderDrain is Watermill's outbox: a topic in Postgres whose messages a forwarder publishes
+// elsewhere.
 func forwarderDrain() drain {
 	return drain{
 		connections: 4,
@@ -108,7 +109,8 @@ const (
 	riverDrainConnections = 16
 )
 
-// riverDrain works jobs that do nothing. A job counts when its worker has returned; the clock stops when all are completed in the table.
+// riverDrain works jobs that do nothing. A job counts when its worker has returned; the clock stops
+// when all are completed in the table.
 func riverDrain() drain {
 	return drain{
 		connections: riverDrainConnections,

@@ -21,7 +21,7 @@ type pair struct {
 	open func(ctx context.Context, srv *server, o options) (wrapped, plain side, err error)
 }
 
-// side does its work in a database of its own for about the window, and tells what it did in it.
+// side does its work in a database of its own for about the window, and returns what it did in it.
 type side func(ctx context.Context, db *database, w *window) (sample, error)
 
 // sample is what a side did in one window.
@@ -30,10 +30,10 @@ type sample struct {
 	elapsed  time.Duration
 	used     usage         // by this process and the server
 	disk     float64       // bytes a message that the tables of onlyonce hold at the end
-	p50, p99 time.Duration // of a batch or a call, where that is what is measured
-	peak     float64       // of resident memory in MiB, where that is what is measured
+	p50, p99 time.Duration // of a batch or a call, if that is measured
+	peak     float64       // of resident memory in MiB, if that is measured
 	javaPeak float64       // and of the Java consumer that is printed beside it
-	gap      time.Duration // longest time without a commit, where that is what is measured
+	gap      time.Duration // longest time without a commit, if that is measured
 }
 
 func (s sample) rate() float64 { return float64(s.messages) / s.elapsed.Seconds() }
@@ -50,11 +50,11 @@ type metric struct {
 	atMost bool   // the bar is an upper one
 	shown  bool   // there is no bar
 	unit   string // empty: a ratio
-	// of computes the number of one round; ok is false where it was not measured.
+	// of computes the number of one round; ok is false if it was not measured.
 	of func(wrapped, plain sample) (v float64, ok bool)
 }
 
-// rates is the ratio that most metrics are: how fast the wrapped side is against the plain one.
+// rates is the most common metric: the throughput of the wrapped side, relative to the plain one.
 func rates(wrapped, plain sample) (float64, bool) { return wrapped.rate() / plain.rate(), true }
 
 func (p pair) names() string {
@@ -65,8 +65,8 @@ func (p pair) names() string {
 	return strings.Join(names, ",")
 }
 
-// measure runs the rounds: a warm-up that is not counted, then both sides once a round, the order alternating, so that
-// a slow change of the machine meets both.
+// measure runs the rounds: a warm-up that is not counted, then both sides once in each round. The
+// order alternates, so that a slow change of the machine affects both.
 func (p pair) measure(ctx context.Context, srv *server, o options, progress func(string, ...any)) ([]result, error) {
 	wrapped, plain, err := p.open(ctx, srv, o)
 	if err != nil {
@@ -160,8 +160,8 @@ type window struct {
 	profile string // file for a CPU profile, empty for none
 }
 
-// watch lets a side that is at work settle, and then counts for the window's length, or until the side runs dry or fails.
-// count returns how many messages have committed so far.
+// watch lets a running side settle. Then it counts for the window's length, or until the side runs
+// dry or fails. count returns how many messages have committed so far.
 func (w *window) watch(ctx context.Context, db *database, count func() int64, dry <-chan struct{}, failed <-chan error) (sample, error) {
 	wait := func(d time.Duration) (over bool, err error) {
 		t := time.NewTimer(d)
@@ -244,7 +244,7 @@ type result struct {
 	Postgres string  `json:"postgres"`
 }
 
-// judge holds the median of the rounds against the bar.
+// judge compares the median of the rounds with the bar.
 func judge(m metric, what string, values []float64) result {
 	mid := median(values)
 	ok := mid >= m.bar

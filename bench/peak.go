@@ -27,7 +27,8 @@ import (
 // peakEnv makes this program a child of itself; see childMain.
 const peakEnv = "ONLYONCE_BENCH_CHILD"
 
-// child is what a child process does: it runs a command and prints the most memory that this took, or it reads a topic to its end.
+// child is the work of a child process: it runs a command and prints the peak of its memory, or it
+// reads a topic to its end.
 type child struct {
 	Run []string
 
@@ -46,7 +47,8 @@ const (
 	javaHeap = "-Xmx512m"
 )
 
-// peaks are the two topics of P23: large messages that compress to almost nothing, and small ones that do not.
+// peaks are the two topics of P23: large messages that hardly compress, and small ones that
+// compress well.
 type peaks struct {
 	messages, bytes int
 	codec           kgo.CompressionCodec
@@ -126,7 +128,7 @@ func (p peaks) fill(ctx context.Context, brokers []string, name string) error {
 	return err
 }
 
-// peak runs the child and returns the most memory that it had resident, in MiB.
+// peak runs the child and returns the peak of its resident memory, in MiB.
 func (c child) peak(ctx context.Context) (float64, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -139,8 +141,8 @@ func (c child) peak(ctx context.Context) (float64, error) {
 	return peakOf(ctx, []string{"env", peakEnv + "=" + string(spec), self})
 }
 
-// peakOf has a small process of its own wait for the command: Linux counts towards a process what the one had that it was forked from,
-// and this one is large.
+// peakOf runs the command from a small process of its own. Linux counts towards a process the peak
+// of the one that it was forked from, and this one is large.
 func peakOf(ctx context.Context, argv []string) (float64, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -165,7 +167,8 @@ func peakOf(ctx context.Context, argv []string) (float64, error) {
 //go:embed peakjava/Drain.java
 var drainJava []byte
 
-// javaPeak compiles the Java consumer, and runs it with the heap that kafka-console-consumer.sh has.
+// javaPeak compiles the Java consumer, and runs it with the heap that kafka-console-consumer.sh
+// has.
 func (c child) javaPeak(ctx context.Context, srv *server, group string) (float64, error) {
 	java, classes := srv.broker.Nodes[0].Java()
 	dir, err := os.MkdirTemp("", "onlyonce-bench-java")
@@ -219,7 +222,7 @@ func (c child) measure(ctx context.Context, stdout, stderr io.Writer) error {
 	return err
 }
 
-// drain is what a user of franz-go begins with.
+// drain is the loop with which a user of franz-go begins.
 func (c child) drain(ctx context.Context) error {
 	client, err := kgo.NewClient(kgo.SeedBrokers(c.Brokers...), kgo.ConsumerGroup(c.Group), kgo.ConsumeTopics(c.Topic),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))

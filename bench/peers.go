@@ -19,7 +19,8 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 )
 
-// against compares the consumer with a peer that does the same work: each message takes effect once, an effect is one row.
+// against compares the consumer with a peer that does the same work: each message takes effect
+// once, an effect is one row.
 func against(peer func(o options) side) func(context.Context, *server, options) (side, side, error) {
 	return func(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
 		wrapped, _, err = work{connections: 4, batch: 100, id: randomID, onePlain: applyPipelined}.open(ctx, srv, o)
@@ -28,14 +29,15 @@ func against(peer func(o options) side) func(context.Context, *server, options) 
 }
 
 const (
-	// A consumer group reads a topic with one subscriber at a time, which holds the lock on the group's offset: more of them
-	// need more topics, and the publishers must know.
+	// A consumer group reads a topic with one subscriber at a time, which holds the lock on the
+	// group's offset: more of them need more topics, and the publishers must know.
 	watermillTopics = 1
 	watermillRate   = 12_000 // messages a second and topic that a run must last for
 )
 
-// watermillFillSQL puts messages into a topic's table, a hundred in each transaction, as its publisher would. No parameters, because
-// a DO block takes none: the table's name and the number of transactions are formatted in.
+// watermillFillSQL puts messages into a topic's table, a hundred in each transaction, as its
+// publisher would. No parameters, because a DO block takes none: the table's name and the number of
+// transactions are formatted in.
 const watermillFillSQL = `
 do $$ begin
   for i in 1..%[2]d loop
@@ -45,8 +47,9 @@ do $$ begin
   end loop;
 end $$`
 
-// watermillSide reads topics that are in the database already, which is less than the consumer's side does. Watermill moves the offset in
-// the transaction in which the handler works; keys are not deduped.
+// watermillSide reads topics that are in the database already, which is less than the consumer's
+// side does. Watermill moves the offset in the transaction in which the handler works; keys are not
+// deduped.
 func watermillSide(o options) side {
 	batches := int(watermillRate*(o.window+settle).Seconds())/100 + 1
 	schema := watermillsql.DefaultPostgreSQLSchema{SubscribeBatchSize: 100, GeneratePayloadType: func(string) string { return "BYTEA" }}

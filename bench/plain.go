@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// apply writes the effects of some messages, the first at an offset, in one transaction of its own, as a user without dedupe does.
+// apply writes the effects of some messages, the first at an offset, in one transaction of its own,
+// as a user without dedupe does.
 type apply func(ctx context.Context, pool *pgxpool.Pool, first int64, bodies [][]byte) error
 
 // applyWaiting is the plain BEGIN, effects, COMMIT that waits for each answer.
@@ -39,7 +40,8 @@ func applyPipelined(ctx context.Context, pool *pgxpool.Pool, first int64, bodies
 	return pool.SendBatch(ctx, b).Close()
 }
 
-// plainSide runs a goroutine for each connection, each of which applies one batch after another out of memory.
+// plainSide runs a goroutine for each connection, each of which applies one batch after another out
+// of memory.
 func plainSide(connections, batch int, do apply) side {
 	all := newBodies(rand.NewChaCha8([32]byte{2}))
 	return func(ctx context.Context, db *database, w *window) (sample, error) {

@@ -40,7 +40,7 @@ func producedByHand(connections int) func(context.Context, *server, options) (si
 	}
 }
 
-// enqueues holds the calls that stand in the log against the effects.
+// enqueues compares the calls in the log with the effects.
 func enqueues(s side) side {
 	return func(ctx context.Context, db *database, w *window) (sample, error) {
 		got, err := s(ctx, db, w)

@@ -17,16 +17,18 @@ create table queue (
   method text not null default 'POST', target text not null default '/event', headers text not null default '',
   created_at timestamptz not null default clock_timestamp(), body bytea not null)`
 
-// queueTakeSQL takes the next rows. $1 the last id that was taken, $2 how many. Rows go by their ctid, which needs no second look
-// into the index, and beginning behind the last id spares the entries of the rows that are gone, which the index keeps until vacuum.
+// queueTakeSQL takes the next rows. $1 the last id that was taken, $2 how many. Rows are deleted by
+// their ctid, which needs no second search of the index. Starting after the last id avoids the
+// entries of deleted rows, which the index keeps until vacuum.
 const queueTakeSQL = `
 delete from queue where ctid = any (array(select ctid from queue where id > $1 order by id limit $2 for update skip locked))
 returning id, key, sink, name, method, target, headers, body`
 
 const queueConnections = 2
 
-// queueDrain is a queue by hand: take a thousand, handle them, commit. The commit shares a round trip with the next taking. When a
-// taking finds too few it begins at the first id again, where rows may have been committed late.
+// queueDrain is a queue by hand: take a thousand, handle them, commit. The commit shares a round
+// trip with the next taking. If a taking finds too few, it begins at the first id again, because
+// rows may have been committed late.
 func queueDrain() drain {
 	return drain{
 		connections: queueConnections,

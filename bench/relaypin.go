@@ -17,8 +17,9 @@ const (
 	relayApp         = "onlyonce-bench-relay"
 )
 
-// produceSQL writes calls at a pace from within the server, so that this process does the relay's work only. No parameters, because a DO
-// block takes none: formatted in are how many transactions, rows in each, and the seconds from one to the next.
+// produceSQL writes calls at a pace from within the server, so that this process does the relay's
+// work only. No parameters, because a DO block takes none: formatted in are how many transactions,
+// rows in each, and the seconds from one to the next.
 const produceSQL = `
 do $$
 declare began timestamptz := clock_timestamp();
@@ -51,8 +52,8 @@ func cpuRise(wrapped, plain sample) (float64, bool) {
 	return wrapped.cpu() / plain.cpu(), wrapped.used.seen && plain.used.seen
 }
 
-// relayPacedSide sends a thousand rows a second for the length, woken as often as rows are written. The CPU time is that of this process and of
-// the relay's connections.
+// relayPacedSide sends a thousand rows a second for the length, woken as often as rows are written.
+// The CPU time is that of this process and of the relay's connections.
 func relayPacedSide(length time.Duration, pin bool) side {
 	return func(ctx context.Context, db *database, w *window) (got sample, err error) {
 		if _, err := db.open(ctx, 2); err != nil {

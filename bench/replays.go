@@ -14,7 +14,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// replaysByRedis compares replays that a Redis on this machine answers with those that the database does.
+// replaysByRedis compares replays that a Redis on this machine answers with those that the database
+// does.
 func replaysByRedis(ctx context.Context, _ *server, _ options) (wrapped, plain side, err error) {
 	srv, err := devenv.StartRedis(ctx, devenv.Options{})
 	if err != nil {

@@ -27,8 +27,9 @@ const (
 // served is a service under measurement: its handler over the side's database.
 type served func(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error)
 
-// requests compares a service behind the layer with the same one without, called directly, or over HTTP on loopback with its client in this
-// process. With replays all requests are such that have been answered before.
+// requests compares a service with the layer and the same one without it, called directly, or over
+// HTTP on loopback with its client in this process. With replays, all requests have been answered
+// before.
 func requests(replays, network bool) func(context.Context, *server, options) (wrapped, plain side, err error) {
 	return func(context.Context, *server, options) (side, side, error) {
 		if replays {
@@ -97,7 +98,7 @@ func bareService(_ context.Context, pool *pgxpool.Pool) (http.Handler, error) {
 // answersSQL keeps answers as one would by hand who only wants to find them.
 const answersSQL = `create table answers (key text primary key, status int not null, body bytea not null)`
 
-// selectService answers what stands in a table, by its primary key.
+// selectService answers with a row of a table, found by its primary key.
 func selectService(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error) {
 	if _, err := pool.Exec(ctx, answersSQL); err != nil {
 		return nil, err

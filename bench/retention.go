@@ -16,8 +16,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// sim is a simulation of months in which keys are remembered for a horizon: by a ring, and by one table from which old rows are deleted every day.
-// Time is moved in the database, a slice at a time; slices are a 30th of a horizon's seventh, so that segments have the age that they have in life.
+// sim simulates months in which keys are remembered for a horizon: by a ring, and by one table from
+// which old rows are deleted every day. It moves time in the database, one slice after another. A
+// slice is a 30th of a horizon's seventh, so that segments have realistic ages.
 type sim struct {
 	days, horizon int // how long it goes on, and how long keys are remembered
 	keys          int // a day
@@ -68,7 +69,7 @@ func (c *cost) add(ctx context.Context, srv *server, do func() error) error {
 	return err
 }
 
-// sizes are what keys take at the moment when it was most.
+// sizes are what keys take at the moment of the peak.
 type sizes struct {
 	keys                         int64
 	heap, index, stored, filters int64 // filters: the bytes that are kept in memory; stored: with what TOAST makes of them
@@ -136,7 +137,7 @@ func (x sim) ring(ctx context.Context, db *database) (most sizes, claims, rotati
 		if _, err := pool.Exec(ctx, moveSQL, x.slice().Seconds()); err != nil {
 			return err
 		}
-		// The moment before segments are emptied is the one at which there is most.
+		// The peak is right before segments are emptied.
 		var now sizes
 		if err := pool.QueryRow(ctx, ringSizeSQL).Scan(&now.heap, &now.index, &now.stored, &now.filters); err != nil {
 			return err
@@ -155,7 +156,8 @@ func (x sim) ring(ctx context.Context, db *database) (most sizes, claims, rotati
 	return
 }
 
-// table simulates one table with the time of each row, and an index by it; every day what is too old is deleted, and the table vacuumed.
+// table simulates one table with the time of each row, and an index by it; every day what is too
+// old is deleted, and the table vacuumed.
 func (x sim) table(ctx context.Context, db *database) (most sizes, claims, expiry cost, err error) {
 	pool, err := db.open(ctx, 1)
 	if err != nil {

@@ -18,8 +18,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// effectsSQL is the table that both sides write to, the one that the bars were measured with: what the plainest table of a
-// service has. A dearer effect would cost both sides the same and make every ratio look better.
+// effectsSQL is the table that both sides write to, and with which the bars were measured: the
+// plainest table of a service. A more expensive effect would cost both sides the same, and make
+// every ratio look better.
 const effectsSQL = `
 create table effects (id bigint generated always as identity primary key, account bigint not null, payload bytea not null)`
 
@@ -35,12 +36,12 @@ select coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where n.nspname = 'onlyonce' and c.relkind = 'r'`
 
-// server is where both sides work.
+// server is the database server that both sides use.
 type server struct {
 	url        *url.URL
 	conn       *pgx.Conn // for what is between the measurements
 	version    string
-	postmaster int // process id, 0 where the server's processes cannot be seen
+	postmaster int // process id, 0 if the server's processes cannot be seen
 	template   string
 	made       int
 	log        func(line string)
@@ -104,7 +105,7 @@ func (s *server) address(database string) string {
 	return u.String()
 }
 
-// atEnd has f called when all is measured.
+// atEnd registers f to be called after all measurements.
 func (s *server) atEnd(f func()) { s.ends = append(s.ends, f) }
 
 func (s *server) close() error {
@@ -142,7 +143,8 @@ type database struct {
 	pool *pgxpool.Pool // opened by the side
 }
 
-// fresh makes a database. The checkpoint behind it gives both sides the same distance to the next one.
+// fresh makes a database. The checkpoint after it gives both sides the same distance to the next
+// one.
 func (s *server) fresh(ctx context.Context) (*database, error) {
 	s.made++
 	name := fmt.Sprintf("%s_%d", s.template, s.made)
@@ -175,10 +177,11 @@ func (d *database) open(ctx context.Context, connections int) (*pgxpool.Pool, er
 	return d.pool, nil
 }
 
-// verify compares the effects in the table with those that the side has counted: a ratio of work that was not done is none.
+// verify compares the effects in the table with those that the side has counted, because a ratio of
+// work that was not done means nothing.
 func (d *database) verify(ctx context.Context, want int64) error { return d.verifyWithin(ctx, want, 0) }
 
-// verifyWithin lets as many effects be missing as a side cannot know of.
+// verifyWithin accepts as many missing effects as a side cannot know of.
 func (d *database) verifyWithin(ctx context.Context, want, unknown int64) error {
 	var n int64
 	if err := d.pool.QueryRow(ctx, `select count(*) from effects`).Scan(&n); err != nil {

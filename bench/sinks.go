@@ -31,7 +31,8 @@ const (
 	kafkaSinkRate   = 60_000
 )
 
-// overHTTP compares the relay's calls with a loop that posts the same bodies to the same server, which is in this process.
+// overHTTP compares the relay's calls with a loop that posts the same bodies to the same server in
+// this process.
 func overHTTP(_ context.Context, srv *server, o options) (wrapped, plain side, err error) {
 	remote := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -71,7 +72,8 @@ func postDrain(url string) drain {
 	}}
 }
 
-// loops has some goroutines do all rows, some at a time. do gets the number of the first one.
+// loops divides all rows among some goroutines, some rows at a time. do gets the number of the
+// first one.
 func loops(ctx context.Context, m *meter, goroutines, step int, do func(n int) error) error {
 	failed := make(chan error, goroutines)
 	var next atomic.Int64
@@ -96,7 +98,8 @@ func loops(ctx context.Context, m *meter, goroutines, step int, do func(n int) e
 	return err
 }
 
-// overKafka compares the relay's records with those of a kafka-go Writer that asks for all acknowledgements.
+// overKafka compares the relay's records with those of a kafka-go Writer that asks for all
+// acknowledgements.
 func overKafka(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
 	brokers, err := srv.brokers(ctx)
 	if err != nil {
@@ -121,7 +124,8 @@ func overKafka(ctx context.Context, srv *server, o options) (wrapped, plain side
 }
 
 const (
-	// writerLoops share the relay's concurrency: as many messages are under way on both sides.
+	// writerLoops equals the relay's concurrency, so that as many messages are under way on both
+	// sides.
 	writerLoops = 4
 	writerBatch = relayConcurrency / writerLoops
 )

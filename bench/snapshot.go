@@ -35,7 +35,8 @@ func slowdown(wrapped, plain sample) (float64, bool) {
 	return wrapped.p50.Seconds() / plain.p50.Seconds(), true
 }
 
-// pacedSide runs batches of one message whose handler does nothing, a thousand a second, for the length and not for the window's.
+// pacedSide runs batches of one message whose handler does nothing, a thousand a second, for the
+// length and not for the window's.
 func pacedSide(length time.Duration, pin bool) side {
 	return func(ctx context.Context, db *database, w *window) (got sample, err error) {
 		if pin {

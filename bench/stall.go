@@ -10,7 +10,8 @@ import (
 // stallHold is how long a transaction is held open elsewhere during a rotation.
 const stallHold = 10 * time.Second
 
-// stalled measures the longest time without a commit of a claim: during a rotation that waits for a transaction of somebody else's, and without either.
+// stalled measures the longest time without a commit of a claim: during a rotation that waits for
+// another session's transaction, and without either.
 func (s *keyStores) stalled(ctx context.Context, srv *server, o options) (wrapped, plain side, err error) {
 	k, err := s.get(ctx, srv, keptShort/smallShare, false)
 	if err != nil {
@@ -36,7 +37,7 @@ func (g *gaps) done() {
 	g.last = now
 }
 
-// reset forgets what was noted, and begins now.
+// reset forgets the recorded gaps, and begins now.
 func (g *gaps) reset() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -82,7 +83,8 @@ func (k *keyStore) stallSide(rotates bool) side {
 	}
 }
 
-// rotateBeside rotates while a transaction that has written stays open elsewhere for as long as stallHold.
+// rotateBeside rotates while a transaction that has written stays open elsewhere for as long as
+// stallHold.
 func (k *keyStore) rotateBeside(ctx context.Context) error {
 	release, err := k.hold(ctx, "begin", "select pg_current_xact_id()")
 	if err != nil {

@@ -23,7 +23,8 @@ import (
 
 const webhookSecret = "a secret of 32 characters, please"
 
-// received compares a receiver, which verifies, claims and stores an event, with a handler that inserts the body and nothing else.
+// received compares a receiver, which verifies, claims and stores an event, with a handler that
+// inserts the body and nothing else.
 func received(context.Context, *server, options) (wrapped, plain side, err error) {
 	return webhookSide(receiverService), webhookSide(insertService), nil
 }
@@ -48,7 +49,8 @@ func insertService(ctx context.Context, pool *pgxpool.Pool) (http.Handler, error
 	}), nil
 }
 
-// webhookSide has requestWorkers senders deliver events one after another, and keeps how long each answer took.
+// webhookSide has requestWorkers senders deliver events one after another, and keeps how long each
+// answer took.
 func webhookSide(ready served) side {
 	bodies := newBodies(rand.NewChaCha8([32]byte{20}))
 	return func(ctx context.Context, db *database, w *window) (sample, error) {

@@ -27,7 +27,8 @@ func handlerWaiting(ctx context.Context, tx consumer.Tx, m *consumer.Message) er
 	return err
 }
 
-// wrappedSide runs a consumer over a tape, with a connection for each partition. The tape is read anew in each run.
+// wrappedSide runs a consumer over a tape, with a connection for each partition. The tape is read
+// anew in each run.
 func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 	end := int64(len(t.ids[0])/idBytes - fetchLimit) // a last batch that is not full does not count
 	return consumerSide(len(t.ids), end, h, cfg, func(context.Context) (consumer.Source, error) {
@@ -36,8 +37,8 @@ func wrappedSide(t *tape, h consumer.Handler, cfg consumer.Config) side {
 	})
 }
 
-// consumerSide runs a consumer over a source that is made anew in each run. It is watched from its first batch on, and has run dry
-// when a partition has reached end.
+// consumerSide runs a consumer over a source that is made anew in each run. It is watched from its
+// first batch on, and has run dry when a partition has reached end.
 func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Config, from func(context.Context) (consumer.Source, error)) side {
 	return func(ctx context.Context, db *database, w *window) (sample, error) {
 		pool, err := db.open(ctx, partitions)
@@ -102,7 +103,8 @@ func consumerSide(partitions int, end int64, h consumer.Handler, cfg consumer.Co
 	}
 }
 
-// startLimit is how long a side may take to its first effects; joining a Kafka group is part of that.
+// startLimit is how long a side may take to its first effects; joining a Kafka group is part of
+// that.
 const startLimit = time.Minute
 
 // first waits for a side to begin.

@@ -12,25 +12,29 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// Tx is what claiming needs of a transaction: [pgx.Tx] has it, and so has the transaction that a consumer's handler
-// gets. Never a pool or a bare connection: a claim outside the transaction of its effects protects nothing.
+// Tx is the part of a transaction that claiming needs: [pgx.Tx] has it, and so has the transaction
+// that a consumer's handler gets. Never pass a pool or a bare connection: a claim outside the
+// transaction of its effects protects nothing.
 type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Outcome is what a claim found. A duplicate is an outcome and not an error.
+// Outcome is the result of a claim. A duplicate is an outcome and not an error.
 type Outcome int16
 
-// Outcomes. The zero value is none of them, so that a program that overlooks an error does not take it for Fresh.
+// Outcomes. The zero value is none of them, so that a program that ignores an error does not take
+// it for Fresh.
 const (
-	// Fresh: nobody has claimed the key; it is claimed now, and stays so if and only if this transaction commits.
+	// Fresh: the key was not claimed before. It is claimed now, and stays so if and only if this
+	// transaction commits.
 	Fresh Outcome = 3
-	// Duplicate: the key was claimed by a transaction that has committed, or earlier in this one. Skip the message.
+	// Duplicate: the key was claimed by a transaction that has committed, or earlier in this one.
+	// Skip the message.
 	Duplicate Outcome = 1
-	// Conflict: the key was claimed for another payload. One of the two producers is wrong: set the message aside
-	// and tell somebody; skipping it would lose it.
+	// Conflict: the key was claimed for another payload. One of the two producers is wrong. Set the
+	// message aside and alert an operator: if you skip it, it is lost.
 	Conflict Outcome = 2
 )
 
@@ -47,14 +51,16 @@ func (o Outcome) String() string {
 	return "invalid"
 }
 
-// codeFresh is Fresh as onlyonce.claim_standard returns it; the other codes are the outcomes' own.
+// codeFresh is how onlyonce.claim_standard returns Fresh; the other codes equal their outcomes.
 const codeFresh = 0
 
-// ErrNoTransaction says that a claim, or an enqueued call, was given a pool or a connection that is in no transaction.
+// ErrNoTransaction: a claim, or an enqueued call, got a pool or a connection that is in no
+// transaction.
 var ErrNoTransaction = errors.New("needs the transaction of the effects")
 
-// InTransaction returns [ErrNoTransaction] for what has the methods of a transaction and is none: what is written through it would commit by itself,
-// whatever becomes of the effects. Claim and package outbox ask it.
+// InTransaction returns [ErrNoTransaction] for a value that has the methods of a transaction but is
+// none, for example a pool. A write through it would commit by itself, even if the effects roll
+// back. Claim and package outbox call it.
 func InTransaction(tx Tx) error {
 	switch c := tx.(type) {
 	case nil:
@@ -78,8 +84,9 @@ func onConnection(conn *pgx.Conn) error {
 	return nil
 }
 
-// claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the same order.
-// Inserts into segments of the inbox in key order and waits there for uncommitted copies; any isolation level.
+// claimSQL claims keys. In: uuid[], bigint[] of the same length. Out: one row, smallint[] in the
+// same order. Inserts into segments of the inbox in key order and waits there for uncommitted
+// copies; any isolation level.
 const claimSQL = `select onlyonce.claim_standard($1, $2)`
 
 // Claim claims one key in the caller's transaction, before its effects:
@@ -89,10 +96,10 @@ const claimSQL = `select onlyonce.claim_standard($1, $2)`
 //		// effects, in tx
 //	}
 //
-// If another transaction holds an uncommitted claim of the same key, Claim waits until it ends, because it may
-// roll back: set lock_timeout in tx, or a deadline on ctx, to bound that. Under REPEATABLE READ and
-// SERIALIZABLE the wait ends in SQLSTATE 40001 when the other one commits: run the transaction again
-// (PostgreSQL documentation, chapter "Transaction Isolation").
+// If another transaction holds an uncommitted claim of the same key, Claim waits until it ends,
+// because it may roll back: set lock_timeout in tx, or a deadline on ctx, to bound that. Under
+// REPEATABLE READ and SERIALIZABLE the wait ends in SQLSTATE 40001 when the other one commits: run
+// the transaction again (PostgreSQL documentation, chapter "Transaction Isolation").
 //
 // A pool, and a connection that is in no transaction, are refused with [ErrNoTransaction].
 func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
@@ -103,10 +110,10 @@ func Claim(ctx context.Context, tx Tx, key Key) (Outcome, error) {
 	return outcomes[0], nil
 }
 
-// ClaimAll claims many keys in one statement and returns their outcomes in the same order. A key that stands twice in
-// keys is Fresh once. The locks are taken in the order of the hashes, so that calls with overlapping keys wait for
-// each other and do not deadlock; claims spread over several calls in one transaction can (SQLSTATE
-// 40P01: run the transaction again).
+// ClaimAll claims many keys in one statement and returns their outcomes in the same order. A key
+// that occurs twice in keys is Fresh once. It takes the locks in the order of the hashes, so that
+// calls with overlapping keys wait for each other and do not deadlock. Several calls in one
+// transaction can deadlock (SQLSTATE 40P01: run the transaction again).
 func ClaimAll(ctx context.Context, tx Tx, keys []Key) ([]Outcome, error) {
 	if err := InTransaction(tx); err != nil {
 		return nil, fmt.Errorf("dedupe: claim: %w", err)

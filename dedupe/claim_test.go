@@ -18,7 +18,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make tests wait in vain, shorten it.
+// patience bounds what tests wait for; nothing is judged by how long it took. Mutants, which make
+// tests wait in vain, shorten it.
 var patience = pgtest.Patience(time.Minute)
 
 func key(id, payload string) dedupe.Key {
@@ -82,8 +83,9 @@ func TestT1RolledBackClaimNeverWas(t *testing.T) {
 	}
 }
 
-// T1: a claim outside of a transaction would commit by itself, and a crash behind it loses the message. What has a transaction's methods and is none is
-// refused, and no outcome then passes for fresh.
+// T1: a claim outside of a transaction would commit by itself, and a crash after it would lose the
+// message. A value with a transaction's methods that is no transaction is refused, and no outcome
+// is then mistaken for fresh.
 func TestT1ClaimNeedsATransaction(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
@@ -122,7 +124,8 @@ func TestT1ClaimNeedsATransaction(t *testing.T) {
 	}
 }
 
-// K2: a duplicate whose first copy is uncommitted waits for it, and is what that one's end makes of it.
+// K2: a duplicate whose first copy is uncommitted waits for it, and is what that one's end makes of
+// it.
 func TestK2DuplicateWaitsForAnUncommittedCopy(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -205,7 +208,8 @@ func blocked(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
-// Many workers claim overlapping sets in any order: each key is fresh exactly once, and nobody deadlocks.
+// Many workers claim overlapping sets in any order: each key is fresh exactly once, and no claim
+// deadlocks.
 func TestClaimsOfManyWorkers(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

@@ -21,30 +21,30 @@ var (
 	ErrConfig = errors.New("dedupe: bad configuration")
 
 	// ErrConflict is what [Do] returns if the key was claimed for another payload and
-	// DoConfig.OnConflict is not set. Nothing was written. One of the two producers is wrong: set the
-	// message aside, and never skip it.
+	// DoConfig.OnConflict is not set. Nothing was written. One of the two producers is wrong: set
+	// the message aside, and never skip it.
 	ErrConflict = errors.New("dedupe: the key was claimed for another payload")
 
-	// ErrOutcomeUnknown is wrapped by an error of [Do] after which the transaction may have committed:
-	// the answer to COMMIT was lost, and no later attempt found out. Do not acknowledge the message:
-	// its next delivery finds out, because it claims the same key.
+	// ErrOutcomeUnknown is wrapped by an error of [Do] after which the transaction may have
+	// committed: the answer to COMMIT was lost, and no later attempt found out. Do not acknowledge
+	// the message: its next delivery finds out, because it claims the same key.
 	ErrOutcomeUnknown = errors.New("dedupe: it is unknown whether the transaction has committed")
 )
 
 // GuardedTx is the transaction that [Do] gives to its function: one for one goroutine at a time,
-// without Commit, Rollback and connection. See package consumer's Tx, which has the same methods and
-// the same rules.
+// without Commit, Rollback and connection. See package consumer's Tx, which has the same methods
+// and the same rules.
 type GuardedTx interface {
 	Tx
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 	CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error)
 
-	// Queue adds a write whose answer is not needed. It travels with the next statement that waits for
-	// an answer, or with COMMIT. If it fails, the attempt fails.
+	// Queue adds a write whose answer is not needed. It travels with the next statement that waits
+	// for an answer, or with COMMIT. If it fails, the attempt fails.
 	Queue(sql string, args ...any)
 
-	// Savepoint calls fn, and undoes its writes if it returns an error or one of its statements fails.
-	// That error is returned, and the transaction goes on.
+	// Savepoint calls fn, and undoes its writes if it returns an error or one of its statements
+	// fails. That error is returned, and the transaction goes on.
 	Savepoint(ctx context.Context, fn func() error) error
 }
 
@@ -57,8 +57,8 @@ type Timeouts struct {
 	// Statement bounds each statement (statement_timeout). Defaults to 30 s.
 	Statement time.Duration
 	// Idle ends the transaction if its function sends nothing for so long
-	// (idle_in_transaction_session_timeout). It also bounds for how long a process that was suspended
-	// keeps its locks. Defaults to 60 s.
+	// (idle_in_transaction_session_timeout). It also bounds for how long a process that was
+	// suspended keeps its locks. Defaults to 60 s.
 	Idle time.Duration
 	// Commit bounds COMMIT and ROLLBACK, which the end of the caller's context does not cut short.
 	// After it the outcome is unknown, and the next attempt finds out. Defaults to 15 s.
@@ -68,11 +68,11 @@ type Timeouts struct {
 // DoConfig configures [DoWith]. The zero value of a field is the default that its comment names; a
 // value out of range is an error and never adjusted.
 type DoConfig struct {
-	// OnConflict handles a message whose key was claimed for another payload, for example by writing
-	// it to a table for an operator. Its writes commit by themselves; DoWith then returns Conflict and
-	// nil. Nothing remembers that it has run: if the answer to its COMMIT is lost it runs again, so
-	// write with "on conflict do nothing" or the like. Calls that it enqueues need an ID and a Scope
-	// of their own. Defaults to returning [ErrConflict].
+	// OnConflict handles a message whose key was claimed for another payload, for example by
+	// writing it to a table for an operator. Its writes commit by themselves; DoWith then returns
+	// Conflict and nil. Nothing remembers that it has run: if the answer to its COMMIT is lost it
+	// runs again, so write with "on conflict do nothing" or the like. Calls that it enqueues need
+	// an ID and a Scope of their own. Defaults to returning [ErrConflict].
 	OnConflict func(ctx context.Context, tx GuardedTx) error
 
 	// Isolation is the transaction's level. Defaults to the database's default.
@@ -81,7 +81,8 @@ type DoConfig struct {
 	// Timeouts bound the transaction of each attempt.
 	Timeouts Timeouts
 
-	// Attempts is the most runs of the transaction, the first included, from 1 to 100. Defaults to 5.
+	// Attempts is the most runs of the transaction, the first included, from 1 to 100. Defaults to
+	// 5.
 	Attempts int
 
 	// RetryMin is the first wait between two attempts, from 1 ms to 1 hour; waits double up to
@@ -100,8 +101,8 @@ var isolationSQL = map[pgx.TxIsoLevel]string{
 	pgx.ReadUncommitted: "set transaction isolation level read uncommitted",
 }
 
-// openSQL lets onlyonce.seal() allow the COMMIT of this very transaction, and of no later one that a
-// procedure began after ending it. One row of text; no index, no lock.
+// openSQL lets onlyonce.seal() allow the COMMIT of this very transaction, and of no later one that
+// a procedure began after ending it. One row of text; no index, no lock.
 const openSQL = `select set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
 
 // Steps of the transaction that are the engine's.
@@ -227,7 +228,7 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 		state := guard.SQLState(err)
 		return ctx.Err() == nil && (guard.RunAgain(state) || state == lockNotAvailable || tx.Lost()), err
 	}
-	d.unknown = false // the claim has waited for the attempt before it, and says what became of that
+	d.unknown = false // the claim has waited for the attempt before it, and shows its outcome
 	work, from := d.fn, &origin.Origin{Tenant: d.key.Tenant, Scope: d.key.Scope, Topic: d.key.Topic, ID: d.key.ID, Redo: d.key.Replay != 0}
 	switch d.outcome {
 	case Duplicate:
@@ -236,7 +237,7 @@ func (d *doer) attempt(ctx context.Context) (again bool, err error) {
 		if d.cfg.OnConflict == nil {
 			return false, fmt.Errorf("%w: scope %q", ErrConflict, d.key.Scope)
 		}
-		work, from = d.cfg.OnConflict, nil // under the message's identity its calls would pass for those of the first payload
+		work, from = d.cfg.OnConflict, nil // with the message's identity, its calls would be taken for those of the first payload
 	}
 	err = work(ctx, tx.Lend(from))
 	tx.TakeBack()
@@ -275,7 +276,7 @@ func (d *doer) claim(ctx context.Context, tx *guard.Tx) (Outcome, error) {
 	return outcomes[0], nil
 }
 
-// claiming sends the claim as a statement of the engine's.
+// claiming sends the claim as a statement of the engine.
 type claiming struct{ *guard.Tx }
 
 func (c claiming) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

@@ -18,7 +18,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// effects is a database with a table in which a double can happen.
+// effects is a database with a table in which repeated effects are possible.
 func effects(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.DB(t)
@@ -66,7 +66,7 @@ func TestDoAppliesOnce(t *testing.T) {
 	if n := count(t, pool, "effects"); n != 1 || runs.Load() != 1 {
 		t.Errorf("%d effects of %d runs", n, runs.Load())
 	}
-	// Unless it is handled: then what handles it commits, each time.
+	// With OnConflict, its writes commit, each time.
 	cfg := dedupe.DoConfig{OnConflict: writes("aside", &runs)}
 	for range 2 {
 		if got, err := dedupe.DoWith(t.Context(), pool, cfg, key("a", "2"), writes("a", &runs)); got != dedupe.Conflict || err != nil {
@@ -111,7 +111,8 @@ func TestDoOfCopiesAtOnce(t *testing.T) {
 	}
 }
 
-// T4: the connection breaks at COMMIT, before the server gets it or before its answer comes back. The next attempt's claim says which.
+// T4: the connection breaks at COMMIT, before the server gets it or before its answer comes back.
+// The next attempt's claim shows which.
 func TestT4DoWhoseCommitHasNoAnswer(t *testing.T) {
 	t.Parallel()
 	for what, want := range map[pgtest.Cut]struct {
@@ -134,8 +135,9 @@ func TestT4DoWhoseCommitHasNoAnswer(t *testing.T) {
 	}
 }
 
-// T4: COMMIT is still on its way when the client gives up. The next claim waits for the transaction, and Do says that the outcome is
-// unknown when it has no attempts left. The next delivery finds out.
+// T4: COMMIT is still on its way when the client gives up. The next claim waits for the
+// transaction. If no attempts are left, Do reports that the outcome is unknown, and the next
+// delivery finds out.
 func TestT4DoWhoseCommitComesLate(t *testing.T) {
 	t.Parallel()
 	for what, want := range map[pgtest.Cut]dedupe.Outcome{pgtest.Held: dedupe.Duplicate, pgtest.Dropped: dedupe.Fresh} {
@@ -164,7 +166,8 @@ func TestT4DoWhoseCommitComesLate(t *testing.T) {
 	}
 }
 
-// What the database asks to be run again is, as a whole and not without end, also if the function swallows the error.
+// If the database asks to run a transaction again, Do runs it again, as a whole and a bounded
+// number of times, even if the function swallows the error.
 func TestDoRunsAgain(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)
@@ -187,7 +190,7 @@ func TestDoRunsAgain(t *testing.T) {
 			}
 		}
 	}
-	// What would be the same the next time is not.
+	// An error that would be the same the next time is not retried.
 	for name, sql := range map[string]string{"a constraint": `insert into effects values (null)`, "a COMMIT": `commit`} {
 		var runs atomic.Int32
 		got, err := dedupe.DoWith(t.Context(), pool, cfg, key(name, "1"), func(ctx context.Context, tx dedupe.GuardedTx) error {
@@ -203,7 +206,7 @@ func TestDoRunsAgain(t *testing.T) {
 	}
 }
 
-// Bounds and level hold in the function, and nothing of them is left on the connection.
+// Bounds and isolation level hold in the function, and none of them stays on the connection.
 func TestDoBounds(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)
@@ -240,7 +243,8 @@ func TestDoBounds(t *testing.T) {
 	}
 }
 
-// A call takes its identity from the message, so it is the same at each run; what handles a conflict has no such message.
+// A call takes its identity from the message, so it is the same at each run. OnConflict has no such
+// message.
 func TestDoEnqueues(t *testing.T) {
 	t.Parallel()
 	pool := effects(t)

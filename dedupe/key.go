@@ -13,34 +13,38 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 )
 
-// Key names one logical message: whoever sends it again, however often and wherever it arrives, uses the same Key.
+// Key names one logical message. All copies of the message have the same Key, however often and on
+// whatever way they arrive.
 type Key struct {
-	// Tenant separates customers that choose their message ids themselves. Empty: there is one tenant.
+	// Tenant separates customers that choose their message ids themselves. Defaults to one tenant.
 	Tenant string
-	// Scope is the consumer or endpoint that the key counts for: two consumers of one topic each apply a message
-	// once, under scopes of their own. Required.
+	// Scope is the consumer or endpoint that the key counts for, for example "stock". Two consumers
+	// of one topic each apply a message once, under scopes of their own. Required.
 	Scope string
-	// Topic is set where an id counts within one topic of the scope only. Empty: it counts for the whole scope.
+	// Topic restricts the id to one topic of the scope. Defaults to the whole scope.
 	Topic string
-	// ID is the message's id, chosen by its producer and the same on each of its copies: a header, a CloudEvents
-	// id, a field of the payload. Any bytes, not empty. Not the Kafka record key, which names an entity: two
-	// messages about one entity would look like copies of each other, and the second would be lost.
+	// ID is the message's id, chosen by its producer and the same on each of its copies: for
+	// example a header, a CloudEvents id or a field of the payload. Any bytes. Do not use the Kafka
+	// record key, because it names an entity: two messages about one entity would look like copies
+	// of each other, and the second would be lost. Required.
 	ID string
-	// Replay is the number of the replay that the message is handled again in, 0 for none: see `onlyonce replay`.
+	// Replay is the number of the replay in which the message is handled again: see `onlyonce
+	// replay`. Defaults to 0, no replay.
 	Replay int32
-	// Fingerprint tells a copy from another message that reuses the id by mistake: set [FingerprintOf](payload),
-	// or [NoFingerprint] to take any payload for a copy. Required.
+	// Fingerprint distinguishes a copy from another message that reuses the id by mistake. Set
+	// [FingerprintOf](payload), or [NoFingerprint] to treat any payload as a copy. Required.
 	Fingerprint Fingerprint
 }
 
-// Fingerprint is a short hash of a payload. The zero value is none: a Key without a choice is refused.
+// Fingerprint is a short hash of a payload. The zero value is none: a Key without a choice is
+// refused.
 type Fingerprint struct {
 	value int64
 	set   bool
 }
 
-// NoFingerprint makes every message with the same id a duplicate, whatever it holds. A choice by name, because it
-// turns a producer's mistake into a message that is silently skipped.
+// NoFingerprint makes every message with the same id a duplicate, whatever its payload. Choosing it
+// is explicit, because with it a message is silently skipped if a producer reuses an id by mistake.
 var NoFingerprint = Fingerprint{set: true}
 
 // FingerprintOf hashes a payload: the first 64 bits of SHA-256 (0 becomes 1).
@@ -53,10 +57,10 @@ func FingerprintOf(payload []byte) Fingerprint {
 	return Fingerprint{value: v, set: true}
 }
 
-// Int64 is the form that is stored in onlyonce.inbox.fingerprint; 0 means not compared.
+// Int64 returns the form that is stored in onlyonce.inbox.fingerprint; 0 means not compared.
 func (f Fingerprint) Int64() int64 { return f.value }
 
-// ErrKey is wrapped by every error about a key that cannot be claimed as it is.
+// ErrKey is wrapped by every error about a key that is invalid.
 var ErrKey = errors.New("dedupe: bad key")
 
 // Validate returns every fault of the key at once, each naming its field.
@@ -74,8 +78,8 @@ func (k Key) Validate() error {
 	return errors.Join(faults...)
 }
 
-// kindKey names version 1 of the codec inside the hash. kindTopic is the same with a topic in front of the id, and the others with the number of a
-// replay behind it.
+// kindKey names version 1 of the codec inside the hash. In kindTopic a topic precedes the id. In
+// the replay kinds the number of a replay follows it.
 const (
 	kindKey         = "onlyonce/key/1"
 	kindReplay      = "onlyonce/key/1/replay"
@@ -87,12 +91,15 @@ const (
 //
 //	SHA-256 over the length-prefixed fields "onlyonce/key/1", Tenant, Scope, ID
 //
-// each preceded by its length in bytes as a big-endian uint32. An unordered ID keeps the first 128 bits of that. An ID
-// that is ordered by time (a UUIDv7 in its canonical form of 36 characters, or a ULID of 26, either case) keeps its 48
-// bits of time in front and 80 bits of the hash behind them, so that keys of one time lie side by side in the index.
-// In a replay the fields are "onlyonce/key/1/replay", Tenant, Scope, ID and the replay's number in decimal. With a Topic they are
-// "onlyonce/key/1/topic", or "onlyonce/key/1/topic/replay", Tenant, Scope, Topic, ID, and so on.
-// testdata/keys.json holds test vectors for other languages; the SQL function onlyonce.key is the same.
+// Each field is preceded by its length in bytes as a big-endian uint32. For an unordered ID, the
+// result is the first 128 bits of the hash. An ID may be ordered by time: a UUIDv7 in its canonical
+// form of 36 characters, or a ULID of 26, in either case. The result is then the ID's 48 bits of
+// time, followed by 80 bits of the hash, so that keys of one time are adjacent in the index.
+//
+// In a replay the fields are "onlyonce/key/1/replay", Tenant, Scope, ID and the replay's number in
+// decimal. With a Topic they are "onlyonce/key/1/topic", or "onlyonce/key/1/topic/replay", Tenant,
+// Scope, Topic, ID, and so on. testdata/keys.json holds test vectors for other languages; the SQL
+// function onlyonce.key is the same.
 func (k Key) Hash() [16]byte {
 	var sum [32]byte
 	no := strconv.Itoa(int(k.Replay))
@@ -116,7 +123,8 @@ func (k Key) Hash() [16]byte {
 	return out
 }
 
-// timeOf returns the 48 bits of Unix milliseconds that a UUIDv7 (RFC 9562 section 5.7) or a ULID starts with.
+// timeOf returns the 48 bits of Unix milliseconds that a UUIDv7 (RFC 9562 section 5.7) or a ULID
+// starts with.
 func timeOf(id string) (ms [6]byte, ok bool) {
 	switch len(id) {
 	case 36:

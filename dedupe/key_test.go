@@ -84,7 +84,8 @@ func TestK1CodecMatchesItsVectors(t *testing.T) {
 	}
 }
 
-// K1: tuples that differ in where one field ends have different keys, and a key with time in front keeps its order.
+// K1: tuples that differ in the place at which one field ends have different keys. A key that
+// begins with its time keeps its order.
 func TestK1TuplesDoNotRunTogether(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

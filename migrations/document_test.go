@@ -8,7 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// The statements of docs/sql.md run as they stand, and do what the page says; each function that it names is there under that signature.
+// The statements of docs/sql.md run as printed, and do what the page says; each function that it
+// names exists with that signature.
 func TestDocumentedStatements(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/sql.md")

@@ -1,13 +1,15 @@
 // Package migrations holds the database schema `onlyonce` as plain SQL, and applies it.
 //
-// A directory is a version, and its files are the chapters of that version, one for each part of the schema, in the
-// order of their numbers: 0001/1_ground.sql, 0001/2_inbox.sql and so on. A version is applied in one transaction. The
-// files are what they look like: psql -1 -v ON_ERROR_STOP=1 with what [Print] writes does the same as [Apply], and a
-// team with a migration tool of its own copies them into it. The last chapter records the version, so [Version] is
-// right whichever way the version was applied.
+// A directory is a version. Its files are the chapters of that version, one for each part of the
+// schema, in the order of their numbers: 0001/1_ground.sql, 0001/2_inbox.sql and so on. A version
+// is applied in one transaction. The files are plain SQL: psql -1 -v ON_ERROR_STOP=1 with the
+// output of [Print] does the same as [Apply], and a team with its own migration tool can copy it
+// there. The last chapter records the version, so [Version] is right whichever way the version was
+// applied.
 //
 // A version of the code works with its own schema version and with the next one ([Check]), and
-// migrations expand before they contract, so a rolling deploy migrates first and replaces pods after.
+// migrations expand before they contract. So in a rolling deploy, migrate first and replace pods
+// after.
 package migrations
 
 import (
@@ -23,7 +25,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// FS holds the migrations: a directory for each version, named NNNN, with its chapters in order, named N_what.sql.
+// FS holds the migrations: a directory for each version, named NNNN, with its chapters in order,
+// named N_what.sql.
 //
 //go:embed [0-9]*/*.sql
 var FS embed.FS
@@ -34,13 +37,15 @@ const Latest = 1
 // ErrSchema is wrapped by every error of [Check]: the schema and the code do not fit each other.
 var ErrSchema = errors.New("schema does not fit this version of onlyonce")
 
-// lockSQL serialises Apply across processes: a two-int advisory key ("once", 1), held by the transaction.
+// lockSQL serialises Apply across processes: a two-int advisory key ("once", 1) that the
+// transaction holds.
 const lockSQL = `select pg_advisory_xact_lock(1869505381, 1)`
 
-// versionSQL returns one row: the highest version applied, or null. It fails with 42P01 where the schema is missing.
+// versionSQL returns one row: the highest version applied, or null. It fails with 42P01 if the
+// schema is missing.
 const versionSQL = `select max(version) from onlyonce.schema_version`
 
-// DB is what Version and Check need: *pgx.Conn, pgx.Tx and *pgxpool.Pool all have it.
+// DB is what Version and Check need of a database: *pgx.Conn, pgx.Tx and *pgxpool.Pool all have it.
 type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
@@ -85,10 +90,12 @@ func load() ([]migration, error) {
 	return all, nil
 }
 
-// Apply brings the schema to [Latest] in one transaction and returns the versions it applied, none
-// when there was nothing to do. Any number of processes may call it at once: they take turns on an
-// advisory lock that the transaction holds, which works through PgBouncer too. It needs the right to create
-// schemas. A schema newer than this code is left alone and is no error here; see [Check].
+// Apply brings the schema to [Latest] in one transaction and returns the versions that it applied,
+// or none if there was nothing to do.
+//
+// Any number of processes may call it at once: they take turns on an advisory lock that the
+// transaction holds, which works through PgBouncer too. The role needs the right to create schemas.
+// A schema that is newer than this code is left alone and is no error here; see [Check].
 func Apply(ctx context.Context, conn *pgx.Conn) (applied []int, err error) {
 	all, err := load()
 	if err != nil {
@@ -96,7 +103,8 @@ func Apply(ctx context.Context, conn *pgx.Conn) (applied []int, err error) {
 	}
 	for attempt := 1; ; attempt++ {
 		applied, err = apply(ctx, conn, all)
-		// Transactions that work meanwhile may lock the same tables in another order, and the server ends one of the two.
+		// A transaction that works meanwhile may lock the same tables in another order. The server
+		// then ends one of the two.
 		var pgErr *pgconn.PgError
 		if attempt == attempts || !errors.As(err, &pgErr) || pgErr.Code != "40P01" {
 			return applied, err
@@ -104,7 +112,7 @@ func Apply(ctx context.Context, conn *pgx.Conn) (applied []int, err error) {
 	}
 }
 
-// attempts is how often Apply tries again when it was in a deadlock with work that goes on.
+// attempts is how often Apply tries again after a deadlock with running work.
 const attempts = 5
 
 func apply(ctx context.Context, conn *pgx.Conn, all []migration) (applied []int, err error) {
@@ -136,7 +144,7 @@ func apply(ctx context.Context, conn *pgx.Conn, all []migration) (applied []int,
 	return applied, nil
 }
 
-// Version returns the version of the schema in the database, 0 where there is none.
+// Version returns the version of the schema in the database, or 0 if there is none.
 func Version(ctx context.Context, db DB) (int, error) {
 	var v *int
 	err := db.QueryRow(ctx, versionSQL).Scan(&v)
@@ -149,7 +157,7 @@ func Version(ctx context.Context, db DB) (int, error) {
 	return *v, nil
 }
 
-// Check returns an error that wraps [ErrSchema] and says what to do unless the schema is at [Latest]
+// Check returns an error that wraps [ErrSchema], with the remedy, unless the schema is at [Latest]
 // or the version after it.
 func Check(ctx context.Context, db DB) error {
 	v, err := Version(ctx, db)
@@ -185,7 +193,8 @@ func Print(w io.Writer, after int) error {
 	return nil
 }
 
-// readVersion is Version inside a transaction, where a failed statement would end it: it asks the catalog first.
+// readVersion is Version inside a transaction, which a failed statement would end. So it reads the
+// catalog first.
 func readVersion(ctx context.Context, tx pgx.Tx) (int, error) {
 	var there bool
 	if err := tx.QueryRow(ctx, `select to_regclass('onlyonce.schema_version') is not null`).Scan(&there); err != nil {
@@ -197,7 +206,8 @@ func readVersion(ctx context.Context, tx pgx.Tx) (int, error) {
 	return Version(ctx, tx)
 }
 
-// missing reports whether err says that the table or its schema does not exist (undefined_table, invalid_schema_name).
+// missing reports whether err says that the table or its schema does not exist (undefined_table,
+// invalid_schema_name).
 func missing(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && (pgErr.Code == "42P01" || pgErr.Code == "3F000")

@@ -51,7 +51,8 @@ func TestApplyFromManyProcessesAtOnce(t *testing.T) {
 	}
 }
 
-// Through PgBouncer in transaction mode: the lock that makes processes take turns ends with its transaction.
+// Through PgBouncer in transaction mode: the lock that makes processes take turns ends with its
+// transaction.
 func TestApplyThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	url := pgtest.EmptyURL(t)

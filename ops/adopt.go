@@ -22,44 +22,49 @@ const bringBatch = 10_000
 // lastReplaySQL reads the number of the scope's last replay. In: scope. One row.
 const lastReplaySQL = `select coalesce(max(replay_no), 0) from onlyonce.cursors where scope = $1`
 
-// keys is a part of what is kept there: the query that reads its keys, and the one that claims them here. The first names no scope, because hashes are all there is:
-// keys of others come along. In, of the second: uuid[], bigint[] of the same length. One row: how many are new here, and how many stand here for another
-// payload. It waits for transactions that hold uncommitted copies; keys that are there stay as they are.
+// keys is a part of the other database's keys: the query that reads them there, and the one that
+// claims them here. The first has no scope, because only hashes are stored: keys of other scopes
+// come along. In, of the second: uuid[], bigint[] of the same length. One row: how many are new
+// here, and how many are claimed here for another payload. It waits for transactions that hold
+// uncommitted copies; keys that exist stay as they are.
 type keys struct{ kept, bring string }
 
 var (
-	// consumerKeys are of Kafka's messages, and as true in one database as in the other.
+	// consumerKeys are of Kafka's messages, and mean the same in every database.
 	consumerKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'consumer\_keys%'`,
 		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_consumer($1, $2)) o`}
-	// standardKeys are of webhooks, calls outside of consumers and dedupe.Claim, whose ids may mean something in their database only.
+	// standardKeys are of webhooks, calls outside of consumers and dedupe.Claim. Their ids may have
+	// a meaning in their own database only.
 	standardKeys = keys{`select key, fingerprint from onlyonce.inbox where segment like 'standard\_keys%'`,
 		`select count(*) filter (where o = 0), count(*) filter (where o = 2) from unnest(onlyonce.claim_standard($1, $2)) o`}
 )
 
-// forgottenSQL says whether the keys of a cursor that was retired at a time may be forgotten. In: the time. One row.
+// forgottenSQL reports whether the keys of a cursor that was retired at a time may be forgotten.
+// In: the time. One row.
 const forgottenSQL = `select coalesce($1::timestamptz < clock_timestamp() - horizon, false) from onlyonce.rings where name = 'consumer_keys'`
 
-// AdoptInput is what [AdoptCursor] is asked for.
+// AdoptInput is the input of [AdoptCursor].
 type AdoptInput struct {
 	Place
 
-	// Group is the Kafka group that is to own the cursor. Empty: the next one to come; with From the
-	// group of the other database.
+	// Group is the Kafka group that is to own the cursor. Defaults to the next group that takes it;
+	// with From, to the group of the other database.
 	Group string
 
-	// OldGroupStopped hands the cursor to Group although the old group has not let it go, because its
-	// processes died.
+	// OldGroupStopped gives the cursor to Group although the old group has not released it, because
+	// its processes died. Defaults to false.
 	OldGroupStopped bool
 
-	// At is the offset that is to be handled next. Nil: the position stays.
+	// At is the offset that is to be handled next. Defaults to the present position.
 	At *int64
 
-	// From is the database that the partition moves here from. Nil: it does not move. Does not go
-	// with At.
+	// From is the database that the partition moves here from. It must be nil if At is set.
+	// Defaults to no move.
 	From *Origin
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor has
-	// another owner or run by now, or with At another position, the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor
+	// has another owner or run by now, or with At another position, the error is of kind
+	// ErrChanged.
 	Shown *Adopted
 }
 
@@ -68,13 +73,15 @@ type Origin struct {
 	// DB is the database.
 	DB DB
 
-	// Name names it in errors and in the audit row. It must hold no password.
+	// Name names the database in errors and in the audit row. It must not hold a password.
 	Name string
 
-	// StandardKeys brings the keys of standard_keys too: only if such ids mean the same in both databases.
+	// StandardKeys brings the keys of standard_keys too. Set it only if such ids mean the same in
+	// both databases. Defaults to false.
 	StandardKeys bool
 
-	// Late takes the partition over although keys of what was handled there may be forgotten.
+	// Late takes the partition over even if keys of messages that were handled there may be
+	// forgotten. Defaults to false.
 	Late bool
 }
 
@@ -108,7 +115,7 @@ func (in *AdoptInput) Check() error {
 	return nil
 }
 
-// Adopted is what came of [AdoptCursor].
+// Adopted is the result of [AdoptCursor].
 type Adopted struct {
 	Audited
 
@@ -130,20 +137,23 @@ type Brought struct {
 	Conflicts *int64  `json:"conflicts"` // are here for another payload, and stay so
 }
 
-// AdoptCursor resolves a halt. The owner of the cursor is fenced out; then the cursor gets another group,
-// or with At another position, or with From what it was in another database. A consumer that is
-// halted looks again every few seconds and goes on by itself.
+// AdoptCursor resolves a halt. The owner of the cursor is fenced out. Then the cursor gets another
+// group, or with At another position, or with From the state that it had in another database. A
+// consumer that is halted checks again every few seconds and goes on by itself.
 //
-// Without At and From the position stays, and all that proves that the log is the same. With At a new run
-// begins: cluster and topic are the next owner's, offsets between the old position and a higher one
-// are never handled, and those above a lower one are handled again. At makes the cursor if there
-// is none, brings a retired one back, and ends a replay. With From, position, group, cluster and
-// topic come from the other database, and each key of consumer_keys that is kept there is claimed here,
-// so that copies of what was handled there are found.
+// Without At and From the position stays, with all that proves that the log is the same.
 //
-// It waits for the owner's batch to end, and with From for as long as the keys take, at most 4 hours.
-// Errors are of kind ErrNotFound if there is no cursor, ErrRefused, ErrChanged, and ErrInvalid; those
-// of the other database are an [*OriginError].
+// With At a new run begins: cluster and topic are the next owner's. Offsets between the old
+// position and a higher one are never handled, and those above a lower one are handled again. At
+// makes the cursor if there is none, brings a retired one back, and ends a replay.
+//
+// With From, position, group, cluster and topic come from the other database. Each key of
+// consumer_keys that is kept there is claimed here, so that copies of what was handled there are
+// recognized.
+//
+// It waits for the owner's batch to end, and with From for as long as the keys take, at most 4
+// hours. Errors are of kind ErrNotFound if there is no cursor, ErrRefused, ErrChanged, and
+// ErrInvalid; those of the other database are an [*OriginError].
 func AdoptCursor(ctx context.Context, db DB, by By, in AdoptInput) (*Adopted, error) {
 	q := &adoption{AdoptInput: in, at: in.At}
 	k := kind{action: "cursor adopt", subject: "the cursor", look: "onlyonce cursor show"}
@@ -185,7 +195,8 @@ func (q *adoption) read(ctx context.Context, tx pgx.Tx) (*Adopted, error) {
 	return q.outcome(before, q.planned(before)), nil
 }
 
-// differs: the owner may go on working while the question stands; that matters where the position is to be set, and otherwise not.
+// differs reports whether the adoption would now be another one than was shown. The owner may go on
+// working while the person decides; that counts only if the position is to be set.
 func (q *adoption) differs(shown, now *Adopted) bool {
 	if q.origin != nil && shown.After.Position != now.After.Position {
 		return true
@@ -227,8 +238,8 @@ func (q *adoption) do(ctx context.Context, tx pgx.Tx, _ By, now *Adopted) (*Adop
 	return d, nil
 }
 
-// readOrigin takes the position from the cursor in the other database. What stands here must be out of use: a cursor that goes on here
-// would be set back to where that one ended.
+// readOrigin takes the position from the cursor in the other database. The cursor here must be out
+// of use: otherwise it would be set back to the position at which that one ended.
 func (q *adoption) readOrigin(ctx context.Context, here *Cursor) error {
 	if here != nil && here.RetiredAt == nil {
 		return failf(ErrRefused, "the cursor is in use here, at offset %d, and nothing was done: -from takes a partition over where it has no cursor, or a retired one", here.Position)
@@ -254,7 +265,8 @@ func (q *adoption) update(ctx context.Context, tx pgx.Tx, before *Cursor) error 
 	return err
 }
 
-// create makes the cursor. A lease that has lost its cursor is used again; whoever had it is fenced out.
+// create makes the cursor. If a lease without a cursor exists, it is used again, and its holder is
+// fenced out.
 func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 	var id int64
 	err := tx.QueryRow(ctx, cursor.CreateSQL, q.Scope, q.Topic, q.Partition, orNull(q.Group), nil, nil, q.at, "adopted", nil).Scan(&id)
@@ -271,7 +283,7 @@ func (q *adoption) create(ctx context.Context, tx pgx.Tx) error {
 	return made.fence(ctx, tx)
 }
 
-// planned is what the cursor will be, to show before it is done.
+// planned returns the future cursor, to show before it is written.
 func (q *adoption) planned(before *Cursor) *Cursor {
 	if before == nil {
 		after := &Cursor{Scope: q.Scope, Topic: q.Topic, Partition: q.Partition, Position: *q.at, Group: orNull(q.Group),
@@ -292,7 +304,7 @@ func (q *adoption) planned(before *Cursor) *Cursor {
 	return &after
 }
 
-// stamped is what comes with a position from another database.
+// stamped adds what comes with a position from another database.
 func (q *adoption) stamped(after *Cursor) {
 	if q.origin == nil {
 		return
@@ -305,12 +317,13 @@ func (q *adoption) stamped(after *Cursor) {
 	after.Replay = max(after.Replay, q.origin.replays)
 }
 
-// outcome puts before and after together. During a replay what counts as handled ends where the replay interrupted the work.
+// outcome compares before and after. During a replay, what counts as handled ends at the offset at
+// which the replay interrupted the work.
 func (q *adoption) outcome(before, after *Cursor) *Adopted {
 	d := &Adopted{Scope: q.Scope, Topic: q.Topic, Partition: q.Partition, Before: before, After: after}
 	if q.origin != nil {
 		d.From = &Brought{Database: q.origin.Name, Cursor: q.origin.cursor}
-		return d // what lies between is handled there
+		return d // what is between was handled there
 	}
 	if before != nil {
 		was := before.Position
@@ -332,7 +345,8 @@ type origin struct {
 	replays int32
 }
 
-// read reads the cursor there, and refuses one that may still be worked on, or leaves something behind.
+// read reads the cursor there, and refuses one that may still be in use, or whose partition has
+// unfinished work.
 func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
 	there, err := f.readOne(ctx, tx)
 	switch {
@@ -371,8 +385,8 @@ func (o *origin) read(ctx context.Context, tx pgx.Tx, f *Place) error {
 	return tx.QueryRow(ctx, lastReplaySQL, f.Scope).Scan(&o.replays)
 }
 
-// snapshot runs f on one snapshot of the other database: one in which the cursor is retired has every key that its owners committed, because
-// the retirement waited for their last batch.
+// snapshot runs f on one snapshot of the other database. If the cursor is retired in it, it has
+// every key that the cursor's owners committed, because the retirement waited for their last batch.
 func (o *origin) snapshot(ctx context.Context, f func(tx pgx.Tx) error) error {
 	err := snapshot(ctx, o.DB, f)
 	var known *Error
@@ -420,7 +434,7 @@ func (o *origin) bring(ctx context.Context, tx pgx.Tx, f *Place, id int64, group
 	return b, err
 }
 
-// claim claims a part of what is kept there in tx.
+// claim claims a part of the other database's keys in tx.
 func (b *Brought) claim(ctx context.Context, there, tx pgx.Tx, part keys) error {
 	rows, err := there.Query(ctx, part.kept)
 	if err != nil {
@@ -468,7 +482,8 @@ func (r *scopeRow) text() string {
 	return choice + ", begun with " + r.Home
 }
 
-// agrees refuses to bring keys to where they would not be found: ids mean something else there (K8).
+// agrees refuses to bring keys to a scope in which they would not be found, because ids have
+// another meaning there (K8).
 func (r *scopeRow) agrees(ctx context.Context, tx pgx.Tx, scope, from string) error {
 	here, err := readScope(ctx, tx, scope)
 	if err != nil || here == nil || r == nil {

@@ -27,7 +27,7 @@ select id, scope, topic, partition, next_offset as position, run, start_offset, 
  where ($1::text is null or scope = $1) and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3)
  order by scope, topic, partition`
 
-// Cursor is where a consumer is in one partition. A nil pointer means: not known, or none.
+// Cursor is a consumer's position in one partition. A nil pointer means: not known, or none.
 type Cursor struct {
 	ID          int64  `json:"-"`
 	Scope       string `json:"scope"`
@@ -38,7 +38,8 @@ type Cursor struct {
 	StartOffset int64  `json:"start_offset"` // where the cursor began
 	StartPolicy string `json:"start_policy"` // why there: committed, earliest, latest or adopted
 
-	// Group, ClusterID and TopicID say whose the cursor is. Nil: the next owner stamps its own.
+	// Group, ClusterID and TopicID identify the owner and the log of the cursor. Nil: the next
+	// owner stamps its own.
 	Group     *string `json:"group"`
 	ClusterID *string `json:"cluster_id"`
 	TopicID   *string `json:"topic_id"`

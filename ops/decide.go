@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	lockTimeout   = 10 * time.Second // how long a batch or an attempt in a consumer's hands may hold us up
+	lockTimeout   = 10 * time.Second // longest wait for a consumer's batch or attempt
 	decideTimeout = 30 * time.Second // the transaction as a whole
 	commitTimeout = 15 * time.Second // detached from any request to end
 )
@@ -22,8 +22,8 @@ const (
 // boundsSQL bounds the transaction's waits. In: lock_timeout.
 const boundsSQL = `select set_config('lock_timeout', $1, true)`
 
-// auditSQL records a decision. In: action, reason, detail, actor (null: the role of the connection).
-// One row: its id.
+// auditSQL records a decision. In: action, reason, detail, actor (null: the role of the
+// connection). One row: its id.
 const auditSQL = `
 insert into onlyonce.audit (action, reason, detail, actor) values ($1::text, $2::text, $3::jsonb, coalesce($4::text, current_user)) returning id`
 
@@ -33,11 +33,12 @@ type decision[R any] interface {
 	check() error
 	// lock takes the locks under which what read finds stays so.
 	lock(ctx context.Context, tx pgx.Tx) error
-	// read works out what would be done, and refuses what cannot be. It writes nothing, and takes no locks.
+	// read works out what would be done, and refuses what is not allowed. It writes nothing, and
+	// takes no locks.
 	read(ctx context.Context, tx pgx.Tx) (*R, error)
-	// differs reports whether what was shown would now be something else.
+	// differs reports whether the change would now be another one than was shown.
 	differs(shown, now *R) bool
-	// do does it, and returns what came of it: the detail of the audit row.
+	// do makes the change and returns its result: the detail of the audit row.
 	do(ctx context.Context, tx pgx.Tx, by By, now *R) (*R, error)
 }
 
@@ -51,13 +52,13 @@ type result[R any] interface {
 type kind struct {
 	action  string // of the audit row
 	subject string // what may have changed since it was shown
-	look    string // the command that shows how things are
+	look    string // the command that shows the present state
 
 	within time.Duration // bounds the transaction. Defaults to decideTimeout.
 }
 
-// decide carries out a decision, or works it out in a dry run. shown is what a person agreed to, nil
-// if nothing was shown.
+// decide carries out a decision, or works it out in a dry run. shown is what a person agreed to,
+// nil if nothing was shown.
 func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d decision[R], shown *R) (*R, error) {
 	if err := d.check(); err != nil {
 		return nil, err
@@ -90,15 +91,15 @@ func decide[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d dec
 	return transact[R, P](ctx, db, k, by, d, shown)
 }
 
-// transact does it in one transaction. READ COMMITTED, whatever the database's default is: what a
-// lock waited for is visible only to a statement with a snapshot of its own.
+// transact decides in one transaction. It uses READ COMMITTED, whatever the database's default is:
+// only a statement with a snapshot of its own sees what a lock waited for.
 func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d decision[R], shown *R) (*R, error) {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return nil, err
 	}
 	done, audit, err := carryOut(ctx, unprepared{tx}, k, by, d, shown)
-	// A caller that gives up does not cut off COMMIT: its outcome would be unknown.
+	// A caller that gives up does not interrupt COMMIT: its outcome would be unknown.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	if err != nil {

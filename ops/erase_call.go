@@ -8,8 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// lockStoredSQL locks what settles a call: its lane, whose cursor says what was delivered, and its parked row, which is what is redriven. In: key. A
-// relay that moves the cursor, and an operator who redrives, wait.
+// lockStoredSQL locks what settles a call: its lane, whose cursor says what was delivered, and its
+// parked row, which is what is redriven. In: key. A relay that moves the cursor, and an operator
+// who redrives, wait.
 const (
 	lockStoredSQL = `
 select p.id from onlyonce.parked p
@@ -18,8 +19,8 @@ select p.id from onlyonce.parked p
 select l.id from onlyonce.lanes l where (l.sink, l.lane) in (select r.sink, r.lane from onlyonce.outbox_log r where r.key = $1::uuid) order by l.id for update`
 )
 
-// eraseLogSQL and eraseParkedSQL erase bodies. In: ids; of the log also keys, by whose index it finds them. The row of
-// the log keeps its xid: it was delivered, and stays so.
+// eraseLogSQL and eraseParkedSQL erase bodies. In: ids; of the log also keys, by whose index it
+// finds them. The row of the log keeps its xid: it was delivered, and stays so.
 const (
 	eraseLogSQL = `
 update onlyonce.outbox_log set body = '', erased_at = clock_timestamp() where id = any ($1::bigint[]) and key = any ($2::uuid[]) and erased_at is null`
@@ -28,7 +29,7 @@ update onlyonce.parked set body = '', response_body = null, response_headers = n
  where id = any ($1::bigint[]) and kind = 'call' and erased_at is null and state in ('resolved', 'discarded')`
 )
 
-// EraseCallInput is what [EraseCall] is asked for.
+// EraseCallInput is the input of [EraseCall].
 type EraseCallInput struct {
 	// Key is the call's idempotency key, a UUID, as the remote saw it.
 	Key string
@@ -45,7 +46,7 @@ func (in *EraseCallInput) Check() error {
 	return nil
 }
 
-// ErasedCall is what came of [EraseCall].
+// ErasedCall is the result of [EraseCall].
 type ErasedCall struct {
 	Audited
 
@@ -53,9 +54,9 @@ type ErasedCall struct {
 	Rows []StoredCall `json:"rows"` // as they were
 }
 
-// EraseCall erases the body of a call that is settled, in the log and in its parked row, and what the
-// remote answered. The row stays, with target and headers, until its segment of the log is emptied,
-// so that the call is recognised when it is enqueued again. It cannot be redriven.
+// EraseCall erases the body of a call that is settled, in the log and in its parked row, and what
+// the remote answered. The row stays, with target and headers, until its segment of the log is
+// emptied, so that the call is recognised when it is enqueued again. It cannot be redriven.
 //
 // Errors are of kind ErrNotFound if no call with that key is stored, ErrRefused if it may still be
 // sent, and ErrNothing if it is erased already. It waits for a relay that is settling calls of the
@@ -112,7 +113,7 @@ func (q *erasure) read(ctx context.Context, tx pgx.Tx) (*ErasedCall, error) {
 	return &ErasedCall{Key: q.Key, Rows: rows}, nil
 }
 
-// differs: a call that was settled once stays so.
+// differs returns false: a call that was settled once stays settled.
 func (q *erasure) differs(_, _ *ErasedCall) bool { return false }
 
 func (q *erasure) do(ctx context.Context, tx pgx.Tx, _ By, now *ErasedCall) (*ErasedCall, error) {

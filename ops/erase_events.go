@@ -7,9 +7,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// storedEventsSQL finds what is stored of events. In: topic; id, ordering key (each may be null: any). Out: a row for each place: the log (its state is
-// handled, unread or the scope of a cursor that has not passed it), and parked. The log is read whole, but for partitions that an ordering key
-// cannot be in: nothing but its offset finds an event by an index.
+// storedEventsSQL finds what is stored of events. In: topic; id, ordering key (each may be null:
+// any). Out: a row for each place: the log (its state is handled, unread or the scope of a cursor
+// that has not passed it), and parked. The log is read whole, but for partitions that an ordering
+// key cannot be in: nothing but its offset finds an event by an index.
 const storedEventsSQL = `
 select 'log' as place, l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,
        case when not exists (select 1 from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
@@ -26,8 +27,9 @@ select 'parked', p.id, p.partition::bigint, p.event_id, p.erased_at, coalesce(oc
  where p.kind = 'event' and p.topic = $1 and ($2::text is null or p.event_id = $2) and ($3::text is null or p.record_key = convert_to($3, 'UTF8'))
  order by 1, 3, 2`
 
-// lockEventsSQL locks what says that events were handled: cursors of the topic, which a replay would move back, and parked rows, which may be
-// redriven. In: topic. Consumers go on meanwhile: their positions move by inserts.
+// lockEventsSQL locks what says that events were handled: cursors of the topic, which a replay
+// would move back, and parked rows, which may be redriven. In: topic. Consumers go on meanwhile:
+// their positions move by inserts.
 const (
 	lockEventCursorsSQL = `select id from onlyonce.cursors where topic = $1 order by id for share`
 	lockParkedEventsSQL = `
@@ -35,8 +37,9 @@ select id from onlyonce.parked where kind = 'event' and topic = $1 and ($2::text
    and ($3::text is null or record_key = convert_to($3, 'UTF8')) order by id for update`
 )
 
-// eraseEventsSQL and eraseParkedEventsSQL erase bodies and headers. In: topic; offsets and partitions of one length, or ids of parked rows. The rows
-// stay: offsets stay dense, and ids say what was handled.
+// eraseEventsSQL and eraseParkedEventsSQL erase bodies and headers. In: topic; offsets and
+// partitions of one length, or ids of parked rows. The rows stay: offsets stay dense, and ids say
+// what was handled.
 const (
 	eraseEventsSQL = `
 update onlyonce.event_log l set body = null, header_names = '{}', header_values = '{}', erased_at = clock_timestamp()
@@ -47,17 +50,17 @@ update onlyonce.parked set body = null, header_names = '{}', header_values = '{}
  where id = any ($1::bigint[]) and kind = 'event' and erased_at is null and state in ('resolved', 'discarded')`
 )
 
-// EraseEventsInput is what [EraseEvents] is asked for.
+// EraseEventsInput is the input of [EraseEvents].
 type EraseEventsInput struct {
-	// Topic is the stream. It must not be empty.
+	// Topic is the stream. Required.
 	Topic string
 
-	// ID is the id of one event, and Key an ordering key, of which all events are meant. One of the two
-	// must be given.
+	// ID is the id of one event, and Key an ordering key, of which all events are meant. One of the
+	// two must be given.
 	ID, Key string
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If there are more
-	// or fewer such events by now the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If there are
+	// more or fewer such events by now the error is of kind ErrChanged.
 	Shown *ErasedEvents
 }
 
@@ -86,7 +89,7 @@ type StoredEvent struct {
 	State     string     `json:"state"`
 }
 
-// ErasedEvents is what came of [EraseEvents].
+// ErasedEvents is the result of [EraseEvents].
 type ErasedEvents struct {
 	Audited
 
@@ -94,12 +97,12 @@ type ErasedEvents struct {
 	Rows  []StoredEvent `json:"rows"`
 }
 
-// EraseEvents erases bodies and headers of events that were handled, in the log and in parked rows. The
-// rows stay until their segment of the log is emptied; a replay passes over them.
+// EraseEvents erases bodies and headers of events that were handled, in the log and in parked rows.
+// The rows stay until their segment of the log is emptied; a replay passes over them.
 //
 // Errors are of kind ErrNotFound if there is no such event, ErrRefused if a consumer that reads the
-// stream has still to handle one, ErrNothing if all are erased already, and ErrChanged. Consumers go
-// on meanwhile.
+// stream has still to handle one, ErrNothing if all are erased already, and ErrChanged. Consumers
+// go on meanwhile.
 func EraseEvents(ctx context.Context, db DB, by By, in EraseEventsInput) (*ErasedEvents, error) {
 	k := kind{action: "events erase", subject: "one of the events", look: "onlyonce events erase"}
 	return decide(ctx, db, k, by, &eventErasure{in, orNull(in.ID), orNull(in.Key)}, in.Shown)
@@ -149,7 +152,7 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, erro
 	return &ErasedEvents{Topic: q.Topic, Rows: rows}, nil
 }
 
-// differs: more may have come meanwhile, which nobody was shown.
+// differs reports whether there are more or fewer events than were shown.
 func (q *eventErasure) differs(shown, now *ErasedEvents) bool {
 	return len(shown.Rows) != len(now.Rows)
 }

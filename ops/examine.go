@@ -19,17 +19,17 @@ const (
 	LevelFail = "fail"
 )
 
-// Finding is what an examination says of one thing.
+// Finding is the result of one check.
 type Finding struct {
 	Check string `json:"check"` // what was looked at, for example "outbox"
 	Level string `json:"level"` // LevelOK, LevelInfo, LevelWarn or LevelFail
 	Text  string `json:"text"`  // what is the case
-	// Remedy is what to do, mostly a command of the program onlyonce; words in capitals stand for
-	// values. Empty: nothing.
+	// Remedy is what to do, usually a command of the program onlyonce. Words in capitals are
+	// placeholders for values. It is empty if there is nothing to do.
 	Remedy string `json:"change"`
 }
 
-// Examination is what [Examine] has found.
+// Examination is the result of [Examine].
 type Examination struct {
 	SchemaVersion int       `json:"schema_version"`
 	Fail          int       `json:"fail"` // findings of LevelFail
@@ -37,21 +37,22 @@ type Examination struct {
 	Findings      []Finding `json:"findings"`
 }
 
-// ExamineQuestion is what [Examine] is asked. Its durations are declared by the operator: no
+// ExamineQuestion is the input of [Examine]. An operator must declare its durations, because no
 // database knows them.
 type ExamineQuestion struct {
-	// CopiesWithin is for how long after the first a copy may be produced. Nil: not declared, a
-	// warning.
+	// CopiesWithin is how long after the first a copy may be produced. Defaults to not declared,
+	// which is a warning.
 	CopiesWithin *time.Duration
 
-	// RelayRetries is for how long relays go on with a call, if they produce to topics that are
-	// consumed here. Nil: not declared.
+	// RelayRetries is how long relays go on with a call, if they produce to topics that are
+	// consumed here. Defaults to not declared.
 	RelayRetries *time.Duration
 
-	// WebhookRetention is for how long senders of webhooks deliver again. Nil: 7 days.
+	// WebhookRetention is how long after an event senders of webhooks may deliver it again.
+	// Defaults to 7 days.
 	WebhookRetention *time.Duration
 
-	// CountLimit is for how long pending calls are counted. 0: CountLimit of this package.
+	// CountLimit is how long pending calls may be counted. Defaults to CountLimit of this package.
 	CountLimit time.Duration
 
 	clock func() time.Time // of this machine; nil: time.Now
@@ -112,7 +113,7 @@ func (d *examiner) count(level string) (n int) {
 	return n
 }
 
-// limit is for how long pending calls are counted.
+// limit returns how long pending calls may be counted.
 func (d *examiner) limit() time.Duration {
 	if d.ask.CountLimit == 0 {
 		return CountLimit

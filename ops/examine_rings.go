@@ -25,17 +25,18 @@ const triedSQL = `
 select id, sink, extract(epoch from clock_timestamp() - first_attempt_at)::float8 as age
   from onlyonce.parked where kind = 'call' and settled_at is null and first_attempt_at is not null order by first_attempt_at limit 1`
 
-// rotatorSQL reads who rotates a ring. In: name of its lease. By the unique index.
+// rotatorSQL counts the processes that hold the lease to rotate a ring. In: name of its lease. By
+// the unique index.
 const rotatorSQL = `select count(*) from onlyonce.leases where name = $1 and nonce is not null and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'`
 
 // leastWebhooks is what package webhook asks of a receiver at least (W10).
 const leastWebhooks = 7 * 24 * time.Hour
 
-// late is how much later than due a segment may be followed by another one: rotators look each 10
-// s, and wait for transactions.
+// late is how much later than due the next segment may be opened: rotators check every 10 s, and
+// wait for transactions.
 const late = time.Minute
 
-// memory compares what is remembered with how long copies come (K6, W10).
+// memory compares how long keys are remembered with how long copies may arrive (K6, W10).
 func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	holds := func(check, ring string, copies time.Duration, whose string) error {
 		err := inbox.Holds(ctx, tx, inbox.Need{Ring: ring, Copies: copies})
@@ -115,7 +116,7 @@ func (d *examiner) memory(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// rings looks whether the rings of keys go on, and can.
+// rings checks that the rings of keys rotate, and can.
 func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 	rings, err := readKeyRings(ctx, tx)
 	if err != nil {
@@ -140,8 +141,8 @@ func (d *examiner) rings(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// ring judges one ring of keys. A ring goes on each seventh of its horizon; a segment is kept for
-// the horizon behind its closing, so up to 8 are closed and one is current.
+// ring judges one ring of keys. A ring opens a segment each seventh of its horizon. A segment is
+// kept for the horizon after its closing, so up to 8 are closed and one is current.
 func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 	check := k.Ring
 	var current *KeySegment
@@ -189,9 +190,10 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 		map[bool]string{true: "a process rotates it", false: "no process rotates it just now, and nothing is due"}[held])
 }
 
-// frontiers judges the cursors that hold back what consumer_keys forgets. Beyond a seventh of the
-// horizon its tables do not suffice, and the current segment grows. A frontier of the future was
-// noted while the clock was ahead, and no rotator has made it void yet (K6).
+// frontiers judges the cursors that hold back what consumer_keys forgets. If a frontier is
+// more than a seventh of the horizon in the past, the tables do not suffice, and the current
+// segment grows. A frontier in the future was recorded while the clock was ahead, and no rotator has made
+// it void yet (K6).
 func (d *examiner) frontiers(horizon *float64, all []Frontier) {
 	const check = "frontiers"
 	for i := range all {

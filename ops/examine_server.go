@@ -13,8 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// settingsSQL reads settings that everybody may read. One row. transaction_timeout is of PostgreSQL
-// 17.
+// settingsSQL reads settings that every role may read. One row. transaction_timeout is new in
+// PostgreSQL 17.
 const settingsSQL = `
 select current_setting('track_commit_timestamp') as track, current_setting('idle_in_transaction_session_timeout') as idle_in_transaction,
        current_setting('idle_session_timeout') as idle, coalesce(current_setting('transaction_timeout', true), '0') as transaction,
@@ -25,9 +25,9 @@ type settings struct {
 	Prepared                                    int32
 }
 
-// openSQL lists the transactions of the whole server that have been open for long, oldest first: a
+// openSQL lists the transactions of the whole server that have been open for long, oldest first. A
 // rotator waits for every one that has an id, and vacuum for every one of a client that has a
-// snapshot. In: age in seconds. Of logins whose activity is hidden (hiddenSQL) there are no rows.
+// snapshot. In: age in seconds. If the activity of a login is hidden (hiddenSQL), it has no rows.
 const openSQL = `
 select pid, coalesce(usename::text, '') as login, coalesce(application_name, '') as application, state, extract(epoch from clock_timestamp() - xact_start)::float8 as age,
        backend_xid is not null as writes
@@ -38,19 +38,19 @@ select pid, coalesce(usename::text, '') as login, coalesce(application_name, '')
 // hiddenSQL reads whether the activity of other logins is hidden from this one.
 const hiddenSQL = `select not pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
 
-// slotsSQL lists replication slots that nobody uses and that hold something back.
+// slotsSQL lists replication slots that no client uses and that hold something back.
 const slotsSQL = `
 select slot_name::text as name, slot_type as type, xmin is not null or catalog_xmin is not null as rows, coalesce(wal_status, '') as wal
   from pg_replication_slots where not active and (restart_lsn is not null or xmin is not null or catalog_xmin is not null) order by 1`
 
-// standbySQL reads what the server is. One row; replay: how old what a standby has replayed is,
-// null on a primary or where nothing was.
+// standbySQL reads whether the server is a standby. One row; replay: how old the last replayed
+// change is, null on a primary or if nothing was replayed.
 const standbySQL = `
 select pg_is_in_recovery() as standby, (select timeline_id from pg_control_checkpoint()) as timeline,
        extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp())::float8 as replay, (select count(*) from pg_stat_replication) as standbys,
        current_setting('synchronous_standby_names') <> '' as synchronous`
 
-// strangeLanesSQL lists sinks with lanes whose cursor is another database cluster's. By name.
+// strangeLanesSQL lists sinks with lanes whose cursor belongs to another database cluster. By name.
 const strangeLanesSQL = `
 select distinct l.sink from onlyonce.lanes l, pg_control_system() c where l.system_id <> c.system_identifier order by 1`
 
@@ -66,7 +66,7 @@ func (d *examiner) server(ctx context.Context, tx pgx.Tx) error {
 	}
 	for _, n := range notes {
 		level := LevelWarn
-		if n.Fault && n.Name != "standby" { // who asks a standby means to
+		if n.Fault && n.Name != "standby" { // a person who examines a standby means to
 			level = LevelFail
 		}
 		d.add(level, "server", "", "%s: %s", n.Name, n.Text)
@@ -128,8 +128,8 @@ type aheadRow struct {
 	LastLease, LastDue *time.Time
 }
 
-// clocks compares the database's clock with this machine's: what happens between the two questions
-// is the most that it can be wrong by.
+// clocks compares the database's clock with this machine's. The error of the comparison is at most
+// the time between the two questions.
 func (d *examiner) clocks(ctx context.Context, tx pgx.Tx) error {
 	const check = "clocks"
 	var theirs time.Time
@@ -200,7 +200,7 @@ func (d *examiner) transactions(ctx context.Context, tx pgx.Tx, age time.Duratio
 	return nil
 }
 
-// slots looks for replication slots that were left behind.
+// slots looks for replication slots that were abandoned.
 func (d *examiner) slots(ctx context.Context, tx pgx.Tx) error {
 	const check = "slots"
 	type slot struct {
@@ -224,7 +224,7 @@ func (d *examiner) slots(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// history looks at what the server is, and whether cursors of the outbox are of this one.
+// history checks what the server is, and whether cursors of the outbox belong to it.
 func (d *examiner) history(ctx context.Context, tx pgx.Tx) error {
 	type server struct {
 		Standby     bool

@@ -13,8 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// found fails the test unless there is a finding of a check and level that says each text, in what
-// is the case or in what to do.
+// found fails the test unless there is a finding of a check and level that contains each text, in
+// its text or its remedy.
 func found(t *testing.T, all []Finding, check, level string, texts ...string) {
 	t.Helper()
 	if !slices.ContainsFunc(all, func(f Finding) bool {
@@ -24,7 +24,7 @@ func found(t *testing.T, all []Finding, check, level string, texts ...string) {
 	}
 }
 
-// A test cannot make a ring that no login may rotate: the rule gets what would be read.
+// A test cannot make a ring that no login may rotate, so it gives the rule what would be read.
 func TestExamineRingWithoutRotator(t *testing.T) {
 	t.Parallel()
 	week, opened, name := (7 * 24 * time.Hour).Seconds(), float64(10), ring.ConsumerKeys().Name
@@ -54,8 +54,8 @@ func TestExamineClocks(t *testing.T) {
 	}
 }
 
-// A transaction that is open, and one that only reads, as rotation and vacuum see them. The server
-// is the test's own: of others' transactions only the oldest are named.
+// An open transaction, and one that only reads, as rotation and vacuum see them. The server is the
+// test's own: of other sessions' transactions only the oldest are named.
 func TestExamineTransactions(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.Server(t, map[string]string{"fsync": "off"}))

@@ -20,7 +20,7 @@ type heldRow struct {
 	Cursors int64
 }
 
-// outbox looks for calls that nobody sends.
+// outbox looks for calls that no relay sends.
 func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 	const check = "outbox"
 	r, err := readOutbox(ctx, tx, OutboxQuestion{CountLimit: d.limit()})
@@ -53,7 +53,7 @@ func (d *examiner) outbox(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// events looks for streams that nobody reads: their segments are kept.
+// events looks for streams that no consumer reads: their segments are kept.
 func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 	const check = "events"
 	streams, err := collect[Stream](ctx, tx, streamsSQL, nil)
@@ -69,7 +69,7 @@ func (d *examiner) events(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// operators looks for what waits for one.
+// operators looks for work that waits for an operator.
 func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	parked, err := readParkedCounts(ctx, tx)
 	if err != nil {
@@ -117,7 +117,7 @@ func (d *examiner) operators(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// change is what to do about rows that wait for an operator.
+// change returns the command for rows that wait for an operator.
 func (p *ParkedCount) change() string {
 	list := fmt.Sprintf("onlyonce parked list -kind %s -state %s; then ", p.Kind, p.State)
 	if p.State == "reconcile" {

@@ -19,12 +19,12 @@ const ExplainLimit = 100
 
 // KeyQuestion names one message, webhook, call or request: by its stored key, or by its id.
 type KeyQuestion struct {
-	// Key is a stored key, a UUID: of a call, the idempotency key that the remote saw. Empty: Scope
-	// and ID name it.
+	// Key is a stored key, a UUID. For a call it is the idempotency key that the remote saw. If it
+	// is empty, Scope and ID name the key.
 	Key string
 
 	// Scope is the consumer's scope, "webhook/ENDPOINT" for a webhook, or "http METHOD PATTERN" for
-	// a request. It is required with ID.
+	// a request, for example "http POST /v1/charges". It is required with ID.
 	Scope string
 
 	// ID is the id of the message or webhook, or the Idempotency-Key of the request.
@@ -34,17 +34,17 @@ type KeyQuestion struct {
 	Tenant string
 
 	// Topic is the message's topic, if ids count within their topic (consumer.Config.Copies).
-	// Empty: the only topic of the scope.
+	// Defaults to the only topic of the scope.
 	Topic string
 
-	// Provider is who sent the webhook, if it is a provider of your own of which nothing is stored
-	// yet. Empty: whichever is known for the endpoint.
+	// Provider is the sender of the webhook, if it is a provider of your own of which nothing is
+	// stored yet. Defaults to the one that is known for the endpoint.
 	Provider string
 
 	// Replay is the replay in which the key was claimed. 0: none.
 	Replay int32
 
-	// CountLimit is for how long webhooks are looked for. 0: CountLimit of this package.
+	// CountLimit is how long webhooks may be searched. Defaults to CountLimit of this package.
 	CountLimit time.Duration
 }
 
@@ -55,11 +55,12 @@ type KeyReport struct {
 
 	// Claimed: a ring remembers the key.
 	Claimed bool `json:"claimed"`
-	// Copies says for each ring what a copy is that comes now.
+	// Copies says for each ring what a copy would be that arrives now.
 	Copies []Copy `json:"copies"`
 	// Claims are the segments that hold the key.
 	Claims []Claim `json:"claims"`
-	// Webhooks are the endpoints that have noted the key. Nil: looking took longer than CountLimit.
+	// Webhooks are the endpoints that have recorded the key. It is nil if the search took longer
+	// than CountLimit.
 	Webhooks []ExplainedWebhook `json:"webhooks"`
 	// Calls are calls that the claiming transaction enqueued, at most ExplainLimit.
 	Calls []ExplainedCall `json:"calls"`
@@ -69,9 +70,9 @@ type KeyReport struct {
 	Parked []ParkedItem `json:"parked"`
 	// Request is the HTTP request, if the key is a request's.
 	Request *Request `json:"request"`
-	// Memory says for how long the rings remember keys.
+	// Memory says how long the rings remember keys.
 	Memory []RingMemory `json:"memory"`
-	// NotKnown is what the answer leaves open, a sentence each.
+	// NotKnown lists what the answer leaves open, a sentence each.
 	NotKnown []string `json:"not_known"`
 
 	callless bool // a claim's transaction is known, and no call of it
@@ -247,7 +248,7 @@ func (r *KeyReport) read(ctx context.Context, tx pgx.Tx, limit time.Duration) er
 	return nil
 }
 
-// leaveOpen says what the answer does not know.
+// leaveOpen adds what the answer does not know.
 func (r *KeyReport) leaveOpen() {
 	open := func(format string, args ...any) { r.NotKnown = append(r.NotKnown, fmt.Sprintf(format, args...)) }
 	if len(r.Claims) == 0 {
@@ -263,8 +264,8 @@ func (r *KeyReport) leaveOpen() {
 		}
 	}
 	if r.callless {
-		// Calls bear the number of the transaction, rows that of the savepoint they were written
-		// in, and nothing leads from this to that.
+		// A call has the number of the transaction, and a row that of the savepoint in which it was
+		// written. Nothing leads from one to the other.
 		open("which calls the transaction enqueued, if it claimed the key within a savepoint: the claim bears the savepoint's number then, and calls bear the transaction's")
 	}
 	if len(r.Claims) > 0 {

@@ -53,7 +53,7 @@ func callsOf(ctx context.Context, tx pgx.Tx, x *Transaction) ([]ExplainedCall, e
 	return calls, err
 }
 
-// derive says whether the call's key is that of the message's call of that name without an id.
+// derive reports whether the call's key is that of the message's call of that name without an id.
 // Calls with an id cannot be recognised.
 func (c *ExplainedCall) derive(of *KeyOf) {
 	if of == nil || of.Tenant != c.Tenant || of.Scope != c.Scope {

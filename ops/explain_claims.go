@@ -8,11 +8,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// transactionSQL reads of the transaction that wrote a row; XMIN stands for the row's. A row holds
-// 32 bits of its number, so that of a row which is more than 4 billion transactions old looks like
-// a later one. Numbers below 3 are none: the row was written frozen. committed_at is null if
-// track_commit_timestamp is off, or if the server has forgotten. NEXT stands for the number after
-// the last.
+// transactionSQL reads about the transaction that wrote a row; XMIN is replaced by the row's xmin.
+// A row holds 32 bits of its number, so that a transaction of more than 4 billion transactions ago
+// looks like a later one. Numbers below 3 are none: the row was written frozen. committed_at is
+// null if track_commit_timestamp is off, or if the server has forgotten it. NEXT is replaced by the
+// number after the last.
 const transactionSQL = `case when XMIN::text::bigint >= 3 then (NEXT - mod(NEXT - XMIN::text::bigint, 4294967296)) end as xid,
        case when XMIN::text::bigint >= 3 then pg_xact_status((NEXT - mod(NEXT - XMIN::text::bigint, 4294967296))::text::xid8) end as xact_status,
        case when XMIN::text::bigint >= 3 and current_setting('track_commit_timestamp') = 'on' then pg_xact_commit_timestamp(XMIN) end as committed_at`
@@ -92,7 +92,7 @@ func (r *claimRow) claim() Claim {
 	c := Claim{Ring: r.Ring, Segment: r.Segment, State: r.State, ClaimedAfter: r.OpenedAt, ClaimedBefore: r.ClosedAt,
 		Remembered: r.State == "current" || r.State == "draining" || r.State == "closed", Transaction: transactionFrom(r.Xid, r.XactStatus, r.CommittedAt)}
 	if r.Bound != nil && r.Xid != nil && *r.Xid >= *r.Bound {
-		c.Transaction = nil // so old that its number stands for another one by now
+		c.Transaction = nil // so old that its number means another one by now
 	}
 	if r.Fingerprint != 0 {
 		s := fmt.Sprintf("%016x", uint64(r.Fingerprint))

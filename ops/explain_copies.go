@@ -23,7 +23,7 @@ select exists (select from onlyonce.parked p
        exists (select from onlyonce.outbox_log r where r.key = $1::uuid)
          or exists (select from onlyonce.parked p where p.kind = 'call' and p.key = $1::uuid and p.settled_at is null and p.reason <> 'conflict') as stored`
 
-// copyRow is what is stored of a key besides its claims.
+// copyRow is what the database holds of a key besides its claims.
 type copyRow struct {
 	Parked, First, Stored bool
 }
@@ -35,7 +35,7 @@ const (
 	BecauseStored     = "stored"     // the call is stored
 )
 
-// Copy is what a copy would be that comes now and is claimed in one ring. The rings do not know
+// Copy is what a copy would be that arrives now and is claimed in one ring. The rings do not know
 // each other's keys (K3).
 type Copy struct {
 	// Ring is the ring that the claim asks: consumers ask the one, webhooks, dedupe.Claim and calls

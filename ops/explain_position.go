@@ -64,7 +64,8 @@ type ExplainedCursor struct {
 	State    string `json:"state"`  // see [Cursor.State]
 	Offset   string `json:"offset"` // OffsetHandled, OffsetAhead and so on
 	Means    string `json:"means"`  // the same in a sentence
-	// Moved is the batch that moved the position past the offset. Nil: none has, or it was pruned.
+	// Moved is the batch that moved the position past the offset. It is nil if none has, or if it
+	// was pruned.
 	Moved *Moved          `json:"moved"`
 	Calls []ExplainedCall `json:"calls"` // calls of that transaction, at most ExplainLimit
 }
@@ -180,8 +181,8 @@ func explainCursor(ctx context.Context, tx pgx.Tx, c *Cursor, offset int64) (*Ex
 	return e, nil
 }
 
-// judgeOffset says what a cursor's position means for an offset, in a word and in a sentence. The
-// run began at runStart; a replay is a run of its own.
+// judgeOffset returns what a cursor's position means for an offset, as a word and as a sentence.
+// The run began at runStart; a replay is a run of its own.
 func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 	switch {
 	case c.ReplayUntil != nil && c.ReplayResume != nil && offset >= c.Position && offset < *c.ReplayResume:
@@ -205,8 +206,8 @@ func judgeOffset(c *Cursor, offset, runStart int64) (word, means string) {
 	return OffsetEarlierRun, fmt.Sprintf("the position was set since, to %d, by an operator or with a cursor that was made anew: whether it was handled before that, or passed over, the cursor does not tell", runStart)
 }
 
-// meansBeforeStart says what is known of what lies below a cursor's first position: whether another
-// program or database may have handled it.
+// meansBeforeStart returns what is known of offsets below a cursor's first position: whether
+// another program or database may have handled them.
 func meansBeforeStart(c *Cursor) string {
 	switch c.StartPolicy {
 	case "adopted":

@@ -27,7 +27,7 @@ select w.endpoint, w.seen_at as claimed_at
  where w.key = $1 and w.seen_at >= coalesce($2::timestamptz, '-infinity') and w.seen_at <= coalesce($3::timestamptz, 'infinity')
  order by w.seen_at`
 
-// ExplainedWebhook is an endpoint that has noted the key of a webhook.
+// ExplainedWebhook is an endpoint that has recorded the key of a webhook.
 type ExplainedWebhook struct {
 	Endpoint  string    `json:"endpoint"`
 	ClaimedAt time.Time `json:"claimed_at"`

@@ -7,23 +7,24 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for ever. By the primary key.
+// horizonSQL reads a ring's horizon, and setHorizonSQL sets it. In: ring; seconds, null for
+// forever. By the primary key.
 const (
 	horizonSQL     = `select name as ring, extract(epoch from horizon)::float8 as was from onlyonce.rings where name = $1`
 	lockHorizonSQL = `select name from onlyonce.rings where name = $1 for no key update`
 	setHorizonSQL  = `update onlyonce.rings set horizon = make_interval(secs => $2::float8) where name = $1`
 )
 
-// HorizonInput is what [SetHorizon] is asked for.
+// HorizonInput is the input of [SetHorizon].
 type HorizonInput struct {
 	// Ring is the ring of keys: consumer_keys or standard_keys.
 	Ring string
 
-	// Horizon is how long a claimed key is remembered at least, from when its segment is closed. At least
-	// a minute, unless Forever is set.
+	// Horizon is how long a claimed key is remembered at least, counted from the closing of its
+	// segment. At least a minute, unless Forever is set.
 	Horizon time.Duration
 
-	// Forever forgets nothing, and rotates nothing. Horizon must then be 0.
+	// Forever forgets nothing, and rotates nothing. Horizon must then be 0. Defaults to false.
 	Forever bool
 
 	// Shown is the result of a dry run with the same input that a person agreed to. If the ring has
@@ -31,7 +32,7 @@ type HorizonInput struct {
 	Shown *HorizonChange
 }
 
-// HorizonChange is what came of [SetHorizon].
+// HorizonChange is the result of [SetHorizon].
 type HorizonChange struct {
 	Audited
 
@@ -39,9 +40,9 @@ type HorizonChange struct {
 	Was  *float64 `json:"was_seconds"` // nil: for ever
 }
 
-// SetHorizon sets how long a ring of claimed keys remembers them at least. A copy that comes later is a new
-// message, and is applied again. A shorter horizon takes effect when a rotator looks next, and
-// cannot be taken back for what was forgotten.
+// SetHorizon sets how long a ring of claimed keys remembers them at least. A copy that arrives
+// later is a new message, and is applied again. A shorter horizon takes effect when a rotator next
+// checks. What was forgotten then does not come back with a longer one.
 //
 // Errors are of kind ErrInvalid, ErrNotFound if there is no such ring, ErrNothing if it has that
 // horizon already, and ErrChanged.
@@ -72,7 +73,7 @@ func (q *horizon) lock(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// seconds is what is asked for; nil: for ever.
+// seconds returns the new horizon; nil: forever.
 func (q *horizon) seconds() *float64 {
 	if q.Forever {
 		return nil

@@ -19,15 +19,15 @@ type DB interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// By says who decides something, and why. Both stand in the audit row.
+// By says who decides something, and why. Both are written to the audit row.
 type By struct {
 	// Actor names the person or the program that decides. Defaults to the role of the connection.
 	Actor string
 
-	// Reason is why: a ticket, for example. It must not be empty, unless this is a dry run.
+	// Reason is why, for example the number of a ticket. Required, unless this is a dry run.
 	Reason string
 
-	// DryRun works out and returns what would be done, and writes nothing.
+	// DryRun works out and returns what would be done, and writes nothing. Defaults to false.
 	DryRun bool
 }
 
@@ -41,34 +41,35 @@ func (a *Audited) audited(id int64) { a.AuditID = id }
 
 // Kinds of [Error].
 var (
-	// ErrInvalid is an input that no database could accept.
+	// ErrInvalid: the input could not be right for any database.
 	ErrInvalid = errors.New("invalid input")
 
-	// ErrNotFound is a cursor, row, sink or key that is not in the database.
+	// ErrNotFound: a cursor, row, sink or key is not in the database.
 	ErrNotFound = errors.New("not found")
 
-	// ErrRefused is a decision that would lose or repeat work, or break what is promised.
+	// ErrRefused: the decision would lose or repeat work, or break a guarantee.
 	ErrRefused = errors.New("refused")
 
-	// ErrNothing is a decision that is in force already.
+	// ErrNothing: the decision is already in force.
 	ErrNothing = errors.New("nothing to do")
 
-	// ErrChanged is a decision about something that changed after it was shown.
+	// ErrChanged: what the decision is about has changed after it was shown.
 	ErrChanged = errors.New("changed meanwhile")
 
-	// ErrOutcomeUnknown is a COMMIT without an answer: the decision may be in force or not.
+	// ErrOutcomeUnknown: COMMIT got no answer, so the decision may be in force or not.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 )
 
 // Error is an error that a person can act on.
 type Error struct {
-	// Kind is one of ErrInvalid, ErrNotFound, ErrRefused, ErrNothing, ErrChanged, ErrOutcomeUnknown.
+	// Kind is one of ErrInvalid, ErrNotFound, ErrRefused, ErrNothing, ErrChanged,
+	// ErrOutcomeUnknown.
 	Kind error
 
-	// Reason is what is the case.
+	// Reason describes the situation.
 	Reason string
 
-	// Remedy is what to do about it. Empty if there is nothing to do.
+	// Remedy is what to do about it. It is empty if there is nothing to do.
 	Remedy string
 
 	// Cause is the error that led to it. Nil if there was none.
@@ -105,7 +106,7 @@ func (e *Error) but(format string, args ...any) *Error {
 	return e
 }
 
-// checkText refuses text that must not be empty, or that no database could hold.
+// checkText refuses text that is empty or that no database could hold.
 func checkText(name, s string) error {
 	switch {
 	case strings.TrimSpace(s) == "":
@@ -118,8 +119,8 @@ func checkText(name, s string) error {
 	return nil
 }
 
-// snapshot runs f, which only reads, on one snapshot of the database: counts that are shown together
-// belong together. A standby will do.
+// snapshot runs f, which only reads, on one snapshot of the database, so that counts that are shown
+// together are consistent. It works on a standby.
 func snapshot(ctx context.Context, db DB, f func(tx pgx.Tx) error) error {
 	return read(ctx, db, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, f)
 }
@@ -134,7 +135,8 @@ func read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) e
 	})
 }
 
-// collect reads rows whose columns have the names of T's fields. Never nil without an error.
+// collect reads rows whose columns have the names of T's fields. Without an error, the slice is
+// never nil.
 func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]T, error) {
 	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
@@ -143,8 +145,8 @@ func collect[T any](ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]
 	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
 }
 
-// unprepared sends its statements neither prepared, which a pooler in front of the server may not
-// carry, nor with values put into the SQL, whatever the connection's default is.
+// unprepared sends its statements unprepared, because a pooler between may not support prepared
+// ones. It also never puts values into the SQL, whatever the connection's default is.
 type unprepared struct{ pgx.Tx }
 
 func (u unprepared) Begin(ctx context.Context) (pgx.Tx, error) {
@@ -168,10 +170,10 @@ func exec(args []any) []any {
 	return append([]any{pgx.QueryExecModeExec}, args...)
 }
 
-// instant shows a time to a person.
+// instant formats a time for a person.
 func instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
-// utc makes the time that JSON shows.
+// utc converts a time for JSON.
 func utc(t *time.Time) {
 	if t != nil {
 		*t = t.UTC()

@@ -21,7 +21,7 @@ func one[T any](t *testing.T, db *pgxpool.Pool, sql string, args ...any) (v T) {
 	return v
 }
 
-// A decision has an audit row with who and why; a dry run writes nothing.
+// A decision has an audit row with its actor and reason; a dry run writes nothing.
 func TestDecisionsAreAudited(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)

@@ -19,8 +19,8 @@ select n.sink, exists (select 1 from onlyonce.lanes l where l.sink = n.sink) as 
  where $1::text is null or n.sink = $1
  order by 1`
 
-// lanesSQL reads the lanes and who owns them, by the database's clock. In: sink (null: any). By the
-// index on (sink, lane).
+// lanesSQL reads the lanes and the relays that own them, by the database's clock. In: sink (null:
+// any). By the index on (sink, lane).
 const lanesSQL = `
 select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true as held
   from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
@@ -28,9 +28,8 @@ select l.sink, l.lane, e.epoch, e.until, (e.nonce is not null and e.until > cloc
 
 // waitingCallsSQL counts the calls of the log that no cursor has passed. In: sink (null: any). One
 // row for each lane (null: no relay lists the sink) and slot. By outbox_log_new, from the oldest
-// transaction on that the lane's cursor has not seen. in_pass: of those, how many the pass holds
-// that is under way. A row is never behind a cursor because it is parked: what parks it moves the
-// cursor.
+// transaction that the lane's cursor has not seen. in_pass: how many of those are in the running
+// pass. A parked row needs no exception: parking it moves the cursor past it.
 const waitingCallsSQL = `
 select l.sink, l.lane, p.slot, p.calls, p.in_pass, extract(epoch from clock_timestamp() - p.oldest)::float8 as age
   from onlyonce.lanes l,
@@ -54,9 +53,9 @@ select sink, state, count(*) as count, min(parked_at) as oldest
   from onlyonce.parked where kind = 'call' and sink is not null and ($1::text is null or sink = $1)
  group by 1, 2 order by 1, 2`
 
-// ringSQL reads the log's segments. The sizes hold indexes and bodies. behind: sinks, of any name,
-// with a lane whose cursor is older than the last transaction that may have written into a closed
-// segment. Whether it has seen all of those, the calls say.
+// ringSQL reads the log's segments. The sizes include indexes and bodies. behind: sinks, of any
+// name, with a lane whose cursor is older than the last transaction that may have written into a
+// closed segment. The counts of calls show whether the cursor has seen all of that segment.
 const ringSQL = `
 select s.slot, case when s.slot = r.cur then 'current' when s.slot = r.draining then 'draining' when s.slot = r.retired then 'retired'
                     when s.slot = any (r.closed) then 'closed' else 'free' end as state,
@@ -69,7 +68,7 @@ select s.slot, case when s.slot = r.cur then 'current' when s.slot = r.draining 
 // sinkNamesSQL lists the sinks that a relay has listed. No more than a person reads.
 const sinkNamesSQL = `select name from onlyonce.sinks order by name limit 20`
 
-// OutboxSink is a sink: what is to be sent to it, and who sends.
+// OutboxSink is a sink: the calls to be sent to it, and the relays that send them.
 type OutboxSink struct {
 	Sink        string     `json:"sink"`
 	Listed      bool       `json:"listed"` // a relay has listed it; if none has, its calls wait
@@ -122,7 +121,7 @@ type OutboxSegment struct {
 	ClosedAt *time.Time `json:"closed_at"`
 	Age      *float64   `json:"age_seconds"` // since it was opened
 	Bytes    int64      `json:"bytes"`       // with indexes
-	// HeldBy says why the segment cannot be emptied, retention apart.
+	// HeldBy lists what keeps the segment from being emptied, besides retention.
 	HeldBy []HeldBy `json:"held_by" db:"-"`
 	Behind []string `json:"-"`
 }
@@ -139,7 +138,7 @@ type HeldBy struct {
 const (
 	HeldBehind   = "behind"   // calls of listed sinks are to be sent
 	HeldUnlisted = "unlisted" // no relay lists the sink
-	HeldCursor   = "cursor"   // nothing is to be sent, but the next pass is to be begun
+	HeldCursor   = "cursor"   // no call is to be sent, but the next pass must begin
 )
 
 // String says it in a sentence.
@@ -153,7 +152,8 @@ func (h *HeldBy) String() string {
 	return fmt.Sprintf("sink %s is behind (%d calls in %d lanes)", h.Sink, h.Calls, len(h.Lanes))
 }
 
-// OutboxReport is what is to be sent, who sends it, and the segments of the outbox's log.
+// OutboxReport is the calls to be sent, the relays that send them, and the segments of the outbox's
+// log.
 type OutboxReport struct {
 	// Counted is false if counting pending calls took longer than CountLimit: then Pending, InPass
 	// and ages are nil, and HeldBy names only cursors.
@@ -162,7 +162,7 @@ type OutboxReport struct {
 	Ring    []OutboxSegment `json:"ring"`  // by slot
 }
 
-// OutboxQuestion is what [Outbox] is asked.
+// OutboxQuestion is the input of [Outbox].
 type OutboxQuestion struct {
 	Sink       string        // only this sink; empty: all
 	CountLimit time.Duration // for how long pending calls are counted; 0: CountLimit of this package

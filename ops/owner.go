@@ -11,8 +11,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/cursor"
 )
 
-// leftSQL counts what is parked of a partition and not settled. In: scope, topic, partition, and the offsets from and to (null: any). One
-// row: how many, and how many of them wait for an operator. By the index parked_position.
+// leftSQL counts what is parked and not settled in a partition. In: scope, topic, partition, and
+// the offsets from and to (null: any). One row: how many, and how many of them wait for an
+// operator. By the index parked_position.
 const leftSQL = `
 select count(*), count(*) filter (where state = 'waiting') from onlyonce.parked
  where kind <> 'call' and settled_at is null and scope = $1 and topic = $2 and partition = $3
@@ -77,12 +78,13 @@ func (c *Cursor) fence(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// changed reports whether somebody took the cursor over or set its position since.
+// changed reports whether another consumer took the cursor over, or its position was set, since the
+// first read.
 func (c *Cursor) changed(now *Cursor) bool {
 	return c.ID != now.ID || c.Epoch != now.Epoch || c.Run != now.Run
 }
 
-// stood is where the partition's own work stands, which a replay interrupts.
+// stood returns the position of the partition's own work, which a replay interrupts.
 func (c *Cursor) stood() int64 {
 	if c.ReplayResume != nil {
 		return max(c.Position, *c.ReplayResume)
@@ -90,8 +92,9 @@ func (c *Cursor) stood() int64 {
 	return c.Position
 }
 
-// redo is the offset below which messages may have been handled before, when the cursor's position is set anew, and its topic (O6). What an operator has set and
-// nobody has handled does not count.
+// redo returns the offset below which messages may have been handled before, if the cursor's
+// position is set anew, and its topic (O6). A position that an operator has set, and from which no
+// message was handled, does not count.
 func (c *Cursor) redo() (until *int64, topic pgtype.UUID) {
 	until = c.RedoUntil
 	if c.RedoTopicID != nil && c.TopicID != nil && *c.RedoTopicID != *c.TopicID {
@@ -106,7 +109,7 @@ func (c *Cursor) redo() (until *int64, topic pgtype.UUID) {
 	return until, topicID(c.TopicID)
 }
 
-// topicID is the id in the form that goes back into its column.
+// topicID parses an id for its column.
 func topicID(text *string) (id pgtype.UUID) {
 	if text != nil {
 		_ = id.Scan(*text) // it comes from a column of that type

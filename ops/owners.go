@@ -15,8 +15,8 @@ const ownersSQL = `
 select scope, host, pid, started_at, seen_at, extract(epoch from clock_timestamp() - seen_at)::float8 as seen_age_seconds, partitions
   from onlyonce.owners order by scope, host, pid, started_at`
 
-// SilentAfter is the age from which a process's row says nothing of the present: a process writes
-// one every 10 seconds.
+// SilentAfter is the age after which a process's row no longer describes the present. A process
+// writes one every 10 seconds.
 const SilentAfter = 30 * time.Second
 
 // Owner is a consumer process, as it has described itself.
@@ -31,8 +31,8 @@ type Owner struct {
 	Partitions []OwnedPartition `json:"partitions"` // that it owns in this database
 }
 
-// Silent reports whether the process has not been heard of for SilentAfter: it was killed, or
-// cannot reach the database.
+// Silent reports whether the process has written nothing for SilentAfter: it was killed, or cannot
+// reach the database.
 func (o *Owner) Silent() bool { return o.SeenAgeSeconds > SilentAfter.Seconds() }
 
 // OwnedPartition is a partition as its owner sees it. Ages are in seconds at Owner.SeenAt.

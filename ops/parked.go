@@ -11,10 +11,11 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic, partition, reason (each may be null: any), states,
-// how many rows, kinds, sink and name (null: any), whether a call that was erased or has no key will do, and whether only a rejected one will.
-// Rows of reason conflict only where the reason says so or the ids are given. By the primary key, or by the index
-// parked_position where a scope is given. No bodies.
+// pickSQL picks parked messages, calls or events, oldest first. In: ids (null: any), scope, topic,
+// partition, reason (each may be null: any), states, how many rows, kinds, sink and name (null:
+// any), whether to include calls that were erased or have no key, and whether to pick rejected ones
+// only. Rows of reason conflict are picked only if the reason or the ids name them. By the primary
+// key, or by the index parked_position if a scope is given. No bodies.
 const pickSQL = `
 select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset", p.order_key::text as order_key, p.sink, p.call_name as name,
        p.key::text as key, p.first_attempt_at is not null as attempted,
@@ -30,11 +31,11 @@ select p.id, p.kind, p.state, p.reason, p.scope, p.topic, p.partition, p."offset
    and (p.kind <> 'call' or $11::boolean or p.erased_at is null and p.key is not null) and (not $12::boolean or p.reason = 'rejected')
  order by p.id limit $7`
 
-// oneSQL tells why a row cannot be picked. In: id. One row, or none. By the primary key.
+// oneSQL reads why a row cannot be picked. In: id. One row, or none. By the primary key.
 const oneSQL = `select kind, state, reason, key::text as key, erased_at is not null as erased from onlyonce.parked where id = $1`
 
-// redrivesSQL counts how often parked rows were redriven. In: ids. One row for each of them. Reads onlyonce.audit, which has a row for
-// each change that an operator made.
+// redrivesSQL counts how often parked rows were redriven. In: ids. One row for each of them. Reads
+// onlyonce.audit, which has a row for each change that an operator made.
 const redrivesSQL = `
 select i.id, (select count(*) from onlyonce.audit a where a.action = 'parked redrive' and a.detail->'ids' @> to_jsonb(i.id)) as redrives
   from unnest($1::bigint[]) as i(id)`
@@ -49,16 +50,17 @@ type oneRow struct {
 // ParkedReasons are the reasons that ParkedFilter.Reason may name.
 func ParkedReasons() []string { return slices.Clone(parked.Reasons) }
 
-// ParkedFilter picks parked rows, oldest first. A field that is empty picks any. One of ID, Scope and, of
-// calls, Sink must be given.
+// ParkedFilter picks parked rows, oldest first. An empty field picks any. ID, Scope or, for calls,
+// Sink is required.
 type ParkedFilter struct {
-	// ID picks one row. No other field goes with it but Kind.
+	// ID picks one row. Of the other fields only Kind may be set with it.
 	ID int64
 
-	// Kind is message, call or event. Defaults to message; with an ID to what the row is.
+	// Kind is message, call or event. Defaults to message; with an ID, to the kind of that row.
 	Kind string
 
-	// Scope, Topic and Partition pick messages and events, Scope also calls. Partition needs Topic.
+	// Scope, Topic and Partition pick messages and events; Scope also picks calls. Partition needs
+	// Topic.
 	Scope     string
 	Topic     string
 	Partition *int32
@@ -66,8 +68,8 @@ type ParkedFilter struct {
 	// Sink, Name and State pick calls. State is waiting, retrying, blocked or reconcile.
 	Sink, Name, State string
 
-	// Reason is why the row was parked: one of ParkedReasons. Rows of reason conflict are picked only
-	// by this field or by ID.
+	// Reason is why the row was parked: one of ParkedReasons. Rows of reason conflict are picked
+	// only by this field or by ID.
 	Reason string
 
 	// Limit is how many rows are picked at most, up to MostLimit. Defaults to DefaultLimit.
@@ -92,35 +94,35 @@ type ParkedRow struct {
 	Head      *int64  `json:"-"`         // first unsettled row of its ordering key, if that is another one
 }
 
-// ChangedKey is a call that goes out under another key.
+// ChangedKey is a call that is sent under another key.
 type ChangedKey struct {
 	ID     int64  `json:"id"`
 	OldKey string `json:"old_key"`
 	NewKey string `json:"new_key"`
 }
 
-// RedriveInput is what [Redrive] is asked for.
+// RedriveInput is the input of [Redrive].
 type RedriveInput struct {
 	ParkedFilter
 
 	// VerifiedApplied resolves calls in state reconcile without sending them: a person has verified
-	// that the remote has applied them.
+	// that the remote has applied them. Defaults to false.
 	VerifiedApplied bool
 
-	// VerifiedNotApplied sends calls in state reconcile again: a person has verified that the remote
-	// has not applied them.
+	// VerifiedNotApplied sends calls in state reconcile again: a person has verified that the
+	// remote has not applied them. Defaults to false.
 	VerifiedNotApplied bool
 
-	// NewKey sends calls that were rejected, or those with VerifiedNotApplied, under new keys. To
-	// the remote they are other calls.
+	// NewKey sends calls that were rejected, or those with VerifiedNotApplied, under new keys. The
+	// remote takes them for other calls. Defaults to false.
 	NewKey bool
 
 	// Shown is the result of a dry run with the same input that a person agreed to: its rows and no
 	// others are redriven. If one of them has changed since, the error is of kind ErrChanged.
 	Shown *ParkedChange
 
-	// SkipChanged leaves out rows of Shown that have changed since, and counts them, in place of
-	// ErrChanged.
+	// SkipChanged leaves out rows of Shown that have changed since, and counts them. Defaults to
+	// false: the error is then of kind ErrChanged.
 	SkipChanged bool
 }
 
@@ -132,7 +134,7 @@ func (in *RedriveInput) selection() *selection {
 		shown: in.Shown, skip: in.SkipChanged, ids: in.Shown.ids()}
 }
 
-// DiscardInput is what [Discard] is asked for.
+// DiscardInput is the input of [Discard].
 type DiscardInput struct {
 	ParkedFilter
 
@@ -140,8 +142,8 @@ type DiscardInput struct {
 	// others are discarded. If one of them has changed since, the error is of kind ErrChanged.
 	Shown *ParkedChange
 
-	// SkipChanged leaves out rows of Shown that have changed since, and counts them, in place of
-	// ErrChanged.
+	// SkipChanged leaves out rows of Shown that have changed since, and counts them. Defaults to
+	// false: the error is then of kind ErrChanged.
 	SkipChanged bool
 }
 
@@ -152,7 +154,7 @@ func (in *DiscardInput) selection() *selection {
 	return &selection{ParkedFilter: in.ParkedFilter, discard: true, shown: in.Shown, skip: in.SkipChanged, ids: in.Shown.ids()}
 }
 
-// ParkedChange is what came of [Redrive] or [Discard].
+// ParkedChange is the result of [Redrive] or [Discard].
 type ParkedChange struct {
 	Audited
 
@@ -175,34 +177,34 @@ func (c *ParkedChange) ids() []int64 {
 	return append([]int64{}, c.IDs...)
 }
 
-// Redrive has parked rows tried again: they become due at once, with as many attempts as a new one has.
-// The consumer of their scope, or the relay of their sink, tries them within a second or two.
+// Redrive makes parked rows due at once, with as many attempts as a new one has. The consumer of
+// their scope, or the relay of their sink, tries them within a second or two.
 //
-// A message is applied once at most, at its position and under its id, so calls that it enqueues keep
-// their keys. Order within an ordering key is kept: a row is not tried before those in front of it
-// are settled, and a blocked row cannot be redriven. A row that is being retried already becomes due
-// now if its ID is given. An event that a receiver has set aside is appended to its stream. A
-// call is sent again under its key; one in state reconcile needs VerifiedApplied or
+// A message is applied once at most, at its position and under its id, so calls that it enqueues
+// keep their keys. Order within an ordering key is kept: a row is not tried before the rows ahead
+// of it are settled, and a blocked row cannot be redriven. If a row is being retried already, it
+// becomes due now if its ID is given. An event that an endpoint has set aside is appended to its
+// stream. A call is sent again under its key; one in state reconcile needs VerifiedApplied or
 // VerifiedNotApplied, because it may have been applied.
 //
-// Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound for an ID that is not
-// there, ErrRefused if no row that the filter picks can be redriven, and ErrChanged. It waits for
-// attempts that are under way at these rows, and decides afterwards. What VerifiedApplied settles
-// lets the next rows of its ordering keys go on: after the commit, in transactions of their own.
+// Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound if there is no row
+// with the ID, ErrRefused if no row that the filter picks can be redriven, and ErrChanged. It waits
+// for running attempts at these rows, and decides afterwards. If VerifiedApplied settles a row, the
+// next rows of its ordering key go on: after the commit, in transactions of their own.
 func Redrive(ctx context.Context, db DB, by By, in RedriveInput) (*ParkedChange, error) {
 	return settle(ctx, db, kind{action: "parked redrive", subject: "one of the rows", look: "onlyonce parked list"}, by, in.selection())
 }
 
-// Discard gives parked rows up: messages and events are never applied, and calls are not sent. The rows
-// stay, with all that is in them. The id of a message stays claimed, so that copies that come later
-// are duplicates. Rows that are blocked behind them in their ordering key are tried next: they become
-// due after the commit, in transactions of their own.
+// Discard gives parked rows up: messages and events are never applied, and calls are not sent. The
+// rows stay, with their contents. The id of a message stays claimed, so that copies that arrive
+// later are duplicates. The next rows of the same ordering key, which were blocked, become due
+// after the commit, in transactions of their own.
 //
-// It waits for an attempt at one of the rows that is under way: what that applies is not discarded. A
-// call that is under way is not stopped, and may be applied all the same.
+// It waits for a running attempt at one of the rows: what that applies is not discarded. A running
+// call is not stopped, and may still be applied.
 //
-// Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound for an ID that is not
-// there, ErrRefused if no row that the filter picks can be discarded, and ErrChanged.
+// Errors are of kind ErrInvalid for fields that do not go together, ErrNotFound if there is no row
+// with the ID, ErrRefused if no row that the filter picks can be discarded, and ErrChanged.
 func Discard(ctx context.Context, db DB, by By, in DiscardInput) (*ParkedChange, error) {
 	return settle(ctx, db, kind{action: "parked discard", subject: "one of the rows", look: "onlyonce parked list"}, by, in.selection())
 }
@@ -210,15 +212,16 @@ func Discard(ctx context.Context, db DB, by By, in DiscardInput) (*ParkedChange,
 func settle(ctx context.Context, db DB, k kind, by By, q *selection) (*ParkedChange, error) {
 	done, err := decide(ctx, db, k, by, q, q.shown)
 	if err == nil && !by.DryRun && (q.discard || q.applied) {
-		// Nothing is lost if it fails: each consumer looks for keys that are blocked behind nothing, at its start and every few minutes.
+		// If this fails, nothing is lost: at its start and every few minutes, each consumer looks
+		// for keys that are blocked although no row is ahead of them.
 		done.Promoted, done.Unpromoted = promote(ctx, db, done.Rows)
 	}
 	return done, err
 }
 
-// promote makes due what was blocked behind rows that are settled. After the commit that settled them, in
-// transactions of their own: a message that was parked behind them meanwhile is visible to no
-// transaction that looks before that.
+// promote makes due the rows that were blocked by rows that are now settled. It runs after the
+// commit that settled them, in transactions of its own: before that, no transaction can see a
+// message that was parked meanwhile with the same ordering key.
 func promote(ctx context.Context, db DB, rows []ParkedRow) (promoted int64, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), decideTimeout)
 	defer cancel()
@@ -241,7 +244,7 @@ func promote(ctx context.Context, db DB, rows []ParkedRow) (promoted int64, err 
 	return promoted, nil
 }
 
-// selection is which parked rows a decision is about, and what it knows of them.
+// selection is the parked rows that a decision is about, and what is known of them.
 type selection struct {
 	ParkedFilter
 	discard                     bool
@@ -311,7 +314,7 @@ func (q *selection) checkCalls() error {
 	return nil
 }
 
-// asserts reports whether the operator says what is for calls only.
+// asserts reports whether the operator sets fields that are for calls only.
 func (q *selection) asserts() bool { return q.applied || q.notApplied || q.newKey }
 
 // states are those of the rows that can be picked.
@@ -324,7 +327,7 @@ func (q *selection) states() []string {
 		all = []string{parked.Waiting, parked.Blocked, parked.Retrying}
 	case calls && (q.applied || q.notApplied):
 		all = []string{parked.Reconcile}
-	case calls && !q.newKey, !calls && q.ID != 0: // a message that is being tried again is made due now when it is named
+	case calls && !q.newKey, !calls && q.ID != 0: // a message that is being retried becomes due now if its ID is given
 		all = []string{parked.Waiting, parked.Retrying}
 	}
 	if q.State == "" {
@@ -338,7 +341,7 @@ func (q *selection) states() []string {
 	return []string{}
 }
 
-// redriveCalls has calls sent again, or resolves them. It returns how many.
+// redriveCalls makes calls due again, or resolves them. It returns how many.
 func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChange) (changed int64, err error) {
 	if q.applied {
 		tag, err := tx.Exec(ctx, parked.ResolveCallsSQL, now.IDs)
@@ -365,7 +368,7 @@ func (q *selection) redriveCalls(ctx context.Context, tx pgx.Tx, now *ParkedChan
 	return tag.RowsAffected(), err
 }
 
-// noneOfCalls says why a call cannot be redriven or discarded as it was asked for.
+// noneOfCalls returns why a call cannot be redriven or discarded as requested.
 func (q *selection) noneOfCalls(r *oneRow) error {
 	id := q.ID
 	no := func(format string, args ...any) error {
@@ -399,7 +402,8 @@ func (q *selection) lock(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// differs: more may have been parked meanwhile, which was not picked. What was shown must still be there.
+// differs reports whether a row that was shown is no longer there. Rows that were parked meanwhile
+// were not picked and do not count.
 func (q *selection) differs(shown, now *ParkedChange) bool {
 	return !q.skip && !slices.Equal(shown.IDs, now.IDs)
 }
@@ -481,7 +485,7 @@ func (q *selection) pick(ctx context.Context, tx pgx.Tx, ids []int64, states []s
 		q.discard || q.applied, q.newKey && !q.notApplied)
 }
 
-// kindOf is what the command is about.
+// kindOf returns the kind of the selected rows.
 func (q *selection) kindOf() string {
 	if q.Kind == "" {
 		return parked.Message
@@ -489,7 +493,7 @@ func (q *selection) kindOf() string {
 	return q.Kind
 }
 
-// learnKind finds out what the one row is that was asked for by its id alone.
+// learnKind reads the kind of the row that was selected by its id alone.
 func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
 	rows, err := collect[oneRow](ctx, tx, oneSQL, q.ID)
 	if err == nil && len(rows) == 1 {
@@ -501,7 +505,7 @@ func (q *selection) learnKind(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// filter is what was asked for, for the audit row.
+// filter returns the filter for the audit row.
 func (q *selection) filter() map[string]any {
 	f := map[string]any{}
 	for name, s := range map[string]string{"scope": q.Scope, "topic": q.Topic, "parked_reason": q.Reason, "kind": q.Kind, "state": q.State, "sink": q.Sink, "name": q.Name} {
@@ -525,7 +529,7 @@ func (q *selection) filter() map[string]any {
 	return f
 }
 
-// none says why nothing was picked.
+// none returns why nothing was picked.
 func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 	if q.ID == 0 {
 		return failf(ErrRefused, "nothing is parked that this asks for and that could be changed: `onlyonce parked list` shows what there is")
@@ -558,7 +562,7 @@ func (q *selection) none(ctx context.Context, tx pgx.Tx) error {
 	return failf(ErrRefused, "row %d is in state %s, and nothing was done", q.ID, r.State)
 }
 
-// head names the row that blocks the one that was asked for.
+// head returns the row that blocks the selected one.
 func (q *selection) head(ctx context.Context, tx pgx.Tx) (string, error) {
 	rows, err := (&selection{ParkedFilter: ParkedFilter{Kind: q.Kind}, discard: true}).pick(ctx, tx, []int64{q.ID}, []string{parked.Blocked}, 1)
 	if err != nil || len(rows) == 0 || rows[0].Head == nil {

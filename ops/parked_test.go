@@ -23,7 +23,8 @@ func parks(t *testing.T, pool *pgxpool.Pool, n int) {
 	}
 }
 
-// What was shown is what is done: no more, and nothing of it that has changed unless it may be skipped.
+// A decision does what was shown: no more, and nothing that has changed, unless changed rows may be
+// skipped.
 func TestRedriveOfWhatWasShown(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
@@ -87,7 +88,7 @@ func TestRedriveRefuses(t *testing.T) {
 	}
 }
 
-// Two operators on one row: one of them does it.
+// Two operators decide about one row: one of them succeeds.
 func TestDiscardAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.DB(t)
@@ -112,8 +113,8 @@ func TestDiscardAtOnce(t *testing.T) {
 	}
 }
 
-// A table is repaired, and what its consumer had parked meanwhile is tried again: first a dry run, which a
-// person sees, and then what was shown.
+// A table is repaired, and what its consumer had parked meanwhile is tried again: first a dry run,
+// which a person sees, and then what was shown.
 func ExampleRedrive() {
 	ctx, pool, end := exampleDatabase()
 	defer end()

@@ -11,12 +11,13 @@ import (
 	"github.com/onlyonce/onlyonce/internal/cursor"
 )
 
-// pausesSQL reads the pauses that hold a partition, or a scope as a whole, and those of single partitions of that scope. In: scope.
-// By the primary key.
+// pausesSQL reads the pauses that hold a partition, or a scope as a whole, and those of single
+// partitions of that scope. In: scope. By the primary key.
 const pausesSQL = `
 select scope, topic, partition, paused_at, actor, reason from onlyonce.pauses where scope = $1 order by topic, partition`
 
-// knownSQL counts the cursors that a pause is about. In: scope, topic, partition (each of the latter may be null: any).
+// knownSQL counts the cursors that a pause is about. In: scope, topic, partition (each of the
+// latter may be null: any).
 const knownSQL = `
 select count(*) from onlyonce.cursors
  where scope = $1 and ($2::text is null or topic = $2) and ($3::integer is null or partition = $3) and retired_at is null`
@@ -39,12 +40,13 @@ func (p *Pause) What() string {
 	return fmt.Sprintf("scope %s, topic %s, partition %d", p.Scope, p.Topic, p.Partition)
 }
 
-// Place is a partition of a scope, or a scope as a whole.
+// Place is a partition of a scope, or a whole scope.
 type Place struct {
-	// Scope is the scope of the consumer. It must not be empty.
+	// Scope is the scope of the consumer. Required.
 	Scope string
 
-	// Topic is the topic of the partition. Empty: the whole scope; Partition is then ignored.
+	// Topic is the topic of the partition. If it is empty, the place is the whole scope, and
+	// Partition is ignored.
 	Topic string
 
 	// Partition is the number of the partition.
@@ -80,7 +82,7 @@ func (p *Place) key() (topic string, partition int32) {
 	return p.Topic, p.Partition
 }
 
-// Paused is what came of [PauseCursor] or [ResumeCursor].
+// Paused is the result of [PauseCursor] or [ResumeCursor].
 type Paused struct {
 	Audited
 
@@ -92,10 +94,10 @@ type Paused struct {
 	Others    []Pause `json:"-"`         // the other pauses of the scope
 }
 
-// PauseCursor pauses a partition, or a scope as a whole, until [ResumeCursor]. It outlasts restarts. The
-// owner of a partition notices within a second or two, finishes its batch, and keeps the partition;
-// its parked messages are not tried meanwhile. A partition without a cursor is paused before it
-// begins.
+// PauseCursor pauses a partition, or a scope as a whole, until [ResumeCursor]. It outlasts
+// restarts. The owner of a partition notices within a second or two, finishes its batch, and keeps
+// the partition; its parked messages are not tried meanwhile. A partition without a cursor is
+// paused before it begins.
 //
 // The error is of kind ErrNothing if it is paused already.
 func PauseCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
@@ -103,9 +105,9 @@ func PauseCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
 	return decide(ctx, db, k, by, &pausing{Place: at}, nil)
 }
 
-// ResumeCursor ends the pause of the same place; work goes on within a second or two. A pause of the
-// whole scope holds each partition of it until it is ended itself, and pauses of single partitions
-// outlast it.
+// ResumeCursor ends the pause of the same place; work goes on within a second or two. A pause of
+// the whole scope holds each partition of it until it is ended itself, and pauses of single
+// partitions outlast it.
 //
 // The error is of kind ErrNothing if the place is not paused itself.
 func ResumeCursor(ctx context.Context, db DB, by By, at Place) (*Paused, error) {
@@ -156,7 +158,8 @@ func (q *pausing) read(ctx context.Context, tx pgx.Tx) (*Paused, error) {
 	return d, tx.QueryRow(ctx, knownSQL, q.Scope, d.Topic, d.Partition).Scan(&d.Cursors)
 }
 
-// differs: a pause that came or went meanwhile leaves nothing to do, and read says so.
+// differs returns false: if a pause came or went meanwhile, nothing is left to do, and read reports
+// that.
 func (q *pausing) differs(_, _ *Paused) bool { return false }
 
 func (q *pausing) do(ctx context.Context, tx pgx.Tx, by By, now *Paused) (*Paused, error) {

@@ -16,10 +16,10 @@ const (
 
 const (
 	keyTables  = 10 // of a ring of keys
-	mostClosed = 8  // of those, how many are closed at once, if no cursor is far behind
+	mostClosed = 8  // of those, how many are closed at once, unless a cursor is far back
 )
 
-// KeyPlan is what a ring of keys takes.
+// KeyPlan is the space that a ring of keys takes.
 type KeyPlan struct {
 	Rate         float64 `json:"keys_per_second"`
 	Horizon      float64 `json:"horizon_seconds"`
@@ -33,9 +33,9 @@ type KeyPlan struct {
 	MostSegments int     `json:"closed_segments_at_most"`
 }
 
-// PlanKeys works out what a ring of keys takes at a rate of new keys a second, if a key is to be
-// remembered for at least horizon. Segments are opened a seventh of the horizon apart. One that was
-// just closed is kept for the horizon, so up to 8 are closed; one is current.
+// PlanKeys returns the space that a ring of keys takes, given a rate of new keys per second and the
+// horizon for which a key is remembered at least. Segments are opened a seventh of the horizon
+// apart. One that was just closed is kept for the horizon, so up to 8 are closed; one is current.
 func PlanKeys(rate float64, horizon time.Duration) KeyPlan {
 	h := horizon.Seconds()
 	p := KeyPlan{Rate: rate, Horizon: h, Tables: keyTables, RotateEvery: h / 7, SegmentKeys: rate * h / 7, MostSegments: mostClosed}

@@ -10,7 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// CountLimit is for how long a question counts what may be many, if its own CountLimit is 0.
+// CountLimit is how long a question may count rows if its own CountLimit is 0.
 const CountLimit = 5 * time.Second
 
 const (

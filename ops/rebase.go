@@ -13,15 +13,18 @@ import (
 // rebaseTimeout bounds the transaction: it may rewrite a row of each call that the log holds.
 const rebaseTimeout = time.Hour
 
-// standSQL takes the snapshot that becomes every lane's cursor. One row: the snapshot, and whether the transaction has an xid by now.
-// It has to be the first statement that could get one: a transaction is not in progress to its own snapshots, so one
-// that is taken later may count the rows that this transaction rewrites as seen, and they would never be sent.
+// standSQL takes the snapshot that becomes every lane's cursor. One row: the snapshot, and whether
+// the transaction has an xid by now. It must run before any statement that could assign an xid. A
+// transaction is not in progress to its own snapshots, so that a later snapshot may count the rows
+// that this transaction rewrites as seen, and they would never be sent.
 const standSQL = `select pg_current_snapshot()::text, pg_current_xact_id_if_assigned() is not null`
 
-// lockSinksSQL keeps new lanes of listed sinks out (their foreign key shares the lock). In: sink (null: any).
+// lockSinksSQL keeps new lanes of listed sinks out (their foreign key shares the lock). In: sink
+// (null: any).
 const lockSinksSQL = `select name from onlyonce.sinks where $1::text is null or name = $1 order by name for update`
 
-// lockLanesSQL locks leases and lanes, in the order in which a relay does. In: sink (null: any). It waits for a settle that is under way.
+// lockLanesSQL locks leases and lanes, in the order in which a relay does. In: sink (null: any). It
+// waits for a running settle.
 const lockLanesSQL = `
 select e.id from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
  where $1::text is null or l.sink = $1 order by e.id for update of e, l`
@@ -29,30 +32,37 @@ select e.id from onlyonce.lanes l join onlyonce.leases e on e.id = l.id
 // lockRingSQL holds up the rotation, whose steps update this row.
 const lockRingSQL = `select name from onlyonce.rings where name = 'outbox' for update`
 
-// judgedSQL judges each call of the log, as a table expression. $1: sink (null: any). Columns: slot, id, xid, sink, lane; done: it
-// was delivered or parked; called, since: it may have been called under its key, and from when on. Reads the whole log.
+// judgedSQL judges each call of the log, as a table expression. $1: sink (null: any). Columns:
+// slot, id, xid, sink, lane; done: it was delivered or parked; called, since: it may have been
+// called under its key, and from when on. Reads the whole log.
 //
-// done is what the old cursor says, with two exceptions.
+// done follows the old cursor, with two exceptions.
 //
-// A call that is parked or erased is done whatever the cursor says: the first would be parked a second time, the second sent
-// without its body.
+// A call that is parked or erased is done whatever the cursor says: otherwise the first would be
+// parked a second time, and the second sent without its body.
 //
-// Code that enqueues is not halted by a restore, as relays are, and its rows bear transaction ids of this cluster, which mean nothing
-// to a cursor of another one:
+// In a lane of another cluster, a row that this cluster may have written is not done. A restore
+// halts relays, but not code that enqueues. The rows of that code have transaction ids of this
+// cluster, which mean nothing to a cursor of another one. For example:
 //
-//	the cursor says: everything below 1,000,000 is done; the dump is restored into a cluster that stands at 5,000; a call is
+//	the cursor says: everything below 1,000,000 is done; the dump is restored into a cluster that is at 5,000; a call is
 //	enqueued by transaction 5,010: by its number it is done, and would never be sent.
 //
-// So in a lane of another cluster, a row which this cluster may have written is not done. That shows in the row version's xmin:
-// the row's own transaction, or a later one (a savepoint, an erasure), of which 32 bits are stored, while a row that was restored was
-// written by a transaction whose number has nothing to do with the row's. Nor can it be below the one that made the schema here. Where
-// the numbers happen to fit, the time decides: what was delivered before the dump is older than the cursor's last move. Ten minutes'
-// margin for clocks that differ. Who is taken for a new row and is none is sent again, under its key.
+// The row version's xmin shows it. For a row of this cluster, xmin is the row's own transaction or
+// a later one (a savepoint, an erasure), of which 32 bits are stored. A row that was restored was
+// written by a transaction whose number has nothing to do with the row's. Nor can xmin be below the
+// transaction that made the schema here.
 //
-// since: the dump holds the row, so whoever called under this key did so after the row was written, and not before its not_before;
-// or, if it is a redo, after its message was appended. The pass that the cursor was in adds nothing: started_at is after its
-// rows were written, unless the clock was set back; so the earlier one counts. Nobody has called for a row of this cluster yet; it
-// is treated as the others are, because it cannot be told for certain, and loses nothing by it: it is young.
+// If the numbers happen to fit, the time decides: what was delivered before the dump is older than
+// the cursor's last move, with ten minutes' margin for clocks that differ. A row mistaken for a new
+// one is sent again, under the same key.
+//
+// since: the dump holds the row. So any call under this key was made after the row was written, and
+// not before its not_before; or, if it is a redo, after its message was appended. The pass that the
+// cursor was in adds nothing: started_at is after its rows were written, unless the clock was set
+// back; so the earlier one counts. A row of this cluster has not been called yet. It is treated as
+// the others are, because it cannot be recognized for certain. That loses nothing, because the row
+// is young.
 const judgedSQL = `
 (select j.slot, j.id, j.xid, j.sink, j.lane,
         j.parked or j.erased_at is not null or j.seen and not j.ours as done,
@@ -74,7 +84,8 @@ const judgedSQL = `
                    from onlyonce.schema_version v, (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) x group by x.xid) n
           where $1::text is null or r.sink = $1) j)`
 
-// rebaseLanesSQL counts what is to be sent. In: sink (null: any). One row for each lane that has something, those without a cursor too.
+// rebaseLanesSQL counts what is to be sent. In: sink (null: any). One row for each lane that has
+// something, including lanes without a cursor.
 const rebaseLanesSQL = `
 select coalesce(l.sink, j.sink) as sink, coalesce(l.lane, j.lane) as lane, l.id is not null as listed, coalesce(j.pending, 0) as pending, j.oldest,
        (e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour' and e.nonce is not null) is true as held, coalesce(e.epoch, 0) as epoch, e.until,
@@ -85,10 +96,11 @@ select coalesce(l.sink, j.sink) as sink, coalesce(l.lane, j.lane) as lane, l.id 
     on j.sink = l.sink and j.lane = l.lane
  order by 1, 2`
 
-// rebaseRowsSQL gives each call its place before or behind the new cursor. In: sink (null: any), the new cursor. Calls that are to be sent get
-// this transaction's xid, which the new cursor has not seen: relays find them by it, and send them in the order of their ids, as in any
-// pass. Calls that are done get an xid that is older than every snapshot, unless theirs is below the cursor already.
-// One row: how many are to be sent.
+// rebaseRowsSQL moves each call to its side of the new cursor. In: sink (null: any), the new
+// cursor. Calls that are to be sent get this transaction's xid, which the new cursor has not seen:
+// relays find them by it, and send them in the order of their ids, as in any pass. Calls that are
+// done get an xid that is older than every snapshot, unless theirs is below the cursor already. One
+// row: how many are to be sent.
 const rebaseRowsSQL = `
 with moved as (
   update onlyonce.outbox_log r
@@ -100,35 +112,40 @@ with moved as (
   returning d.done)
 select count(*) filter (where not done) from moved`
 
-// rebaseParkedSQL counts the keys of parked calls from the earliest moment at which somebody can have called under them, if no call is on record:
-// that record may be what was lost. In: sink (null: any).
+// rebaseParkedSQL sets, for each parked call without a record of a call, since when its key counts:
+// the earliest moment at which a relay can have called under it. The record itself may be what was
+// lost. In: sink (null: any).
 const rebaseParkedSQL = `
 update onlyonce.parked p
    set first_attempt_at = case when p.reason = 'scheduled' then greatest(p.parked_at, p.next_attempt_at) else p.parked_at end
  where p.kind = 'call' and p.settled_at is null and p.first_attempt_at is null and p.row_id is not null and ($1::text is null or p.sink = $1)
    and not (p.reason = 'scheduled' and p.next_attempt_at > clock_timestamp())`
 
-// fenceLanesSQL fences out whoever works on the lanes: what he still has under way fails. In: sink (null: any). Under the locks.
+// fenceLanesSQL fences out the relays that work on the lanes: their running work fails. In: sink
+// (null: any). Under the locks.
 const fenceLanesSQL = `
 update onlyonce.leases e set epoch = e.epoch + 1, nonce = null, until = null
   from onlyonce.lanes l where l.id = e.id and ($1::text is null or l.sink = $1)`
 
-// moveLanesSQL sets the cursors, and says whose they are: that the data have moved once more shows only by that, should it happen before the
-// next pass, and the numbers fit. In: sink (null: any), the snapshot. Under the locks.
+// moveLanesSQL sets the cursors, and records the cluster they belong to. If the data move once more
+// before the next pass, and the numbers fit, only that record shows it. In: sink (null: any), the
+// snapshot. Under the locks.
 const moveLanesSQL = `
 update onlyonce.lanes l
    set prev = $2::text::pg_snapshot, target = null, last_id = 0, started_at = clock_timestamp(), version = l.version + 1,
        system_id = (select c.system_identifier from pg_control_system() c), timeline = null, history_at = clock_timestamp()
  where $1::text is null or l.sink = $1`
 
-// rebaseRingSQL has the ring know that this transaction wrote into its segments: the bound of a closed one is above every
-// transaction that wrote into it, and a segment is emptied once all cursors are beyond. With the old bound
+// rebaseRingSQL records in the ring that this transaction wrote into its segments. The bound of a
+// closed segment must be above every transaction that wrote into it, because a segment is emptied
+// once all cursors are beyond its bound. With the old bound:
 //
-//	the segment was closed with bound 900; its undelivered calls now have xid 5,000; the cursors stand at 4,990, beyond 900: it is emptied,
+//	the segment was closed with bound 900; its undelivered calls now have xid 5,000; the cursors are at 4,990, beyond 900: it is emptied,
 //	and the calls are gone.
 //
-// The version tells a rotator that is between two steps that what it took before is old; the sequence goes with it, which
-// also mends one that the restore left behind. In: none. Under the lock on the ring.
+// The version shows a rotator that is between two steps that what it read before is old. The
+// sequence moves with it, which also repairs one that the restore left too low. In: none. Under the
+// lock on the ring.
 const (
 	rebaseBoundsSQL = `
 update onlyonce.segments set bound = (pg_current_xact_id()::text::numeric + 1)::text::xid8 where ring = 'outbox' and bound is not null`
@@ -137,20 +154,21 @@ update onlyonce.rings set version = greatest(version + 1, nextval('onlyonce.outb
 	rebaseSequenceSQL = `select setval('onlyonce.outbox_version', version) from onlyonce.rings where name = 'outbox'`
 )
 
-// RebaseInput is what [Rebase] is asked for.
+// RebaseInput is the input of [Rebase].
 type RebaseInput struct {
-	// Sink is the only sink that is rebased. Empty: all.
+	// Sink is the only sink that is rebased. Defaults to all.
 	Sink string
 
-	// Force takes lanes over from relays that hold them.
+	// Force takes lanes over from relays that hold them. Defaults to false.
 	Force bool
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If a lane was moved
-	// since, the error is of kind ErrChanged; calls that were enqueued since are to be sent too.
+	// Shown is the result of a dry run with the same input that a person agreed to. If a lane was
+	// moved since, the error is of kind ErrChanged; calls that were enqueued since are to be sent
+	// too.
 	Shown *Rebased
 }
 
-// Rebased is what came of [Rebase].
+// Rebased is the result of [Rebase].
 type Rebased struct {
 	Audited
 
@@ -175,16 +193,16 @@ type RebaseLane struct {
 	Version int64      `json:"-"`
 }
 
-// Rebase lets relays find the calls that are to be sent after a restore from a dump, or a move to another
-// cluster: cursors and calls get this cluster's transaction ids. Nothing that is to be sent is lost,
-// and order within an ordering key is kept. Each such call is taken for one that may have been made
-// since it was enqueued: it is sent again under its key, or parked as reconcile if the remote may
-// have forgotten the key.
+// Rebase lets relays find the calls that are to be sent after a restore from a dump, or after a
+// move to another cluster: cursors and calls get this cluster's transaction ids. No call that is to
+// be sent is lost, and order within an ordering key is kept. Each such call may have been made
+// since it was enqueued. So it is sent again under its key, or parked as reconcile if the remote
+// may have forgotten the key.
 //
-// Stop the relays first, those of the old cluster too. Errors are of kind ErrRefused while a relay
-// holds a lane, unless Force is set, ErrNotFound for a sink without lanes and calls, ErrNothing if
-// there are none at all, and ErrChanged. It reads the whole log in one transaction of at most an
-// hour. Applications may go on enqueueing.
+// Stop the relays first, including those of the old cluster. Errors are of kind ErrRefused while a
+// relay holds a lane, unless Force is set, ErrNotFound for a sink without lanes and calls,
+// ErrNothing if there are none at all, and ErrChanged. It reads the whole log in one transaction of
+// at most an hour. Applications may go on enqueueing.
 func Rebase(ctx context.Context, db DB, by By, in RebaseInput) (*Rebased, error) {
 	k := kind{action: "outbox rebase", subject: "the lanes", look: "onlyonce outbox status", within: rebaseTimeout}
 	return decide(ctx, db, k, by, &rebase{sink: orNull(in.Sink), force: in.Force}, in.Shown)
@@ -249,7 +267,8 @@ func (q *rebase) read(ctx context.Context, tx pgx.Tx) (*Rebased, error) {
 	return d, nil
 }
 
-// differs: calls that were enqueued meanwhile are to be sent too. A lane that somebody moved is another one.
+// differs reports whether a lane was moved since it was shown. Calls that were enqueued meanwhile
+// do not count: they are to be sent too.
 func (q *rebase) differs(shown, now *Rebased) bool {
 	stands := func(r *Rebased) string {
 		var b strings.Builder
@@ -278,7 +297,8 @@ func (q *rebase) do(ctx context.Context, tx pgx.Tx, _ By, now *Rebased) (*Rebase
 	if _, err := tx.Exec(ctx, moveLanesSQL, q.sink, q.snapshot); err != nil {
 		return nil, err
 	}
-	// Last, because the sequence is ahead of the version until COMMIT, which turns those away that enqueue above READ COMMITTED.
+	// Last, because the sequence is ahead of the version until COMMIT. Until then, transactions
+	// that enqueue above READ COMMITTED fail.
 	for _, sql := range []string{rebaseBoundsSQL, rebaseRingSQL, rebaseSequenceSQL} {
 		if _, err := tx.Exec(ctx, sql); err != nil {
 			return nil, err

@@ -10,19 +10,20 @@ import (
 	"github.com/onlyonce/onlyonce/internal/cursor"
 )
 
-// ReplayInput is what [Replay] is asked for.
+// ReplayInput is the input of [Replay].
 type ReplayInput struct {
 	Place
 
-	// From is the first offset that is handled again, and To the first that is not. To defaults to the
-	// position, which is the most; with Shown to what was shown.
+	// From is the first offset that is handled again, and To the first that is not. To is at most
+	// the position. Defaults to the position, or with Shown to what was shown.
 	From, To int64
 
-	// Resend gives calls that are enqueued new keys: remotes apply them again.
+	// Resend gives new keys to calls that the replay enqueues, so that remotes apply them again.
+	// Defaults to false.
 	Resend bool
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor has
-	// another owner or run by now the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If the cursor
+	// has another owner or run by now the error is of kind ErrChanged.
 	Shown *Replayed
 }
 
@@ -40,7 +41,7 @@ func (in *ReplayInput) Check() error {
 	return nil
 }
 
-// Replayed is what came of [Replay].
+// Replayed is the result of [Replay].
 type Replayed struct {
 	Audited
 
@@ -56,11 +57,13 @@ type Replayed struct {
 	After     *Cursor `json:"after"`
 }
 
-// Replay has a consumer handle a range of offsets again and apply it again, although it is done: after a
-// handler was wrong and its effects were undone. The owner is fenced out, the position is set back,
-// and the replay gets a number. Copies within the range are applied once; a copy whose original is
-// outside of the range is applied although the original is not undone. Then the work goes on where
-// it was interrupted, and new messages wait until then.
+// Replay makes a consumer handle a range of offsets again and apply it again, although it is done.
+// For example a handler was wrong, and its effects were undone.
+//
+// The owner is fenced out, the position is set back, and the replay gets a number. Copies within
+// the range are applied once. If the original of a copy is outside of the range, the copy is
+// applied although the original was not undone. Then the work goes on from where it was
+// interrupted; new messages wait until then.
 //
 // It waits for the owner's batch to end. Errors are of kind ErrNotFound if there is no such cursor,
 // ErrRefused if it is retired, if a replay is under way, if the range is not handled yet or if
@@ -98,7 +101,7 @@ func (q *replay) read(ctx context.Context, tx pgx.Tx) (*Replayed, error) {
 	case q.To != 0:
 		d.To = q.To
 	case q.Shown != nil:
-		d.To = q.Shown.To // the owner may have gone on since: what was agreed to is this much
+		d.To = q.Shown.To // the owner may have gone on since: the person agreed to this much
 	}
 	switch {
 	case d.From >= before.Position:

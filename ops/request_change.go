@@ -15,22 +15,25 @@ import (
 // keySQL is the id of a request. In: tenant, scope, key.
 const keySQL = `select onlyonce.key($1, $2, $3)::text`
 
-// lockRequestSQL locks a record, and lockRequestLeaseSQL its lease: whoever completes the request or takes it over waits. In: id.
+// lockRequestSQL locks a record, and lockRequestLeaseSQL its lease: a process that completes the
+// request or takes it over waits. In: id.
 const lockRequestSQL = `
 select r.id from onlyonce.http_records r where r.id = $1 for update`
 
 const lockRequestLeaseSQL = `
 select l.id from onlyonce.leases l where l.id = (select r.lease_id from onlyonce.http_records r where r.id = $1) for update`
 
-// eraseRequestSQL and eraseStepsSQL forget an answer and what its steps have remembered; the record stays, so that the request
-// does not run again. In: id.
+// eraseRequestSQL and eraseStepsSQL forget an answer and what its steps have remembered; the record
+// stays, so that the request does not run again. In: id.
 const (
 	eraseRequestSQL = `update onlyonce.http_records set response = null, erased_at = clock_timestamp() where id = $1 and erased_at is null`
 	eraseStepsSQL   = `update onlyonce.http_steps set result = null where record_id = $1`
 )
 
-// stepAppliedSQL keeps what an operator has found out as a step's result, stepAbsentSQL forgets that it was begun, and reopenSQL lets the
-// next request go on. stepSealedSQL says whether the layer that began a step seals. In: id, and the step's name, and its result, and whether that is sealed.
+// stepAppliedSQL stores what an operator has found out as a step's result, stepAbsentSQL deletes
+// the record that it was begun, and reopenSQL lets the next request go on. stepSealedSQL reads
+// whether the layer that began a step seals. In: id, and the step's name, and its result, and
+// whether that is sealed.
 const (
 	stepAppliedSQL = `
 update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed = $4 where record_id = $1 and name = $2 and done_at is null`
@@ -40,8 +43,9 @@ update onlyonce.http_steps set done_at = clock_timestamp(), result = $3, sealed 
 	freeSQL       = `update onlyonce.leases set until = clock_timestamp(), nonce = null where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
 )
 
-// openSealSQL, closeSQL and closeSealSQL complete a request without an answer: a record that becomes completed needs the seal. fenceOffSQL is for who has
-// just read that the request may be taken over: it does not find the epoch that it has read. In: id.
+// openSealSQL, closeSQL and closeSealSQL complete a request without an answer: a record that
+// becomes completed needs the seal. fenceOffSQL fences out a process that has just read that it may
+// take the request over: it no longer finds the epoch that it has read. In: id.
 const (
 	openSealSQL = `select onlyonce.http_open('10s', '30s', '30s')`
 	fenceOffSQL = `update onlyonce.leases set epoch = epoch + 1, nonce = null, until = clock_timestamp() where id = (select r.lease_id from onlyonce.http_records r where r.id = $1)`
@@ -51,7 +55,7 @@ update onlyonce.http_records set state = 'completed', response = null, completed
 	closeSealSQL = `select onlyonce.seal()`
 )
 
-// StepOutcome is what became of a step.
+// StepOutcome says whether a step had its effect.
 type StepOutcome string
 
 // Outcomes of a step.
@@ -60,27 +64,27 @@ const (
 	StepNotApplied StepOutcome = "not-applied" // it had none
 )
 
-// ResolveRequestInput is what [ResolveRequest] is asked for.
+// ResolveRequestInput is the input of [ResolveRequest].
 type ResolveRequestInput struct {
 	// ID is the request's id, a UUID, and Step the name of its step.
 	ID, Step string
 
-	// Outcome is what became of the step, as a person has found out. It has no default.
+	// Outcome is what happened to the step, as a person has found out. Required.
 	Outcome StepOutcome
 
-	// Result is what the step returns to the handler when the request is sent again. Only with
-	// StepApplied.
+	// Result is what the step returns to the handler when the request is sent again. Set it only
+	// with StepApplied.
 	Result []byte
 
 	// Sealer encrypts the result. It must be given if the layer that began the step seals results.
 	Sealer *seal.Sealer
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the request has
-	// another state or other open steps by now the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If the request
+	// has another state or other open steps by now the error is of kind ErrChanged.
 	Shown *RequestChange
 }
 
-// CloseRequestInput is what [CloseRequest] is asked for.
+// CloseRequestInput is the input of [CloseRequest].
 type CloseRequestInput struct {
 	// ID is the request's id, a UUID.
 	ID string
@@ -90,21 +94,21 @@ type CloseRequestInput struct {
 	Shown *RequestChange
 }
 
-// EraseRequestInput is what [EraseRequest] is asked for.
+// EraseRequestInput is the input of [EraseRequest].
 type EraseRequestInput struct {
-	// ID is the request's id, a UUID. Empty: Tenant, Scope and Key name the request.
+	// ID is the request's id, a UUID. If it is empty, Tenant, Scope and Key name the request.
 	ID string
 
-	// Tenant, Scope and Key are those of the request: its scope is "http POST /v1/charges", for
-	// example, and its key the Idempotency-Key. Empty with ID.
+	// Tenant, Scope and Key are those of the request. For example its scope is "http POST
+	// /v1/charges", and its key the Idempotency-Key. They must be empty if ID is set.
 	Tenant, Scope, Key string
 
-	// Shown is the result of a dry run with the same input that a person agreed to. If the request has
-	// another state by now the error is of kind ErrChanged.
+	// Shown is the result of a dry run with the same input that a person agreed to. If the request
+	// has another state by now the error is of kind ErrChanged.
 	Shown *RequestChange
 }
 
-// RequestChange is what came of a decision about a request, and the request as it was.
+// RequestChange is the result of a decision about a request, and the request as it was.
 type RequestChange struct {
 	Audited
 	Request
@@ -113,13 +117,13 @@ type RequestChange struct {
 	Applied *bool   `json:"applied,omitempty"`
 }
 
-// ResolveRequest says what became of an external call that a request in lease mode has begun, and of which
-// the outcome is not known. With StepApplied the handler gets Result as the step's result when the
-// request is sent again; with StepNotApplied the call is made again, under its key.
+// ResolveRequest records the outcome of an external call that a request in lease mode has begun, if
+// that outcome is not known. With StepApplied the handler gets Result as the step's result when the
+// request is sent again. With StepNotApplied the call is made again, under its key.
 //
-// Errors are of kind ErrNotFound if there is no such request, ErrInvalid if it has no such step or if
-// the result must be sealed, ErrRefused if the request is running or completed, and ErrChanged. It
-// waits for a client's copy of the request that is being handled.
+// Errors are of kind ErrNotFound if there is no such request, ErrInvalid if it has no such step or
+// if the result must be sealed, ErrRefused if the request is running or completed, and ErrChanged.
+// It waits for a client's copy of the request that is being handled.
 func ResolveRequest(ctx context.Context, db DB, by By, in ResolveRequestInput) (*RequestChange, error) {
 	c := &requestChange{id: in.ID, step: &in.Step, applied: in.Outcome == StepApplied, result: in.Result, sealer: in.Sealer}
 	switch {
@@ -134,9 +138,9 @@ func ResolveRequest(ctx context.Context, db DB, by By, in ResolveRequestInput) (
 	return decide(ctx, db, requestKind("request resolve"), by, c, in.Shown)
 }
 
-// CloseRequest completes a request in lease mode without an answer: one that is left, abandoned or set
-// aside. What its steps did at the provider stays, and what the handler would have written is never
-// written. Copies of the request get 410 until its record expires.
+// CloseRequest completes a request in lease mode without an answer: one that is left, abandoned or
+// set aside. What its steps did at the provider stays, and what the handler would have written is
+// never written. Copies of the request get 410 until its record expires.
 //
 // Errors are of kind ErrNotFound if there is no such request, ErrRefused if it is running or
 // completed, and ErrChanged.

@@ -26,9 +26,9 @@ select r.id::text as id, case when r.state = 'running' and coalesce(l.until > cl
 // means: not yet, or none.
 type Request struct {
 	ID string `json:"id"` // what the Idempotency-Key is stored as, a UUID
-	// State is running; left (by a process that died, or a handler that answered 5xx); abandoned
-	// (its steps had their effect, and no client has come back); reconcile (a step's outcome is
-	// unknown and too old to ask about); or completed.
+	// State is one of: running; left, if its process died or its handler answered 5xx; abandoned,
+	// if its steps had their effect and no client has come back; reconcile, if a step's outcome is
+	// unknown and too old to ask about; completed.
 	State        string     `json:"state"`
 	Tenant       string     `json:"tenant"`
 	Scope        string     `json:"scope"` // for example "http POST /v1/charges"

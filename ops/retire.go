@@ -9,7 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/cursor"
 )
 
-// Retired is what came of [RetireCursor].
+// Retired is the result of [RetireCursor].
 type Retired struct {
 	Audited
 
@@ -21,7 +21,7 @@ type Retired struct {
 	Parked    int64   `json:"parked"` // rows of it that are not settled
 }
 
-// RetireInput is what [RetireCursor] is asked for.
+// RetireInput is the input of [RetireCursor].
 type RetireInput struct {
 	Place
 
@@ -30,10 +30,10 @@ type RetireInput struct {
 	Shown *Retired
 }
 
-// RetireCursor takes a cursor out of use: its owner is fenced out, and no consumer works on it. A consumer
-// that gets its partition halts, and what is parked there is not tried again. It holds back the
-// retention of keys for one horizon more, and then none. The row stays; [AdoptCursor] with At brings
-// it back.
+// RetireCursor takes a cursor out of use: its owner is fenced out, and no consumer works on it. If
+// a consumer gets its partition, it halts, and what is parked there is not tried again. The cursor
+// holds back the retention of keys for one horizon more, and then no longer. The row stays;
+// [AdoptCursor] with At brings it back.
 //
 // It waits for the owner's batch to end. Errors are of kind ErrNotFound if there is no such cursor,
 // ErrNothing if it is retired already, and ErrChanged.

@@ -9,8 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
-// keyRingsSQL reads what the rings of keys are set to, and their filters. In: their names. Out: a
-// row for each, in that order: horizon in seconds (null: for ever), filters, their bytes. By the
+// keyRingsSQL reads the settings of the rings of keys, and their filters. In: their names. Out: a
+// row for each, in that order: horizon in seconds (null: forever), filters, their bytes. By the
 // primary keys.
 const keyRingsSQL = `
 select r.name as ring, extract(epoch from r.horizon)::float8 as horizon, count(distinct f.use) as filters, coalesce(sum(octet_length(f.filter)), 0)::bigint as filter_bytes
@@ -67,13 +67,13 @@ func inSeconds(d *time.Duration) *float64 {
 	return &s
 }
 
-// ahead is by how much a frontier may be ahead of the database's clock: what is further ahead was
-// noted before the clock went back.
+// ahead is how far a frontier may be ahead of the database's clock. One that is further ahead was
+// recorded before the clock went back.
 const ahead = time.Minute
 
-// frontiersSQL lists the cursors that hold back the retention of the consumers' ring most, and
-// before them those whose frontier is ahead of the clock, which hold back too little. Out: scope,
-// topic, partition, seconds behind the clock (null: not known; below 0: ahead). In: how many
+// frontiersSQL lists the cursors that hold back the retention of the consumers' ring most. Before
+// them it lists those whose frontier is ahead of the clock, which hold back too little. Out: scope,
+// topic, partition, age in seconds by the clock (null: not known; below 0: ahead). In: how many
 // seconds count as ahead. Reads one row of onlyonce.cursors and one of onlyonce.frontiers for each
 // cursor in use.
 const frontiersSQL = `
@@ -82,7 +82,7 @@ select c.scope, c.topic, c.partition, extract(epoch from clock_timestamp() - f.f
  where c.retired_at is null and c.cluster_id is distinct from 'postgres'
  order by (f.frontier > clock_timestamp() + make_interval(secs => $1)) is true desc, f.frontier nulls first, 1, 2, 3 limit 10`
 
-// Frontier is how far a cursor has certainly passed its log, by the database's clock.
+// Frontier is the time, by the database's clock, up to which a cursor has certainly passed its log.
 type Frontier struct {
 	Scope     string   `json:"scope"`
 	Topic     string   `json:"topic"`
@@ -90,7 +90,7 @@ type Frontier struct {
 	Behind    *float64 `json:"behind_seconds"` // nil: the owner has not said; below 0: ahead
 }
 
-// Ahead reports whether the frontier is in the database's future: it was noted before the clock
+// Ahead reports whether the frontier is in the database's future: it was recorded before the clock
 // went back.
 func (f *Frontier) Ahead() bool { return f.Behind != nil && *f.Behind < -ahead.Seconds() }
 

@@ -12,10 +12,12 @@ import (
 // sinkSQL reads a sink. In: name. One row, or none. By the primary key.
 const sinkSQL = `select name, paused_at, paused_by, pause_reason from onlyonce.sinks where name = $1`
 
-// lockSinkSQL locks a sink against those who pause and resume it; lanes may refer to it meanwhile. In: name.
+// lockSinkSQL locks a sink against other pauses and resumes; lanes may refer to it meanwhile. In:
+// name.
 const lockSinkSQL = `select name from onlyonce.sinks where name = $1 for no key update`
 
-// pauseSinkSQL and resumeSinkSQL set and end a pause. In: name; reason and actor (null: the role of the connection). By the primary key, under the lock on the row.
+// pauseSinkSQL and resumeSinkSQL set and end a pause. In: name; reason and actor (null: the role of
+// the connection). By the primary key, under the lock on the row.
 const (
 	pauseSinkSQL = `
 insert into onlyonce.sinks (name, paused_at, paused_by, pause_reason) values ($1, clock_timestamp(), coalesce($3::text, current_user), $2::text)
@@ -33,34 +35,35 @@ type Sink struct {
 	PauseReason *string    `json:"pause_reason"`
 }
 
-// Paused says since when, by whom and why.
+// Paused describes the pause: since when, by which actor and why.
 func (s *Sink) Paused() string {
 	return fmt.Sprintf("since %s by %s: %s", instant(*s.PausedAt), orDash(s.PausedBy), orDash(s.PauseReason))
 }
 
-// PauseSinkInput is what [PauseSink] is asked for.
+// PauseSinkInput is the input of [PauseSink].
 type PauseSinkInput struct {
 	// Sink is the name of the sink. It must not be empty.
 	Sink string
 
-	// Unlisted pauses the sink although no relay has listed it yet. Its first relay then starts no call.
+	// Unlisted pauses the sink although no relay has listed it yet. Its first relay then starts no
+	// call. Defaults to false.
 	Unlisted bool
 }
 
-// PauseSink has relays start no more calls to a sink until [ResumeSink]. It outlasts restarts. Calls that
-// are under way end, and applications go on enqueueing. Keys age meanwhile: what was called before
-// without a final answer goes to state reconcile if the remote may have forgotten its key.
+// PauseSink stops calls to a sink until [ResumeSink]: relays start no more. It outlasts restarts.
+// Running calls end, and applications can still enqueue. Keys age meanwhile: a call that was made
+// before without a final answer goes to state reconcile if the remote may have forgotten its key.
 //
-// It returns the sink as it was. Errors are of kind ErrNotFound for a sink that no relay has listed,
-// unless Unlisted is set, and ErrNothing if it is paused already.
+// It returns the sink as it was. Errors are of kind ErrNotFound for a sink that no relay has
+// listed, unless Unlisted is set, and ErrNothing if it is paused already.
 func PauseSink(ctx context.Context, db DB, by By, in PauseSinkInput) (*Sink, error) {
 	k := kind{action: "outbox pause", subject: "the sink", look: "onlyonce outbox status"}
 	return decide(ctx, db, k, by, &sinkStop{sink: in.Sink, unlisted: in.Unlisted}, nil)
 }
 
-// ResumeSink ends the pause of a sink. Relays go on within a second or two. It returns the sink as it was.
-// Errors are of kind ErrNotFound for a sink that no relay has listed, and ErrNothing if it is not
-// paused.
+// ResumeSink ends the pause of a sink. Relays go on within a second or two. It returns the sink as
+// it was. Errors are of kind ErrNotFound for a sink that no relay has listed, and ErrNothing if it
+// is not paused.
 func ResumeSink(ctx context.Context, db DB, by By, sink string) (*Sink, error) {
 	k := kind{action: "outbox resume", subject: "the sink", look: "onlyonce outbox status"}
 	return decide(ctx, db, k, by, &sinkStop{sink: sink, resume: true}, nil)
@@ -113,7 +116,8 @@ func (q *sinkStop) read(ctx context.Context, tx pgx.Tx) (*Sink, error) {
 	return s, nil
 }
 
-// differs: a pause that came or went meanwhile leaves nothing to do, and read says so.
+// differs returns false: if a pause came or went meanwhile, nothing is left to do, and read reports
+// that.
 func (q *sinkStop) differs(_, _ *Sink) bool { return false }
 
 func (q *sinkStop) do(ctx context.Context, tx pgx.Tx, by By, now *Sink) (*Sink, error) {

@@ -6,7 +6,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// Every statement of a decision is one that the real server understands.
+// The real server can parse every statement of a decision.
 func TestDecisionsPrepare(t *testing.T) {
 	t.Parallel()
 	conn, err := pgtest.DB(t).Acquire(t.Context())

@@ -7,7 +7,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// Every question is one that the server understands.
+// The server can parse every question.
 func TestQuestionsPrepare(t *testing.T) {
 	t.Parallel()
 	conn, err := pgtest.DB(t).Acquire(t.Context())
@@ -25,7 +25,7 @@ func TestQuestionsPrepare(t *testing.T) {
 	}
 }
 
-// A segment that the schema has and explain does not ask would hide keys.
+// If the schema had a segment that explain does not read, keys would be hidden.
 func TestExplainAsksEverySegment(t *testing.T) {
 	t.Parallel()
 	var n int

@@ -13,15 +13,15 @@ import (
 )
 
 // parkedCountsSQL counts what is parked. One row for each (kind, reason, state). Reads the whole
-// table without bodies, which are stored out of line: it holds failures, and is small if things are
-// well.
+// table without bodies, which are stored out of line. The table holds failures, so it is usually
+// small.
 const parkedCountsSQL = `
 select kind, reason, state, count(*) as count, min(parked_at) as oldest
   from onlyonce.parked
  group by kind, reason, state order by kind, reason, state`
 
-// relaysSQL lists who sends the calls of each sink, by the database's clock. One row for a sink's
-// lanes together.
+// relaysSQL lists the relays that send the calls of each sink, by the database's clock. One row for
+// a sink's lanes together.
 const relaysSQL = `
 select l.sink, max(e.epoch) as epoch, max(e.until) as until,
        bool_or((e.nonce is not null and e.until > clock_timestamp() and e.until <= clock_timestamp() + interval '1 hour') is true) as held, count(*) as lanes,
@@ -51,7 +51,7 @@ type PendingCalls struct {
 	OldestAgeSeconds *float64 `json:"oldest_age_seconds"`
 }
 
-// SinkRelays is who sends the calls of a sink.
+// SinkRelays is the relays that send the calls of a sink.
 type SinkRelays struct {
 	Sink      string     `json:"sink"`
 	Epoch     int64      `json:"epoch"` // the highest of its lanes
@@ -62,7 +62,7 @@ type SinkRelays struct {
 	Members   int64      `json:"members" db:"-"` // relays that list it
 }
 
-// StatusReport is where the work is.
+// StatusReport is the result of [Status]: where the work is.
 type StatusReport struct {
 	SchemaVersion int           `json:"schema_version"`
 	Cursors       []Cursor      `json:"cursors"` // by scope, topic and partition
@@ -75,14 +75,14 @@ type StatusReport struct {
 	Owners        []Owner        `json:"owners"` // consumer processes, by scope
 }
 
-// StatusQuestion is what [Status] is asked.
+// StatusQuestion is the input of [Status].
 type StatusQuestion struct {
 	CountLimit time.Duration // for how long pending calls are counted; 0: CountLimit of this package
 }
 
-// Status returns where the work is, on one snapshot: positions, what is parked, what is to be sent,
-// and who works. Kafka is not asked; the lag is what the owners have written, at most 10 seconds
-// ago.
+// Status returns where the work is, on one snapshot: positions, parked rows, calls to be sent, and
+// the processes that work. It does not ask Kafka; the lag is what the owners have written, at most
+// 10 seconds ago.
 //
 // It reads one row for each cursor, lane, relay and process; the index entries of calls that are to
 // be sent, for at most CountLimit; and onlyonce.parked as a whole, without bodies.

@@ -18,7 +18,7 @@ func days(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// remembered says for how long a ring remembers keys. Nil: for ever.
+// remembered says how long a ring remembers keys. Nil: forever.
 func remembered(horizon *float64) string {
 	if horizon == nil {
 		return "for ever"

@@ -1,5 +1,6 @@
-// Package sqltx claims keys and enqueues calls in a transaction of database/sql: for programs whose effects go through
-// GORM, sqlx, sqlc, ent, bun or plain *sql.Tx, with pgx's stdlib driver or lib/pq.
+// Package sqltx claims keys and enqueues calls in a transaction of database/sql. It is for programs
+// whose effects go through GORM, sqlx, sqlc, ent, bun or plain *sql.Tx, with pgx's stdlib driver or
+// lib/pq.
 //
 //	err := db.Transaction(func(g *gorm.DB) error {
 //		tx := g.Statement.ConnPool.(sqltx.Tx)
@@ -8,7 +9,7 @@
 //		case err != nil:
 //			return err // rolled back; deliver again
 //		case outcome == dedupe.Duplicate:
-//			return nil // somebody has applied it
+//			return nil // it was applied before
 //		case outcome == dedupe.Conflict:
 //			return setAside(g, id, payload) // another payload under the same id: never skip it
 //		}
@@ -20,22 +21,26 @@
 //
 // # Nested transactions
 //
-// GORM makes a savepoint of a transaction inside a transaction, and so do others. One that was set behind the claim and is rolled back
-// undoes effects, and leaves the claim:
+// GORM and other libraries make a savepoint of a transaction inside a transaction. If a savepoint
+// that was set after the claim is rolled back, that undoes effects and keeps the claim:
 //
 //	BEGIN; claim(k): fresh; SAVEPOINT; effects; ROLLBACK TO SAVEPOINT; COMMIT
 //	the redelivery is a duplicate, and its effects were never written
 //
-// So when a savepoint behind the claim was rolled back, roll back, and run the whole transaction again. Never claim a second time in one
-// transaction to find out: the answer is [dedupe.Duplicate], because a transaction sees its own claims, and says nothing of the effects.
+// So if a savepoint after the claim was rolled back, roll back the whole transaction and run it
+// again. Never claim a second time in one transaction to find out: the answer is
+// [dedupe.Duplicate], because a transaction sees its own claims, and does not show whether the
+// effects are there.
 //
 // # Why a package of its own
 //
-// The one seam to the database is pgx.Tx, and a second engine for another one would be a second place for each rule. So nothing is
-// claimed or enqueued here. The transaction is given the three methods that packages dedupe and outbox ask for, and those run
-// the same statements with the same hashes, frozen bytes and checks. What differs is only how arguments and answers travel:
-// database/sql has no arrays that all drivers agree on, so they go as text in PostgreSQL's own notation, which the
-// server reads by the parameter's type. Who does not use database/sql links none of it.
+// The engine's only interface to the database is pgx.Tx. A second engine for another interface
+// would be a second place for each rule. So this package does not claim or enqueue anything itself.
+// It gives the transaction the three methods that packages dedupe and outbox need, and those run
+// the same statements with the same hashes, frozen bytes and checks. Only the form of arguments and
+// answers differs: database/sql has no arrays that all drivers agree on, so they go as text in
+// PostgreSQL's own notation, which the server parses by the parameter's type. A program that does
+// not import this package links none of it.
 //
 // # What it defends against
 //
@@ -43,20 +48,23 @@
 //
 //	claim commits; the process is killed; the redelivery is a duplicate, and its effects were never written
 //
-// So [Tx] has Commit and Rollback, which are never called here: *sql.DB and *sql.Conn have neither, and do not compile.
+// So [Tx] has Commit and Rollback, which are never called here: *sql.DB and *sql.Conn have neither,
+// and do not compile.
 //
-// An error that the caller cannot tell. lib/pq has a type of errors of its own, so a conflict found by the server would not be
-// [outbox.ErrConflict], and a serialization failure not a *pgconn.PgError. Each error that carries an SQLSTATE is therefore both:
-// the driver's own, and a *pgconn.PgError with that code.
+// An error that the caller cannot recognize. lib/pq has its own type of errors. A conflict that the
+// server found would not be [outbox.ErrConflict], and a serialization failure not a
+// *pgconn.PgError. So each error that carries an SQLSTATE is both: the driver's own, and a
+// *pgconn.PgError with that code.
 //
 // # What it cannot do
 //
-// It is not the guarded transaction of a consumer's handler. Nothing keeps your code from ending the transaction between the claim
-// and the effects, from swallowing a failed statement, or from taking an error of Commit for success, and no seal refuses such a
-// COMMIT. (PostgreSQL answers COMMIT of a failed transaction with ROLLBACK; of the two drivers pgx makes an error of that, and lib/pq
-// does too.) There is no origin either: calls need a Scope and an ID, as in any transaction of your own. A consumer's handler cannot
-// be given a *sql.Tx: its transaction is pipelined on a connection of pgx, and stays there.
+// It is not the guarded transaction of a consumer's handler. Your code can end the transaction
+// between the claim and the effects, swallow a failed statement, or ignore an error of Commit. No
+// seal refuses such a COMMIT. (PostgreSQL answers COMMIT of a failed transaction with ROLLBACK; pgx
+// and lib/pq both return an error then.) There is no origin either: calls need a Scope and an ID,
+// as in any transaction of your own. A consumer's handler cannot get a *sql.Tx, because its
+// transaction is pipelined on a connection of pgx.
 //
-// Under REPEATABLE READ and SERIALIZABLE a claim or a call may end in SQLSTATE 40001, with several calls in one transaction in 40P01: run the
-// transaction again from its beginning.
+// Under REPEATABLE READ and SERIALIZABLE a claim or a call may end in SQLSTATE 40001. Several calls
+// in one transaction may end in 40P01. In both cases run the transaction again from its beginning.
 package sqltx

@@ -10,7 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/sqltx"
 )
 
-// Plain database/sql: claim, effect and call in one transaction, and the message is acknowledged only when it has committed.
+// Plain database/sql: claim, effect and call are in one transaction, and the message is
+// acknowledged only after its COMMIT.
 func Example() {
 	apply := func(ctx context.Context, db *sql.DB, id string, payload []byte) error {
 		tx, err := db.BeginTx(ctx, nil)

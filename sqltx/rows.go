@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// rows are those of database/sql in pgx's form.
+// rows adapts the rows of database/sql to pgx.Rows.
 type rows struct {
 	found  *sql.Rows
 	types  *pgtype.Map
@@ -29,7 +29,7 @@ func (r *rows) Close() {
 	}
 }
 
-// Err is what ended the reading, nil at the end of the rows.
+// Err returns the error that ended the reading, or nil at the end of the rows.
 func (r *rows) Err() error {
 	if r.failed != nil {
 		return r.failed
@@ -37,10 +37,10 @@ func (r *rows) Err() error {
 	return withCode(r.found.Err())
 }
 
-// CommandTag counts the rows that were read.
+// CommandTag returns a tag with the number of rows that were read.
 func (r *rows) CommandTag() pgconn.CommandTag { return tag(r.read) }
 
-// FieldDescriptions has the columns' names; database/sql knows no more that drivers agree on.
+// FieldDescriptions returns the columns' names only: drivers of database/sql agree on no more.
 func (r *rows) FieldDescriptions() []pgconn.FieldDescription {
 	names, err := r.found.Columns()
 	if err != nil {
@@ -63,8 +63,8 @@ func (r *rows) Next() bool {
 	return true
 }
 
-// Scan reads the row. What database/sql can write into goes there; for anything else (arrays, pgtype's types) the server's text is
-// decoded.
+// Scan reads the row. A destination that database/sql supports is filled by it. For any other, for
+// example an array or a type of pgtype, the server's text is decoded.
 func (r *rows) Scan(dest ...any) error {
 	if len(dest) == 1 {
 		if whole, ok := dest[0].(pgx.RowScanner); ok {
@@ -90,7 +90,7 @@ func (r *rows) Scan(dest ...any) error {
 	return nil
 }
 
-// plain says whether database/sql writes into a destination itself.
+// plain reports whether database/sql can write into a destination itself.
 func plain(dest any) bool {
 	switch dest.(type) {
 	case sql.Scanner, *any, *[]byte, *time.Time:
@@ -128,7 +128,7 @@ func (d *decoded) Scan(src any) error {
 	return d.types.Scan(typ.OID, pgtype.TextFormatCode, text, d.dest)
 }
 
-// Values are the row's values as the driver makes them.
+// Values returns the row's values in the driver's types.
 func (r *rows) Values() ([]any, error) {
 	names, err := r.found.Columns()
 	if err != nil {
@@ -141,7 +141,8 @@ func (r *rows) Values() ([]any, error) {
 	return values, r.Scan(into...)
 }
 
-// RawValues are the row's values as database/sql writes them, nil for null; nil if they cannot be had.
+// RawValues returns the row's values as database/sql writes them, with nil for null. It returns nil
+// if they are not available.
 func (r *rows) RawValues() [][]byte {
 	names, err := r.found.Columns()
 	if err != nil {
@@ -157,10 +158,10 @@ func (r *rows) RawValues() [][]byte {
 	return raw
 }
 
-// Conn is nil: the connection belongs to database/sql.
+// Conn returns nil: the connection belongs to database/sql.
 func (r *rows) Conn() *pgx.Conn { return nil }
 
-// TypeMap is what texts are decoded with.
+// TypeMap returns the types with which texts are decoded.
 func (r *rows) TypeMap() *pgtype.Map { return r.types }
 
 // firstRow is the answer of QueryRow.

@@ -9,9 +9,10 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Tx is a transaction of database/sql that its caller has begun and will end. *sql.Tx is one, and so are *sqlx.Tx, bun.Tx, and
-// what GORM has in Statement.ConnPool inside of Transaction. Commit and Rollback tell it from a pool or a bare connection, which are
-// refused by the compiler; they are never called.
+// Tx is a transaction of database/sql that its caller has begun and will end: for example *sql.Tx,
+// *sqlx.Tx, bun.Tx, and what GORM has in Statement.ConnPool inside of Transaction. Because of
+// Commit and Rollback the compiler refuses a pool or a bare connection; this package never calls
+// them.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -49,7 +50,7 @@ func EnqueueAll(ctx context.Context, tx Tx, calls ...outbox.Call) error {
 	return outbox.EnqueueAll(ctx, t, calls...)
 }
 
-// adapt refuses a transaction that is none.
+// adapt refuses a value that is not a transaction.
 func adapt(tx Tx) (*transaction, error) {
 	if std, ok := tx.(*sql.Tx); tx == nil || ok && std == nil {
 		return nil, fmt.Errorf("sqltx: tx: %w: it is nil", outbox.ErrNoTransaction)

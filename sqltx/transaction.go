@@ -14,17 +14,18 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// transaction is a Tx as packages dedupe and outbox see it.
+// transaction adapts a Tx for packages dedupe and outbox.
 type transaction struct {
 	tx    Tx
-	types *pgtype.Map // not to be shared between goroutines, so each call has its own
+	types *pgtype.Map // not safe for several goroutines, so each call has its own
 }
 
 var _ dedupe.Tx = (*transaction)(nil)
 
 func newTransaction(tx Tx) *transaction { return &transaction{tx, pgtype.NewMap()} }
 
-// Exec runs a statement. Its tag counts rows and names no command: database/sql does not tell which it was.
+// Exec runs a statement. Its tag counts rows and has no command name: database/sql does not report
+// it.
 func (t *transaction) Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error) {
 	neutral, err := t.neutral(args)
 	if err != nil {
@@ -60,8 +61,9 @@ func (t *transaction) QueryRow(ctx context.Context, query string, args ...any) p
 	return &firstRow{found, err}
 }
 
-// neutral turns arguments into ones that every driver takes as they are: the types of driver.Value, and for all others the
-// server's text. The server learns the type from the statement, not from the argument.
+// neutral converts arguments to ones that every driver accepts: the types of driver.Value, and for
+// all others the server's text. The server finds the type from the statement, not from the
+// argument.
 func (t *transaction) neutral(args []any) ([]any, error) {
 	all := make([]any, len(args))
 	for i, a := range args {
@@ -89,8 +91,8 @@ func tag(n int64) pgconn.CommandTag {
 	return pgconn.NewCommandTag("SELECT " + strconv.FormatInt(n, 10))
 }
 
-// withCode makes an error with an SQLSTATE a *pgconn.PgError too, which is what packages dedupe and outbox, and their callers, look for.
-// lib/pq's has a method SQLState, like pgx's.
+// withCode makes an error with an SQLSTATE a *pgconn.PgError too, because packages dedupe and
+// outbox and their callers look for that. lib/pq's error has a method SQLState, like pgx's.
 func withCode(err error) error {
 	var pg *pgconn.PgError
 	var coded interface{ SQLState() string }
@@ -100,7 +102,7 @@ func withCode(err error) error {
 	return &serverError{err, &pgconn.PgError{Severity: "ERROR", Code: coded.SQLState(), Message: err.Error()}}
 }
 
-// serverError is an error of the server's in the driver's form and in pgx's.
+// serverError is an error of the server in the driver's form and in pgx's.
 type serverError struct {
 	error
 	pg *pgconn.PgError

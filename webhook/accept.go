@@ -16,20 +16,24 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// receiveSQL claims the event, and is the transaction's fence; see the function's comment in the migration. One row: what it found.
+// receiveSQL claims the event, and is the transaction's fence; see the function's comment in the
+// migration. One row: what it found.
 const receiveSQL = `select onlyonce.receive_webhook($1, $2, $3, $4, $5, $6, $7, $8, $9)`
 
-// setAsideSQL keeps an event whole that is not accepted as it is. In: state, reason, error, tenant, scope, key, topic, ordering key, names and
-// values of headers, body, event id, whether it is settled by that. By no index; locks nothing.
+// setAsideSQL parks a whole event that is not accepted. In: state, reason, error, tenant, scope,
+// key, topic, ordering key, names and values of headers, body, event id, whether parking settles
+// it. By no index; locks nothing.
 const setAsideSQL = `
 insert into onlyonce.parked (kind, state, reason, error, tenant, scope, key, topic, record_time, record_key, header_names, header_values, body, event_id,
                              log_append_time, settled_at)
 values ('event', $1, $2, $3, $4, $5, $6, $7, clock_timestamp(), $8, $9, $10, $11, $12, true, case when $13 then clock_timestamp() end)`
 
-// setCopyAsideSQL keeps an event of a body that came before. The first such copy since the body was accepted is kept whole, and later ones name it: so a
-// recorded request, sent again under ids that are made up, takes a row without a body each. What they take of a day is bounded. In: endpoint, digest, most
-// bytes of a day, error, tenant, scope, key, topic, ordering key, names and values of headers, body, event id. One row: 1, or 0 if the day has no more. Under the
-// lock on the body's row, which the claim has taken; locks the endpoint's, after it.
+// setCopyAsideSQL parks an event whose body came before. The first such copy since the body was
+// accepted is kept whole, and later ones refer to it. So a recorded request that is sent again
+// under made-up ids takes one row without a body each time. The bytes of a day are bounded. In:
+// endpoint, digest, most bytes of a day, error, tenant, scope, key, topic, ordering key, names and
+// values of headers, body, event id. One row: 1, or 0 if the day's bytes are used up. Runs under
+// the lock on the body's row, which the claim has taken; then locks the endpoint's row.
 const setCopyAsideSQL = `
 with first as (
   select p.id from onlyonce.webhook_bodies b join onlyonce.parked p on p.id = b.parked_id and p.body is not null
@@ -53,7 +57,8 @@ noted as (
   update onlyonce.webhook_bodies b set parked_id = kept.id from kept where b.endpoint = $1 and b.digest = $2 and not exists (select from first))
 select count(*) from kept`
 
-// isolationSQL comes first in a transaction of our own statements: at READ COMMITTED none of them is ever run again for a snapshot.
+// isolationSQL is the first statement of a transaction that has only our own statements: at READ
+// COMMITTED none of them fails for its snapshot, so none has to run again.
 const isolationSQL = `set transaction isolation level read committed`
 
 // Steps of a receiver's transaction.
@@ -77,15 +82,16 @@ const (
 	codeNoStream = "OO009"
 )
 
-// accept brings an event into the database, once, and returns when that is committed, or was before.
+// accept stores an event once. It returns when that is committed, or was committed before.
 //
-// Where COMMIT was sent and its answer never came, nobody knows: then the same is done again on another connection. Its claim waits for the
-// old transaction, should that still be under way, and then finds the event there, which means committed, or not, and accepts it.
+// If COMMIT was sent and its answer never arrived, the outcome is unknown. accept then does the
+// same again on another connection. Its claim waits for the old transaction, if that is still
+// running. Then it either finds the event, which means that it was committed, or accepts it.
 func (r *Endpoint) accept(ctx context.Context, i *item) (Outcome, error) {
 	if err := fault.Point(fault.WebhookVerified); err != nil {
 		return "", fmt.Errorf("%w: %w", ErrStore, err)
 	}
-	var aside error // why the handler wants the event set aside
+	var aside error // the handler's reason to park the event
 	unknown := false
 	for run := 1; ; run++ {
 		a := &attempt{Endpoint: r, item: i, aside: aside}
@@ -94,14 +100,14 @@ func (r *Endpoint) accept(ctx context.Context, i *item) (Outcome, error) {
 		switch {
 		case err == nil:
 			if outcome == Duplicate && unknown {
-				outcome = Accepted // by our own transaction, for all that anybody can tell
+				outcome = Accepted // by our own transaction, as far as can be known
 			}
 			if outcome == Accepted {
 				r.wake()
 			}
 			return outcome, nil
 		case errors.Is(err, ErrOvertaken):
-			aside, again = err, true // the handler's transaction is undone; another one sets the event aside
+			aside, again = err, true // the handler's transaction is rolled back; another one parks the event
 		case a.unknown:
 			unknown, again = true, true
 		case a.lost:
@@ -118,7 +124,7 @@ func (r *Endpoint) accept(ctx context.Context, i *item) (Outcome, error) {
 	}
 }
 
-// wake tells readers in this process.
+// wake wakes the readers in this process.
 func (r *Endpoint) wake() {
 	for _, s := range r.cfg.Sources {
 		s.Wake()
@@ -131,12 +137,12 @@ type attempt struct {
 	*item
 	aside error
 
-	unknown bool // COMMIT was sent, and its answer never came
+	unknown bool // COMMIT was sent, and its answer never arrived
 	lost    bool // the connection was lost before that: nothing is committed
 	handler bool // the error is the handler's
 }
 
-// blame says whose fault an error is.
+// blame classifies an error: the handler's, the database's, or a wait for another copy.
 func (a *attempt) blame(err error) error {
 	switch {
 	case errors.Is(err, ErrPending), errors.Is(err, ErrHandler), errors.Is(err, ErrAside):
@@ -147,7 +153,7 @@ func (a *attempt) blame(err error) error {
 	return fmt.Errorf("%w: %w", ErrStore, err)
 }
 
-// run is the transaction: claim, then what the mode says, then the seal and COMMIT.
+// run runs the transaction: the claim, the work of the mode, the seal and COMMIT.
 func (a *attempt) run(ctx context.Context) (Outcome, error) {
 	conn, err := a.pool.Acquire(ctx)
 	if err != nil {
@@ -157,7 +163,7 @@ func (a *attempt) run(ctx context.Context) (Outcome, error) {
 	tx.Report = a.strayed
 	outcome, commit, err := a.fill(ctx, tx)
 	if errors.Is(err, errLeftBehind) {
-		conn.Hijack() // gives the pool its place back; the handler still has the connection, which is cut
+		conn.Hijack() // frees the connection's place in the pool; the handler still has the connection, which is cut
 		tx.Abandon()
 		a.handler = true
 		return "", err
@@ -188,18 +194,18 @@ func (a *attempt) run(ctx context.Context) (Outcome, error) {
 	return "", err
 }
 
-// strayed logs a write that a handler has queued when it had returned (T6).
+// strayed logs a write that a handler has queued after it returned (T6).
 func (r *Endpoint) strayed(err error) {
 	r.cfg.Logger.Error("onlyonce: a webhook's handler queued a statement after it had returned; it was not sent", "endpoint", r.cfg.Name, "error", err)
 }
 
-// left is how long COMMIT may take.
+// left returns how long COMMIT may take.
 func (a *attempt) left(ctx context.Context) time.Duration {
 	at, _ := ctx.Deadline()
 	return max(time.Until(at), 50*time.Millisecond)
 }
 
-// fill does everything but COMMIT. commit is false where there is nothing to be committed.
+// fill does everything before COMMIT. commit is false if there is nothing to commit.
 func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, commit bool, err error) {
 	if a.cfg.Mode != Inline {
 		tx.Engine(stepIsolation, isolationSQL)
@@ -232,7 +238,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	tx.Lend(&origin.Origin{Tenant: a.tenant, Scope: Scope(a.cfg.Name), ID: a.id, Time: time.Now()})
 	if a.cfg.Forward != nil {
 		err := a.cfg.Forward.enqueue(ctx, tx, a.item)
-		if errors.Is(err, outbox.ErrCall) { // of this event no call can be made, however often it comes; nothing was sent to the database
+		if errors.Is(err, outbox.ErrCall) { // no call can be made of this event, now or later; no statement was sent
 			tx.TakeBack()
 			a.keep(tx, parked.Waiting, parked.Forward, err)
 			return Unforwarded, true, nil
@@ -246,7 +252,7 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 		err = eventsource.Append(ctx, tx, a.stored(a.item))
 	case Inline:
 		if err = a.handle(ctx, tx); errors.Is(err, errLeftBehind) {
-			return "", false, err // from here on tx is the handler's
+			return "", false, err // from here on the handler owns tx
 		}
 	}
 	tx.TakeBack()
@@ -256,9 +262,9 @@ func (a *attempt) fill(ctx context.Context, tx *guard.Tx) (outcome Outcome, comm
 	return Accepted, true, err
 }
 
-// claim claims the id, and finds out whether it or the body came before.
+// claim claims the id, and finds out whether the id or the body came before.
 func (a *attempt) claim(ctx context.Context, tx *guard.Tx) (found int, err error) {
-	// The server gives up before ctx does, and the connection is not lost with the statement.
+	// The server's timeout ends before ctx does, so that a timeout does not cost the connection.
 	bound := a.left(ctx) * 7 / 8
 	err = tx.EngineRow(ctx, stepClaim, receiveSQL, a.cfg.Name, a.hash, a.fingerprint, a.digest, a.cfg.BodyWindow,
 		guard.Millis(min(a.cfg.DuplicateWait, bound)), guard.Millis(bound), guard.Millis(bound), guard.Millis(a.cfg.Deadline)).Scan(&found)
@@ -276,14 +282,14 @@ var (
 	errSameBody  = errors.New("this body was accepted before, under another id, and the sender signs no id")
 )
 
-// keep sets the event aside, whole.
+// keep parks the whole event.
 func (a *attempt) keep(tx *guard.Tx, state, reason string, why error) {
 	names, values := a.columns()
 	tx.Engine(stepAside, setAsideSQL, state, reason, codec.Text(why.Error()), a.tenant, Scope(a.cfg.Name), a.hash,
 		Topic(a.cfg.Name), a.key, names, values, a.Body, a.id, state == parked.Discarded)
 }
 
-// keepCopy sets an event aside whose body came before under another id.
+// keepCopy parks an event whose body came before under another id.
 func (a *attempt) keepCopy(ctx context.Context, tx *guard.Tx) error {
 	names, values := a.columns()
 	var kept int
@@ -299,7 +305,7 @@ func (a *attempt) keepCopy(ctx context.Context, tx *guard.Tx) error {
 	return nil
 }
 
-// columns returns the headers as parked rows have them.
+// columns returns the headers in the form of a parked row.
 func (i *item) columns() (names, values [][]byte) {
 	names, values = make([][]byte, len(i.headers)), make([][]byte, len(i.headers))
 	for n, h := range i.headers {

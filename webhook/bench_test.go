@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// What a good request of each provider costs, and what 1,000 signatures and a body of 1 MiB that nobody signed do.
+// The cost of a good request of each provider, of 1,000 signatures, and of an unsigned body of 1
+// MiB.
 func BenchmarkVerify(b *testing.B) {
 	all := samples(b)
 	for _, name := range slices.Sorted(maps.Keys(all)) {

@@ -18,12 +18,13 @@ import (
 // Mode is what an endpoint does with an event that is new.
 type Mode int
 
-// Modes.
+// Modes of an endpoint.
 const (
-	// Inbox stores the event as it came, and answers. A consumer handles it: the endpoint's own, see
-	// [Endpoint.Run], or one over a [Source].
+	// Inbox stores the event as it came, and answers. A consumer handles it: the endpoint's own,
+	// see [Endpoint.Run], or one over a [Source].
 	Inbox Mode = iota
-	// Inline runs the handler in the transaction that claims the event, and answers after its COMMIT.
+	// Inline runs the handler in the transaction that claims the event, and answers after its
+	// COMMIT.
 	Inline
 	// ForwardOnly enqueues the call that Config.Forward describes, and nothing else.
 	ForwardOnly
@@ -40,7 +41,7 @@ type Config struct {
 	// or one of yours. Required.
 	Provider Provider
 
-	// Secrets are those that are valid now; see [VerifierConfig]. Required.
+	// Secrets are the secrets that are valid now; see [VerifierConfig]. Required.
 	Secrets []string
 
 	// Tolerance is how far the signed time may be from this machine's clock; see [VerifierConfig].
@@ -55,27 +56,28 @@ type Config struct {
 	// see [VerifierConfig]. Defaults to none.
 	KeepHeaders []string
 
-	// Mode is what is done with a new event. Defaults to [Inbox].
+	// Mode is what the endpoint does with a new event. Defaults to [Inbox].
 	Mode Mode
 
 	// Handler applies an event; [EventOf] returns the event of its message. It has the type of a
-	// consumer's handler, and one function does for both modes.
+	// consumer's handler, so that one function does for both modes.
 	//
-	// In mode Inbox [Endpoint.Run] consumes the stored events with it. Without it the events are only
-	// stored, for a consumer of your own over a [Source].
+	// In mode Inbox [Endpoint.Run] consumes the stored events with it. If it is not set, the events
+	// are only stored, for a consumer of your own over a [Source].
 	//
-	// In mode Inline it runs in the transaction that has claimed the event's id, and is required. An
-	// error rolls back both, the sender gets 500 and sends again. That holds for a permanent error
-	// too: nothing is parked, except what [InOrder] finds stale. Its context ends after three
+	// In mode Inline it runs in the transaction that has claimed the event's id, and is required.
+	// An error rolls back both; the sender gets 500 and sends again. That holds for a permanent
+	// error too: nothing is parked, except what [InOrder] finds stale. Its context ends after three
 	// quarters of Deadline.
 	Handler consumer.Handler
 
-	// Consumer configures how [Endpoint.Run] consumes stored events, if Handler is set in mode Inbox:
-	// failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its Logger to Logger.
+	// Consumer configures how [Endpoint.Run] consumes stored events, if Handler is set in mode
+	// Inbox: failure policy, batches, timeouts. Its Scope defaults to [Scope] of Name, its Logger
+	// to Logger.
 	Consumer consumer.Config
 
-	// Source configures how [Endpoint.Run] reads stored events, if Handler is set in mode Inbox. Its
-	// Endpoints must be empty. Its Group defaults to the consumer's scope, its Partitions to
+	// Source configures how [Endpoint.Run] reads stored events, if Handler is set in mode Inbox.
+	// Its Endpoints must be empty. Its Group defaults to the consumer's scope, its Partitions to
 	// Partitions, its Logger to Logger.
 	Source SourceConfig
 
@@ -83,16 +85,16 @@ type Config struct {
 	// ForwardOnly. Defaults to none.
 	Forward *Forward
 
-	// OrderingKey returns what an event is about: events of one key are handled one after another, in
-	// the order of their arrival. An event for which it returns "" or panics is handled in no order.
-	// Defaults to no order.
+	// OrderingKey returns what an event is about: events of one key are handled one after another,
+	// in the order of their arrival. An event for which it returns "" or panics is handled in no
+	// order. Defaults to no order.
 	OrderingKey func(*Event) string
 
 	// Tenant returns the customer that an event belongs to, if customers choose ids themselves: at
 	// most 255 bytes of UTF-8 without control characters. If it panics or returns anything else the
-	// request is answered with 500 and nothing is stored ([ErrTenant]), because under a wrong tenant an
-	// event would pass for a copy of another customer's. Event.Header has the kept headers only.
-	// Defaults to one tenant.
+	// request is answered with 500 and nothing is stored ([ErrTenant]), because under a wrong
+	// tenant an event would pass for a copy of another customer's. Event.Header has the kept
+	// headers only. Defaults to one tenant.
 	Tenant func(*Event) string
 
 	// Partitions is how many partitions the endpoint's stream gets, up to 1,024: at most as many
@@ -104,15 +106,15 @@ type Config struct {
 	// after each commit. The endpoint's own is always woken. Defaults to none.
 	Sources []*Source
 
-	// Retention is for how long a sender may deliver an event again (W10): at least 7 days, twice the
-	// tolerance, and the provider's Scheme.Redeliveries. [Endpoint.Run] returns an error if the inbox
-	// remembers ids for less (onlyonce inbox horizon -ring standard_keys; 7 days in a new database).
-	// Defaults to the longest of these.
+	// Retention is how long after an event its sender may still deliver it again (W10): at least 7
+	// days, twice the tolerance, and the provider's Scheme.Redeliveries. [Endpoint.Run] returns an
+	// error if the inbox remembers ids for less (onlyonce inbox horizon -ring standard_keys; 7 days
+	// in a new database). Defaults to the longest of these.
 	Retention time.Duration
 
-	// BodyWindow is for how long a body is remembered if the sender does not sign the event's id
-	// (GitHub, Shopify), from 1 minute to Retention: within it the same body under another id is set
-	// aside as a likely copy (W7). Defaults to 1 hour.
+	// BodyWindow is how long a body is remembered if the sender does not sign the event's id
+	// (GitHub, Shopify), from 1 minute to Retention: within it the same body under another id is
+	// set aside as a likely copy (W7). Defaults to 1 hour.
 	BodyWindow time.Duration
 
 	// DuplicateWait is how long a copy waits for a first one that has not committed, at most 2 s.
@@ -123,7 +125,8 @@ type Config struct {
 	// at most the provider's Scheme.Answer (W12). Defaults to four fifths of that.
 	Deadline time.Duration
 
-	// RetryAfter is what answers of 503 ask for, in whole seconds, at least 1 s. Defaults to 5 s.
+	// RetryAfter is the delay that answers of 503 ask for in Retry-After, in whole seconds, at
+	// least 1 s. Defaults to 5 s.
 	RetryAfter time.Duration
 
 	// MaxInFlight is how many verified events are processed at once; further ones get 503. Requests
@@ -132,18 +135,18 @@ type Config struct {
 
 	// MaxBytes bounds the memory of bodies that are held at once, verified or not, in bytes: a
 	// request that needs more gets 503. At least MaxBody plus 1. A body takes memory as it arrives,
-	// whatever its Content-Length, and must bring 32 KiB a second on average after the first 5 s, or
-	// it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
+	// whatever its Content-Length, and must bring 32 KiB a second on average after the first 5 s,
+	// or it gets 408. Defaults to 64 MiB, or four times MaxBody if that is more.
 	MaxBytes int64
 
 	// MaxAside bounds, in bytes a day (UTC), what is stored of copies that are recognized by their
-	// body alone (W7): headers, the first copy's body, and 500 bytes each. A copy beyond it gets 503
-	// ([ErrAside]); other events are not affected. At least MaxBody plus 64 KiB. Defaults to 256 MiB,
-	// or four times MaxBody if that is more.
+	// body alone (W7): headers, the first copy's body, and 500 bytes each. A copy beyond it gets
+	// 503 ([ErrAside]); other events are not affected. At least MaxBody plus 64 KiB. Defaults to
+	// 256 MiB, or four times MaxBody if that is more.
 	MaxAside int64
 
-	// KeepDivergent keeps the body of a copy that differs from the first (W9), as a discarded row of
-	// the parked table. Defaults to keeping only the fact.
+	// KeepDivergent keeps the body of a copy that differs from the first (W9), as a discarded row
+	// of the parked table. Defaults to keeping only the fact.
 	KeepDivergent bool
 
 	// Reconcile lists events that were missed; [Endpoint.Run] does it. Defaults to none.
@@ -256,7 +259,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		}
 	}
 	const never = 1<<63 - 1
-	// W10: an id that is forgotten while its sender still delivers is a new one.
+	// W10: if an id is forgotten while its sender still delivers, the next copy is a new event.
 	least := max(leastRetention, 2*past, 2*future, scheme.Redeliveries)
 	duration("Retention", &c.Retention, least, least, never, ": a sender may deliver an event again within that")
 	duration("BodyWindow", &c.BodyWindow, time.Hour, time.Minute, max(c.Retention, time.Minute), "")

@@ -1,5 +1,5 @@
-// Package webhook receives webhooks: it verifies that a request was signed by its sender, lately, and applies each event once,
-// however often it is delivered.
+// Package webhook receives webhooks. It verifies that a request was signed by its sender, and
+// recently if the sender signs a time. It applies each event once, however often it is delivered.
 //
 //	endpoint, err := webhook.New(pool, webhook.Config{
 //		Name:     "stripe",
@@ -13,24 +13,25 @@
 //
 // An [Endpoint] has two parts that can be used alone:
 //
-//   - A [Verifier] verifies a header and the bytes of a body, for example in a framework that has no
-//     http.Handler, or for requests that were recorded.
-//   - A [Source] reads stored events for a consumer of your own: one consumer for several endpoints, or
-//     a worker process that has no secrets. The endpoint then has no Handler.
+//   - A [Verifier] verifies a header and the bytes of a body. Use it, for example, in a framework
+//     that has no http.Handler, or for requests that were recorded.
+//   - A [Source] reads stored events for a consumer of your own. Use it for one consumer of several
+//     endpoints, or for a worker process that has no secrets. The endpoint then has no Handler.
 //
 // # One request
 //
-//	the method, a bounded read, the signature, its time   nothing of the database is asked for before these hold
+//	the method, a bounded read, the signature, its time   the database is not used before these hold
 //	BEGIN
-//	onlyonce.receive_webhook   claims the id; waits for an uncommitted copy; notes the body where the id is not signed
+//	onlyonce.receive_webhook   claims the id; waits for an uncommitted copy; records the body if the id is not signed
 //	the event into the log, the handler's statements, the call that forwards it
 //	onlyonce.seal              allows the COMMIT
 //	COMMIT
 //	200
 //
-// In mode Inbox the event is then in the endpoint's stream as it came, and the endpoint's consumer applies it. In mode Inline
-// the handler, of the same type, has run in this transaction. The transaction is package internal/guard's: no COMMIT of a handler's own, no
-// swallowed error.
+// In mode Inbox the event is then in the endpoint's stream, byte for byte, and the endpoint's
+// consumer applies it. In mode Inline the handler, which has the same type, has run in this
+// transaction. The transaction is package internal/guard's: a handler cannot commit it, and an
+// error that a handler swallows still rolls it back.
 //
 // # Providers
 //
@@ -42,48 +43,62 @@
 //	Slack       v0:time:body             body's event_id           yes         5 min both ways
 //	HMAC        as declared
 //
-// A [Provider] of your own is a [Scheme]: where the signatures stand, what they sign, how the event is called. The
-// comparing, the order of the checks and all bounds are the Verifier's.
+// A [Provider] of your own is a [Scheme]: it says which headers hold the signatures, what they
+// sign, and what the event's id and type are. The Verifier does the rest: the comparison, the order
+// of the checks and all bounds.
 //
 // # What it defends against
 //
-// Bytes that were changed on the way, or by the receiver: the MAC is over the body as it came, and nothing looks into the
-// body before it is known to be right. JSON that was decoded and encoded again has another signature.
+// Bytes that were changed on the way, or by the receiver: the MAC is computed over the body as it
+// arrived, and the body is not parsed before the MAC is verified. JSON that was decoded and encoded
+// again has another signature.
 //
-// Requests that are sent again later: the signed time is compared, after the signature. Where no time is signed (GitHub,
-// Shopify), a recorded request is good forever; and where the id is not signed either, under any id. [Event].IDSigned tells, and the
-// dedupe must then look at the body too.
+// Requests that are sent again later: the signed time is compared with the clock, after the
+// signature. If the sender signs no time (GitHub, Shopify), a recorded request stays valid forever.
+// If it does not sign the id either, the request is valid under any id. [Event].IDSigned is then
+// false, and the dedupe must compare bodies too.
 //
-// One signature for two requests. Fields in what is signed are delimited by bytes that they cannot have: a
-// webhook-id with a dot is refused, for "a.1" at 2 and "a" at 1 with "2." in front of the body would be signed alike. Times have one
-// writing, and so have signatures: lower-case hexadecimal, base64 with its padding, and no bits left over.
+// One signature for two requests: fields in what is signed are delimited by bytes that they cannot
+// contain. For example, a webhook-id with a dot is refused, because "a.1" at time 2 has the same
+// signature as "a" at time 1 with a body that begins with "2.". A time has one spelling only, and
+// so has a signature: lower-case hexadecimal, or base64 with its padding and no bits left over.
 //
-// Readers that disagree: a header that counts must stand in the request once, and so must a member of the body.
+// Readers that disagree: a header that counts must occur exactly once in the request, and so must a
+// member of the body.
 //
-// Signatures without end: headers that count have at most 4096 bytes and 16 signatures, and there are at most 8 secrets.
+// Signatures without end: headers that count have at most 4096 bytes and 16 signatures, and there
+// are at most 8 secrets.
 //
-// Copies at once: the claim waits at the primary key of the segment for whoever has claimed the id and not ended, because that one may roll back.
-// It waits for two seconds at most: the sender's patience is short, and it comes again.
+// Copies at once: if another transaction has claimed the id and has not ended, the claim waits for
+// it at the primary key of the segment, because that transaction may roll back. It waits for two
+// seconds at most. The sender waits only briefly for an answer, and delivers the event again.
 //
-// A handler that fails after the id was noted: there is no such order of things. Both commit, or neither.
+// A handler that fails after the id was recorded: this cannot happen, because both commit in one
+// transaction or neither does.
 //
-// An answer to COMMIT that never comes: nobody knows. The same is done again on another connection. Its claim waits for the old transaction, should
-// the server still be at it, and then finds the event there or not. A table that is only looked at would prove nothing.
+// An answer to COMMIT that never arrives: it is unknown whether the transaction committed, so the
+// endpoint does the same again on another connection. Its claim waits for the old transaction, if
+// the server still runs it, and then either finds the event or does not. Reading the table without
+// a claim would prove nothing.
 //
-// A sender that hangs up: the work is not its request's any more once it has been verified, and goes on for as long as its sender would have
-// waited.
+// A sender that hangs up: once the request is verified, the work no longer depends on the request.
+// It goes on for as long as its sender would have waited.
 //
-// A sender that signs no ids: somebody who has recorded a request may send it under another id. So bodies are remembered for a while; what is
-// dropped for its body alone is kept for an operator, because two events may say the same.
+// A sender that signs no ids: if an attacker has recorded a request, they can send it under another
+// id. So the endpoint remembers bodies for a while. An event that is dropped for its body alone is
+// kept for an operator, because two events may have the same body.
 //
-// # What it says
+// # What it reports
 //
-// An [*Error] tells the check and the header, for logs. It quotes nothing that was received and nothing of a secret. The sender
-// learns a status: 413, 400, or 401 for a bad signature and a stale one alike.
+// An [*Error] names the check and the header, for logs. It quotes nothing that was received and
+// nothing of a secret. The sender gets only a status: 413, 400, or 401 for a bad signature and a
+// stale one alike.
 //
 // # What it does not do
 //
-// It does not tell who else knows the secret: whoever does, may send. A Verifier tells no copies: the same request is verified as often as
-// it comes. An Endpoint does not order events that were sent out of order: see [InOrder]. Ids are remembered for the horizon of
-// the inbox's ring standard_keys, Config.Retention at least; a copy that comes later is a new event.
+// It does not know who else has the secret: any holder of the secret can send events. A Verifier
+// does not recognize copies: it verifies the same request as often as it arrives. An Endpoint does
+// not reorder events that were sent out of order: see [InOrder]. Ids are remembered for the horizon
+// of the inbox's ring standard_keys, which is at least Config.Retention. A copy that arrives later
+// is a new event.
 package webhook

@@ -19,8 +19,8 @@ import (
 )
 
 // Endpoint is one provider's webhooks from the request to the handler: an http.Handler that
-// verifies and stores events, and a [Endpoint.Run] that applies them and forgets old ids. It is safe
-// for concurrent use.
+// verifies and stores events, and a [Endpoint.Run] that applies them and forgets old ids. It is
+// safe for concurrent use.
 type Endpoint struct {
 	pool   *pgxpool.Pool
 	cfg    Config
@@ -74,20 +74,24 @@ func (r *Endpoint) Consumer() *consumer.Consumer { return r.worker }
 // DuplicateHeader is set, to "true", in the answer to a copy of an event (W9).
 const DuplicateHeader = "Webhook-Duplicate"
 
-// Refusals that are not a Verifier's.
+// Errors of a request that was refused for another reason than by a Verifier's check.
 var (
-	// ErrPending: an uncommitted copy of the event was waited for, and did not end in time. 503 (W9).
+	// ErrPending: an earlier copy of the event was not committed within Config.DuplicateWait. 503
+	// (W9).
 	ErrPending = errors.New("webhook: the first copy of the event is not committed yet")
-	// ErrStore: the database did not take the event, or nobody knows whether it did. 503 (W11).
+	// ErrStore: the database did not take the event, or it is unknown whether it did. 503 (W11).
 	ErrStore = errors.New("webhook: the database did not take the event")
 	// ErrHandler: an inline handler failed; nothing of the event was stored. 500 (W8).
 	ErrHandler = errors.New("webhook: the handler failed")
-	// ErrTenant: Config.Tenant panicked, or returned what is no tenant; nothing of the event was stored. 500.
+	// ErrTenant: Config.Tenant panicked or returned an invalid name; nothing of the event was
+	// stored. 500.
 	ErrTenant = errors.New("webhook: Config.Tenant did not name a tenant")
-	// ErrBusy: Config.MaxInFlight events are being processed, or bodies have Config.MaxBytes together. 503.
+	// ErrBusy: Config.MaxInFlight events are being processed, or the bodies held at once have
+	// reached Config.MaxBytes. 503.
 	ErrBusy = errors.New("webhook: too many requests at once")
 
-	// ErrAside: copies of bodies that were accepted before take Config.MaxAside of this day already; this one was not stored. 503.
+	// ErrAside: today's copies of bodies that were accepted before have reached Config.MaxAside;
+	// this one was not stored. 503.
 	ErrAside = errors.New("webhook: too many bytes of copies were set aside today")
 
 	errMethod = errors.New("webhook: the method is not POST")
@@ -95,7 +99,8 @@ var (
 	errSlow   = errors.New("webhook: the body did not come in time")
 )
 
-// ServeHTTP implements http.Handler. No answer is 2xx unless the event, or its first copy, is committed, or is a probe.
+// ServeHTTP implements http.Handler. It answers 2xx only if the event or its first copy is
+// committed, or if the request is a probe.
 func (r *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	start := time.Now()
 	if req.Method != http.MethodPost { // W1
@@ -103,12 +108,14 @@ func (r *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.refuse(w, start, http.StatusMethodNotAllowed, errMethod)
 		return
 	}
-	// Detached from the client, whose leaving must not undo what it may have been promised; bounded by what it waits for (W12).
+	// The work is detached from the client: if the client leaves, that must not undo what it may
+	// have been promised. The deadline bounds how long the client waits (W12).
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(req.Context()), start.Add(r.cfg.Deadline))
 	defer cancel()
-	// W17: who has signed nothing gets no slot, and his body no more than the time and memory that it earns.
+	// W17: a request that has not been verified yet gets no slot, and its body no more time and
+	// memory than it earns by arriving.
 	if err := r.cfg.verifier.expect(req.Header, req.ContentLength); err != nil {
-		w.Header().Set("Connection", "close") // what is still to come is not read
+		w.Header().Set("Connection", "close") // the rest of the body is not read
 		r.refuse(w, start, statusOf(err), err)
 		return
 	}
@@ -151,7 +158,7 @@ func (r *Endpoint) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// statusOf is what a verifier's refusal is answered with.
+// statusOf returns the status for a verifier's refusal.
 func statusOf(err error) int {
 	var refused *Error
 	if errors.As(err, &refused) {
@@ -161,21 +168,25 @@ func statusOf(err error) int {
 }
 
 const (
-	firstBytes = 4 << 10         // memory that a body begins with
-	bodyRate   = 32 << 10        // bytes that a body brings in a second, at least
+	firstBytes = 4 << 10         // initial memory of a body
+	bodyRate   = 32 << 10        // least bytes of a body in a second
 	bodyGrace  = 5 * time.Second // lost packets are sent again after 1, 2, 4 s
 )
 
-// earned is for how long all of a body may have been waited for once so many bytes have come.
+// earned returns how long the endpoint may wait for a body in total, given the bytes that have
+// arrived.
 func earned(got int) time.Duration {
 	return bodyGrace + time.Duration(got)*time.Second/bodyRate
 }
 
-// read reads the body, all of it and no more than the verifier takes, whatever Content-Length says (W2). It takes memory as bytes come, and returns how much,
-// which is the caller's to give back. A body that comes more slowly than bodyRate, on the whole and without what it was not waited for, is given up (W17).
+// read reads the whole body, but no more than the verifier takes, whatever Content-Length says
+// (W2). It takes memory as the bytes arrive and returns how much; the caller gives that back.
+//
+// A body that arrives more slowly than bodyRate on average is refused (W17). Time in which the
+// endpoint did not wait for it does not count.
 func (r *Endpoint) read(w http.ResponseWriter, req *http.Request, deadline time.Time) (body []byte, held int64, status int, err error) {
 	most := int64(r.cfg.verifier.maxBody)
-	longest := most + 1 // one more, to find the end
+	longest := most + 1 // one more byte, to detect a body that is too long
 	if req.ContentLength >= 0 {
 		longest = min(req.ContentLength, most) + 1
 	}
@@ -199,7 +210,7 @@ func (r *Endpoint) read(w http.ResponseWriter, req *http.Request, deadline time.
 		if deadline.Before(at) {
 			at = deadline
 		}
-		_ = control.SetReadDeadline(at) // where the server can
+		_ = control.SetReadDeadline(at) // if the server supports it
 		var n int
 		n, err = in.Read(body[len(body):cap(body)])
 		body, waited = body[:len(body)+n], waited+time.Since(begun)
@@ -208,7 +219,7 @@ func (r *Endpoint) read(w http.ResponseWriter, req *http.Request, deadline time.
 	var timeout net.Error
 	switch {
 	case errors.Is(err, io.EOF):
-		_ = control.SetReadDeadline(deadline) // the server reads on, to see the client leave
+		_ = control.SetReadDeadline(deadline) // the server reads on, to notice that the client leaves
 		return body, held, 0, nil
 	case errors.As(err, &over):
 		return nil, held, http.StatusRequestEntityTooLarge, &Error{Provider: r.cfg.verifier.scheme.Name, Check: ErrTooLarge}
@@ -218,7 +229,7 @@ func (r *Endpoint) read(w http.ResponseWriter, req *http.Request, deadline time.
 	return nil, held, http.StatusBadRequest, errBody
 }
 
-// take takes memory for a body, if there is any left.
+// take reserves n bytes for a body. It returns false if Config.MaxBytes has no room for them.
 func (r *Endpoint) take(n int64) bool {
 	if r.bytes.Add(n) > r.cfg.MaxBytes {
 		r.bytes.Add(-n)
@@ -227,7 +238,7 @@ func (r *Endpoint) take(n int64) bool {
 	return true
 }
 
-// answer is 200, and tells copies.
+// answer writes a 200, with DuplicateHeader for a copy.
 func (r *Endpoint) answer(w http.ResponseWriter, start time.Time, e *Event, outcome Outcome, body string) {
 	switch outcome {
 	case Duplicate, Divergent, SameBody:
@@ -239,7 +250,7 @@ func (r *Endpoint) answer(w http.ResponseWriter, start time.Time, e *Event, outc
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 	}
 	w.WriteHeader(http.StatusOK)
-	_, _ = io.WriteString(w, body) // the sender finds out
+	_, _ = io.WriteString(w, body) // if this fails, the sender notices
 	r.received(e, outcome, false, start)
 }
 
@@ -250,7 +261,8 @@ func (r *Endpoint) received(e *Event, outcome Outcome, reconciled bool, start ti
 	}
 }
 
-// refuse answers with a status and its name, and no more: what differs between two causes of one status is for the operator (W6).
+// refuse writes a status and its name, and no more: the causes that share a status are for the
+// operator's log only (W6).
 func (r *Endpoint) refuse(w http.ResponseWriter, start time.Time, status int, err error) {
 	w.Header().Set("Cache-Control", "no-store")
 	if status == http.StatusServiceUnavailable {

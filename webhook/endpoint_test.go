@@ -40,7 +40,7 @@ func TestW1Method(t *testing.T) {
 	}
 }
 
-// endless is a body without an end that counts what is taken of it.
+// endless is a body without an end that counts the bytes read from it.
 type endless struct{ n int }
 
 func (b *endless) Read(p []byte) (int, error) {
@@ -51,7 +51,8 @@ func (b *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// W2: of a body that is too long, announced or not, nothing is stored and no more is read than the limit; memory stays bounded.
+// W2: if a body is too long, announced or not, nothing of it is stored and no more than the limit
+// is read; memory stays bounded.
 func TestW2ChunkedBodies(t *testing.T) {
 	r := newRig(t)
 	e := r.serve(samples(t)["Stripe"])
@@ -121,7 +122,8 @@ func (w *discard) Header() http.Header         { return w.header }
 func (w *discard) Write(p []byte) (int, error) { return len(p), nil }
 func (w *discard) WriteHeader(status int)      { w.status = status }
 
-// W3 to W6: nothing that was tampered with reaches the database, and a bad signature and a stale one have one answer, byte for byte.
+// W3 to W6: no request that was tampered with reaches the database. A bad signature and a stale one
+// have the same answer, byte for byte.
 func TestW6TamperedRequestsReachNoStatement(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, _ *webhook.Verifier) {
@@ -181,7 +183,8 @@ func TestW6TamperedRequestsReachNoStatement(t *testing.T) {
 	})
 }
 
-// W7: where the id is signed it alone tells copies; other bytes under another id are another event.
+// W7: if the id is signed, copies are recognized by it alone; other bytes under another id are
+// another event.
 func TestW7SignedIDs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -199,7 +202,8 @@ func TestW7SignedIDs(t *testing.T) {
 	}
 }
 
-// W7: where it is not, the same body under another id within the window is set aside, and after it is another event; no body is lost.
+// W7: if the id is not signed, the same body under another id within the window is parked. After
+// the window it is another event. No body is lost.
 func TestW7UnsignedIDs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -231,7 +235,7 @@ func TestW7UnsignedIDs(t *testing.T) {
 	}
 }
 
-// W7: a recorded request that comes again and again under ids that are made up stores its body once.
+// W7: a recorded request that arrives again and again under made-up ids stores its body once.
 func TestW7ABodyIsKeptOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -245,7 +249,7 @@ func TestW7ABodyIsKeptOnce(t *testing.T) {
 	if got := one[string](r, list); got != "d-20 push -, d-21 - d-20, d-22 - d-20, d-23 - d-20, d-24 - d-20" {
 		t.Errorf("set aside: %s", got)
 	}
-	// One whose body is gone is named by none.
+	// No copy refers to a row whose body is gone.
 	r.exec(`update onlyonce.parked set body = null, state = 'discarded', settled_at = clock_timestamp() where body is not null`)
 	e.sendAs("d-30", "push").want(t, 200, true)
 	e.sendAs("d-31", "push").want(t, 200, true)
@@ -253,7 +257,7 @@ func TestW7ABodyIsKeptOnce(t *testing.T) {
 	if got := one[string](r, list); got != "d-30 push -, d-31 - d-30" {
 		t.Errorf("set aside behind that: %s", got)
 	}
-	// Nor is one of an earlier window.
+	// Nor to one of an earlier window.
 	r.exec(`update onlyonce.webhook_bodies set seen_at = seen_at - interval '61 minutes'`)
 	r.exec(`update onlyonce.parked set state = 'discarded', settled_at = clock_timestamp() where settled_at is null`)
 	e.sendAs("d-4", "push").want(t, 200, false)
@@ -263,7 +267,8 @@ func TestW7ABodyIsKeptOnce(t *testing.T) {
 	}
 }
 
-// W7: what copies of a day take is bounded, headers too; a copy beyond that leaves nothing, and other events are taken.
+// W7: the bytes that copies of a day take are bounded, headers included. A copy beyond that leaves
+// nothing, and other events are accepted.
 func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -296,7 +301,8 @@ func TestW7CopiesOfADayAreBounded(t *testing.T) {
 	}
 }
 
-// W8: in mode Inbox an answer of 200 means that the event stands in the log, raw, and a worker applies it once.
+// W8: in mode Inbox an answer of 200 means that the event is in the log, raw, and a worker applies
+// it once.
 func TestW8Inbox(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -330,7 +336,8 @@ func TestW8Inbox(t *testing.T) {
 	}
 }
 
-// W8: a handler that fails, however, burns no id: the same event is handled when it comes again.
+// W8: if a handler fails in any way, the id is not used up: the same event is handled when it
+// arrives again.
 func TestW8InlineFailureRollsTheIDBack(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -395,7 +402,8 @@ func TestW8InlineFailureRollsTheIDBack(t *testing.T) {
 	}
 }
 
-// W8: a handler's COMMIT that is not seen as one, in a function's body say, is refused by the database.
+// W8: a handler's COMMIT that is not recognized as one, for example in a function's body, is
+// refused by the database.
 func TestW8NothingCommitsWithoutTheSeal(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -412,7 +420,8 @@ func TestW8NothingCommitsWithoutTheSeal(t *testing.T) {
 	}
 }
 
-// W9: however many copies come at once, one is new, and each of the others is answered 200 only behind its COMMIT.
+// W9: however many copies arrive at once, one is new, and each of the others is answered 200 only
+// after its COMMIT.
 func TestW9DuplicatesInParallel(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"inbox", "inline"} {
@@ -465,8 +474,8 @@ func TestW9DuplicatesInParallel(t *testing.T) {
 	}
 }
 
-// W9: a copy waits for an uncommitted first one, and is a duplicate when that commits, new when it rolls back, and told to come again when
-// that takes too long.
+// W9: a copy waits for an uncommitted first one. It is a duplicate if that commits, and new if it
+// rolls back. If that takes too long, the sender gets 503 and sends again.
 func TestW9UncommittedFirstCopy(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -518,7 +527,8 @@ func TestW9UncommittedFirstCopy(t *testing.T) {
 	}
 }
 
-// W9: the same id with another body is a duplicate that somebody is told of, and kept if that is asked for.
+// W9: the same id with another body is a duplicate. A hook reports it, and it is kept if that is
+// configured.
 func TestW9Divergence(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -541,7 +551,8 @@ func TestW9Divergence(t *testing.T) {
 	}
 }
 
-// W10: ids are remembered for as long as the provider may deliver an event again, or the receiver is not built.
+// W10: New refuses a configuration under which ids would be forgotten while the provider may still
+// deliver the event.
 func TestW10Retention(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -566,7 +577,8 @@ func TestW10Retention(t *testing.T) {
 	}
 }
 
-// W10: a receiver whose ids would be forgotten sooner does not keep house for its endpoint, and says what to change.
+// W10: if the inbox would forget ids sooner than Retention, Run returns an error that says what to
+// change.
 func TestW10Horizon(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -578,7 +590,7 @@ func TestW10Horizon(t *testing.T) {
 	}
 }
 
-// W10: what is older is forgotten, but for ids whose event waits for an operator.
+// W10: older ids are forgotten, except those whose event waits for an operator.
 func TestW10Purge(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -612,10 +624,10 @@ func TestW10Purge(t *testing.T) {
 	e.sendAs("old", "old").want(t, 200, true) // its segment is there still
 	r.exec(`delete from onlyonce.inbox`)      // the horizon has passed
 	e.sendAs("aside", "parked").want(t, 200, true)
-	e.sendAs("old", "old").want(t, 200, false) // a new one, as far as anybody remembers
+	e.sendAs("old", "old").want(t, 200, false) // a new one: its id is forgotten
 }
 
-// W11: without a database nothing is promised.
+// W11: without a database no request is answered 2xx.
 func TestW11StoreDown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -634,13 +646,13 @@ func TestW11StoreDown(t *testing.T) {
 	if n := r.count("onlyonce.inbox"); n != 0 {
 		t.Errorf("%d ids are claimed of events that were not stored", n)
 	}
-	// Connections that were cut behind the pool's back are no reason to bother the sender.
+	// If connections were cut without the pool noticing, the sender does not get an error for it.
 	e.send(stripeBody("evt_1", "")).want(t, 200, false)
 	r.exec(`select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'receiver' and datname = current_database()`)
 	e.send(stripeBody("evt_2", "")).want(t, 200, false)
 }
 
-// W12: the sender is answered while it still waits, whatever holds the database up.
+// W12: the sender gets an answer while it still waits, whatever holds the database up.
 func TestW12Deadline(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -672,7 +684,7 @@ func TestW12Deadline(t *testing.T) {
 	}
 }
 
-// told is a body that tells when it is read.
+// told is a body that reports when it is read.
 type told struct {
 	io.ReadCloser
 	begun chan struct{}
@@ -684,7 +696,7 @@ func (b *told) Read(p []byte) (int, error) {
 	return b.ReadCloser.Read(p)
 }
 
-// W12, W17: a body that trickles holds no place, and is given up at the deadline at the latest.
+// W12, W17: a body that trickles in takes no place, and is refused at the deadline at the latest.
 func TestW12SlowBody(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -741,7 +753,7 @@ func TestW13ProbesAreAnswered(t *testing.T) {
 	})
 }
 
-// W14: of the headers those on the list are stored, in the log and in the parked table.
+// W14: only the listed headers are stored, in the log and in the parked table.
 func TestW14StoredHeaders(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -769,7 +781,7 @@ func TestW14StoredHeaders(t *testing.T) {
 	}
 }
 
-// What comes in is what a worker gets, byte for byte, and what was signed can be verified again.
+// A worker gets the request's bytes unchanged, and can verify them again.
 func TestBytesArriveAsTheyWere(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -802,7 +814,7 @@ func TestBytesArriveAsTheyWere(t *testing.T) {
 	}
 }
 
-// T5: a sender that hangs up undoes nothing: it may have been promised something.
+// T5: if a sender hangs up, nothing is undone, because it may have been promised something.
 func TestT5ClientThatLeaves(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -841,7 +853,7 @@ func TestT5ClientThatLeaves(t *testing.T) {
 	r.until("the event is applied", func() bool { return r.count("effects") == 1 })
 }
 
-// W7: one body under many ids at once is accepted once, and each of the others is kept.
+// W7: one body under many ids at once is accepted once, and each of the other copies is kept.
 func TestW7SameBodyInParallel(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -15,7 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// What a receiver costs beside a handler that reads the body and inserts it, and promises nothing else; several requests at once.
+// The cost of an endpoint compared with a handler that only reads the body and inserts it, with
+// several requests at once.
 func BenchmarkReceiver(b *testing.B) {
 	s := samples(b)["Stripe"]
 	pool := func(b *testing.B) *pgxpool.Pool {

@@ -12,8 +12,8 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// An endpoint with a handler applies what it stores, and its requests wake its consumer: a poll would
-// come after the test's end.
+// An endpoint with a handler applies what it stores, and its requests wake its consumer: a poll
+// would come after the test's end.
 func TestEndpointAppliesWhatItStores(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -5,34 +5,37 @@ import (
 	"net/http"
 )
 
-// What a request is refused for; each [Error] wraps one of them.
+// The checks of a Verifier. Each [Error] wraps one of them.
 var (
 	// ErrTooLarge: the body is longer than VerifierConfig.MaxBody. 413.
 	ErrTooLarge = errors.New("too large")
-	// ErrMalformed: the request is not what the provider sends: a header is missing, stands twice or cannot be read, or
-	// the body has no id where it must. 400.
+	// ErrMalformed: the request is not what the provider sends. A header is missing, occurs twice
+	// or cannot be parsed, or the body lacks the id. 400.
 	ErrMalformed = errors.New("malformed")
-	// ErrSignature: no signature of the request is one of the configured secrets'. 401.
+	// ErrSignature: no signature of the request was made with one of the configured secrets. 401.
 	ErrSignature = errors.New("bad signature")
-	// ErrStale: the signature is right, and the time that it signs is not near enough. 401.
+	// ErrStale: the signature is right, but the signed time is too far from the clock. 401.
 	ErrStale = errors.New("stale")
 )
 
 // ErrConfig is wrapped by every error of New.
 var ErrConfig = errors.New("webhook: bad configuration")
 
-// Error says which check refused a request. Its text holds names of headers and of members and constant words; nothing
-// that was received, and nothing of a secret. It is for logs and metrics: a sender learns Status, and no more.
+// Error says which check refused a request. It is for logs and metrics; a sender gets only Status.
+// Its text holds names of headers and of members, and constant words. It quotes nothing that was
+// received, and nothing of a secret.
 type Error struct {
 	// Provider is the scheme's name.
 	Provider string
 	// Check is ErrTooLarge, ErrMalformed, ErrSignature or ErrStale.
 	Check error
-	// Field is the header, or the body's member, that the check is about. Empty: the request as a whole.
+	// Field is the header, or the body's member, that the check is about. It is empty if the check
+	// is about the whole request.
 	Field string
-	// Reason tells cases of one check apart.
+	// Reason distinguishes cases of one check.
 	Reason string
-	// Cause is the error of a provider's code that returned another type. It is not part of the text.
+	// Cause is the error of a provider's code, if it returned another type. It is not part of the
+	// text.
 	Cause error
 }
 
@@ -55,8 +58,9 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Check, e.Cause}
 }
 
-// Status is what to answer (W6). A bad signature and a stale one have one answer, so that nobody learns from it that a
-// recorded request was once right. Never 410, at which senders disable the endpoint.
+// Status is the HTTP status to answer with (W6). A bad signature and a stale one get the same
+// answer, so that a sender cannot learn from it that a recorded request was once valid. It is never
+// 410, because senders disable an endpoint that answers 410.
 func (e *Error) Status() int {
 	switch {
 	case errors.Is(e.Check, ErrTooLarge):
@@ -67,13 +71,13 @@ func (e *Error) Status() int {
 	return http.StatusBadRequest
 }
 
-// Malformed is the error that a [Scheme] returns for a header or a member that is not as it must be. The reason is a
-// constant: it may quote nothing of the request.
+// Malformed returns the error that a [Scheme] returns for an invalid header or member. The reason
+// must be a constant: it must not quote the request.
 func Malformed(field, reason string) error {
 	return &Error{Check: ErrMalformed, Field: field, Reason: reason}
 }
 
-// refusal makes what a provider's code returned an *Error of this provider.
+// refusal converts an error of a provider's code to an *Error of this provider.
 func refusal(provider string, err error) error {
 	var e *Error
 	if !errors.As(err, &e) {

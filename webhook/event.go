@@ -5,36 +5,42 @@ import (
 	"time"
 )
 
-// Event is a request that was verified. Only a [Verifier] makes one that means something.
+// Event is a request that was verified. Get it from a [Verifier] or from [EventOf]; one that you
+// fill in yourself proves nothing.
 type Event struct {
-	// Provider is the name of the scheme: "stripe".
+	// Provider is the name of the scheme, for example "stripe".
 	Provider string
 
-	// ID is the same on each delivery of one event, and is what copies are told by: 1 to 255 visible ASCII characters.
-	// Empty only if Probe is set.
+	// ID is the same on each delivery of one event: copies are recognized by it. 1 to 255 visible
+	// ASCII characters. It is empty only if Probe is set.
 	ID string
 
-	// IDSigned says that the signature covers ID. Where it does not (GitHub, Shopify), whoever recorded one request can
-	// send it again under another ID, so an ID alone does not tell copies there (W7).
+	// IDSigned says that the signature covers ID. If it is false (GitHub, Shopify), an attacker who
+	// has recorded one request can send it again under another ID, so that comparing IDs does not
+	// find all copies (W7).
 	IDSigned bool
 
-	// Type is what happened, in the provider's words: "invoice.paid", "push", "orders/create". Empty where the provider does not say.
+	// Type is what happened, in the provider's words, for example "invoice.paid", "push" or
+	// "orders/create". It is empty if the provider does not say.
 	Type string
 
-	// Time is when the request was signed: of this delivery, not of the event. Zero where no time is signed.
+	// Time is when the request was signed: this delivery, not the event. It is zero if the provider
+	// signs no time.
 	Time time.Time
 
-	// Probe says that the provider asks whether somebody is here, and tells nothing (W13): GitHub's ping, Slack's
-	// url_verification. It is to be answered, and not to be handled.
+	// Probe says that the provider only checks whether the endpoint answers (W13): GitHub's ping,
+	// or Slack's url_verification. Answer it and do not handle it: it carries no event.
 	Probe bool
 
-	// Challenge is what the answer to a probe must hold. Empty: nothing.
+	// Challenge is what the answer to a probe must hold. It is empty if the provider asks for
+	// nothing.
 	Challenge string
 
-	// Header has the headers that are worth keeping (W14): Content-Type, those of the provider, and VerifierConfig.KeepHeaders.
-	// Printable ASCII; without signatures and credentials, whatever was configured.
+	// Header has the headers that are kept (W14): Content-Type, those of the provider, and
+	// VerifierConfig.KeepHeaders. Values are printable ASCII. Signatures and credentials are never
+	// among them, whatever was configured.
 	Header http.Header
 
-	// Body is the bytes that were signed: the slice that was given to Verify.
+	// Body is the bytes that were signed: the slice that was passed to Verify.
 	Body []byte
 }

@@ -26,7 +26,7 @@ const (
 	childMode = "ONLYONCE_TEST_CHILD_MODE"
 )
 
-// child serves an endpoint until its standard input ends, and says where.
+// child serves an endpoint until its standard input ends, and prints its address.
 func child(url, mode string) error {
 	pool, err := pgxpool.New(context.Background(), url)
 	if err != nil {
@@ -89,8 +89,9 @@ func (r *rig) process(bin, mode string, env ...string) *process {
 	return p
 }
 
-// Every point times kill, error and hang, in both modes: the process dies there, what it asked the database for fails, or it stands still until
-// the sender gives up. There is no 200 without a committed row, the sender sends again until there is one, and there is one effect.
+// Every point times kill, error and hang, in both modes: the process dies at the point, its
+// statement fails, or it hangs until the sender gives up. There is no 200 without a committed row,
+// the sender sends again until there is one, and there is one effect.
 func TestFaultPoints(t *testing.T) {
 	bin := filepath.Join(t.TempDir(), "faults.test")
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "onlyonce_fault", "-o", bin, ".").CombinedOutput(); err != nil {
@@ -152,7 +153,8 @@ func TestFaultPoints(t *testing.T) {
 	}
 }
 
-// The rows of the fault matrix in docs/guarantees.md that this package answers for, and the test of each.
+// The rows of the fault matrix in docs/guarantees.md that this package answers for, and the test of
+// each.
 func TestFaultMatrix(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../docs/guarantees.md")

@@ -10,22 +10,25 @@ import (
 )
 
 const (
-	// maxSignatures is how many signatures a request may have, those of unknown versions included.
+	// maxSignatures is the most signatures of a request, including those of unknown versions.
 	maxSignatures = 16
-	// maxField is how long a header that is read or kept may be: 16 signatures of Ed25519 have 1,487 bytes.
+	// maxField is the most bytes of a header that is read or kept. For example 16 signatures of
+	// Ed25519 take 1,487 bytes.
 	maxField = 4 << 10
-	// maxKept is how much the kept headers of a request may have together, names included.
+	// maxKept is the most bytes of a request's kept headers together, including names.
 	maxKept = 16 << 10
 )
 
-// Fields are a request's headers, for schemes. Names are matched as net/http writes them ([http.CanonicalHeaderKey]).
+// Fields is a request's headers, for schemes. Names are matched in the form in which net/http
+// writes them ([http.CanonicalHeaderKey]).
 type Fields struct{ header http.Header }
 
-// Has says whether the header stands in the request, with whatever value.
+// Has reports whether the request has the header, with any value.
 func (f Fields) Has(name string) bool { return len(f.header[http.CanonicalHeaderKey(name)]) > 0 }
 
-// One returns the value of a header that must stand in the request, once: of two lines, which one counts would be for whoever
-// reads them to say, and a proxy in between may read the other. It has 1 to 4096 printable ASCII characters.
+// One returns the value of a header that must occur in the request exactly once: 1 to 4096
+// printable ASCII characters. If there were two lines, readers could disagree about which one
+// counts, for example a proxy and this Verifier.
 func (f Fields) One(name string) (string, error) {
 	lines := f.header[http.CanonicalHeaderKey(name)]
 	switch {
@@ -41,7 +44,7 @@ func (f Fields) One(name string) (string, error) {
 	return lines[0], nil
 }
 
-// ID is One for a header that is Event.ID, or part of it: 1 to 255 visible ASCII characters.
+// ID is One for a header that is Event.ID or a part of it: 1 to 255 visible ASCII characters.
 func (f Fields) ID(name string) (string, error) {
 	v, err := f.One(name)
 	if err != nil {
@@ -53,7 +56,8 @@ func (f Fields) ID(name string) (string, error) {
 	return v, nil
 }
 
-// Signature is One for a header that holds a tag and one signature: "sha256=" and hexadecimal digits.
+// Signature is One for a header that holds a tag and one signature, for example "sha256=" and
+// hexadecimal digits.
 func (f Fields) Signature(name, tag string, a Algorithm, e Encoding) (Signature, error) {
 	v, err := f.One(name)
 	if err != nil {
@@ -72,8 +76,8 @@ func (f Fields) Signature(name, tag string, a Algorithm, e Encoding) (Signature,
 	return Signature{Algorithm: a, Value: value}, nil
 }
 
-// Time is One for a header that holds a time as a whole number of units (a second, or a millisecond) since 1970. It returns
-// the characters too, which are what is signed.
+// Time is One for a header that holds a time as a whole number of units (a second, or a
+// millisecond) since 1970. It also returns the characters, because they are what is signed.
 func (f Fields) Time(name string, unit time.Duration) (string, time.Time, error) {
 	v, err := f.One(name)
 	if err != nil {
@@ -96,7 +100,8 @@ func validID(s string) bool {
 	return len(s) >= 1 && len(s) <= 255 && printable(s) && strings.IndexByte(s, ' ') < 0
 }
 
-// unixTime reads the one decimal form that a number has: no sign, no leading zero, at most 11 digits of seconds (the year 5138).
+// unixTime parses a decimal number in its only form: no sign, no leading zero, at most 11 digits of
+// seconds (the year 5138).
 func unixTime(field, s string, unit time.Duration) (time.Time, error) {
 	digits := 11
 	if unit == time.Millisecond {
@@ -115,10 +120,10 @@ func unixTime(field, s string, unit time.Duration) (time.Time, error) {
 	return time.Unix(n, 0), nil
 }
 
-// Encoding is how a signature is written.
+// Encoding is how a signature is written as text.
 type Encoding int
 
-// Encodings.
+// Encodings of a signature.
 const (
 	// Hex is lower-case hexadecimal digits.
 	Hex Encoding = iota
@@ -126,8 +131,9 @@ const (
 	Base64
 )
 
-// Decode reads the canonical form only: bytes have one writing, so that nothing can be told to be another request by
-// its headers while it is the same. No upper-case digits in Hex, no line ends, no missing padding and no stray bits in Base64.
+// Decode accepts the canonical form only: no upper-case digits in Hex, and in Base64 no line ends,
+// no missing padding and no stray bits. So the same bytes cannot be written in two ways, and a copy
+// cannot pass for another request by its headers.
 func (e Encoding) Decode(s string) (value []byte, canonical bool) {
 	var err error
 	switch e {

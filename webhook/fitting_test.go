@@ -44,7 +44,8 @@ func member(name string) func(*webhook.Event) string {
 	}
 }
 
-// W15: whatever a signed event holds, it is forwarded, with a shorter key or without a type where a call takes none.
+// W15: whatever a signed event holds, it is forwarded: with a shorter key or without a type if a
+// call cannot carry them.
 func TestW15ForwardFitsWhatItCan(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, account, kind, target, header string }{
@@ -77,7 +78,7 @@ func TestW15ForwardFitsWhatItCan(t *testing.T) {
 	}
 }
 
-// W15: an event of which no call can be made is set aside whole, and a copy of it is a copy.
+// W15: an event of which no call can be made is parked whole, and a copy of it is a duplicate.
 func TestW15EventThatCannotBeForwarded(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []webhook.Mode{webhook.ForwardOnly, webhook.Inbox, webhook.Inline} {
@@ -134,7 +135,8 @@ func TestW15FaultsOfForward(t *testing.T) {
 	}
 }
 
-// W16: an event whose tenant is not known is not taken, whatever the function does: under a wrong tenant it would be a copy of another customer's.
+// W16: if the tenant of an event is not known, the event is refused, whatever the function does.
+// Under a wrong tenant it could be taken for a copy of another customer's event.
 func TestW16TenantThatIsNotNamed(t *testing.T) {
 	t.Parallel()
 	s := membersSample()
@@ -168,7 +170,8 @@ func TestW16TenantThatIsNotNamed(t *testing.T) {
 	}
 }
 
-// An event is compared with those of its own scope only, so a transaction that does not know the scope is refused.
+// An event is compared with those of its own scope only, so a transaction that does not know its
+// scope is refused.
 func TestStaleWithAnotherTx(t *testing.T) {
 	t.Parallel()
 	type foreign struct{ consumer.Tx }

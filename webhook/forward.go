@@ -13,24 +13,29 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// Forward has each new event sent on through the outbox, under a key that derives from the event's id: the same however often it
-// is delivered here, so that a consumer of the topic that takes it for the message's id applies it once.
+// Forward sends each new event on through the outbox. The call's key derives from the event's id,
+// and is the same however often the sender delivers it here. So a consumer of the topic that uses
+// it as the message's id applies the event once.
 //
-// The call has the event's bytes as its body, its kept headers, and Webhook-Provider, Webhook-Event-Id and Webhook-Event-Type. The last is left out of the call
-// if the type is no value of a header (it begins or ends with a space, say). An event of which no call can be made (its kept headers
-// and these have more than 16 KiB together) is set aside whole: outcome [Unforwarded].
+// The call's body is the event's bytes. Its headers are the kept ones, and Webhook-Provider,
+// Webhook-Event-Id and Webhook-Event-Type. The last is left out if the type is not valid in a
+// header, for example if it begins with a space. If no call can be made of an event, for example
+// because its headers have more than 16 KiB together, the event is parked whole, with the outcome
+// [Unforwarded].
 type Forward struct {
-	// Sink is the relay's sink, a kafkasink for one. Required.
+	// Sink is the name of the relay's sink, for example of a kafkasink. Required.
 	Sink string
-	// Target is where it goes, as the sink wants it: "/payments", a topic. Required.
+	// Target is where the call goes, in the sink's form, for example "/payments" or a topic.
+	// Required.
 	Target string
-	// Key makes the target of a kafkasink end in ?key= and the event's ordering key, so that events of one key stay in one partition; and it
-	// makes it the call's ordering key, so that they are sent one after another. A key that would make the target longer than 2 KiB is replaced
-	// by "sha256:" and its hash there.
+	// Key appends ?key= and the event's ordering key to the target of a kafkasink, so that events
+	// of one key stay in one partition. The key also becomes the call's ordering key, so that they
+	// are sent one after another. A key that would make the target longer than 2 KiB is replaced
+	// there by "sha256:" and its hash. Defaults to false.
 	Key bool
 }
 
-// faults are those that the outbox would find in the call of every event.
+// faults returns the faults that the outbox would find in the call of every event.
 func (f *Forward) faults(v *Verifier) (faults []error) {
 	if f.Sink == "" {
 		faults = append(faults, errors.New("Sink must not be empty"))
@@ -66,8 +71,9 @@ const (
 	headerForwarded = "Webhook-"
 )
 
-// enqueue writes the call in the receiver's transaction. The event was signed and will not come otherwise, so what it holds is fitted into a call where that loses
-// nothing of the event; see (*attempt).fill for the rest.
+// enqueue writes the call in the endpoint's transaction. The sender will not change an event, so
+// what does not fit into a call is left out or shortened, if that loses nothing of the event. See
+// (*attempt).fill for events of which no call can be made.
 func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *item) error {
 	c := outbox.Call{Sink: f.Sink, Name: "forward", Target: f.Target, Header: maps.Clone(i.Header), Body: i.Body}
 	if c.Header == nil {
@@ -89,7 +95,8 @@ func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *item) error {
 	return outbox.Enqueue(ctx, tx, c)
 }
 
-// escape is percent-encoding of every byte that is not unreserved (RFC 3986 section 2.3): it is the same for any key.
+// escape percent-encodes every byte that is not unreserved (RFC 3986 section 2.3): equal keys get
+// equal texts.
 func escape(key []byte) string {
 	const digits = "0123456789ABCDEF"
 	out := make([]byte, 0, len(key))

@@ -12,7 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// What a list of Standard's holds can be written again, and is then the same.
+// A list in Standard's header can be written again, and is then the same.
 func FuzzStandardSignatures(f *testing.F) {
 	for _, s := range []string{"", " ", ",", "v1,", "v1a,", "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=", "v9,x v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE= ",
 		"v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==", strings.Repeat("v1, ", 20)} {
@@ -70,7 +70,7 @@ func FuzzUnixTime(f *testing.F) {
 	})
 }
 
-// Bytes have one writing.
+// Bytes can be written in one way only.
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{"", "ab", "AB", "a", "abc", "QQ==", "QR==", "QQ", "QQ=\n=", "QQ==\n", "-_-_", "+/+/"} {
 		f.Add(s)
@@ -85,7 +85,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// What we find in a body is what encoding/json finds, where that can be told.
+// The members that package webhook finds in a body are those that encoding/json finds, if that can
+// be compared.
 func FuzzMembers(f *testing.F) {
 	for _, s := range []string{"", "{}", "{", "[]", `{"id":"a"}`, `{"id":"a","id":"b"}`, `{"ID":"a"}`, `{"id":{"id":"a"}}`, `{"id":"a"}{}`, `{"x":"\ud800","id":"\u0061"}`, `{"id":1}`} {
 		f.Add([]byte(s))
@@ -104,7 +105,7 @@ func FuzzMembers(f *testing.F) {
 	})
 }
 
-// No headers make a provider panic, nor accept what nobody signed.
+// No headers make a provider panic, or make it accept an unsigned request.
 func FuzzVerify(f *testing.F) {
 	f.Add(unix(now), "v1,"+b64(make([]byte, 32)), msgID, []byte("{}"))
 	f.Add(unix(now), "t="+unix(now)+",v1="+strings.Repeat("0", 64), "a.b", []byte("{}"))

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// HMAC is a sender that signs with an HMAC in its own layout. What is declared here is all that is accepted:
+// HMAC is a sender that signs with an HMAC in its own layout. Only what is declared here is
+// accepted. For example:
 //
 //	webhook.HMAC{
 //		Name: "acme", SignatureHeader: "X-Acme-Signature", Prefix: "v1=",
@@ -16,54 +17,60 @@ import (
 //		IDMember: "event_id", TypeMember: "kind",
 //	}
 type HMAC struct {
-	// Name is the scheme's name, which stands in dedupe keys. Required.
+	// Name is the scheme's name, which is part of dedupe keys. Required.
 	Name string
 
-	// Algorithm is HMACSHA256, the default, or HMACSHA512.
+	// Algorithm is HMACSHA256 or HMACSHA512. Defaults to HMACSHA256.
 	Algorithm Algorithm
 
-	// SignatureHeader holds the signature. Required.
+	// SignatureHeader is the header that holds the signature. Required.
 	SignatureHeader string
 
-	// Encoding of the signature: Hex, the default, or Base64.
+	// Encoding is how the signature is written: Hex or Base64. Defaults to Hex.
 	Encoding Encoding
 
-	// Prefix is what stands before the signature in its header: "sha256=".
+	// Prefix is the text before the signature in its header, for example "sha256=". Defaults to
+	// none.
 	Prefix string
 
-	// SignaturePart says that the header is a list like "t=1614265330,v1=...", and under which name signatures stand in it:
-	// one or more. Prefix must then be empty.
+	// SignaturePart declares that the header is a list, for example "t=1614265330,v1=...", and
+	// names the parts that are signatures: "v1". There may be several. Prefix must then be empty.
+	// Defaults to a header that is one signature.
 	SignaturePart string
 
-	// TimeHeader, or TimePart in such a list, holds the time at which the request was signed, in TimeUnit: time.Second, the
-	// default, or time.Millisecond. It may be 5 minutes off, both ways, unless VerifierConfig.Tolerance says otherwise. Both empty:
-	// no time is signed, and a recorded request is good forever.
+	// TimeHeader is the header, or TimePart the part of such a list, that holds the time at which
+	// the request was signed. TimeUnit is its unit: time.Second or time.Millisecond. The time may
+	// be 5 minutes off, both ways, unless VerifierConfig.Tolerance is set. If both are empty, no
+	// time is signed, and a recorded request stays valid forever. TimeUnit defaults to time.Second.
 	TimeHeader, TimePart string
 	TimeUnit             time.Duration
 
-	// Layout is what is signed: {body} once, {time} where there is one, and {id} where the signature covers IDHeader, with
-	// what stands between them: "v0:{time}:{body}". Fields must be set apart from each other and from the body. Default "{body}".
+	// Layout is what is signed, for example "v0:{time}:{body}": {body} once, {time} if a time is
+	// signed, {id} if the signature covers IDHeader, and the constant text between them. A
+	// delimiter must separate the fields from each other and from the body. Defaults to "{body}".
 	Layout string
 
-	// IDHeader or IDMember, a member of the JSON object that the body is, hold the event's id. One is required.
+	// IDHeader is the header, or IDMember the member of the body's JSON object, that holds the
+	// event's id. One of them is required.
 	IDHeader, IDMember string
 
-	// TypeHeader or TypeMember hold its type. Both empty: events have none.
+	// TypeHeader is the header, or TypeMember the member, that holds the event's type. If both are
+	// empty, events have no type.
 	TypeHeader, TypeMember string
 
-	// Answer is how long the sender waits for an answer, and Redeliveries for how long it may deliver an event again. 0: not known; see
-	// Scheme.
+	// Answer is how long the sender waits for an answer, and Redeliveries how long it may deliver
+	// an event again; see Scheme. 0 means that it is not known.
 	Answer, Redeliveries time.Duration
 }
 
-// layout is a Layout that was read: what stands around the body.
+// layout is a parsed Layout: what surrounds the body.
 type layout struct {
 	before, after []piece
 	id, time      bool
-	apart         string // bytes that an id may not have, because they end it
+	apart         string // bytes that an id must not contain, because they end it
 }
 
-// piece is a constant or, where it is "{time}" or "{id}", a field.
+// piece is a constant, or "{time}" or "{id}" for a field.
 type piece string
 
 func (p piece) field() bool { return p[0] == '{' }
@@ -137,8 +144,9 @@ func (h HMAC) Scheme() (*Scheme, error) {
 	return s, nil
 }
 
-// parseLayout reads a Layout, and sees to it that different fields never make the same bytes: a field in front of the body
-// ends at a byte that it cannot have, and one behind it begins after such a byte.
+// parseLayout parses a Layout. It makes sure that different fields never give the same bytes: a
+// field before the body must end at a byte that it cannot contain, and a field after the body must
+// begin after such a byte.
 func parseLayout(s string) (l layout, faults []error) {
 	if s == "" {
 		s = "{body}"

@@ -94,7 +94,8 @@ func TestHMACDeclaresWhatTheProvidersDo(t *testing.T) {
 	}
 }
 
-// Whatever the layout: of all short requests that make the same bytes, at most one is accepted with their signature.
+// Whatever the layout: of all short requests that make the same bytes, at most one is accepted with
+// their signature.
 func TestHMACBorders(t *testing.T) {
 	t.Parallel()
 	const secret = "0123456789abcdef"

@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// pairs reads a list of name=value, separated by commas: Stripe's. It is bounded, and each member must be a pair.
+// pairs parses a list of name=value, separated by commas, for example Stripe's. It is bounded, and
+// each member must be a pair.
 func pairs(field, list string, each func(name, value string) error) error {
-	if strings.Count(list, ",") > maxSignatures { // one more than signatures: the time
+	if strings.Count(list, ",") > maxSignatures { // one more than the signatures: the time
 		return Malformed(field, "has more than 16 signatures")
 	}
 	for member := range strings.SplitSeq(list, ",") {
@@ -22,8 +23,8 @@ func pairs(field, list string, each func(name, value string) error) error {
 	return nil
 }
 
-// gather collects the signatures of a list. One that is of a known version and cannot be read is passed over, as the
-// providers' own libraries do, unless there is no other.
+// gather collects the signatures of a list. If one has a known version but cannot be decoded, it is
+// skipped, as the providers' own libraries do. It is an error only if there is no other.
 type gather struct {
 	field  string
 	found  []Signature
@@ -46,8 +47,8 @@ func (g *gather) signatures() ([]Signature, error) {
 	return g.found, nil
 }
 
-// timedPairs reads a list of pairs with a time, once, and signatures; other names are passed over (W4). Without timeName there
-// is no time.
+// timedPairs parses a list of pairs with exactly one time, and signatures. It skips other names
+// (W4). If timeName is empty, there is no time.
 func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc Encoding, unit time.Duration) (written string, at time.Time, found []Signature, err error) {
 	g := gather{field: field}
 	err = pairs(field, list, func(name, value string) (err error) {
@@ -76,7 +77,8 @@ func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc En
 	return written, at, found, nil
 }
 
-// word tells names and versions from lists that a proxy joined, with a comma and a space, out of several lines.
+// word reports whether s can be a name or a version. It rejects lists that a proxy has joined out
+// of several lines, with a comma and a space.
 func word(s string) bool {
 	return s != "" && strings.Trim(s, "_-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// T4: a COMMIT whose answer never comes is found out by doing the same again on another connection: the sender is told 200 once it is known
-// to have committed, and there is one event.
+// T4: if the answer to COMMIT never arrives, the endpoint does the same again on another connection
+// and so finds out the outcome. The sender gets 200 once the event is known to be committed, and
+// there is one event.
 func TestT4LostCommitOfAReceiver(t *testing.T) {
 	t.Parallel()
 	for mode, more := range map[string][]func(*webhook.Config){"inbox": nil, "inline": {inline(effect)}} {

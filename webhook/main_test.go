@@ -21,7 +21,7 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// patience bounds what tests wait for; nothing is judged by how long it took.
+// patience bounds the waits of tests; no result depends on how long it took.
 var patience = pgtest.Patience(time.Minute)
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	pgtest.Main(m)
 }
 
-// counter counts what is asked of a database.
+// counter counts the statements that are sent to a database.
 type counter struct{ asked atomic.Int64 }
 
 func (c *counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
@@ -111,7 +111,7 @@ func (r *rig) until(what string, cond func() bool) {
 	pgtest.Until(r.t, patience, what, cond)
 }
 
-// hooks notes what receivers tell.
+// hooks records what the endpoint's hooks get.
 func (r *rig) hooks() webhook.Hooks {
 	return webhook.Hooks{
 		Received: func(x webhook.Received) { r.mu.Lock(); defer r.mu.Unlock(); r.received = append(r.received, x) },
@@ -119,7 +119,7 @@ func (r *rig) hooks() webhook.Hooks {
 	}
 }
 
-// outcomes is what the last n requests came to.
+// outcomes returns the results of the last n requests.
 func (r *rig) last() webhook.Outcome {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,7 +138,7 @@ func (r *rig) lastRefusal() error {
 	return r.refused[len(r.refused)-1].Err
 }
 
-// receiver makes a receiver of a provider's sample.
+// receiver returns an endpoint for a provider's sample.
 func (r *rig) receiver(s sample, more ...func(*webhook.Config)) *webhook.Endpoint {
 	r.t.Helper()
 	cfg := webhook.Config{Name: "e", Provider: s.provider, Secrets: []string{s.secret}, Partitions: 4, Hooks: r.hooks()}
@@ -152,7 +152,7 @@ func (r *rig) receiver(s sample, more ...func(*webhook.Config)) *webhook.Endpoin
 	return x
 }
 
-// endpoint is a receiver behind a server.
+// endpoint is an Endpoint on a server.
 type endpoint struct {
 	*rig
 	sample
@@ -182,7 +182,7 @@ func effect(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
 	return nil
 }
 
-// answer is what came back.
+// answer is the response to a request.
 type answer struct {
 	status int
 	header http.Header
@@ -240,7 +240,7 @@ func (a answer) want(t testing.TB, status int, duplicate bool) {
 	}
 }
 
-// asks runs f and fails the test unless the receivers' pool was asked for something, or for nothing.
+// asks runs f, and fails the test unless the receivers' pool was used, or was not used.
 func (r *rig) asks(want bool, f func()) {
 	r.t.Helper()
 	before := r.asked.Load()

@@ -6,11 +6,12 @@ import (
 	"slices"
 )
 
-// members returns the named members of the JSON object that a verified body is; nil if it is none. Names are compared as
-// they are: encoding/json's own matching ignores case and takes the last of several, and another reader of the same bytes
-// would see another id. So a member that stands there twice has no value.
+// members returns the named members of the JSON object in a verified body, or nil if the body is no
+// object. Names are compared exactly, and a member that occurs twice has no value. encoding/json
+// itself ignores case and takes the last of several, so that another reader of the same bytes could
+// find another id.
 func members(body []byte, names ...string) map[string]json.RawMessage {
-	if !json.Valid(body) { // it bounds the depth, too
+	if !json.Valid(body) { // it bounds the depth too
 		return nil
 	}
 	dec := json.NewDecoder(bytes.NewReader(body))
@@ -39,7 +40,7 @@ func members(body []byte, names ...string) map[string]json.RawMessage {
 	return found
 }
 
-// text is a member's value if it is a string, else empty.
+// text is a member's value if it is a string, otherwise "".
 func text(raw json.RawMessage) string {
 	var s string
 	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
@@ -48,7 +49,7 @@ func text(raw json.RawMessage) string {
 	return s
 }
 
-// memberID is a member that must be Event.ID.
+// memberID returns a member whose value is used as Event.ID.
 func memberID(found map[string]json.RawMessage, name string) (string, error) {
 	id := text(found[name])
 	if !validID(id) {

@@ -19,8 +19,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
-// Headers of a message that hold what an event is besides its kept headers and its body. In lower case: those of a request are in HTTP's
-// canonical form, so that none can pass for one of these.
+// Headers of a message that hold an event's fields besides its kept headers and its body. They are
+// in lower case: a request's headers are in HTTP's canonical form, so that none of them can be
+// mistaken for one of these.
 const (
 	headerPrefix   = "onlyonce-"
 	headerProvider = headerPrefix + "provider"
@@ -30,17 +31,18 @@ const (
 	headerTime     = headerPrefix + "time"
 )
 
-// ErrNotEvent says that a message does not come from a receiver.
+// ErrNotEvent: the message was not stored or delivered by an endpoint.
 var ErrNotEvent = errors.New("webhook: the message is no event of a receiver")
 
-// Topic is the stream of an endpoint.
+// Topic returns the stream of an endpoint, for example "webhook.stripe".
 func Topic(endpoint string) string { return "webhook." + endpoint }
 
-// Scope is what the ids of an endpoint are claimed under, and what calls count for that an inline handler enqueues. A consumer of the
-// endpoint under this scope gives its calls the same keys.
+// Scope returns the scope in which an endpoint's ids are claimed, and to which the calls that an
+// inline handler enqueues belong. A consumer of the endpoint under this scope gives its calls the
+// same keys.
 func Scope(endpoint string) string { return "webhook/" + endpoint }
 
-// EventOf returns the event that a message is: in a consumer's handler, or in an inline one.
+// EventOf returns the event of a message. Use it in a consumer's handler or in an inline one.
 func EventOf(m *consumer.Message) (*Event, error) {
 	e := &Event{Header: http.Header{}, Body: m.Value}
 	for _, h := range m.Headers {
@@ -69,7 +71,7 @@ func EventOf(m *consumer.Message) (*Event, error) {
 	return e, nil
 }
 
-// headersOf is what EventOf reads.
+// headersOf returns the headers from which EventOf reads the event.
 func headersOf(e *Event) []consumer.Header {
 	all := []consumer.Header{{Name: headerProvider, Value: []byte(e.Provider)}, {Name: headerID, Value: []byte(e.ID)}}
 	add := func(name, value string) { all = append(all, consumer.Header{Name: name, Value: []byte(value)}) }
@@ -98,17 +100,17 @@ type item struct {
 	key     []byte // ordering key, nil for none
 	headers []consumer.Header
 
-	// Made once for all attempts: two of them take the whole body.
-	hash        pgtype.UUID // the dedupe key's
+	// These are made once for all attempts, because two of them read the whole body.
+	hash        pgtype.UUID // hash of the dedupe key
 	fingerprint int64
-	digest      []byte // of a body that may tell copies; nil: the id does
+	digest      []byte // of the body, if copies are recognized by it; nil if by the id
 
 	reconciled bool
 }
 
-// item makes one of an event that was delivered, or that a reconciliation lists.
+// item prepares an event that was delivered, or that a reconciliation lists.
 func (r *Endpoint) item(e *Event, reconciled bool) (*item, error) {
-	// The endpoint has no slash, nor has the provider.
+	// The name of the endpoint has no slash, and neither has the provider's.
 	i := &item{Event: e, id: r.cfg.Name + "/" + e.Provider + "/" + e.ID, headers: headersOf(e), reconciled: reconciled}
 	if r.cfg.Tenant != nil {
 		var err error
@@ -124,7 +126,7 @@ func (r *Endpoint) item(e *Event, reconciled bool) (*item, error) {
 	}
 	if r.cfg.OrderingKey != nil {
 		switch key := call(r.cfg.OrderingKey, e); {
-		case len(key) > maxKey: // of a body that somebody else has written: it must not keep the event from being stored
+		case len(key) > maxKey: // the sender chose it: it must not keep the event from being stored
 			i.key = hashed([]byte(key))
 		case key != "":
 			i.key = []byte(key)
@@ -133,10 +135,11 @@ func (r *Endpoint) item(e *Event, reconciled bool) (*item, error) {
 	return i, nil
 }
 
-// hashed is what stands for an ordering key that is too long.
+// hashed returns a hash that replaces an ordering key that is too long.
 func hashed(key []byte) []byte { return fmt.Appendf(nil, "sha256:%x", sha256.Sum256(key)) }
 
-// tenant asks whose event it is. There is no answer to fall back on: ids count within a tenant, so that under a wrong one an event is taken for a copy, and lost.
+// tenant calls Config.Tenant. There is no fallback: ids count within a tenant, so that under a
+// wrong tenant an event would be taken for a copy and lost.
 func tenant(f func(*Event) string, e *Event) (name string, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -158,7 +161,8 @@ const maxTenant = 255 // bytes, as of a call's
 // maxKey is the longest ordering key that a call may have.
 const maxKey = 1024
 
-// call calls a function of the user's that finds an ordering key, which must not keep an event from being stored.
+// call calls the user's function for an ordering key. If it panics, the key is empty: that must not
+// keep an event from being stored.
 func call(f func(*Event) string, e *Event) (s string) {
 	defer func() {
 		if recover() != nil {
@@ -168,12 +172,12 @@ func call(f func(*Event) string, e *Event) (s string) {
 	return f(e)
 }
 
-// stored is the event as the log has it.
+// stored returns the event as the log stores it.
 func (r *Endpoint) stored(i *item) eventsource.Event {
 	return eventsource.Event{Topic: Topic(r.cfg.Name), Tenant: i.tenant, ID: i.id, Key: i.key, Headers: i.headers, Body: i.Body}
 }
 
-// message is the event as an inline handler gets it.
+// message returns the event as an inline handler gets it.
 func (r *Endpoint) message(i *item) *consumer.Message {
 	return &consumer.Message{Topic: Topic(r.cfg.Name), Offset: -1, Key: i.key, Value: i.Body, Headers: i.headers, Time: time.Now(), LeaderEpoch: -1,
 		EventTenant: i.tenant, EventID: i.id, Attempt: 1}

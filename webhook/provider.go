@@ -11,59 +11,69 @@ import (
 	"time"
 )
 
-// Provider is one way of signing webhooks: [Standard], [Stripe], [GitHub], [Shopify], [Slack], a declared [HMAC], or one
-// of yours.
+// Provider is one way of signing webhooks: [Standard], [Stripe], [GitHub], [Shopify], [Slack], a
+// declared [HMAC], or one of yours.
 type Provider interface {
-	// Scheme is called once, by New. It returns what is wrong with the provider's own configuration.
+	// Scheme is called once, by New. It returns the faults of the provider's own configuration.
 	Scheme() (*Scheme, error)
 }
 
-// Scheme is what a [Verifier] must know of a provider. Its functions read; what is compared, with which secrets, in which
-// order and within which bounds is the Verifier's, so that no provider can get it wrong. They must be safe for concurrent use.
+// Scheme is what a [Verifier] must know about a provider. Its functions only read a request. The
+// Verifier compares, chooses the secrets, orders the checks and bounds them, so that no provider
+// can get that wrong. The functions must be safe for concurrent use.
 type Scheme struct {
-	// Name stands in the events' dedupe keys: changing it makes every event a new one. Required.
+	// Name is part of the events' dedupe keys: if you change it, every event is a new one.
+	// Required.
 	Name string
 
-	// Past and Future are how far the signed time may be from now. 0: not checked; both are 0 where no time is signed.
+	// Past and Future are how far the signed time may be from now, in each direction. 0 means that
+	// the direction is not checked; both are 0 if the provider signs no time.
 	Past, Future time.Duration
 
-	// Answer is how long the sender waits for an answer (W12). 0: not known, and taken for 5 seconds.
+	// Answer is how long the sender waits for an answer (W12). Defaults to 5 s, for a sender that
+	// does not say.
 	Answer time.Duration
 
-	// Redeliveries is for how long the sender may deliver an event again, after failures or when somebody asks it to (W10). 0: not known.
+	// Redeliveries is how long after an event the sender may still deliver it again, after failures
+	// or on request (W10). 0 means that it is not known.
 	Redeliveries time.Duration
 
 	// IDSigned says that the signature covers Event.ID.
 	IDSigned bool
 
-	// SignatureHeaders are those that hold signatures. They are never kept: where no time is signed, they are good forever.
+	// SignatureHeaders are the headers that hold signatures. They are never kept: if no time is
+	// signed, they stay valid forever.
 	SignatureHeaders []string
 
 	// KeepHeaders are the headers that Event.Header has besides Content-Type.
 	KeepHeaders []string
 
-	// Key reads a secret, in the form in which the provider hands it out. Its errors must not quote it. Required.
+	// Key parses a secret, in the form in which the provider hands it out. Its errors must not
+	// quote it. Required.
 	Key func(secret string) (Key, error)
 
-	// Read finds the signatures and what they sign. Nothing has been verified when it is called, and it does not see the
-	// body. Required.
+	// Read finds the signatures and what they sign. It is called before anything is verified, and
+	// does not see the body. Required.
 	Read func(Fields) (Signed, error)
 
-	// Event sets ID, Type, and where they apply Probe and Challenge, from the headers and Event.Body. It is called when the
-	// request has been verified. Headers that are not signed are not to be trusted even then. Required.
+	// Event sets ID and Type, and for a probe Probe and Challenge, from the headers and Event.Body.
+	// It is called after the request was verified. Do not trust headers that are not signed even
+	// then. Required.
 	Event func(Fields, *Event) error
 }
 
-// Signed is what a request claims.
+// Signed is what a request claims about its signatures.
 type Signed struct {
-	// Before and After stand around the body in the bytes that are signed. The fields in them must be delimited: no two
-	// requests may have the same bytes, or a signature of one could be used for the other.
+	// Before and After surround the body in the bytes that are signed. The fields in them must be
+	// delimited: if two requests could have the same bytes, a signature of one could be used for
+	// the other.
 	Before, After string
 
-	// Signatures are those of versions that the scheme knows: at most 16 are taken, and one that is right suffices.
+	// Signatures are the signatures of versions that the scheme knows. At most 16 are taken, and
+	// one right signature suffices.
 	Signatures []Signature
 
-	// Time is the signed time. Zero: none.
+	// Time is the signed time. It is zero if the provider signs none.
 	Time time.Time
 }
 
@@ -76,14 +86,14 @@ type Signature struct {
 // Algorithm is how a signature is made.
 type Algorithm int
 
-// Algorithms.
+// Algorithms of signatures.
 const (
 	HMACSHA256 Algorithm = iota
 	HMACSHA512
 	Ed25519
 )
 
-// size is how many bytes a signature has; 0 for none of the algorithms.
+// size returns the length of a signature in bytes, or 0 for an unknown algorithm.
 func (a Algorithm) size() int {
 	switch a {
 	case HMACSHA256:
@@ -96,16 +106,16 @@ func (a Algorithm) size() int {
 	return 0
 }
 
-// Key verifies signatures of one algorithm, and of no other: a public key, which everybody knows, is never taken for the
-// secret of an HMAC. It prints as addresses.
+// Key verifies signatures of one algorithm only. So a public key, which is no secret, is never used
+// as the secret of an HMAC. If it is printed, only addresses appear.
 type Key struct {
 	algorithm Algorithm
-	// Both are functions so that no verb of package fmt can print what is behind them.
+	// Both are functions, so that no verb of package fmt can print the secret in them.
 	mac    func() hash.Hash
 	public func() ed25519.PublicKey
 }
 
-// MACKey is a key for HMACSHA256 or HMACSHA512.
+// MACKey returns a key for HMACSHA256 or HMACSHA512.
 func MACKey(a Algorithm, secret []byte) (Key, error) {
 	var h func() hash.Hash
 	switch a {
@@ -123,7 +133,7 @@ func MACKey(a Algorithm, secret []byte) (Key, error) {
 	return Key{algorithm: a, mac: func() hash.Hash { return hmac.New(h, secret) }}, nil
 }
 
-// PublicKey is an Ed25519 key of 32 bytes.
+// PublicKey returns a key for Ed25519, from the 32 bytes of a public key.
 func PublicKey(public []byte) (Key, error) {
 	if len(public) != ed25519.PublicKeySize {
 		return Key{}, errors.New("is not an Ed25519 public key of 32 bytes")
@@ -132,7 +142,7 @@ func PublicKey(public []byte) (Key, error) {
 	return Key{algorithm: Ed25519, public: func() ed25519.PublicKey { return key }}, nil
 }
 
-// rawKey is a Scheme.Key for providers that use the secret's characters as they are.
+// rawKey returns a Scheme.Key for providers that use the secret's characters as they are.
 func rawKey(a Algorithm) func(string) (Key, error) {
 	return func(secret string) (Key, error) {
 		if strings.TrimSpace(secret) != secret {

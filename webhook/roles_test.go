@@ -13,8 +13,8 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// S2: a receiver and a worker do with the rights of onlyonce_app, whoever rotates and forgets; and they do with statements that nobody
-// has prepared, as behind PgBouncer.
+// S2: a receiver and a worker need only the rights of onlyonce_app, whichever role rotates and
+// forgets. They need no prepared statements, for example with PgBouncer.
 func TestS2ReceiverAndWorkerWithLeastPrivileges(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Server(t, nil) // of its own, because roles are the whole server's

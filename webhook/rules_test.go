@@ -36,7 +36,8 @@ func TestW2BodyOverTheLimit(t *testing.T) {
 	}
 }
 
-// W4: while a secret is being replaced, requests signed with either count; afterwards the old one does not.
+// W4: while a secret is being replaced, requests signed with either count; afterwards the old one
+// does not.
 func TestW4Rotation(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, _ *webhook.Verifier) {
@@ -56,7 +57,8 @@ func TestW4Rotation(t *testing.T) {
 	})
 }
 
-// W4: senders sign with both secrets while one is being replaced; versions that are not known are passed over, before and behind.
+// W4: senders sign with both secrets while one is being replaced; unknown versions are skipped,
+// before and after known ones.
 func TestW4UnknownVersionsArePassedOver(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
@@ -87,7 +89,7 @@ func TestW4UnknownVersionsArePassedOver(t *testing.T) {
 	}
 }
 
-// W4: a request that says everything twice, in both families of headers, is for nobody to choose from.
+// W4: a request with both families of headers is refused: no reader may choose one of them.
 func TestW4TwoFamiliesOfHeaders(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
@@ -107,7 +109,7 @@ func TestW4TwoFamiliesOfHeaders(t *testing.T) {
 	}
 }
 
-// W5: what is stale is told only of requests that are signed; each scheme has its tolerance, to the second.
+// W5: only signed requests are reported as stale; each scheme has its tolerance, to the second.
 func TestW5SignatureThenFreshness(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, v *webhook.Verifier) {
@@ -162,7 +164,8 @@ func TestW5Tolerance(t *testing.T) {
 	})
 }
 
-// forgetful is a scheme whose Read forgets the time that it promises to be checked, in one direction.
+// forgetful is a scheme that promises a time to be checked in one direction, and whose Read returns
+// none.
 type forgetful struct{ webhook.Slack }
 
 func (f forgetful) Scheme() (*webhook.Scheme, error) {
@@ -204,7 +207,7 @@ func TestW6Statuses(t *testing.T) {
 	})
 }
 
-// careless is a provider's code with an error of its own, that quotes what it should not.
+// careless is a provider whose own error quotes what it should not.
 type careless struct{ webhook.GitHub }
 
 var errCareless = errors.New("hush hush")
@@ -223,13 +226,14 @@ func TestW6ErrorsOfAProvider(t *testing.T) {
 	if !errors.Is(err, webhook.ErrMalformed) || !errors.Is(err, errCareless) || strings.Contains(err.Error(), "hush") || !strings.Contains(err.Error(), "careless") {
 		t.Errorf("%v", err)
 	}
-	// What Malformed returned may be shared, and is not written to.
+	// An error that Malformed returned may be shared, and is not changed.
 	if m := webhook.Malformed("a", "b"); m.Error() != "webhook: : malformed: a: b" {
 		t.Errorf("%q", m)
 	}
 }
 
-// W7: the event says whether its id is signed; an id that is not can be changed, and one that is cannot.
+// W7: the event says whether its id is signed; an id that is not can be changed, and one that is
+// cannot.
 func TestW7UnsignedIDsAreMarked(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, v *webhook.Verifier) {
@@ -248,7 +252,8 @@ func TestW7UnsignedIDsAreMarked(t *testing.T) {
 	}
 }
 
-// W7: one event of Shopify's, told under two topics, is two; two subscriptions to one topic may be one.
+// W7: one event of Shopify's that arrives under two topics is two; two subscriptions to one topic
+// may be one.
 func TestW7ShopifyByEvent(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["Shopify"]
@@ -288,7 +293,7 @@ func TestW7HeadersWithIDs(t *testing.T) {
 	}
 }
 
-// W13: what asks whether somebody is here is told apart from events, once it is verified.
+// W13: a probe is distinguished from an event, once it is verified.
 func TestW13Probes(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
@@ -312,7 +317,8 @@ func TestW13Probes(t *testing.T) {
 	refuses(t, v, s.sign(s.secret+"x", now, body), body, s.secret, webhook.ErrSignature)
 }
 
-// W14: headers on the list are kept, in their values and order; no others, and none that lets a reader sign or log in.
+// W14: listed headers are kept, with their values and in their order. No others are, and none with
+// which a reader could sign or log in.
 func TestW14KeptHeaders(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["GitHub"]
@@ -343,7 +349,7 @@ func TestW14KeptHeaders(t *testing.T) {
 		h["X-Request-Id"] = lines
 		refuses(t, v, h, s.body, s.secret, webhook.ErrMalformed)
 		h["X-Request-Id"] = nil
-		h["User-Agent"] = lines // nobody wants it
+		h["User-Agent"] = lines // a header that no check reads
 		if _, err := v.VerifyAt(now, h, []byte(s.body)); err != nil {
 			t.Error(err)
 		}
@@ -358,7 +364,7 @@ func TestW14KeptHeaders(t *testing.T) {
 	})
 }
 
-// bare is a scheme that gives out the signatures of a header as they come, however many and of whatever length.
+// bare is a scheme that returns the signatures of a header as they are, of any number and length.
 type bare struct{}
 
 func (bare) Scheme() (*webhook.Scheme, error) {
@@ -382,7 +388,8 @@ func (bare) Scheme() (*webhook.Scheme, error) {
 	}, nil
 }
 
-// W4: whatever a scheme gives out, no more than 16 signatures are compared, and a part of one is none.
+// W4: whatever a scheme returns, no more than 16 signatures are compared, and a part of a signature
+// equals none.
 func TestW4SignaturesOfAScheme(t *testing.T) {
 	t.Parallel()
 	const secret = "0123456789abcdef"
@@ -404,7 +411,8 @@ func TestW4SignaturesOfAScheme(t *testing.T) {
 	}
 }
 
-// W4: a header of a megabyte is not read, and neither is one of 4097 bytes that would else be good.
+// W4: a header of a megabyte is not read, and neither is one of 4097 bytes that would otherwise be
+// valid.
 func TestW4HeadersAreBounded(t *testing.T) {
 	t.Parallel()
 	s := samples(t)["Stripe"]

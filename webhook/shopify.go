@@ -2,13 +2,14 @@ package webhook
 
 import "time"
 
-// Shopify is https://shopify.dev/docs/apps/build/webhooks: X-Shopify-Hmac-Sha256, over the body alone. The secret is the app's
-// client secret. ID is X-Shopify-Webhook-Id, which Shopify keeps when it tries again, and Type is X-Shopify-Topic; neither is
-// signed, nor is a time.
+// Shopify is https://shopify.dev/docs/apps/build/webhooks: X-Shopify-Hmac-Sha256, over the body
+// alone. The secret is the app's client secret. ID is X-Shopify-Webhook-Id, which Shopify keeps
+// when it tries again, and Type is X-Shopify-Topic. Shopify signs neither of them, and no time.
 type Shopify struct {
-	// ByEvent makes ID the topic, a slash and X-Shopify-Event-Id: several subscriptions of this endpoint to one topic
-	// then count as one. The event's id alone would not do, because one event is told under several topics.
-	// Changing it makes every event a new one.
+	// ByEvent makes ID the topic, a slash and X-Shopify-Event-Id. Set it if this endpoint has
+	// several subscriptions to one topic, which then count as one. The event's id alone would not
+	// do, because Shopify sends one event under several topics. If you change it, every event is a
+	// new one. Defaults to false.
 	ByEvent bool
 }
 

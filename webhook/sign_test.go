@@ -35,7 +35,7 @@ func b64(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
 type sample struct {
 	provider webhook.Provider
 	secret   string
-	signed   []string // headers that no one may touch
+	signed   []string // headers that must not be changed
 	sigs     string   // the header with the signatures
 	body     string
 	id       string
@@ -195,7 +195,8 @@ func each(t *testing.T, f func(t *testing.T, s sample, v *webhook.Verifier)) {
 	}
 }
 
-// refuses checks that a request is refused for a reason, and that the error tells nothing that it should not.
+// refuses checks that a request is refused for a reason, and that the error quotes nothing that it
+// should not.
 func refuses(t testing.TB, v *webhook.Verifier, h http.Header, body, secret string, checks ...error) {
 	t.Helper()
 	e, err := v.VerifyAt(now, h, []byte(body))

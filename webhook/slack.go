@@ -2,9 +2,10 @@ package webhook
 
 import "time"
 
-// Slack is https://docs.slack.dev/authentication/verifying-requests-from-slack, for the Events API: X-Slack-Signature over v0, the
-// time and the body. The time may be 5 minutes off, both ways. ID is the body's member event_id, and Type that of the
-// event inside. Slash commands and interactive messages are signed alike, but are no JSON and have no id: they are refused.
+// Slack is https://docs.slack.dev/authentication/verifying-requests-from-slack, for the Events API:
+// X-Slack-Signature over v0, the time and the body. The time may be 5 minutes off, both ways. ID is
+// the body's member event_id, and Type that of the inner event. Slash commands and interactive
+// messages are refused: they are signed in the same way, but are not JSON and have no id.
 type Slack struct{}
 
 // Scheme implements Provider.

@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// patient is a sender that waits for an hour, so that no deadline ends what a test looks at.
+// patient is a sender that waits for an hour, so that no deadline ends what a test checks.
 func patient() sample {
 	s := membersSample()
 	h := s.provider.(webhook.HMAC)
@@ -26,14 +26,15 @@ func patient() sample {
 	return s
 }
 
-// stalled is a request whose body stops in the middle: the handler waits for the rest until the test ends it.
+// stalled is a request whose body stops in the middle: the handler waits for the rest until the
+// test ends it.
 type stalled struct {
 	answer *httptest.ResponseRecorder
 	body   *io.PipeWriter
 	done   chan struct{}
 }
 
-// stall begins a request of which so many bytes have been read when it returns.
+// stall begins a request, and returns after n bytes of it have been read.
 func stall(t *testing.T, h http.Handler, header http.Header, sent, announced int) *stalled {
 	t.Helper()
 	in, out := io.Pipe()
@@ -55,7 +56,8 @@ func (s *stalled) end() {
 	<-s.done
 }
 
-// W17: requests that nobody has signed take no place from events that were, however many there are and however slowly they come.
+// W17: unsigned requests take no place from signed events, however many there are and however
+// slowly they arrive.
 func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -78,7 +80,7 @@ func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 	for i := range 3 {
 		e.send(fmt.Sprintf(`{"id":"%d"}`, i)).want(t, 200, false)
 	}
-	// An event that is worked on does take one.
+	// An event that is being processed does take a place.
 	held := make(chan answer, 1)
 	go func() {
 		defer close(held)
@@ -97,7 +99,7 @@ func TestW17UnsignedBodiesTakeNoPlace(t *testing.T) {
 	(<-held).want(t, 200, false)
 }
 
-// W17: the headers are judged before the body has come.
+// W17: the headers are checked before the body has arrived.
 func TestW17HeadersBeforeTheBody(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -126,7 +128,7 @@ func TestW17HeadersBeforeTheBody(t *testing.T) {
 	}
 }
 
-// W17: a body that stops coming is given up, long before the sender's own time is over.
+// W17: a body that stops arriving is given up, long before the sender would give up.
 func TestW17BodyThatStopsComing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -149,7 +151,7 @@ func TestW17BodyThatStopsComing(t *testing.T) {
 	}
 }
 
-// W17: bodies that are under way have a bound together, and each takes what has come of it.
+// W17: bodies that are arriving share a bound, and each counts with the bytes that have arrived.
 func TestW17MemoryOfBodies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -15,38 +15,47 @@ import (
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 )
 
-// SourceConfig says what a [Source] reads. The zero value of a field is the default that its comment names; a value out of range is an error
-// of [NewSource].
+// SourceConfig says what a [Source] reads. The zero value of a field is the default that its
+// comment names; a value out of range is an error of [NewSource].
 type SourceConfig struct {
-	// Group names who consumes together: its members share the partitions. Required, at most 200 bytes.
+	// Group names the consumers that share the work: the partitions are divided among its members.
+	// At most 200 bytes. Required.
 	Group string
-	// Endpoints are those whose events are read, by their [Config].Name. Required.
+	// Endpoints are the endpoints whose events are read, by their [Config].Name. Required.
 	Endpoints []string
-	// Partitions is the number that [Config].Partitions describes, if this process is the first. Defaults to 16.
+	// Partitions is the number of partitions if this process is the first to use the stream; see
+	// [Config].Partitions. Defaults to 16.
 	Partitions int
-	// PollInterval is how often is looked for events that nobody has told of, and for members that came or went. Default 500 ms.
+	// PollInterval is how often the source looks for events for which it was not woken, for example
+	// those of other processes, and for members that joined or left. Defaults to 500 ms.
 	PollInterval time.Duration
-	// LeaseTTL is how long the partitions of a member that died are nobody's. Default 15 s, from 1 s to 1 hour.
+	// LeaseTTL is how long the partitions of a member that died stay without an owner, from 1 s to
+	// 1 hour. Defaults to 15 s.
 	LeaseTTL time.Duration
-	// HandoverTimeout is how long a partition that another member is to have may go on until what is under way has ended. Default 30 s.
+	// HandoverTimeout is how long a member may finish the running work of a partition that another
+	// member is to take over. Defaults to 30 s.
 	HandoverTimeout time.Duration
-	// Retention is how long events are kept that every consumer has passed: for replays. Default 7 days. What a consumer has not passed is
-	// kept for longer.
+	// Retention is how long events are kept after every consumer has passed them, for replays.
+	// Events that a consumer has not passed are kept for longer. Defaults to 7 days.
 	Retention time.Duration
-	// SegmentBytes is the size at which a segment of the log is followed by another one. Default 256 MiB. There are six.
+	// SegmentBytes is the size, in bytes, after which the log starts another segment. There are
+	// six. Defaults to 256 MiB.
 	SegmentBytes int64
-	// Logger receives what no caller is there to be told. Nil: nothing is logged.
+	// Logger receives events that cannot be returned as an error. Defaults to a logger of no
+	// output.
 	Logger *slog.Logger
 }
 
-// Source is the stored events of endpoints as a consumer reads them. An [Endpoint] has one of its own; make one for a
-// consumer that reads several endpoints, or for a worker process that has no secrets:
+// Source is the stored events of endpoints as a consumer reads them. An [Endpoint] has one of its
+// own. Make one for a consumer that reads several endpoints, or for a worker process that has no
+// secrets:
 //
 //	source, err := webhook.NewSource(pool, webhook.SourceConfig{Group: "billing", Endpoints: []string{"stripe", "adyen"}})
 //	worker, err := consumer.New(pool, source, handle, consumer.Config{Scope: "billing"})
 //
-// Members of a group share the partitions; each has one Source, for one Run. Name it in [Config].Sources of endpoints in the same
-// process: it is then woken by each new event, and polls otherwise.
+// The members of a group share the partitions. Each has one Source, for one Run. If endpoints are
+// in the same process, name the Source in their [Config].Sources: each new event then wakes it.
+// Otherwise it polls.
 type Source struct{ *eventsource.Source }
 
 var _ consumer.EventSource = (*Source)(nil)
@@ -80,7 +89,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 		switch {
 		case !errors.As(one, &f):
 			faults = append(faults, one)
-		case f.Field == "Config.Topics": // told above, by the endpoint
+		case f.Field == "Config.Topics": // the check of the endpoints above has reported it
 		default:
 			fault(strings.Replace(f.Field, "Config.", "SourceConfig.", 1), "%s", f.Reason)
 		}
@@ -91,7 +100,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	return &Source{s}, nil
 }
 
-// split takes the faults of a configuration apart.
+// split returns the single faults of a configuration's error.
 func split(err error) []error {
 	if err == nil {
 		return nil

@@ -12,44 +12,51 @@ import (
 	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
-// newerSQL notes the version of an object; see the function's comment in the migration. In: scope, object, version. One row: false if a
-// greater one is noted.
+// newerSQL records the version of an object; see the function's comment in the migration. In:
+// scope, object, version. One row: false if a greater version is recorded.
 const newerSQL = `select onlyonce.newer($1, $2, $3)`
 
-// StaleRule is what becomes of an event that is older than what was applied of its object.
+// StaleRule decides what happens to an event that is older than what was applied to its object.
 type StaleRule int
 
-// Rules. There is no default: one drops, the other stops for a person.
+// Rules. There is no default, because one drops events and the other leaves them to an operator.
 const (
-	// DropStale passes it over: what it says was overtaken.
+	// DropStale skips the event: a later one has replaced what it says.
 	DropStale StaleRule = iota + 1
-	// ParkStale sets it aside for an operator.
+	// ParkStale parks the event for an operator.
 	ParkStale
 )
 
-// ErrOvertaken says that an event is older than what was applied of its object.
+// ErrOvertaken: the event is older than what was applied to its object.
 var ErrOvertaken = errors.New("webhook: the event is older than what was applied of its object")
 
-// errForeignTx: objects are compared within a scope, and only the transaction knows it. Under another scope an event could be found overtaken by one of another consumer's.
+// errForeignTx: objects are compared within a scope, which only the consumer's or the endpoint's Tx
+// knows. Under another scope, an event of another consumer could overtake this one.
 var errForeignTx = errors.New("webhook: InOrder: tx is not the Tx that the consumer or the receiver gave to its handler")
 
-// Ordered says which events overtake which. Senders deliver in any order, and an event that failed comes again later.
+// Ordered says which events overtake which. Senders deliver in any order, and an event that failed
+// arrives again later.
 type Ordered struct {
-	// Version returns what the event is about, and which of two events is the later one: the object's version, or its time in whatever unit (for
-	// a time that the sender signs, [time.Time.UnixMicro] of a member of the body; [Event.Time] is the delivery's and will not do). Two of one
-	// version are both applied. An empty object: the event is not compared. An error is the event's fault, and permanent.
-	// Required.
+	// Version returns the object that the event is about, and a number that is greater for the
+	// later of two events. Use the object's version or its time, for example [time.Time.UnixMicro]
+	// of a time in the body. [Event.Time] does not work, because it is the delivery's time. Two
+	// events of one version are both applied. If the object is empty, the event is not compared. An
+	// error is permanent: the event is at fault. Required.
 	Version func(*Event) (object string, version int64, err error)
-	// Rule is what becomes of a stale event. Required.
+	// Rule is what happens to a stale event. Required.
 	Rule StaleRule
-	// Stale is called for each, before its transaction ends, so it may be told more than once. Nil: nobody is.
+	// Stale is called for each stale event before its transaction ends, so it may be called more
+	// than once for one event. Defaults to none.
 	Stale func(m *consumer.Message, object string, version int64)
 }
 
-// InOrder wraps a handler, so that events which are older than what was applied of their object do not reach it. The comparison is made
-// in the handler's transaction, and locks the object until its end: two events of one object are applied one after the other. It works
-// in a consumer and inline, and counts for the consumer's scope and tenant. It costs a round trip for each event, and a row for each
-// object, in onlyonce.webhook_objects, which stays.
+// InOrder wraps a handler, so that it does not get events that are older than what was applied to
+// their object. It works in a consumer and inline, and compares within the consumer's scope and
+// tenant.
+//
+// The comparison is part of the handler's transaction and locks the object until its end, so that
+// two events of one object are applied one after the other. It costs a round trip for each event.
+// Each object also takes a row in onlyonce.webhook_objects, which is never deleted.
 func InOrder(cfg Ordered, next consumer.Handler) (consumer.Handler, error) {
 	var faults []error
 	if cfg.Version == nil {

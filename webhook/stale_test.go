@@ -44,7 +44,8 @@ func inOrder(t *testing.T, rule webhook.StaleRule, told *sync.Map) consumer.Hand
 	return h
 }
 
-// An event that is older than what was applied of its object does not reach the handler: it is dropped or set aside, as the user says.
+// An event that is older than what was applied to its object does not reach the handler: it is
+// dropped or parked, as configured.
 func TestStaleEvents(t *testing.T) {
 	t.Parallel()
 	sent := []string{
@@ -103,7 +104,7 @@ func TestStaleEvents(t *testing.T) {
 	}
 }
 
-// An event that fails is no obstacle to a later one, and stale when it is tried again.
+// An event that fails does not block a later one, and is stale when it is tried again.
 func TestStaleAfterAFailure(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -126,7 +127,8 @@ func TestStaleAfterAFailure(t *testing.T) {
 	}
 }
 
-// A forwarded event is a call whose key derives from the event, once, beside a handler or instead of one.
+// A forwarded event is a call whose key derives from the event, once, beside a handler or instead
+// of one.
 func TestForward(t *testing.T) {
 	t.Parallel()
 	forward := func(c *webhook.Config) {
@@ -171,7 +173,7 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// One handler does for both modes, and the calls that it enqueues have the same keys in each.
+// One handler works in both modes, and the calls that it enqueues have the same keys in each.
 func TestHandlerOfBothModes(t *testing.T) {
 	t.Parallel()
 	var keys []string
@@ -198,7 +200,8 @@ func TestHandlerOfBothModes(t *testing.T) {
 	}
 }
 
-// A reconciliation brings what never came, once, whoever runs it, and says since when it has looked.
+// A reconciliation adds what never arrived, once, in whichever process it runs, and reports since
+// when it has listed.
 func TestReconcile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -255,7 +258,8 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// W10: a reconciliation lists nothing that is older than ids are remembered: it would be brought a second time.
+// W10: a reconciliation lists no event that is older than ids are remembered, because such an event
+// would be accepted a second time.
 func TestW10ReconciliationAfterALongPause(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

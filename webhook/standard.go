@@ -6,11 +6,18 @@ import (
 	"time"
 )
 
-// Standard is Standard Webhooks 1.0 (https://www.standardwebhooks.com), which Svix and many others send: v1 (HMAC-SHA256, a secret
-// "whsec_" and base64 of 24 to 64 bytes) and v1a (Ed25519, a public key "whpk_" and base64). Secrets of both kinds may be
-// configured together. The headers are webhook-id, webhook-timestamp and webhook-signature, or Svix's
-// svix-id and so on. An id is 1 to 255 visible ASCII characters without a dot: the dot ends it in what is signed, so that with one in it the bytes of one signature could be
-// read as another id, time and body. The specification's libraries take such ids, and ids with spaces; here both are malformed. The time may be 5 minutes off, both ways. Type is the body's member type, if it has one.
+// Standard is Standard Webhooks 1.0 (https://www.standardwebhooks.com), which Svix and many others
+// send.
+//
+// It takes two kinds of secret, which may be configured together: for v1 (HMAC-SHA256) a secret
+// "whsec_" and base64 of 24 to 64 bytes, and for v1a (Ed25519) a public key "whpk_" and base64. The
+// headers are webhook-id, webhook-timestamp and webhook-signature, or Svix's svix-id and so on. The
+// time may be 5 minutes off, both ways. Type is the body's member type, if it has one.
+//
+// An id is 1 to 255 visible ASCII characters without a dot. The dot ends the id in what is signed:
+// if an id could contain one, the bytes of one signature could be read as another id, time and
+// body. The specification's libraries accept such ids, and ids with spaces; here both are
+// malformed.
 type Standard struct{}
 
 const standardID, standardTime, standardSignature = "Id", "Timestamp", "Signature"
@@ -61,7 +68,8 @@ func standardFamily(f Fields) string {
 func readStandard(f Fields) (Signed, error) {
 	family := standardFamily(f)
 	if family == "Svix-" {
-		// A request with both sets says everything twice: which of them counts would be for each reader to choose.
+		// A request with both sets of headers has two of each value, and readers could disagree
+		// about which one counts.
 		for _, name := range []string{standardID, standardTime, standardSignature} {
 			if f.Has("Webhook-" + name) {
 				return Signed{}, Malformed("Webhook-"+name, "stands beside Svix's headers")
@@ -72,7 +80,8 @@ func readStandard(f Fields) (Signed, error) {
 	if err != nil {
 		return Signed{}, err
 	}
-	// With a dot, "a.1" at time 2 and "a" at time 1 with a body that begins with "2." would have one signature.
+	// Otherwise "a.1" at time 2 would have the same signature as "a" at time 1 with a body that
+	// begins with "2.".
 	if strings.Contains(id, ".") {
 		return Signed{}, Malformed(family+standardID, "has a dot, which delimits what is signed")
 	}
@@ -88,7 +97,7 @@ func readStandard(f Fields) (Signed, error) {
 	return Signed{Before: id + "." + written + ".", Signatures: signatures, Time: at}, err
 }
 
-// standardSignatures reads "v1,base64 v1a,base64": versions that are not known are passed over (W4).
+// standardSignatures parses "v1,base64 v1a,base64". It skips unknown versions (W4).
 func standardSignatures(field, list string) ([]Signature, error) {
 	if strings.Count(list, " ")+1 > maxSignatures {
 		return nil, Malformed(field, "has more than 16 signatures")

@@ -2,9 +2,10 @@ package webhook
 
 import "time"
 
-// Stripe is https://docs.stripe.com/webhooks#verify-manually: Stripe-Signature has a time and signatures of scheme v1 (v0 is
-// for tests of Stripe's, and never counts). The secret is "whsec_..." as it stands. A time more than 300 s ago is refused;
-// one ahead is not, as in Stripe's own libraries. ID and Type are members of the body.
+// Stripe is https://docs.stripe.com/webhooks#verify-manually: Stripe-Signature has a time and
+// signatures of scheme v1. Signatures of scheme v0 are for Stripe's own tests and never count. The
+// secret is "whsec_..." as Stripe shows it. A time more than 300 s ago is refused; one in the
+// future is not, as in Stripe's own libraries. ID and Type are members of the body.
 type Stripe struct{}
 
 // Scheme implements Provider.

@@ -56,7 +56,8 @@ func TestW3EveryBitOfTheBodyCounts(t *testing.T) {
 	})
 }
 
-// W4: headers that are signed, or hold signatures, count to the last byte; none of these was signed.
+// W4: headers that are signed, or hold signatures, count to the last byte; none of these was
+// signed.
 func TestW4EveryByteOfTheHeadersCounts(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, v *webhook.Verifier) {
@@ -100,7 +101,8 @@ func TestW4EveryByteOfTheHeadersCounts(t *testing.T) {
 	})
 }
 
-// W4: a signature is one of a configured secret, over this request, with this algorithm, in its one writing.
+// W4: a signature is one of a configured secret, over this request, with this algorithm, in its one
+// writing.
 func TestW4SignaturesThatAreNone(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s sample, v *webhook.Verifier) {
@@ -154,7 +156,7 @@ func TestW4SignaturesThatAreNone(t *testing.T) {
 			}
 		}
 	})
-	// SHA-1 in GitHub's older header is worth nothing, right as it is.
+	// SHA-1 in GitHub's older header does not count, even if it is right.
 	s := samples(t)["GitHub"]
 	h := s.sign(s.secret, now, s.body)
 	h.Del("X-Hub-Signature-256")
@@ -164,7 +166,7 @@ func TestW4SignaturesThatAreNone(t *testing.T) {
 	refuses(t, verifier(t, s.provider, s.secret), h, s.body, s.secret, webhook.ErrMalformed)
 }
 
-// stray sets a bit of the last character that stands for no byte: base64 that decodes to the same.
+// stray sets a bit of the last character that encodes no byte: base64 that decodes to the same.
 func stray(s string) string {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 	n := len(strings.TrimRight(s, "="))
@@ -189,7 +191,7 @@ func decode(t *testing.T, s string) []byte {
 	return b
 }
 
-// W4: a public key is known to everybody. As the secret of an HMAC it opens nothing, in any form.
+// W4: a public key is no secret. Used as the secret of an HMAC it verifies nothing, in any form.
 func TestW4PublicKeyIsNoSecret(t *testing.T) {
 	t.Parallel()
 	_, public := ed25519Pair(t)
@@ -213,10 +215,12 @@ func TestW4PublicKeyIsNoSecret(t *testing.T) {
 	}
 }
 
-// Two requests never have the same signed bytes: a signature does not move from one to another that is cut elsewhere.
+// Two requests never have the same signed bytes: a signature of one is not valid for another whose
+// fields end elsewhere.
 func TestBordersOfSignedFields(t *testing.T) {
 	t.Parallel()
-	// "a.1614265330" at 1614265331 signs what "a" at 1614265330 does with a body that begins with "1614265331.".
+	// "a.1614265330" at 1614265331 signs what "a" at 1614265330 does with a body that begins with
+	// "1614265331.".
 	v := verifier(t, webhook.Standard{}, standardSecret)
 	const body = "x"
 	sum := "v1," + b64(standardMAC(standardSecret, "a.1614265330", "1614265331", body))
@@ -227,7 +231,7 @@ func TestBordersOfSignedFields(t *testing.T) {
 	}
 	refuses(t, v, headers("webhook-id", "a.1614265330", "webhook-timestamp", "1614265331.", "webhook-signature", sum), body, standardSecret)
 
-	// The same in a layout of one's own, behind the body.
+	// The same in a layout of one's own, with fields after the body.
 	s := samples(t)["HMAC"]
 	v = verifier(t, s.provider, s.secret)
 	h = s.sign(s.secret, now, s.body)
@@ -238,7 +242,8 @@ func TestBordersOfSignedFields(t *testing.T) {
 	refuses(t, v, h, s.body, s.secret, webhook.ErrMalformed)
 }
 
-// 1,000 signatures are refused before anything is computed, whatever they are, and so are 17; 16 are not.
+// 1,000 signatures are refused before anything is computed, whatever they are, and so are 17; 16
+// are not.
 func TestW4SignaturesAreBounded(t *testing.T) {
 	all := samples(t)
 	for name, c := range map[string]struct{ between, bad, unknown string }{
@@ -274,7 +279,8 @@ func TestW4SignaturesAreBounded(t *testing.T) {
 	}
 }
 
-// Bytes that are no text: signed well, a body may be anything, and what stands in the event is sound.
+// Bytes that are no text: if it is signed, a body may be anything, and the fields of the event are
+// valid text.
 func TestBytesThatAreNoText(t *testing.T) {
 	t.Parallel()
 	all := samples(t)
@@ -290,7 +296,7 @@ func TestBytesThatAreNoText(t *testing.T) {
 			}
 		}
 	}
-	// Where the body holds the id, it must be there, once, in a form that is a key.
+	// If the body holds the id, it must be there, once, in a form that is a key.
 	for _, name := range []string{"Stripe", "Slack", "HMAC with pairs"} {
 		s := all[name]
 		v := verifier(t, s.provider, s.secret)

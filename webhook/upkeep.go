@@ -13,8 +13,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/preflight"
 )
 
-// purgeIDsSQL forgets when ids were claimed whose retention has passed; the ids themselves go with their segment of the ring standard_keys. In: endpoint,
-// retention. One row: how many. Bounded; by the index webhook_ids_age; rows that another process is at are left to it.
+// purgeIDsSQL deletes the times of claims whose retention has passed. The ids themselves go with
+// their segment of the ring standard_keys. In: endpoint, retention. One row: how many. Bounded; by
+// the index webhook_ids_age; skips rows that another process has locked.
 const purgeIDsSQL = `
 with old as (
   select ctid as at from onlyonce.webhook_ids where endpoint = $1 and seen_at < clock_timestamp() - $2::interval
@@ -22,8 +23,9 @@ with old as (
 gone as (delete from onlyonce.webhook_ids w using old where w.ctid = old.at)
 select count(*) from old`
 
-// purgeBodiesSQL forgets bodies whose window has passed. In: endpoint, window. One row: how many. Bounded; by the index webhook_bodies_age. The age is
-// compared again in the DELETE: a row that a request has renewed meanwhile stays.
+// purgeBodiesSQL deletes bodies whose window has passed. In: endpoint, window. One row: how many.
+// Bounded; by the index webhook_bodies_age. The DELETE compares the age again, so that a row that a
+// request has renewed meanwhile stays.
 const purgeBodiesSQL = `
 with old as (
   select digest from onlyonce.webhook_bodies where endpoint = $1 and seen_at < clock_timestamp() - $2::interval order by seen_at limit 500),
@@ -36,15 +38,18 @@ const (
 	purgeBatch = 500
 )
 
-// Run applies stored events, if the endpoint has a handler in mode Inbox, forgets ids and bodies
-// whose retention has passed, rotates the inbox, and reconciles, until ctx ends; then it drains and
-// returns nil. It may be called once. Any number of processes may run it, and requests are served
-// without it. A process that only receives can leave Handler unset; one that only works needs no
-// mux.
+// Run applies stored events, if the endpoint has a handler in mode Inbox. It also forgets ids and
+// bodies whose retention has passed, rotates the inbox, and reconciles. When ctx ends, it drains
+// and returns nil.
 //
-// It returns an error if the schema does not fit, if the database cannot be reached at the start, if
-// the inbox remembers ids for less than Config.Retention (W10), and whatever [consumer.Consumer.Run]
-// returns. A role without the right to delete is logged once: another process must forget.
+// It may be called once per Endpoint. Any number of processes may run it, and requests are served
+// without it. For example a process that only receives can leave Handler unset, and one that only
+// works needs no mux.
+//
+// It returns an error if the schema does not fit, if the database cannot be reached at the start,
+// if the inbox remembers ids for less than Config.Retention (W10), and whatever
+// [consumer.Consumer.Run] returns. If the role has no right to delete, that is logged once: another
+// process must forget.
 func (r *Endpoint) Run(ctx context.Context) error {
 	if r.worker == nil {
 		return r.upkeep(ctx)
@@ -115,7 +120,7 @@ func (r *Endpoint) upkeep(ctx context.Context) error {
 	}
 }
 
-// purge deletes batch after batch until there is no more.
+// purge deletes batch after batch until none is left.
 func (r *Endpoint) purge(ctx context.Context) error {
 	forget := func(sql string, age time.Duration) (all int64, err error) {
 		for n := int64(purgeBatch); n == purgeBatch && ctx.Err() == nil; all += n {
@@ -136,22 +141,31 @@ func (r *Endpoint) purge(ctx context.Context) error {
 	return errors.Join(err, err2)
 }
 
-// Reconcile brings what the provider has, and never reached the endpoint: senders give up, and endpoints get disabled.
+// Reconcile adds events that the provider has but that never reached the endpoint, because the
+// sender gave up or had disabled the endpoint.
 type Reconcile struct {
-	// List calls each for every event since a time: of the provider's API, in any order, with as many others as it likes. The zero time means that
-	// there was no reconciliation before: an endpoint that has received for longer than ids are remembered must not bring what is older than that. It is never
-	// longer ago than Config.Retention otherwise. Event.ID must be what the webhook has, and Body what a handler understands; both are required, and
-	// Type, Header and Time are taken as they are. Provider is filled in. An error of each is to be returned. Required.
+	// List calls each for every event since a time, for example from a list in the provider's API.
+	// It may list them in any order and list older events too. It must return an error of each.
+	// Required.
+	//
+	// Of an Event, ID must be the webhook's id and Body what a handler understands; both are
+	// required. Type, Header and Time are taken as they are. Provider is filled in.
+	//
+	// The zero time means that there was no reconciliation before. If the endpoint has received for
+	// longer than ids are remembered, List must then not return older events than that. Otherwise
+	// the time is never longer ago than Config.Retention.
 	List func(ctx context.Context, since time.Time, each func(*Event) error) error
-	// Every is how long after the begin of one the next one begins, whichever process runs it. Default 15 min, at least 1 s.
+	// Every is the time from the beginning of one reconciliation to the beginning of the next, in
+	// whichever process, at least 1 s. Defaults to 15 min.
 	Every time.Duration
-	// Overlap is how much further back than the begin of the last complete one it looks: for events that a provider lists late. Default 1 hour.
+	// Overlap is how far before the beginning of the last complete reconciliation the next one
+	// looks, for events that a provider lists late. Defaults to 1 hour.
 	Overlap time.Duration
 }
 
-// dueSQL says when the next reconciliation is due, and since when it is to look. In: endpoint, every, overlap. One row: seconds;
-// the time, null for none; the time now.
-// endedSQL notes a complete one by when it began. In: endpoint, time.
+// dueSQL returns when the next reconciliation is due, and from which time it lists. In: endpoint,
+// every, overlap. One row: seconds; the time, null for none; the time now. endedSQL records a
+// complete one by the time it began. In: endpoint, time.
 const (
 	dueSQL = `
 select coalesce(extract(epoch from max(reconciled_at) + $2::interval - clock_timestamp()), 0)::float8, max(reconciled_at) - $3::interval, clock_timestamp()
@@ -163,7 +177,8 @@ on conflict (endpoint) do update set reconciled_at = greatest(webhook_endpoints.
 
 const reconcileLease = time.Minute
 
-// reconcile makes a reconciliation if one is due and nobody else is at it. It returns when to look again.
+// reconcile runs a reconciliation if one is due and no other process runs one. It returns when to
+// check again.
 func (r *Endpoint) reconcile(ctx context.Context) (wait time.Duration, err error) {
 	wait = min(r.cfg.Reconcile.Every, reconcileLease)
 	var seconds float64
@@ -185,9 +200,9 @@ func (r *Endpoint) reconcile(ctx context.Context) (wait time.Duration, err error
 	defer func() {
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Deadline)
 		defer cancel()
-		_ = l.Release(bounded, r.pool) // if that fails it ends by itself
+		_ = l.Release(bounded, r.pool) // if that fails, the lease expires
 	}()
-	if err := due(); err != nil || seconds > 0 { // somebody has just made one
+	if err := due(); err != nil || seconds > 0 { // another process has just finished one
 		return wait, err
 	}
 	listing, stop := context.WithCancelCause(ctx)
@@ -201,7 +216,7 @@ func (r *Endpoint) reconcile(ctx context.Context) (wait time.Duration, err error
 	from := time.Time{}
 	if since != nil {
 		from = *since
-		if known := began.Add(-r.cfg.Retention); from.Before(known) { // what is older was forgotten, and would be brought again
+		if known := began.Add(-r.cfg.Retention); from.Before(known) { // older ids are forgotten: these events would be accepted again
 			r.cfg.Logger.Warn("onlyonce: the last reconciliation of webhooks is longer ago than ids are remembered: what is older is not listed", "endpoint", r.cfg.Name, "since", from, "listed_since", known)
 			from = known
 		}
@@ -228,7 +243,8 @@ func (r *Endpoint) reconcile(ctx context.Context) (wait time.Duration, err error
 	return wait, err
 }
 
-// hold renews the lease until ctx ends, and ends ctx should somebody else have it. Two at once would do no harm but work.
+// hold renews the lease until ctx ends. If another process takes the lease, it ends ctx. Two at
+// once would only do unnecessary work.
 func (r *Endpoint) hold(ctx context.Context, l *lease.Lease, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(reconcileLease / 3)
 	defer tick.Stop()
@@ -248,7 +264,7 @@ func (r *Endpoint) hold(ctx context.Context, l *lease.Lease, stop context.Cancel
 	}
 }
 
-// bring feeds a listed event through the same claim as a delivered one.
+// bring claims a listed event in the same way as a delivered one.
 func (r *Endpoint) bring(ctx context.Context, e *Event) (fresh bool, err error) {
 	if e == nil || !validID(e.ID) {
 		return false, errors.New("webhook: Reconcile.List: an event's ID must be 1 to 255 visible ASCII characters")
@@ -270,7 +286,7 @@ func (r *Endpoint) bring(ctx context.Context, e *Event) (fresh bool, err error) 
 		return false, err
 	}
 	if outcome == Divergent {
-		outcome = Duplicate // rendered anew by the API, not by a second sender
+		outcome = Duplicate // the API renders the body anew; there is no second sender
 	}
 	r.received(&mine, outcome, true, start)
 	return outcome == Accepted, nil

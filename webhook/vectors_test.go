@@ -48,7 +48,8 @@ func TestPublishedVectors(t *testing.T) {
 		"GitHub": {webhook.GitHub{}, "It's a Secret to Everybody", 1, headers("X-Hub-Signature-256", "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17", "X-GitHub-Delivery", "d", "X-GitHub-Event", "push"), "Hello, World!", "d", "push", nil},
 		// google/go-github, messages_test.go
 		"go-github": {webhook.GitHub{}, "0123456789abcdef", 1, headers("X-Hub-Signature-256", "sha256=b1f8020f5b4cd42042f807dd939015c4a418bc1ff7f604dd55b0a19b5d953d9b", "X-GitHub-Delivery", "d", "X-GitHub-Event", "ping"), `{"yo":true}`, "d", "ping", nil},
-		// https://docs.slack.dev/authentication/verifying-requests-from-slack has a slash command: signed well, but without an event's id.
+		// https://docs.slack.dev/authentication/verifying-requests-from-slack has a slash command:
+		// signed well, but without an event's id.
 		"Slack's slash command": {webhook.Slack{}, "8f742231b10e8888abcd99yyyzzz85a5", 1531420618, headers("X-Slack-Request-Timestamp", "1531420618", "X-Slack-Signature", "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"),
 			"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c", "", "", webhook.ErrMalformed},
 		// slack-go/slack, security_test.go

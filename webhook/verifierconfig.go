@@ -9,26 +9,33 @@ import (
 	"time"
 )
 
-// VerifierConfig describes how an endpoint's sender signs.
+// VerifierConfig describes how an endpoint's sender signs. The zero value of a field is the default
+// that its comment names.
 type VerifierConfig struct {
-	// Provider is how it signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack], [HMAC], or one of yours. Required.
+	// Provider is how the sender signs: [Standard], [Stripe], [GitHub], [Shopify], [Slack], [HMAC],
+	// or one of yours. Required.
 	Provider Provider
 
-	// Secrets are those that are good now, in the form in which the provider hands them out: 1 to 8, each of at least 16
-	// characters. While one is being replaced, the old and the new one, in any order. No default: without a secret anybody could send.
+	// Secrets are the secrets that are valid now, in the form in which the provider hands them out:
+	// 1 to 8, each of at least 16 characters. While you replace one, list the old and the new one,
+	// in any order. Required: without a secret, anyone could send.
 	Secrets []string
 
-	// Tolerance is how far the signed time may be from this machine's clock, in the directions that the provider's scheme
-	// checks. Default: the provider's, 5 minutes. From 1 s to 24 h. Shorter than a sender's queue or a
-	// clock's error refuses what is good; longer lets a recorded request be sent again for longer, which the dedupe then has
-	// to catch. Must be 0 for providers that sign no time.
+	// Tolerance is how far the signed time may be from this machine's clock, in the directions that
+	// the provider's scheme checks: 1 s to 24 hours. It must be 0 for a provider that signs no
+	// time, for example GitHub. Defaults to the provider's, for example 5 minutes.
+	//
+	// If it is shorter than a sender's queue delay or a clock's error, valid requests are refused.
+	// If it is longer, a recorded request can be sent again for longer, and the dedupe has to catch
+	// it.
 	Tolerance time.Duration
 
-	// MaxBody is the longest body, in bytes. Default 1 MiB, up to 32 MiB.
+	// MaxBody is the longest body, in bytes, up to 32 MiB. Defaults to 1 MiB.
 	MaxBody int
 
-	// KeepHeaders are headers that Event.Header has besides Content-Type and those of the provider. They are not signed.
-	// Credentials and signatures are refused.
+	// KeepHeaders are headers that Event.Header has besides Content-Type and those of the provider,
+	// for example "X-Request-Id". They are not signed. Credentials and signatures are refused.
+	// Defaults to none.
 	KeepHeaders []string
 }
 
@@ -36,14 +43,15 @@ const (
 	defaultMaxBody = 1 << 20
 	maxMaxBody     = 32 << 20
 	maxSecrets     = 8
-	// minSecret is the shortest secret, in characters: shorter ones are found by trying.
+	// minSecret is the shortest secret, in characters: shorter ones can be found by trial.
 	minSecret = 16
 )
 
-// neverKept are headers that let whoever reads them act as somebody else (W14).
+// neverKept are headers with which a reader of the stored event could act as another user (W14).
 var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-Cookie", "Www-Authenticate", "X-Api-Key"}
 
-// NewVerifier checks the configuration and returns every fault of it at once. No error quotes a secret.
+// NewVerifier checks the configuration and returns every fault of it at once. No error quotes a
+// secret.
 func NewVerifier(cfg VerifierConfig) (*Verifier, error) { return build(cfg, minSecret) }
 
 func build(cfg VerifierConfig, shortest int) (*Verifier, error) {
@@ -132,13 +140,13 @@ func build(cfg VerifierConfig, shortest int) (*Verifier, error) {
 	return v, nil
 }
 
-// secretive says whether a header may not be kept (W14).
+// secretive reports whether a header must not be kept (W14).
 func secretive(canonical string, signatures []string) bool {
 	same := func(s string) bool { return http.CanonicalHeaderKey(s) == canonical }
 	return slices.ContainsFunc(neverKept, same) || slices.ContainsFunc(signatures, same)
 }
 
-// token is RFC 9110 section 5.6.2.
+// token reports whether s is a token of RFC 9110 section 5.6.2.
 func token(s string) bool {
 	return s != "" && strings.Trim(s, "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
 }

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// Verifier verifies the requests of one endpoint. It is safe for concurrent use, and never changes.
+// Verifier verifies the requests of one endpoint. It is immutable and safe for concurrent use.
 type Verifier struct {
 	scheme       *Scheme
 	keys         []Key
@@ -20,19 +20,20 @@ type Verifier struct {
 	keep         []string
 }
 
-// Verify returns the event that a request tells, or an [*Error] that says why it does not count. The body is all of the
-// bytes as they came: whoever reads them stops one behind MaxBody. The checks, in their order:
+// Verify returns the event of a request, or an [*Error] that says why the request is refused. The
+// body is all bytes as they arrived; if you read it yourself, stop one byte after MaxBody. The
+// checks, in their order:
 //
 //  1. the body's length (ErrTooLarge);
-//  2. the headers that hold the signatures and what they sign (ErrMalformed); the body is not looked at;
+//  2. the headers that hold the signatures and what they sign (ErrMalformed), without the body;
 //  3. the signatures over the raw bytes (ErrSignature);
 //  4. the signed time (ErrStale);
-//  5. what the event is called, and the headers to keep (ErrMalformed).
+//  5. the event's id and type, and the headers to keep (ErrMalformed).
 func (v *Verifier) Verify(header http.Header, body []byte) (*Event, error) {
 	return v.VerifyAt(time.Now(), header, body)
 }
 
-// VerifyAt is Verify at another time than now: for requests that were recorded.
+// VerifyAt is Verify at another time than now, for example for a request that was recorded.
 func (v *Verifier) VerifyAt(now time.Time, header http.Header, body []byte) (*Event, error) {
 	e, err := v.verify(now, Fields{header}, body)
 	if err != nil {
@@ -41,7 +42,7 @@ func (v *Verifier) VerifyAt(now time.Time, header http.Header, body []byte) (*Ev
 	return e, nil
 }
 
-// expect is the part of Verify that needs no body: its length as announced, and the headers.
+// expect makes the checks that need no body: its announced length, and the headers.
 func (v *Verifier) expect(header http.Header, length int64) error {
 	if length > int64(v.maxBody) {
 		return refusal(v.scheme.Name, &Error{Check: ErrTooLarge})
@@ -67,7 +68,8 @@ func (v *Verifier) verify(now time.Time, f Fields, body []byte) (*Event, error) 
 	if len(signed.Signatures) > maxSignatures { // W4
 		return nil, Malformed("", "more than 16 signatures")
 	}
-	// W5: the MAC first. An answer about the time of a request that nobody signed would tell this machine's clock.
+	// W5: the MAC is checked first. Otherwise an unsigned request could find out this machine's
+	// clock from the answer.
 	if !v.authentic(signed, body) {
 		return nil, &Error{Check: ErrSignature}
 	}
@@ -88,12 +90,13 @@ func (v *Verifier) verify(now time.Time, f Fields, body []byte) (*Event, error) 
 	return e, err
 }
 
-// authentic compares each signature with each key of its algorithm: one MAC a key over the raw bytes (W3), in constant
-// time and to the end, so that how long it takes says nothing of which secret or signature was nearer (W4). Values of another
-// length than a signature's equal none.
+// authentic compares each signature with each key of its algorithm: one MAC per key over the raw
+// bytes (W3). The comparison takes constant time and never stops early, so that its duration does
+// not reveal which secret or signature was nearer (W4). A value of another length than a
+// signature's equals none.
 func (v *Verifier) authentic(s Signed, body []byte) bool {
 	equal := 0
-	var message []byte // Ed25519 reads it twice, and needs it whole
+	var message []byte // Ed25519 reads it twice, and needs it in one piece
 	for _, key := range v.keys {
 		var want []byte
 		for _, sig := range s.Signatures {
@@ -121,7 +124,7 @@ func (v *Verifier) authentic(s Signed, body []byte) bool {
 	return equal == 1
 }
 
-// fresh compares the signed time with the clock, as far as the scheme says so (W5).
+// fresh compares the signed time with the clock, in the directions that the scheme checks (W5).
 func (v *Verifier) fresh(signed, now time.Time) error {
 	switch {
 	case v.past == 0 && v.future == 0:
@@ -136,8 +139,9 @@ func (v *Verifier) fresh(signed, now time.Time) error {
 	return nil
 }
 
-// kept returns the headers on the list (W14). One that Postgres could not store as text, or that would fill the table, refuses
-// the request: an event that lacks what was configured would be found out much later.
+// kept returns the headers that are to be kept (W14). A header that Postgres could not store as
+// text, or that would fill the table, refuses the request. If it were left out instead, the loss
+// would be noticed much later.
 func (v *Verifier) kept(f Fields) (http.Header, error) {
 	kept, size := http.Header{}, 0
 	for _, name := range v.keep {
@@ -154,7 +158,7 @@ func (v *Verifier) kept(f Fields) (http.Header, error) {
 	return kept, nil
 }
 
-// validType tells names from what should not stand in a log.
+// validType reports whether s can be an event's type. It rejects text that should not be in a log.
 func validType(s string) bool {
 	return len(s) <= 255 && utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
 }

@@ -1,10 +1,11 @@
-// Command httpstorage measures what stored answers cost: bytes of table, index and TOAST for each, WAL, and how fast expired ones are purged
-// beside traffic. docs/http.md has what it printed.
+// Command httpstorage measures the cost of stored answers: bytes of table, index and TOAST for
+// each, WAL, and how fast expired ones are purged during traffic. docs/http.md has its output.
 //
 //	go run ./httpstorage [-records 200000] [-sealed] [-body 400] [-json]
 //
-// Requests go through idempotency.Layer with a handler that writes nothing itself, so that everything in the database is the layer's. They
-// stay in this process: no HTTP. Exit status: 0 measured, 2 not.
+// Requests go through idempotency.Layer with a handler that writes nothing itself, so that
+// everything in the database is the layer's. They stay in this process, without HTTP. Exit status:
+// 0 if it has measured, 2 if not.
 package main
 
 import (
@@ -143,7 +144,8 @@ func measure(ctx context.Context, address string, o options) (r result, err erro
 	return phases(ctx, pool, o)
 }
 
-// expiresSoon is the TTL of what is to be purged: the shortest there is, and long over when all is written.
+// expiresSoon is the TTL of records that are to be purged: the shortest there is. It has passed
+// long before all is written.
 const expiresSoon = time.Second
 
 func phases(ctx context.Context, pool *pgxpool.Pool, o options) (r result, err error) {
@@ -221,7 +223,7 @@ func phases(ctx context.Context, pool *pgxpool.Pool, o options) (r result, err e
 	r.WALPurged = float64(after-before) / float64(alone)
 	want -= alone
 
-	// The rest by Layer.Run as it is, beside traffic.
+	// The rest is purged by Layer.Run as it is, during traffic.
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
@@ -259,7 +261,7 @@ func sealer() (*seal.Sealer, error) {
 	return seal.New(1, map[uint32]seal.Key{1: {7}})
 }
 
-// load sends fresh requests until more says that it is enough, and returns how long each took.
+// load sends fresh requests until more returns false, and returns how long each took.
 func load(ctx context.Context, h http.Handler, more func(n int64) bool) ([]time.Duration, error) {
 	var next atomic.Int64
 	var mu sync.Mutex
@@ -302,7 +304,8 @@ func post(ctx context.Context, h http.Handler) error {
 	return nil
 }
 
-// service answers as a charge does, with random bytes in hexadecimal: they compress as ids and tokens do.
+// service answers as a charge does, with random bytes in hexadecimal, which compress as ids and
+// tokens do.
 type service struct {
 	body  int
 	bytes atomic.Int64
@@ -332,7 +335,7 @@ func headerBytes(h http.Header) (n int64) {
 	return n
 }
 
-// written is a ResponseWriter that forgets what is written.
+// written is a ResponseWriter that discards what is written.
 type written struct {
 	header http.Header
 	status int
@@ -342,7 +345,8 @@ func (w *written) Header() http.Header         { return w.header }
 func (w *written) WriteHeader(status int)      { w.status = status }
 func (w *written) Write(b []byte) (int, error) { return io.Discard.Write(b) }
 
-// sizesSQL returns one row: bytes of the table, of its indexes, and of its TOAST table with its index.
+// sizesSQL returns one row: bytes of the table, of its indexes, and of its TOAST table with its
+// index.
 const sizesSQL = `
 select pg_relation_size(c.oid)::float8, pg_indexes_size(c.oid)::float8, coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0)::float8
   from pg_class c where c.oid = 'onlyonce.http_records'::regclass`

@@ -10,12 +10,12 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// adoption is what the operator asks for.
+// adoption holds the operator's flags.
 type adoption struct {
 	cursorFilter
 	consent
 	group *string
-	stop  bool // with group: the old one is stopped
+	stop  bool // with group: the old group is stopped
 	at    *int64
 	from  *string
 	late  bool // with from

@@ -18,7 +18,7 @@ func adoptArgs(more ...string) []string {
 	return append(adoptOrders0[:len(adoptOrders0):len(adoptOrders0)], more...)
 }
 
-// shown is the cursor of partition 0 as `cursor show` tells it.
+// shown returns the cursor of partition 0 as `cursor show` prints it.
 func (f *fixture) shown() (c cursorRow) {
 	f.t.Helper()
 	r := f.run("cursor", "show", "-scope", "stock", "-topic", "orders", "-partition", "0", "-json").want(f.t, statusGood)
@@ -66,7 +66,8 @@ func (f *fixture) untouched(before cursorRow) {
 	}
 }
 
-// A foreign group: the group is free for the next owner, and all that proves the log to be the same stays.
+// A foreign group: the group is free for the next owner, and all that proves that the log is the
+// same stays.
 func TestAdoptWithoutOffset(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -96,7 +97,7 @@ func TestAdoptForAGroup(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.populate()
-	// What a halt prints is refused while the old group may live.
+	// The command that a halt prints is refused while the old group may live.
 	f.run(adoptArgs("-yes", "-group", "g2")...).want(t, statusFailed, `group "g1" has not let the cursor go`, "Config.Scope", "-old-group-stopped")
 	if c := f.shown(); *c.Group != "g1" || c.Epoch != 4 {
 		t.Errorf("cursor: %+v", c)
@@ -110,7 +111,8 @@ func TestAdoptForAGroup(t *testing.T) {
 	}
 }
 
-// A new topic, a gap, a truncated log: the position is set, in a new run without an anchor, in whichever incarnation.
+// A new topic, a gap, a truncated log: the position is set in a new run without an anchor,
+// whichever incarnation the topic is.
 func TestAdoptWithOffset(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -146,7 +148,7 @@ func TestAdoptWithOffset(t *testing.T) {
 	}
 }
 
-// History lost: there is no cursor, and an offset makes one.
+// History lost: there is no cursor, and an adoption with an offset makes one.
 func TestAdoptWithoutCursor(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -168,8 +170,8 @@ func TestAdoptWithoutCursor(t *testing.T) {
 	}
 }
 
-// O6: messages that are handled again because an operator set the position back may have had their calls made, whoever handles them, and however far
-// Kafka's offset was behind.
+// O6: if an operator sets the position back, messages are handled again whose calls may have been
+// made. That holds for every later owner, and however far Kafka's offset was from the position.
 func TestO6AdoptNotesWhatIsHandledAgain(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -178,12 +180,12 @@ func TestO6AdoptNotesWhatIsHandledAgain(t *testing.T) {
 	if c := f.shown(); c.RedoUntil == nil || *c.RedoUntil != 17 {
 		t.Errorf("cursor: %+v", c)
 	}
-	f.run(adoptArgs("-yes", "-at", "3000")...).want(t, statusGood) // a slip: nobody has handled anything there
+	f.run(adoptArgs("-yes", "-at", "3000")...).want(t, statusGood) // a slip: no message there was handled
 	f.run(adoptArgs("-yes", "-at", "2")...).want(t, statusGood)
 	if c := f.shown(); *c.RedoUntil != 17 || c.RedoTopicID == nil {
 		t.Errorf("cursor: %+v", c)
 	}
-	// In the topic that was made anew in place of that one it does not count any more, when that was handled.
+	// If the topic is made anew, and that part is handled, it no longer counts.
 	f.exec(`update onlyonce.cursors set topic_id = gen_random_uuid() where partition = 0`)
 	f.progress("cursor/stock/orders/0", 3, 2, 5)
 	f.exec(`update onlyonce.progress p set anchor_offset = 4, anchor_epoch = 0, anchor_hash = '\x02' from onlyonce.cursors c where c.id = p.cursor_id and c.run = p.run and c.partition = 0`)
@@ -193,7 +195,8 @@ func TestO6AdoptNotesWhatIsHandledAgain(t *testing.T) {
 	}
 }
 
-// A lease that lost its cursor, with progress of the old one: the position is the one that was asked for.
+// A lease has lost its cursor, and progress of the old cursor is left: the position is the one that
+// was asked for.
 func TestAdoptLeaseWithoutCursor(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -205,7 +208,7 @@ func TestAdoptLeaseWithoutCursor(t *testing.T) {
 	}
 }
 
-// The present owner is fenced out: nothing that it has under way commits any more.
+// The present owner is fenced out: none of its running transactions commits any more.
 func TestAdoptFencesTheOwner(t *testing.T) {
 	t.Parallel()
 	for _, at := range [][]string{nil, {"-at", "30"}} {
@@ -231,7 +234,8 @@ func TestAdoptFencesTheOwner(t *testing.T) {
 	}
 }
 
-// A batch that the owner has in hand is waited for, and counts: what is skipped is counted from where it ended.
+// The adoption waits for the owner's running batch, and that batch counts: skipped offsets are
+// counted from its end.
 func TestAdoptWaitsForTheOwnersBatch(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -286,7 +290,7 @@ func TestAdoptAsks(t *testing.T) {
 	f.run(adoptArgs("-at", "21")...).want(t, statusGood)
 }
 
-// Without a terminal and without -yes nobody can be asked: nothing is even looked at.
+// Without a terminal and without -yes the command cannot ask: it does not even read the database.
 func TestAdoptWithoutTerminal(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -299,7 +303,7 @@ func TestAdoptWithoutTerminal(t *testing.T) {
 	f.untouched(before)
 }
 
-// reader does something before it answers.
+// reader runs a function before it answers.
 type reader struct {
 	first  func()
 	answer io.Reader
@@ -315,7 +319,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	return r.answer.Read(p)
 }
 
-// What is done is what was agreed to.
+// The command does what the operator agreed to, or nothing.
 func TestAdoptCursorChangesMeanwhile(t *testing.T) {
 	t.Parallel()
 	const taken = `update onlyonce.leases set epoch = epoch + 1, nonce = gen_random_uuid() where name = 'cursor/stock/orders/0'`
@@ -358,7 +362,8 @@ func TestAdoptCursorChangesMeanwhile(t *testing.T) {
 	})
 }
 
-// A consumer that makes the cursor between our look and our insert wins, and the operator is told.
+// A consumer makes the cursor between the command's read and its insert: the consumer wins, and the
+// command reports it.
 func TestAdoptRacesWithTheStart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -386,7 +391,7 @@ func TestAdoptRacesWithTheStart(t *testing.T) {
 	f.untouched(c)
 }
 
-// An interrupt while the question stands ends the program, although nobody answers.
+// An interrupt while the command waits for an answer ends it.
 func TestAdoptInterrupted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

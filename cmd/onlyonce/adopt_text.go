@@ -7,7 +7,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// writeAdopted shows what was, what is after it, and what that means.
+// writeAdopted shows the cursor before and after, and what the change means.
 func writeAdopted(a *app, d *ops.Adopted) {
 	a.writeCursorChange(d.Before, d.After)
 	for _, s := range remarks(d) {
@@ -44,7 +44,7 @@ func (a *app) writeCursorChange(was, is *cursorRow) {
 	writeTable(a.out, []string{"", "BEFORE", "AFTER"}, rows)
 }
 
-// remarks says what the change means for messages and owners.
+// remarks returns what the change means for messages and owners.
 func remarks(d *ops.Adopted) []string {
 	b, c := d.Before, d.After
 	if d.From != nil {
@@ -79,7 +79,7 @@ func remarks(d *ops.Adopted) []string {
 	return s
 }
 
-// movedHere says what it means to take a partition over.
+// movedHere returns what it means to take a partition over from another database.
 func movedHere(d *ops.Adopted) []string {
 	s := []string{fmt.Sprintf("The position is that of %s, where the cursor was retired at %s: what is below was handled there, and nothing is handled again.",
 		d.From.Database, instant(*d.From.Cursor.RetiredAt))}

@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// lists does what a relay does that has a sink for the first time: 16 lanes, each with its lease.
+// lists adds a sink as its first relay does: 16 lanes, each with its lease.
 func (f *fixture) lists(sink string) {
 	f.t.Helper()
 	f.exec(`insert into onlyonce.sinks (name) values ($1) on conflict do nothing`, sink)
@@ -29,14 +29,16 @@ select onlyonce.enqueue_calls(array[0::smallint], array[onlyonce.key('', $1, $3)
   array[$1::text], array[''], array['shop'], array[$3::text], array['POST'], array['/charges'], array['Content-Type: text/plain'], array[null::text],
   array[convert_to('body of ' || $3, 'UTF8')], array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false])`
 
-// delivers moves the cursors of a sink as relays do that deliver every call that they find up to an id, and do not end the pass.
+// delivers moves the cursors of a sink as relays do if they deliver every call up to an id and have
+// not ended the pass.
 func (f *fixture) delivers(sink string, upTo int64) {
 	f.t.Helper()
 	f.exec(`select onlyonce.advance(id, version, 0, true, false) from onlyonce.lanes where sink = $1 order by id`, sink)
 	f.exec(`select onlyonce.advance(id, version, $2, false, false) from onlyonce.lanes where sink = $1 order by id`, sink, upTo)
 }
 
-// park does what a relay does with a call of the log, by its name, that it could not deliver; the cursor is to be moved besides.
+// park parks a call of the log, by its name, as a relay does if it could not deliver it. It does
+// not move the cursor.
 func (f *fixture) park(name, state, reason string) (id int64) {
 	f.t.Helper()
 	return one[int64](f, `
@@ -53,7 +55,7 @@ func (f *fixture) logID(name string) int64 {
 	return one[int64](f, `select id from onlyonce.outbox_log where name = $1`, name)
 }
 
-// copyTo copies what our schema holds into another database with our schema, as dump and restore do.
+// copyTo copies the contents of the schema into another database, as dump and restore do.
 func (f *fixture) copyTo(to *fixture) {
 	f.t.Helper()
 	ctx := f.t.Context()

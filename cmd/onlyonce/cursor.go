@@ -12,7 +12,7 @@ import (
 
 type cursorRow = ops.Cursor
 
-// attempts shows what was tried at a message that stands alone.
+// attempts shows the attempts at a message that is handled alone.
 func attempts(c *cursorRow) string {
 	if c.Attempts == 0 || c.AttemptOffset == nil {
 		return ""
@@ -20,7 +20,7 @@ func attempts(c *cursorRow) string {
 	return fmt.Sprintf("%d at %d", c.Attempts, *c.AttemptOffset)
 }
 
-// cursorFilter says which cursors; nil: any.
+// cursorFilter selects cursors; nil: any.
 type cursorFilter struct {
 	scope, topic *string
 	partition    *int64

@@ -21,7 +21,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// envPostgres names the database where -postgres does not.
+// envPostgres names the database if -postgres is not given.
 const envPostgres = "ONLYONCE_POSTGRES_URL"
 
 const (
@@ -41,7 +41,7 @@ const (
 	codeNotAuthorized = "28000"
 )
 
-// database is a connection and how to name it to people: without its password.
+// database is a connection and its name for people, without its password.
 type database struct {
 	*pgx.Conn
 	name string
@@ -61,7 +61,7 @@ func (a *app) withDatabase(ctx context.Context, address string, f func(db *datab
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
-		_ = db.Close(ctx) // everything that counts has been committed or answered
+		_ = db.Close(ctx) // everything that matters has been committed or answered
 	}()
 	return db.explain(f(db))
 }
@@ -76,14 +76,15 @@ func (a *app) withSchema(ctx context.Context, address string, f func(db *databas
 	})
 }
 
-// check is migrations.Check, bounded.
+// check is migrations.Check with a bound on its time.
 func (db *database) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	return migrations.Check(ctx, db)
 }
 
-// ask asks a database something, and says so if that takes long. f must not write to standard error.
+// ask runs a question to a database, and prints a line if it takes long. f must not write to
+// standard error.
 func (a *app) ask(ctx context.Context, address, what string, f func(ctx context.Context, db ops.DB) error) error {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout+readTimeout)
 	defer cancel()
@@ -92,7 +93,8 @@ func (a *app) ask(ctx context.Context, address, what string, f func(ctx context.
 	})
 }
 
-// pool makes the connections of a verb that goes on until it is stopped, under a name that the server shows. It does not connect.
+// pool makes the connections of a command that runs until it is stopped, under a name that the
+// server shows. It does not connect.
 func (a *app) pool(ctx context.Context, address, name string) (*pgxpool.Pool, error) {
 	address, from, err := a.address(address)
 	if err != nil {
@@ -117,7 +119,8 @@ func (a *app) connect(ctx context.Context, address string) (*database, error) {
 	if err != nil {
 		return nil, badAddress(from, address, err)
 	}
-	// Neither prepared statements, which a pooler in front of the server may not carry, nor values put into the SQL.
+	// Statements are not prepared, because a pooler in front of the server may not support that.
+	// Values are not put into the SQL either.
 	cfg.DefaultQueryExecMode = pgx.QueryExecModeExec
 	if cfg.RuntimeParams["application_name"] == "" {
 		cfg.RuntimeParams["application_name"] = "onlyonce"
@@ -132,7 +135,8 @@ func (a *app) connect(ctx context.Context, address string) (*database, error) {
 	return &database{conn, name}, nil
 }
 
-// address returns which database is meant, and who says so: -postgres, or else the environment.
+// address returns the database's address and where it was given: in -postgres, or else in the
+// environment.
 func (a *app) address(flag string) (address, from string, err error) {
 	from, address = "-postgres", flag
 	if address == "" {
@@ -148,7 +152,7 @@ func badAddress(from, address string, err error) error {
 	return fmt.Errorf("%s: not an address of a database, which has the form postgres://user@host:5432/name%s", from, parseReason(address, err))
 }
 
-// parseReason says what is wrong with an address, unless that could show a password.
+// parseReason returns what is wrong with an address, unless that could show a password.
 func parseReason(address string, err error) string {
 	u, urlErr := url.Parse(address)
 	if urlErr != nil || u.Host == "" {
@@ -190,7 +194,7 @@ func hostPort(host string, port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// connectError says why there is no connection and what to do.
+// connectError returns why there is no connection and what to do.
 func connectError(ctx context.Context, name, from string, waited time.Duration, err error) error {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -206,7 +210,8 @@ func connectError(ctx context.Context, name, from string, waited time.Duration, 
 	return fmt.Errorf("cannot reach %s: %s: is the server up, and is %s right?", name, connectReason(ctx, waited, err), from)
 }
 
-// connectReason is the innermost cause: what wraps it names the user and addresses again, on several lines.
+// connectReason returns the innermost cause: the errors around it repeat the user and addresses, on
+// several lines.
 func connectReason(ctx context.Context, waited time.Duration, err error) string {
 	var (
 		dns  *net.DNSError
@@ -232,7 +237,7 @@ func connectReason(ctx context.Context, waited time.Duration, err error) string 
 	return err.Error()
 }
 
-// explain adds to an error of a statement which server it came from and what to do.
+// explain adds to an error of a statement the server's name and what to do.
 func (db *database) explain(err error) error {
 	var pg *pgconn.PgError
 	var wrong *usageError

@@ -11,7 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// consent is what every command that changes something takes: why, and whether to ask.
+// consent is the flags of every command that changes something: the reason, and whether to ask.
 type consent struct {
 	reason *string
 	yes    bool
@@ -23,7 +23,7 @@ func (c *consent) flags(fs *flag.FlagSet) {
 	fs.BoolVar(&c.yes, "yes", false, "do not ask")
 }
 
-// given is a flag that a command cannot do without.
+// given is a flag that a command requires.
 type given struct {
 	name string
 	is   bool
@@ -43,22 +43,23 @@ func missing(flags ...given) error {
 	return nil
 }
 
-// nothing is the end of a command that found everything as it was to be: status 0, and no audit row.
+// nothing ends a command that had nothing to do: status 0, and no audit row.
 type nothing struct{ text string }
 
 func (e *nothing) Error() string { return e.text }
 
 // decision is a command that changes something by a function of package ops.
 type decision[R any] struct {
-	// act calls the function. shown is what a person agreed to, nil if nothing was shown.
+	// act calls the function. shown is what the operator agreed to, nil if nothing was shown.
 	act func(ctx context.Context, db *database, by ops.By, shown *R) (*R, error)
-	// write shows what would be done, or what was.
+	// write shows what would be done, or what was done.
 	write func(a *app, r *R)
-	// after runs once that is committed.
+	// after runs once the decision is committed.
 	after func(ctx context.Context, db *database, done *R) error
 }
 
-// decide asks, unless -yes is given, and acts. waiting is what a command that takes long may wait for.
+// decide asks, unless -yes is given, and acts. waiting describes what a command that takes long may
+// wait for.
 func decide[R any](ctx context.Context, a *app, address string, say consent, waiting string, d decision[R]) error {
 	if !say.yes && !a.isTerminal(a.stdin) {
 		return usagef("-yes: standard input is no terminal, so nobody can be asked: add -yes to go ahead without")
@@ -118,7 +119,7 @@ func (a *app) agree(ctx context.Context) error {
 	return nil
 }
 
-// decided turns an error of package ops into the end of a command, which chooses the exit status.
+// decided turns an error of package ops into one that chooses the exit status.
 func decided(err error) error {
 	var e *ops.Error
 	if !errors.As(err, &e) {

@@ -9,8 +9,9 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// remediesWork fails the test unless every command that a finding names is one: its verb is there, its flags are, and no flag is missing. Words in
-// capitals stand for values. The command is run against an address where no database is, so it gets as far as connecting.
+// remediesWork fails the test unless every command in a finding is valid: its verb and its flags
+// exist, and no flag is missing. Words in capitals are placeholders. The command runs against an
+// address without a database, so it gets as far as connecting.
 func (r doctorReport) remediesWork(t *testing.T) (seen []string) {
 	t.Helper()
 	for _, f := range r.Findings {
@@ -33,11 +34,11 @@ func (r doctorReport) remediesWork(t *testing.T) (seen []string) {
 	return seen
 }
 
-// values are what the words in capitals stand for.
+// values replace the words in capitals.
 var values = map[string]string{"D": "9d", "WHY": "because", "NAME": "charge"}
 
-// commandsIn returns the arguments of each command of onlyonce in a sentence, where it ends with a comma, a semicolon, a bracket, or the sentence.
-// Words are read as a shell does.
+// commandsIn returns the arguments of each command of onlyonce in a sentence. A command ends at a
+// comma, a semicolon, a bracket, or the end of the sentence. Words are parsed as a shell does.
 func commandsIn(t *testing.T, sentence string) (all [][]string) {
 	t.Helper()
 	for rest := sentence; ; {
@@ -81,7 +82,8 @@ func commandsIn(t *testing.T, sentence string) (all [][]string) {
 	}
 }
 
-// One scenario has most of what doctor knows a command for: each of these is named, and works as it is printed.
+// One scenario has most of the findings for which doctor prints a command: each command is printed,
+// and works as printed.
 func TestDoctorRemedies(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -110,7 +112,7 @@ func TestDoctorRemedies(t *testing.T) {
 	}
 }
 
-// A pause of a partition is ended by the command that is printed for it, and no other is.
+// The command that is printed for a pause of a partition ends it; no other command is printed.
 func TestDoctorRemedyEndsAPause(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

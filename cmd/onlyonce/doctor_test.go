@@ -18,7 +18,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// doctorReport is what doctor has found.
+// doctorReport is the result of doctor.
 type doctorReport struct{ ops.Examination }
 
 // examines runs doctor -json, which must fail or not.
@@ -36,7 +36,8 @@ func (f *fixture) examines(fails bool, args ...string) (r doctorReport) {
 	return r
 }
 
-// has fails the test unless there is a finding of a check and level that says each text, in what it says or in what to change.
+// has fails the test unless there is a finding of a check and level that contains each text, in its
+// text or its remedy.
 func (r doctorReport) has(t *testing.T, check, level string, texts ...string) {
 	t.Helper()
 	if !slices.ContainsFunc(r.Findings, func(f ops.Finding) bool {
@@ -53,7 +54,7 @@ const (
 		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start) select id, 'stock', 'orders', 0, 0, 'earliest', 0 from l; `
 )
 
-// cursors makes so many cursors, of partitions from 0 on, which have not said how far they are.
+// cursors makes n cursors, of partitions from 0 on, without a frontier.
 func cursors(n int) string {
 	return fmt.Sprintf(`with l as (insert into onlyonce.leases (name) select 'cursor/stock/orders/' || p from generate_series(0, %d - 1) p returning id, name)
 		insert into onlyonce.cursors (id, scope, topic, partition, start_offset, start_policy, run_start)
@@ -148,7 +149,7 @@ func TestDoctorFindings(t *testing.T) {
 			}
 			r := f.examines(c.level == ops.LevelFail, c.args...)
 			r.has(t, c.check, c.level, c.want...)
-			// What is said in JSON is said to people.
+			// The text for people has the same content as the JSON.
 			out := f.run(append([]string{"doctor", "-all"}, c.args...)...)
 			for _, x := range r.Findings {
 				if x.Check == c.check && x.Level == c.level && !strings.Contains(out.out, c.level+strings.Repeat(" ", 6-len(c.level))+c.check+": ") {
@@ -200,7 +201,7 @@ func TestDoctorDoesNotCountForEver(t *testing.T) {
 	f.examines(false).has(t, "outbox", ops.LevelInfo, "counting took over 50ms")
 }
 
-// What a server of its own can show: roles, settings, transactions, slots.
+// What only a server of its own can show: roles, settings, transactions, slots.
 func TestDoctorServer(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Server(t, map[string]string{"max_prepared_transactions": "2", "fsync": "off", "full_page_writes": "off", "wal_level": "logical", "track_commit_timestamp": "on", "idle_in_transaction_session_timeout": "1min"})
@@ -232,7 +233,7 @@ func TestDoctorServer(t *testing.T) {
 	r.has(t, "roles", ops.LevelFail, "role onlyonce_relay lacks rights: SELECT on onlyonce.lanes")
 	f.exec(roles)
 
-	// As an operator with least privileges, who sees nobody's activity.
+	// As an operator with least privileges, who cannot see the activity of other roles.
 	f.exec(`create role ops login in role onlyonce_operator`)
 	operator, err := url.Parse(f.url)
 	if err != nil {
@@ -261,7 +262,7 @@ func TestDoctorServer(t *testing.T) {
 	f.examines(false)
 }
 
-// On a standby everything is told that a primary's is, and that it is one.
+// On a standby doctor reports everything that it reports on a primary, and that it is a standby.
 func TestDoctorStandby(t *testing.T) {
 	t.Parallel()
 	primary, err := devenv.StartPostgres(t.Context(), devenv.Options{Own: true})

@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// eventErasure is what the operator asks for.
+// eventErasure holds the operator's flags.
 type eventErasure struct {
 	consent
 	topic, id, key *string

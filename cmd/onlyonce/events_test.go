@@ -76,7 +76,8 @@ func (s *eventShop) append(keys ...string) {
 	}
 }
 
-// An event that fails is parked as an event, blocks its ordering key, is redriven, discarded and replayed as a message is.
+// An event that fails is parked as an event and blocks its ordering key. It can be redriven,
+// discarded and replayed like a message.
 func TestParkedEvents(t *testing.T) {
 	t.Parallel()
 	s := newEventShop(t, consumer.ParkOrderingKey)
@@ -125,7 +126,7 @@ func TestParkedEvents(t *testing.T) {
 	}
 }
 
-// What a receiver has set aside before it was appended is appended when it is redriven.
+// An event that an endpoint has set aside before appending it is appended when it is redriven.
 func TestRedriveOfWhatWasNeverAppended(t *testing.T) {
 	t.Parallel()
 	s := newEventShop(t, consumer.ParkMessage)
@@ -142,7 +143,7 @@ func TestRedriveOfWhatWasNeverAppended(t *testing.T) {
 	}
 }
 
-// W7: a copy that has no body is shown and redriven with that of the row that it names.
+// W7: a copy without a body is shown and redriven with the body of the row that it refers to.
 func TestRedriveOfACopyWithoutABody(t *testing.T) {
 	t.Parallel()
 	s := newEventShop(t, consumer.ParkMessage)
@@ -166,7 +167,8 @@ func TestRedriveOfACopyWithoutABody(t *testing.T) {
 	}
 }
 
-// Events that were handled can be erased, and a replay passes over them; those that may still be handled cannot.
+// Events that were handled can be erased, and a replay skips them. Events that may still be handled
+// cannot.
 func TestEventsErase(t *testing.T) {
 	t.Parallel()
 	s := newEventShop(t, consumer.ParkMessage)

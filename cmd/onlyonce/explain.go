@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// explaining is what the operator asks for.
+// explaining holds the operator's flags.
 type explaining struct {
 	cursorFilter
 	tenant         *string
@@ -90,7 +90,7 @@ Examples:
 	}
 }
 
-// question is what is asked of a key.
+// question returns the question about a key.
 func (q *explaining) question(operand *string) (k ops.KeyQuestion, err error) {
 	switch {
 	case operand == nil:

@@ -8,8 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// strange reports whether the key is never claimed in a ring: it is a call's, a webhook's or a
-// request's, and what the ring does not hold means nothing for it.
+// strange reports whether the key is never claimed in a ring, because it is a call's, a webhook's
+// or a request's. That the ring does not hold it then means nothing.
 func strange(r *ops.KeyReport, which string) bool {
 	held := slices.ContainsFunc(r.Claims, func(c ops.Claim) bool { return c.Ring == which })
 	return !held && (r.Request != nil || which == ring.ConsumerKeys().Name && (len(r.Call) > 0 || len(r.Webhooks) > 0))

@@ -11,7 +11,8 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// K3, K7: a copy is judged for those who claim in each ring, because the rings do not know each other's keys, and what is parked counts for both.
+// K3, K7: a copy is judged separately for the claims in each ring, because the rings do not know
+// each other's keys. A parked row counts for both.
 func TestExplainCopies(t *testing.T) {
 	t.Parallel()
 	const key = `onlyonce.key('', 'stock', 'a-1')`
@@ -68,7 +69,8 @@ func TestExplainCopies(t *testing.T) {
 			if got := explains[ops.KeyReport](f, args...).Copies; !reflect.DeepEqual(got, want) {
 				t.Errorf("%s, want %s", said(got), said(want))
 			}
-			// What is said is what the functions do that claim. (A replay's key is looked up by the consumer besides; a call is found by enqueue_calls.)
+			// What is said is what the functions do that claim. (A replay's key is looked up by the
+			// consumer besides; a call is found by enqueue_calls.)
 			if c.args != nil || c.clock == "stored" {
 				return
 			}
@@ -94,7 +96,8 @@ func said(copies []ops.Copy) string {
 	return strings.Join(all, ", ")
 }
 
-// A claim within a savepoint bears the number of the savepoint, so the transaction's calls are not found by it: the answer says that it does not know.
+// A claim within a savepoint bears the number of the savepoint, so the transaction's calls are not
+// found by it: the answer says that it does not know.
 func TestExplainClaimInASavepoint(t *testing.T) {
 	t.Parallel()
 	const unknown = "if it claimed the key within a savepoint"

@@ -110,7 +110,8 @@ func TestExplainKey(t *testing.T) {
 	}
 }
 
-// The calls of the transaction that claimed a key are told, and which of them is this message's for certain.
+// The answer lists the calls of the transaction that claimed a key, and says which of them is
+// certainly this message's.
 func TestExplainCalls(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -163,7 +164,8 @@ func TestExplainParkedCall(t *testing.T) {
 	f.run("explain", key).want(t, statusGood, "No segment", "It is the key of a call", "waiting", "Parked: 1", "rejected", "payments/one").without(t, "private")
 }
 
-// The commit's time is told where the server notes it, and what a receiver noted is not looked for without end.
+// The answer has the commit's time if the server records it. The search for what a receiver
+// recorded is bounded.
 func TestExplainCommitTime(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.Server(t, map[string]string{"track_commit_timestamp": "on"}))
@@ -245,7 +247,7 @@ func TestExplainPosition(t *testing.T) {
 	}
 }
 
-// A consumer without ids derives calls from positions, and so they are told by one.
+// A consumer without ids derives calls from positions, and so a position leads to its calls.
 func TestExplainCallsOfAPosition(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -270,7 +272,7 @@ func TestExplainCallsOfAPosition(t *testing.T) {
 	}
 }
 
-// Another schema has other segments: what it says of them is what the migrations make.
+// If another schema has other segments, explain describes them as the migrations make them.
 func TestExplainKnowsEverySegment(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

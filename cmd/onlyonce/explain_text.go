@@ -64,7 +64,7 @@ func (a *app) writeKey(r *ops.KeyReport) {
 	a.writeNotKnown(r.NotKnown)
 }
 
-// idText says what a key was made of.
+// idText describes what a key was made of.
 func idText(o *ops.KeyOf) string {
 	if o == nil {
 		return ""
@@ -82,7 +82,7 @@ func idText(o *ops.KeyOf) string {
 	return s
 }
 
-// transactionText says what is known of the transaction that wrote a row.
+// transactionText describes what is known of the transaction that wrote a row.
 func transactionText(x *ops.Transaction) string {
 	if x == nil {
 		return "not known any more"
@@ -115,7 +115,7 @@ func between(c ops.Claim) string {
 	return "not known"
 }
 
-// memoryText says what it means that a ring does not hold a key.
+// memoryText describes what it means that a ring does not hold a key.
 func memoryText(m *ops.RingMemory) string {
 	return fmt.Sprintf("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, remembered(m.Horizon), seconds(m.CompleteFor))
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// receives is a receiver of an endpoint.
+// receives returns the receiver of an endpoint.
 func (f *fixture) receives(endpoint string, provider webhook.Provider, cfg webhook.Config) http.Handler {
 	f.t.Helper()
 	cfg.Name, cfg.Provider, cfg.Secrets = endpoint, provider, []string{hookSecret}
@@ -36,7 +36,7 @@ func mac(signed string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// hooked sends an event as its provider does.
+// hooked sends an event in its provider's form.
 func (f *fixture) hooked(h http.Handler, body string, header map[string]string) {
 	f.t.Helper()
 	req := httptest.NewRequest(http.MethodPost, "/hooks", strings.NewReader(body))
@@ -60,7 +60,8 @@ func github(id, body string) map[string]string {
 	return map[string]string{"X-Hub-Signature-256": "sha256=" + mac(body), "X-GitHub-Delivery": id, "X-GitHub-Event": "push"}
 }
 
-// W1: a webhook that a receiver has stored is found by the id that its sender gave it, with the endpoint's scope and nothing else.
+// W1: a webhook that an endpoint has stored is found by the sender's id and the endpoint's scope
+// alone.
 func TestExplainWebhookByItsSendersID(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

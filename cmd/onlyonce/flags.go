@@ -49,7 +49,7 @@ func numberVar(fs *flag.FlagSet, p **int64, name, usage string, least, most int6
 	})
 }
 
-// text is what a flag was given; empty: it was not.
+// text returns a flag's value, or "" if it was not given.
 func text(p *string) string {
 	if p == nil {
 		return ""
@@ -57,7 +57,7 @@ func text(p *string) string {
 	return *p
 }
 
-// limitOf is what -limit was given.
+// limitOf returns the value of -limit.
 func limitOf(p *int64) int {
 	if p == nil {
 		return ops.DefaultLimit

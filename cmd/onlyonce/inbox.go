@@ -75,7 +75,7 @@ func (a *app) writeInbox(r *ops.InboxReport) {
 	}
 }
 
-// behindText says how far a cursor is behind.
+// behindText describes how old a cursor's frontier is.
 func behindText(f *ops.Frontier) string {
 	switch {
 	case f.Behind == nil:
@@ -117,7 +117,7 @@ func bytesText(bytes float64) string {
 	return strconv.FormatFloat(bytes, 'f', 0, 64) + " B"
 }
 
-// parseDays is a duration that may be in days.
+// parseDays parses a duration that may be in days, for example "9d".
 func parseDays(s string) (time.Duration, error) {
 	if n, found := strings.CutSuffix(s, "d"); found {
 		days, err := strconv.ParseFloat(n, 64)
@@ -130,7 +130,7 @@ func parseDays(s string) (time.Duration, error) {
 	return 0, errors.New("must be a duration above 0, such as 7d or 36h")
 }
 
-// parseRate is a number of keys in a unit of time, as a number a second.
+// parseRate parses a number of keys per unit of time, and returns it per second.
 func parseRate(s string) (float64, error) {
 	number, unit, found := strings.Cut(s, "/")
 	per := map[string]float64{"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
@@ -144,7 +144,7 @@ func parseRate(s string) (float64, error) {
 	return n / per, nil
 }
 
-// muchMemory is from where on the plan says how to get along with less.
+// muchMemory is the memory above which the plan says how to need less.
 const muchMemory = 1 << 30
 
 func inboxPlanCommand() command {
@@ -200,7 +200,8 @@ Example:
 	}
 }
 
-// horizonChange is a new horizon of a ring, as the operator asks for it. What came of it is the ring as it was.
+// horizonChange holds the operator's flags for a new horizon of a ring. Its result is the ring as
+// it was.
 type horizonChange struct {
 	consent
 	ring    *string
@@ -230,7 +231,7 @@ Example:
 			var ask horizonChange
 			choiceVar(fs, &ask.ring, "ring", "the ring, `consumer_keys` or standard_keys", "consumer_keys", "standard_keys")
 			fs.Func("horizon", "a `duration` (7d), or forever", func(s string) error {
-				ask.horizon, ask.forever = nil, s == "forever" // of two, the last one counts
+				ask.horizon, ask.forever = nil, s == "forever" // of two flags, the last one counts
 				if ask.forever {
 					return nil
 				}
@@ -258,7 +259,7 @@ Example:
 	}
 }
 
-// seconds is what is asked for; nil: for ever.
+// seconds returns the new horizon; nil: forever.
 func (q *horizonChange) seconds() *float64 {
 	if q.horizon == nil {
 		return nil

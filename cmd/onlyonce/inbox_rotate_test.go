@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A database without consumers and relays forgets keys too, where this runs.
+// A database without consumers and relays forgets keys too, if this command runs.
 func TestInboxRotate(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -28,7 +28,7 @@ func TestInboxStatusAndHorizon(t *testing.T) {
 	f.run(append(set, "14d")...).want(t, statusGood, "were remembered at least 7d, and are from then on at least 14d", "audit row 1")
 	f.run(append(set, "14d")...).want(t, statusGood, "already: nothing was changed")
 	f.run(append(set, "forever")...).want(t, statusGood, "from then on for ever")
-	// Of two horizons the last one counts, whichever it is.
+	// Of two horizons the last one counts, whichever flag it is.
 	set = set[:len(set)-1]
 	f.run(append(set, "-horizon", "forever", "-horizon", "3d")...).want(t, statusGood, "from then on at least 3d")
 	f.run(append(set, "-horizon", "7d", "-horizon", "forever")...).want(t, statusGood, "from then on for ever")
@@ -39,7 +39,7 @@ func TestInboxStatusAndHorizon(t *testing.T) {
 	}
 }
 
-// A frontier that the clock has fallen behind is shown as such, and before those that hold back most.
+// A frontier that is ahead of the clock is shown as such, before the frontiers that hold back most.
 func TestInboxStatusOfFutureFrontiers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -1,12 +1,14 @@
-// Onlyonce is the operator's tool: it brings the schema up to date, examines a database, shows where the work stands, explains what became of a
-// message, lists what was set aside and has it tried again or gives it up, resolves what halted, and has messages handled again. As `onlyonce relay` it
-// sends the calls of the outbox.
+// Onlyonce is the operator's tool. It brings the schema up to date, examines a database, shows
+// where the work is, and explains what happened to a message. It lists what was parked, and retries
+// it or discards it. It resolves halts, and replays messages. As `onlyonce relay` it sends the
+// calls of the outbox. For example:
 //
 //	onlyonce help
 //	onlyonce help cursor adopt
 //
-// Exit status: 0 good; 1 the command looked and did not do it (the answer was no, or things had changed meanwhile), or a check
-// of doctor failed; 2 usage or environment. Errors go to standard error, results to standard output.
+// Exit status: 0 if all is well; 1 if the command could run and did not do it (the answer was no,
+// or things had changed meanwhile), or if a check of doctor failed; 2 for a mistake in the command
+// line or the environment. Errors go to standard error, results to standard output.
 package main
 
 import (
@@ -35,7 +37,7 @@ const (
 	statusEnvironment = 2
 )
 
-// patience is after how long a command says that it is still at work.
+// patience is how long a command runs before it says that it is still at work.
 const patience = 2 * time.Second
 
 func main() {
@@ -55,7 +57,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 // app is what a command works with.
 type app struct {
 	stdin      io.Reader
-	out        *bufio.Writer // keeps the first error of writing; run asks for it at the end
+	out        *bufio.Writer // keeps the first error of writing; run checks it at the end
 	stderr     io.Writer
 	env        func(string) string
 	isTerminal func(io.Reader) bool
@@ -66,14 +68,14 @@ type app struct {
 	operand *string // of a command that takes one; nil: not given
 }
 
-// command is one verb of the tree.
+// command is one command, for example "cursor adopt".
 type command struct {
 	name    string // of one or two words
 	args    string // its flags, as a usage line shows them
-	operand bool   // it takes one word that follows no flag, before, between or behind them: app.operand
+	operand bool   // it takes one word besides its flags, before, between or after them: app.operand
 	summary string
 	help    string
-	// setup declares the flags and returns what runs once they are parsed.
+	// setup declares the flags and returns the function that runs after they are parsed.
 	setup func(fs *flag.FlagSet) func(ctx context.Context, a *app) error
 }
 
@@ -85,14 +87,14 @@ func commands() []command {
 		relayCommand()}
 }
 
-// usageError is a mistake in the command line: the usage line is shown with it.
+// usageError is a mistake in the command line. The usage line is shown with it.
 type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
 
-// refusal is the end of a command that could have been carried out and was not: status 1.
+// refusal ends a command that could have been carried out and was not: status 1.
 type refusal struct{ text string }
 
 func (e *refusal) Error() string { return e.text }
@@ -167,7 +169,7 @@ func (a *app) execute(ctx context.Context, c command, args []string) int {
 	if err == nil {
 		return statusGood
 	}
-	// What was printed before the error stands before it on a terminal too.
+	// The output that came before the error appears before it on a terminal too.
 	if flushErr := a.out.Flush(); flushErr != nil && !errors.Is(err, flushErr) {
 		err = errors.Join(err, flushErr)
 	}
@@ -183,12 +185,13 @@ func (a *app) execute(ctx context.Context, c command, args []string) int {
 	return statusEnvironment
 }
 
-// complain writes one line to standard error. Nobody is left to be told if that fails.
+// complain writes one line to standard error. If that fails, there is no other place to report it.
 func (a *app) complain(format string, args ...any) {
 	_, _ = fmt.Fprintln(a.stderr, oneLine(fmt.Sprintf(format, args...)))
 }
 
-// watch runs work, and says so once if that takes longer than patience. work must not write to standard error.
+// watch runs work, and prints a line if that takes longer than patience. work must not write to
+// standard error.
 func (a *app) watch(what string, work func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- work() }()
@@ -203,7 +206,7 @@ func (a *app) watch(what string, work func() error) error {
 	return <-done
 }
 
-// find returns the command that args begin with and what follows its name.
+// find returns the command that args begin with, and the arguments after its name.
 func find(args []string) (c command, rest []string, ok bool) {
 	for _, n := range []int{2, 1} {
 		if len(args) < n {
@@ -217,7 +220,7 @@ func find(args []string) (c command, rest []string, ok bool) {
 	return command{}, nil, false
 }
 
-// below returns the commands whose first word is word, of which there are two.
+// below returns the commands of two words that begin with word.
 func below(word string) []command {
 	return slices.DeleteFunc(commands(), func(c command) bool { return !strings.HasPrefix(c.name, word+" ") })
 }
@@ -226,7 +229,8 @@ func isHelp(arg string) bool {
 	return slices.Contains([]string{"-h", "-help", "--help", "help"}, arg)
 }
 
-// isTerminal reports whether somebody can be asked. A device file is not enough: /dev/null is one.
+// isTerminal reports whether r is a terminal at which a person can answer. A device file is not
+// enough: /dev/null is one.
 func isTerminal(r io.Reader) bool {
 	f, ok := r.(*os.File)
 	return ok && (isatty.IsTerminal(f.Fd()) || isatty.IsCygwinTerminal(f.Fd()))

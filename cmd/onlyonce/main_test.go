@@ -20,7 +20,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// session runs the program as a shell would.
+// session runs the program as a shell would do.
 type session struct {
 	t     *testing.T
 	url   string    // of the environment; empty: not set
@@ -67,8 +67,8 @@ func (s session) run(args ...string) result {
 	return result{status, out.String(), errs.String()}
 }
 
-// want fails the test unless the program ended so; each text must be in the output that belongs to the status: standard
-// output for 0, standard error for others.
+// want fails the test unless the program ended with the status. Each text must be in the output for
+// that status: standard output for 0, standard error for others.
 func (r result) want(t *testing.T, status int, texts ...string) result {
 	t.Helper()
 	if r.status != status {
@@ -86,7 +86,8 @@ func (r result) want(t *testing.T, status int, texts ...string) result {
 	return r
 }
 
-// lines fails the test unless standard error has so many lines, beside what a slow machine adds: that a command is still at work.
+// lines fails the test unless standard error has n lines. The line that a command is still at work,
+// which a slow machine adds, does not count.
 func (r result) lines(t *testing.T, n int) result {
 	t.Helper()
 	if got := strings.Count(r.err, "\n") - strings.Count("\n"+r.err, "\nstill at work: "); got != n {
@@ -95,7 +96,7 @@ func (r result) lines(t *testing.T, n int) result {
 	return r
 }
 
-// fixture is a database with our schema and a session on it.
+// fixture is a database with the schema and a session on it.
 type fixture struct {
 	session
 	pool *pgxpool.Pool
@@ -236,7 +237,7 @@ func TestUsageErrors(t *testing.T) {
 	}
 }
 
-// everyDatabaseCommand is each command that needs a database, with flags that are good.
+// everyDatabaseCommand is each command that needs a database, with valid flags.
 var everyDatabaseCommand = [][]string{
 	{"migrate"}, {"migrate", "-version"}, {"status"}, {"status", "-json"}, {"cursor", "show"}, {"parked", "list"},
 	{"cursor", "adopt", "-scope", "s", "-topic", "t", "-partition", "0", "-at", "1", "-reason", "why", "-yes"},
@@ -345,7 +346,7 @@ func TestS1Schema(t *testing.T) {
 	}
 }
 
-// A server that takes no writes is named as such; reading from it is fine.
+// A server that takes no writes is reported as such; reading from it works.
 func TestReadOnlyServer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -356,7 +357,7 @@ func TestReadOnlyServer(t *testing.T) {
 		want(t, statusEnvironment, "connect to the primary").lines(t, 1)
 }
 
-// Output that was not written is no success.
+// If output could not be written, the command has not succeeded.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	r, w := io.Pipe()
@@ -397,7 +398,7 @@ func TestWatchSaysThatItIsAtWork(t *testing.T) {
 	}
 }
 
-// notice closes seen when text was written.
+// notice closes seen after text was written.
 type notice struct {
 	bytes.Buffer
 	text string
@@ -414,7 +415,7 @@ func (n *notice) Write(p []byte) (int, error) {
 	return written, err
 }
 
-// /dev/null is a device and no terminal.
+// /dev/null is a device, but not a terminal.
 func TestNoTerminal(t *testing.T) {
 	t.Parallel()
 	null := openFile(t, "/dev/null")

@@ -46,7 +46,7 @@ func TestMigrateNewerSchema(t *testing.T) {
 	f.run("migrate", "-version").want(t, statusGood, fmt.Sprintln(migrations.Latest+2))
 }
 
-// -print needs no database, and what it prints does what `migrate` does.
+// -print needs no database, and its output does what `migrate` does.
 func TestMigratePrint(t *testing.T) {
 	t.Parallel()
 	r := session{t: t}.run("migrate", "-print").want(t, statusGood, "create schema onlyonce;")

@@ -33,7 +33,7 @@ func newTwoShards(t *testing.T) *twoShards {
 	return s
 }
 
-// start runs a consumer, as a member that has just joined, with partition 1 in the named shard, and 0 in a.
+// start runs a consumer that has just joined, with partition 1 in the named shard, and 0 in a.
 func (s *twoShards) start(one string, h consumer.Handler, change func(*consumer.Config)) (halts <-chan *consumer.HaltError, stop func()) {
 	s.t.Helper()
 	halted := make(chan *consumer.HaltError, 1000)
@@ -67,7 +67,7 @@ func moveArgs(verb string, more ...string) []string {
 	return append([]string{"cursor", verb, "-scope", "stock", "-topic", "orders", "-partition", "1", "-reason", "OPS-40", "-yes"}, more...)
 }
 
-// named runs the command that a halt names.
+// named runs the command that a halt prints.
 func (s *twoShards) named(h *consumer.HaltError) result {
 	s.t.Helper()
 	words := split(s.t, strings.NewReplacer("URL-OF-a", s.a.url, "URL-OF-b", s.b.url, "WHY", "OPS-40").Replace(h.Command()))
@@ -78,9 +78,10 @@ func (s *twoShards) append(partition int32, value string) (offset int64) {
 	return s.log.AppendMessage(partition, &consumer.Message{Value: []byte(value), Headers: []consumer.Header{id(value)}})
 }
 
-// F12, F13: a partition moves from a to b while messages and copies keep coming, in the order that docs/scaling.md has: a process of the old
-// Shards that is stopped in mid-batch commits nothing when it goes on, new processes wait until the partition is theirs, and copies of what
-// was applied in a are found in b. Each message has one effect, in one of the two.
+// F12, F13: a partition moves from a to b while messages and copies keep arriving, in the order
+// that docs/scaling.md has. A process of the old Shards that was stopped in mid-batch commits
+// nothing when it goes on. New processes wait until the partition is theirs. Copies of what was
+// applied in a are recognized in b. Each message has one effect, in one of the two.
 func TestF13MoveBetweenShards(t *testing.T) {
 	t.Parallel()
 	for _, positions := range []bool{false, true} {
@@ -92,7 +93,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 					c.Key, c.PositionsOnly = nil, true
 				}
 			}
-			// Traffic, with copies of any earlier message of the partition unless positions are all there is.
+			// Traffic, with copies of any earlier message of the partition, unless there are only
+			// positions.
 			var produced [2]int
 			var end [2]int64
 			var mu sync.Mutex
@@ -126,7 +128,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 			s.a.until(`select coalesce(min(next_offset), 0) > 50 from onlyonce.positions`)
 			stopOld()
 
-			// The zombie: of the old Shards, with the whole batch queued and nothing sent.
+			// The zombie: a process of the old Shards, with the whole batch queued and nothing
+			// sent.
 			entered, resume := make(chan struct{}), make(chan struct{})
 			var once sync.Once
 			_, stopZombie := s.start("a", func(_ context.Context, tx consumer.Tx, m *consumer.Message) error {
@@ -162,7 +165,7 @@ func TestF13MoveBetweenShards(t *testing.T) {
 			close(resume)
 			stopZombie()
 
-			// A process of the old Shards that comes late.
+			// A late process of the old Shards.
 			stopNew()
 			halts, stopOld = s.start("a", effect, config)
 			if h := next(t, halts); h.Reason != consumer.HaltRetired || h.Partition != 1 || !strings.Contains(h.Error(), "moved to another shard") {
@@ -212,7 +215,8 @@ func TestF13MoveBetweenShards(t *testing.T) {
 	}
 }
 
-// F13: what the position means comes with it, and what would be left behind is refused.
+// F13: what the position means comes with it. If something would be left in the old database, the
+// move is refused.
 func TestF13AdoptFrom(t *testing.T) {
 	t.Parallel()
 	s := newTwoShards(t)
@@ -235,7 +239,8 @@ func TestF13AdoptFrom(t *testing.T) {
 	s.b.run(moveArgs("adopt", "-from", s.a.url)...).want(t, statusFailed, "1 messages of it are parked", "Discard them there")
 	s.a.run("parked", "discard", "-scope", "stock", "-reason", "OPS-40", "-yes").want(t, statusGood)
 
-	// Another message of that name is known in b already: the key stays b's, and it is told.
+	// A different message with that name is known in b already: the key stays b's, and the command
+	// reports it.
 	s.b.exec(`select onlyonce.claim_consumer(array[onlyonce.key('', 'stock', 'm0')], array[42])`)
 	s.a.exec(`select onlyonce.claim_consumer(array_agg(onlyonce.key('', 'other', n::text)), array_agg(0::bigint)) from generate_series(1, 25000) n`)
 	s.a.exec(`select onlyonce.claim(array[onlyonce.key('', 'loop', 'order 17')], array[0])`)
@@ -264,7 +269,8 @@ func TestF13AdoptFrom(t *testing.T) {
 		t.Error("no audit row")
 	}
 
-	// And back again, to a cursor that was retired: not the wrong way round, which would set the partition back.
+	// And back again, to a cursor that was retired. A move in the wrong direction is refused,
+	// because it would set the partition back.
 	s.b.exec(`update onlyonce.cursors set run_start = 1, replay_until = 2, replay_resume = 3 where partition = 1`) // a replay, which has interrupted the work at 3
 	s.b.run(moveArgs("retire")...).want(t, statusGood)
 	s.b.run(moveArgs("adopt", "-from", s.a.url, "-late")...).want(t, statusFailed, "retired here at offset 3, which is ahead of 2")

@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// erasure is what the operator asks for.
+// erasure holds the operator's flags.
 type erasure struct {
 	consent
 	key *string

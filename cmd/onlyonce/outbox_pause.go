@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// sinkStop is a pause of a sink or its end, as the operator asks for it.
+// sinkStop holds the operator's flags for a pause of a sink or its end.
 type sinkStop struct {
 	consent
 	sink     *string

@@ -63,7 +63,7 @@ func TestOutboxStatus(t *testing.T) {
 	f.run("status").want(t, statusGood, "Outbox: 5 pending", "16 of 16 lanes", "0 of 16 lanes")
 }
 
-// A segment that cannot be emptied says why.
+// A segment that cannot be emptied is listed with the reason.
 func TestOutboxStatusOfSegments(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -99,7 +99,7 @@ func TestOutboxStatusOfSegments(t *testing.T) {
 	}
 }
 
-// A backlog that takes long to count does not keep an operator from what else there is.
+// If a backlog takes long to count, an operator still gets the rest of the report.
 func TestOutboxStatusDoesNotCountForEver(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -194,14 +194,14 @@ func TestErase(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox erase' and jsonb_array_length(detail->'rows') > 0`); n != 2 {
 		t.Errorf("%d audit rows", n)
 	}
-	// A replay finds the call, and does not compare what is gone.
+	// A replay finds the call, and does not compare the erased body.
 	f.exec(strings.Replace(enqueueSQL, "array[0::smallint]", "array[1::smallint]", 1), "payments", "k", "delivered")
 	if n := one[int](f, `select count(*) from onlyonce.outbox_log where name = 'delivered'`); n != 1 {
 		t.Error("it was enqueued again")
 	}
 }
 
-// A call that was redriven under a new key is found by either.
+// A call that was redriven under a new key is found by either key.
 func TestEraseByAnyKey(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -11,7 +11,7 @@ import (
 // errorShown is how many characters of an error a table shows.
 const errorShown = 60
 
-// originOf is where a parked row came from: a position in Kafka, or a call.
+// originOf returns where a parked row came from: a position in Kafka, or a call.
 func originOf(r *ops.ParkedItem) string {
 	switch {
 	case r.Topic != nil && r.Partition != nil && r.Offset != nil:
@@ -93,7 +93,7 @@ func (a *app) writeParked(rows []ops.ParkedItem, more bool, limit int, asJSON bo
 	return nil
 }
 
-// thereAreMore says that a list was cut.
+// thereAreMore prints that a list was cut.
 func (a *app) thereAreMore(limit int) error {
 	if err := a.out.Flush(); err != nil {
 		return err

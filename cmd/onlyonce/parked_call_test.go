@@ -9,7 +9,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// parks makes a call of sink payments that its relay has parked, and returns the parked row's id. The order key may be empty.
+// parks makes a call of sink payments that its relay has parked, and returns the parked row's id.
+// The order key may be empty.
 func (f *fixture) parks(name, orderKey, state, reason string) string {
 	f.t.Helper()
 	f.enqueues("payments", orderKey, name)
@@ -24,7 +25,8 @@ func (f *fixture) discards(args ...string) result {
 	return f.run(append([]string{"parked", "discard", "-reason", "why", "-yes"}, args...)...)
 }
 
-// call shows a parked call: its state, whether it is due, its attempts, whether somebody may have called under its key, and whether that is its own key.
+// call shows a parked call: its state, whether it is due, its attempts, whether a relay may have
+// called under its key, and whether that is its own key.
 func (f *fixture) call(id string) string {
 	f.t.Helper()
 	return one[string](f, `select state || case when next_attempt_at <= clock_timestamp() then ' due' when next_attempt_at is not null then ' later' else '' end
@@ -33,7 +35,8 @@ func (f *fixture) call(id string) string {
 		from onlyonce.parked where id = $1::bigint`, id)
 }
 
-// D5: a rejected call is sent again under its key, whose window counts anew; one that is retried keeps what is known of it.
+// D5: a rejected call is sent again under its key, and the key's window starts anew. A call that is
+// being retried keeps what is known of it.
 func TestD5RedriveCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -54,7 +57,8 @@ func TestD5RedriveCalls(t *testing.T) {
 	f.redrives("-id", rejected, "-verified-applied").want(t, statusFailed, "are for state reconcile").lines(t, 1)
 }
 
-// D5: what may have been applied is sent again only when somebody has verified that it was not.
+// D5: a call that may have been applied is sent again only after an operator has verified that it
+// was not.
 func TestD5RedriveUnknownCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -88,7 +92,7 @@ func TestD5RedriveUnknownCalls(t *testing.T) {
 	}
 }
 
-// D5: a new key derives from the old one, and both stand in the audit row.
+// D5: a new key derives from the old one, and the audit row has both.
 func TestD5RedriveUnderANewKey(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -113,7 +117,8 @@ func TestD5RedriveUnderANewKey(t *testing.T) {
 	}
 }
 
-// A restore may lose a redrive, and then the same key must come out of it again: the derivation never changes.
+// A restore may lose a redrive. The same redrive must then give the same key, so the derivation
+// never changes.
 func TestNewKeyIsFixed(t *testing.T) {
 	t.Parallel()
 	const old = "8f14e45f-ceea-867a-9a36-dedd4bea2543"
@@ -124,7 +129,8 @@ func TestNewKeyIsFixed(t *testing.T) {
 	}
 }
 
-// A keyed head that is redriven stays the head; one that is discarded lets the next go.
+// A head of an ordering key that is redriven stays the head. If it is discarded, the next call goes
+// on.
 func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -149,7 +155,8 @@ func TestRedriveAndDiscardKeyedCalls(t *testing.T) {
 	}
 }
 
-// A call without a key, which only a change by hand can make, is refused: relays send each call under its key.
+// A call without a key, which only a change by hand can make, is refused: relays send each call
+// under its key.
 func TestRedriveCallWithoutAKey(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

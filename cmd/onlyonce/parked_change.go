@@ -17,7 +17,7 @@ const (
 	kindEvent   = "event"
 )
 
-// selection is which parked rows a command is about, as the operator asks for them.
+// selection holds the operator's flags that pick parked rows.
 type selection struct {
 	consent
 	cursorFilter
@@ -55,7 +55,7 @@ func (q *selection) filter() ops.ParkedFilter {
 	return f
 }
 
-// given0 is what a flag says, or the zero value if it is not given.
+// given0 returns a flag's value, or the zero value if it is not given.
 func given0[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
@@ -223,7 +223,7 @@ func (q *selection) write(a *app, d *ops.ParkedChange) {
 	}
 }
 
-// redriven says what came of a redrive of calls.
+// redriven prints the result of a redrive of calls.
 func (q *selection) redriven(a *app, done *ops.ParkedChange) {
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
 	if q.applied {

@@ -22,13 +22,13 @@ func (s *shop) discard(args ...string) result {
 	return s.run(append([]string{"parked", "discard", "-reason", "a test order", "-yes"}, args...)...)
 }
 
-// audits counts audit rows of an action whose detail has so many rows.
+// audits counts the audit rows of an action whose detail has count rows.
 func (s *shop) audits(action string, count int) int {
 	return one[int](s.fixture, `select count(*) from onlyonce.audit where action = $1 and reason <> '' and (detail->>'count')::int = $2
 		and jsonb_array_length(detail->'ids') = $2`, action, count)
 }
 
-// The first message of an ordering key is given up by its handler, and others stand behind it.
+// The first message of an ordering key is parked by its handler, and blocks others.
 func stuckKey(t *testing.T) (*shop, *broken) {
 	s := newShop(t)
 	b := breaks("head")
@@ -73,7 +73,7 @@ func TestRedriveHead(t *testing.T) {
 	}
 }
 
-// D3: what was blocked behind a message that is discarded comes next, in order.
+// D3: the messages that were blocked by a discarded message are handled next, in order.
 func TestDiscardHead(t *testing.T) {
 	t.Parallel()
 	s, _ := stuckKey(t)
@@ -98,7 +98,8 @@ func TestDiscardHead(t *testing.T) {
 	}
 }
 
-// One that is blocked is discarded where it stands; all of a key at once leave nothing behind.
+// A blocked message can be discarded. If all messages of a key are discarded at once, nothing of it
+// is left.
 func TestDiscardBlocked(t *testing.T) {
 	t.Parallel()
 	s, b := stuckKey(t)
@@ -119,7 +120,8 @@ func TestDiscardBlocked(t *testing.T) {
 	s.discard("-scope", "stock").want(t, statusFailed, "nothing is parked that this asks for").lines(t, 1)
 }
 
-// D5: a message that was redriven is not applied before an unsettled one of its ordering key, however it came to be due.
+// D5: a message that was redriven is not applied before an unsettled one of its ordering key,
+// however it became due.
 func TestRedriveKeepsOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -170,7 +172,7 @@ func TestRedriveAndDiscardParkedMessages(t *testing.T) {
 		t.Errorf("parked: %s", got)
 	}
 	b.mend()
-	stop = s.start(b.handle, nil) // whoever comes next applies them
+	stop = s.start(b.handle, nil) // the next consumer applies them
 	s.until(`select count(*) = 4 from effects`)
 	s.redrive("-scope", "stock").want(t, statusGood, "Done: 1 are due now") // and not the conflict
 	s.until(`select count(*) = 5 from effects`)
@@ -189,7 +191,7 @@ func TestRedriveAndDiscardParkedMessages(t *testing.T) {
 	}
 }
 
-// An attempt that is under way decides what a discard finds.
+// The result of a running attempt decides what a discard finds.
 func TestDiscardWaitsForAnAttempt(t *testing.T) {
 	t.Parallel()
 	for _, succeeds := range []bool{true, false} {

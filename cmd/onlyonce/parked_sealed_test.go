@@ -14,7 +14,7 @@ import (
 	"github.com/onlyonce/onlyonce/seal"
 )
 
-// scriptedSink rejects calls until it is told to accept them, and keeps their keys and bodies.
+// scriptedSink rejects calls until the test makes it accept them, and keeps their keys and bodies.
 type scriptedSink struct {
 	accepts atomic.Bool
 	mu      sync.Mutex
@@ -36,7 +36,8 @@ func (s *scriptedSink) Send(_ context.Context, d *outbox.Delivery) outbox.Result
 	return outbox.Result{Outcome: outbox.Delivered}
 }
 
-// O13: a sealed call that goes out under new keys, twice, is opened under the key that it was sealed under, and what waits behind it follows.
+// O13: a sealed call is sent under a new key, twice. It is opened under the key that it was sealed
+// under, and the calls that it blocks follow.
 func TestO13RedriveOfASealedCallUnderANewKey(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

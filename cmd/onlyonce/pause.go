@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// stop is a pause or its end, as the operator asks for it.
+// stop holds the operator's flags for a pause or its end.
 type stop struct {
 	cursorFilter
 	consent

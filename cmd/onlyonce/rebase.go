@@ -9,7 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// rebase is what the operator asks for.
+// rebase holds the operator's flags.
 type rebase struct {
 	consent
 	sink  *string

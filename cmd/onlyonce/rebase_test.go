@@ -9,14 +9,15 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// newCluster is a database with our schema in a cluster of its own.
+// newCluster returns a database with the schema in a cluster of its own.
 func newCluster(t *testing.T) *fixture {
 	t.Helper()
 	pool := pgtest.Pool(t, pgtest.Server(t, nil))
 	return &fixture{session{t: t, url: pool.Config().ConnString()}, pool}
 }
 
-// fresh are the calls that a relay finds in its next pass, in the order of that pass, lane by lane; as in the relay's own query.
+// fresh returns the calls that a relay finds in its next pass, in the order of that pass, lane by
+// lane. The query is the relay's own.
 func (f *fixture) fresh(sink string) string {
 	f.t.Helper()
 	return one[string](f, `
@@ -25,7 +26,8 @@ func (f *fixture) fresh(sink string) string {
 		   and pg_visible_in_snapshot(r.xid, pg_current_snapshot())`, sink)
 }
 
-// history makes calls in each state there is. Those of ordering key k are in one lane, in the order of their names.
+// history makes calls in every state. Those of ordering key k are in one lane, in the order of
+// their names.
 func (f *fixture) history() {
 	f.lists("payments")
 	f.enqueues("payments", "k", "d1", "d2", "d3", "d4")
@@ -43,7 +45,8 @@ func (f *fixture) history() {
 	f.exec(`update onlyonce.segments set bound = (select bound from (select pg_snapshot_xmax(pg_current_snapshot()) as bound) b), closed_at = now() where ring = 'outbox' and slot = 1`)
 }
 
-// A dump is restored into another cluster, whose transaction ids are lower, or higher: exactly what was not delivered is sent, in order.
+// A dump is restored into another cluster, whose transaction ids are lower, or higher. The calls
+// that were not delivered are sent, in order, and no others.
 func TestO3RebaseInAnotherCluster(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -68,13 +71,13 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 			if _, err := f.pool.Exec(t.Context(), `select onlyonce.advance(id, version, 0, true, false) from onlyonce.lanes`); err == nil || !strings.Contains(err.Error(), "OO007") {
 				t.Fatalf("a relay does not halt: %v", err)
 			}
-			// Applications went on meanwhile, one within a savepoint.
+			// Meanwhile applications have enqueued more, one of them within a savepoint.
 			f.enqueues("payments", "k", "n1")
 			f.exec(`do $$ begin begin perform onlyonce.enqueue_calls(array[0::smallint], array[gen_random_uuid()], array[onlyonce.key('', 'order', 'k')],
 				array['payments'], array[''], array['shop'], array['n2'], array['POST'], array['/'], array[''], array[null::text], array[''::bytea],
 				array[null::timestamptz], array[null::timestamptz], array[false], array[false], array[false]);
 				exception when division_by_zero then null; end; end $$`)
-			// One has not committed yet.
+			// One of them has not committed yet.
 			tx, err := f.pool.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -96,7 +99,8 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 				"p1:pending p2:pending parked:blocked q1:pending q2:pending u1:pending" {
 				t.Errorf("states: %s", got)
 			}
-			// The restored ones may have been called since they were enqueued, but for the one that is not due; the new ones have not.
+			// The restored calls may have been made since they were enqueued, except for the one
+			// that is not due. The new ones have not.
 			if got := one[string](f, `select string_agg(name || ':' || (origin_time = created_at)::text, ' ' order by name) from onlyonce.outbox_log where redo`); got !=
 				"n1:true n2:true p1:true p2:true q1:true u1:true" {
 				t.Errorf("redone: %s", got)
@@ -118,26 +122,27 @@ func TestO3RebaseInAnotherCluster(t *testing.T) {
 			if n := one[int](f, `select count(*) from onlyonce.audit where action = 'outbox rebase' and reason = 'restored' and (detail->>'pending')::int = 7`); n != 1 {
 				t.Error("audit row")
 			}
-			// Once more changes nothing.
+			// A second rebase changes nothing.
 			f.run("outbox", "rebase", "-reason", "again", "-yes").want(t, statusGood, "Done: 1 calls are to be sent")
 		})
 	}
 }
 
-// burn uses transaction ids up.
+// burn uses up n transaction ids.
 func (f *fixture) burn(n int) {
 	f.t.Helper()
 	f.exec(`create procedure burn(n integer) language plpgsql as $$ begin for i in 1 .. n loop perform pg_current_xact_id(); commit; end loop; end $$`)
 	f.exec(`call burn($1::integer)`, n)
 }
 
-// states are the states of all calls of the log, by name.
+// states returns the states of all calls of the log, by name.
 func (f *fixture) states() string {
 	f.t.Helper()
 	return one[string](f, `select coalesce(string_agg(name || ':' || state, ' ' order by name), '') from onlyonce.calls`)
 }
 
-// What this cluster wrote and what another one wrote may not be told apart, where the numbers fit and the times too: then it is sent again.
+// If the numbers and the times fit, a call of this cluster cannot be distinguished from one of
+// another cluster: then it is sent again.
 func TestO3RebaseWhenInDoubt(t *testing.T) {
 	t.Parallel()
 	old, f := newCluster(t), newCluster(t)
@@ -145,7 +150,7 @@ func TestO3RebaseWhenInDoubt(t *testing.T) {
 	old.lists("payments")
 	old.enqueues("payments", "k", "d1", "d2")
 	old.delivers("payments", 1<<40)
-	old.park("d1", "waiting", "rejected") // what is parked is in no doubt
+	old.park("d1", "waiting", "rejected") // for a parked call there is no doubt
 	old.copyTo(f)
 	f.enqueues("payments", "k", "n1")
 	f.run("outbox", "rebase", "-reason", "restored", "-yes").want(t, statusGood, "Done: 2 calls are to be sent")
@@ -157,7 +162,7 @@ func TestO3RebaseWhenInDoubt(t *testing.T) {
 	}
 }
 
-// Numbers that are far above this cluster's are as good as others.
+// Numbers that are far above this cluster's work as well.
 func TestO3RebaseFromLargeNumbers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -181,7 +186,7 @@ func TestO3RebaseFromLargeNumbers(t *testing.T) {
 	}
 }
 
-// Nobody works on a lane that is rebased.
+// After a rebase, no relay of before works on a lane.
 func TestO5RebaseFencesRelaysOut(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -202,7 +207,7 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 	if n := one[int](f, `select count(*) from onlyonce.leases where name = 'relay/payments/4' and epoch = 4 and nonce is null and until is null`); n != 1 {
 		t.Error("the relay is not fenced out")
 	}
-	// A settle that is under way is waited for.
+	// A rebase waits for a running settle.
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +224,7 @@ func TestO5RebaseFencesRelaysOut(t *testing.T) {
 		t.Errorf("it did not wait: %+v", r)
 	case <-time.After(time.Millisecond):
 	}
-	f.enqueues("payments", "k", "meanwhile") // behind the snapshot, and before calls are judged
+	f.enqueues("payments", "k", "meanwhile") // after the snapshot, and before calls are judged
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// pingTimeout bounds the look at the database that answers a question about health.
+	// pingTimeout bounds the check of the database for an answer about health.
 	pingTimeout = 2 * time.Second
-	// healthDrain is how long questions about health that are under way may take once the relay has ended.
+	// healthDrain is how long running requests about health may take after the relay has ended.
 	healthDrain = time.Second
 )
 
@@ -155,21 +155,21 @@ func (a *app) relay(ctx context.Context, address, file string, health *string, c
 	return relay.Run(ctx)
 }
 
-// newRelay makes the relay, and reports the faults that it finds as the file's.
+// newRelay makes the relay. It reports the faults that this finds as faults of the file.
 func (a *app) newRelay(pool *pgxpool.Pool, cfg outbox.RelayConfig, faults *[]error) (*outbox.Relay, error) {
 	top := &section{faults: faults}
 	if len(*faults) > 0 && len(cfg.Sinks) == 0 {
-		cfg.Sinks = []outbox.Sink{noSink{}} // "no sinks" would not be true: they have faults
+		cfg.Sinks = []outbox.Sink{noSink{}} // the fault "no sinks" would be wrong: there are sinks, with faults
 	}
 	if pool == nil {
-		pool = new(pgxpool.Pool) // to hear of all other faults; it is not used
+		pool = new(pgxpool.Pool) // not used; with it New reports all other faults
 	}
 	relay, err := outbox.NewRelay(pool, cfg)
 	top.adopt(err)
 	return relay, nil
 }
 
-// noSink stands for sinks with faults.
+// noSink is a placeholder for sinks with faults.
 type noSink struct{}
 
 func (noSink) Name() string { return "none" }
@@ -184,7 +184,7 @@ type relayHealth struct {
 
 	mu      sync.Mutex
 	started bool
-	why     string         // why not, apart from the database
+	why     string         // the fault, if there is one apart from the database
 	sinks   map[string]int // lanes that this relay has
 }
 
@@ -207,7 +207,7 @@ func (h *relayHealth) lease(c outbox.LeaseChange) {
 	}
 }
 
-// judge says whether all is well, and what there is to say.
+// judge reports whether all is well, and a text about it.
 func (h *relayHealth) judge(ctx context.Context) (ok bool, text string) {
 	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
 	defer cancel()

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// section is an object of the configuration file of which each field is taken once; what nobody took is unknown. It gathers every
-// fault, each with the field's path.
+// section is an object of the configuration file. Each field is taken once, and a field that was
+// never taken is unknown. It gathers every fault, each with the field's path.
 type section struct {
 	path   string // "" at the top, else "sinks[0]."
 	fields map[string]json.RawMessage
@@ -69,7 +69,7 @@ func (s *section) fault(field, format string, args ...any) {
 	*s.faults = append(*s.faults, fmt.Errorf("%s%s: %s", s.path, field, fmt.Sprintf(format, args...)))
 }
 
-// whole is a fault of the object itself.
+// whole adds a fault of the object itself.
 func (s *section) whole(format string, args ...any) {
 	name := strings.TrimSuffix(s.path, ".")
 	if name == "" {
@@ -78,7 +78,7 @@ func (s *section) whole(format string, args ...any) {
 	*s.faults = append(*s.faults, fmt.Errorf("%s: %s", name, fmt.Sprintf(format, args...)))
 }
 
-// unknown reports the fields that nobody took.
+// unknown reports the fields that were never taken.
 func (s *section) unknown() {
 	for _, name := range slices.Sorted(maps.Keys(s.fields)) {
 		s.fault(name, "is no field of this configuration")
@@ -92,7 +92,7 @@ func (s *section) take(field string) (json.RawMessage, bool) {
 	return v, ok
 }
 
-// value decodes a field. The zero value stands for one that is not there.
+// value decodes a field, and returns the zero value if it is missing.
 func value[T any](s *section, field, form string) (v T) {
 	raw, ok := s.take(field)
 	if ok && (string(raw) == "null" || json.Unmarshal(raw, &v) != nil) {
@@ -106,7 +106,8 @@ func (s *section) texts(field string) []string { return value[[]string](s, field
 func (s *section) flag(field string) bool      { return value[bool](s, field, "true or false") }
 func (s *section) number(field string) int     { return value[int](s, field, "a whole number") }
 
-// duration is "30s"; forever, where it is allowed, is what "forever" means.
+// duration parses a duration, for example "30s". It returns the value of forever for "forever", if
+// the field allows that.
 func (s *section) duration(field string, forever time.Duration) time.Duration {
 	_, given := s.fields[field]
 	before := len(*s.faults)
@@ -135,7 +136,7 @@ func (s *section) objects(field string) (all []*section) {
 	return all
 }
 
-// object returns an object; nil where there is none.
+// object returns an object, or nil if there is none.
 func (s *section) object(field string) *section {
 	raw, ok := s.take(field)
 	if !ok {
@@ -144,11 +145,11 @@ func (s *section) object(field string) *section {
 	return parseSection(s.path+field+".", raw, s.faults, s.env)
 }
 
-// secret is a value that does not stand in the file. Nil where there is none.
+// secret returns a value that is not in the file. It is nil if there is none.
 type secret func() (string, error)
 
-// secret reads a reference to a secret: {"env": "NAME"} or {"file": "PATH"}, with an optional "prefix". A file is read anew each time
-// the secret is needed, so that it can be rotated.
+// secret parses a reference to a secret: {"env": "NAME"} or {"file": "PATH"}, with an optional
+// "prefix". A file is read anew each time the secret is needed, so that it can be rotated.
 func (s *section) secret(field string) secret {
 	raw, ok := s.fields[field]
 	if !ok {
@@ -190,7 +191,7 @@ func (s *section) secret(field string) secret {
 	return get
 }
 
-// tlsConfig reads "tls" and "tls_ca". Nil: plain.
+// tlsConfig parses "tls" and "tls_ca". Nil: plain.
 func (s *section) tlsConfig() *tls.Config {
 	on, ca := s.flag("tls"), s.text("tls_ca")
 	switch {
@@ -203,7 +204,7 @@ func (s *section) tlsConfig() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: s.certificates(ca)}
 }
 
-// certificates reads a file in PEM form. Nil: the system's.
+// certificates reads a file in PEM form. Nil: the system's certificates.
 func (s *section) certificates(file string) *x509.CertPool {
 	if file == "" {
 		return nil

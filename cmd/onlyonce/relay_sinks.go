@@ -22,13 +22,14 @@ import (
 	"github.com/onlyonce/onlyonce/seal"
 )
 
-// closer is a sink of this program: Close lets its connections go.
+// closer is a sink of this program: Close closes its connections.
 type closer interface {
 	outbox.Sink
 	Close()
 }
 
-// parseRelay reads the configuration of a relay and makes its sinks. It returns every fault at once.
+// parseRelay reads the configuration of a relay and makes its sinks. It returns every fault at
+// once.
 func parseRelay(data []byte, env func(string) string) (cfg outbox.RelayConfig, sinks []closer, faults []error) {
 	top := parseSection("", data, &faults, env)
 	for _, s := range top.objects("sinks") {
@@ -67,7 +68,7 @@ func (s *section) sealer() *seal.Sealer {
 		}
 		text, err := get()
 		if err != nil {
-			continue // told
+			continue // reported before
 		}
 		raw, err := base64.StdEncoding.DecodeString(text)
 		if err != nil || len(raw) != len(seal.Key{}) {
@@ -89,7 +90,7 @@ func (s *section) sealer() *seal.Sealer {
 	return sealer
 }
 
-// sink makes one sink; nil, where it has faults.
+// sink makes one sink. It returns nil if the sink has faults.
 func (s *section) sink() closer {
 	before := len(*s.faults)
 	var sink closer
@@ -115,7 +116,8 @@ func (s *section) sink() closer {
 	return sink
 }
 
-// written are the fields of the libraries' configurations as the file writes them, where that is not their names in lower case.
+// written are the names in the file of fields of the libraries' configurations, if they are not the
+// field's name in lower case.
 var written = map[string]string{
 	"BaseURL": "base_url", "KeyWindow": "key_window", "KeyHeader": "key_header", "QuotedKey": "quoted_key", "Transport": "tls_ca",
 	"KeyHeader and QuotedKey": "key_header", "AllowPrivate": "allow_private", "AllowNetworks": "allow_networks", "AllowHosts": "allow_hosts",
@@ -124,8 +126,9 @@ var written = map[string]string{
 	"PassOn": "pass_on", "WaitFor": "wait_for",
 }
 
-// adopt reports the faults that a library found, under the fields' names in the file. A field that has a fault already is not
-// reported again: what could not be read looks to the library as if it was not there.
+// adopt reports the faults that a library found, under the fields' names in the file. A field that
+// already has a fault is not reported again: if it could not be parsed, the library sees it as
+// missing.
 func (s *section) adopt(err error) {
 	if err == nil {
 		return
@@ -206,7 +209,7 @@ func (s *section) http() httpsink.Config {
 	return cfg
 }
 
-// profile reads how the remote takes keys, by the provider's name.
+// profile returns the profile for the provider's name: how the remote takes keys.
 func (s *section) profile() httpsink.Profile {
 	name := s.text("profile")
 	made, known := map[string]func() httpsink.Profile{"": func() httpsink.Profile { return httpsink.Profile{} }, "stripe": httpsink.Stripe,
@@ -226,7 +229,7 @@ func (s *section) kafka() kafkasink.Config {
 	}
 }
 
-// mechanism reads "sasl", "user" and "password". Nil: no authentication.
+// mechanism parses "sasl", "user" and "password". Nil: no authentication.
 func (s *section) mechanism() sasl.Mechanism {
 	_, hasUser := s.fields["user"]
 	_, hasPassword := s.fields["password"]

@@ -25,7 +25,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// childEnv makes this test binary the program.
+// childEnv makes this test binary run as the program.
 const childEnv = "ONLYONCE_CLI_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -96,7 +96,8 @@ func relayFile(t *testing.T, text string) string {
 	return file
 }
 
-// The relay as a program: it delivers to both kinds of sinks, tells how it is, and stops in order.
+// The relay as a program: it delivers to both kinds of sinks, reports its health, and stops in
+// order.
 func TestRelay(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -154,7 +155,8 @@ func TestRelay(t *testing.T) {
 		_ = resp.Body.Close()
 		return resp.StatusCode == 200 && string(text) == "ok\nevents: 16 lanes\npayments: 16 lanes\n"
 	})
-	// Its connections cannot reach the database any more: it waits, and says that it is not well.
+	// Its connections cannot reach the database any more: it waits, and reports that it is not
+	// well.
 	cfg := f.pool.Config().ConnConfig.Copy()
 	name := pgx.Identifier{cfg.Database}.Sanitize()
 	cfg.Database = "postgres"
@@ -237,7 +239,7 @@ func TestRelayConfigFaults(t *testing.T) {
 	session{t: t}.run("relay", "-config", good, "-check").want(t, statusGood, "is good: 1 sinks")
 }
 
-// The file that the help shows is a good one.
+// The file that the help shows is valid.
 func TestRelayExample(t *testing.T) {
 	t.Parallel()
 	_, sinks, faults := parseRelay([]byte(strings.ReplaceAll(relayExample, "/run/secrets/kafka-password", relayFile(t, "word\n"))),

@@ -9,7 +9,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// replay is what the operator asks for.
+// replay holds the operator's flags.
 type replay struct {
 	cursorFilter
 	consent

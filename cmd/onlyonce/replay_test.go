@@ -19,7 +19,8 @@ func replayArgs(more ...string) []string {
 	return append([]string{"replay", "-scope", "stock", "-topic", "orders", "-partition", "0", "-reason", "INC-7"}, more...)
 }
 
-// times fails the test unless each offset took effect so often; offsets that are left out: never.
+// times fails the test unless each offset took effect as often as given; offsets that are left out,
+// never.
 func (s *shop) times(want map[int64]int) {
 	s.t.Helper()
 	rows, err := s.pool.Query(s.t.Context(), `select off, count(*) from effects group by off`)
@@ -47,8 +48,8 @@ func (s *shop) times(want map[int64]int) {
 	}
 }
 
-// F10: what is replayed is applied once more, and nothing else is: with ids and without, under a consumer that runs with nothing to
-// do, without one, and a second time.
+// F10: a replay applies its range once more, and nothing else. That holds with ids and without,
+// with a consumer that has nothing to do, without one, and for a second replay.
 func TestReplay(t *testing.T) {
 	t.Parallel()
 	for _, positions := range []bool{false, true} {
@@ -122,7 +123,8 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// F10: what a replay handles for the first time, because it lies below the start or was passed over by an adoption, keeps its copies out from then on.
+// F10: a replay may handle a message for the first time, because its offset is below the start or
+// was skipped by an adoption. From then on its copies are duplicates.
 func TestF10CopyOfWhatOnlyAReplayHandled(t *testing.T) {
 	t.Parallel()
 	t.Run("below the start", func(t *testing.T) {
@@ -163,7 +165,8 @@ func TestF10CopyOfWhatOnlyAReplayHandled(t *testing.T) {
 	})
 }
 
-// K7: a copy of a message that was parked in a replay is a duplicate, also when its key is forgotten, and in another replay.
+// K7: a copy of a message that was parked in a replay is a duplicate, even if its key is forgotten,
+// and in another replay.
 func TestK7CopyOfWhatWasParkedInAReplay(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -196,7 +199,7 @@ func TestK7CopyOfWhatWasParkedInAReplay(t *testing.T) {
 	s.times(map[int64]int{0: 1, 1: 1, 2: 1})
 }
 
-// K8: where ids count within topics, explain wants to know which.
+// K8: if ids count within topics, explain asks for the topic.
 func TestK8ExplainAsksForTheTopic(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -205,7 +208,8 @@ func TestK8ExplainAsksForTheTopic(t *testing.T) {
 	s.run("explain", "-topic", "paid", "a-1").want(t, statusEnvironment, "missing: -scope")
 }
 
-// K8: a partition is not brought to where ids mean something else, and brings what they mean where nothing is known of it.
+// K8: a partition is not brought to a database in which ids mean something else. If nothing is
+// known of the scope there, their meaning is brought along.
 func TestK8AdoptFromBringsWhatIdsMean(t *testing.T) {
 	t.Parallel()
 	s := newTwoShards(t)
@@ -227,7 +231,8 @@ func TestK8AdoptFromBringsWhatIdsMean(t *testing.T) {
 	}
 }
 
-// F10: a copy in the range whose original lies outside of it is applied, and the command says so before it asks.
+// F10: a copy in the range whose original is outside of it is applied, and the command says so
+// before it asks.
 func TestF10CopyFromOutsideOfTheRange(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -294,7 +299,7 @@ func TestReplayInterrupted(t *testing.T) {
 	}
 }
 
-// Calls keep their keys, unless somebody says that they are to be made again.
+// Calls keep their keys, unless the operator asks for new ones.
 func TestReplayCalls(t *testing.T) {
 	t.Parallel()
 	for _, positions := range []bool{false, true} {
@@ -383,18 +388,19 @@ func TestReplayIsRefused(t *testing.T) {
 		c.Attempts != 0 || c.AnchorOffset != nil || *c.TopicID != *before.TopicID {
 		t.Errorf("cursor: %+v", c)
 	}
-	// Another partition's replay has a number of its own: copies may lie in both.
+	// Another partition's replay has a number of its own, because copies may be in both.
 	f.exec(`update onlyonce.cursors set run_start = 9 where partition = 1`)
 	f.run("replay", "-scope", "stock", "-topic", "orders", "-partition", "1", "-from", "3", "-reason", "x", "-yes").
 		want(t, statusGood, "Done: replay 2", "Offsets below 5, where this cursor began")
-	// An offset ends it; what was interrupted counts, not how far the replay was.
+	// An adoption with an offset ends the replay. The position that was interrupted counts, not how
+	// far the replay was.
 	f.run(adoptArgs("-at", "17", "-yes")...).want(t, statusGood, "The replay that is under way up to offset 17 ends here", "Nothing is skipped")
 	if c := f.shown(); c.Position != 17 || c.ReplayUntil != nil || c.ReplayResume != nil || c.Replay != 1 {
 		t.Errorf("cursor: %+v", c)
 	}
 }
 
-// What is done is what was agreed to, although the owner goes on meanwhile.
+// The command does what the operator agreed to, although the owner goes on meanwhile.
 func TestReplayAsks(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -413,7 +419,7 @@ func TestReplayAsks(t *testing.T) {
 	f.run(replayArgs("-from", "3")...).want(t, statusFailed, "the cursor changed while you were asked")
 }
 
-// A message that is parked in a replay is redriven as a part of it.
+// A message that is parked in a replay is redriven as a part of that replay.
 func TestReplayParksAndRedrives(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)

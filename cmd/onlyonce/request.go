@@ -90,7 +90,7 @@ func (a *app) writeRequests(rows []ops.Request, more bool, limit int, asJSON boo
 	return nil
 }
 
-// requestChange is what the commands that change a request ask for.
+// requestChange holds the operator's flags of the commands that change a request.
 type requestChange struct {
 	consent
 	id                *string

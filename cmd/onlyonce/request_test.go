@@ -15,7 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/seal"
 )
 
-// claims does what the HTTP layer does with a request in lease mode whose process has died: a step was begun, and has no result.
+// claims makes a request in lease mode whose process has died, as the HTTP layer leaves it: a step
+// was begun, and has no result.
 func (f *fixture) claims(tenant, key, step string) (id string) {
 	f.t.Helper()
 	const scope = "http POST /v1/charges"
@@ -25,7 +26,7 @@ func (f *fixture) claims(tenant, key, step string) (id string) {
 	return id
 }
 
-// answers does what the layer does in a transaction of its own.
+// answers makes an answered request, as the layer does in a transaction of its own.
 func (f *fixture) answers(tenant, key string) (id string) {
 	f.t.Helper()
 	const scope = "http POST /v1/charges"
@@ -66,7 +67,8 @@ func TestRequestResolve(t *testing.T) {
 	f.run("request", "resolve", "-id", applied, "-step", "charge", "-applied", "-result", "x", "-reason", "again", "-yes").want(t, statusEnvironment, `no step "charge"`)
 }
 
-// What an operator says of a step whose layer seals is sealed too, in its place, or refused.
+// The result that an operator gives for a step is sealed too, in its place, if the layer seals. If
+// it cannot be sealed, it is refused.
 func TestRequestResolveSeals(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -105,8 +107,9 @@ func TestRequestResolveSeals(t *testing.T) {
 	}
 }
 
-// A request that is never completed is ended by an operator alone: it has taken effect, so that copies get 410, and who has just read that it is
-// free does not take it over.
+// If a request is never completed, only an operator can end it. It counts as having taken effect,
+// so that copies get 410. A process that has just read that the request is free does not take it
+// over.
 func TestRequestClose(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -16,7 +16,7 @@ import (
 
 func asError[T error](err error, target *T) bool { return errors.As(err, target) }
 
-// consume runs a consumer on the log until it is stopped, and returns what it halts with.
+// consume runs a consumer on the log until it is stopped, and returns its halts.
 func (f *fixture) consume(log *consumertest.Log, group string) (halts <-chan *consumer.HaltError, stop func()) {
 	f.t.Helper()
 	halted := make(chan *consumer.HaltError, 100)
@@ -58,7 +58,7 @@ func next(t *testing.T, halts <-chan *consumer.HaltError) *consumer.HaltError {
 	}
 }
 
-// split takes a command apart as a shell does, as far as HaltError quotes.
+// split splits a command into words as a shell does, as far as HaltError quotes.
 func split(t *testing.T, command string) (words []string) {
 	t.Helper()
 	for command = strings.TrimSpace(command); command != ""; command = strings.TrimSpace(command) {
@@ -76,7 +76,8 @@ func split(t *testing.T, command string) (words []string) {
 	return words
 }
 
-// Every halt names a command; the command, as it is named, resolves the halt, and the consumer goes on by itself.
+// Every halt prints a command. The command, as printed, resolves the halt, and the consumer goes on
+// by itself.
 func TestAdoptResolvesEveryHalt(t *testing.T) {
 	t.Parallel()
 	recreate := func(_ *fixture, l *consumertest.Log) {
@@ -136,8 +137,9 @@ func TestAdoptResolvesEveryHalt(t *testing.T) {
 	}
 }
 
-// A foreign group is let in without an offset, and the topic was made anew as well, and retention has removed the record
-// that would tell: the ids stay on the cursor, so the new topic is not read from the old one's position.
+// A foreign group is admitted without an offset, the topic was made anew as well, and retention has
+// removed the record that would show it. The ids stay on the cursor, so the new topic is not read
+// from the old one's position.
 func TestAdoptWithoutOffsetDoesNotAdmitANewTopic(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -160,7 +162,7 @@ func TestAdoptWithoutOffsetDoesNotAdmitANewTopic(t *testing.T) {
 	}
 	f.run(adoptArgs("-yes")...).want(t, statusGood)
 	h := next(t, halts)
-	for h.Reason == consumer.HaltForeignGroup { // it looked again before it was let in
+	for h.Reason == consumer.HaltForeignGroup { // it checked again before it was admitted
 		h = next(t, halts)
 	}
 	stop()

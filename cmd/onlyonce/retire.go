@@ -8,7 +8,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// retirement is what the operator asks for.
+// retirement holds the operator's flags.
 type retirement struct {
 	cursorFilter
 	consent

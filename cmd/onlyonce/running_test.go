@@ -12,10 +12,11 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// testPatience bounds what tests wait for. Mutants, which make tests wait in vain, shorten it.
+// testPatience bounds the waits of tests. Mutants, which make tests wait in vain, shorten it.
 var testPatience = pgtest.Patience(time.Minute)
 
-// shop is a fixture with a log, and a table of effects without a unique constraint, so that doubles show.
+// shop is a fixture with a log, and a table of effects without a unique constraint, so that
+// repeated effects show.
 type shop struct {
 	*fixture
 	log *consumertest.Log
@@ -73,7 +74,7 @@ func (s *shop) reaches(offset int64) {
 	s.until(fmt.Sprintf(`select coalesce(bool_and(next_offset = %d and replay_until is null), false) from onlyonce.positions`, offset))
 }
 
-// effects are the values in the order in which they took effect.
+// effects returns the values in the order in which they took effect.
 func (s *shop) effects() string {
 	s.t.Helper()
 	return one[string](s.fixture, `select coalesce(string_agg(value, ' ' order by n), '') from effects`)
@@ -85,13 +86,13 @@ func (s *shop) parkedID(value string) string {
 	return one[string](s.fixture, `select id::text from onlyonce.parked where body = convert_to($1, 'UTF8') order by id desc limit 1`, value)
 }
 
-// states are the states of parked rows, by value, in the order of their offsets.
+// states returns the states of parked rows, by value, in the order of their offsets.
 func (s *shop) states() string {
 	s.t.Helper()
 	return one[string](s.fixture, `select coalesce(string_agg(convert_from(body, 'UTF8') || ':' || state, ' ' order by "offset", id), '') from onlyonce.parked`)
 }
 
-// broken is a handler that gives values up until it is mended.
+// broken is a handler that gives up some values until it is repaired.
 type broken struct {
 	mu   sync.Mutex
 	sick map[string]bool

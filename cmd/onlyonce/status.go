@@ -130,7 +130,7 @@ func (a *app) section(header []string, rows [][]string) {
 	}
 }
 
-// some is text about n where there are any.
+// some returns text about n, or "" if n is 0.
 func some(n int, text string) string {
 	if n == 0 {
 		return ""

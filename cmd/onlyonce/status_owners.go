@@ -8,8 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// writeOwners shows a line for each process, and one for each partition that a living process reports
-// as halted, or as waiting for a Kafka transaction.
+// writeOwners shows a line for each process, and one for each partition that a living process
+// reports as halted, or as waiting for a Kafka transaction.
 func (a *app) writeOwners(owners []ops.Owner) {
 	var rows [][]string
 	var halts []string

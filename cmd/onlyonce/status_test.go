@@ -10,7 +10,7 @@ import (
 	"github.com/onlyonce/onlyonce/ops"
 )
 
-// populate makes some of everything.
+// populate writes some rows of every kind.
 func (f *fixture) populate() {
 	f.t.Helper()
 	f.exec(`insert into onlyonce.leases (name, epoch, nonce, until) values
@@ -30,7 +30,8 @@ func (f *fixture) populate() {
 		('event', 'waiting', 'permanent', 'bad event', 1, 'hooks', null, null, null, null, null, '')`)
 }
 
-// calls makes three sinks: payments is held and has two calls to send, gone was held, mail was given back.
+// calls makes three sinks: payments is held and has two calls to send, gone was held, mail was
+// given back.
 func (f *fixture) calls() {
 	f.t.Helper()
 	for _, sink := range []string{"gone", "mail", "payments"} {
@@ -169,7 +170,8 @@ func TestStatusForPeople(t *testing.T) {
 	t.Log("\n" + r.out)
 }
 
-// What consumer processes have written of themselves: one that lives, and one that was killed an hour ago.
+// Rows that consumer processes have written about themselves: one process lives, and one was killed
+// an hour ago.
 func TestStatusOfProcesses(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -199,7 +201,7 @@ func TestStatusEmptyListsAreLists(t *testing.T) {
 	}
 }
 
-// A sink that no relay holds is not counted as a relay, and those that list one are counted.
+// A sink without a holder does not count as a relay, and relays that list a sink are counted.
 func TestStatusOfRelays(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

@@ -30,8 +30,8 @@ func writeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// cell makes text safe for a terminal and for a column: names and errors come from messages, and may
-// hold anything, escape sequences too.
+// cell makes text safe for a terminal and for a column: names and errors come from messages, and
+// may hold anything, for example escape sequences.
 func cell(s string) string {
 	if s == "" {
 		return "-"

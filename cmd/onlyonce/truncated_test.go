@@ -7,13 +7,15 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// rewritten is an unclean election that cuts a log off at an offset, below which nothing else is, and others writing in its place.
+// rewritten simulates an unclean election: the log is cut off at an offset, and other records are
+// written instead.
 func (s *shop) rewritten(from int64, values ...string) {
 	s.log.Truncate(0, from)
 	s.keyed("anew", values...)
 }
 
-// truncated runs a consumer until it halts, and fails the test unless that is for a log that was truncated.
+// truncated runs a consumer until it halts, and fails the test unless the reason is that the log
+// was truncated.
 func (s *shop) truncated(position int64) (stop func()) {
 	s.t.Helper()
 	halts := make(chan *consumer.HaltError, 1000)
@@ -24,12 +26,13 @@ func (s *shop) truncated(position int64) (stop func()) {
 	return stop
 }
 
-// F5: what proves that the log below the position is the one that was read outlives a replay, which leaves the position and comes back to it.
+// F5: what proves that the log below the position is the same outlives a replay, which leaves the
+// position and comes back to it.
 func TestF5ReplayKeepsWhatProvesTheLog(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	s.keyed("a", "v0", "v1", "v2", "v3", "v4")
-	s.log.Skip(0, 5) // an aborted transaction: only the leader epoch tells when it is gone
+	s.log.Skip(0, 5) // an aborted transaction: only the leader epoch shows whether it is gone
 	stop := s.start(effect, nil)
 	s.reaches(10)
 	stop()
@@ -38,14 +41,14 @@ func TestF5ReplayKeepsWhatProvesTheLog(t *testing.T) {
 	stop = s.truncated(10)
 	s.times(map[int64]int{0: 2, 1: 2, 2: 2, 3: 1, 4: 1})
 
-	// A position that an operator sets is compared with nothing.
+	// If an operator sets the position, there is nothing to compare it with.
 	s.run("cursor", "adopt", "-scope", "stock", "-topic", "orders", "-partition", "0", "-at", "7", "-reason", "INC-8", "-yes").want(t, statusGood)
 	s.reaches(11)
 	stop()
 	s.times(map[int64]int{0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 7: 1, 8: 1, 9: 1, 10: 1})
 }
 
-// F5, F13: it comes along when a partition moves to another database.
+// F5, F13: the proof comes along when a partition moves to another database.
 func TestF5MoveKeepsWhatProvesTheLog(t *testing.T) {
 	t.Parallel()
 	s := newTwoShards(t)

@@ -19,7 +19,7 @@ func allScenes() []scene {
 	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), operatorScenes())
 }
 
-// counts are what a run has done.
+// counts are what a run has played and found.
 type counts struct {
 	scenes, points, unsteady int // points of clean runs; those that only some clean runs have
 	drawn                    int
@@ -29,7 +29,8 @@ type counts struct {
 	late, dead               int // late deliveries; those whose session had ended
 }
 
-// adversary plays what the options select, and prints it. breached reports that something did not hold.
+// adversary plays the histories that the options select, and prints the result. breached reports
+// that an invariant did not hold.
 func adversary(ctx context.Context, server string, o *options) (n counts, breached bool, err error) {
 	began := time.Now()
 	pace.Prune, pace.Start = 1, o.bound
@@ -86,8 +87,8 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 	return n, breached, nil
 }
 
-// inPart reports whether a history is in the part. It goes by the name alone, so that a history stays in its part when others are
-// added.
+// inPart reports whether a history is in the part. It depends on the name alone, so that a history
+// stays in its part if others are added.
 func inPart(p *results.Part, name string) bool {
 	if p == nil {
 		return true
@@ -103,7 +104,8 @@ func draw(seed string) *rand.Rand {
 	return rand.New(rand.NewPCG(h.Sum64(), 7)) //nolint:gosec // reproducible by intent
 }
 
-// recordings is how often a scene is played without a fault: what each of them has is a point.
+// recordings is how often a scene is played without a fault: a message that each of them has is a
+// point.
 const recordings = 3
 
 // enumerate plays the scenes without faults, and returns all histories.
@@ -146,7 +148,8 @@ func enumerate(ctx context.Context, dbs chan *database, o *options, n *counts) (
 	return slices.Concat(found...), err
 }
 
-// steady returns what every clean run of a scene sends, and how many messages only some do.
+// steady returns the messages that every clean run of a scene sends, and how many messages only
+// some runs send.
 func steady(ctx context.Context, db *database, o *options, s scene) (points []point, unsteady int, err error) {
 	times := map[string]int{}
 	first := map[string]point{}
@@ -186,7 +189,8 @@ func steady(ctx context.Context, db *database, o *options, s scene) (points []po
 	return slices.DeleteFunc(points, some), unsteady, nil
 }
 
-// tries is how often a history is played whose fault does not strike: what a process sends now and then may come too late.
+// tries is how often a history is played if its fault does not strike: a message that a process
+// sends now and then may come too late.
 const tries = 3
 
 // playAll plays histories, several at once.

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// played plays the histories of some names, and fails if anything breached.
+// played plays the histories with the given names, and fails if one breached.
 func played(t *testing.T, only ...string) {
 	t.Helper()
 	var out bytes.Buffer
@@ -29,18 +29,19 @@ func played(t *testing.T, only ...string) {
 	}
 }
 
-// T4: a batch that the server gets when its owner has done it again, gone on and pruned does not commit a second time, although its transaction
-// has a snapshot from before.
+// T4: the server gets a batch after its owner has done it again, gone on and pruned. The batch does
+// not commit a second time, although its transaction has a snapshot from before.
 func TestT4LateDelivery(t *testing.T) {
 	played(t, "consumer/repeatable-read/positions/messages/late/fence.bind.*", "consumer/repeatable-read/events/batch/late/fence.bind.[2-4]")
 }
 
-// T7: a server that falls silent at the fence and the claim holds the partition for no longer than the bounds.
+// T7: if a server falls silent at the fence and the claim, it holds the partition for no longer
+// than the bounds.
 func TestT7SilenceBeforeTheHandler(t *testing.T) {
 	played(t, "consumer/read-committed/key/batch/silent/claim_consumer.*")
 }
 
-// S1: a server that falls silent while a process starts is given up, and asked again.
+// S1: if a server falls silent while a process starts, the process gives up and asks again.
 func TestS1SilentServerAtTheStart(t *testing.T) {
 	for _, only := range []string{"relay/calls/silent/select-current_user*.sync.1", "receiver/inbox/silent/select-current_user*.sync.1",
 		"consumer/read-committed/events/messages/silent/from-pg_namespace*.sync.2"} {
@@ -48,7 +49,8 @@ func TestS1SilentServerAtTheStart(t *testing.T) {
 	}
 }
 
-// E3: a server that falls silent while events are read holds the partition for no longer than the bound.
+// E3: if a server falls silent while events are read, it holds the partition for no longer than the
+// bound.
 func TestE3SilentServerAtTheFetch(t *testing.T) {
 	played(t, "consumer/read-committed/events/messages/late/lock-table-onlyonce*.bind.[12]")
 }
@@ -76,7 +78,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Statements have short names, and those that only look alike have different ones.
+// Statements have short names. Statements that only look alike have different ones.
 func TestLabels(t *testing.T) {
 	for sql, want := range map[string]string{
 		"begin":                         "begin",

@@ -15,7 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
-// The axes of the consumer.
+// The parameters that the consumer's scenes vary.
 var (
 	levels   = []string{"read-committed", "repeatable-read", "serializable"}
 	keys     = []string{"key", "positions", "events"}
@@ -42,8 +42,9 @@ const (
 	group = "stock"
 )
 
-// consuming is a consumer that applies a log. Its batches are of two messages: some wait for an answer in the middle, some are one round trip
-// whole, one has a copy, one fails and is divided.
+// consuming is a consumer that applies a log. Its batches are of two messages. Some wait for an
+// answer in the middle, and some are a single round trip. One has a copy, and one fails and is
+// divided.
 type consuming struct {
 	level, key, handler string
 
@@ -138,8 +139,8 @@ func (x *consuming) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	}), nil
 }
 
-// begin chooses the isolation level, and asks a question, as Config.OnBegin invites to: above READ COMMITTED the transaction has its snapshot
-// before the fence.
+// begin chooses the isolation level and runs a query, as a user's Config.OnBegin may: above READ
+// COMMITTED the transaction has its snapshot before the fence.
 func (x *consuming) begin(ctx context.Context, tx consumer.Tx) error {
 	tx.Queue("set transaction isolation level " + strings.ReplaceAll(x.level, "-", " "))
 	var n int

@@ -15,7 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
-// renewEvery is after how many histories a worker's database is made anew: emptying leaves dead rows.
+// renewEvery is the number of histories after which a worker's database is made anew: emptying
+// leaves dead rows.
 const renewEvery = 200
 
 // template is the database that the workers' are copied from.
@@ -79,7 +80,7 @@ func (s *server) close(ctx context.Context, workers int) {
 
 func databaseName(worker int) string { return fmt.Sprintf("adversary_%d", worker) }
 
-// database is one worker's. Its pool is nobody's under test.
+// database is one worker's. Its pool is not used by the code under test.
 type database struct {
 	server *server
 	name   string
@@ -113,7 +114,7 @@ func (d *database) renew(ctx context.Context) error {
 }
 
 const (
-	// seedsSQL notes which tables have rows from the start: they are left alone.
+	// seedsSQL lists the tables that have rows from the start, which are left alone.
 	seedsSQL = `
 create table seeds (name text primary key);
 do $$ declare t text; n bigint; begin
@@ -137,10 +138,10 @@ end $$`
 	endSQL    = `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name <> ''`
 )
 
-// applicationName is that of every session but the worker's own.
+// applicationName is the name of every session but the worker's own.
 const applicationName = "adversary"
 
-// empty ends what is left of the history before, and makes the database as it was.
+// empty ends what is left of the history before, and restores the database.
 func (d *database) empty(ctx context.Context, fresh bool) error {
 	for {
 		var left int

@@ -1,27 +1,30 @@
 // Command adversary plays every history in which one message to Postgres goes wrong.
 //
-// A scene is a small workload of one part of onlyonce: a consumer at an isolation level, a relay, a server of the HTTP layer.
-// It is played once without a fault, through internal/wire, and each message that its process sends is a point. A history
-// is a scene with one fault at one point:
+// A scene is a small workload of one part of onlyonce: for example a consumer at an isolation
+// level, a relay, or a server of the HTTP layer. It is played once without a fault, through
+// internal/wire, and each message that its process sends is a point. A history is a scene with one
+// fault at one point:
 //
 //	before  the connection breaks, and the server never gets the message
 //	after   the server carries it out, and the connection breaks before the answer
 //	silent  the server carries it out, no answer comes, and nothing breaks
 //	late    no answer comes and nothing breaks, while the process goes on elsewhere, past that point and past a pruning;
-//	        then the server gets the message, and all that the client has sent behind it
+//	        then the server gets the message, and all that the client has sent after it
 //
-// Once the fault has struck there is more work, and in the end another process takes over and does some as well. Then the checker
-// of the part decides: nothing lost, nothing doubled, nothing waits beyond its bound.
+// After the fault the process gets more work. In the end another process takes over and does some
+// work as well. Then the checker of the part decides: nothing is lost, nothing is doubled, nothing
+// waits beyond its bound.
 //
 //	go run ./test/adversary                       # all
 //	go run ./test/adversary -sample 500 -seed x   # 500 of them, drawn by a seed
 //	go run ./test/adversary -only consumer/*/events,relay
 //	go run ./test/adversary -list
 //
-// It ends with a line that begins with "adversary ok" (status 0) or "adversary BREACH" (status 1). What has breached is printed as a
-// timeline, with the command that plays that history again.
+// It ends with a line that begins with "adversary ok" (status 0) or "adversary BREACH" (status 1).
+// A history that breached is printed as a timeline, with the command that plays it again.
 //
-// The points are the messages that make a server do something: a start-up, a Parse, a Bind (with its Execute), a simple Query, and a
-// Sync. An answer belongs to a round trip, so after and silent have one history for each Sync, Query and start-up. A point is played if
-// every clean run has it; how many are left out because only some have them is printed.
+// The points are the messages that make a server do something: a start-up, a Parse, a Bind (with
+// its Execute), a simple Query, and a Sync. An answer belongs to a round trip, so after and silent
+// have one history for each Sync, Query and start-up. A point is played if every clean run has it.
+// The program prints how many are left out because only some runs have them.
 package main

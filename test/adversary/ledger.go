@@ -17,7 +17,8 @@ type ledger struct {
 	commit string
 }
 
-// openLedger reports also whether the part held at this commit before. A tree with changes is no commit.
+// openLedger reports also whether the part held at this commit before. A tree with changes is no
+// commit.
 func openLedger(file string, part results.Part) (l *ledger, held bool, err error) {
 	commit, err := results.Commit(context.Background())
 	if err != nil {

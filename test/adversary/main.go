@@ -17,7 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/results"
 )
 
-// options say what is played, and how.
+// options say what to play, and how.
 type options struct {
 	sample   int
 	seed     string
@@ -92,7 +92,7 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	pg, err := devenv.StartPostgres(ctx, devenv.Options{Own: os.Getenv(devenv.EnvPostgresURL) == "", PostgresSettings: map[string]string{
-		// What is looked for are interleavings, and no server dies.
+		// The histories test interleavings, and no server dies.
 		"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "400"}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "adversary:", err)
@@ -115,7 +115,7 @@ func run() int {
 	return 0
 }
 
-// commit is the seed of who gives none.
+// commit is the default seed.
 func commit() string {
 	out, err := exec.CommandContext(context.Background(), "git", "rev-parse", "--short=12", "HEAD").Output()
 	if err != nil {

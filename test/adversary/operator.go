@@ -20,8 +20,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
-// operatorScenes: what an operator asks for. A consumer that is in the middle of a replay, without ids, with ids and of events; and a
-// redrive, whose command is the process under test.
+// operatorScenes are an operator's commands. In one kind a consumer is in the middle of a replay:
+// without ids, with ids, and of events. In the other the process under test is the command of a
+// redrive.
 func operatorScenes() (scenes []scene) {
 	for _, key := range keys {
 		scenes = append(scenes, scene{name: "replay/" + key, command: true, make: func() stage {
@@ -53,7 +54,7 @@ func removeProgram() {
 	}
 }
 
-// command runs the program on an address, for as long as a patient operator waits.
+// command runs the program on an address, bounded by the time that a patient operator waits.
 func (r *rig) command(ctx context.Context, address string, args ...string) (out string, err error) {
 	path, err := program()
 	if err != nil {
@@ -68,7 +69,8 @@ func (r *rig) command(ctx context.Context, address string, args ...string) (out 
 	return string(said), err
 }
 
-// replaying is a consumer that handles some of its messages again, because an operator has asked for it.
+// replaying is a consumer that handles some of its messages again, because an operator has asked
+// for it.
 type replaying struct{ consuming }
 
 const (
@@ -99,7 +101,7 @@ func (x *replaying) setUp(r *rig) error {
 	return nil
 }
 
-// check implements stage: what lies in the replay took effect twice, and its calls went out once.
+// check implements stage: what is in the replay took effect twice, and its calls went out once.
 func (x *replaying) check(r *rig) ([]string, error) {
 	found, err := x.mix.Check(r.ctx, r.db.pool, true)
 	if err != nil {
@@ -118,7 +120,7 @@ func (x *replaying) check(r *rig) ([]string, error) {
 		}
 	}
 	for _, f := range found {
-		// The order of effects and the keys of a replay are another run's.
+		// The order of effects and the keys belong to another run in a replay.
 		if !slices.Contains(again, f) && !strings.HasPrefix(f, "I6 ") && !strings.HasPrefix(f, "I4 key without") {
 			wrong = append(wrong, f)
 		}
@@ -126,7 +128,7 @@ func (x *replaying) check(r *rig) ([]string, error) {
 	return wrong, nil
 }
 
-// redriving is an operator's command that redrives a parked message, beside a consumer that applies it.
+// redriving is an operator's command that redrives a parked message while a consumer applies it.
 type redriving struct {
 	consuming
 	sick atomic.Bool
@@ -161,7 +163,7 @@ func (x *redriving) setUp(r *rig) error {
 	return stop()
 }
 
-// start implements stage: the first process is the operator's command, until it has done what it was asked to.
+// start implements stage: the first process is the operator's command, until it has succeeded.
 func (x *redriving) start(r *rig, pool *pgxpool.Pool) (func() error, error) {
 	stop, err := x.consuming.start(r, r.next)
 	if err != nil || pool != r.pool {

@@ -12,40 +12,41 @@ import (
 // scene is a workload of one part of onlyonce.
 type scene struct {
 	name string
-	// fresh: its histories change what every database begins with, and need a new one each.
+	// fresh: its histories change the initial rows of a database, and need a new one each.
 	fresh bool
-	// command: it runs the program onlyonce, which is built before.
+	// command: it runs the program onlyonce, which is built first.
 	command bool
 	make    func() stage
 }
 
 // stage is one playing of a scene.
 type stage interface {
-	// setUp makes what is there before the process under test starts.
+	// setUp makes what the process under test finds.
 	setUp(r *rig) error
 	// start starts a process on a pool: the one under test, or its successor.
 	start(r *rig, pool *pgxpool.Pool) (stop func() error, err error)
-	// more adds work: when the fault has struck, and for the successor.
+	// more adds work: after the fault has struck, and for the successor.
 	more(r *rig) error
-	// done reports whether all work is done. It is asked often.
+	// done reports whether all work is done. It is called often.
 	done(r *rig) (bool, error)
-	// check returns what does not hold when all work is done, and nothing runs any more.
+	// check returns what does not hold after all work is done and all processes have ended.
 	check(r *rig) ([]string, error)
 	// end ends what the stage itself has started.
 	end()
 }
 
-// patient is a stage that can tell that it cannot go on because of a fault, although no session waits for another one.
+// patient is a stage that can report that it cannot go on because of a fault, although no session
+// waits for another one.
 type patient interface{ stuck() bool }
 
-// idleFor is how long a clean run goes on when all is done, so that what is sent now and then is met; idleLimit is how long a history
-// waits for that.
+// idleFor is how long a clean run goes on after all is done, so that it includes messages that are
+// sent now and then. idleLimit is how long a history waits for such a message.
 const (
 	idleFor   = 1500 * time.Millisecond
 	idleLimit = 15 * time.Second
 )
 
-// record plays a scene without a fault, and returns what its process sends.
+// record plays a scene without a fault, and returns the messages that its process sends.
 func record(ctx context.Context, db *database, o *options, s scene) ([]point, error) {
 	r, err := prepare(ctx, db, o, s, nil)
 	if err != nil {
@@ -58,7 +59,7 @@ func record(ctx context.Context, db *database, o *options, s scene) ([]point, er
 	return r.recorded(), nil
 }
 
-// outcome is what became of a history.
+// outcome is the result of a history.
 type outcome struct {
 	struck bool
 	dead   bool // what was delivered late found its session ended
@@ -152,15 +153,16 @@ func perform(r *rig, x stage) error {
 	return err
 }
 
-// course is how far a history has come.
+// course is the progress of a history.
 type course struct {
 	r                *rig
 	x                stage
 	added, delivered bool
 }
 
-// finish returns when all work is done. When the fault strikes meanwhile there is more work; and what it has kept back is
-// delivered when the process has done all of that, or cannot go on because of it.
+// finish returns after all work is done. If the fault strikes meanwhile, it adds more work. The
+// message that the fault has kept back is delivered after the process has done all of that, or if
+// it cannot go on because of it.
 func (c *course) finish() error {
 	return c.r.until("done", func() (bool, error) {
 		struck := c.r.hasStruck()

@@ -17,7 +17,7 @@ type phase int
 const (
 	working  phase = iota // there is work
 	idle                  // everything is done, and the process goes on
-	stopping              // the process was told to stop
+	stopping              // the process was asked to stop
 )
 
 // point is one message of a scene: the n-th of its kind and statement.
@@ -34,7 +34,7 @@ func (p point) String() string { return fmt.Sprintf("%s.%d", p.label, p.n) }
 type fault struct {
 	name   string
 	action wire.Action
-	// answers: it is about an answer, and there is one for each round trip.
+	// answers: it concerns an answer, and there is one for each round trip.
 	answers bool
 }
 
@@ -71,7 +71,8 @@ func label(m wire.Message) string {
 	return statement(m.SQL) + "." + string(m.Kind)
 }
 
-// statement is a short name for a statement. Two statements with one name have different endings, which are made of their text.
+// statement is a short name for a statement. Two statements with the same beginning have different
+// endings, which are made of their text.
 func statement(sql string) string {
 	s := strings.Join(strings.Fields(strings.ToLower(sql)), " ")
 	h := fnv.New32a()
@@ -102,8 +103,9 @@ type history struct {
 
 func (h history) String() string { return h.scene.name + "/" + h.fault.name + "/" + h.point.String() }
 
-// selects reports whether a name is picked by one of the patterns: each part of a pattern is matched as path.Match does, and a pattern with
-// fewer parts than the name matches all that begins so. No pattern picks everything.
+// selects reports whether a name matches one of the patterns. Each part of a pattern is matched as
+// path.Match does. A pattern with fewer parts than the name matches all names that begin so. For
+// example "relay" matches every history of the relay. No pattern picks everything.
 func selects(patterns []string, name string) bool {
 	parts := strings.Split(name, "/")
 	for _, p := range patterns {

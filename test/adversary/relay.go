@@ -20,7 +20,8 @@ func relayScenes() []scene {
 
 const sink = "main"
 
-// relaying is a relay that sends calls to a remote: with and without an ordering key, one of which the remote fails at first.
+// relaying is a relay that sends calls to a remote, with and without an ordering key. The remote
+// fails one of them at first.
 type relaying struct {
 	remote *callcheck.Remote
 	n      int

@@ -16,7 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/wire"
 )
 
-// rig is what a scene is played on: a database, and a way to it that the adversary has a hand on.
+// rig is the environment of a scene: a database, and a connection to it that the adversary
+// controls.
 type rig struct {
 	ctx  context.Context
 	db   *database
@@ -24,8 +25,8 @@ type rig struct {
 	next *pgxpool.Pool // its successor's
 	wire *wire.Wire
 
-	// bound is what each bound of the process is set to, or a part of it; patience is how long the rig waits before it says that
-	// something waits beyond its bound.
+	// bound is the value of each bound of the process, or a part of it. patience is how long the
+	// rig waits before it reports that something waits beyond its bound.
 	bound, patience time.Duration
 
 	mu     sync.Mutex
@@ -51,8 +52,9 @@ func newRig(ctx context.Context, db *database, o *options, target *history) (*ri
 	return r, err
 }
 
-// idleTimeout is for how long a session may be idle in its transaction. What is delivered late should find its session alive, however slow the
-// machine is; of all other faults the process has to get over a session that is left.
+// idleTimeout is how long a session may be idle in its transaction. A message that is delivered
+// late should find its session alive, however slow the machine is. After all other faults the
+// process must cope with an abandoned session.
 func (r *rig) idleTimeout() time.Duration {
 	if r.target != nil && r.target.fault.name == "late" {
 		return 15 * r.bound
@@ -82,7 +84,7 @@ func (r *rig) close() {
 	r.next.Close()
 }
 
-// at is asked at each message of the process under test.
+// at is called at each message of the process under test.
 func (r *rig) at(m wire.Message) wire.Action {
 	if m.Kind == wire.Other {
 		return wire.Pass
@@ -116,7 +118,7 @@ func (r *rig) note(format string, args ...any) {
 	r.lines = append(r.lines, fmt.Sprintf("%8.3fs  ", time.Since(r.began).Seconds())+fmt.Sprintf(format, args...))
 }
 
-// say is note for who has no lock.
+// say is note for a caller without the lock.
 func (r *rig) say(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +141,7 @@ func (r *rig) hasStruck() bool {
 	}
 }
 
-// recorded returns what was sent, and forgets it.
+// recorded returns the messages that were sent, and forgets them.
 func (r *rig) recorded() []point {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,12 +161,12 @@ func (r *rig) timeline() []string {
 	return lines
 }
 
-// breach says that something does not hold.
+// breach reports that an invariant does not hold.
 type breach struct{ what []string }
 
 func (b *breach) Error() string { return strings.Join(b.what, "; ") }
 
-// until polls, and returns a breach if the condition does not come.
+// until polls a condition. It returns a breach if the condition does not become true in time.
 func (r *rig) until(what string, cond func() (bool, error)) error {
 	end := time.Now().Add(r.patience)
 	tick := time.NewTicker(4 * time.Millisecond)
@@ -186,7 +188,7 @@ func (r *rig) until(what string, cond func() (bool, error)) error {
 	}
 }
 
-// sessions says what the server's sessions do.
+// sessions describes what the server's sessions do.
 func (r *rig) sessions() []string {
 	rows, err := r.db.pool.Query(r.ctx, `
 select format('pid %s %s %s blocked by %s: %s', pid, state, coalesce(wait_event, '-'), pg_blocking_pids(pid), left(regexp_replace(query, '\s+', ' ', 'g'), 70))
@@ -216,7 +218,7 @@ select exists (select from pg_locks l, unnest(pg_blocking_pids(l.pid)) b where n
 	return blocks, err
 }
 
-// deliver lets the server have what was kept back.
+// deliver lets the server have the messages that were kept back.
 func (r *rig) deliver(why string) error {
 	r.say("%s: what was kept back is delivered", why)
 	ctx, cancel := context.WithTimeout(r.ctx, r.patience)
@@ -253,7 +255,7 @@ func (l logLines) Write(b []byte) (int, error) {
 
 var _ io.Writer = logLines{}
 
-// process runs something until it is stopped, and again whenever it returns, as a supervisor does.
+// process runs a function until it is stopped, and again if it returns, as a supervisor does.
 func (r *rig) process(run func(context.Context) error) (stop func() error) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	ended := make(chan struct{})

@@ -25,7 +25,8 @@ import (
 	"github.com/onlyonce/onlyonce/webhook"
 )
 
-// servingScenes: the HTTP layer in both modes and at each isolation level, and receivers of webhooks in both of theirs.
+// servingScenes are the HTTP layer in both modes and at each isolation level, and receivers of
+// webhooks in both of their modes.
 func servingScenes() (scenes []scene) {
 	for _, level := range levels {
 		scenes = append(scenes, scene{name: "http/transactional/" + level, make: func() stage {
@@ -44,7 +45,7 @@ func servingScenes() (scenes []scene) {
 		scene{name: "receiver/inline", make: func() stage { return newServing(receiver(webhook.Inline)) }})
 }
 
-// serving is a server, and a client that asks again until it is answered with 2xx, and then once more.
+// serving is a server, and a client that sends again until it gets 2xx, and then once more.
 type serving struct {
 	handler func(x *serving, r *rig, pool *pgxpool.Pool) (http.Handler, func(context.Context) error, error)
 	streams bool // what it accepts are events
@@ -143,7 +144,7 @@ func post(ctx context.Context, client *http.Client, address, key string) (status
 
 const webhookSecret = "whsec_of_the_adversary"
 
-// heard notes an answer, and reports whether the client is content.
+// heard records an answer, and reports whether the client is content.
 func (x *serving) heard(key string, status int, body string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -167,7 +168,7 @@ func (x *serving) heard(key string, status int, body string) bool {
 	return true
 }
 
-// stuck implements patient: a client that is told again and again to come back cannot go on.
+// stuck implements patient: a client that is asked again and again to come back cannot go on.
 func (x *serving) stuck() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

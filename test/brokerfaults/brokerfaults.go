@@ -1,6 +1,6 @@
 // Package brokerfaults is the part of the fault matrix that needs a broker, for any source that
-// reads Kafka. Rows are against a real broker, but for those that make a broker answer what it
-// seldom does, which kfake does. Mix and checker are those of package scenario.
+// reads Kafka. Most rows run against a real broker. Rows that make a broker answer what it seldom
+// does use kfake. The mix and the checker are those of package scenario.
 package brokerfaults
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/scenario"
 )
 
-// patience bounds what rows wait for; nothing is judged by how long it took.
+// patience bounds the waits of rows; no result depends on how long it took.
 var patience = pgtest.Patience(60 * time.Second)
 
 const (
@@ -36,7 +36,8 @@ const (
 	rebalance = 5 * time.Second
 )
 
-// row is one fault at one step. A colon divides what docs/guarantees.md lists from a variant of it.
+// row is one fault at one step. After a colon follows a variant of the row that docs/guarantees.md
+// lists.
 type row struct {
 	step, fault string
 	run         func(f *faults)
@@ -60,7 +61,7 @@ func Test(t *testing.T, source kafkatest.NewSource) {
 	}
 }
 
-// faults is one row that runs.
+// faults is one running row.
 type faults struct {
 	t      *testing.T
 	row    row
@@ -83,7 +84,7 @@ type faults struct {
 	owned   int // partitions that were taken over
 }
 
-// topicLog writes a mix to a topic. What Skip leaves is an aborted transaction with its marker.
+// topicLog writes a mix to a topic. Skip writes an aborted transaction with its marker.
 type topicLog struct {
 	t     *testing.T
 	topic string
@@ -164,7 +165,7 @@ func (f *faults) handle(ctx context.Context, tx consumer.Tx, m *consumer.Message
 	return scenario.Handle(ctx, tx, m)
 }
 
-// start consumes as one more member of the group, and looks at the invariants meanwhile.
+// start consumes as one more member of the group, and checks the invariants meanwhile.
 func (f *faults) start(h consumer.Handler) (stop func()) {
 	f.t.Helper()
 	cfg := f.cfg
@@ -236,7 +237,7 @@ func (f *faults) until(what string, cond func() bool) {
 	}
 }
 
-// done waits until nothing of the mix is left to do.
+// done waits until no work of the mix is left.
 func (f *faults) done() {
 	f.t.Helper()
 	var broken []string
@@ -252,7 +253,7 @@ func (f *faults) done() {
 	})
 }
 
-// finish waits until nothing is left to do, stops, and decides.
+// finish waits until no work is left, stops, and judges.
 func (f *faults) finish(stop func()) {
 	f.t.Helper()
 	f.done()
@@ -260,7 +261,7 @@ func (f *faults) finish(stop func()) {
 	f.decide()
 }
 
-// decide checks the invariants at the end, and says what was counted.
+// decide checks the invariants at the end, and logs the counts.
 func (f *faults) decide() {
 	f.t.Helper()
 	if f.quit != nil {
@@ -325,7 +326,7 @@ func (f *faults) halted(reason consumer.HaltReason) *consumer.HaltError {
 	return h
 }
 
-// retried counts what was tried again because of an error that says so.
+// retried counts the retries because of an error with the given text.
 func (f *faults) retried(text string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -24,7 +24,7 @@ var rows = slices.Concat(fetchRows, offsetRows, groupRows)
 var fetchRows = []row{
 	{"fetch", "aborted or control record", func(f *faults) {
 		// The mix has aborted transactions in it, and ends with one: they become neither calls nor
-		// a reason to stand still.
+		// a reason to stop.
 		f.begin(1)
 		f.finish(f.start(func(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 			if string(m.Value) == "aborted" {
@@ -56,7 +56,7 @@ var fetchRows = []row{
 	}},
 }
 
-// logEnd is where partition 0 ends.
+// logEnd is the end of partition 0.
 func (f *faults) logEnd() int64 {
 	f.t.Helper()
 	ends, err := kafkatest.Admin(f.t, f.brokers).ListEndOffsets(f.t.Context(), f.topic)
@@ -70,9 +70,9 @@ func (f *faults) logEnd() int64 {
 	return end.Offset
 }
 
-// cutOff has an unclean election cut the log off below the position, while nobody reads it, and in
-// such a way that every record which reached a handler is still there: what is gone are aborted
-// records and their marker, which only broker 1 had. Then others write beyond the position.
+// cutOff makes an unclean election cut the log off below the position, while no consumer reads it.
+// Every record that reached a handler is still there: only aborted records and their marker are
+// lost, which only broker 1 had. Then others write beyond the position.
 func cutOff(f *faults) {
 	k := kafkatest.Cluster(f.t)
 	one, two := k.Nodes[0], k.Nodes[1]
@@ -90,7 +90,7 @@ func cutOff(f *faults) {
 	stop := f.start(f.handle)
 	f.done()
 	f.until("the position behind the aborted records", func() bool { return f.position(0) >= end })
-	end = f.logEnd() // the marker that ends them may have been written behind the first look
+	end = f.logEnd() // the marker that ends them may have been written after the first check
 	f.until("the position at the log's end", func() bool { return f.position(0) == end })
 	stop()
 	before := f.calls.Load()
@@ -118,9 +118,9 @@ func cutOff(f *faults) {
 	f.decide()
 }
 
-// writeWithout has what comes next written by clients that do not know a paused broker, once
-// another one coordinates their transactions. A client that had asked before may have that broker
-// for its coordinator, and waits for its answer in vain.
+// writeWithout makes new clients write the next part: ones that do not know a paused broker, after
+// another broker has become the coordinator of their transactions. An older client may still use
+// the paused broker as its coordinator, and waits for its answer in vain.
 func (f *faults) writeWithout(k *devenv.Kafka, paused int) {
 	f.t.Helper()
 	others := slices.Delete(slices.Clone(k.Brokers), paused, paused+1)
@@ -135,7 +135,7 @@ func (f *faults) writeWithout(k *devenv.Kafka, paused int) {
 func (f *faults) recreate(adm *kadm.Client) { kafkatest.Recreate(f.t, adm, f.topic) }
 
 // stopsAt handles the mix, lets something happen to the topic, and expects a halt and no call of
-// the handler for what is in the log now.
+// the handler for records that are in the log now.
 func (f *faults) stopsAt(reason consumer.HaltReason, happens func(*kadm.Client), alive bool) {
 	f.t.Helper()
 	f.begin(1)
@@ -161,8 +161,8 @@ func (f *faults) stopsAt(reason consumer.HaltReason, happens func(*kadm.Client),
 	f.decide()
 }
 
-// corrupt answers fetches with the topic's batches, in one of which a bit is turned over, as long
-// as it is to.
+// corrupt answers fetches with the topic's batches, in one of which a bit is flipped, for as long
+// as the test asks for it.
 func (f *faults) corrupt(still func() bool) {
 	f.t.Helper()
 	// The batches as the broker stores them, asked for by name.
@@ -250,7 +250,7 @@ var offsetRows = []row{
 	}},
 }
 
-// refuseCommits answers the n-th offset commit, from 1 on, with an error code where that is not 0.
+// refuseCommits answers the n-th offset commit, from 1 on, with an error code, unless that is 0.
 func (f *faults) refuseCommits(code func(n int32) int16) *atomic.Int32 {
 	var seen atomic.Int32
 	f.fake.ControlKey(int16(kmsg.OffsetCommit), func(req kmsg.Request) (kmsg.Response, error, bool) {
@@ -275,8 +275,8 @@ func (f *faults) refuseCommits(code func(n int32) int16) *atomic.Int32 {
 	return &seen
 }
 
-// absorbs handles the mix, lets something happen to the group's offsets, and expects the next owner
-// to call no handler for what was handled.
+// absorbs handles the mix, lets something happen to the group's offsets, and expects that the next
+// owner calls no handler for what was handled.
 func (f *faults) absorbs(happens func(*kadm.Client) error) {
 	f.begin(1)
 	stop := f.start(f.handle)

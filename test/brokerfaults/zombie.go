@@ -39,8 +39,8 @@ func Main(m *testing.M, source kafkatest.NewSource) {
 	os.Exit(m.Run())
 }
 
-// playZombie consumes until it is in the handler of one message, says so, and stays there until it
-// is told to go on. It ends when it has noticed that it lost the partition.
+// playZombie consumes until it is in the handler of one message, reports that, and stays there
+// until the test lets it go on. It ends after it has noticed that it lost the partition.
 func playZombie(source consumer.Source) error {
 	pool, err := pgxpool.New(context.Background(), os.Getenv(zombieDB))
 	if err != nil {
@@ -86,8 +86,8 @@ func playZombie(source consumer.Source) error {
 	return c.Run(ctx)
 }
 
-// zombie stops an owner in mid-handler with SIGSTOP for longer than its session, until another has
-// done all of its work, and lets it go on.
+// zombie suspends an owner in mid-handler with SIGSTOP for longer than its session, until another
+// has done all of its work, and then lets it go on.
 func zombie(f *faults) {
 	f.begin(1)
 	cmd := exec.CommandContext(f.t.Context(), os.Args[0])

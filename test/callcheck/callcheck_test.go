@@ -9,9 +9,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/callcheck"
 )
 
-// sound are facts in which nothing is wrong: an ordering key with a dead head in a sink that does
-// not pass on, one in a sink that does, a call that was rejected, one whose window passed, and one
-// that was sent twice.
+// sound are facts without a fault: an ordering key with a rejected head in a sink whose calls do
+// not pass it, one in a sink whose calls do, a call that was rejected, one whose window passed, and
+// one that was sent twice.
 func sound() *callcheck.Facts {
 	f := &callcheck.Facts{
 		Sights:  map[string]*callcheck.Sight{},
@@ -51,7 +51,7 @@ func sound() *callcheck.Facts {
 	return f
 }
 
-// Each thing that can be wrong is told, under its rule and with its id.
+// Each kind of fault is reported, under its rule and with its id.
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
 		want   string

@@ -34,20 +34,20 @@ type Row struct {
 	At       int64 // its id in the log
 }
 
-// Facts are what there is to judge, when nothing happens any more.
+// Facts are all that is judged, after no more happens.
 type Facts struct {
 	Ledger []Entry
 	Rows   []Row
 	Sights map[string]*Sight
-	// Odd tells what must not be: leases that are held, work that is left. Each begins with its
-	// rule.
+	// Odd lists leases that are still held and work that is left, which must not be. Each begins
+	// with its rule.
 	Odd       []string
 	Strange   []string
 	Unsettled int
 
 	// Windows are the sinks whose remote forgets keys, and after how long.
 	Windows map[string]time.Duration
-	// PassOn are the sinks whose calls pass a dead one of their ordering key.
+	// PassOn are the sinks whose calls pass a parked one of their ordering key.
 	PassOn map[string]bool
 }
 
@@ -56,8 +56,8 @@ select convert_from(r.body, 'UTF8')::jsonb->>'id', r.key::text, r.sink, c.state,
   from onlyonce.outbox_log r join onlyonce.calls c on c.id = r.id left join onlyonce.parked p on p.row_id = r.id`
 
 // oddSQL returns a row for each thing that must not be once all relays have left in order. Leases
-// of those that were killed end by themselves: nobody holds them. Those of the inbox take up to a
-// minute for that, and are not asked for.
+// of those that were killed end by themselves, and have no holder then. Those of the inbox take up
+// to a minute for that, and are not checked.
 const oddSQL = `
 select format('I14 lease %s is held', name) from onlyonce.leases where until > clock_timestamp() and (name like 'relay/%' or name = 'ring/outbox')
 union all
@@ -70,15 +70,16 @@ union all
 select format('I13 connection of a relay is left: %s', left(query, 80)) from pg_stat_activity
  where datname = current_database() and pid <> pg_backend_pid() and query like '%onlyonce.hold%'`
 
-// UnsettledSQL returns one row: how many calls something is still to happen to by itself. A blocked
-// one behind a dead head waits for a person.
+// UnsettledSQL returns one row: how many calls will still change by themselves. A call that is
+// blocked by a rejected head waits for an operator.
 const UnsettledSQL = `
 select count(*) from onlyonce.calls c
  where c.state = 'pending' or c.state = 'retrying'
     or c.state = 'blocked' and not exists (
          select from onlyonce.parked f where f.order_key = c.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))`
 
-// Gather reads everything. Relays have left; leases of the killed are given grace to end.
+// Gather reads everything. The relays have left. Leases of the killed ones get a grace period to
+// end.
 func Gather(ctx context.Context, pool *pgxpool.Pool, m *Remote, grace time.Duration) (*Facts, error) {
 	f := &Facts{Sights: m.Sights(), Strange: m.Strange()}
 	var err error
@@ -179,7 +180,7 @@ func (f *Facts) Judge() (breaches []string) {
 	return breaches
 }
 
-// judgeCall compares one call's end with what the remote knows.
+// judgeCall compares the outcome of one call with what the remote recorded.
 func (f *Facts) judgeCall(e Entry, rows map[string]Row, heads map[string]int64, breach func(rule, what string)) {
 	x, there := rows[e.ID]
 	if !there {
@@ -210,7 +211,7 @@ func (f *Facts) judgeCall(e Entry, rows map[string]Row, heads map[string]int64, 
 		breach("I9 a call ended for no cause that the remote knows", told)
 	}
 	if e.Fate == FateReject && x.State == "delivered" {
-		// Applied with a fault in the answer is possible; a final yes is not.
+		// Applied with a fault in the answer is possible; an accepted answer is not.
 		breach("I9 delivered, and the remote rejects it", told)
 	}
 }

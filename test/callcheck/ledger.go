@@ -11,9 +11,9 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// TablesSQL makes what producers keep beside the outbox: several statements. A row of calls commits
-// with the call that it tells of; seqs numbers the calls of an ordering key in the order of their
-// commits, because its row is locked until then.
+// TablesSQL makes the tables that producers keep besides the outbox: several statements. A row of
+// calls commits with the call that it describes. seqs numbers the calls of an ordering key in the
+// order of their commits, because its row is locked until then.
 const TablesSQL = `
 create schema storm;
 create table storm.calls (id text primary key, tx text not null, sink text not null, key text not null, seq bigint not null, fate text not null);
@@ -37,14 +37,14 @@ type Planned struct {
 	NotBefore time.Time
 }
 
-// after says when the calls of an ordering key are numbered: before they are enqueued, so that the
-// number is in their bodies, or after, where nothing but the lock that Enqueue has taken keeps
-// their numbers, and their ids in the log, in the order of the commits. All calls of a key are
-// numbered in one way, so that two transactions do not wait for each other.
+// after says when the calls of an ordering key are numbered. Before they are enqueued, the number
+// is in their bodies. After, only the lock that Enqueue has taken keeps their numbers, and their
+// ids in the log, in the order of the commits. All calls of a key are numbered in one way, so that
+// two transactions do not wait for each other.
 func after(key string) bool { return key != "" && key[len(key)-1]%2 == 1 }
 
-// Write numbers calls, notes them in the ledger and enqueues them, all in tx. id names the
-// transaction, and its calls where they have no id of their own; the rows that number them are
+// Write numbers calls, records them in the ledger and enqueues them, all in tx. id names the
+// transaction, and those of its calls that have no id of their own. The rows that number them are
 // locked in the order of the calls.
 func Write(ctx context.Context, tx pgx.Tx, id string, planned []Planned, oneByOne bool) error {
 	var ids, txs, sinks, keys, fates []string

@@ -1,6 +1,6 @@
-// Package callcheck decides whether outbound calls were made as they were committed: a remote that
-// records every request, a ledger that commits with the calls, and a judge of both and of what the
-// outbox says. The outbox's storm and its fault tests share it.
+// Package callcheck decides whether outbound calls were made as they were committed. It has a
+// remote that records every request, a ledger that commits with the calls, and a judge that
+// compares both with the outbox. The outbox's storm and its fault tests share it.
 package callcheck
 
 import (
@@ -26,18 +26,18 @@ type Body struct {
 	ID   string `json:"id"`
 	Sink string `json:"sink"`
 	Key  string `json:"key,omitempty"` // ordering key
-	// Its number among the committed calls of the key, from 1; 0: the ledger has it alone.
+	// The number among the committed calls of the key, from 1; 0: only the ledger has it.
 	Seq  int64  `json:"seq,omitempty"`
 	Fate string `json:"fate,omitempty"` // what the remote does with it in the end
 }
 
-// Fates.
+// Outcomes of a request.
 const (
 	FateReject  = "reject"  // answered 4xx, always
 	FateOutlast = "outlast" // never answered finally, until its key's window has passed
 )
 
-// Sight is what the remote has seen of one call.
+// Sight is what the remote has recorded of one call.
 type Sight struct {
 	Keys     []string // idempotency keys, each once
 	Prints   []string // what came over the wire, each once
@@ -48,13 +48,12 @@ type Sight struct {
 	Refused  bool  // answered 4xx for good
 }
 
-// Remote records every request before it does with it what Decide says.
+// Remote records every request before it carries out what Decide returns.
 type Remote struct {
 	// Address is host:port. A call goes to /sink/id there.
 	Address string
-	// Decide says what becomes of the n-th request for a call, from 1: "" accepts it; a status,
-	// timeout, reset or truncated fails it; with a plus behind it the call is applied before.
-	// Called with a lock held.
+	// Decide decides the n-th request for a call, from 1: "" accepts it; a status, timeout, reset
+	// or truncated fails it. If a plus follows, the call is applied first. Called with a lock held.
 	Decide func(b Body, n int) string
 	// Before is called before a request is recorded, or not if it is nil.
 	Before func(ctx context.Context, b Body)
@@ -86,7 +85,7 @@ func NewRemote(decide func(b Body, n int) string) (*Remote, error) {
 // Close stops it.
 func (m *Remote) Close() error { return m.server.Close() }
 
-// Faulty decides by the seed: a fraction of requests fails, in every way; fates are met.
+// Faulty decides by the seed: a fraction of requests fails, in every way. fates counts them.
 func Faulty(seed uint64, failures float64) func(Body, int) string {
 	ways := []string{"timeout", "timeout+", "reset", "reset+", "truncated+", "500", "500+", "503", "429", "409"}
 	return func(b Body, n int) string {
@@ -148,7 +147,7 @@ func (m *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// reset closes a connection without a word.
+// reset closes a connection without an answer.
 func reset(w http.ResponseWriter) {
 	c, _, err := w.(http.Hijacker).Hijack()
 	if err != nil {
@@ -160,7 +159,7 @@ func reset(w http.ResponseWriter) {
 	_ = c.Close()
 }
 
-// record notes a request, and decides what becomes of it: "" accepts it.
+// record records a request, and returns its outcome: "" accepts it.
 func (m *Remote) record(r *http.Request, raw []byte, b Body, bad bool) (way string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -212,7 +211,7 @@ func print(r *http.Request, raw []byte) string {
 	return string(h.Sum(nil))
 }
 
-// Progress tells how many calls were accepted, and how many requests came.
+// Progress returns how many calls were accepted, and how many requests came.
 func (m *Remote) Progress() (accepted int64, requests int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package check decides whether what a run has left behind is as onlyonce promises: the invariants
-// I1 to I7 of docs/guarantees.md, and that calls were charged once. It knows nothing of how the
-// facts were come by.
+// Package check decides whether the outcome of a run is as onlyonce promises: the invariants I1 to
+// I7 of docs/guarantees.md, and that calls were charged once. It does not know how the facts were
+// collected.
 package check
 
 import (
@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Facts are what a run has left behind.
+// Facts are the outcome of a run.
 type Facts struct {
 	IDs     []string       // unique message ids that were produced and acknowledged
 	Unknown []string       // ids whose production has an unknown outcome
@@ -23,7 +23,7 @@ type Facts struct {
 	History *History // nil: only counted
 }
 
-// History is what a storm knows besides: every record and every effect, each with its place.
+// History is what a storm also records: every record and every effect, each with its place.
 type History struct {
 	Log      []Record          // the committed records, each partition in the order of its offsets
 	Applied  []Effect          // in the order in which they were applied
@@ -33,11 +33,11 @@ type History struct {
 	Faulty   func(string) bool // whether the message can only be parked
 	Parked   []Parked          // what is parked still
 	Resolved []string          // ids of what was parked, and applied from there
-	// A message that fails was to hold back all that follows by its ordering key.
+	// Whether a message that fails had to hold back all later messages of its ordering key.
 	ByKey     bool
 	Cursor    map[int32]int64 // partition -> position in Postgres
 	Committed map[int32]int64 // partition -> Kafka's committed offset, -1: none
-	Ends      map[int32]int64 // partition -> where the log ends
+	Ends      map[int32]int64 // partition -> end of the log
 }
 
 // Record is one record of the log.
@@ -69,10 +69,10 @@ type Parked struct {
 const (
 	waiting  = "waiting"  // for an operator
 	retrying = "retrying" // tried again when it is due
-	blocked  = "blocked"  // behind another of its ordering key
+	blocked  = "blocked"  // after another of its ordering key
 )
 
-// What faults are called.
+// Names of faults.
 const (
 	Missing  = "neither applied nor parked: lost"
 	Doubled  = "applied more than once"
@@ -81,19 +81,19 @@ const (
 	Inverted = "applied after a later message of their ordering key"
 )
 
-// Verdict is what is wrong, by kind, each with the ids that it is wrong about.
+// Verdict lists the faults by kind, each with the ids concerned.
 type Verdict struct {
 	Faults []Fault
 }
 
-// Fault is one kind of wrong.
+// Fault is one kind of fault.
 type Fault struct {
 	Rule string // the invariant, I1 to I9
 	What string
 	IDs  []string
 }
 
-// OK reports that nothing is wrong.
+// OK reports whether there are no faults.
 func (v Verdict) OK() bool { return len(v.Faults) == 0 }
 
 // Note adds a fault, if it has ids.
@@ -151,7 +151,7 @@ func Judge(f Facts) Verdict {
 	return v
 }
 
-// charges judges what was charged: once for each effect, and for nothing else.
+// charges judges the charges: one for each effect, and no other.
 func (v *Verdict) charges(f Facts) {
 	var unpaid, paidTwice, paidWithout []string
 	for id := range f.Effects {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// sound are facts that are as they must be: a and b are applied and charged, c is parked.
+// sound are facts without a fault: a and b are applied and charged, c is parked.
 func sound() Facts {
 	return Facts{
 		IDs: []string{"a", "b", "c"}, Effects: map[string]int{"a": 1, "b": 1}, Parked: map[string]int{"c": 1},
@@ -48,9 +48,9 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// history are the facts of a storm that went well: three messages of one ordering key and one of
-// another, with a copy of b in its own partition and one of d in both; c is parked, a asks for a
-// call; x was aborted.
+// history are the facts of a storm without a fault: three messages of one ordering key and one of
+// another, with a copy of b in its own partition and one of d in both. c is parked, a asks for a
+// call, x was aborted.
 func history() Facts {
 	return Facts{
 		IDs: []string{"a", "b", "c", "d", "e"}, Effects: map[string]int{"a": 1, "b": 1, "d": 1, "e": 1}, Parked: map[string]int{"c": 1},

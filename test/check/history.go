@@ -2,13 +2,13 @@ package check
 
 import "fmt"
 
-// place is where a record lies.
+// place is the partition and offset of a record.
 type place struct {
 	partition int32
 	offset    int64
 }
 
-// history judges what needs to know each record and each effect.
+// history makes the checks that need each record and each effect.
 func (v *Verdict) history(f Facts, h *History) {
 	at := make(map[place]string, len(h.Log))
 	first := make(map[string]place, len(h.Log))
@@ -28,8 +28,8 @@ func (v *Verdict) history(f Facts, h *History) {
 	v.parked(f, h)
 }
 
-// atomic judges that an effect, its key in the inbox and its call are all there, or none (I4), and
-// that only what is faulty was parked.
+// atomic checks that an effect, its key in the inbox and its call are all there, or none (I4), and
+// that only faulty messages were parked.
 func (v *Verdict) atomic(f Facts, h *History, first map[string]place) {
 	var unclaimed, claimed, called, uncalled, twice, innocent []string
 	all := make(map[string]bool, len(first))
@@ -73,9 +73,9 @@ func (v *Verdict) atomic(f Facts, h *History, first map[string]place) {
 	v.Note("D3", "parked, and nothing was wrong with them", innocent)
 }
 
-// order judges that the first effects of each ordering key come in the order of production (I6). A
-// message with records in two partitions may be applied from either, so it is no witness, neither
-// for itself nor against others.
+// order checks that the first effects of each ordering key come in the order of production (I6). A
+// message with records in two partitions may be applied from either, so it proves nothing about the
+// order, neither of itself nor of others.
 func (v *Verdict) order(h *History, first map[string]place, strayed map[string]bool) {
 	type last struct {
 		seq int
@@ -105,10 +105,10 @@ func (v *Verdict) order(h *History, first map[string]place, strayed map[string]b
 	v.Note("P", "written to the log in another order than that of production: a fault of the harness", disordered)
 }
 
-// parked judges what is set aside: only messages that are faulty wait for somebody, only behind one
-// another do others wait, whatever their state (D3, I13), and where a whole ordering key is held
-// back nothing of it has come past what is parked (I6). Order is that of a partition: a copy in
-// another one is ahead or behind by chance.
+// parked judges what is parked. Only faulty messages wait for an operator. Others wait only for a
+// message ahead of them, whatever their state (D3, I13). If a whole ordering key is held back, none
+// of its messages has passed the parked one (I6). Order is that of a partition: a copy in another
+// one is ahead or later by chance.
 func (v *Verdict) parked(f Facts, h *History) {
 	type line struct {
 		key       string
@@ -160,8 +160,8 @@ func (p place) before(q place) bool {
 	return p.partition < q.partition || p.partition == q.partition && p.offset < q.offset
 }
 
-// places judges positions: what lies below them is applied or parked (I7), and effects have no
-// other place than their record's.
+// places checks positions: every record below them is applied or parked (I7), and every effect has
+// the place of its record.
 func (v *Verdict) places(f Facts, h *History, at map[place]string) {
 	var misplaced, beyond []string
 	for _, e := range h.Applied {

@@ -39,9 +39,9 @@ func sharedCache() (string, error) {
 	return dir, os.Chmod(dir, 0o755) // whatever the umask
 }
 
-// privateTemp is a cache below the temporary directory, under a name that is the
-// same in the next run. Anybody may have made that name there first, so what is
-// not ours, or open to others' writing, is refused: we execute what lies in it.
+// privateTemp is a cache below the temporary directory, under a name that is the same in the next
+// run. Another user may have made that name there first. So it is refused unless it is ours and
+// closed to others' writing: we execute what is in it.
 func privateTemp() (string, error) {
 	dir := filepath.Join(os.TempDir(), "onlyonce-cache-"+strconv.Itoa(os.Getuid()))
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {

@@ -113,8 +113,8 @@ func TestForcedAndImpossible(t *testing.T) {
 	})
 }
 
-// Where nothing else works the fake is taken, if it may be, and every way passed
-// over says why in one line.
+// If no other way works, the fake is taken, if it is allowed. Every way that was passed over is
+// reported with its reason in one line.
 func TestKafkaFallsThroughToTheFake(t *testing.T) {
 	needNoDocker(t)
 	t.Setenv("JAVA_HOME", "/no/java/here")
@@ -142,8 +142,8 @@ func TestKafkaFallsThroughToTheFake(t *testing.T) {
 	}
 }
 
-// needNoDocker skips where an engine runs: the library finds its socket whatever
-// DOCKER_HOST says.
+// needNoDocker skips the test if an engine runs: the library finds its socket whatever DOCKER_HOST
+// says.
 func needNoDocker(t *testing.T) {
 	t.Helper()
 	if conn, err := net.Dial("unix", "/var/run/docker.sock"); err == nil {
@@ -152,7 +152,7 @@ func needNoDocker(t *testing.T) {
 	}
 }
 
-// A version that was asked for is taken, whatever the machine has, or is an error.
+// If a version was asked for, that version is taken, whatever the machine has, or it is an error.
 func TestPostgresVersion(t *testing.T) {
 	t.Setenv(devenv.EnvPostgresVersion, "9")
 	if _, err := devenv.StartPostgres(t.Context(), devenv.Options{}); err == nil || !strings.Contains(err.Error(), `ONLYONCE_POSTGRES_VERSION is "9"; it can be one of 14, 15, 16, 17, 18`) {

@@ -19,7 +19,7 @@ const (
 	EnvPostgresVersion = "ONLYONCE_POSTGRES_VERSION"
 )
 
-// The ways to a server, as they stand in Postgres.Kind and Kafka.Kind.
+// The ways to a server, as in Postgres.Kind and Kafka.Kind.
 const (
 	KindURL      = "url"      // Postgres: an address was given
 	KindBrokers  = "brokers"  // Kafka: an address was given
@@ -33,14 +33,14 @@ type Options struct {
 	// Log gets one line for the way taken and one for every way passed over.
 	// Nil drops them.
 	Log func(line string)
-	// Dir is where temporary directories are made. Empty means os.TempDir,
-	// or /tmp or /var/tmp where the server's user cannot enter that.
+	// Dir is the directory for temporary directories. Defaults to os.TempDir, or to /tmp or
+	// /var/tmp if the server's user cannot enter that.
 	Dir string
 	// Force is local, embedded or docker, and goes before ONLYONCE_ENV.
 	// Empty leaves the choice to that variable and then to the order.
 	Force string
-	// Own passes over the addresses in the environment: a program that kills its
-	// servers must not be led to somebody else's.
+	// Own passes over the addresses in the environment: a program that kills its servers must not
+	// reach another's.
 	Own bool
 	// Brokers is how many brokers the Kafka cluster has: 1, or 3 that keep three
 	// replicas of every topic and go on when one is killed. 0 means 1. Three
@@ -60,9 +60,9 @@ type Options struct {
 	KafkaSettings map[string]string
 }
 
-// ThrowawaySettings are for a server whose data need not survive a crash of the machine, as of most tests. What
-// is committed survives the kill of a server even so: it is with the operating system. fsync takes more time
-// than all else that such tests do.
+// ThrowawaySettings are for a server whose data need not survive a crash of the machine, as of most
+// tests. What is committed survives the kill of a server even so: it is with the operating system.
+// fsync takes more time than all else that such tests do.
 func ThrowawaySettings() map[string]string {
 	return map[string]string{"fsync": "off", "full_page_writes": "off", "max_connections": "400"}
 }

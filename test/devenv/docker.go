@@ -31,10 +31,9 @@ const (
 	dockerStartTimeout = 5 * time.Minute
 )
 
-// Containers are removed by Stop, and after a crash by testcontainers' reaper
-// (Ryuk), which is a container too and sees the connection to this process
-// close. Where it is turned off with TESTCONTAINERS_RYUK_DISABLED=true a crash
-// leaves the containers to their owner.
+// Stop removes the containers. After a crash testcontainers' reaper (Ryuk) removes them: it is a
+// container too, and sees the connection to this process close. If it is turned off with
+// TESTCONTAINERS_RYUK_DISABLED=true, a crash leaves the containers to their owner.
 
 func startDockerPostgres(ctx context.Context, o Options, why string) (*Postgres, error) {
 	if _, err := dockerHost(ctx); err != nil {
@@ -80,8 +79,8 @@ func startDockerKafka(ctx context.Context, o Options, why string) (*Kafka, error
 	}
 	ctx, cancel := context.WithTimeout(ctx, dockerStartTimeout)
 	defer cancel()
-	// A broker tells clients its address, so the port must be known before the
-	// container is: the same number inside and outside.
+	// A broker sends its address to clients, so the port must be known before the container is
+	// made: the same number inside and outside.
 	ports, err := freePorts(1)
 	if err != nil {
 		return nil, err
@@ -145,10 +144,9 @@ func untilGroupsWork(ctx context.Context, broker string) error {
 // quietDocker turns off the library's own lines: one line is ours to say.
 var quietDocker = sync.OnceFunc(func() { tclog.SetDefault(tclog.NewNoopLogger()) })
 
-// dockerHost is the host on which an engine publishes ports, or the reason why no
-// Docker engine can be used. The library waits without limit for an engine that
-// accepts and does not answer, and panics where it finds no socket, so it is
-// asked at arm's length.
+// dockerHost is the host on which an engine publishes ports, or the reason why no Docker engine can
+// be used. The library waits without limit for an engine that accepts and does not answer, and
+// panics if it finds no socket. So the call is isolated and bounded.
 func dockerHost(ctx context.Context) (string, error) {
 	quietDocker()
 	ctx, cancel := context.WithTimeout(ctx, dockerProbeTimeout)

@@ -212,7 +212,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// alive is false of a zombie: who reaps an orphan is the machine's business.
+// alive returns false for a zombie: the machine decides which process reaps an orphan.
 func alive(pid int) bool {
 	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 		return false

@@ -23,7 +23,7 @@ type Kafka struct {
 	Nodes []*Node
 	// Real is false for kfake.
 	Real bool
-	// How tells in one line what was taken and why.
+	// How says in one line what was taken and why.
 	How string
 	// Kind is one of the Kind constants.
 	Kind string
@@ -61,7 +61,7 @@ func startKafka(ctx context.Context, o Options) (*Kafka, error) {
 	})
 }
 
-// onlyOne refuses a way that leads to one broker where more are asked for.
+// onlyOne refuses a way that leads to one broker if more are asked for.
 func onlyOne(start func(context.Context, Options, string) (*Kafka, error)) func(context.Context, Options, string) (*Kafka, error) {
 	return func(ctx context.Context, o Options, why string) (*Kafka, error) {
 		if n := o.brokers(); n > 1 {

@@ -15,8 +15,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// Each of three brokers, the leader of the quorum among them, can be killed and paused, and nothing
-// that was acknowledged is lost.
+// Each of three brokers, the leader of the quorum among them, can be killed and paused, and no
+// acknowledged record is lost.
 func TestKafkaClusterOutlivesEachBroker(t *testing.T) {
 	t.Parallel()
 	k, err := devenv.StartKafka(t.Context(), devenv.Options{Force: devenv.KindLocal, Brokers: 3})
@@ -40,7 +40,7 @@ func TestKafkaClusterOutlivesEachBroker(t *testing.T) {
 		kgo.ConsumeTopics("kept"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.MetadataMinAge(100*time.Millisecond),
 		// A broker that comes back does not know the topic until it has read what it missed.
 		kgo.UnknownTopicRetries(-1),
-		// A broker that stands still answers nothing: do not wait long for it.
+		// A suspended broker answers nothing: do not wait long for it.
 		kgo.RequestTimeoutOverhead(time.Second), kgo.ProduceRequestTimeout(2*time.Second))
 	if err != nil {
 		t.Fatal(err)

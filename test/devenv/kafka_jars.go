@@ -19,7 +19,8 @@ import (
 
 const kafkaVersion = "4.3.0"
 
-// mvnTimeout bounds the one download of 43 MB; 6 s where this was written.
+// mvnTimeout bounds the one download of 43 MB. For example it took 6 s on the machine on which this
+// was written.
 const mvnTimeout = 5 * time.Minute
 
 // copyPlugin is named in full: by its short name Maven would take whatever version
@@ -168,8 +169,8 @@ func findJava(ctx context.Context) (path string, version int, err error) {
 	return path, version, nil
 }
 
-// javaHome is the directory of the JDK that a path leads to, through the links
-// that distributions lay; empty when it cannot be told.
+// javaHome is the directory of the JDK that a path leads to, through the links that distributions
+// make. It is empty if it cannot be found.
 func javaHome(java string) string {
 	target, err := filepath.EvalSymlinks(java)
 	if err != nil || filepath.Base(filepath.Dir(target)) != "bin" {

@@ -26,7 +26,7 @@ var kafkaLog4j []byte
 // controller too: with three, the quorum outlives any one of them.
 type Node struct {
 	ID int
-	// Addr is where clients reach it.
+	// Addr is the address for clients.
 	Addr string
 
 	sup      *supervise.Supervisor
@@ -41,13 +41,13 @@ type Node struct {
 // Kill kills the broker with SIGKILL. Its data stays for Restart.
 func (n *Node) Kill(ctx context.Context) error { return n.sup.Kill(ctx) }
 
-// Restart starts a killed broker on the same ports and data, and returns when it
-// answers, its group coordinator works, and it is in sync wherever it holds a
-// replica, so that the next one can be killed.
+// Restart starts a killed broker on the same ports and data. It returns when the broker answers,
+// its group coordinator works, and it is in sync for each replica that it holds, so that the next
+// one can be killed.
 func (n *Node) Restart(ctx context.Context) error { return n.start(ctx) }
 
-// Pause stops the broker where it stands (SIGSTOP): clients keep their connections
-// and get no answer. Linux only.
+// Pause suspends the broker (SIGSTOP): clients keep their connections and get no answer. Linux
+// only.
 func (n *Node) Pause(ctx context.Context) error { return n.sup.Pause(ctx) }
 
 // Continue lets a paused broker go on.
@@ -124,8 +124,8 @@ func (k *Kafka) create(ctx context.Context) error {
 			return err
 		}
 		err = k.each(func(n *Node) error { return n.start(ctx) })
-		// Between finding a port free and the broker's bind somebody else may
-		// take it.
+		// Another process may take the port between the check that it is free and the broker's
+		// bind.
 		taken := func(n *Node) bool { return strings.Contains(n.sup.LogTail("server.log"), "Address already in use") }
 		if err == nil || try == 2 || !slices.ContainsFunc(k.Nodes, taken) {
 			return err

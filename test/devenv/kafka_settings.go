@@ -17,8 +17,8 @@ func brokerSettings(id, n int, changes map[string]string) map[string]string {
 		"controller.listener.names":      "CONTROLLER",
 		"inter.broker.listener.name":     "PLAINTEXT",
 		"listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-		// A topic made by a typing error would make a test pass that should
-		// not.
+		// If topics were created automatically, a test with a typing error in a topic's name could
+		// pass.
 		"auto.create.topics.enable":  "false",
 		"default.replication.factor": replicas,
 		"min.insync.replicas":        inSync,

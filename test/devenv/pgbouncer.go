@@ -21,20 +21,20 @@ var ErrNoPgBouncer = errors.New("devenv: no pgbouncer in PATH or /usr/sbin (Debi
 
 // PgBouncer is a pooler in transaction mode in front of a server.
 type PgBouncer struct {
-	// URL is the server's address with the pooler in the place of the server. Whoever
-	// connects there must use no named prepared statements: see [PgBouncer.Exec].
+	// URL is the server's address with the pooler in the place of the server. A client that
+	// connects there must not use named prepared statements: see [PgBouncer.Exec].
 	URL string
-	// How tells in one line what was started.
+	// How says in one line what was started.
 	How string
 
 	sup    *supervise.Supervisor
 	closer closer
 }
 
-// StartPgBouncer starts PgBouncer in front of the server at an address, in transaction
-// mode, with at most poolSize server connections for each database: a client has one for
-// the length of a transaction and no longer, so nothing that it leaves in the session is
-// there, or gone, at its next statement. It ends with this process.
+// StartPgBouncer starts PgBouncer in front of the server at an address, in transaction mode, with
+// at most poolSize server connections for each database. A client has a server connection only for
+// the length of a transaction, so that its next statement may find another session. PgBouncer ends
+// with this process.
 func StartPgBouncer(ctx context.Context, server string, poolSize int, o Options) (*PgBouncer, error) {
 	program, err := findPgBouncer()
 	if err != nil {

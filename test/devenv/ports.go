@@ -7,11 +7,11 @@ import (
 	"strconv"
 )
 
-// freePorts finds n loopback ports that nobody listens on.
+// freePorts finds n loopback ports on which no process listens.
 //
-// They lie below the range from which systems take the ports of outgoing
-// connections (32768 on Linux, 49152 elsewhere). A port out of that range could
-// be taken by any client between a kill and a restart of the server.
+// They are below the range from which systems take the ports of outgoing connections (32768 on
+// Linux, 49152 elsewhere). A port out of that range could be taken by any client between a kill and
+// a restart of the server.
 func freePorts(n int) ([]int, error) {
 	const low, high = 20000, 32000
 	ports := make([]int, 0, n)

@@ -21,7 +21,7 @@ type Postgres struct {
 	// URL leads to the database postgres, as a superuser when devenv started
 	// the server.
 	URL string
-	// How tells in one line what was taken and why.
+	// How says in one line what was taken and why.
 	How string
 	// Version is the server's, such as 17.5.
 	Version string
@@ -87,8 +87,7 @@ func (p *Postgres) Kill(ctx context.Context) error {
 	return p.local.kill(ctx)
 }
 
-// Restart starts a killed server on the same port and data, and returns when it
-// has recovered.
+// Restart starts a killed server on the same port and data, and returns after it has recovered.
 func (p *Postgres) Restart(ctx context.Context) error {
 	if p.local == nil {
 		return errNotSupervised
@@ -97,8 +96,8 @@ func (p *Postgres) Restart(ctx context.Context) error {
 	return err
 }
 
-// Pause stops all of the server's processes where they stand (SIGSTOP): clients keep
-// their connections and get no answer, as from a machine that hangs. Linux only.
+// Pause suspends all of the server's processes (SIGSTOP): clients keep their connections and get no
+// answer, as from a machine that hangs. Linux only.
 func (p *Postgres) Pause(ctx context.Context) error {
 	if p.local == nil {
 		return errNotSupervised
@@ -152,7 +151,7 @@ func givenPostgres(ctx context.Context, given, major string) (*Postgres, error) 
 	}, nil
 }
 
-// withoutPassword makes an address fit for a log.
+// withoutPassword returns an address without its password, for a log.
 func withoutPassword(given string) string {
 	if u, err := url.Parse(given); err == nil && u.Host != "" {
 		return u.Redacted()

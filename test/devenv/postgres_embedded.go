@@ -30,21 +30,22 @@ var embedded = map[string]embeddedpostgres.PostgresVersion{
 	"18": embeddedpostgres.V18,
 }
 
-// embeddedDefault is taken where nobody asks for a version.
+// embeddedDefault is taken if no version is asked for.
 const embeddedDefault = "18"
 
 // PostgresVersions are the major versions that Options.PostgresVersion can ask for,
 // oldest first: those that onlyonce supports.
 func PostgresVersions() []string { return slices.Sorted(maps.Keys(embedded)) }
 
-// embeddedTimeout bounds the one download of 15 MB; 3 s where this was written.
+// embeddedTimeout bounds the one download of 15 MB. For example it took 3 s on the machine on which
+// this was written.
 const embeddedTimeout = 5 * time.Minute
 
 // envFetch makes an execution of the program fetch the server's programs into
 // the directory that it names.
 const envFetch = "ONLYONCE_DEVENV_FETCH_POSTGRES"
 
-// envFetchMajor tells it which version.
+// envFetchMajor names the version for it.
 const envFetchMajor = envFetch + "_MAJOR"
 
 // The fetch runs in a process of its own, below the supervisor: embedded-postgres

@@ -73,7 +73,7 @@ func (l *localPostgres) kill(ctx context.Context) error {
 // the shared memory that a killed one leaves to the system.
 func (l *localPostgres) stop() error {
 	if l.killed.Load() {
-		_, _ = l.start(context.Background()) // bounded; Close tells what matters
+		_, _ = l.start(context.Background()) // bounded; Close reports what matters
 	}
 	return l.sup.Close()
 }
@@ -100,8 +100,7 @@ func (l *localPostgres) create(ctx context.Context) (version string, err error) 
 
 // startAnywhere starts the server on a free port.
 func (l *localPostgres) startAnywhere(ctx context.Context) (version string, err error) {
-	// Between finding a port free and the server's bind somebody else may
-	// take it.
+	// Another process may take the port between the check that it is free and the server's bind.
 	for try := 0; ; try++ {
 		ports, err := freePorts(1)
 		if err != nil {
@@ -180,8 +179,7 @@ func untilReady(ctx context.Context, sup *supervise.Supervisor, srv *supervise.S
 func findPostgres() (dir string, err error) {
 	var dirs []string
 	if path, err := exec.LookPath("postgres"); err == nil {
-		// A link in PATH (Debian's or a person's) leads to the directory where
-		// initdb lies as well.
+		// A link in PATH (Debian's or a person's) leads to the directory of initdb as well.
 		if target, err := filepath.EvalSymlinks(path); err == nil {
 			path = target
 		}

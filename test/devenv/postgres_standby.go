@@ -90,8 +90,8 @@ func (p *Postgres) CaughtUp(ctx context.Context, name string) error {
 	return p.awaitTrue(ctx, "the standby catches up", caughtUpSQL, name, now)
 }
 
-// Synchronous makes every COMMIT of this server wait until the standbys have it that
-// are named, in the form of synchronous_standby_names. Empty: it waits for none.
+// Synchronous makes every COMMIT of this server wait until the named standbys have it. The names
+// are in the form of synchronous_standby_names. If they are empty, it waits for none.
 func (p *Postgres) Synchronous(ctx context.Context, standbys string) error {
 	if err := p.set(ctx, "synchronous_standby_names", standbys); err != nil {
 		return err
@@ -99,15 +99,14 @@ func (p *Postgres) Synchronous(ctx context.Context, standbys string) error {
 	return p.awaitTrue(ctx, "a standby is synchronous, or none has to be", synchronousSQL, standbys)
 }
 
-// synchronousSQL returns one row: whether commits wait for standbys as they are to. Each walsender
-// reads the setting for itself. $1 as set.
+// synchronousSQL returns one row: whether commits wait for standbys as set. Each walsender reads
+// the setting for itself. $1 as set.
 const synchronousSQL = `select current_setting('synchronous_standby_names') = $1
 	and ($1 = '') = not exists (select from pg_stat_replication where sync_state in ('sync', 'quorum'))`
 
-// Detach makes a standby lose its primary: it receives nothing from here on, so that what
-// the primary goes on to commit is lost when the standby is promoted. Neither
-// pg_wal_replay_pause nor a walreceiver that stands still would do that for certain: what
-// was received is replayed at the promotion.
+// Detach makes a standby lose its primary. It receives nothing from here on, so that later commits
+// of the primary are lost when the standby is promoted. Neither pg_wal_replay_pause nor a suspended
+// walreceiver would do that for certain: what was received is replayed at the promotion.
 func (p *Postgres) Detach(ctx context.Context) error {
 	if err := p.set(ctx, "primary_conninfo", ""); err != nil {
 		return err
@@ -121,7 +120,7 @@ func (p *Postgres) Promote(ctx context.Context) error {
 	return p.awaitTrue(ctx, "the standby is promoted", `select pg_promote(true, 30)`)
 }
 
-// set changes a setting for good, and has the server read it.
+// set changes a setting for good, and makes the server read it.
 func (p *Postgres) set(ctx context.Context, name, value string) error {
 	return p.connected(ctx, func(ctx context.Context, conn *pgx.Conn) error {
 		// ALTER SYSTEM takes no parameters; the names are ours, the value is quoted.

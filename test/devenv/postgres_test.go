@@ -91,8 +91,8 @@ func TestPostgresKillRestart(t *testing.T) {
 	}
 }
 
-// A killed server leaves shared memory to the system, and Stop cleans up even
-// when nobody has restarted it.
+// A killed server leaves shared memory to the system, and Stop cleans up even if it was not
+// restarted.
 func TestPostgresStopAfterKill(t *testing.T) {
 	t.Parallel()
 	p := startPostgres(t, devenv.Options{Force: devenv.KindLocal})

@@ -20,7 +20,7 @@ var ErrNoRedis = errors.New("devenv: no redis-server or valkey-server in PATH (D
 type Redis struct {
 	// Addr is its address, host:port. It stays the same over a restart.
 	Addr string
-	// How tells in one line what was started.
+	// How says in one line what was started.
 	How string
 
 	program string
@@ -105,8 +105,8 @@ func (r *Redis) ping(ctx context.Context) error {
 // Kill kills it with SIGKILL.
 func (r *Redis) Kill(ctx context.Context) error { return r.sup.Kill(ctx) }
 
-// Pause stops it where it stands (SIGSTOP): its connections stay open, and the system goes on
-// accepting new ones. Linux only.
+// Pause suspends it (SIGSTOP): its connections stay open, and the system goes on accepting new
+// ones. Linux only.
 func (r *Redis) Pause(ctx context.Context) error { return r.sup.Pause(ctx) }
 
 // Continue lets it go on after Pause.

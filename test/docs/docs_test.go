@@ -1,6 +1,6 @@
-// Package docs holds README.md and the guide to what they show: each block of Go is the text of a
-// file that compiles, each block of SQL runs, and each line of a block of shell is run by a test
-// here or is one of CI's own commands. A block that nothing checks is marked as text.
+// Package docs checks README.md and the guide: each block of Go is the text of a file that
+// compiles, each block of SQL runs, and each line of a block of shell is run by a test here or is
+// one of CI's own commands. A block that no test checks is marked as text.
 package docs
 
 import (
@@ -213,12 +213,12 @@ func anchors(page string) (names []string) {
 // session runs the lines of blocks of shell, in a directory and with servers.
 type session struct {
 	dir    string
-	bin    string // where onlyonce is, or empty: go run ./cmd/onlyonce is written out
+	bin    string // the directory of onlyonce, or empty: go run ./cmd/onlyonce is written out
 	pool   *pgxpool.Pool
 	broker string
 }
 
-// environment is what the commands see.
+// environment is the environment of the commands.
 func (s *session) environment() []string {
 	return append(os.Environ(), "ONLYONCE_POSTGRES_URL="+s.pool.Config().ConnString(), "ONLYONCE_KAFKA_BROKERS="+s.broker, "GOFLAGS=-mod=mod",
 		"PATH="+s.bin+string(os.PathListSeparator)+os.Getenv("PATH"))
@@ -234,7 +234,7 @@ func (s *session) exec(ctx context.Context, sql string) error {
 	return err
 }
 
-// run runs a line. psql is played, since a machine may lack it.
+// run runs a line. psql is simulated, because a machine may not have it.
 func (s *session) run(t *testing.T, line string) {
 	t.Helper()
 	args, _, _ := strings.Cut(line, " # ")
@@ -269,7 +269,7 @@ func (s *session) run(t *testing.T, line string) {
 	}
 }
 
-// start builds a program and runs it until stop, which interrupts it: it must end well.
+// start builds a program and runs it until stop, which interrupts it: it must exit with status 0.
 func (s *session) start(t *testing.T, pkg string) (stop func()) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "program")
@@ -296,7 +296,7 @@ func (s *session) start(t *testing.T, pkg string) (stop func()) {
 	}
 }
 
-// holds waits until so much tea is held.
+// holds waits until the given amount of tea is held.
 func (s *session) holds(t *testing.T, want int) {
 	t.Helper()
 	var held int
@@ -347,8 +347,8 @@ func TestReadmeProgram(t *testing.T) {
 	}
 }
 
-// The page's commands and files, from an empty directory. Only where onlyonce comes from is
-// another: this checkout.
+// The page's commands and files, from an empty directory. Only the source of onlyonce is another:
+// this checkout.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
 	const page = "docs/guide/getting-started.md"

@@ -14,7 +14,7 @@ func Pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Change lets a worker join, or one leave in order where there are more than usual.
+// Change lets a worker join. If there are more workers than usual, it lets one leave in order.
 func (f *Fleet) Change(random *rand.Rand, usual int) error {
 	if f.Size() > usual {
 		if p := f.Any(random); p != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// envWorker makes a copy of a program a worker.
+// envWorker makes an execution of the program a worker.
 const envWorker = "ONLYONCE_WORKER"
 
 // Exit statuses of a worker.
@@ -33,18 +33,18 @@ type orders struct {
 	Template json.RawMessage
 }
 
-// Child is a worker process, as it knows itself.
+// Child is a worker process, from its own side.
 type Child struct {
 	Number  int
-	Seat    int // the lowest that was free: whoever replaces a worker sits where it sat
+	Seat    int // the lowest that was free: a replacement gets the seat of the worker that it replaces
 	journal *os.File
 	events  *eventWriter
 }
 
-// Serve is main in a worker process: it reads the Fleet's Template into cfg and runs until standard
-// input ends, at which the context of run is done. It returns the exit status.
+// Serve is main in a worker process. It reads the Fleet's Template into cfg and calls run. When
+// standard input ends, the context of run is done. It returns the exit status.
 func Serve(cfg any, run func(ctx context.Context, c *Child) error) int {
-	// Ctrl-C in a terminal reaches every process; this one is stopped by its parent, in order.
+	// Ctrl-C in a terminal reaches every process; the parent stops this one, in order.
 	signal.Ignore(os.Interrupt)
 	lines := bufio.NewReader(os.Stdin)
 	c, err := enlist(lines, os.Stdout, cfg)
@@ -55,8 +55,8 @@ func Serve(cfg any, run func(ctx context.Context, c *Child) error) int {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	go func() {
-		// The parent closes the pipe when this worker is to leave; if the parent dies the kernel
-		// does.
+		// The parent closes the pipe to make this worker leave. If the parent dies, the kernel
+		// closes it.
 		_, _ = io.Copy(io.Discard, lines)
 		stop()
 	}()
@@ -90,8 +90,8 @@ func enlist(lines *bufio.Reader, stdout io.Writer, cfg any) (*Child, error) {
 // Tell writes an event for the parent.
 func (c *Child) Tell(e Event) { c.events.write(e) }
 
-// Entered must be the first thing that a handler does: it notes that the handler runs, and tells
-// the parent of the first message of a batch, and of each that is tried again from the database.
+// Entered must be the first call in a handler. It records that the handler runs. It writes an event
+// for the first message of a batch, and for each message that is tried again from the database.
 func (c *Child) Entered(m *consumer.Message) error {
 	if err := c.note(m); err != nil {
 		return err

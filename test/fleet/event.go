@@ -8,19 +8,19 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// Kinds of events, which a worker tells its parent.
+// Kinds of events that a worker writes for its parent.
 const (
 	Owned    = "owned"    // a partition was taken over
 	Begin    = "begin"    // the handler was entered for the first message of a batch
 	Done     = "done"     // that batch has committed
 	Undone   = "undone"   // that batch was rolled back, and will be tried again
-	Parked   = "parked"   // a message was set aside
-	Resolved = "resolved" // a message that was set aside has been applied
-	Halted   = "halted"   // a partition stands still
-	Lease    = "lease"    // this worker's relay has taken the lease, or given it up
-	Rejected = "rejected" // a call was given up
-	Trouble  = "trouble"  // a fault that is waited out
-	Breach   = "breach"   // what must never be
+	Parked   = "parked"   // a message was parked
+	Resolved = "resolved" // a message that was parked has been applied
+	Halted   = "halted"   // a partition has halted
+	Lease    = "lease"    // this worker's relay has taken the lease, or released it
+	Rejected = "rejected" // a call was rejected
+	Trouble  = "trouble"  // a fault that will pass
+	Breach   = "breach"   // a broken invariant
 	Ended    = "ended"    // the worker ends with an error
 )
 
@@ -30,7 +30,7 @@ type Event struct {
 	Partition int32  `json:"p"`
 	Offset    int64  `json:"o"`           // first offset, or position
 	Alone     bool   `json:"a,omitempty"` // begin: one message by itself
-	// begin, undone: a message that was set aside is tried again from the database.
+	// begin, undone: a parked message is tried again from the database.
 	Retried    bool   `json:"r,omitempty"`
 	Handled    int    `json:"h,omitempty"` // done
 	Duplicates int    `json:"d,omitempty"` // done
@@ -38,7 +38,7 @@ type Event struct {
 	Text       string `json:"t,omitempty"`
 }
 
-// eventWriter writes events, each at once: after a SIGKILL the parent still reads what was written.
+// eventWriter writes each event at once: after a SIGKILL the parent still reads what was written.
 type eventWriter struct {
 	mu       sync.Mutex
 	out      io.Writer
@@ -55,13 +55,13 @@ func (w *eventWriter) write(e Event) {
 func (w *eventWriter) writeLocked(e Event) {
 	line, err := json.Marshal(e)
 	if err != nil {
-		return // cannot be: strings and numbers
+		return // cannot happen: strings and numbers
 	}
 	_, _ = w.out.Write(append(line, '\n')) // if the parent is gone, standard input has ended too
 }
 
-// begin tells of the first message of a batch, and of no other. A message that stands alone below
-// the position is none of the log.
+// begin writes an event for the first message of a batch, and for no other. A message that is
+// handled alone below the position does not come from the log.
 func (w *eventWriter) begin(m *consumer.Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -76,7 +76,7 @@ func (w *eventWriter) begin(m *consumer.Message) {
 	w.writeLocked(Event{Kind: Begin, Partition: m.Partition, Offset: m.Offset, Alone: m.Attempt > 0})
 }
 
-// end tells what became of the batch in hand of a partition.
+// end writes an event for the end of a partition's running batch.
 func (w *eventWriter) end(e Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -87,8 +87,8 @@ func (w *eventWriter) end(e Event) {
 	w.writeLocked(e)
 }
 
-// Hooks tell the parent what the consumer does. After is called after each batch that has
-// committed; nil: not.
+// Hooks report to the parent what the consumer does. After is called after each batch that has
+// committed; nil: not called.
 func (c *Child) Hooks(after func(consumer.BatchDone)) consumer.Hooks {
 	return consumer.Hooks{
 		Owned: func(o consumer.Owned) {

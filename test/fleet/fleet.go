@@ -1,7 +1,7 @@
-// Package fleet runs worker processes that are there to be killed. A program executes itself once
-// more for each worker ([Fleet]); the copy serves its end of the pipe ([Serve]). Workers tell what
-// they do as a stream of events, by which the parent sees who owns what and who is in the middle of
-// a batch, and aims.
+// Package fleet runs worker processes so that a test can kill them. A program executes itself once
+// more for each worker ([Fleet]). The new process serves its end of the pipe ([Serve]). Workers
+// write a stream of events. From them the parent knows which worker owns which partition and which
+// one is in the middle of a batch, so that it can aim a kill.
 package fleet
 
 import (
@@ -16,20 +16,21 @@ import (
 	"time"
 )
 
-// Config says what the workers are.
+// Config describes the workers.
 type Config struct {
-	// Name is what the list of processes shows, with a number behind it: kill -9 one by hand.
+	// Name is what the list of processes shows, with a number after it, so that you can kill -9 one
+	// by hand.
 	Name string
-	// Template is handed to every worker, as JSON.
+	// Template is given to every worker, as JSON.
 	Template any
-	// Verbose gets every event as a line.
+	// Verbose receives every event as a line.
 	Verbose func(format string, args ...any)
-	// Resilient starts a worker again that has ended with an error, as an orchestrator would,
-	// because its servers are killed as well. Otherwise that is a failure.
+	// Resilient restarts a worker that has ended with an error, as an orchestrator would, because
+	// the servers are killed as well. Otherwise such an end is a failure.
 	Resilient bool
 }
 
-// Fleet is the worker processes, as their parent knows them.
+// Fleet is the worker processes, from their parent's side.
 type Fleet struct {
 	cfg     Config
 	journal string // file, see invocation
@@ -37,21 +38,21 @@ type Fleet struct {
 	mu       sync.Mutex
 	last     int              // number of the process started last
 	live     map[int]*Process // by number
-	owned    map[int32]owning // partition -> who took it over last
-	reached  map[int32]int64  // partition -> the furthest position that a worker lived to tell
+	owned    map[int32]owning // partition -> the last take-over
+	reached  map[int32]int64  // partition -> the furthest position that a worker reported
 	serial   int              // of the latest take-over
 	aim      *Shot            // the next kill, nil: none is wanted
-	handled  int              // handlers whose batch committed, as far as workers lived to tell
+	handled  int              // handlers whose batch committed, as far as workers reported it
 	skipped  int              // duplicates, likewise
 	batch    time.Duration    // how long a batch takes, roughly
-	strays   int              // workers killed by somebody else
+	strays   int              // workers that another process has killed
 	restarts int              // of workers that had ended with an error
 	endings  map[string]int   // their errors, by first line
-	// Messages that were set aside and then applied, as far as workers lived to tell.
+	// Messages that were parked and then applied, as far as workers reported it.
 	resolved int
-	stops    int            // calls of Stop: no worker is started again across one
-	failed   error          // a worker that ended by itself, and should not have
-	troubles map[string]int // what is waited out, by text: for the diagnosis
+	stops    int            // calls of Stop: no worker is restarted across one
+	failed   error          // of a worker that ended by itself, and should not have
+	troubles map[string]int // faults that will pass, by text: for the diagnosis
 	breaches []string       // what workers have found wrong themselves
 }
 
@@ -90,7 +91,7 @@ func (f *Fleet) Newest() *Process {
 	return newest
 }
 
-// Any returns a random one of the workers that live, run and are to stay; nil if there is none.
+// Any returns a random worker of those that live, run and are to stay, or nil if there is none.
 func (f *Fleet) Any(random *rand.Rand) *Process {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,7 +108,7 @@ func (f *Fleet) Any(random *rand.Rand) *Process {
 	return all[random.IntN(len(all))]
 }
 
-// Leave closes a worker's standard input, at which it finishes its batch, leaves the group and
+// Leave closes a worker's standard input. The worker then finishes its batch, leaves the group and
 // exits.
 func (f *Fleet) Leave(p *Process) {
 	f.mu.Lock()
@@ -116,7 +117,7 @@ func (f *Fleet) Leave(p *Process) {
 	_ = p.stdin.Close()
 }
 
-// Freeze stops a worker where it stands (SIGSTOP).
+// Freeze suspends a worker (SIGSTOP).
 func (f *Fleet) Freeze(p *Process) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -124,7 +125,7 @@ func (f *Fleet) Freeze(p *Process) error {
 	return freeze(p.cmd.Process)
 }
 
-// Thaw lets it go on (SIGCONT). It may have been killed meanwhile.
+// Thaw lets a suspended worker go on (SIGCONT). It may have been killed meanwhile.
 func (f *Fleet) Thaw(p *Process) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -135,7 +136,8 @@ func (f *Fleet) Thaw(p *Process) error {
 	return nil
 }
 
-// Stop lets all workers leave. Those that do not within the bound are killed, and named.
+// Stop lets all workers leave. It kills those that do not leave within the bound, and returns their
+// names.
 func (f *Fleet) Stop(bound time.Duration) error {
 	f.mu.Lock()
 	var all []*Process
@@ -172,8 +174,8 @@ func (f *Fleet) Mark() int {
 	return f.serial
 }
 
-// Settled reports whether the workers that live have taken over every partition since mark, and all
-// of them have one if there are enough.
+// Settled reports whether the living workers have taken over every partition since mark, and each
+// of them has one if there are enough.
 func (f *Fleet) Settled(mark, partitions int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -206,16 +208,16 @@ func (f *Fleet) Owns(p *Process) (partitions, batches int) {
 	return partitions, p.batches
 }
 
-// Progress returns how many messages were applied and how many skipped, as far as workers lived to
-// tell.
+// Progress returns how many messages were applied and how many skipped, as far as workers reported
+// it.
 func (f *Fleet) Progress() (handled, skipped int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.handled, f.skipped
 }
 
-// Reached returns the sum of the furthest positions of all partitions, as far as workers lived to
-// tell: take-overs make up for what the killed could not tell.
+// Reached returns the sum of the furthest positions of all partitions, as far as workers reported
+// it. A take-over supplies what a killed worker could not report.
 func (f *Fleet) Reached() (sum int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -225,21 +227,21 @@ func (f *Fleet) Reached() (sum int64) {
 	return sum
 }
 
-// StrayKills returns how many workers somebody else has killed.
+// StrayKills returns how many workers another process has killed, for example you from a terminal.
 func (f *Fleet) StrayKills() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.strays
 }
 
-// Restarts returns how many workers had ended with an error, and were started again.
+// Restarts returns how many workers had ended with an error and were restarted.
 func (f *Fleet) Restarts() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.restarts
 }
 
-// Endings tells with which errors workers have ended, and how many with each.
+// Endings returns the errors with which workers have ended, and how often each occurred.
 func (f *Fleet) Endings() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -251,8 +253,7 @@ func (f *Fleet) Endings() []string {
 	return lines
 }
 
-// Resolved returns how many messages were set aside and then applied, as far as workers lived to
-// tell.
+// Resolved returns how many messages were parked and then applied, as far as workers reported it.
 func (f *Fleet) Resolved() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -273,7 +274,7 @@ func (f *Fleet) Size() int {
 	return len(f.live)
 }
 
-// Failure is what stops the run: a worker that ended by itself.
+// Failure returns the error of a worker that ended by itself, which ends the run.
 func (f *Fleet) Failure() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -286,7 +287,7 @@ func (f *Fleet) fail(err error) {
 	f.failed = errors.Join(f.failed, err)
 }
 
-// Diagnosis tells who owns what, and what workers had to wait out.
+// Diagnosis describes which worker owns what, and the faults that workers had to wait for.
 func (f *Fleet) Diagnosis() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

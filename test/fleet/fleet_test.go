@@ -46,7 +46,7 @@ func (do *task) run(ctx context.Context, c *fleet.Child) error {
 			return err
 		}
 		select {
-		case <-tick.C: // the middle of a batch is where a worker is nearly always
+		case <-tick.C: // a worker is nearly always in the middle of a batch
 		case <-ctx.Done():
 			return nil
 		}

@@ -9,9 +9,9 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// invocation is one entry of the journal, a file that all workers append to when their handler is
-// entered. It tells how often the handler ran, for every record and in which process, and loses
-// nothing to SIGKILL: what was written is the kernel's.
+// invocation is one entry of the journal, a file to which all workers append when their handler is
+// entered. It records each run of the handler, for every record and in which process. A SIGKILL
+// loses no entry: what was written is in the kernel.
 type invocation struct {
 	Worker    uint32
 	Partition uint32
@@ -32,7 +32,7 @@ func (c *Child) note(m *consumer.Message) error {
 }
 
 // Delivered returns how often the handler ran, and how many of those runs were of a record that
-// another process had begun with before: it was fetched again.
+// another process had begun before: it was fetched again.
 func (f *Fleet) Delivered() (delivered, refetched int, err error) {
 	data, err := os.ReadFile(f.journal)
 	if err != nil {

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Kill is the kind of blow that makes up what is left of a plan.
+// Kill is the kind of all blows of a plan that are of no other kind.
 const Kill = "kill"
 
 // Blow is one event of a storm.
 type Blow struct {
 	Kind string
-	At   float64 // how much of the stream must be done before it comes, as a share
-	// How long a server stays down, or a process stands still beyond the time that it may.
+	At   float64 // the share of the stream that must be done before it
+	// How long a server is down, or a process is suspended beyond the time that it may be.
 	Wait time.Duration
 }
 
@@ -25,7 +25,7 @@ type Shares []struct {
 	Percent int
 }
 
-// Plan draws n blows, spread over the stream. From eight on each kind is among them.
+// Plan draws n blows, spread over the stream. If n is at least eight, each kind is among them.
 func Plan(n int, of Shares, random *rand.Rand) []Blow {
 	var kinds []string
 	for _, s := range of {
@@ -47,11 +47,12 @@ func Plan(n int, of Shares, random *rand.Rand) []Blow {
 	return plan
 }
 
-// PollEvery is how often a condition is looked at.
+// PollEvery is the interval between two checks of a condition.
 const PollEvery = 20 * time.Millisecond
 
-// Until waits for a condition. It gives up when a worker cannot be had; and, with what stuck makes
-// of the condition's last error, when what moves has said the same for as long as patience.
+// Until waits for a condition. It gives up if a worker cannot be started. It also gives up if moves
+// has returned the same for as long as patience; the error is then what stuck makes of the
+// condition's last error.
 func (f *Fleet) Until(ctx context.Context, patience time.Duration, is func(context.Context) (bool, error), moves func() string, stuck func(error) error) error {
 	tick := time.NewTicker(PollEvery)
 	defer tick.Stop()
@@ -69,7 +70,7 @@ func (f *Fleet) Until(ctx context.Context, patience time.Duration, is func(conte
 		if now := moves(); now != last {
 			last, since = now, time.Now()
 		}
-		// An error is waited out too: a server may be away for a moment.
+		// It waits for an error to pass too, because a server may be away for a moment.
 		if time.Since(since) > patience {
 			return stuck(err)
 		}

@@ -24,22 +24,22 @@ type Process struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stderr bytes.Buffer
-	done   chan struct{} // closed when it has ended and its last event is taken in
+	done   chan struct{} // closed after it has ended and its last event was read
 
 	open map[int32]int64 // partition -> first offset of a batch that has begun
 	// Partition -> offset of a message that is tried again from the database.
 	again   map[int32]int64
 	batches int   // that have committed
-	shot    *Shot // why it was killed, nil: it was not
-	frozen  bool  // stands still
+	shot    *Shot // that killed it, or nil
+	frozen  bool  // suspended
 	leaving bool  // was asked to leave
 }
 
 // PID is its process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Start starts a worker process: this program once more. Under "go run" its file may be gone,
-// /proc/self/exe is not.
+// Start starts a worker process: this program once more. Under "go run" its file may be gone, but
+// /proc/self/exe works.
 func (f *Fleet) Start() (*Process, error) {
 	exe := "/proc/self/exe"
 	if runtime.GOOS != "linux" {
@@ -75,14 +75,14 @@ func (f *Fleet) Start() (*Process, error) {
 	}
 	f.live[p.Number] = p
 	f.cfg.Verbose("worker %d started, pid %d", p.Number, p.PID())
-	// A pipe holds more than the configuration; should the process be dead already, its end is told
+	// A pipe holds more than the configuration. If the process is dead already, its end is reported
 	// below.
 	_, _ = p.stdin.Write(append(line, '\n'))
 	go f.follow(p, stdout)
 	return p, nil
 }
 
-// freeSeat returns the lowest seat that none of those who live has. The lock must be held.
+// freeSeat returns the lowest seat that no living worker has. The lock must be held.
 func (f *Fleet) freeSeat() int {
 	taken := map[int]bool{}
 	for _, p := range f.live {
@@ -95,7 +95,7 @@ func (f *Fleet) freeSeat() int {
 	return seat
 }
 
-// follow takes in a worker's events until it has ended.
+// follow reads a worker's events until it has ended.
 func (f *Fleet) follow(p *Process, stdout io.Reader) {
 	defer close(p.done)
 	lines := bufio.NewScanner(stdout)
@@ -106,12 +106,12 @@ func (f *Fleet) follow(p *Process, stdout io.Reader) {
 			f.take(p, e)
 		}
 	}
-	_, _ = io.Copy(io.Discard, stdout) // a line too long: nobody may hang on the pipe
+	_, _ = io.Copy(io.Discard, stdout) // the line was too long: the worker must not block on the pipe
 	err := p.cmd.Wait()
 	f.ended(p, err)
 }
 
-// take takes one event in.
+// take applies one event.
 func (f *Fleet) take(p *Process, e Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -165,7 +165,7 @@ func (f *Fleet) take(p *Process, e Event) {
 	f.cfg.Verbose("worker %d: %s: %s", p.Number, e.Kind, firstLine(e.Text))
 }
 
-// ended takes in how a worker ended.
+// ended applies the end of a worker.
 func (f *Fleet) ended(p *Process, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -190,7 +190,7 @@ func (f *Fleet) ended(p *Process, err error) {
 	killed := known && status.Signaled()
 	switch {
 	case killed && f.strays < maxStrays:
-		// You did that, from another terminal? Good: it counts, and another takes its place.
+		// If you killed it from another terminal, that counts too, and another takes its place.
 		f.strays++
 		f.cfg.Verbose("worker %d (pid %d) was killed by somebody else: %v", p.Number, p.PID(), status.Signal())
 	case !killed && f.cfg.Resilient && p.cmd.ProcessState.ExitCode() == StatusFailed && f.restarts < maxRestarts:
@@ -215,27 +215,28 @@ func (f *Fleet) ended(p *Process, err error) {
 	}
 }
 
-// stopped reports whether all workers were told to leave since so many times.
+// stopped reports whether all workers were asked to leave since the count of stops was this.
 func (f *Fleet) stopped(since int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.stops != since
 }
 
-// localPort is what differs in each error of a connection.
+// localPort is the part that differs in each error of a connection.
 var localPort = regexp.MustCompile(`:\d+->`)
 
 const (
-	// maxStrays bounds how many workers that somebody else has killed are replaced: the system may
-	// have no memory for them.
+	// maxStrays bounds how many workers that another process has killed are replaced: the system
+	// may have no memory for them.
 	maxStrays = 100
 	// maxRestarts bounds how often workers may give up.
 	maxRestarts = 10_000
-	// restartAfter keeps a worker that cannot reach its servers from being started without a pause.
+	// restartAfter is the pause before a restart: a worker that cannot reach its servers must not
+	// be restarted without end.
 	restartAfter = 200 * time.Millisecond
 )
 
-// lastWords is the end of what a process wrote to standard error: a panic, say.
+// lastWords is the end of what a process wrote to standard error, for example a panic.
 func lastWords(b *bytes.Buffer) error {
 	text := strings.TrimSpace(b.String())
 	if text == "" {

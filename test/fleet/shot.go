@@ -10,11 +10,11 @@ type Shot struct {
 	Hit chan *ShotDown // receives the outcome
 
 	retry bool    // aimed at a message that is tried again from the database
-	skip  int     // batches that begin and are spared
-	late  float64 // how long after the beginning of a batch, as a share of what a batch takes
+	skip  int     // batches that begin and are spared first
+	late  float64 // delay after the beginning of a batch, as a share of a batch's duration
 }
 
-// ShotDown tells whom a SIGKILL hit and at what.
+// ShotDown is the worker that a SIGKILL hit, and what it was doing.
 type ShotDown struct {
 	Worker    int
 	PID       int
@@ -24,8 +24,8 @@ type ShotDown struct {
 	Offset    int64
 }
 
-// Shoot asks for the next kill; at once, where the one before came too late. The outcome comes by
-// the channel.
+// Shoot asks for the next kill. If the shot before came too late, it fires at once. The outcome
+// comes on the channel.
 func (f *Fleet) Shoot(random *rand.Rand, atOnce bool) *Shot {
 	s := &Shot{Hit: make(chan *ShotDown, 1)}
 	if !atOnce {
@@ -38,7 +38,7 @@ func (f *Fleet) Shoot(random *rand.Rand, atOnce bool) *Shot {
 }
 
 // ShootRetry is Shoot for a worker that tries a message again from the database. There may be none
-// for long: see Blindly.
+// for a long time: see Blindly.
 func (f *Fleet) ShootRetry(random *rand.Rand) *Shot {
 	s := &Shot{Hit: make(chan *ShotDown, 1), retry: true, skip: random.IntN(2), late: 0.8 * random.Float64()}
 	f.mu.Lock()
@@ -47,8 +47,8 @@ func (f *Fleet) ShootRetry(random *rand.Rand) *Shot {
 	return s
 }
 
-// Blindly fires a shot that has found no batch at a worker, whatever it does. False: it had found
-// one meanwhile, or there is no worker.
+// Blindly fires a shot that has found no batch at any worker. It returns false if the shot had
+// found one meanwhile, or if there is no worker.
 func (f *Fleet) Blindly(s *Shot, random *rand.Rand) bool {
 	p := f.Any(random)
 	f.mu.Lock()
@@ -61,8 +61,9 @@ func (f *Fleet) Blindly(s *Shot, random *rand.Rand) bool {
 	return true
 }
 
-// consider decides whether a worker that has just begun with a batch is to be killed, at a random
-// moment in about the time that the batch takes: before its COMMIT, during it, or right after it.
+// consider decides whether to kill a worker that has just begun with a batch. The kill comes at a
+// random moment in about the time that the batch takes: before its COMMIT, during it, or right
+// after it.
 func (f *Fleet) consider(p *Process, e Event) {
 	switch {
 	case f.aim == nil || p.shot != nil || p.leaving || f.aim.retry != e.Retried || e.Alone && !e.Retried:

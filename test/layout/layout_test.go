@@ -1,4 +1,4 @@
-// Package layout holds the house's rules about who may import whom, as tests.
+// Package layout holds the rules about which package may import which, as tests.
 package layout
 
 import (
@@ -51,7 +51,7 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	}
 }
 
-// Users' own tests will link it, and nothing else of the laboratory.
+// Users' own tests will link it, but no other package of the laboratory.
 func TestWireIsGround(t *testing.T) {
 	t.Parallel()
 	for _, d := range deps(t, "./internal/wire") {
@@ -70,7 +70,8 @@ func TestKafkaGoStaysInItsAdapters(t *testing.T) {
 	}
 }
 
-// kmsg, kerr and kbin describe Kafka's protocol and hold no client: whoever uses kafka-go does not link the other one.
+// kmsg, kerr and kbin describe Kafka's protocol and hold no client: a program that uses kafka-go
+// does not link the other one.
 func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	t.Parallel()
 	for _, pkg := range []string{"./migrations", "./dedupe", "./consumer", "./consumer/consumertest", "./consumer/kafkasource", "./consumer/internal/kafkalog",
@@ -79,8 +80,9 @@ func TestFranzGoClientStaysInItsAdapter(t *testing.T) {
 	}
 }
 
-// elsewhere are the libraries that only a nested module needs: an optional part, an example, or a comparison. A requirement of the
-// root would put them into every user's module graph. Indirect ones are not looked at: embedded-postgres, for example, brings lib/pq.
+// elsewhere are the libraries that only a nested module needs: an optional part, an example, or a
+// comparison. A requirement of the root module would put them into every user's module graph.
+// Indirect ones are not checked: for example embedded-postgres brings lib/pq.
 var elsewhere = []string{"github.com/anishathalye/porcupine", "github.com/getkin/kin-openapi", "github.com/go-chi/chi", "github.com/lib/pq",
 	"github.com/redis/go-redis", "github.com/standard-webhooks/standard-webhooks", "github.com/stripe/stripe-go", "github.com/svix/svix-webhooks", "gorm.io"}
 
@@ -118,8 +120,9 @@ func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 	}
 }
 
-// rooms are the packages of the module from the ground up. A package imports those of rooms below its own, and of its own room those in the
-// same folder. A name covers the packages below it, unless another name says more.
+// rooms are the packages of the module from the ground up. A package may import packages of lower
+// rooms, and of its own room those in the same folder. A name covers the packages below it, unless
+// a longer name matches.
 var rooms = [][]string{
 	{"internal/codec", "internal/fault", "internal/fields", "internal/jsonpointer", "internal/lease", "internal/origin", "internal/pace", "internal/rerun", "internal/retryafter", "internal/wire", "migrations", "seal"},
 	{"internal/frozen", "internal/guard"},
@@ -135,7 +138,7 @@ var rooms = [][]string{
 	{"examples"},
 }
 
-// room is where a package stands in rooms, and by which name.
+// room is the place of a package in rooms, and its name there.
 func room(pkg string) (at int, name string) {
 	at = -1
 	for i, names := range rooms {
@@ -179,11 +182,11 @@ func TestNoImportRunsUp(t *testing.T) {
 	}
 }
 
-// What only reads a database, or is a sink or a source of its own, stays free of the rest.
+// A package that only reads a database, or is a sink or a source of its own, links no other part.
 func TestImportsPointOneWay(t *testing.T) {
 	t.Parallel()
 	for pkg, not := range map[string][]string{
-		// Long operations stand in the same log.
+		// Long operations are in the same log.
 		"./internal/eventsource": {module + "outbox", module + "webhook", module + "idempotency"},
 		// A sink for Kafka and a source from it share a library, and nothing of ours.
 		"./outbox/kafkasink": {module + "consumer"},

@@ -1,10 +1,10 @@
 // Command matrix runs the engine's tests on every major version of PostgreSQL that onlyonce
-// supports, each fetched and started for the purpose.
+// supports. It fetches and starts each version.
 //
 //	go run ./test/matrix [-only 14,18] [packages]
 //
-// It prints a line for each, `matrix 14.18 ok (231 tests)` or `matrix 14.18 failed (2 of 231
-// tests)`, and exits 1 if one failed, 2 if one could not be run.
+// It prints a line for each, for example `matrix 14.18 ok (231 tests)` or `matrix 14.18 failed (2
+// of 231 tests)`. It exits 1 if one failed, and 2 if one could not be run.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 )
 
-// packages hold all that depends on the server and needs no broker.
+// packages are all that depend on the server and need no broker.
 var packages = []string{"./consumer", "./dedupe", "./idempotency", "./migrations", "./outbox/...", "./internal/eventsource", "./internal/guard", "./internal/inbox", "./internal/preflight", "./internal/ring", "./sqltx", "./webhook"}
 
 func main() {
@@ -47,7 +47,7 @@ func main() {
 	os.Exit(status)
 }
 
-// run tests one version and returns the exit status that it asks for.
+// run tests one version and returns the exit status for it.
 func run(ctx context.Context, major string, pkgs []string) int {
 	p, err := devenv.StartPostgres(ctx, devenv.Options{PostgresVersion: major})
 	if err != nil {
@@ -94,7 +94,8 @@ func run(ctx context.Context, major string, pkgs []string) int {
 	return 1
 }
 
-// results are what `go test -json` told, subtests not counted apart from what they belong to.
+// results are what `go test -json` reported; subtests are counted with the test that they belong
+// to.
 type results struct {
 	passed          int
 	failed, skipped []string

@@ -1,6 +1,7 @@
 package main
 
-// adversaryRules are mends that the adversary has to miss when they are gone: its relevant histories must end in a breach.
+// adversaryRules are repairs that the adversary must miss if they are taken out: its relevant
+// histories must end in a breach.
 var adversaryRules = []mutant{
 	{rule: "T4 adversary: pruning does not wait", file: "consumer/prune.go",
 		old: "return slices.Contains(open, t) }) {", new: "return false }) {",

@@ -1,6 +1,7 @@
 package main
 
-// consumerRules are mutants of the consumer and of the transactions that all engines share: rules T, F, D, S.
+// consumerRules are mutants of the consumer and of the transactions that all engines share: rules
+// T, F, D, S.
 var consumerRules = []mutant{
 	{rule: "T1 record before the work", file: "consumer/handle.go",
 		old: "		err = w.attempt(work, &attempt{msgs: msgs, next: next})\n",

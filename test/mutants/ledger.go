@@ -24,8 +24,8 @@ func openLedger(file string) (*ledger, error) {
 	return l, err
 }
 
-// caught reports whether the row was caught at this commit, by the test that it names now. A tree with changes
-// is no commit.
+// caught reports whether the row was caught at this commit, by the test that it names now. A tree
+// with changes counts as no commit.
 func (l *ledger) caught(m mutant) bool {
 	if strings.HasSuffix(l.commit, "+") {
 		return false
@@ -35,8 +35,8 @@ func (l *ledger) caught(m mutant) bool {
 	return err == nil && row != nil && row[0] == "caught" && row[1] == m.test && row[2] == l.commit
 }
 
-// note replaces the row's verdict. Rows that are not in the table of mutants any more are dropped. The file is read again each
-// time, because another part may run beside this one.
+// note replaces the row's verdict. Rows that are no longer in the table of mutants are dropped. The
+// file is read again each time, because another part may run at the same time.
 func (l *ledger) note(m mutant, verdict string) error {
 	old, err := l.table.Read()
 	if err != nil {

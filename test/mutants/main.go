@@ -1,13 +1,16 @@
-// Command mutants takes the rules out of the code one by one, and checks that a test fails for each.
+// Command mutants takes the rules out of the code one by one, and checks that a test fails for
+// each.
 //
-// A mutant is a row of the table that table.go joins: a rule, a file, a snippet that stands there exactly once, what replaces it,
-// and the test that must fail. It runs through `go test -overlay`, which reaches embedded SQL too, so the tree is never touched.
+// A mutant is a row of the table that table.go joins: a rule, a file, a snippet that occurs in it
+// exactly once, what replaces it, and the test that must fail. It runs through `go test -overlay`,
+// which reaches embedded SQL too, so the tree is never changed.
 //
 //	go run ./test/mutants            # all
 //	go run ./test/mutants -only T2,F5
 //	go run ./test/mutants -part 3/20 -record docs/results/mutants.md
 //
-// It prints a line for each, `T2 caught TestName` or `T2 survived TestName`, and exits 1 if one survived or no longer fits the code.
+// It prints a line for each, for example `T2 caught TestName` or `T2 survived TestName`, and exits
+// 1 if one survived or no longer fits the code.
 package main
 
 import (
@@ -28,9 +31,9 @@ import (
 
 // mutant is one rule taken out.
 type mutant struct {
-	rule  string // id in docs/guarantees.md, with a word where a rule has several mutants
+	rule  string // id in docs/guarantees.md, with a word if a rule has several mutants
 	file  string
-	old   string // stands in file exactly once
+	old   string // occurs in file exactly once
 	new   string
 	pkg   string // from the root; it may be in a nested module
 	test  string // must fail
@@ -103,8 +106,8 @@ func pick(only, part string) ([]mutant, error) {
 	}), nil
 }
 
-// pattern picks a test, or rows of a table: TestFaults/commit/failover is every row whose step begins with commit and whose fault
-// begins with failover.
+// pattern picks a test, or rows of a table. For example TestFaults/commit/failover is every row
+// whose step begins with commit and whose fault begins with failover.
 func pattern(test string) string {
 	parts := strings.Split(test, "/")
 	parts[0] = "^" + parts[0] + "$"
@@ -114,7 +117,7 @@ func pattern(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// run tests one mutant: caught, survived, or broken (it does not fit the code any more).
+// run tests one mutant: caught, survived, or broken (it no longer fits the code).
 func run(m mutant) (verdict, output string) {
 	source, err := os.ReadFile(m.file)
 	if err != nil {
@@ -148,7 +151,8 @@ func run(m mutant) (verdict, output string) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=4m", "-run", pattern(m.test), ".")
 	cmd.Dir = m.pkg // and not the root: the package may be in a module of its own
-	// By the environment, so that a test which builds a program builds the mutant too.
+	// The overlay is set in the environment, so that a test which builds a program builds the
+	// mutant too.
 	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+overlay, "ONLYONCE_TEST_PATIENCE=6s")
 	if m.extra != "" {
 		cmd.Env = append(cmd.Env, m.extra)

@@ -13,7 +13,7 @@ const (
 	schemaHTTP     = "migrations/0001/7_http.sql"
 )
 
-// claimReads is where the claim that tells reads the ring, up to the comparison with the sequence.
+// claimReads is the part of the claim that reads the ring, up to the comparison with the sequence.
 const claimReads = `    return '{}';
   end if;
   ignored := pg_current_xact_id()::text;
@@ -22,7 +22,7 @@ const claimReads = `    return '{}';
 `
 
 const (
-	// fence is all that stands in the way of an owner that was replaced, and open lets it through.
+	// fence is all that stops an owner that was replaced, and open lets it through.
 	fence = `  perform 1 from onlyonce.leases l
     where l.id = fence.cursor_id and l.epoch = fence.epoch and l.nonce = fence.nonce
     for share;
@@ -65,7 +65,8 @@ const (
     values (fence.cursor_id, fence.run, fence.expected, fence.next, fence.anchor_offset, fence.anchor_epoch, fence.anchor_hash, fence.leader_epoch)
     on conflict do nothing;
 `
-	// settle is what stands in the way of a replaced owner that tries a parked row: the lease, and the attempt's number.
+	// settle is what stops a replaced owner that tries a parked row: the lease, and the attempt's
+	// number.
 	settle = `  perform onlyonce.hold(settle.cursor_id, settle.epoch, settle.nonce);
   update onlyonce.parked p set state = 'resolved', settled_at = clock_timestamp(), next_attempt_at = null
    where p.id = settle.parked_id and p.state = 'retrying' and p.attempts = settle.attempts;
@@ -75,9 +76,14 @@ const (
   if false then`
 )
 
-// table has a mutant for each rule that this version enforces. Rules without one, and why: T10 (no remote call inside a
-// transaction) is a shape of the code. K2 (wait for an uncommitted copy) is the primary keys' own doing: one mutant takes them away, one does
-// what many do in their place. T5 has one for the consumer only: in the relay two layers detach a COMMIT, in two files. S2
-// (rights) is a file that its tests read when they run, out of an overlay's reach; what compares it with the server has one. So is the
-// comparison of fingerprints in constant time (H7), which is looked for in the source.
+// table has a mutant for each rule that this version enforces. Some rules have none, or fewer than
+// one for each place:
+//
+//   - T10 (no remote call inside a transaction) is a shape of the code.
+//   - K2 (wait for an uncommitted copy) is enforced by the primary keys: one mutant removes them,
+//     one replaces the wait by what many programs do.
+//   - T5 has one for the consumer only: in the relay two layers detach a COMMIT, in two files.
+//   - S2 (rights) is a file that its tests read when they run, out of an overlay's reach. The
+//     comparison of that file with the server has one.
+//   - H7's comparison of fingerprints in constant time is checked in the source.
 var table = slices.Concat(adversaryRules, consumerRules, inboxRules, outboxRules, eventsRules, webhooksRules, httpRules)

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A snippet that stands nowhere, or twice, takes nothing out: found here in a moment, and not at the end of a long run.
+// A snippet that does not occur, or occurs twice, takes nothing out. This test finds that at once,
+// and not at the end of a long run.
 func TestEachSnippetStandsOnce(t *testing.T) {
 	t.Parallel()
 	for _, m := range table {

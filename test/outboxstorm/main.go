@@ -6,16 +6,16 @@
 // for later, held open, rolled back whole or to a savepoint. Relay processes send them to a remote
 // in this process, which records every request and fails some of them in every way. Meanwhile
 // events drawn from a seed hit the relays: SIGKILL in mid-call, SIGSTOP for longer than their
-// leases and then SIGCONT, relays that join and leave, SIGKILL to Postgres. When all is quiet what
-// the remote saw is compared with what the producers committed, and with what the outbox says: I9,
-// I10, I13 and I14 of docs/guarantees.md, and the order of ordering keys (O4).
+// leases and then SIGCONT, relays that join and leave, SIGKILL to Postgres. After all calls are
+// settled, the program compares what the remote got with what the producers committed, and with the
+// outbox: I9, I10, I13 and I14 of docs/guarantees.md, and the order of ordering keys (O4).
 //
-// It starts a server of its own, whatever the environment names: it kills it. Exit status: 0 every
-// invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.
+// It starts a server of its own, whatever the environment names, because it kills it. Exit status:
+// 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.
 //
-// The first line tells the seed. It fixes the calls, the remote's faults and the events, each with
-// the part of the stream at which it comes; which statement of which relay an event meets is the
-// machine's doing, and differs from run to run.
+// The first line prints the seed. It fixes the calls, the remote's faults and the events, each with
+// the part of the stream at which it comes. Which statement of which relay an event hits depends on
+// the machine, and differs from run to run.
 package main
 
 import (

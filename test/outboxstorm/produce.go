@@ -19,7 +19,7 @@ import (
 	"github.com/onlyonce/onlyonce/test/fleet"
 )
 
-// orderingKeys is how many there are for each sink.
+// orderingKeys is how many ordering keys each sink has.
 const orderingKeys = 1000
 
 // producer commits calls in transactions, several at once.
@@ -34,7 +34,7 @@ type producer struct {
 	gate    atomic.Int64 // how many may be
 
 	mu    sync.Mutex
-	kinds map[string]int // transactions by what is peculiar about them
+	kinds map[string]int // transactions by their special property
 }
 
 func (p *producer) note(kind string) {
@@ -43,7 +43,7 @@ func (p *producer) note(kind string) {
 	p.kinds[kind]++
 }
 
-// let allows so many calls to be committed.
+// let allows n calls to be committed.
 func (p *producer) let(n int64) { p.gate.Store(min(max(n, p.gate.Load()), p.total)) }
 
 // run commits all of them.
@@ -68,7 +68,7 @@ type writer struct {
 	last   int // transaction
 }
 
-// transaction is one as it is planned.
+// transaction is the plan of one transaction.
 type transaction struct {
 	id       string
 	calls    []callcheck.Planned
@@ -96,7 +96,7 @@ func (w *writer) run(ctx context.Context) error {
 			if err := w.attempt(ctx, t, t.id+"-void"); err != nil && ctx.Err() == nil {
 				w.note("failed")
 			}
-			t.rollBack = false // the same again, to be kept, under ids of its own
+			t.rollBack = false // the same again under its own ids, this time committed
 		}
 		for try := 0; ctx.Err() == nil; try++ {
 			id := fmt.Sprintf("%s-%d", t.id, try)
@@ -124,7 +124,7 @@ func (w *writer) plan(n int) transaction {
 	for range n {
 		t.calls = append(t.calls, w.call())
 	}
-	// The rows that number the calls are locked in one order, whoever asks.
+	// The rows that number the calls are locked in one order, by every writer.
 	slices.SortStableFunc(t.calls, func(a, b callcheck.Planned) int {
 		return cmp.Or(cmp.Compare(a.Sink, b.Sink), cmp.Compare(a.Key, b.Key))
 	})
@@ -222,9 +222,9 @@ func (w *writer) nested(ctx context.Context, tx pgx.Tx, id string) error {
 	return nil
 }
 
-// committed says whether a transaction whose end is an error has committed: it waits until the
-// server tells. Nothing else can be under way then: its session has ended, or its server was
-// killed.
+// committed reports whether a transaction whose end was an error has committed. It waits until the
+// server answers. By then the transaction is no longer running: its session has ended, or its
+// server was killed.
 func (w *writer) committed(ctx context.Context, id string, failed error) bool {
 	var pgErr *pgconn.PgError
 	if errors.As(failed, &pgErr) {

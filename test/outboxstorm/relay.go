@@ -18,15 +18,15 @@ import (
 
 // The sinks. All lead to one remote.
 const (
-	sinkMain   = "main"   // calls pass a dead one of their ordering key
-	sinkStrict = "strict" // calls wait behind a dead one of their ordering key
+	sinkMain   = "main"   // calls pass a parked one of their ordering key
+	sinkStrict = "strict" // calls wait for a parked one of their ordering key
 	sinkShort  = "short"  // the remote forgets keys after a few seconds
 )
 
 const (
 	// leaseTTL is short, because it is waited for after every kill, and long enough for two cores.
 	leaseTTL = 3 * time.Second
-	// shortWindow is for how long the remote remembers a key of sinkShort.
+	// shortWindow is how long the remote remembers a key of sinkShort.
 	shortWindow = 5 * time.Second
 	// callTimeout bounds one attempt.
 	callTimeout = 500 * time.Millisecond
@@ -46,7 +46,7 @@ func relayMain() int {
 		if err := serve(ctx, c, cfg); err != nil {
 			return err
 		}
-		// I14: after a stop in order nothing of ours is left.
+		// I14: after a stop in order no connection and no goroutine is left.
 		if err := goleak.Find(before); err != nil {
 			c.Tell(fleet.Event{Kind: fleet.Breach, Text: fmt.Sprintf("I14 goroutines are left after a stop in order: %v", err)})
 		}
@@ -54,7 +54,7 @@ func relayMain() int {
 	})
 }
 
-// serve runs two relays: one lets calls pass a dead one of their key, the other does not.
+// serve runs two relays: in one, calls pass a parked one of their key; in the other they wait.
 func serve(ctx context.Context, c *fleet.Child, cfg relayConfig) error {
 	pc, err := pgxpool.ParseConfig(cfg.Postgres)
 	if err != nil {
@@ -108,7 +108,7 @@ func sink(name, address string) (*httpsink.Sink, error) {
 	}
 	return httpsink.New(httpsink.Config{
 		Name: name, BaseURL: "http://" + address + "/" + name, KeyWindow: window, Timeout: callTimeout, AllowPrivate: true,
-		// Calls that fail for ever come in rows, and the host is there.
+		// Calls that always fail come one after another although the host is up.
 		Breaker:   httpsink.Breaker{OpenFor: time.Second},
 		Transport: &http.Transport{MaxIdleConnsPerHost: 16},
 	})
@@ -125,7 +125,8 @@ func hooks(c *fleet.Child) outbox.Hooks {
 	}
 }
 
-// watched tells the parent when a call begins and when it has returned, so that kills can be aimed.
+// watched reports to the parent when a call begins and when it has returned, so that kills can be
+// aimed.
 type watched struct {
 	*httpsink.Sink
 	c *fleet.Child

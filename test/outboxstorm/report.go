@@ -18,9 +18,9 @@ type report struct {
 	Delivered int    `json:"delivered"` // calls that ended so
 	Rejected  int    `json:"rejected"`  // calls that the remote refused for good
 	Reconcile int    `json:"reconcile"` // calls whose key's window passed
-	// Calls that wait for a person behind a rejected one.
+	// Calls that wait for an operator after a rejected one.
 	Blocked int `json:"blocked"`
-	// Of the remote, by kind; behind the plus after applying.
+	// Faults of the remote, by kind; after the plus sign those that came after applying.
 	Faults        map[string]int `json:"faults"`
 	Transactions  map[string]int `json:"transactions"`   // of the producers, by what was peculiar
 	Kills         int            `json:"kills"`          // SIGKILLs to relays
@@ -39,7 +39,7 @@ type report struct {
 	Postgres string   `json:"postgres"`          // what was used
 }
 
-// count takes over what the run has counted.
+// count copies what the run has counted.
 func (r *report) count(s *storm) {
 	r.Kills, r.KillsInCall, r.Freezes, r.Changes, r.PostgresKills = s.struck[blowKill]+s.fleet.StrayKills(), s.inCall, s.struck[blowFreeze], s.struck[blowChange], s.struck[blowPostgres]
 	r.Restarts, r.Endings = s.fleet.Restarts(), s.fleet.Endings()
@@ -49,7 +49,7 @@ func (r *report) count(s *storm) {
 	s.producer.mu.Unlock()
 }
 
-// judged takes over what the facts tell.
+// judged copies what the facts show.
 func (r *report) judged(f *callcheck.Facts) {
 	r.Calls = len(f.Ledger)
 	for _, x := range f.Rows {
@@ -72,7 +72,7 @@ func (r *report) judged(f *callcheck.Facts) {
 	}
 }
 
-// write prints what is wrong, and the summary line, last.
+// write prints what is wrong, and last the summary line.
 func (r report) write(human, stdout io.Writer, asJSON bool) error {
 	for _, b := range r.Breaches {
 		_, _ = fmt.Fprintln(human, "BREACH", b)

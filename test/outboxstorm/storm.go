@@ -22,7 +22,7 @@ import (
 const (
 	// stopTimeout bounds how long relays may take to leave in order.
 	stopTimeout = 30 * time.Second
-	// settledEvery is how often a condition is looked at that asks the whole log.
+	// settledEvery is the interval between two checks of a condition that reads the whole log.
 	settledEvery = 500 * time.Millisecond
 )
 
@@ -31,7 +31,7 @@ type storm struct {
 	opts   options
 	screen *screen.Screen
 	plan   []fleet.Blow
-	random *rand.Rand // for what is decided on the way
+	random *rand.Rand // for decisions during the run
 
 	postgres *devenv.Postgres
 	pool     *pgxpool.Pool
@@ -41,8 +41,8 @@ type storm struct {
 
 	struck   map[string]int // blows that have come, by kind
 	inCall   int            // kills that hit a relay with a call under way
-	breaches []string       // seen on the way
-	zombies  sync.WaitGroup // relays that stand still
+	breaches []string       // found during the run
+	zombies  sync.WaitGroup // relays that are suspended
 }
 
 func newStorm(o options, to *screen.Screen) *storm {
@@ -101,7 +101,7 @@ func (s *storm) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// rage produces, strikes, waits until it is quiet, and judges.
+// rage produces, strikes, waits until all is settled, and judges.
 func (s *storm) rage(ctx context.Context, tamper func(*callcheck.Facts)) (report, error) {
 	begun := time.Now()
 	r := report{Seed: s.opts.seed, Postgres: s.postgres.How}
@@ -138,7 +138,7 @@ func (s *storm) rage(ctx context.Context, tamper func(*callcheck.Facts)) (report
 	if stopped := <-produced; err == nil && !errors.Is(stopped, context.Canceled) {
 		err = stopped
 	}
-	s.zombies.Wait() // a relay that stands still does not leave
+	s.zombies.Wait() // a suspended relay does not leave
 	if late := s.fleet.Stop(stopTimeout); late != nil {
 		s.breaches = append(s.breaches, "I14 "+late.Error())
 	}
@@ -174,17 +174,18 @@ func (s *storm) unsettled(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// until waits for a condition. It gives up when a relay cannot be had, and when nothing has moved
-// for as long as -patience says.
+// until waits for a condition. It gives up if a relay cannot be started, or if nothing has moved
+// for as long as -patience.
 func (s *storm) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
 	return s.fleet.Until(ctx, s.opts.patience, is, func() string {
-		// Not how many requests there were: one that is made again and again is no progress.
+		// The number of requests does not count: a request that is made again and again is no
+		// progress.
 		accepted, _ := s.remote.Progress()
 		return fmt.Sprint(accepted, s.producer.written.Load(), s.fleet.Restarts())
 	}, func(err error) error { return s.stuck(ctx, what, err) })
 }
 
-// stuck tells all that may help to understand why nothing moves.
+// stuck describes all that may help to find out why nothing moves.
 func (s *storm) stuck(ctx context.Context, what string, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

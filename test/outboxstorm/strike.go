@@ -10,7 +10,7 @@ import (
 
 // Kinds of blows.
 const (
-	// SIGKILL to a relay, in mid-call where one is met; another takes its place.
+	// SIGKILL to a relay, in mid-call if possible; another takes its place.
 	blowKill = fleet.Kill
 	// SIGSTOP to a relay for longer than its leases, then SIGCONT: a zombie.
 	blowFreeze   = "freeze"
@@ -30,7 +30,7 @@ func (s *storm) strikeAll(ctx context.Context) error {
 	for i, b := range s.plan {
 		at := int64(b.At * float64(s.opts.calls))
 		s.producer.let(at + s.ahead())
-		// Not all are accepted, and some wait for long behind others.
+		// Not all are accepted, and some wait long for others.
 		err := s.until(ctx, fmt.Sprintf("%d calls to be accepted, for event %d", at, i+1), func(context.Context) (bool, error) {
 			accepted, _ := s.remote.Progress()
 			return accepted >= at-s.ahead()/2, nil
@@ -94,12 +94,12 @@ func (s *storm) kill(ctx context.Context) error {
 	return err
 }
 
-// freeze makes a relay stand still until others have its lanes, and then lets it go on as a zombie.
-// The next events come meanwhile.
+// freeze suspends a relay until others have its lanes, and then lets it go on as a zombie. The next
+// events come meanwhile.
 func (s *storm) freeze(ctx context.Context, beyond time.Duration) error {
 	p := s.fleet.Any(s.random)
 	if p == nil {
-		return nil // all stand still, or are being replaced
+		return nil // all are suspended, or are being replaced
 	}
 	if err := s.fleet.Freeze(p); err != nil {
 		return err

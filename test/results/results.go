@@ -1,5 +1,5 @@
-// Package results keeps the newest result of each check in a table of a Markdown file, so that parts
-// of a long run can be played on different days.
+// Package results keeps the newest result of each check in a table of a Markdown file, so that the
+// parts of a long run can be run on different days.
 package results
 
 import (
@@ -21,7 +21,8 @@ type Table struct {
 	Columns []string // the first names the row
 }
 
-// Read returns the rows by name, without the column of names. A file or heading that does not exist has no rows.
+// Read returns the rows by name, without the column of names. A file or heading that does not exist
+// has no rows.
 func (t Table) Read() (map[string][]string, error) {
 	_, section, err := t.parts()
 	if err != nil {
@@ -57,7 +58,7 @@ func (t Table) Write(rows [][]string) error {
 		}
 		b.WriteString(join(r) + "\n")
 	}
-	// An interrupted write leaves the old file.
+	// If a write is interrupted, the old file stays.
 	next, err := os.CreateTemp(filepath.Dir(t.File), ".results")
 	if err != nil {
 		return err
@@ -133,11 +134,12 @@ func ParsePart(s string) (p Part, err error) {
 
 func (p Part) String() string { return fmt.Sprintf("%d/%d", p.K, p.N) }
 
-// Range returns the bounds of the part of a list of length items. All parts together are the whole list.
+// Range returns the bounds of the part of a list of length items. All parts together are the whole
+// list.
 func (p Part) Range(length int) (from, to int) { return length * (p.K - 1) / p.N, length * p.K / p.N }
 
-// Commit returns the last commit that changed anything but docs/results, with "+" added if the tree has further changes. So
-// a commit of results does not make them old.
+// Commit returns the last commit that changed anything but docs/results, with "+" added if the tree
+// has further changes. So a commit of results does not make them old.
 func Commit(ctx context.Context) (string, error) {
 	git := func(args ...string) (string, error) {
 		out, err := exec.CommandContext(ctx, "git", append(args, "--", ".", ":!docs/results")...).Output()

@@ -201,7 +201,7 @@ var (
 	said = regexp.MustCompile(`^\s+\S+\.go:\d+: `)
 	// harmless is what is logged of a test that has failed.
 	harmless = regexp.MustCompile(`pgtest: the (database is kept|server of this test ends)`)
-	// never is what no second try excuses, whoever printed it.
+	// never is output that no second try excuses, of any program.
 	never = regexp.MustCompile(`DATA RACE|^panic: |^fatal error: |BREACH|test timed out|goleak: `)
 )
 
@@ -232,15 +232,15 @@ func (r *results) judge() (again []name, wrong bool) {
 	return again, wrong
 }
 
-// merelySlow reports whether the test ended because its patience was over, and said nothing behind
-// that.
+// merelySlow reports whether the test ended because its patience was over, and printed nothing
+// after that.
 func (t *test) merelySlow() bool {
 	at := slices.IndexFunc(t.output, gaveUp.MatchString)
 	return at >= 0 && !(&test{output: t.output[at+1:]}).complains()
 }
 
-// complains reports whether the test said anything that may be a failure: what was logged cannot be
-// told from it.
+// complains reports whether the test printed anything that may be a failure: logged lines cannot be
+// distinguished from failures.
 func (t *test) complains() bool {
 	return slices.ContainsFunc(t.output, func(line string) bool { return said.MatchString(line) && !harmless.MatchString(line) })
 }

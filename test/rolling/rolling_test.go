@@ -21,13 +21,14 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// patience bounds what the test waits for; nothing is judged by how long it took.
+// patience bounds the test's waits; no result depends on how long it took.
 var patience = pgtest.Patience(time.Minute)
 
 const partitions = 4
 
-// S1: this version works while its schema is migrated to the next, and beside the next version; partitions go from one to the other and back,
-// handed over in order and taken from the dead. Nothing is lost, doubled or parked.
+// S1: this version works while its schema is migrated to the next, and at the same time as the next
+// version. Partitions move from one to the other and back, both handed over in order and taken from
+// killed workers. No message is lost, doubled or parked.
 func TestS1OldAndNewSideBySide(t *testing.T) {
 	before, next := build(t, ""), build(t, overlay(t))
 	for _, c := range []struct {
@@ -83,7 +84,8 @@ func TestS1OldAndNewSideBySide(t *testing.T) {
 	}
 }
 
-// overlay returns the overlay for go build that makes the next version of this code: one more migration, and the number of it.
+// overlay returns the overlay for go build that makes the next version of this code: one more
+// migration, and the number of it.
 func overlay(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -125,7 +127,8 @@ func overlay(t *testing.T) string {
 	return write("overlay.json", replace)
 }
 
-// build builds the worker, with an overlay unless that is empty, and returns the path of the program.
+// build builds the worker, with an overlay unless that is empty, and returns the path of the
+// program.
 func build(t *testing.T, overlay string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "worker")
@@ -165,7 +168,8 @@ func newRig(t *testing.T, brokers []string, keys bool) *rig {
 	return r
 }
 
-// produce writes messages to all partitions until end is called; with keys every tenth twice, the copy to the next partition.
+// produce writes messages to all partitions until end is called. With keys, it writes every tenth
+// message twice, and the copy goes to the next partition.
 func (r *rig) produce() {
 	client, err := kgo.NewClient(kgo.SeedBrokers(r.brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(r.topic))
 	if err != nil {
@@ -220,7 +224,7 @@ type process struct {
 	log   *log
 }
 
-// log keeps the end of what a worker says.
+// log keeps the end of a worker's output.
 type log struct {
 	mu  sync.Mutex
 	buf []byte
@@ -246,7 +250,7 @@ func (r *rig) start(program, name string, more ...string) *process {
 	args := append([]string{"-postgres", r.pool.Config().ConnString(), "-brokers", strings.Join(r.brokers, ","), "-topic", r.topic, "-name", name,
 		fmt.Sprintf("-keys=%t", r.keys)}, more...)
 	p := &process{name: name, cmd: exec.Command(program, args...), ended: make(chan struct{}), log: &log{}}
-	if _, err := p.cmd.StdinPipe(); err != nil { // its end tells the worker that this process is gone
+	if _, err := p.cmd.StdinPipe(); err != nil { // its end shows the worker that this process is gone
 		r.t.Fatal(err)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
@@ -267,7 +271,7 @@ func (r *rig) start(program, name string, more ...string) *process {
 	return p
 }
 
-// stop has a worker end in order.
+// stop stops a worker in order.
 func (r *rig) stop(p *process) {
 	r.t.Helper()
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
@@ -286,7 +290,7 @@ func (r *rig) ends(p *process) {
 	}
 }
 
-// kill kills a worker, and makes sure that it lived until then.
+// kill kills a worker, and checks that it was alive until then.
 func (r *rig) kill(p *process) {
 	r.t.Helper()
 	_ = p.cmd.Process.Kill()
@@ -296,7 +300,7 @@ func (r *rig) kill(p *process) {
 	}
 }
 
-// migrate has a program bring the schema to its version.
+// migrate runs a program that brings the schema to its version.
 func (r *rig) migrate(program string, version int) {
 	r.t.Helper()
 	r.ends(r.start(program, "migrate", "-migrate"))
@@ -305,7 +309,8 @@ func (r *rig) migrate(program string, version int) {
 	}
 }
 
-// made counts the partitions in which each worker has made effects behind offsets that it reads now.
+// made counts the partitions in which each worker has made effects beyond the offsets that it now
+// reads.
 func (r *rig) made(names ...string) func() int {
 	mark := r.count(`select coalesce(max(n), 0) from effects`)
 	return func() int {
@@ -320,7 +325,8 @@ func (r *rig) everywhere(name string) {
 	r.until(fmt.Sprintf("%s works on every partition", name), func() bool { return made() == partitions })
 }
 
-// both waits until two workers have made effects, in all partitions together, with the second among them.
+// both waits until two workers have made effects, in all partitions together, with the second among
+// them.
 func (r *rig) both(old, joined string) {
 	r.t.Helper()
 	r.until(joined+" has partitions", func() bool { return r.count(`select count(*) from effects where worker = $1`, joined) > 0 })
@@ -353,7 +359,7 @@ func (r *rig) end() {
 	})
 }
 
-// check compares what was sent with what was done.
+// check compares what was sent with the effects.
 func (r *rig) check() {
 	r.t.Helper()
 	rows, err := r.pool.Query(context.Background(), `select value, count(*) from effects group by value`)
@@ -383,7 +389,8 @@ func (r *rig) check() {
 	if n := r.count(`select count(*) from onlyonce.parked`); n > 0 {
 		r.t.Errorf("%d messages are parked", n)
 	}
-	// Order within a partition: the worker inserts in the order of offsets, and one partition's transactions follow each other.
+	// Order within a partition: the worker inserts in the order of offsets, and one partition's
+	// transactions follow each other.
 	if n := r.count(`select count(*) from (select off < lag(off) over (partition by part order by n) as back from effects) o where back`); n > 0 {
 		r.t.Errorf("%d effects are out of order", n)
 	}

@@ -80,9 +80,10 @@ found(what, value) as (
 select what || ': ' || coalesce(value, '?') from found order by 1`
 
 // Check returns the invariants that do not hold at this moment, in one snapshot of the database.
-// With done, everything that was written must be applied or parked, and nothing may be under way.
+// With done, every message must be applied or parked, and no work may be under way.
 func (x *Mix) Check(ctx context.Context, pool *pgxpool.Pool, done bool) ([]string, error) {
-	// Up to the snapshot: what is written after this list was made must not be found applied.
+	// Up to the snapshot: a message that is written after this list was made must not be found
+	// applied.
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	written := x.messages

@@ -1,5 +1,5 @@
-// Package scenario has the one mix of messages that every fault is injected into, the handler for
-// it, and the checker that decides from the database whether the invariants I1 to I7 of
+// Package scenario has the mix of messages into which every fault is injected, the handler for it,
+// and the checker. The checker decides from the database whether the invariants I1 to I7 of
 // docs/guarantees.md hold.
 package scenario
 
@@ -22,7 +22,7 @@ const (
 	headerDoes = "does" // what the handler makes of it, see Handle
 )
 
-// Log is what a mix is written to: a consumertest.Log, or a topic of a real broker.
+// Log is the target of a mix: a consumertest.Log, or a topic of a real broker.
 type Log interface {
 	// AppendMessage writes key, value and headers, and returns the offset.
 	AppendMessage(partition int32, m *consumer.Message) int64
@@ -30,7 +30,7 @@ type Log interface {
 	Skip(partition int32, n int64)
 }
 
-// Message is one record that was written. Records of one value are copies of one message.
+// Message is one record that was written. Records with the same value are copies of one message.
 type Message struct {
 	Partition int32
 	Offset    int64
@@ -40,13 +40,13 @@ type Message struct {
 	Calls     bool // its handler enqueues a call
 }
 
-// Mix is what was written, in that order.
+// Mix is all that was written, in that order.
 type Mix struct {
 	Scope, Topic string
 	// Ordered: the consumer runs under ParkOrderingKey.
 	Ordered bool
-	// Unordered: messages that were parked by themselves are tried again later, so that order is
-	// not promised (I6 does not count).
+	// Unordered: messages that were parked alone are tried again later, so that order is not
+	// promised (I6 does not count).
 	Unordered bool
 	// PositionsOnly: the consumer runs without ids.
 	PositionsOnly bool
@@ -62,8 +62,8 @@ func New(log Log, scope, topic string) *Mix {
 	return &Mix{Scope: scope, Topic: topic, log: log}
 }
 
-// Add writes one message with its value as its id. What it does is what Handle knows, separated by
-// spaces.
+// Add writes one message with its value as its id. The value contains the message's instructions
+// for Handle, separated by spaces.
 func (x *Mix) Add(partition int32, key, value, does string) Message {
 	return x.AddAs(partition, key, value, value, does)
 }
@@ -74,7 +74,7 @@ func (x *Mix) AddAs(partition int32, key, id, value, does string) Message {
 	if id != "" {
 		m.Headers = append(m.Headers, consumer.Header{Name: HeaderID, Value: []byte(id)})
 	}
-	x.mu.Lock() // for both: whoever checks must know of what he may find applied
+	x.mu.Lock() // for both: a checker must know of every effect that it may find applied
 	defer x.mu.Unlock()
 	out := Message{Partition: partition, Offset: x.log.AppendMessage(partition, m), Key: key, ID: id, Value: value, Calls: strings.Contains(does, "call")}
 	x.messages = append(x.messages, out)
@@ -101,7 +101,7 @@ func (x *Mix) Of(value string) Message {
 	panic("scenario: no message " + value)
 }
 
-// End is the position behind a partition's last record.
+// End is the position after a partition's last record.
 func (x *Mix) End(partition int32) (end int64) {
 	for _, m := range x.Messages() {
 		if m.Partition == partition {
@@ -127,9 +127,9 @@ const (
 )
 
 // Fill writes the whole mix over the log's partitions: six ordering keys with six messages each,
-// some of which ask for calls; one that fails at its first attempt alone, one that fails twice, one
-// that is Permanent; holes in the middle and at the end; and, with copies, records that are written
-// again at other offsets, of messages that are applied and of such that are parked.
+// some of which ask for calls. One message fails at its first attempt alone, one fails twice, one
+// is Permanent. There are holes in the middle and at the end. With copies, some records are written
+// again at other offsets, of messages that are applied and of messages that are parked.
 func (x *Mix) Fill(partitions int, copies bool) {
 	does := map[string]string{FailsOnce: "fail:1", FailsTwice: "fail:2", Permanent: "permanent", Drains: "drain"}
 	for i := range rounds {
@@ -155,14 +155,14 @@ func (x *Mix) Fill(partitions int, copies bool) {
 	}
 }
 
-// ErrAsked is what a handler returns for a message that is to fail.
+// ErrAsked is what a handler returns for a message that must fail.
 var ErrAsked = errors.New("asked to fail")
 
 // EffectsSQL makes the table of effects, without a unique constraint, so that doubles show.
 const EffectsSQL = `create table if not exists effects (value text not null, part int, off bigint, n bigint generated always as identity)`
 
-// Elsewhere is the offset of an effect that was not written by a consumer: nothing is said about
-// its place in the order.
+// Elsewhere is the offset of an effect that was not written by a consumer: its place in the order
+// is not checked.
 const Elsewhere = -1
 
 // EffectSQL writes one effect.

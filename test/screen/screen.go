@@ -1,5 +1,5 @@
-// Package screen is what a person sees of a long run: lines that stay, and below them one that
-// tells how far things are.
+// Package screen is what a person sees of a long run: lines that stay, and below them a status
+// line.
 package screen
 
 import (
@@ -23,11 +23,11 @@ const Width = 79
 
 const (
 	redrawEvery  = 200 * time.Millisecond // the line of a terminal
-	repeatEvery  = 5 * time.Second        // a line where it cannot be redrawn
+	repeatEvery  = 5 * time.Second        // between two lines, if they cannot be redrawn
 	clearTheLine = "\r\x1b[K"
 )
 
-// Screen is what a person sees: lines that stay, and below them one that tells how far things are.
+// Screen is what a person sees: lines that stay, and below them a status line.
 type Screen struct {
 	out      io.Writer
 	started  time.Time
@@ -130,7 +130,7 @@ func (s *Screen) End() {
 	s.clear()
 }
 
-// Paint colours text where that is wanted.
+// Paint colours text if colours are on.
 func (s *Screen) Paint(color, text string) string {
 	if !s.color {
 		return text

@@ -1,5 +1,5 @@
-// Package sqlsuite has the tests of package sqltx that every driver of database/sql must pass: those
-// of package sqltx run it with pgx, and the module test/compat runs it with lib/pq.
+// Package sqlsuite has the tests of package sqltx that every driver of database/sql must pass. For
+// example package sqltx runs it with pgx, and the module test/compat with lib/pq.
 package sqlsuite
 
 import (
@@ -38,7 +38,7 @@ func Run(t *testing.T, drivers ...Driver) {
 	t.Run("EnqueueErrors", func(t *testing.T) { enqueueErrors(t, drivers) })
 }
 
-// patience bounds what tests wait for.
+// patience bounds the waits of tests.
 var patience = pgtest.Patience(time.Minute)
 
 // Each runs a test on each driver, with a database of its own.
@@ -92,7 +92,8 @@ func Key(id, payload string) dedupe.Key {
 	return dedupe.Key{Scope: "stock", ID: id, Fingerprint: dedupe.FingerprintOf([]byte(payload))}
 }
 
-// T1, K1: outcomes are those of pgx, on the same rows: what one stack has claimed is a duplicate for the other.
+// T1, K1: outcomes are those of pgx, on the same rows: a key that one stack has claimed is a
+// duplicate for the other.
 func claims(t *testing.T, drivers []Driver) {
 	t.Parallel()
 	Each(t, drivers, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
@@ -130,7 +131,7 @@ func claims(t *testing.T, drivers []Driver) {
 			t.Errorf("no keys: %v", got)
 		}
 
-		// Rolled back, it never was.
+		// After a rollback, the claim does not exist.
 		tx, err := db.BeginTx(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -150,7 +151,8 @@ func claims(t *testing.T, drivers []Driver) {
 	})
 }
 
-// K2: a copy of an uncommitted claim waits, and what the server says then reaches the caller with its SQLSTATE, whichever the driver.
+// K2: a copy of an uncommitted claim waits, and then the caller gets the server's error with its
+// SQLSTATE, whichever the driver.
 func uncommittedCopies(t *testing.T, drivers []Driver) {
 	t.Parallel()
 	Each(t, drivers, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {
@@ -244,12 +246,13 @@ func (reversing) Seal(_ [16]byte, body []byte) ([]byte, error) {
 }
 func (r reversing) Open(key [16]byte, body []byte) ([]byte, error) { return r.Seal(key, body) }
 
-// rowsSQL is everything that Enqueue decides about a row.
+// rowsSQL reads everything that Enqueue decides about a row.
 const rowsSQL = `select r::text || encode(body, 'hex') from (
   select key, order_key, lane, sink, tenant, scope, name, method, target, headers, trace, not_before, origin_time, redo, capture, sealed, body
     from onlyonce.outbox_log order by id) r`
 
-// O1: the rows are byte for byte those that pgx writes, and what one stack has enqueued is the same call for the other.
+// O1: the rows are byte for byte those that pgx writes, and a call that one stack has enqueued is
+// the same call for the other.
 func sameRows(t *testing.T, drivers []Driver) {
 	t.Parallel()
 	all := calls()
@@ -294,7 +297,8 @@ func sameRows(t *testing.T, drivers []Driver) {
 	})
 }
 
-// What the server and the checks refuse is told by the same errors, and a transaction that has failed is not committed.
+// What the server and the checks refuse is reported by the same errors, and a transaction that has
+// failed is not committed.
 func enqueueErrors(t *testing.T, drivers []Driver) {
 	t.Parallel()
 	Each(t, drivers, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {

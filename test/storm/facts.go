@@ -36,7 +36,7 @@ func (s *storm) positions(ctx context.Context, q queryer) (map[int32]int64, erro
 	return at, err
 }
 
-// positionsAt asks a server, wherever the forwarder leads.
+// positionsAt reads from one server, wherever the forwarder points.
 func (s *storm) positionsAt(ctx context.Context, url string) (at map[int32]int64, err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *storm) positionsAt(ctx context.Context, url string) (at map[int32]int64
 // lastEffectSQL returns one row: the number of the last effect.
 const lastEffectSQL = `select coalesce(max(n), 0) from storm.effects`
 
-// takeMark asks a server that was just promoted, before anybody writes to it.
+// takeMark reads from a server that was just promoted, before a worker writes to it.
 func (s *storm) takeMark(ctx context.Context, url string, before map[int32]int64) (m mark, err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *storm) takeMark(ctx context.Context, url string, before map[int32]int64
 	return m, conn.QueryRow(ctx, lastEffectSQL).Scan(&m.lastN)
 }
 
-// ends returns where each partition's log ends.
+// ends returns the end of each partition's log.
 func (s *storm) ends(ctx context.Context) (map[int32]int64, error) {
 	listed, err := s.admin.ListEndOffsets(ctx, s.topic)
 	if err == nil {
@@ -106,10 +106,9 @@ select (select count(*) from storm.effects where scope = $1 and called),
        (select count(*) from onlyonce.outbox_log where sink = $1),
        (select count(*) from storm.effects e join onlyonce.positions p on p.scope = e.scope and p.partition = e.part where e.scope = $1 and e.off >= p.next_offset)`
 
-// sample looks at one committed snapshot in the middle of the storm: effects, calls and positions
-// belong together at every moment (I4), and Kafka's committed offset is never ahead of the position
-// (I7), but between a lossy failover and the end of the redo. Where a server is down there is
-// nothing to see.
+// sample checks one committed snapshot in the middle of the storm. Effects, calls and positions
+// agree at every moment (I4). Kafka's committed offset is never ahead of the position (I7), except
+// between a lossy failover and the end of the redo. If a server is down, there is nothing to check.
 func (s *storm) sample(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -158,7 +157,7 @@ func (s *storm) quiet(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// judge reads what is there, and judges.
+// judge collects the outcome, and judges it.
 func (s *storm) judge(ctx context.Context, r *report) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
@@ -185,16 +184,17 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	return nil
 }
 
-// redoneSQL returns one row: effects that were written after a failover although the promoted
-// server had their record behind it, and effects of it that stand where nothing was to be left; but
-// for those that were parked meanwhile, and applied from there. $1 scope, $2 partition, $3 the last
-// effect that it knew, $4 its position.
+// redoneSQL returns one row, with two counts. The first is of effects that were written after a
+// failover although the promoted server's position was beyond their record. The second is of the
+// promoted server's effects at offsets that should have none. Messages that were parked meanwhile
+// and applied from there are not counted. $1 scope, $2 partition, $3 the last effect that it knew,
+// $4 its position.
 const redoneSQL = `
 select count(*) filter (where n > $3 and off < $4), count(*) filter (where n <= $3 and off >= $4)
   from storm.effects where scope = $1 and part = $2
    and off not in (select "offset" from onlyonce.parked where scope = $1 and partition = $2 and "offset" is not null)`
 
-// redone judges that after each failover exactly the lost part was done again.
+// redone checks that after each failover the lost part was done again, and no more.
 func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
 	for i, m := range s.marks {
 		for partition, position := range m.positions {
@@ -214,14 +214,14 @@ func (s *storm) redone(ctx context.Context, v *check.Verdict) error {
 // effectsSQL returns a row for each effect, in the order in which they came.
 const effectsSQL = `select id, key, seq, part, off from storm.effects where scope = $1 order by n`
 
-// parkedSQL returns a row for each message that was ever parked: where its record lies, and what
-// became of it.
+// parkedSQL returns a row for each message that was ever parked: the place of its record, and its
+// outcome.
 const parkedSQL = `select partition, "offset", state, settled_at is not null from onlyonce.parked where scope = $1 and kind = 'message'`
 
 // callsSQL returns a row for each call: target.
 const callsSQL = `select target from onlyonce.outbox_log where sink = $1`
 
-// collect reads what the run has left behind. Nobody writes any more.
+// collect reads what the run has left. No process writes any more.
 func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 	h := &check.History{
 		Claimed: map[string]bool{}, Calls: map[string]int{},
@@ -288,7 +288,7 @@ func (s *storm) collect(ctx context.Context) (f check.Facts, err error) {
 	return f, s.readInbox(ctx, h.Claimed)
 }
 
-// place is where a record lies.
+// place is the partition and offset of a record.
 type place struct {
 	partition int32
 	offset    int64
@@ -335,7 +335,7 @@ func (s *storm) readLog(ctx context.Context, ends map[int32]int64) ([]check.Reco
 		from[p], next[p] = kgo.NewOffset().At(0), 0
 	}
 	cl, err := kgo.NewClient(kgo.SeedBrokers(s.kafka.Brokers...), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
-		kgo.KeepControlRecords(), // by which we know that we have passed an aborted end
+		kgo.KeepControlRecords(), // they show that we have passed an aborted end
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{s.topic: from}))
 	if err != nil {
 		return nil, err

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// forwarder is a TCP port on loopback that leads to whichever server is the primary: workers
-// reconnect to the same address, as through a load balancer or a DNS name.
+// forwarder is a TCP port on loopback that leads to the present primary. Workers reconnect to the
+// same address, as through a load balancer or a DNS name.
 type forwarder struct {
 	listener net.Listener
 
@@ -69,7 +69,7 @@ func (f *forwarder) forward(in net.Conn) {
 	f.mu.Unlock()
 }
 
-// point leads everybody to another server, and cuts the connections to the one before.
+// point directs new connections to another server, and cuts those to the one before.
 func (f *forwarder) point(to string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -6,15 +6,15 @@
 // that are aborted. Worker processes apply them to Postgres. Meanwhile events drawn from a seed hit
 // them: SIGKILL to a worker in mid-batch, SIGSTOP for longer than its session and then SIGCONT,
 // workers that join and leave, SIGKILL to Postgres, SIGKILL to a broker. With -failover a standby
-// that lacks the last commits is promoted instead of Postgres being restarted. When all is quiet it
-// reads the log from its beginning and the database, and checks the invariants of
-// docs/guarantees.md: package test/check does.
+// that lacks the last commits is promoted instead of Postgres being restarted. After all messages
+// are settled, the program reads the log from its beginning and the database, and package
+// test/check checks the invariants of docs/guarantees.md.
 //
-// It starts servers of its own, whatever the environment names: it kills them. Exit status: 0 every
-// invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.
+// It starts servers of its own, whatever the environment names, because it kills them. Exit status:
+// 0 every invariant holds; 1 one does not, or the run got stuck; 2 usage or environment.
 //
-// The first line tells the seed. It fixes the stream and the events, each with the part of the
-// stream at which it comes; which statement of which worker an event meets is the machine's doing,
+// The first line prints the seed. It fixes the stream and the events, each with the part of the
+// stream at which it comes. Which statement of which worker an event hits depends on the machine,
 // and differs from run to run.
 package main
 

@@ -24,13 +24,13 @@ type message struct {
 	Seq int    `json:"seq"` // among those of its key
 }
 
-// faulty messages can only be parked: at once, or when their attempts are used up.
+// faulty messages can only be parked: at once, or after their attempts are used up.
 func (m message) permanent() bool { return workload.Hash(m.ID)%500 == 250 }
 func (m message) exhausted() bool { return workload.Hash(m.ID)%2000 == 1750 }
 func (m message) faulty() bool    { return m.permanent() || m.exhausted() }
 
-// sick messages fail at their first runs alone, and then no more: what is tried again from the
-// database goes through.
+// sick messages fail only at their first runs: if they are tried again from the database, they
+// succeed.
 func (m message) sick() bool { return workload.Hash(m.ID)%50 == 17 }
 
 // sickRuns is how many runs of a sick message alone fail.
@@ -82,8 +82,8 @@ func record(m message, strayed bool, partitions int) *kgo.Record {
 		Headers: []kgo.RecordHeader{{Key: idHeader, Value: []byte(m.ID)}}}
 }
 
-// producer writes the stream. It is idempotent (kgo's default): a record that a broker was killed
-// over stands in the log once, and those of an ordering key in their order.
+// producer writes the stream. It is idempotent (kgo's default): if a broker was killed during a
+// write, the record is in the log once, and the records of an ordering key are in order.
 type producer struct {
 	s       *storm
 	written atomic.Int64 // records acknowledged
@@ -94,14 +94,14 @@ type producer struct {
 	err   error
 }
 
-// ahead is how far the log may be ahead of the next event: workers find work until it has come, the
-// producer works as long as they do, so that brokers die under it too, and the stream is not used
-// up before the plan is.
+// ahead is how far the log may be ahead of the next event. Workers then find work until the event
+// has come. The producer works as long as they do, so that brokers die under it too, and the stream
+// is not used up before the plan is.
 func (s *storm) ahead() int64 {
 	return max(2*s.toLose(), 500)
 }
 
-// let lets the producer go on as far as some record.
+// let lets the producer go on up to some record.
 func (p *producer) let(record int64) { p.gate.Store(record) }
 
 func (p *producer) options(more ...kgo.Opt) []kgo.Opt {
@@ -154,8 +154,8 @@ func (p *producer) run(ctx context.Context) error {
 	return p.err
 }
 
-// abort writes some messages in a transaction that is aborted: by us, or, when the broker is away,
-// by its timeout. Whoever sees one of them has seen what never was.
+// abort writes some messages in a transaction that is aborted: by the program, or, if the broker is
+// away, by its timeout. A consumer that gets one of them has read what was never committed.
 func (p *producer) abort(ctx context.Context, turn int) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

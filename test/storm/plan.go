@@ -4,7 +4,7 @@ import "github.com/onlyonce/onlyonce/test/fleet"
 
 // Kinds of blows.
 const (
-	// SIGKILL to a worker, in mid-batch where one is met; another takes its place.
+	// SIGKILL to a worker, in mid-batch if possible; another takes its place.
 	blowKill = fleet.Kill
 	// SIGSTOP to a worker for longer than its session, then SIGCONT: a zombie.
 	blowFreeze    = "freeze"

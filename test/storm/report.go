@@ -21,7 +21,7 @@ type report struct {
 	Retried      int `json:"retried"`        // messages set aside, and applied from there
 	Kills        int `json:"kills"`          // SIGKILLs to workers
 	KillsInBatch int `json:"kills_in_batch"` // of them in the middle of a batch
-	// Of them while a message was tried again from the database.
+	// How many of them were handled while a message was tried again from the database.
 	KillsInRetry int `json:"kills_in_retry"`
 	Freezes      int `json:"freezes"`    // SIGSTOPs to workers, beyond their session
 	Rebalances   int `json:"rebalances"` // workers that joined or left in order
@@ -44,7 +44,7 @@ type report struct {
 	Kafka    string   `json:"kafka"`             //
 }
 
-// count takes over what the run has counted.
+// count copies what the run has counted.
 func (r *report) count(s *storm) {
 	r.Kills, r.KillsInBatch, r.Freezes, r.Rebalances = s.struck[blowKill]+s.fleet.StrayKills(), s.inBatch, s.struck[blowFreeze], s.struck[blowRebalance]
 	r.Failovers, r.BrokerKills, r.PostgresKills = s.struck[blowFailover], s.struck[blowBroker], s.struck[blowPostgres]+s.struck[blowFailover]
@@ -54,7 +54,7 @@ func (r *report) count(s *storm) {
 	}
 }
 
-// write prints what is wrong, and the summary line, last.
+// write prints what is wrong, and last the summary line.
 func (r report) write(human, stdout io.Writer, asJSON bool) error {
 	for _, b := range r.Breaches {
 		_, _ = fmt.Fprintln(human, "BREACH", b)

@@ -35,13 +35,13 @@ type storm struct {
 	screen *screen.Screen
 	stream *stream
 	plan   []fleet.Blow
-	random *rand.Rand // for what is decided on the way
+	random *rand.Rand // for decisions during the run
 
 	postgres *devenv.Postgres
 	standby  *devenv.Postgres // -failover
 	forward  *forwarder       // -failover
 	kafka    *devenv.Kafka
-	pool     *pgxpool.Pool // leads where the workers' connections lead
+	pool     *pgxpool.Pool // to the same address as the workers' connections
 	client   *kgo.Client
 	admin    *kadm.Client
 	fleet    *fleet.Fleet
@@ -52,8 +52,8 @@ type storm struct {
 	inBatch  int            // kills that hit a batch in progress
 	inRetry  int            // kills that hit a message that was tried again from the database
 	marks    []mark         // one for each failover
-	breaches []string       // seen on the way
-	zombies  sync.WaitGroup // workers that stand still
+	breaches []string       // found during the run
+	zombies  sync.WaitGroup // workers that are suspended
 	broken   sync.WaitGroup // brokers that are down
 }
 
@@ -124,13 +124,13 @@ func (s *storm) open(ctx context.Context) (err error) {
 	return s.until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.fleet.Settled(0, s.opts.partitions), nil })
 }
 
-// batchSize makes batches so small that a short stream still has some for each event to hit.
+// batchSize makes batches so small that a short stream has some for each event to hit.
 func (s *storm) batchSize() int {
 	return min(max(len(s.stream.records)/(s.opts.kills+2)/s.opts.partitions/4, 5), 100)
 }
 
-// tableSQL makes the table of effects. n tells in which order they came: of one ordering key all
-// are written by one transaction after the other.
+// tableSQL makes the table of effects. n records their order: the effects of one ordering key are
+// written by one transaction after the other.
 const tableSQL = `
 create schema storm;
 create table storm.effects (
@@ -156,7 +156,7 @@ func (s *storm) createTables(ctx context.Context) error {
 	})
 }
 
-// rage produces, strikes, waits until it is quiet, and judges.
+// rage produces, strikes, waits until all is settled, and judges.
 func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) error) (report, error) {
 	begun := time.Now()
 	r := report{Seed: s.opts.seed, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Postgres: s.postgres.How, Kafka: s.kafka.How}
@@ -180,7 +180,7 @@ func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) e
 	}
 	r.Seconds = time.Since(begun).Seconds()
 	cancel()
-	s.zombies.Wait() // a worker that stands still does not leave
+	s.zombies.Wait() // a suspended worker does not leave
 	s.broken.Wait()
 	if late := s.fleet.Stop(stopTimeout); late != nil {
 		s.breaches = append(s.breaches, "I14 "+late.Error())
@@ -220,14 +220,14 @@ func (s *storm) producedAll(ctx context.Context, produced <-chan error) error {
 }
 
 // unsettledSQL returns one row: how many parked messages that are first of their ordering key do
-// not wait for somebody. $1 the scope.
+// not wait for an operator. $1 the scope.
 const unsettledSQL = `
 select count(*) from onlyonce.parked p
  where p.scope = $1 and p.settled_at is null
    and p.state in ('retrying', 'blocked') and not exists (
      select from onlyonce.parked f where f.order_key = p.order_key and f.settled_at is null and (f.partition, f."offset") < (p.partition, p."offset"))`
 
-// handled is true when the cursors are at the end of the log, and nothing is left to be tried
+// handled returns true if the cursors are at the end of the log, and nothing is left to be tried
 // again.
 func (s *storm) handled(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -250,15 +250,15 @@ func (s *storm) handled(ctx context.Context) (bool, error) {
 	return left == 0, err
 }
 
-// until waits for a condition. It gives up when a worker cannot be had, and when nothing has moved
-// for as long as -patience says.
+// until waits for a condition. It gives up if a worker cannot be started, or if nothing has moved
+// for as long as -patience.
 func (s *storm) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
 	return s.fleet.Until(ctx, s.opts.patience, is, func() string {
 		return fmt.Sprint(s.fleet.Reached(), s.producer.written.Load(), s.fleet.Mark(), s.fleet.Resolved())
 	}, func(err error) error { return s.stuck(ctx, what, err) })
 }
 
-// stuck tells all that may help to understand why nothing moves.
+// stuck describes all that may help to find out why nothing moves.
 func (s *storm) stuck(ctx context.Context, what string, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -281,7 +281,7 @@ func (s *storm) stuck(ctx context.Context, what string, err error) error {
 	return errors.New(strings.Join(append(lines, s.fleet.Diagnosis()...), "\n  "))
 }
 
-// line is the live line of a run.
+// line is the status line of a running storm.
 func (s *storm) line() string {
 	handled, skipped := s.fleet.Progress()
 	return fmt.Sprintf("produced %s  applied %s  skipped %s  events %d of %d  workers %d", screen.Count(s.producer.written.Load()),

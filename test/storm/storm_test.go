@@ -24,8 +24,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The checker is no rubber stamp: of a calm run, each of these doctored rows is found, under its
-// rule and by its id.
+// The checker finds faults: in the outcome of a calm run, each of these altered rows is found,
+// under its rule and by its id.
 func TestDoctoredOutcomeFails(t *testing.T) {
 	t.Parallel()
 	var lost, doubled, later, earlier, uncalled, reparked string
@@ -102,9 +102,9 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 	}
 }
 
-// The same for what goes through the parked rows: of two messages of an ordering key that were
-// tried again the earlier one comes last; one is left to be tried; one waits behind nothing; one
-// has come past what holds its key back.
+// The same for messages that were parked. Of two messages of an ordering key that were tried again,
+// the earlier one comes last. One is left to be tried. One is blocked although no message is ahead
+// of it. One has passed the message that blocks its key.
 func TestDoctoredRetriesFail(t *testing.T) {
 	t.Parallel()
 	var inverted, left, stranded, passed string

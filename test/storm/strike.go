@@ -9,14 +9,15 @@ import (
 	"github.com/onlyonce/onlyonce/test/fleet"
 )
 
-// blindAfter is how long a kill looks for a batch to hit: with brokers and workers down there may
-// be none.
+// blindAfter is how long a kill looks for a batch to hit: if brokers and workers are down, there
+// may be none.
 const blindAfter = 4 * time.Second
 
-// sampleEvery is after how many events the invariants are looked at that hold at every moment.
+// sampleEvery is the number of events between two checks of the invariants that hold at every
+// moment.
 const sampleEvery = 5
 
-// strikeAll plays the plan: each blow when its part of the stream is handled.
+// strikeAll plays the plan: each blow comes after its part of the stream was handled.
 func (s *storm) strikeAll(ctx context.Context) error {
 	for i, b := range s.plan {
 		at := int64(b.At * float64(len(s.stream.records)-s.tail()))
@@ -86,8 +87,8 @@ func (s *storm) kill(ctx context.Context) error {
 	return err
 }
 
-// aim chooses what the next kill hits: a batch, or, where the policy tries messages again from the
-// database, every third time one of those.
+// aim chooses what the next kill hits: a batch, or every third time, if the policy tries messages
+// again from the database, one of those.
 func (s *storm) aim() *fleet.Shot {
 	if s.opts.policy == policyKey && s.random.IntN(3) == 0 {
 		return s.fleet.ShootRetry(s.random)
@@ -95,12 +96,12 @@ func (s *storm) aim() *fleet.Shot {
 	return s.fleet.Shoot(s.random, false)
 }
 
-// freeze makes a worker stand still until the group has given its partitions to others, and then
-// lets it go on as a zombie. The next events come meanwhile.
+// freeze suspends a worker until the group has given its partitions to others, and then lets it go
+// on as a zombie. The next events come meanwhile.
 func (s *storm) freeze(ctx context.Context, beyond time.Duration) error {
 	p := s.fleet.Any(s.random)
 	if p == nil {
-		return nil // all stand still, or are being replaced
+		return nil // all are suspended, or are being replaced
 	}
 	if err := s.fleet.Freeze(p); err != nil {
 		return err
@@ -122,8 +123,8 @@ func (s *storm) killPostgres(ctx context.Context, down time.Duration) error {
 	return s.postgres.Restart(ctx)
 }
 
-// killBroker kills a broker. Of three, two go on, and so does the storm; it does not kill the next
-// before this one is in sync.
+// killBroker kills a broker. Of three brokers two go on, and so does the storm. It does not kill
+// the next before this one is in sync.
 func (s *storm) killBroker(ctx context.Context, down time.Duration) error {
 	s.broken.Wait()
 	node := s.kafka.Nodes[s.random.IntN(len(s.kafka.Nodes))]
@@ -148,8 +149,8 @@ func (s *storm) killBroker(ctx context.Context, down time.Duration) error {
 // standbyName names each standby in turn.
 const standbyName = "twin"
 
-// mark is what the promoted server knew when it took over: everything behind it was to be done
-// again, and nothing below.
+// mark is what the promoted server knew when it took over. Everything after that was to be done
+// again, and nothing before it.
 type mark struct {
 	positions map[int32]int64
 	lastN     int64 // of the effects
@@ -160,8 +161,8 @@ type mark struct {
 // batches of each worker.
 func (s *storm) toLose() int64 { return int64(2 * s.opts.workers * s.batchSize()) }
 
-// failOver lets the standby lose touch, waits until the primary has committed more, kills it, and
-// promotes the standby.
+// failOver makes the standby lose touch, waits until the primary has committed more, kills the
+// primary, and promotes the standby.
 func (s *storm) failOver(ctx context.Context) error {
 	if err := s.standby.Detach(ctx); err != nil {
 		return err
@@ -189,8 +190,8 @@ func (s *storm) tail() int {
 	return int(s.toLose())
 }
 
-// failOverIdle is the failover of an evening: the last messages of the stream are handled and lost,
-// and none comes behind them that would make a worker look at its position.
+// failOverIdle is a failover without traffic. The last messages of the stream are handled and lost,
+// and no later message comes that would make a worker check its position.
 func (s *storm) failOverIdle(ctx context.Context) error {
 	if err := s.until(ctx, "every record but the last ones to be acknowledged", s.acknowledged(len(s.stream.records)-s.tail())); err != nil {
 		return err

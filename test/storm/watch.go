@@ -8,12 +8,13 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
-// watched looks at the offset commits that pass between the consumer and its source, for I8: a
-// commit may name only a partition that its process was handed, while it has it, and in the
-// generation in which it got it. What a source hands over is bound to a generation, which the
-// broker checks on the wire; so it is decided here that no commit begins on, or outlives, what was
-// given back, and that nobody is handed a partition twice at a time. That a generation's assignment
-// is what the coordinator said is the sources' own tests' business.
+// watched checks the offset commits between the consumer and its source, for I8. A commit may name
+// only a partition that its process owns at that time, in the generation in which it got it.
+//
+// What a source hands over is bound to a generation, which the broker checks on the wire. So two
+// things are checked here: no commit begins on, or outlives, a partition that was given back, and
+// no partition is handed over twice at a time. The sources' own tests check that a generation's
+// assignment is what the coordinator said.
 type watched struct {
 	consumer.Source
 	breach func(format string, args ...any)
@@ -26,7 +27,7 @@ func watch(s consumer.Source, breach func(format string, args ...any)) *watched 
 	return &watched{Source: s, breach: breach, held: map[string]bool{}}
 }
 
-// Validate is what consumer.New asks of a source that can tell its faults.
+// Validate is what consumer.New calls on a source that can find its own faults.
 func (w *watched) Validate() error {
 	if v, ok := w.Source.(interface{ Validate() error }); ok {
 		return v.Validate()
@@ -64,7 +65,7 @@ func (w *watched) Run(ctx context.Context, own func(ctx context.Context, p consu
 	})
 }
 
-// ownedPartition is one partition from when it is handed over to when it is given back.
+// ownedPartition is one partition, from the time it is handed over until it is given back.
 type ownedPartition struct {
 	consumer.Partition
 	w *watched

@@ -31,8 +31,8 @@ type workerConfig struct {
 	Policy    string
 }
 
-// effectSQL is the handler's own write. The table has no unique constraint: a double must be able
-// to happen.
+// effectSQL is the handler's own write. The table has no unique constraint, so that a repeated
+// effect is possible and shows.
 const effectSQL = `insert into storm.effects (scope, id, key, seq, part, off, worker, called) values ($1, $2, $3, $4, $5, $6, $7, $8)`
 
 var (
@@ -81,7 +81,7 @@ func workerMain() int {
 		if err := w.run(ctx); err != nil {
 			return err
 		}
-		// I14: after a stop in order nothing of ours is left.
+		// I14: after a stop in order no connection and no goroutine is left.
 		if err := goleak.Find(before); err != nil {
 			w.breach("I14 goroutines are left after a stop in order: %v", err)
 		}
@@ -138,7 +138,7 @@ func (w *worker) run(ctx context.Context) error {
 	c, err := consumer.New(pool, source, w.handler, consumer.Config{
 		Scope: w.cfg.Scope, Key: key, PositionsOnly: w.cfg.Positions, BatchSize: w.cfg.BatchSize,
 		RetryMin: 20 * time.Millisecond, RetryMax: 500 * time.Millisecond,
-		// How long a worker that stands still in mid-batch keeps its successor waiting.
+		// This is how long a worker that is suspended in mid-batch keeps its successor waiting.
 		LockTimeout: 2 * time.Second, IdleTimeout: 3 * time.Second, DrainTimeout: 3 * time.Second,
 		OnFailure: policy, Hooks: w.Hooks(nil),
 	})

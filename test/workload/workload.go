@@ -12,16 +12,16 @@ import (
 // Record is one copy of a message.
 type Record struct {
 	Message int  // which
-	Copy    bool // stands behind the message's first record
+	Copy    bool // comes after the message's first record
 	Strayed bool // goes to another partition than the message's others
 }
 
-// nearby is how far behind the first a further copy stands at most.
+// nearby is how far after the first a further copy may come at most.
 const nearby = 300
 
-// Arrange puts the given messages into a stream, and behind a fraction of them a further copy: near
-// by, so that both may be in hand at the same time, and every other time in another partition, so
-// that they are in two workers' hands.
+// Arrange puts the given messages into a stream, and after a fraction of them a further copy. The
+// copy comes soon after the message, so that both may be in work at the same time. Every other copy
+// is in another partition, so that two workers may have them.
 func Arrange(messages []int, duplicates float64, random *rand.Rand) []Record {
 	type placed struct {
 		Record
@@ -43,7 +43,7 @@ func Arrange(messages []int, duplicates float64, random *rand.Rand) []Record {
 	return records
 }
 
-// Partition is where the records of a name go: its home, or, strayed, the one behind it.
+// Partition is the partition of a name's records: its home, or, strayed, the next one.
 func Partition(name string, strayed bool, partitions int) int {
 	p := int(Hash(name) % uint32(partitions))
 	if strayed {

@@ -29,15 +29,15 @@ var (
 	seed      = flag.Uint64("seed", 0, "the first history's number; each is planned from its own. 0: by the clock")
 )
 
-// kind is what a client was told.
+// kind is the answer that a client got.
 type kind int
 
 const (
 	created  kind = iota
 	replayed      // the stored answer
 	mismatch      // the key belongs to another request
-	undone        // nothing stands of it
-	open          // nobody knows: no answer, or one that says so
+	undone        // it left no effect
+	open          // unknown: no answer, or one that says so
 )
 
 // input is a request under a key, and output its answer.
@@ -48,14 +48,16 @@ type output struct {
 	run  string // which run of the handler answered
 }
 
-// standing is what is true of a key: nothing, or the one run that has taken effect. A run that nobody has heard of yet has no name.
+// standing is what is true of a key: nothing, or the one run that has taken effect. A run that no
+// client has learned of yet has no name.
 type standing struct {
 	done      bool
 	body, run string
 }
 
-// model is I12: the first request runs, one with the same body gets its bytes, another is refused, and what was undone has no effect. One
-// of unknown outcome has one or has none, at any time from then on.
+// model is I12. The first request runs. A request with the same body gets its bytes, and one with
+// another body is refused. A request that was undone has no effect. One of unknown outcome has one
+// or has none, at any time from then on.
 func model(mode idempotency.Mode) porcupine.Model {
 	return (&porcupine.NondeterministicModel{
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
@@ -99,7 +101,7 @@ func model(mode idempotency.Mode) porcupine.Model {
 	}).ToModel()
 }
 
-// node is a process's worth of a server, which can be cut off from its database for good.
+// node is one server process, which can be cut off from its database for good.
 type node struct {
 	*rig
 	dead  atomic.Bool
@@ -205,7 +207,7 @@ func work(w http.ResponseWriter, req *http.Request) {
 	_, _ = io.WriteString(w, run)
 }
 
-// ask sends one request and notes what came of it.
+// ask sends one request and records its outcome.
 func (h *history) ask(client int, n *node, key, body string, headers ...string) output {
 	call := time.Since(h.begun).Nanoseconds()
 	g, err := n.try(context.Background(), http.MethodPost, h.path, key, body, headers...)
@@ -229,7 +231,7 @@ func (h *history) ask(client int, n *node, key, body string, headers ...string) 
 	return out
 }
 
-// play has clients ask at random, while nodes die and leases end.
+// play makes clients send at random, while nodes die and leases end.
 func (h *history) play() {
 	const clients, each, keys = 5, 6, 2
 	h.nodes = []*node{h.node(), h.node()}
@@ -293,8 +295,8 @@ func (h *history) stealable() {
 	}
 }
 
-// Random concurrent histories, with processes that die, connections that are cut at COMMIT, and leases that end under their owners, are
-// linearizable to a server that runs each operation once.
+// Random concurrent histories, with processes that die, connections that are cut at COMMIT, and
+// leases that end under their owners, are linearizable to a server that runs each operation once.
 func TestHistories(t *testing.T) {
 	first := *seed
 	if first == 0 {
@@ -336,7 +338,7 @@ func judged(t *testing.T, n uint64) {
 	if result := porcupine.CheckOperationsTimeout(model(h.mode), log, time.Minute); result != porcupine.Ok {
 		t.Errorf("-seed %d -histories 1: %v:\n%s", n, result, told())
 	}
-	// And the database agrees: one effect for each key, that of the run which everybody heard of.
+	// And the database agrees: one effect for each key, that of the run which all clients got.
 	for _, key := range []string{"k0", "k1"} {
 		runs := map[string]bool{}
 		for _, op := range log {

@@ -57,7 +57,8 @@ func (w *watched) have(n int) bool {
 	return w.puts >= n
 }
 
-// H21: the layer answers from Redis what it has read from the database before, and from the database whatever becomes of Redis.
+// H21: the layer answers from Redis what it has read from the database before. Whatever happens to
+// Redis, it can answer from the database.
 func TestH21LayerWithRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -79,11 +80,13 @@ func TestH21LayerWithRedis(t *testing.T) {
 	}
 	until(t, "the record is in Redis", func() bool { return cache.have(1) })
 
-	// What the database holds cannot be read any more: who answers is the cache. A sighting lasts a second, and then the database is asked.
+	// The records can no longer be read from the database, so an answer comes from the cache. The
+	// database's last sign of life counts for a second; then the layer reads from the database.
 	r.exec(`update onlyonce.http_records set response = 'garbage'`)
 	fromRedis := false
 	for range 100 {
-		// The look for another key is an answer of the database, which says that its history is still this one.
+		// Reading another key is an answer of the database, which shows that its history is still
+		// the same.
 		r.post("/charges", "another", "x")
 		if g := r.post("/charges", "k1", "10 EUR"); g.status == first.status && g.body == first.body && g.mark() == "replayed" && g.header.Get("Location") == "/effects/1" {
 			fromRedis = true
@@ -167,12 +170,14 @@ func (a *answers) all(when string) int {
 	return a.cache.hits
 }
 
-// H21: whatever becomes of Redis, the answers are the same. Only how many of them the database gives differs.
+// H21: whatever happens to Redis, the answers are the same. Only the number of answers that come
+// from the database differs.
 func TestH21WhateverBecomesOfRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true, MaxRetries: -1})
-	// The timeout is long enough for a slow machine: a Redis that is well is never taken for one that is not.
+	// The timeout is long enough for a slow machine: a Redis that works is never taken for one that
+	// does not.
 	a := newAnswers(t, client, 10*time.Second)
 	must := func(err error) {
 		t.Helper()
@@ -225,7 +230,7 @@ func TestH21WhateverBecomesOfRedis(t *testing.T) {
 	}
 }
 
-// H21: a Redis that hangs costs time, a bounded one, and no answers.
+// H21: a Redis that hangs costs a bounded time, and no answers.
 func TestH21RedisThatHangs(t *testing.T) {
 	t.Parallel()
 	for _, contextTimeout := range []bool{true, false} { // without it go-redis waits for 3 s, and does not look at the context
@@ -246,7 +251,7 @@ func TestH21RedisThatHangs(t *testing.T) {
 	}
 }
 
-// H21: a listener that accepts and says nothing, and one that says what is none of Redis's.
+// H21: a listener that accepts and sends nothing, and one that sends what Redis never sends.
 func TestH21WhatIsNotRedis(t *testing.T) {
 	t.Parallel()
 	for _, says := range []string{"", "HTTP/1.1 400 Bad Request\r\n\r\n", "$1000000000\r\n", "*1\r\n*1\r\n*1\r\n", "+OK\r\n+OK\r\n+OK\r\n+OK\r\n", "\x00\x00\x00"} {

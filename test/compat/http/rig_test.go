@@ -31,7 +31,8 @@ type rig struct {
 	srv   *httptest.Server
 }
 
-// testConfig is a layer's with nothing but what is required; the tenant is what X-Tenant says.
+// testConfig is a layer's configuration with the required fields only; the tenant is the header
+// X-Tenant.
 func testConfig() idempotency.Config {
 	return idempotency.Config{
 		Scope: func(r *http.Request) (idempotency.Scope, error) {
@@ -49,7 +50,8 @@ func newRig(t *testing.T, cfg idempotency.Config) *rig {
 	return r
 }
 
-// newRigOn is another process's worth of the same: the layer works on one pool, and the test looks through the other.
+// newRigOn is a second process on the same database: the layer uses one pool, and the test reads
+// through the other.
 func newRigOn(t *testing.T, layers, pool *pgxpool.Pool, cfg idempotency.Config) *rig {
 	t.Helper()
 	r := &rig{t: t, pool: pool, mux: http.NewServeMux()}
@@ -71,7 +73,7 @@ func newRigOn(t *testing.T, layers, pool *pgxpool.Pool, cfg idempotency.Config) 
 	return r
 }
 
-// handle puts a handler behind the layer.
+// handle wraps a handler in the layer.
 func (r *rig) handle(route idempotency.Route, h http.HandlerFunc) {
 	r.t.Helper()
 	wrapped, err := r.layer.Handle(route, h)
@@ -139,7 +141,7 @@ func (r *rig) try(ctx context.Context, method, path, key, body string, headers .
 	return got{resp.StatusCode, resp.Header, string(b)}, err
 }
 
-// code is the problem's.
+// code returns the problem's code.
 func (g got) code() string {
 	var p struct{ Code string }
 	_ = json.Unmarshal([]byte(g.body), &p)
@@ -149,7 +151,8 @@ func (g got) code() string {
 // String is what tests print.
 func (g got) String() string { return fmt.Sprintf("%d %s %q", g.status, g.mark(), g.body) }
 
-// patience bounds what tests wait for; nothing is judged by how long it took. Mutants that make a test wait for what never comes shorten it.
+// patience bounds the waits of tests; no result depends on how long it took. Mutants that make a
+// test wait in vain shorten it.
 var patience = pgtest.Patience(time.Minute)
 
 // until polls a condition.

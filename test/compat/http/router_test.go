@@ -17,8 +17,9 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// The layer behind a router: around each route's handler, or as the router's middleware. Either way the handler has the path's values, and what
-// the router's other middleware is for, before and behind the layer, still works.
+// The layer with a router: around each route's handler, or as the router's middleware. Either way
+// the handler gets the path's values, and the router's other middleware, before and after the
+// layer, still works.
 func TestRouters(t *testing.T) {
 	t.Parallel()
 	for name, build := range map[string]func(wrap func(http.Handler) http.Handler, capture func(id func(*http.Request) string) http.Handler) http.Handler{
@@ -88,7 +89,7 @@ func TestRouters(t *testing.T) {
 						_, _ = fmt.Fprintf(w, "captured %s, run %d", id(r), runs.Load())
 					})
 				})
-			recovered := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // where the router has nothing that does it
+			recovered := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // for a router without a recoverer
 				defer func() {
 					if recover() != nil {
 						w.WriteHeader(http.StatusInternalServerError)

@@ -23,7 +23,7 @@ type booking struct {
 	Cents   int
 }
 
-// book is what the comment of package sqltx shows: claim, effect and call commit together.
+// book is the example in the comment of package sqltx: claim, effect and call commit together.
 func book(db *gorm.DB, id string, cents int) error {
 	return db.Transaction(func(g *gorm.DB) error {
 		tx := g.Statement.ConnPool.(sqltx.Tx)
@@ -38,7 +38,8 @@ func book(db *gorm.DB, id string, cents int) error {
 	})
 }
 
-// T1: effects that GORM writes commit with the claim and the call, once, with and without its cache of prepared statements.
+// T1: effects that GORM writes commit with the claim and the call, once, with and without its cache
+// of prepared statements.
 func TestGORM(t *testing.T) {
 	t.Parallel()
 	sqlsuite.Each(t, all, func(t *testing.T, db *sql.DB, pool *pgxpool.Pool) {

@@ -24,7 +24,7 @@ func TestLibpq(t *testing.T) {
 	sqlsuite.Run(t, libpq...)
 }
 
-// An error of lib/pq's stays one, for code that looks for its type.
+// An error of lib/pq keeps its type, for code that looks for it.
 func TestErrorsStayTheDrivers(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Empty(t) // no schema onlyonce

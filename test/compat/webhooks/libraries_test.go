@@ -65,7 +65,8 @@ func verifier(t testing.TB, p webhook.Provider, secrets ...string) *webhook.Veri
 	return v
 }
 
-// The providers' own libraries sign, and we verify; we sign, and they verify. Their clocks are the machine's, so the time is now.
+// The providers' own libraries sign, and we verify; we sign, and they verify. Their clocks are the
+// machine's, so the time is now.
 
 type standardLibrary struct {
 	family string
@@ -118,7 +119,7 @@ func TestStandardLibraries(t *testing.T) {
 	}
 }
 
-// Where we differ from the libraries on purpose: they take these, and we do not.
+// Requests that the libraries accept and package webhook refuses on purpose.
 func TestStricterThanStandardLibraries(t *testing.T) {
 	t.Parallel()
 	v := verifier(t, webhook.Standard{}, standardSecret)
@@ -168,7 +169,8 @@ func TestStripeLibrary(t *testing.T) {
 			if err != nil || e.ID != id || e.Type != "plan.created" || e.Time.Unix() != at.Unix() {
 				t.Fatalf("theirs is refused here: %v %+v", err, e)
 			}
-			// A signature that cannot be read beside a good one is passed over there, and here.
+			// A signature that cannot be parsed, next to a valid one, is skipped by the library and
+			// by this package.
 			if _, err := v.Verify(headers("Stripe-Signature", header+",v1=bad_signature"), body); err != nil {
 				t.Fatalf("with a bad signature beside it: %v", err)
 			}
@@ -181,7 +183,7 @@ func TestStripeLibrary(t *testing.T) {
 			t.Fatal("scheme v0 is accepted")
 		}
 	})
-	// Upper-case digits are Stripe's library's to take.
+	// Stripe's library accepts upper-case digits.
 	body := []byte(`{"id":"evt_1"}`)
 	p := stripewebhook.GenerateTestSignedPayload(&stripewebhook.UnsignedPayload{Payload: body, Secret: secret})
 	upper := fmt.Sprintf("t=%d,v1=%s", p.Timestamp.Unix(), strings.ToUpper(fmt.Sprintf("%x", p.Signature)))
@@ -193,7 +195,7 @@ func TestStripeLibrary(t *testing.T) {
 	}
 }
 
-// ourStripe is a Stripe-Signature of ours.
+// ourStripe is a Stripe-Signature that this test has made.
 func ourStripe(at time.Time, body, secret string) string {
 	return "t=" + unix(at) + ",v1=" + hex.EncodeToString(mac(secret, unix(at), ".", body))
 }

@@ -137,12 +137,12 @@ func Recreate(t testing.TB, adm *kadm.Client, topic string) {
 	}
 }
 
-// Client returns a client that writes where a record says, each call in one batch.
+// Client returns a client that writes to the partition that a record names, each call in one batch.
 func Client(t testing.TB, brokers []string, opts ...kgo.Opt) *kgo.Client {
 	t.Helper()
 	cl, err := kgo.NewClient(append([]kgo.Opt{
 		kgo.SeedBrokers(brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(kgo.NoCompression()),
-		kgo.MetadataMinAge(50 * time.Millisecond), // or it tells of the topic that was
+		kgo.MetadataMinAge(50 * time.Millisecond), // or it returns the topic of before
 	}, opts...)...)
 	if err != nil {
 		t.Fatalf("kafkatest: %v", err)

@@ -1,8 +1,7 @@
 // Package kafkatest gives tests a Kafka broker.
 //
-// [Brokers] is a real one and nothing else: where none can be had the test is
-// skipped with the reason, or fails when CI=true. [Fake] is franz-go's kfake, for
-// tests that say so.
+// [Brokers] is a real one and nothing else: if none is available, the test is skipped with the
+// reason, or fails if CI=true. [Fake] is franz-go's kfake, for tests that say so.
 package kafkatest
 
 import (
@@ -113,8 +112,7 @@ func Topic(t testing.TB, brokers []string, partitions int, configs map[string]st
 	return name
 }
 
-// TopicName returns a name that no other topic has, and that tells which test
-// it belongs to.
+// TopicName returns a name that no other topic has, and that shows which test it belongs to.
 func TopicName(t testing.TB) string {
 	clean := strings.Map(func(r rune) rune {
 		switch {

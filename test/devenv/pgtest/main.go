@@ -44,9 +44,9 @@ func Until(t testing.TB, within time.Duration, what string, cond func() bool) {
 	}
 }
 
-// GaveUp ends a test because its patience is over. If the test had not failed before, its words are
-// those that test/retest looks for: a slow machine can cause such a failure, so CI runs the test a
-// second time, alone.
+// GaveUp ends a test because its patience is over. If the test had not failed before, its message
+// is the one that test/retest looks for. A slow machine can cause such a failure, so CI runs the
+// test a second time, alone.
 func GaveUp(t testing.TB, within time.Duration, what string) {
 	t.Helper()
 	if t.Failed() {

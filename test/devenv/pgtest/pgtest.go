@@ -103,9 +103,9 @@ func Server(t testing.TB, settings map[string]string) string {
 	return p.URL
 }
 
-// PgBouncer returns a PgBouncer of this test's own in front of a database's server, in
-// transaction mode and with at most poolSize server connections. Where the program is
-// not on the machine the test is skipped with the reason, or fails when CI=true.
+// PgBouncer returns a PgBouncer of this test's own in front of a database's server, in transaction
+// mode and with at most poolSize server connections. If the program is not on the machine, the test
+// is skipped with the reason, or fails if CI=true.
 func PgBouncer(t testing.TB, database string, poolSize int) *devenv.PgBouncer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -197,7 +197,7 @@ func config(server string) (pgtestdb.Config, error) {
 		// need the right to create roles, and tests that cut the connections
 		// of another session or run CHECKPOINT need the rights of this one.
 		TestRole: &pgtestdb.Role{Username: parsed.User, Password: password, Capabilities: "those it has"},
-		// Fault tests leave sessions behind, by intent.
+		// Fault tests leave sessions open on purpose.
 		ForceTerminateConnections: true,
 	}, nil
 }
@@ -208,8 +208,8 @@ const driverName = "onlyonce-pgtest"
 
 var registerDriver = sync.OnceFunc(func() { sql.Register(driverName, stdlib.GetDefaultDriver()) })
 
-// server finds or starts the server, once for the process. Nobody stops it: its
-// supervisor does when the process ends.
+// server finds or starts the server, once for the process. No test stops it: its supervisor does
+// when the process ends.
 var server = sync.OnceValues(func() (string, error) {
 	registerDriver()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)

@@ -40,7 +40,7 @@ func (s *StandbyAway) Leave() {
 	if err != nil {
 		s.t.Fatalf("pgtest: %v", err)
 	}
-	go func() { // commits until one waits, and further until it is told to quit
+	go func() { // commits until one waits, and further until it is stopped
 		defer close(s.ended)
 		defer func() { _ = probe.Close(context.Background()) }()
 		for {
@@ -77,8 +77,8 @@ func (s *StandbyAway) Waits(application string) (waits bool) {
 	return waits
 }
 
-// CancelAnother cancels the wait of a session of its own, and returns when that has
-// ended: a wait that somebody else had cancelled before would have ended by then, too.
+// CancelAnother cancels the wait of a session of its own, and returns after that has ended. If a
+// wait was cancelled before by another session, it would have ended by then, too.
 func (s *StandbyAway) CancelAnother() {
 	s.t.Helper()
 	close(s.quit)

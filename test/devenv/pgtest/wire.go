@@ -12,13 +12,12 @@ import (
 	"github.com/onlyonce/onlyonce/internal/wire"
 )
 
-// Wire does what a test asks for at the messages that run one statement, however it is sent
-// (prepared, unnamed or simple), and whatever travels with it. It is package wire for tests that
-// have one statement and one thing to do to it.
+// Wire runs a test's action at the messages that carry one statement, however it is sent (prepared,
+// unnamed or simple). It is package wire for tests that have one statement and one action.
 type Wire struct {
-	// Statement is the one that it waits for.
+	// Statement is the statement that it waits for.
 	Statement string
-	// At says what happens at the n-th time, counted over all connections from 1 on.
+	// At returns the action for the n-th time, counted over all connections from 1 on.
 	At func(n int32) Cut
 
 	// Seen counts the times that the statement was sent, and Cuts those at which something

@@ -14,8 +14,8 @@ import (
 // startTimeout bounds the start of a server.
 const startTimeout = time.Minute
 
-// Start returns a server of this test's own, which is stopped when the test ends. Where the program
-// is not on the machine the test is skipped with the reason, or fails when CI=true.
+// Start returns a server of this test's own, which is stopped when the test ends. If the program is
+// not on the machine, the test is skipped with the reason, or fails if CI=true.
 func Start(t testing.TB) *devenv.Redis {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)

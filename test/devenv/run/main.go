@@ -2,15 +2,15 @@
 //
 //	go run ./test/devenv/run [-postgres] [-postgres-version N] [-kafka] [-require-real] -- command args...
 //
-// The command gets ONLYONCE_POSTGRES_URL and ONLYONCE_KAFKA_BROKERS; its exit
-// status becomes ours. "go test ./..." below it uses one server of each for all
-// packages, where each package would start its own. A Postgres that is started here
-// has fsync off. Standard error tells which server was taken and why. The servers are gone when the command has ended, and
-// also when this program is interrupted or killed.
+// The command gets ONLYONCE_POSTGRES_URL and ONLYONCE_KAFKA_BROKERS; its exit status becomes ours.
+// For example "go test ./..." below it uses one server of each for all packages, instead of one for
+// each package. A Postgres that is started here has fsync off. Standard error says which server was
+// taken and why. The servers end with the command, and also if this program is interrupted or
+// killed.
 //
-// Exit status 2 means that what was asked for could not be had, or the usage.
-// Without -require-real, -kafka goes on without the variable where there is no
-// real broker: the tests that need one then skip, or fail when CI=true.
+// Exit status 2 means that what was asked for is not available, or a mistake in the command line.
+// Without -require-real, -kafka goes on without the variable if there is no real broker: the tests
+// that need one then skip, or fail if CI=true.
 package main
 
 import (

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// The program becomes a supervisor here, before main and before the packages
-// that import this one; the package comment tells why.
+// The program becomes a supervisor here, before main and before the packages that import this one.
+// The package comment says why.
 //
-// Being in init has a second use: the runtime keeps the main goroutine on the
-// main thread until all init functions have returned. Linux sends a parent
-// death signal when the *thread* that forked ends, so commands are started from
-// this goroutine only, whose thread lives as long as the process.
+// Being in init has a second use: the runtime keeps the main goroutine on the main thread until all
+// init functions have returned. Linux sends a parent death signal when the *thread* that forked
+// ends, so commands are started from this goroutine only, whose thread lives as long as the
+// process.
 func init() {
 	if os.Getenv(envSupervisor) == "" {
 		return
@@ -166,8 +166,8 @@ func (c *child) start(id int, spec *Command, isRun bool) error {
 	if !filepath.IsAbs(p.log) {
 		p.log = filepath.Join(c.dir, p.log)
 	}
-	// A file and not a pipe: a pipe held open by a grandchild would keep Wait
-	// from returning, and one that nobody reads would stop the server.
+	// A file and not a pipe. If a grandchild held a pipe open, Wait would not return. A pipe
+	// without a reader would stop the server.
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
@@ -229,7 +229,7 @@ func (c *child) kill() error {
 	return nil
 }
 
-// pause stops the server where it stands, or lets it go on.
+// pause suspends the server, or lets it go on.
 func (c *child) pause(stand bool) error {
 	p := c.server
 	if p == nil {

@@ -1,7 +1,7 @@
 // Package supervise runs servers that cannot outlive the process that asked
 // for them.
 //
-// A program that starts a database as its child leaves it behind whenever it
+// A program that starts a database as its child leaves it running whenever it
 // dies without running its own cleanup: SIGKILL, a crash, a test binary that
 // hits its timeout, os.Exit in the middle. So the server is not a child of that
 // program. It is the child of a supervisor, which is the same program executed
@@ -20,7 +20,7 @@
 // package can be its own supervisor and there is nothing to install. The
 // variable is removed before anything else is executed.
 //
-// /proc/self/exe is used because it names the running program even where its
+// /proc/self/exe is used because it names the running program even if its
 // path does not lead there any more: "go run" and "go test" remove their
 // binaries, and an installed one may be replaced while it runs.
 //

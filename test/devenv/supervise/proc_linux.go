@@ -35,9 +35,9 @@ func killStrangers(known map[int]bool) {
 	}
 }
 
-// standTree sends SIGSTOP or SIGCONT to a process and all below it. The backends of
-// a postmaster lead sessions of their own, which no signal to the process group
-// reaches. From the root down: who stands still forks no more.
+// standTree sends SIGSTOP or SIGCONT to a process and all below it. The backends of a postmaster
+// lead sessions of their own, which no signal to the process group reaches. It begins at the root,
+// because a suspended process forks no more.
 func standTree(root int, stand bool) error {
 	signal := syscall.SIGCONT
 	if stand {

@@ -38,8 +38,7 @@ func requestStop(p *os.Process, how Stop) bool {
 
 func killGroup(p *os.Process) { _ = syscall.Kill(-p.Pid, syscall.SIGKILL) }
 
-// enterable tells why a user cannot reach a directory, by the permission bits
-// from the root down.
+// enterable returns why a user cannot reach a directory, by the permission bits from the root down.
 func enterable(dir string, u *User) error {
 	for at := dir; ; at = filepath.Dir(at) {
 		st, err := os.Stat(at)

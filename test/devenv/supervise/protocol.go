@@ -5,7 +5,7 @@ import "time"
 // envSupervisor turns an execution of the program into a supervisor.
 const envSupervisor = "ONLYONCE_DEVENV_SUPERVISOR"
 
-// Config says where the supervisor makes the directory that it owns.
+// Config says in which directory the supervisor makes the one that it owns.
 type Config struct {
 	// Bases are candidates for the parent directory, in order of preference.
 	// The first is taken that exists and, with an Owner, that the owner can
@@ -69,7 +69,7 @@ const (
 	opOpen  = "open"  // make the directory; first
 	opRun   = "run"   // run a command to its end
 	opStart = "start" // start the server
-	opKill  = "kill"  // SIGKILL the server and everything it left behind
+	opKill  = "kill"  // SIGKILL the server and every process that it has left
 	opPause = "pause" // SIGSTOP the server and everything below it
 	opCont  = "cont"  // SIGCONT them
 )

@@ -193,8 +193,8 @@ func TestOwnerMustReachTheDirectory(t *testing.T) {
 	}
 }
 
-// A paused server stands still with what has escaped from its process group, goes on where it
-// stood, and does not keep Close waiting.
+// A paused server is suspended, with the processes that have left its process group. It can go on,
+// and does not keep Close waiting.
 func TestPauseAndContinue(t *testing.T) {
 	t.Parallel()
 	needLinux(t)

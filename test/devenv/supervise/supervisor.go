@@ -51,7 +51,7 @@ type Server struct {
 // Exited is closed when the server has ended, for whatever reason.
 func (s *Server) Exited() <-chan struct{} { return s.exited }
 
-// Status tells how the server ended. Call it after Exited is closed.
+// Status returns how the server ended. Call it after Exited is closed.
 func (s *Server) Status() string { return s.status }
 
 // Start executes the supervisor and has it make its directory.
@@ -67,7 +67,7 @@ func Start(ctx context.Context, cfg Config) (*Supervisor, error) {
 	cmd.Env = append(os.Environ(), envSupervisor+"=1")
 	cmd.SysProcAttr = supervisorAttr()
 	stderr := &firstBytes{}
-	cmd.Stderr = stderr // never the program's own: "go test" waits until nobody holds it
+	cmd.Stderr = stderr // never the program's own: "go test" waits until no process holds it
 	pipe, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -94,8 +94,8 @@ func Start(ctx context.Context, cfg Config) (*Supervisor, error) {
 	return s, nil
 }
 
-// program is a path under which this program can be executed again; the package
-// comment tells why it is that one on Linux.
+// program is a path under which this program can be executed again. The package comment says why it
+// is that one on Linux.
 func program() (string, error) {
 	if runtime.GOOS == "linux" {
 		return "/proc/self/exe", nil
@@ -136,15 +136,15 @@ func (s *Supervisor) StartServer(ctx context.Context, c Command) (*Server, error
 	return srv, nil
 }
 
-// Kill kills the server with SIGKILL, and what it leaves behind, and returns
-// when all of it is gone. The directory stays; the server can be started again.
+// Kill kills the server with SIGKILL, with all processes that it leaves, and returns after all of
+// them are gone. The directory stays; the server can be started again.
 func (s *Supervisor) Kill(ctx context.Context) error {
 	_, err := s.call(ctx, request{Op: opKill})
 	return err
 }
 
-// Pause stops the server and everything below it where they stand (SIGSTOP); their
-// connections stay open. Linux only.
+// Pause suspends the server and everything below it (SIGSTOP); their connections stay open. Linux
+// only.
 func (s *Supervisor) Pause(ctx context.Context) error {
 	_, err := s.call(ctx, request{Op: opPause})
 	return err

@@ -1,6 +1,7 @@
 // Command worker is a process with one consumer, for the test of rolling deploys.
 //
-// It ends in order on SIGTERM, and when its standard input ends, which the test's does whatever becomes of it.
+// It ends in order on SIGTERM, and when its standard input ends, which the test's does whatever
+// becomes of it.
 package main
 
 import (
