@@ -36,7 +36,8 @@ func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 	}
 	// Commits with the message's id and position, or not at all.
 	tx.Queue(`update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)
-	// Sent after the commit, under a key that derives from the message: the same however often this runs.
+	// Sent after the commit, under a key that derives from the message: the same however often this
+	// runs.
 	return outbox.Enqueue(ctx, tx, outbox.Call{Sink: "payments", Name: "charge", Target: "/charges", Body: m.Value})
 }
 

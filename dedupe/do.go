@@ -141,9 +141,10 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 //		return err // nothing is acknowledged; the broker delivers again
 //	}
 //
-// It returns [Fresh] if this call has applied the message, and [Duplicate] if it was applied before;
-// fn did not run to a commit then. Acknowledge the message in both cases. After an error acknowledge
-// nothing. A key that was claimed for another payload is [ErrConflict]; see DoConfig.OnConflict.
+// It returns [Fresh] if this call has applied the message, and [Duplicate] if it was applied
+// before; fn did not run to a commit then. Acknowledge the message in both cases. After an error
+// acknowledge nothing. A key that was claimed for another payload is [ErrConflict]; see
+// DoConfig.OnConflict.
 //
 // fn may run more than once, in another transaction each time: what it does outside of tx is not
 // undone. An error of fn rolls back and is returned. Do repeats the transaction, at most
@@ -153,8 +154,9 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 //   - the claim waited for an uncommitted copy for longer than Timeouts.Lock (55P03);
 //   - the connection was lost, before or after COMMIT was sent.
 //
-// A failed statement fails the attempt even if fn swallows its error; see GuardedTx.Savepoint. A call
-// that fn enqueues (package outbox) takes its identity from the key, and is the same at each run.
+// A failed statement fails the attempt even if fn swallows its error; see GuardedTx.Savepoint. A
+// call that fn enqueues (package outbox) takes its identity from the key, and is the same at each
+// run.
 //
 // # A COMMIT without an answer
 //
@@ -168,11 +170,11 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 //	                                 commits                      claim: duplicate
 //	                                 or rolls back                claim: fresh; fn runs; COMMIT
 //
-// A look at a table without the claim would prove nothing in the third case. If the attempts are used
-// up before the outcome is known, Do returns [ErrOutcomeUnknown].
+// A look at a table without the claim would prove nothing in the third case. If the attempts are
+// used up before the outcome is known, Do returns [ErrOutcomeUnknown].
 //
-// Do is safe for concurrent use. It is for loops of your own; package consumer does all this and more
-// for Kafka.
+// Do is safe for concurrent use. It is for loops of your own; package consumer does all this and
+// more for Kafka.
 func Do(ctx context.Context, pool *pgxpool.Pool, key Key, fn func(ctx context.Context, tx GuardedTx) error) (Outcome, error) {
 	return DoWith(ctx, pool, DoConfig{}, key, fn)
 }

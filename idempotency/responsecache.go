@@ -71,8 +71,8 @@ type responseCache struct {
 	sighted atomic.Pointer[sighting]
 }
 
-// history identifies a history of a database. What was committed in it is there, unless a failover has
-// lost it; the failover begins another history.
+// history identifies a history of a database. What was committed in it is there, unless a failover
+// has lost it; the failover begins another history.
 type history struct {
 	System   int64  // pg_control_system
 	Timeline uint32 // the first eight digits of pg_walfile_name(pg_current_wal_insert_lsn()), in hexadecimal

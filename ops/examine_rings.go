@@ -190,9 +190,9 @@ func (d *examiner) ring(k *KeyRing, held bool, who []string) {
 		map[bool]string{true: "a process rotates it", false: "no process rotates it just now, and nothing is due"}[held])
 }
 
-// frontiers judges the cursors that hold back what consumer_keys forgets. If a frontier is
-// more than a seventh of the horizon in the past, the tables do not suffice, and the current
-// segment grows. A frontier in the future was recorded while the clock was ahead, and no rotator has made
+// frontiers judges the cursors that hold back what consumer_keys forgets. If a frontier is more
+// than a seventh of the horizon in the past, the tables do not suffice, and the current segment
+// grows. A frontier in the future was recorded while the clock was ahead, and no rotator has made
 // it void yet (K6).
 func (d *examiner) frontiers(horizon *float64, all []Frontier) {
 	const check = "frontiers"

@@ -8,23 +8,24 @@
 //	})
 //
 // It does what package kafkasource does, and three things more. A rebalance does not interrupt the
-// partitions that stay (cooperative rebalancing, KIP-429). A process can restart without a rebalance
-// (static members, KIP-345). Topics may be compacted. All members of a group must use this package or
-// other cooperative-sticky consumers: it does not join a group with members of kafkasource.
+// partitions that stay (cooperative rebalancing, KIP-429). A process can restart without a
+// rebalance (static members, KIP-345). Topics may be compacted. All members of a group must use
+// this package or other cooperative-sticky consumers: it does not join a group with members of
+// kafkasource.
 //
-// A Source decides which partitions this process works on. The database decides what may be done with
-// their messages. If a process wrongly believes that it owns a partition, the database fences it: that
-// costs work, never an effect.
+// A Source decides which partitions this process works on. The database decides what may be done
+// with their messages. If a process wrongly believes that it owns a partition, the database fences
+// it: that costs work, never an effect.
 //
 // # Membership
 //
-// Each Run is a member of the group. It speaks the group's protocol itself, over a franz-go client that
-// consumes nothing. franz-go's own group consumer does not report in which generation a partition is
-// owned at the moment of a commit, and the consumer needs that as a proof. Only the distribution of
-// partitions is franz-go's (CooperativeStickyBalancer).
+// Each Run is a member of the group. It speaks the group's protocol itself, over a franz-go client
+// that consumes nothing. franz-go's own group consumer does not report in which generation a
+// partition is owned at the moment of a commit, and the consumer needs that as a proof. Only the
+// distribution of partitions is franz-go's (CooperativeStickyBalancer).
 //
-// In each JoinGroup a member claims the partitions that it has not let go of. The leader of the group
-// takes a partition from one member in one generation and gives it to another in the next:
+// In each JoinGroup a member claims the partitions that it has not let go of. The leader of the
+// group takes a partition from one member in one generation and gives it to another in the next:
 //
 //	process A                                        process B
 //	generation 7: owns 0 and 1
@@ -44,68 +45,71 @@
 // present one. The package guards against these interleavings:
 //
 //   - A commit arrives between two generations. The coordinator has ended generation 7, and this
-//     process has not learned yet what it owns in 8: the commit is refused in both. If that counted as
-//     a loss, each rebalance would end the work on partitions that stay. So Commit waits until the
-//     process knows. If the partition is still its own, it repeats the commit in the new generation;
-//     otherwise the partition is lost.
-//   - A process that the group removed joins again and gets the same partition, which another member
-//     owned meanwhile. So a partition follows its member only while the membership lasts. A partition
-//     handed over before keeps its old generation, and its commits are refused for good.
-//   - own does not let a partition go. The process claims it as long as own works, in rebalances too,
-//     so that no other member gets it, but not longer than Config.RebalanceTimeout. After that the
-//     process does not claim it, and its commits are refused in the next generation. The process is
-//     not handed the partition again before that own has returned. See docs/operations.md, "How long
-//     a stop takes".
+//     process has not learned yet what it owns in 8: the commit is refused in both. If that counted
+//     as a loss, each rebalance would end the work on partitions that stay. So Commit waits until
+//     the process knows. If the partition is still its own, it repeats the commit in the new
+//     generation; otherwise the partition is lost.
+//   - A process that the group removed joins again and gets the same partition, which another
+//     member owned meanwhile. So a partition follows its member only while the membership lasts. A
+//     partition handed over before keeps its old generation, and its commits are refused for good.
+//   - own does not let a partition go. The process claims it as long as own works, in rebalances
+//     too, so that no other member gets it, but not longer than Config.RebalanceTimeout. After that
+//     the process does not claim it, and its commits are refused in the next generation. The
+//     process is not handed the partition again before that own has returned. See
+//     docs/operations.md, "How long a stop takes".
 //   - Heartbeats stop while a partition drains, and the group removes the member. So heartbeats are
 //     independent of all work and continue until own has returned.
-//   - own returns ErrOwnershipLost, because the database has another owner. The process stops claiming
-//     the partition and joins again after a pause with jitter, which grows with each loss. The
-//     partition may come back only in another generation. If the process joined at once, two
+//   - own returns ErrOwnershipLost, because the database has another owner. The process stops
+//     claiming the partition and joins again after a pause with jitter, which grows with each loss.
+//     The partition may come back only in another generation. If the process joined at once, two
 //     processes that both believe in their ownership would fence each other in turns for ever. Its
 //     other partitions are not affected.
-//   - The coordinator cannot be reached for the session timeout. It will have given the partitions to
-//     others, so their contexts end, and the process joins again when it can.
-//   - Two processes have one InstanceID. The coordinator accepts the one that joined last and fences the
-//     other, whose Run returns an error that says so. If it joined again, it would fence the first.
+//   - The coordinator cannot be reached for the session timeout. It will have given the partitions
+//     to others, so their contexts end, and the process joins again when it can.
+//   - Two processes have one InstanceID. The coordinator accepts the one that joined last and
+//     fences the other, whose Run returns an error that says so. If it joined again, it would fence
+//     the first.
 //
-// When Run is to end during a rebalance, it waits for the rebalance only while a partition drains, so
-// that the last commit is accepted. A dynamic member then leaves the group, so that others get its
-// partitions at once. A static member does not leave.
+// When Run is to end during a rebalance, it waits for the rebalance only while a partition drains,
+// so that the last commit is accepted. A dynamic member then leaves the group, so that others get
+// its partitions at once. A static member does not leave.
 //
-// The leader notices new partitions within Config.PartitionWatchInterval, and they cause a rebalance.
-// Partitions that are added while a static member that leads the group restarts are found by the next
-// rebalance.
+// The leader notices new partitions within Config.PartitionWatchInterval, and they cause a
+// rebalance. Partitions that are added while a static member that leads the group restarts are
+// found by the next rebalance.
 //
 // # Fetch
 //
 // Partitions are read as in package kafkasource, by the same code (internal/kafkalog,
-// internal/recordbatch). Fetches use isolation level read committed and leave out aborted transactions
-// like Kafka's own client. The position passes over them, over control records and over holes.
-// Checksums are verified. Topics are fetched by id, and a topic that was deleted and created again is
-// consumer.ErrIncarnation. Brokers before 3.1 fetch by name: see kafkasource for what is then not
-// noticed. After a change of leader the source asks the new one how far its log goes in the epoch of
-// the last record read (KIP-320). A log that was cut off is an OutOfRangeError, and so is an offset
-// that a leader of the same incarnation confirms not to have.
+// internal/recordbatch). Fetches use isolation level read committed and leave out aborted
+// transactions like Kafka's own client. The position passes over them, over control records and
+// over holes. Checksums are verified. Topics are fetched by id, and a topic that was deleted and
+// created again is consumer.ErrIncarnation. Brokers before 3.1 fetch by name: see kafkasource for
+// what is then not noticed. After a change of leader the source asks the new one how far its log
+// goes in the epoch of the last record read (KIP-320). A log that was cut off is an
+// OutOfRangeError, and so is an offset that a leader of the same incarnation confirms not to have.
 //
 // franz-go has one connection to a broker for fetches, on which the broker answers in order. So the
-// package merges fetches from one broker: one request names all partitions that wait, and ends when one
-// of them has records. A partition whose batch is still being handled is not in the request, and would
-// have to wait for the others' long poll to end. While there is such a partition, the long poll is
-// 20 ms instead of Config.FetchMaxWait. No message waits longer than that for a poll of others.
+// package merges fetches from one broker: one request names all partitions that wait, and ends when
+// one of them has records. A partition whose batch is still being handled is not in the request,
+// and would have to wait for the others' long poll to end. While there is such a partition, the
+// long poll is 20 ms instead of Config.FetchMaxWait. No message waits longer than that for a poll
+// of others.
 //
 // # Compacted topics
 //
-// Of a compacted topic every record that is left is handed over, once and in order. Records that were
-// compacted away before they were read are not, and a reader cannot notice that they existed. If none
-// are left up to the last stable offset, the position passes over all of them. This is right if a
-// message replaces earlier ones with the same key, for example a customer's address. It is wrong if
-// each message is an order of its own: use cleanup.policy=delete then. Identity.Compacted informs the
-// consumer that the record by which it recognises the log may be gone.
+// Of a compacted topic every record that is left is handed over, once and in order. Records that
+// were compacted away before they were read are not, and a reader cannot notice that they existed.
+// If none are left up to the last stable offset, the position passes over all of them. This is
+// right if a message replaces earlier ones with the same key, for example a customer's address. It
+// is wrong if each message is an order of its own: use cleanup.policy=delete then.
+// Identity.Compacted informs the consumer that the record by which it recognises the log may be
+// gone.
 //
 // # What is refused
 //
-// Topics that do not exist when Run begins are refused. Otherwise brokers might create them and choose
-// the number of partitions. Brokers before Kafka 0.11 are refused too. The user needs the permissions
-// Read and Describe on the topics and Read on the group. With DescribeConfigs on the topics,
-// Partition.Retained and Identity.Compacted return more.
+// Topics that do not exist when Run begins are refused. Otherwise brokers might create them and
+// choose the number of partitions. Brokers before Kafka 0.11 are refused too. The user needs the
+// permissions Read and Describe on the topics and Read on the group. With DescribeConfigs on the
+// topics, Partition.Retained and Identity.Compacted return more.
 package franzsource

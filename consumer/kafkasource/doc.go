@@ -7,16 +7,16 @@
 //		Scope: "stock", Key: consumer.HeaderKey("message-id"),
 //	})
 //
-// A Source decides which partitions this process works on. The database decides what may be done with
-// their messages. If a process wrongly believes that it owns a partition, the database fences it: that
-// costs work, never an effect.
+// A Source decides which partitions this process works on. The database decides what may be done
+// with their messages. If a process wrongly believes that it owns a partition, the database fences
+// it: that costs work, never an effect.
 //
 // # Membership
 //
-// Each Run is a member of the consumer group and lives through generations (kafka-go's ConsumerGroup
-// and Generation). In a generation each assigned partition is handed over. A generation ends by a
-// rebalance, because own returned, or because Run is to end. Every own then gets time to finish. Only
-// when all have returned does the process join again or leave.
+// Each Run is a member of the consumer group and lives through generations (kafka-go's
+// ConsumerGroup and Generation). In a generation each assigned partition is handed over. A
+// generation ends by a rebalance, because own returned, or because Run is to end. Every own then
+// gets time to finish. Only when all have returned does the process join again or leave.
 //
 //	process A                                        process B
 //	generation 7: owns 0 and 1
@@ -30,80 +30,87 @@
 //	a commit of generation 7, late: refused (22),
 //	  which is ErrOwnershipLost
 //
-// kafka-go stops its heartbeats when a generation ends. This package sends its own until every own has
-// returned, so that a drain may take longer than the session timeout. It may not take longer than the
-// rebalance timeout, after which the coordinator continues without the member. See
-// docs/operations.md, "How long a stop takes". Run itself waits as long as own takes. In a JoinGroup
-// kafka-go may hang for as long as another member drains; Run interrupts it when it is to end.
+// kafka-go stops its heartbeats when a generation ends. This package sends its own until every own
+// has returned, so that a drain may take longer than the session timeout. It may not take longer
+// than the rebalance timeout, after which the coordinator continues without the member. See
+// docs/operations.md, "How long a stop takes". Run itself waits as long as own takes. In a
+// JoinGroup kafka-go may hang for as long as another member drains; Run interrupts it when it is to
+// end.
 //
 // Offsets are committed, with metadata, in the generation to which the partition belongs and in no
 // other. A commit is repeated while the coordinator moves, so it may be accepted twice.
 //
-// When own returns ErrOwnershipLost, because the database has another owner, the generation ends. The
-// process joins the group again after a pause with jitter, which grows with each loss. If it joined at
-// once, two processes that both believe in their ownership would fence each other in turns for ever.
+// When own returns ErrOwnershipLost, because the database has another owner, the generation ends.
+// The process joins the group again after a pause with jitter, which grows with each loss. If it
+// joined at once, two processes that both believe in their ownership would fence each other in
+// turns for ever.
 //
 // New partitions are noticed within Config.PartitionWatchInterval and cause a rebalance.
 //
 // # Fetch
 //
-// The source sends one fetch at a time for each partition, with a long poll of Config.FetchMaxWait, at
-// isolation level read committed. Brokers stop at the last stable offset and list the aborted
-// transactions, whose batches the source leaves out like Kafka's own client. The position passes over
-// them, over control records and over holes. Checksums are verified. If a broker that has more returns
-// an empty answer, for example because a quota is used up, the source asks again. If that does not
-// help, it returns an error, never the end of the log.
+// The source sends one fetch at a time for each partition, with a long poll of Config.FetchMaxWait,
+// at isolation level read committed. Brokers stop at the last stable offset and list the aborted
+// transactions, whose batches the source leaves out like Kafka's own client. The position passes
+// over them, over control records and over holes. Checksums are verified. If a broker that has more
+// returns an empty answer, for example because a quota is used up, the source asks again. If that
+// does not help, it returns an error, never the end of the log.
 //
 // Positions have a meaning in one incarnation of a topic only. Suppose that a topic is deleted,
-// created again, and written to beyond the position, all between two fetches. A reader would continue
-// from its position without an error and skip the first records:
+// created again, and written to beyond the position, all between two fetches. A reader would
+// continue from its position without an error and skip the first records:
 //
 //	position 5; the topic is deleted, created and gets 8 records; fetch at 5 returns 5, 6, 7
 //
 // So fetches name the topic by its id (Fetch v13, brokers since 3.1), and such a fetch fails with
-// consumer.ErrIncarnation. Brokers since 2.8 have ids but fetch by name. For them the source compares
-// the id before the first fetch, after every error, and if more than a second has passed since the
-// partition's last fetch. A topic that is deleted, created and written to beyond the position within
-// that second, between two fetches that both succeed, is not noticed. Older brokers have no ids:
-// Identity then returns a zero id, and the change is never noticed. Brokers before 0.11 are refused.
+// consumer.ErrIncarnation. Brokers since 2.8 have ids but fetch by name. For them the source
+// compares the id before the first fetch, after every error, and if more than a second has passed
+// since the partition's last fetch. A topic that is deleted, created and written to beyond the
+// position within that second, between two fetches that both succeed, is not noticed. Older brokers
+// have no ids: Identity then returns a zero id, and the change is never noticed. Brokers before
+// 0.11 are refused.
 //
-// When the leadership of a partition changes, the source asks the new leader how far its log goes in
-// the leader epoch of the last record read (KIP-320). If an unclean election has cut off the log below
-// the position, Fetch returns an OutOfRangeError with the end of what is left, even if other records
-// were written beyond the position since. A process that takes a partition over asks the same with
-// the leader epoch that is stored with the position (Partition.Verify). Out of range is reported only
-// after it was confirmed by a broker that knows itself to be the leader, of the same incarnation.
+// When the leadership of a partition changes, the source asks the new leader how far its log goes
+// in the leader epoch of the last record read (KIP-320). If an unclean election has cut off the log
+// below the position, Fetch returns an OutOfRangeError with the end of what is left, even if other
+// records were written beyond the position since. A process that takes a partition over asks the
+// same with the leader epoch that is stored with the position (Partition.Verify). Out of range is
+// reported only after it was confirmed by a broker that knows itself to be the leader, of the same
+// incarnation.
 //
 // # What is refused
 //
-// Topics that do not exist when Run begins are refused. Otherwise brokers might create them and choose
-// the number of partitions.
+// Topics that do not exist when Run begins are refused. Otherwise brokers might create them and
+// choose the number of partitions.
 //
-// Topics with cleanup.policy=compact are refused: compaction deletes records that were not handled yet,
-// and a reader cannot notice it. Package franzsource reads what is left of such a topic. The check needs
-// the permission DescribeConfigs on the topic, besides Read and Describe. Without it Run fails with an
-// error that says so, because an assumption would silently weaken the guarantee. A policy that changes
-// while Run runs is not noticed; the records that are left are still read correctly.
+// Topics with cleanup.policy=compact are refused: compaction deletes records that were not handled
+// yet, and a reader cannot notice it. Package franzsource reads what is left of such a topic. The
+// check needs the permission DescribeConfigs on the topic, besides Read and Describe. Without it
+// Run fails with an error that says so, because an assumption would silently weaken the guarantee.
+// A policy that changes while Run runs is not noticed; the records that are left are still read
+// correctly.
 //
 // # What is used of kafka-go, and what is not
 //
-// Used are ConsumerGroup and Generation; Transport, with its connections, TLS and SASL, for all other
-// requests; and Client for OffsetCommit and OffsetFetch. Some requests kafka-go does not have, or only
-// in versions that are too old. They are written and read with kmsg, a description of Kafka's protocol
-// without a client, and travel through the same Transport (protocol.RawExchanger). Their answers about
-// a partition's log are read by the code that package franzsource uses too (internal/kafkalog,
-// internal/recordbatch). The rest is not used, because:
+// Used are ConsumerGroup and Generation; Transport, with its connections, TLS and SASL, for all
+// other requests; and Client for OffsetCommit and OffsetFetch. Some requests kafka-go does not
+// have, or only in versions that are too old. They are written and read with kmsg, a description of
+// Kafka's protocol without a client, and travel through the same Transport (protocol.RawExchanger).
+// Their answers about a partition's log are read by the code that package franzsource uses too
+// (internal/kafkalog, internal/recordbatch). The rest is not used, because:
 //
-//   - the group Reader commits offsets after a rebalance in the next generation, and loses its place
-//     on errors (issues 1308, 1398), and ReadCommitted does not filter aborted records (issue 1332);
+//   - the group Reader commits offsets after a rebalance in the next generation, and loses its
+//     place on errors (issues 1308, 1398), and ReadCommitted does not filter aborted records (issue
+//     1332);
 //   - Generation.CommitOffsets cannot send metadata;
-//   - Client.Heartbeat reads its response's fields in the wrong order: error 22 arrives as a throttle
-//     of 22 ms;
-//   - protocol/fetch ends at v11, without topic ids. Its record batches hide the last offset, so that
-//     a batch whose end was removed is returned again and again. They also hide the largest timestamp,
-//     so that a topic with message.timestamp.type=LogAppendTime gets its producers' times. And decoding
-//     stops without an error in the middle of a response;
-//   - WatchPartitionChanges asks for metadata with auto-creation on, and so revives a topic that was
-//     just deleted, on brokers that allow it. If a topic is missing it also ends each generation as
-//     soon as it begins. (The leader of a group still asks that way, once in each rebalance.)
+//   - Client.Heartbeat reads its response's fields in the wrong order: error 22 arrives as a
+//     throttle of 22 ms;
+//   - protocol/fetch ends at v11, without topic ids. Its record batches hide the last offset, so
+//     that a batch whose end was removed is returned again and again. They also hide the largest
+//     timestamp, so that a topic with message.timestamp.type=LogAppendTime gets its producers'
+//     times. And decoding stops without an error in the middle of a response;
+//   - WatchPartitionChanges asks for metadata with auto-creation on, and so revives a topic that
+//     was just deleted, on brokers that allow it. If a topic is missing it also ends each
+//     generation as soon as it begins. (The leader of a group still asks that way, once in each
+//     rebalance.)
 package kafkasource

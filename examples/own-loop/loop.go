@@ -11,7 +11,8 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// loop is a team's own kafka-go loop. Of onlyonce it calls dedupe.DoWith, in apply, and nothing else. tell is for the example's table.
+// loop is a team's own kafka-go loop. Of onlyonce it calls dedupe.DoWith, in apply, and nothing
+// else. tell is for the example's table.
 func loop(ctx context.Context, pool *pgxpool.Pool, reader *kafka.Reader, scope string, tell func(dedupe.Outcome)) error {
 	for {
 		m, err := reader.FetchMessage(ctx)
@@ -47,8 +48,9 @@ const (
 	asideSQL  = `insert into onlyonce_own_loop.set_aside (scope, "partition", "offset", order_id, body) values ($1, $2, $3, $4, $5) on conflict do nothing`
 )
 
-// apply is the loop's transaction. Do claims the message's id, runs the function and commits; it repeats what the database asks to be
-// repeated, and finds out about a COMMIT whose answer was lost.
+// apply is the loop's transaction. Do claims the message's id, runs the function and commits; it
+// repeats what the database asks to be repeated, and finds out about a COMMIT whose answer was
+// lost.
 func apply(ctx context.Context, pool *pgxpool.Pool, m kafka.Message, scope string) (dedupe.Outcome, error) {
 	id := ""
 	for _, h := range m.Headers {

@@ -1,5 +1,5 @@
-// Own-loop shows how little of onlyonce a team can use. The team keeps its kafka-go loop and adds one
-// call, dedupe.DoWith. See loop.go; this file feeds the loop and counts.
+// Own-loop shows how little of onlyonce a team can use. The team keeps its kafka-go loop and adds
+// one call, dedupe.DoWith. See loop.go; this file feeds the loop and counts.
 //
 //	go run ./examples/own-loop
 //

@@ -1,5 +1,5 @@
-// Package origin says which inbound message a handler's transaction is about, so that what it sends out takes its identity from
-// that message, on every run.
+// Package origin says which inbound message a handler's transaction is about, so that what it sends
+// out takes its identity from that message, on every run.
 package origin
 
 import (
@@ -24,32 +24,36 @@ func (p Position) String() string {
 	return fmt.Sprintf("%s/%d/%d", p.Topic, p.Partition, p.Offset)
 }
 
-// Origin is the inbound message that a handler's transaction is about. Whatever the handler sends out takes its
-// identity from it, so that it is the same on every replay.
+// Origin is the inbound message that a handler's transaction is about. Whatever the handler sends
+// out takes its identity from it, so that it is the same on every replay.
 type Origin struct {
 	Tenant string
 	Scope  string
-	// ID is the message's id where the consumer dedupes by key, otherwise empty: then the Position identifies it.
+	// ID is the message's id where the consumer dedupes by key, otherwise empty: then the Position
+	// identifies it.
 	ID string
 	// Topic is set where the ID counts within that topic only, and then is part of the identity.
 	Topic    string
 	Position Position
-	// Replay is the number of a replay that asks for calls to be sent again, under keys of their own; 0 for none.
+	// Replay is the number of a replay that asks for calls to be sent again, under keys of their
+	// own; 0 for none.
 	Replay int32
 
-	// Time is when the message was appended to its log, by the producer's clock unless the topic says otherwise. Zero: not known. It is
-	// no part of the identity.
+	// Time is when the message was appended to its log, by the producer's clock unless the topic
+	// says otherwise. Zero: not known. It is no part of the identity.
 	Time time.Time
-	// Redo says that the message may have been handled before, so that calls under its keys may have been made: in a replay that keeps
-	// their keys, or in a history that the database has lost.
+	// Redo says that the message may have been handled before, so that calls under its keys may
+	// have been made: in a replay that keeps their keys, or in a history that the database has
+	// lost.
 	Redo bool
-	// Trace is the W3C trace context that came with the message: traceparent, and tracestate in a second line. It is no part of the identity.
+	// Trace is the W3C trace context that came with the message: traceparent, and tracestate in a
+	// second line. It is no part of the identity.
 	Trace string
 }
 
-// Fields are the fields of the Origin that go into a derived identity, most general first. A topic id stands for the
-// topic's name where there is one, because a topic that was deleted and created again starts over at offset 0 under
-// its old name.
+// Fields are the fields of the Origin that go into a derived identity, most general first. A topic
+// id stands for the topic's name where there is one, because a topic that was deleted and created
+// again starts over at offset 0 under its old name.
 func (o Origin) Fields() []string {
 	fields := o.fields()
 	if o.Replay != 0 {

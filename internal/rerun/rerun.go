@@ -12,11 +12,13 @@ import (
 type Policy struct {
 	// Attempts is the most tries, the first included; at least 1.
 	Attempts int
-	// Min is the first wait and Max the longest; a wait doubles from one to the next and is spread by half of itself either way.
+	// Min is the first wait and Max the longest; a wait doubles from one to the next and is spread
+	// by half of itself either way.
 	Min, Max time.Duration
 }
 
-// Run calls once until it does not ask for another try, the attempts are used up, or ctx ends. It returns the last error of once.
+// Run calls once until it does not ask for another try, the attempts are used up, or ctx ends. It
+// returns the last error of once.
 func (p Policy) Run(ctx context.Context, once func() (again bool, err error)) error {
 	waits := backoff.NewExponentialBackOff(backoff.WithInitialInterval(p.Min), backoff.WithMaxInterval(p.Max), backoff.WithMultiplier(2), backoff.WithMaxElapsedTime(0))
 	for n := 1; ; n++ {

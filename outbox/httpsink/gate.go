@@ -29,8 +29,8 @@ var (
 //
 //   - The relay asks whether the call may start. The process is then stopped for hours (SIGSTOP, a
 //     debugger), continues, and writes a request whose key the remote has forgotten by now.
-//   - A request goes out on a kept connection. The remote applies it and dies before it answers. The
-//     transport takes a keyed POST for idempotent and sends it again on another connection: two
+//   - A request goes out on a kept connection. The remote applies it and dies before it answers.
+//     The transport takes a keyed POST for idempotent and sends it again on another connection: two
 //     requests for one attempt (Go issue 19943).
 type gate struct {
 	may func() error
