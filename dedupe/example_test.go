@@ -9,7 +9,7 @@ import (
 )
 
 // The same message has the same key, in whatever process it is computed, and in SQL:
-// onlyonce.key('', 'checkout', 'order-17').
+// onlyonce.key(”, 'checkout', 'order-17').
 func ExampleKey_Hash() {
 	key := dedupe.Key{Scope: "checkout", ID: "order-17"}
 	fmt.Println(uuid.UUID(key.Hash()))
