@@ -8,8 +8,8 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 )
 
-// The same message has the same key, in whatever process it is computed, and in SQL:
-// onlyonce.key(”, 'checkout', 'order-17').
+// The same message has the same key, in whatever process it is computed. The SQL function
+// onlyonce.key computes the same one.
 func ExampleKey_Hash() {
 	key := dedupe.Key{Scope: "checkout", ID: "order-17"}
 	fmt.Println(uuid.UUID(key.Hash()))
