@@ -73,7 +73,9 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 	if err := playAll(ctx, dbs, o, picked, &n); err != nil {
 		return n, false, err
 	}
-	breached = n.breaches > 0 || len(n.unstruck) > 0
+	// A message that depends on time may fail to come, for example the pool's ping of a connection
+	// that was idle. If many fail to come, the rig does not do its work.
+	breached = n.breaches > 0 || len(n.unstruck)*20 > len(picked)
 	for _, name := range n.unstruck {
 		_, _ = fmt.Fprintf(o.out, "never struck: %s: the process did not send it any more\n", name)
 	}
@@ -81,7 +83,10 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 		len(all)-len(picked), n.unsteady, n.dead, n.late)
 	verdict := "ok"
 	if breached {
-		verdict = fmt.Sprintf("BREACH breaches=%d unstruck=%d", n.breaches, len(n.unstruck))
+		verdict = fmt.Sprintf("BREACH breaches=%d", n.breaches)
+	}
+	if len(n.unstruck) > 0 {
+		verdict += fmt.Sprintf(" unstruck=%d", len(n.unstruck))
 	}
 	_, _ = fmt.Fprintf(o.out, "adversary %s points=%d histories=%d seconds=%d seed=%s\n", verdict, n.points, n.struck, int(time.Since(began).Seconds()), o.seed)
 	return n, breached, nil
