@@ -139,6 +139,16 @@ func (w *Wire) gate() chan struct{} {
 	return w.delivered
 }
 
+// released says whether what is kept back goes at once.
+func (w *Wire) released() bool {
+	select {
+	case <-w.gate():
+		return true
+	default:
+		return false
+	}
+}
+
 // Release lets go what was kept back, and what is kept back from now on goes at once. It does not
 // wait.
 func (w *Wire) Release() {
@@ -294,6 +304,13 @@ func (c *conn) Write(b []byte) (int, error) {
 			if err := c.pass(data[:at]); err != nil {
 				return 0, err
 			}
+			// What the client sees comes first: from the moment that the connection keeps something, a
+			// Release may deliver it.
+			c.in.mute(true)
+			breaks := what == Held || what == Dropped
+			if breaks {
+				c.in.end(ErrCut)
+			}
 			c.mu.Lock()
 			c.apart, c.keeps, c.drops, c.leaves = true, true, what == Dropped || what == Silent, what == Dropped
 			c.kept = append([]byte(nil), data[at:]...)
@@ -301,12 +318,13 @@ func (c *conn) Write(b []byte) (int, error) {
 			c.w.mu.Lock()
 			c.w.away = true
 			c.w.mu.Unlock()
-			c.in.mute(true)
 			if what == Silent {
 				_ = c.Conn.Close() // as if its host had lost power
 			}
-			if what == Held || what == Dropped {
-				c.in.end(ErrCut)
+			if c.w.released() {
+				c.deliver() // Release has been here already, and does not come back
+			}
+			if breaks {
 				return 0, ErrCut
 			}
 			return len(b), nil

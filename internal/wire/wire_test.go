@@ -125,20 +125,34 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// A client that still waits when its message is delivered at last hears the answer.
+// A client that still waits when its message is delivered at last hears the answer: whether Release
+// comes after the message was kept back, or a moment before.
 func TestLateIsHeardByAClientThatWaits(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.DB(t)
-	met := make(chan struct{})
-	w := &wire.Wire{At: wire.Statement("select 7", func(int) wire.Action { close(met); return wire.Late })}
-	conn := connect(t, pool.Config().ConnString(), w)
-	go func() {
-		<-met
-		w.Release()
-	}()
-	var n int
-	if err := conn.QueryRow(t.Context(), "select 7").Scan(&n); err != nil || n != 7 {
-		t.Errorf("%d, %v", n, err)
+	for _, before := range []bool{false, true} {
+		pool := pgtest.DB(t)
+		met := make(chan struct{})
+		var w *wire.Wire
+		w = &wire.Wire{At: wire.Statement("select 7", func(int) wire.Action {
+			if before {
+				w.Release()
+			}
+			close(met)
+			return wire.Late
+		})}
+		conn := connect(t, pool.Config().ConnString(), w)
+		go func() {
+			<-met
+			if !before {
+				w.Release()
+			}
+		}()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		var n int
+		if err := conn.QueryRow(ctx, "select 7").Scan(&n); err != nil || n != 7 {
+			t.Errorf("released before: %v: %d, %v", before, n, err)
+		}
 	}
 }
 
