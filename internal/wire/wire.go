@@ -304,8 +304,8 @@ func (c *conn) Write(b []byte) (int, error) {
 			if err := c.pass(data[:at]); err != nil {
 				return 0, err
 			}
-			// What the client sees comes first: from the moment that the connection keeps something, a
-			// Release may deliver it.
+			// What the client sees comes first: from the moment that the connection keeps
+			// something, a Release may deliver it.
 			c.in.mute(true)
 			breaks := what == Held || what == Dropped
 			if breaks {
