@@ -43,7 +43,7 @@ func usage(w io.Writer, list []group) {
 	_, _ = fmt.Fprint(w, `
 `+"`onlyonce help COMMAND`"+` explains one. Every command takes the database from
 -postgres URL, or else from the environment variable `+envPostgres+`.
-On a terminal, lists fit its width, or that of COLUMNS; in a pipe they are whole.
+On a terminal, lists fit its width, or COLUMNS. In a pipe they are whole.
 
 Exit status: 0 good; 1 looked and not done (the answer was no, or things had
 changed meanwhile), or a check of doctor failed; 2 usage or environment.
