@@ -1,5 +1,5 @@
-// Package rig is what every storm has in common, whatever it produces: the flags, the exit statuses,
-// the blows against worker processes, and the summary.
+// Package rig is what every storm has in common, whatever it produces: the flags, the exit
+// statuses, the blows against worker processes, and the summary.
 package rig
 
 import (
