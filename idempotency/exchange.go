@@ -22,16 +22,16 @@ import (
 // servedRequest is one request on its way through the layer.
 type servedRequest struct {
 	handler *routeHandler
-	layer    *Layer
-	w        http.ResponseWriter
-	http  *http.Request
-	body     []byte
-	scope    Scope
-	detail   string
+	layer   *Layer
+	w       http.ResponseWriter
+	http    *http.Request
+	body    []byte
+	scope   Scope
+	detail  string
 
 	key         string
-	keySent       bool // the client sent the key
-	keyDerived     bool
+	keySent     bool // the client sent the key
+	keyDerived  bool
 	ttl         time.Duration
 	subject     fingerprintSubject
 	fingerprint []byte
@@ -41,23 +41,23 @@ type servedRequest struct {
 	origin      origin.Origin
 	ctx         context.Context // the request's, but not cancelled with it
 
-	runs   int
-	onCommit  func() // called after COMMIT
-	flight *flight
+	runs     int
+	onCommit func() // called after COMMIT
+	flight   *flight
 
-	asking  sync.Mutex          // held while a goroutine of the handler asks for the transaction or begins a step, one after another, and not after the handler's return
-	steps map[string]struct{} // the names of this run's steps: running, or done
+	asking sync.Mutex          // held while a goroutine of the handler asks for the transaction or begins a step, one after another, and not after the handler's return
+	steps  map[string]struct{} // the names of this run's steps: running, or done
 
 	// Used while a handler runs. Only tx is read by another goroutine, see abandon.
-	mu      sync.Mutex
-	tx      *guard.Tx
-	conn    *pgxpool.Conn
-	held    *heldLease        // lease mode
-	renewed *lease.Lease // the same lease under a later epoch
+	mu             sync.Mutex
+	tx             *guard.Tx
+	conn           *pgxpool.Conn
+	held           *heldLease   // lease mode
+	renewed        *lease.Lease // the same lease under a later epoch
 	unprotected    bool         // no record is kept: FailOpen, or no key
-	outcomeUnknown   bool         // a step's outcome is unknown and cannot be found out
-	late    bool         // the handler's context had ended when it returned
-	returned    atomic.Bool  // the handler has returned; goroutines that it left running get no transaction and no step
+	outcomeUnknown bool         // a step's outcome is unknown and cannot be found out
+	late           bool         // the handler's context had ended when it returned
+	returned       atomic.Bool  // the handler has returned; goroutines that it left running get no transaction and no step
 }
 
 type servedRequestKey struct{}

@@ -16,13 +16,13 @@ const (
 // which knows about requests in other processes.
 type flights struct {
 	mu      sync.Mutex
-	byKey map[[16]byte]*flight
+	byKey   map[[16]byte]*flight
 	waiting map[[16]byte]int // by key, also if another process works on it
 	tenants map[string]*tenantLoad
 }
 
 type flight struct {
-	key    [16]byte
+	key   [16]byte
 	done  chan struct{}
 	ended bool
 }
@@ -30,7 +30,7 @@ type flight struct {
 type tenantLoad struct {
 	running, waiting int
 	conns            chan struct{} // one place for each connection that the tenant's handlers may hold
-	connUsers             int           // handlers that hold a connection or wait for one
+	connUsers        int           // handlers that hold a connection or wait for one
 }
 
 // admit counts a request of a tenant. It returns false if the tenant has reached its limit.

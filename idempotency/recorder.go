@@ -32,13 +32,13 @@ var ErrResponseTooLarge = errors.New("idempotency: the answer is longer than may
 //
 // Like net/http's it is for one goroutine, and must not be used after the handler has returned.
 type recorder struct {
-	limit   int
-	before http.Header // the headers from before the handler ran that can be sent
-	headers    http.Header // the handler's headers; they begin with those of outside
-	headersAtStatus    http.Header // as it was when the status was written
-	code    int         // 0: not written yet
-	buf     []byte
-	tooLong    bool
+	limit           int
+	before          http.Header // the headers from before the handler ran that can be sent
+	headers         http.Header // the handler's headers; they begin with those of outside
+	headersAtStatus http.Header // as it was when the status was written
+	code            int         // 0: not written yet
+	buf             []byte
+	tooLong         bool
 }
 
 func newRecorder(limit int) *recorder { return newRecorderOver(limit, http.Header{}) }

@@ -16,8 +16,8 @@ import (
 // rerunLimit is how often a handler runs again after serialization failures and deadlocks.
 // lookLimit is how often a record is looked up that another process has just written.
 const (
-	rerunLimit = 3
-	recordLookupLimit  = 20
+	rerunLimit        = 3
+	recordLookupLimit = 20
 )
 
 // runOutcome is the result of one run of the handler.
