@@ -14,11 +14,10 @@ import (
 )
 
 // rerunLimit is how often a handler runs again after serialization failures and deadlocks.
-// lookLimit is how often a record is looked up that another process has just written.
-const (
-	rerunLimit        = 3
-	recordLookupLimit = 20
-)
+const rerunLimit = 3
+
+// recordLookupLimit is how often a record is looked up that another process has just written.
+const recordLookupLimit = 20
 
 // runOutcome is the result of one run of the handler.
 type runOutcome struct {

@@ -340,7 +340,7 @@ var httpRules = []mutant{
 		old: "after insert or update of state on", new: "after insert or update on",
 		pkg: "./idempotency", test: "TestErasedAnswerIsGone"},
 	{rule: "H17 reruns", file: "idempotency/transactional.go",
-		old: "\trerunLimit = 3\n", new: "\trerunLimit = 2\n",
+		old: "const rerunLimit = 3\n", new: "const rerunLimit = 2\n",
 		pkg: "./idempotency", test: "TestH17SerializationFailuresRunAgain"},
 	{rule: "H17 swallowed error", file: "idempotency/transactional.go",
 		old: "case mustRerun(f) || tx.Lost() || status < http.StatusBadRequest:", new: "case mustRerun(f) || tx.Lost():",
