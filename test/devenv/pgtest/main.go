@@ -14,7 +14,7 @@ import (
 func Main(m *testing.M) {
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
-		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/test/devenv/supervise.(*Supervisor).read"),
+		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/supervise.(*Supervisor).read"),
 		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"))
 }
 
