@@ -147,8 +147,8 @@ type Config struct {
 	// Hooks observe requests. Defaults to none.
 	Hooks Hooks
 
-	// Logger receives what no caller is there to be told. Nil: nothing is logged. Keys and bodies
-	// are never logged.
+	// Logger receives events that cannot be returned as an error. Keys and bodies are never logged.
+	// Defaults to slog.Default(), at WARN and above.
 	Logger *slog.Logger
 }
 
@@ -356,9 +356,7 @@ func (c Config) withDefaults() (Config, error) {
 	l.Span("LeaseTTL", &c.LeaseTTL, 30*time.Second, time.Second, time.Hour)
 	l.Span("PurgeInterval", &c.PurgeInterval, 10*time.Second, 100*time.Millisecond, 24*time.Hour)
 	l.Number("PurgeBatch", &c.PurgeBatch, 1000, 1, 100_000)
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = fields.Logger(c.Logger)
 	return c, l.Err()
 }
 

@@ -117,7 +117,7 @@ type OperationsConfig struct {
 	// Hooks are the consumer's hooks, see consumer.Config.Hooks. Defaults to none.
 	Hooks consumer.Hooks
 
-	// Logger is the consumer's logger. See consumer.Config.Logger for its default.
+	// Logger is the consumer's logger. Defaults to slog.Default(), at WARN and above.
 	Logger *slog.Logger
 }
 
