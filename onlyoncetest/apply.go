@@ -41,14 +41,14 @@ type Parked struct {
 // group is the consumer group of all tests.
 const group = "onlyoncetest"
 
-// Apply applies messages with a handler, as a [consumer.Consumer] with cfg does, and returns when all
-// of them are settled. The messages are in a topic in memory; there is no Kafka. A second Apply on
-// the same pool appends to the same topic, so a message with an ID that was applied is skipped.
+// Apply applies messages with a handler, as a [consumer.Consumer] with cfg does, and returns when
+// all of them are settled. The messages are in a topic in memory; there is no Kafka. A second Apply
+// on the same pool appends to the same topic, so a message with an ID that was applied is skipped.
 //
 // The pool is from [Pool]. In cfg, Scope defaults to "test" and Key to the header message-id, which
 // is [Message.ID]; Linger, RetryMin and RetryMax have short defaults. Copies are recognized before
-// the handler runs (ClaimFirst), so Apply shows what a handler does. Use [Run] to prove that it does
-// it once. Hooks are called; OnBegin, Middleware and FailurePolicy work as in production.
+// the handler runs (ClaimFirst), so Apply shows what a handler does. Use [Run] to prove that it
+// does it once. Hooks are called; OnBegin, Middleware and FailurePolicy work as in production.
 //
 // The test fails if the configuration is wrong, if a partition halts, or if the messages are not
 // settled within 30 seconds, for example because the handler hangs.
@@ -172,11 +172,12 @@ func (a *applying) watch(cfg consumer.Config) consumer.Config {
 // positionsSQL returns a row for each partition of a scope. $1 the scope.
 const positionsSQL = `select topic, partition, next_offset from onlyonce.positions where scope = $1 and retired_at is null`
 
-// retryingSQL returns one row: whether messages of a scope are going to be tried again. $1 the scope.
+// retryingSQL returns one row: whether messages of a scope are going to be tried again. $1 the
+// scope.
 const retryingSQL = `select exists (select from onlyonce.parked where scope = $1 and kind in ('message', 'event') and state = 'retrying')`
 
-// reached reports whether every partition of a scope has come to its end, and no message is going to
-// be tried again.
+// reached reports whether every partition of a scope has come to its end, and no message is going
+// to be tried again.
 func reached(ctx context.Context, pool *pgxpool.Pool, scope string, ends map[place]bool) (bool, error) {
 	rows, err := pool.Query(ctx, positionsSQL, scope)
 	if err != nil {

@@ -26,8 +26,8 @@ func newConsumer[H AnyHandler](pool *pgxpool.Pool, source consumer.Source, handl
 	return consumer.NewBatch(pool, source, v.Convert(reflect.TypeFor[consumer.BatchHandler]()).Interface().(consumer.BatchHandler), cfg)
 }
 
-// tuned returns the configuration of a consumer in a test. Scope and Key get defaults, and what only
-// costs time is shortened unless it is set. Everything else is the user's.
+// tuned returns the configuration of a consumer in a test. Scope and Key get defaults, and what
+// only costs time is shortened unless it is set. Everything else is the user's.
 func tuned(cfg consumer.Config) consumer.Config {
 	cfg.Scope = cmp.Or(cfg.Scope, "test")
 	if cfg.Key == nil && !cfg.PositionsOnly {

@@ -18,8 +18,8 @@ type Message struct {
 	Topic string
 	// Partition is the record's partition. A topic has as many as its messages need. Defaults to 0.
 	Partition int32
-	// ID is the value of the header message-id, which is the message's id unless the consumer's Config
-	// has another Key. Defaults to no header.
+	// ID is the value of the header message-id, which is the message's id unless the consumer's
+	// Config has another Key. Defaults to no header.
 	ID string
 	// Key is the record key. Defaults to none.
 	Key string

@@ -16,8 +16,8 @@ import (
 	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
-// Cluster is a cluster in a temporary directory, below a supervisor, which stops it when this process
-// ends. Its methods may be called from several goroutines.
+// Cluster is a cluster in a temporary directory, below a supervisor, which stops it when this
+// process ends. Its methods may be called from several goroutines.
 type Cluster struct {
 	sup      *supervise.Supervisor
 	bin      string
@@ -35,7 +35,8 @@ type Config struct {
 	Bin string
 	// Bases are directories to try for the cluster's own. Defaults to supervise.TempBases.
 	Bases []string
-	// Settings are passed to the server as -c name=value, after the package's own. Defaults to none.
+	// Settings are passed to the server as -c name=value, after the package's own. Defaults to
+	// none.
 	Settings map[string]string
 }
 
@@ -66,8 +67,8 @@ func prepare(ctx context.Context, cfg Config) (*Cluster, error) {
 	return &Cluster{sup: sup, bin: cfg.Bin, user: user, settings: cfg.Settings}, nil
 }
 
-// Clone makes a cluster with pg_basebackup and starts its server as a streaming standby of c. name is
-// its application_name, and its slot at c.
+// Clone makes a cluster with pg_basebackup and starts its server as a streaming standby of c. name
+// is its application_name, and its slot at c.
 func (c *Cluster) Clone(ctx context.Context, name string, cfg Config) (*Cluster, error) {
 	cfg.Bin = c.bin
 	s, err := prepare(ctx, cfg)

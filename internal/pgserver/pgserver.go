@@ -2,10 +2,10 @@
 // onlyoncetest uses it for users' tests, and test/devenv for ours. It never uses Docker and fetches
 // nothing.
 //
-// A server that it starts is a cluster of its own in a temporary directory, on a free loopback port.
-// It runs below a supervisor (package supervise), which stops it and removes the directory when this
-// process ends, however it ends. initdb and postgres refuse to run as root; under root they run as
-// the user postgres, or as nobody if there is no such user.
+// A server that it starts is a cluster of its own in a temporary directory, on a free loopback
+// port. It runs below a supervisor (package supervise), which stops it and removes the directory
+// when this process ends, however it ends. initdb and postgres refuse to run as root; under root
+// they run as the user postgres, or as nobody if there is no such user.
 package pgserver
 
 import (
@@ -30,8 +30,8 @@ func Throwaway() map[string]string {
 	return map[string]string{"fsync": "off", "full_page_writes": "off", "max_connections": "400"}
 }
 
-// Given returns the server at [EnvURL] and its version. address is empty if the variable is not set.
-// A server that does not answer is an error, because that one was asked for.
+// Given returns the server at [EnvURL] and its version. address is empty if the variable is not
+// set. A server that does not answer is an error, because that one was asked for.
 func Given(ctx context.Context) (address, version string, err error) {
 	address = os.Getenv(EnvURL)
 	if address == "" {

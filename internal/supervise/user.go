@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// ServerUser returns the user for a server that refuses to run as root, for example Postgres: nil if
-// this process is not root, and otherwise postgres, or nobody if there is no such user.
+// ServerUser returns the user for a server that refuses to run as root, for example Postgres: nil
+// if this process is not root, and otherwise postgres, or nobody if there is no such user.
 func ServerUser() (*User, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil //nolint:nilnil // no user is an answer: the present one

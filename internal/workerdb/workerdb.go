@@ -1,18 +1,18 @@
-// Package workerdb gives each worker of a test a Postgres database with our schema, which it restores
-// between runs. A new database for each run would cost more than the run.
+// Package workerdb gives each worker of a test a Postgres database with our schema, which it
+// restores between runs. A new database for each run would cost more than the run.
 //
 // # How a database is restored
 //
 // [DB.Save] keeps the rows that the database has at that moment, in a schema of its own, and the
-// numbers that sequences have reached. [DB.Restore] deletes all rows of all tables, puts those back,
-// and resets the sequences, so that each run begins in the same state. It runs without triggers
-// (session_replication_role), which needs a superuser. If the role is none, or if a run has changed
-// tables (DDL), the database is dropped and made anew, which is slower.
+// numbers that sequences have reached. [DB.Restore] deletes all rows of all tables, puts those
+// back, and resets the sequences, so that each run begins in the same state. It runs without
+// triggers (session_replication_role), which needs a superuser. If the role is none, or if a run
+// has changed tables (DDL), the database is dropped and made anew, which is slower.
 //
 // # Several processes on one server
 //
-// Databases have numbers. A process takes the first number that is free with an advisory lock, which
-// ends with the process, and drops what an earlier process has left under that number.
+// Databases have numbers. A process takes the first number that is free with an advisory lock,
+// which ends with the process, and drops what an earlier process has left under that number.
 package workerdb
 
 import (
