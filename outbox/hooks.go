@@ -131,7 +131,14 @@ func (o observer) lease(c LeaseChange) {
 		o.log.Warn("outbox: lane lost", "sink", o.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
 		return
 	}
-	o.log.Info("outbox: lane", "sink", o.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
+	o.log.Debug("outbox: lane", "sink", o.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
+}
+
+// shared logs, in one line for all lanes, that the relay has taken some or gives some to others.
+func (o observer) shared(taken, given, held int) {
+	if taken > 0 || given > 0 {
+		o.log.Info("outbox: lanes shared among relays", "sink", o.sink, "taken", taken, "given", given, "held", held, "of", lanes)
+	}
 }
 
 func (o observer) failed(err error, wait time.Duration) {

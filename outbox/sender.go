@@ -330,10 +330,13 @@ func (s *sender) look(ctx context.Context) error {
 			surplus++
 		}
 	}
+	taken, given := 0, 0
+	defer func() { s.tell.shared(taken, given, len(s.held)-given) }()
 	for _, t := range s.held {
 		if surplus > 0 && !t.halting.Load() {
 			t.halt() // its lease is released when its calls have returned
 			surplus--
+			given++
 		}
 	}
 	for _, lane := range free {
@@ -357,6 +360,7 @@ func (s *sender) look(ctx context.Context) error {
 		}
 		t := newTenure(ctx, s, l, lane)
 		s.held[lane] = t
+		taken++
 		s.tell.lease(LeaseChange{Lane: int(lane), Epoch: l.Epoch, Held: true})
 		go func() {
 			defer func() { s.ended <- t }()
