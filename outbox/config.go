@@ -170,7 +170,7 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 			continue
 		}
 		name := s.Name()
-		if name == "" || len(name) > maxName || !printable(name) {
+		if name == "" || len(name) > maxName || !isPrintable(name) {
 			fault(field, "its name must be 1 to %d bytes of UTF-8 without control characters", maxName)
 		}
 		if seen[name] {

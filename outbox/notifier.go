@@ -19,20 +19,20 @@ const (
 // (PostgreSQL source, PreCommit_Notify). A notification is a hint: the relay's next poll finds
 // calls that it misses.
 type Notifier struct {
-	pool *pgxpool.Pool
-	told chan struct{}
+	pool    *pgxpool.Pool
+	pending chan struct{}
 }
 
 // NewNotifier returns a Notifier. It sends nothing until [Notifier.Run] is called.
 func NewNotifier(pool *pgxpool.Pool) *Notifier {
-	return &Notifier{pool: pool, told: make(chan struct{}, 1)}
+	return &Notifier{pool: pool, pending: make(chan struct{}, 1)}
 }
 
 // Notify reports that a transaction with calls has committed. It never blocks. Calls to Notify
 // while a notification is on its way share the next one.
 func (n *Notifier) Notify() {
 	select {
-	case n.told <- struct{}{}:
+	case n.pending <- struct{}{}:
 	default:
 	}
 }
@@ -47,7 +47,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-n.told:
+		case <-n.pending:
 			bounded, cancel := context.WithTimeout(ctx, notifyTimeout)
 			_, _ = n.pool.Exec(bounded, notifySQL) // a hint
 			cancel()
@@ -55,11 +55,11 @@ func (n *Notifier) Run(ctx context.Context) error {
 	}
 }
 
-// listen wakes the relay at notifications until ctx ends.
-func (r *Relay) listen(ctx context.Context) {
-	pause := r.senders[0].pauses()
+// listenForWakeups wakes the relay at notifications until ctx ends.
+func (r *Relay) listenForWakeups(ctx context.Context) {
+	pause := r.senders[0].newBackoff()
 	for ctx.Err() == nil {
-		err := r.hear(ctx, pause.Reset)
+		err := r.waitForNotifications(ctx, pause.Reset)
 		if ctx.Err() != nil {
 			return
 		}
@@ -74,8 +74,8 @@ func (r *Relay) listen(ctx context.Context) {
 	}
 }
 
-// hear holds a connection of its own for as long as it works.
-func (r *Relay) hear(ctx context.Context, ready func()) error {
+// waitForNotifications holds a connection of its own for as long as it works.
+func (r *Relay) waitForNotifications(ctx context.Context, ready func()) error {
 	pooled, err := r.pool.Acquire(ctx)
 	if err != nil {
 		return err

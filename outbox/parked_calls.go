@@ -58,10 +58,10 @@ returning o.id, coalesce(o.row_id, 0), o.key, o.order_key, o.tenant, o.scope, o.
           o.attempts, o.state, coalesce((extract(epoch from clock_timestamp() - o.first_attempt_at) * 1000000)::bigint, 0),
           o.response_status, coalesce(o.response_headers, ''), o.response_body`
 
-// nextSQL reads in how many microseconds the next parked call of a lane is due. In: sink, lane, ids
-// under way, whether calls of unknown outcome are asked about, ids in the log of rows under way;
-// ordering keys of both. One row: null if there is none. By the index parked_calls_due.
-const nextSQL = `
+// nextDueSQL reads in how many microseconds the next parked call of a lane is due. In: sink, lane,
+// ids under way, whether calls of unknown outcome are asked about, ids in the log of rows under
+// way; ordering keys of both. One row: null if there is none. By the index parked_calls_due.
+const nextDueSQL = `
 select (extract(epoch from min(case when p.next_attempt_at > clock_timestamp() + interval '2 days' and p.reason <> 'scheduled' then clock_timestamp()
                                     else p.next_attempt_at end) - clock_timestamp()) * 1000000)::bigint from onlyonce.parked p
  where p.kind = 'call' and p.sink = $1 and p.lane = $2 and p.next_attempt_at is not null and (p.state = 'retrying' or $4 and p.state = 'reconcile')
@@ -101,49 +101,49 @@ select count(onlyonce.promote(k.order_key))
 // pickAtOnce bounds how many parked calls one transaction picks: their bodies are held in memory.
 const pickAtOnce = 16
 
-// retryTurn settles the parked calls that have returned, picks due ones for which there is a slot
-// and journals their attempts, in one fenced transaction. Then it makes them. If the transaction
-// fails, or its outcome is unknown, nothing of it counts. Calls that were to be settled are settled
-// by the next one (the statement may run twice), and picked calls become due again by themselves.
-// slots is how many slots the caller has taken for it already.
-func (t *tenure) retryTurn(pick bool, slots int) error {
+// settleAndPick settles the parked calls that have returned, picks due ones for which there is a
+// slot and journals their attempts, in one fenced transaction. Then it makes them. If the
+// transaction fails, or its outcome is unknown, nothing of it counts. Calls that were to be settled
+// are settled by the next one (the statement may run twice), and picked calls become due again by
+// themselves. slots is how many slots the caller has taken for it already.
+func (o *laneOwner) settleAndPick(pick bool, slots int) error {
 	if pick {
-		slots += t.s.take(pickAtOnce - slots)
+		slots += o.sender.acquireSlots(pickAtOnce - slots)
 	}
-	if pick && slots == 0 && len(t.done) == 0 {
-		t.starved = true // until serve has a slot
-		t.dueAt = time.Now().Add(t.s.cfg.PollInterval)
+	if pick && slots == 0 && len(o.returnedParked) == 0 {
+		o.parkedNeedSlot = true // until serve has a slot
+		o.parkedDueAt = time.Now().Add(o.sender.cfg.PollInterval)
 		return nil
 	}
-	t.starved = t.starved && slots == 0
+	o.parkedNeedSlot = o.parkedNeedSlot && slots == 0
 	var under []int64
-	for id := range t.retries {
+	for id := range o.pickedCalls {
 		under = append(under, id)
 	}
 	var late []int64
-	for id := range t.late {
+	for id := range o.lateCalls {
 		late = append(late, id)
 	}
 	under, late = notNil(under), notNil(late)
-	keys := pgUUIDs(t.under())
-	var picked []*flight
-	var next *int64
-	var lsn string
-	asked := time.Now() // the database measures ages after this moment
-	done := t.done
-	ask := t.s.cfg.Reconcile != nil
+	keys := pgUUIDs(o.keysUnderWay())
+	var picked []*callAttempt
+	var nextDue *int64
+	var flushedLSN string
+	readAt := time.Now() // the database measures ages after this moment
+	done := o.returnedParked
+	reconciles := o.sender.cfg.Reconcile != nil
 	commit := func() error {
-		return t.fenced(func(b *pgx.Batch) {
-			queueSettlements(b, t, done)
+		return o.fenced(func(b *pgx.Batch) {
+			queueSettlements(b, o, done)
 			if slots > 0 {
-				b.Queue(pickSQL, t.s.name, t.lane, under, slots, bound(t.s.limits.startWindow()), t.s.cfg.LeaseTTL, ask, late, keys).Query(collect(&picked, t.scanParked))
+				b.Queue(pickSQL, o.sender.name, o.lane, under, slots, windowBound(o.sender.limits.startWindow()), o.sender.cfg.LeaseTTL, reconciles, late, keys).Query(collect(&picked, o.scanParked))
 			}
 		}, func(b *pgx.Batch) {
 			if slots > 0 {
-				b.Queue(nextSQL, t.s.name, t.lane, under, ask, late, keys).QueryRow(func(r pgx.Row) error { return r.Scan(&next) })
+				b.Queue(nextDueSQL, o.sender.name, o.lane, under, reconciles, late, keys).QueryRow(func(r pgx.Row) error { return r.Scan(&nextDue) })
 			}
-			if slots > 0 && len(t.s.cfg.WaitFor) > 0 {
-				b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&lsn) })
+			if slots > 0 && len(o.sender.cfg.WaitFor) > 0 {
+				b.Queue(lsnSQL).QueryRow(func(r pgx.Row) error { return r.Scan(&flushedLSN) })
 			}
 		})
 	}
@@ -155,82 +155,82 @@ func (t *tenure) retryTurn(pick bool, slots int) error {
 		err = fault.Point(fault.RelayPicked)
 	}
 	if err != nil {
-		t.s.slots.give(slots)
+		o.sender.slots.release(slots)
 		return err
 	}
-	t.done = nil
-	for _, f := range done {
-		delete(t.retries, f.parked)
-		if f.parked == 0 {
-			delete(t.late, f.ID)
+	o.returnedParked = nil
+	for _, a := range done {
+		delete(o.pickedCalls, a.parked)
+		if a.parked == 0 {
+			delete(o.lateCalls, a.ID)
 		}
-		v := t.judge(f)
+		d := o.dispositionOf(a)
 		// A completion's transaction may have settled its call even if it reported an error.
-		if f.order != nil && (v.state == parked.Resolved || f.completing() ||
-			t.s.cfg.PassOn && (v.state == parked.Waiting || v.state == parked.Reconcile)) {
-			t.promote = append(t.promote, *f.order)
+		if a.order != nil && (d.state == parked.Resolved || a.completing() ||
+			o.sender.cfg.PassOn && (d.state == parked.Waiting || d.state == parked.Reconcile)) {
+			o.keysToPromote = append(o.keysToPromote, *a.order)
 		}
-		if v.due && (v.state == parked.Retrying || ask) {
-			t.dueIn(v.delay)
+		if d.due && (d.state == parked.Retrying || reconciles) {
+			o.parkedDueIn(d.delay)
 		}
-		t.s.tell.settled(v.event(f))
+		o.sender.emit.settled(d.event(a))
 	}
 	if slots == 0 {
 		return nil
 	}
-	t.due = next != nil
-	if t.due {
-		t.dueAt = asked.Add(micros(*next))
-		if len(picked) == 0 && !t.dueAt.After(time.Now()) { // another session has locked it
-			t.dueAt = time.Now().Add(t.s.cfg.PollInterval)
+	o.parkedDue = nextDue != nil
+	if o.parkedDue {
+		o.parkedDueAt = readAt.Add(fromMicros(*nextDue))
+		if len(picked) == 0 && !o.parkedDueAt.After(time.Now()) { // another session has locked it
+			o.parkedDueAt = time.Now().Add(o.sender.cfg.PollInterval)
 		}
 	}
-	if len(picked) > 0 && lsn != "" && !t.awaitStandbys(lsn) {
+	if len(picked) > 0 && flushedLSN != "" && !o.awaitStandbys(flushedLSN) {
 		picked = nil // due again by themselves
 	}
-	window := t.s.limits.startWindow()
-	for _, f := range picked {
+	window := o.sender.limits.startWindow()
+	for _, a := range picked {
 		slots--
-		t.retries[f.parked] = f
-		f.asked, f.suspect = asked, true
-		if window != Forever && f.work == nil {
-			f.notAfter = asked.Add(window - f.age)
+		o.pickedCalls[a.parked] = a
+		a.readAt, a.mayBeCalled = readAt, true
+		if window != Forever && a.task == nil {
+			a.notAfter = readAt.Add(window - a.age)
 		}
 	}
-	t.launch(picked...)
-	t.s.slots.give(slots)
+	o.startCalls(picked...)
+	o.sender.slots.release(slots)
 	return nil
 }
 
 // scanParked reads a row of pickSQL.
-func (t *tenure) scanParked(r pgx.CollectableRow) (*flight, error) {
-	f := &flight{state: flightDone}
+func (o *laneOwner) scanParked(row pgx.CollectableRow) (*callAttempt, error) {
+	a := &callAttempt{state: attemptReturned}
 	var headers, state, answerHeaders string
 	var age int64
 	var status *int32
 	var answer []byte
-	var first *bool // null: in state reconcile, without an attempt
-	err := r.Scan(&f.parked, &f.ID, &f.key, &f.order, &f.Tenant, &f.Scope, &f.Name, &f.Method, &f.Target, &headers, &f.Trace, &f.Body, &f.Capture, &f.sealed, &f.sealedAs,
-		&first, &f.Attempt, &state, &age, &status, &answerHeaders, &answer)
-	if f.order != nil {
-		f.Order = f.order.String()
+	var opensWindow *bool // null: in state reconcile, without an attempt
+	err := row.Scan(&a.parked, &a.ID, &a.key, &a.order, &a.Tenant, &a.Scope, &a.Name, &a.Method, &a.Target, &headers, &a.Trace, &a.Body, &a.Capture, &a.sealed, &a.sealedAs,
+		&opensWindow, &a.Attempt, &state, &age, &status, &answerHeaders, &answer)
+	if a.order != nil {
+		a.Order = a.order.String()
 	}
-	f.Key, f.Sink, f.Header = f.key.String(), t.s.name, frozen.Parse(headers)
-	f.first = first != nil && *first
-	f.age = max(micros(age), 0) // the database's clock may have been set back
+	a.Key, a.Sink, a.Header = a.key.String(), o.sender.name, frozen.Parse(headers)
+	a.opensWindow = opensWindow != nil && *opensWindow
+	a.age = max(fromMicros(age), 0) // the database's clock may have been set back
 	switch {
 	case status != nil:
-		f.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}
-		f.work = t.complete
+		a.answer = &Response{Status: int(*status), Header: frozen.Parse(answerHeaders), Body: answer}
+		a.task = o.complete
 	case state == parked.Reconcile:
-		f.work, f.asking = t.reconcile, true
+		a.task, a.reconciling = o.reconcile, true
 	}
-	return f, err
+	return a, err
 }
 
 // queueSettlements queues the statement that settles parked calls. A completion that succeeded has
 // settled its own.
-func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
+func queueSettlements(b *pgx.Batch, o *laneOwner, done []*callAttempt) {
 	var (
 		ids, rows             []int64
 		states, reasons, errs []string
@@ -243,73 +243,73 @@ func queueSettlements(b *pgx.Batch, t *tenure, done []*flight) {
 		attempts              []int32
 		none                  []bool
 	)
-	for _, f := range done {
-		v := t.judge(f)
-		if f.completing() && v.state == parked.Resolved {
+	for _, a := range done {
+		d := o.dispositionOf(a)
+		if a.completing() && d.state == parked.Resolved {
 			continue
 		}
-		asked, attempts = append(asked, f.asking), append(attempts, int32(f.Attempt))
-		none = append(none, f.unopened && !f.asking) // asking is never counted
-		ids, rows, states, reasons, errs, fresh = append(ids, f.parked), append(rows, f.ID), append(states, v.state), append(reasons, v.reason), append(errs, v.text), append(fresh, v.fresh || f.unopened && f.first)
+		asked, attempts = append(asked, a.reconciling), append(attempts, int32(a.Attempt))
+		none = append(none, a.unopened && !a.reconciling) // asking is never counted
+		ids, rows, states, reasons, errs, fresh = append(ids, a.parked), append(rows, a.ID), append(states, d.state), append(reasons, d.reason), append(errs, d.lastError), append(fresh, d.windowAnew || a.unopened && a.opensWindow)
 		var delay *int64
-		if v.due {
-			d := v.delay.Microseconds()
-			delay = &d
+		if d.due {
+			micros := d.delay.Microseconds()
+			delay = &micros
 		}
-		status, head, body := v.response()
+		status, head, body := d.answerColumns()
 		delays, statuses, headers, bodies = append(delays, delay), append(statuses, status), append(headers, head), append(bodies, body)
 	}
 	if len(ids) > 0 {
-		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, t.s.cfg.PassOn, asked, attempts, none).Exec(anyRows)
+		b.Queue(settleSQL, ids, rows, states, reasons, errs, delays, fresh, statuses, headers, bodies, o.sender.cfg.PassOn, asked, attempts, none).Exec(ignoreTag)
 	}
 }
 
-// promoteBlocked makes calls due whose predecessor is settled by now.
-func (t *tenure) promoteBlocked() error {
-	ctx, cancel := t.s.detached(t.ctx)
+// promoteBlockedCalls makes calls due whose predecessor is settled by now.
+func (o *laneOwner) promoteBlockedCalls() error {
+	ctx, cancel := o.sender.detached(o.ctx)
 	defer cancel()
-	keys := pgUUIDs(t.promote)
+	keys := pgUUIDs(o.keysToPromote)
 	var n int64
 	err := fault.Point(fault.RelayPromoting)
 	switch {
 	case err != nil:
-	case t.swept:
-		err = t.s.pool.QueryRow(ctx, parked.PromoteSQL, keys).Scan(&n)
+	case o.swept:
+		err = o.sender.pool.QueryRow(ctx, parked.PromoteSQL, keys).Scan(&n)
 	default:
-		err = t.s.pool.QueryRow(ctx, sweepSQL, t.s.name, t.lane).Scan(&n)
+		err = o.sender.pool.QueryRow(ctx, sweepSQL, o.sender.name, o.lane).Scan(&n)
 	}
 	if err == nil {
 		err = fault.Point(fault.RelayPromoted)
 	}
 	if err != nil {
-		t.swept = false
+		o.swept = false
 		return fmt.Errorf("promoting blocked calls: %w", err)
 	}
-	t.promote, t.swept = nil, true
+	o.keysToPromote, o.swept = nil, true
 	if n > 0 {
-		t.dueIn(0)
+		o.parkedDueIn(0)
 	}
 	return nil
 }
 
 // reconcile asks RelayConfig.Reconcile whether a call whose key the remote may have forgotten was
 // applied.
-func (t *tenure) reconcile(ctx context.Context, f *flight) {
-	f.decision, f.result = Unknown, RetryLater("RelayConfig.Reconcile does not know", nil)
-	if !t.open(f) {
+func (o *laneOwner) reconcile(ctx context.Context, a *callAttempt) {
+	a.decision, a.result = Unknown, RetryLater("RelayConfig.Reconcile does not know", nil)
+	if !o.openBody(a) {
 		return
 	}
-	decision, err := t.s.cfg.Reconcile(ctx, &f.Delivery)
+	decision, err := o.sender.cfg.Reconcile(ctx, &a.Delivery)
 	switch {
 	case err != nil:
-		f.result = RetryLater("RelayConfig.Reconcile: "+err.Error(), err)
+		a.result = RetryLater("RelayConfig.Reconcile: "+err.Error(), err)
 	case decision == Applied, decision == NotApplied:
-		f.decision = decision
+		a.decision = decision
 	}
 }
 
-// bound is null for [Forever].
-func bound(window time.Duration) *time.Duration {
+// windowBound is null for [Forever].
+func windowBound(window time.Duration) *time.Duration {
 	if window == Forever {
 		return nil
 	}
