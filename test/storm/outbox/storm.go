@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,42 +16,36 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/fleet"
 	"github.com/onlyonce/onlyonce/test/screen"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
-const (
-	// stopTimeout bounds how long relays may take to leave in order.
-	stopTimeout = 30 * time.Second
-	// settledEvery is the interval between two checks of a condition that reads the whole log.
-	settledEvery = 500 * time.Millisecond
-)
+// settledEvery is the interval between two checks of a condition that reads the whole log.
+const settledEvery = 500 * time.Millisecond
 
 // storm is one run.
 type storm struct {
+	rig.Rig
 	opts   options
-	screen *screen.Screen
-	plan   []fleet.Blow
-	random *rand.Rand // for decisions during the run
+	tamper func(*callcheck.Facts) // nil but in tests
 
 	postgres *devenv.Postgres
 	pool     *pgxpool.Pool
 	remote   *callcheck.Remote
-	fleet    *fleet.Fleet
 	producer *producer
 
-	struck   map[string]int // blows that have come, by kind
-	inCall   int            // kills that hit a relay with a call under way
-	breaches []string       // found during the run
-	zombies  sync.WaitGroup // relays that are suspended
+	inCall int // kills that hit a relay with a call under way
 }
 
-func newStorm(o options, to *screen.Screen) *storm {
-	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.seed, 1<<32+n)) }
-	return &storm{opts: o, screen: to, plan: fleet.Plan(o.kills, shares, source(1)), random: source(2), struck: map[string]int{}}
+func newStorm(o options, to *screen.Screen, tamper func(*callcheck.Facts)) *storm {
+	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.Seed, 1<<32+n)) }
+	s := &storm{opts: o, tamper: tamper}
+	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, shares, source(1)), Random: source(2), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}
+	return s
 }
 
-// open starts the server, the remote and the relays.
-func (s *storm) open(ctx context.Context) (err error) {
-	o := devenv.Options{Own: true, Log: func(line string) { s.screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
+// Open starts the server, the remote and the relays.
+func (s *storm) Open(ctx context.Context) (err error) {
+	o := devenv.Options{Own: true, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
 	if s.postgres, err = devenv.StartPostgres(ctx, o); err != nil {
 		return err
 	}
@@ -83,35 +76,35 @@ func (s *storm) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.producer = &producer{pool: s.pool, total: int64(s.opts.calls), many: s.opts.producers, seed: s.opts.seed, kinds: map[string]int{}}
-	if s.remote, err = callcheck.NewRemote(callcheck.Faulty(s.opts.seed, s.opts.failures)); err != nil {
+	s.producer = &producer{pool: s.pool, total: int64(s.opts.calls), many: s.opts.producers, seed: s.Seed, kinds: map[string]int{}}
+	if s.remote, err = callcheck.NewRemote(callcheck.Faulty(s.Seed, s.opts.failures)); err != nil {
 		return err
 	}
-	s.fleet, err = fleet.New(fleet.Config{Name: "outboxstorm", Resilient: true, Verbose: s.screen.Verbose,
+	s.Fleet, err = fleet.New(fleet.Config{Name: "storm-outbox", Resilient: true, Verbose: s.Screen.Verbose,
 		Template: relayConfig{Postgres: s.postgres.URL, Remote: s.remote.Address}})
 	if err != nil {
 		return err
 	}
-	for range s.opts.relays {
-		if _, err := s.fleet.Start(); err != nil {
+	for range s.Workers {
+		if _, err := s.Fleet.Start(); err != nil {
 			return err
 		}
 	}
-	s.screen.Live(s.line)
+	s.Screen.Live(s.line)
 	return nil
 }
 
-// rage produces, strikes, waits until all is settled, and judges.
-func (s *storm) rage(ctx context.Context, tamper func(*callcheck.Facts)) (report, error) {
+// Rage produces, strikes, waits until all is settled, and judges.
+func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	begun := time.Now()
-	r := report{Seed: s.opts.seed, Postgres: s.postgres.How}
+	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	produced := make(chan error, 1)
 	go func() { produced <- s.producer.run(ctx) }()
 	err := s.strikeAll(ctx)
 	if err == nil {
-		err = s.until(ctx, "every call to be committed", func(context.Context) (bool, error) {
+		err = s.Until(ctx, "every call to be committed", func(context.Context) (bool, error) {
 			select {
 			case err := <-produced:
 				produced <- err
@@ -122,9 +115,9 @@ func (s *storm) rage(ctx context.Context, tamper func(*callcheck.Facts)) (report
 		})
 	}
 	if err == nil {
-		s.zombies.Wait()
+		s.Zombies.Wait()
 		var next time.Time
-		err = s.until(ctx, "every call to be settled", func(ctx context.Context) (bool, error) {
+		err = s.Until(ctx, "every call to be settled", func(ctx context.Context) (bool, error) {
 			if time.Now().Before(next) {
 				return false, nil
 			}
@@ -138,14 +131,14 @@ func (s *storm) rage(ctx context.Context, tamper func(*callcheck.Facts)) (report
 	if stopped := <-produced; err == nil && !errors.Is(stopped, context.Canceled) {
 		err = stopped
 	}
-	s.zombies.Wait() // a suspended relay does not leave
-	if late := s.fleet.Stop(stopTimeout); late != nil {
-		s.breaches = append(s.breaches, "I14 "+late.Error())
+	s.Zombies.Wait() // a suspended relay does not leave
+	if late := s.Fleet.Stop(rig.StopTimeout); late != nil {
+		s.Breaches = append(s.Breaches, "I14 "+late.Error())
 	}
-	s.breaches = append(s.breaches, s.fleet.Breaches()...)
+	s.Breaches = append(s.Breaches, s.Fleet.Breaches()...)
 	r.count(s)
 	if err != nil {
-		r.Breaches = s.breaches
+		r.Breaches = s.Breaches
 		return r, err
 	}
 	f, err := callcheck.Gather(context.WithoutCancel(ctx), s.pool, s.remote, 2*leaseTTL)
@@ -153,16 +146,16 @@ func (s *storm) rage(ctx context.Context, tamper func(*callcheck.Facts)) (report
 		return r, err
 	}
 	f.Windows, f.PassOn = map[string]time.Duration{sinkShort: shortWindow}, map[string]bool{sinkMain: true, sinkShort: true}
-	if tamper != nil {
-		tamper(f)
+	if s.tamper != nil {
+		s.tamper(f)
 	}
 	r.judged(f)
 	for _, e := range r.Endings {
 		if strings.Contains(e, "OO00") || strings.Contains(e, "are gone") || strings.Contains(e, "does not return") {
-			s.breaches = append(s.breaches, "a relay gave up: "+e)
+			s.Breaches = append(s.Breaches, "a relay gave up: "+e)
 		}
 	}
-	r.Breaches = append(s.breaches, f.Judge()...)
+	r.Breaches = append(s.Breaches, f.Judge()...)
 	r.OK = len(r.Breaches) == 0
 	return r, nil
 }
@@ -174,25 +167,15 @@ func (s *storm) unsettled(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
-// until waits for a condition. It gives up if a relay cannot be started, or if nothing has moved
-// for as long as -patience.
-func (s *storm) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
-	return s.fleet.Until(ctx, s.opts.patience, is, func() string {
-		// The number of requests does not count: a request that is made again and again is no
-		// progress.
-		accepted, _ := s.remote.Progress()
-		return fmt.Sprint(accepted, s.producer.written.Load(), s.fleet.Restarts())
-	}, func(err error) error { return s.stuck(ctx, what, err) })
+// progress differs whenever something has moved. The number of requests does not count: a request
+// that is made again and again is no progress.
+func (s *storm) progress() string {
+	accepted, _ := s.remote.Progress()
+	return fmt.Sprint(accepted, s.producer.written.Load(), s.Fleet.Restarts())
 }
 
-// stuck describes all that may help to find out why nothing moves.
-func (s *storm) stuck(ctx context.Context, what string, err error) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	lines := []string{fmt.Sprintf("I13 stuck: waited %v for %s, and nothing moved", s.opts.patience, what)}
-	if err != nil {
-		lines = append(lines, "last error: "+err.Error())
-	}
+// stuck describes the calls that are not settled, and the sessions.
+func (s *storm) stuck(ctx context.Context) (lines []string) {
 	for _, sql := range []string{
 		`select format('%s calls of sink %s are %s, the first is %s in lane %s', count(*), sink, state, min(id), min(lane)) from onlyonce.calls where state <> 'delivered' group by sink, state`,
 		`select format('lane %s: version %s, last id %s, prev %s, target %s, held until %s', l.name, a.version, a.last_id, a.prev, a.target, l.until) from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
@@ -211,25 +194,21 @@ func (s *storm) stuck(ctx context.Context, what string, err error) error {
 		}
 		lines = append(lines, found...)
 	}
-	return errors.New(strings.Join(append(lines, s.fleet.Diagnosis()...), "\n  "))
+	return lines
 }
 
 // line is the live line of a run.
 func (s *storm) line() string {
 	accepted, requests := s.remote.Progress()
-	events := 0
-	for _, n := range s.struck {
-		events += n
-	}
 	return fmt.Sprintf("committed %s  accepted %s  requests %s  events %d of %d  relays %d", screen.Count(s.producer.written.Load()),
-		screen.Count(accepted), screen.Count(int64(requests)), events, len(s.plan), s.fleet.Size())
+		screen.Count(accepted), screen.Count(int64(requests)), s.Events(), len(s.Plan), s.Fleet.Size())
 }
 
-// close stops whatever was started.
-func (s *storm) close() error {
+// Close stops whatever was started.
+func (s *storm) Close() error {
 	var errs []error
-	if s.fleet != nil {
-		errs = append(errs, s.fleet.Stop(stopTimeout), s.fleet.Close())
+	if s.Fleet != nil {
+		errs = append(errs, s.Fleet.Stop(rig.StopTimeout), s.Fleet.Close())
 	}
 	if s.remote != nil {
 		errs = append(errs, s.remote.Close())
