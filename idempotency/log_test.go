@@ -10,8 +10,8 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
-// Refused requests are logged at WARN with the reason as text, but not one line for each: anyone can
-// send such requests.
+// Refused requests are logged at WARN with the reason as text, but not one line for each: anyone
+// can send such requests.
 func TestRefusedRequestsAreLoggedSeldom(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
