@@ -21,6 +21,7 @@ import (
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/origin"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // Layer answers a copy of a request with the first request's answer. Make one with [New], wrap
@@ -97,6 +98,8 @@ type endpoint struct {
 	route Route
 	next  http.Handler
 	keys  keyRule
+
+	refusals pace.Seldom // log lines of refused requests
 }
 
 // ServeHTTP reads and checks the whole request before it touches the store: the body, its bounds,
@@ -118,9 +121,29 @@ func (e *endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}()
 	rep = x.serve(r)
 	status = x.respond(rep)
-	if rep.failed != nil {
+	switch {
+	case rep.code == codeScopeMissing: // anyone can send such requests
+		e.refused(r.Method, status, rep.code, rep.failed.Error())
+	case rep.failed != nil:
 		e.layer.failed(rep.failed)
+	case rep.mark == Rejected || rep.mark == Mismatch:
+		e.refused(r.Method, status, rep.code, x.detail)
 	}
+}
+
+// refused logs a request that the layer refused, for each route and code once in a while. A request
+// whose key is in progress is no such thing: its client waits and asks again.
+func (e *endpoint) refused(method string, status int, c code, detail string) {
+	held, yes := e.refusals.Let(string(c), time.Now(), pace.Refusals)
+	if !yes {
+		return
+	}
+	text := problems[c].title
+	if detail != "" {
+		text += ": " + detail
+	}
+	e.layer.cfg.Logger.Warn("onlyonce: request refused", "route", e.route.Pattern, "method", method, "status", status, "code", string(c),
+		"error", text, "not_logged", held)
 }
 
 // failed reports an error that cannot be returned to a caller.
