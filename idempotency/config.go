@@ -146,7 +146,8 @@ type Config struct {
 	Hooks Hooks
 
 	// Logger receives events that cannot be returned as an error. Keys and bodies are never logged.
-	// Defaults to slog.Default(), at WARN and above.
+	// Refused requests are logged at WARN, at most one a minute for each route and code. Defaults
+	// to slog.Default(), at WARN and above.
 	Logger *slog.Logger
 }
 

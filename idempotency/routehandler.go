@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // routeHandler is the handler of one route.
@@ -19,6 +21,8 @@ type routeHandler struct {
 	route   Route
 	next    http.Handler
 	keyRule keyRule
+
+	refusals pace.Seldom // log lines of refused requests
 }
 
 // ServeHTTP reads and checks the whole request before it touches the store: the body, its bounds,
@@ -40,9 +44,29 @@ func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}()
 	rep = x.serveRequest(r)
 	status = x.writeReply(rep)
-	if rep.logged != nil {
+	switch {
+	case rep.code == codeScopeMissing: // anyone can send such requests
+		e.logRefusal(r.Method, status, rep.code, rep.logged.Error())
+	case rep.logged != nil:
 		e.layer.reportError(rep.logged)
+	case rep.mark == Rejected || rep.mark == Mismatch:
+		e.logRefusal(r.Method, status, rep.code, x.detail)
 	}
+}
+
+// logRefusal logs a refused request, for each route and code at most once in pace.Refusals. A
+// request whose key is in progress is not refused: its client waits and asks again.
+func (e *routeHandler) logRefusal(method string, status int, c code, detail string) {
+	held, yes := e.refusals.Let(string(c), time.Now(), pace.Refusals)
+	if !yes {
+		return
+	}
+	text := problems[c].title
+	if detail != "" {
+		text += ": " + detail
+	}
+	e.layer.cfg.Logger.Warn("onlyonce: request refused", "route", e.route.Pattern, "method", method, "status", status, "code", string(c),
+		"error", text, "not_logged", held)
 }
 
 // readBody returns the body, up to Route.MaxBody, and ignores Content-Length for that (H6).
