@@ -99,7 +99,7 @@ storm-idle: ## a failover behind which no message comes; SEED, SOURCE, POLICY
 CALLS ?= 100000
 
 storm-outbox: ## kill relays and Postgres under a stream of outbound calls, with a remote that fails in every way; CALLS, KILLS, SEED
-	$(GO) run ./test/outboxstorm $(if $(SEED),-seed $(SEED),) -calls $(CALLS) -kills $(KILLS)
+	$(GO) run ./test/storm/outbox $(if $(SEED),-seed $(SEED),) -calls $(CALLS) -kills $(KILLS)
 
 HISTORIES ?= 1000
 

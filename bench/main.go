@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -36,6 +37,7 @@ type options struct {
 }
 
 func main() {
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // what is measured logs nothing
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if spec := os.Getenv(peakEnv); spec != "" {

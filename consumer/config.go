@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
 // Config configures a Consumer. The zero value of a field is the default that its comment names.
@@ -168,7 +170,8 @@ type Config struct {
 	Hooks Hooks
 
 	// Logger receives events that cannot be returned as an error: for example retries, halts and
-	// parked messages. Payloads and keys are never logged. Defaults to no logging.
+	// parked messages. Payloads and keys are never logged. Defaults to slog.Default(), at WARN and
+	// above.
 	Logger *slog.Logger
 }
 
@@ -203,9 +206,7 @@ func (c Config) withDefaults() Config {
 	def(&c.BlockedAfter, time.Minute)
 	def(&c.CommitTimeout, 15*time.Second)
 	def(&c.DrainTimeout, 10*time.Second)
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = fields.Logger(c.Logger)
 	return c
 }
 

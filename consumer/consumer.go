@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -132,10 +133,32 @@ func (c *Consumer) Run(ctx context.Context) error {
 			rotating.Go(func() { d.filters.Run(side) })
 		}
 	}
+	began := c.announceStop(ctx)
 	err := c.source.Run(ctx, c.own)
 	stop()
 	rotating.Wait()
+	if at := began(); !at.IsZero() {
+		c.cfg.Logger.Info("onlyonce: consumer stopped", "scope", c.cfg.Scope, "after", time.Since(at).Round(time.Millisecond))
+	}
 	return errors.Join(err, c.Live())
+}
+
+// announceStop logs that the consumer drains when ctx ends. The function that it returns ends the
+// wait for that, and returns when the stop began, or the zero time if ctx has not ended.
+func (c *Consumer) announceStop(ctx context.Context) (began func() time.Time) {
+	var at time.Time
+	logged := make(chan struct{})
+	quiet := context.AfterFunc(ctx, func() {
+		defer close(logged)
+		at = time.Now()
+		c.cfg.Logger.Info("onlyonce: consumer drains: the batches under way may still end", "scope", c.cfg.Scope, "drain_timeout", c.cfg.DrainTimeout)
+	})
+	return func() time.Time {
+		if !quiet() {
+			<-logged
+		}
+		return at
+	}
 }
 
 // ready checks the database before the consumer joins the group, so that a process that cannot work

@@ -202,9 +202,21 @@ func (w *worker) endReplay(work context.Context) error {
 		_, err = w.c.pool.Exec(bounded, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce)
 	}
 	if err == nil {
+		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition goes on from where it was interrupted", "scope", w.c.cfg.Scope,
+			"topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo)
 		err = errMoved
 	}
 	return err
+}
+
+// announceReplay logs, once for each replay, that this process handles its messages.
+func (w *worker) announceReplay() {
+	if w.cur.replayUntil == nil || w.cur.replayNo == w.replay {
+		return
+	}
+	w.replay = w.cur.replayNo
+	w.c.cfg.Logger.Info("onlyonce: replay begins", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition,
+		"replay", w.cur.replayNo, "from", w.pos, "until", *w.cur.replayUntil, "resend", w.cur.replayResend)
 }
 
 // endReplayHeldSQL is endReplaySQL for a position that stays as it is.

@@ -41,6 +41,7 @@ type worker struct {
 
 	logged   haltLine // the last halt that was logged
 	loggedAt time.Time
+	replay   int32 // the last replay whose begin was logged
 
 	retrier *retrier
 }
@@ -59,6 +60,7 @@ func (w *worker) run(ctx context.Context) error {
 		context.AfterFunc(work, func() { t.Stop() })
 	})()
 
+	w.announceReplay()
 	w.state.fine(&w.state.working) // its message may not be the next one any more
 	w.retrier = newRetrier(w)
 	defer w.retrier.leave()

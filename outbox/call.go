@@ -124,9 +124,9 @@ type Sealer interface {
 // ErrCall is wrapped by every error about a call that cannot be enqueued as it is.
 var ErrCall error = guard.Misuse("outbox: bad call")
 
-// row is a call as it is stored.
-type row struct {
-	check          int16 // how to find an earlier enqueue, see onlyonce.enqueue_calls
+// callRow is a call as it is stored.
+type callRow struct {
+	duplicateCheck int16 // how to find an earlier enqueue, see onlyonce.enqueue_calls
 	key            uuid.UUID
 	order          *uuid.UUID
 	tenant, scope  string
@@ -144,13 +144,13 @@ type row struct {
 
 // Values of row.check.
 const (
-	checkNothing = 0 // the fence and the message's claim exclude it
-	checkLog     = 1 // the message is handled again
-	checkKey     = 2 // there is no message: the call's key is claimed
+	checkNone    = 0 // the fence and the message's claim exclude it
+	checkByLog   = 1 // the message is handled again
+	checkByClaim = 2 // there is no message: the call's key is claimed
 )
 
-// freeze checks the call and returns its row. It reports every fault at once.
-func freeze(call Call, from origin.Origin, inbound bool) (row, error) {
+// freezeCall checks the call and returns its row. It reports every fault at once.
+func freezeCall(call Call, from origin.Origin, inbound bool) (callRow, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {
 		faults = append(faults, fmt.Errorf("%w: %s: %w", ErrCall, field, fmt.Errorf(format, args...)))
@@ -161,7 +161,7 @@ func freeze(call Call, from origin.Origin, inbound bool) (row, error) {
 			fault(field, "must not be empty: %s", empty)
 		case len(v) > maxName:
 			fault(field, "%d bytes are more than %d", len(v), maxName)
-		case !printable(v):
+		case !isPrintable(v):
 			fault(field, "must be UTF-8 without control characters")
 		}
 	}
@@ -190,7 +190,7 @@ func freeze(call Call, from origin.Origin, inbound bool) (row, error) {
 	for _, f := range []struct{ field, v string }{{"Tenant", from.Tenant}, {"Scope", from.Scope}} {
 		if len(f.v) > maxText {
 			fault(f.field, "%d bytes are more than %d", len(f.v), maxText)
-		} else if !printable(f.v) {
+		} else if !isPrintable(f.v) {
 			fault(f.field, "must be UTF-8 without control characters")
 		}
 	}
@@ -214,39 +214,39 @@ func freeze(call Call, from origin.Origin, inbound bool) (row, error) {
 	}
 	if call.Trace == "" {
 		call.Trace = from.Trace
-		if len(call.Trace) > maxTrace || !visible(call.Trace) {
+		if len(call.Trace) > maxTrace || !isVisibleASCII(call.Trace) {
 			call.Trace = "" // the message's fault, and nothing depends on it
 		}
-	} else if len(call.Trace) > maxTrace || !visible(call.Trace) {
+	} else if len(call.Trace) > maxTrace || !isVisibleASCII(call.Trace) {
 		fault("Trace", "must be a traceparent and perhaps a tracestate in a second line, visible ASCII, at most %d bytes", maxTrace)
 	}
 	if len(call.Body) > MaxBody {
 		fault("Body", "%d bytes are more than %d: store it elsewhere and send its address", len(call.Body), MaxBody)
 	}
 	if err := errors.Join(faults...); err != nil {
-		return row{}, err
+		return callRow{}, err
 	}
 	// A queued write leaves later, and the caller may reuse the buffer.
 	body := bytes.Clone(call.Body)
 	if body == nil {
 		body = []byte{} // nil would be NULL
 	}
-	r := row{
-		check: checkKey, key: identity(from, inbound, call), tenant: from.Tenant, scope: from.Scope,
+	r := callRow{
+		duplicateCheck: checkByClaim, key: callKey(from, inbound, call), tenant: from.Tenant, scope: from.Scope,
 		sink: call.Sink, name: call.Name, method: method, target: call.Target,
 		headers: frozen.Lines(names, values), body: body, capture: call.Capture,
 	}
 	if inbound {
-		r.check, r.redo = checkNothing, from.Redo
+		r.duplicateCheck, r.redo = checkNone, from.Redo
 		if from.Redo {
-			r.check = checkLog
+			r.duplicateCheck = checkByLog
 		}
 		if !from.Time.IsZero() {
 			r.originTime = &from.Time
 		}
 	}
 	if call.OrderingKey != "" {
-		k := orderKey(call.Sink, from.Tenant, from.Scope, call.OrderingKey)
+		k := storedOrderKey(call.Sink, from.Tenant, from.Scope, call.OrderingKey)
 		r.order = &k
 	}
 	if call.Trace != "" {
@@ -258,29 +258,29 @@ func freeze(call Call, from origin.Origin, inbound bool) (row, error) {
 	if call.Sealer != nil {
 		var err error
 		if r.body, err = call.Sealer.Seal(r.key, body); err != nil {
-			return row{}, fmt.Errorf("outbox: sealing the body: %w", err)
+			return callRow{}, fmt.Errorf("outbox: sealing the body: %w", err)
 		}
 		r.sealed = true
 	}
 	return r, nil
 }
 
-// orderKey is the stored form of an ordering key.
-func orderKey(sink, tenant, scope, key string) uuid.UUID {
+// storedOrderKey is the stored form of an ordering key.
+func storedOrderKey(sink, tenant, scope, key string) uuid.UUID {
 	sum := codec.Hash("onlyonce/call-order/1", sink, tenant, scope, key)
 	return uuid.UUID(sum[:16])
 }
 
-// visible reports whether s consists of visible ASCII, spaces and line ends.
-func visible(s string) bool {
+// isVisibleASCII reports whether s consists of visible ASCII, spaces and line ends.
+func isVisibleASCII(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return r != '\n' && (r < ' ' || r > '~') }) < 0
 }
 
-func printable(s string) bool {
+func isPrintable(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
 
-// identity derives the call's key (O1). It is the same each time the same message asks for the same
+// callKey derives the call's key (O1). It is the same each time the same message asks for the same
 // call, wherever the message is handled, and it differs for every other call. It holds no ordinals,
 // because a handler that ranges over a map would shift them. It holds no times and no random
 // values. It holds no payload either: a charge of another amount for the same order must be
@@ -300,7 +300,7 @@ func printable(s string) bool {
 // The first 128 bits become a UUIDv8 (RFC 9562 section 5.8), because many remotes only accept a
 // UUID: its version and variant bits are set, and the other 122 are the hash's. testdata/calls.json
 // holds test vectors for other languages.
-func identity(from origin.Origin, inbound bool, call Call) uuid.UUID {
+func callKey(from origin.Origin, inbound bool, call Call) uuid.UUID {
 	fields := []string{from.Tenant, from.Scope, "call"}
 	if inbound {
 		fields = from.Fields()

@@ -23,8 +23,8 @@ type Response struct {
 	Body []byte
 }
 
-// lines returns the header as a row keeps it.
-func (r *Response) lines() string {
+// headerLines returns the header as a row keeps it.
+func (r *Response) headerLines() string {
 	names, values, _ := frozen.Headers(r.Header)
 	return frozen.Lines(names, values)
 }
@@ -56,71 +56,71 @@ type Tx interface {
 	Savepoint(ctx context.Context, fn func() error) error
 }
 
-// permanent marks an error of RelayConfig.Complete that another try does not heal.
-type permanent struct{ error }
+// permanentError marks an error of RelayConfig.Complete that another try does not heal.
+type permanentError struct{ error }
 
-func (p permanent) Unwrap() error { return p.error }
+func (p permanentError) Unwrap() error { return p.error }
 
 // Permanent wraps an error of RelayConfig.Complete. The completion is not tried again, and waits
 // for an operator. Use it, for example, if the answer cannot be decoded.
-func Permanent(err error) error { return permanent{err} }
+func Permanent(err error) error { return permanentError{err} }
 
 // completeSQL is the fence of a completion; see the function's comment in the migration. It settles
 // the call's row, so that the completion's writes commit once, together with that.
 const completeSQL = `select onlyonce.settle($1, $2, $3::uuid, $4, $5, null, null, $6, $7, $8)`
 
 // complete passes an answer to RelayConfig.Complete, in a transaction that settles the call.
-func (t *tenure) complete(ctx context.Context, f *flight) {
-	if t.s.cfg.Complete == nil {
-		f.result = RetryLater("RelayConfig.Complete is not set", nil)
+func (o *laneOwner) complete(ctx context.Context, a *callAttempt) {
+	if o.sender.cfg.Complete == nil {
+		a.result = RetryLater("RelayConfig.Complete is not set", nil)
 		return
 	}
-	if !t.open(f) {
+	if !o.openBody(a) {
 		return
 	}
 	// The transaction keeps the lease locked, so RelayConfig.Complete must return before the next
 	// renewal.
-	ctx, cancel := context.WithTimeout(ctx, t.s.dbTimeout)
+	ctx, cancel := context.WithTimeout(ctx, o.sender.dbTimeout)
 	defer cancel()
 	select {
-	case t.s.completing <- struct{}{}: // leaves some connections to renew leases and to move cursors
-		defer func() { <-t.s.completing }()
+	case o.sender.completing <- struct{}{}: // leaves some connections to renew leases and to move cursors
+		defer func() { <-o.sender.completing }()
 	case <-ctx.Done():
-		f.result = RetryLater("no turn for the completion", ctx.Err())
+		a.result = RetryLater("no turn for the completion", ctx.Err())
 		return
 	}
-	conn, err := t.s.pool.Acquire(ctx)
+	conn, err := o.sender.pool.Acquire(ctx)
 	if err != nil {
-		f.result = RetryLater("no connection for the completion", err)
+		a.result = RetryLater("no connection for the completion", err)
 		return
 	}
 	defer conn.Release()
 	tx := guard.Begin(conn.Conn())
-	defer tx.Rollback(t.s.dbTimeout)
-	ms := guard.Millis(t.s.dbTimeout)
-	tx.Engine("fence", completeSQL, t.lease.ID, t.lease.Epoch, t.lease.Nonce, f.parked, f.Attempt, ms, ms, ms)
+	defer tx.Rollback(o.sender.dbTimeout)
+	ms := guard.Millis(o.sender.dbTimeout)
+	tx.Engine("fence", completeSQL, o.lease.ID, o.lease.Epoch, o.lease.Nonce, a.parked, a.Attempt, ms, ms, ms)
 	// If the database loses this transaction, calls that it enqueues may have been made since the
 	// call was first made, and not before (O6).
 	tx.Report = func(err error) {
-		t.s.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", f.Sink, "error", err)
+		o.sender.cfg.Logger.Error("onlyonce: RelayConfig.Complete queued a statement after it had returned; it was not sent", "sink", a.Sink, "error", err)
 	}
-	handle := tx.Lend(&origin.Origin{Tenant: f.Tenant, Scope: f.Scope, ID: "completion of " + f.Key, Time: f.asked.Add(-f.age)})
-	err = t.s.cfg.Complete(ctx, handle, &Completed{Key: f.Key, Tenant: f.Tenant, Scope: f.Scope, Sink: f.Sink, Name: f.Name, Method: f.Method, Target: f.Target,
-		Header: f.Header, Body: f.Body, Response: f.answer, Attempt: f.Attempt})
+	handle := tx.Lend(&origin.Origin{Tenant: a.Tenant, Scope: a.Scope, ID: "completion of " + a.Key, Time: a.readAt.Add(-a.age)})
+	err = o.sender.cfg.Complete(ctx, handle, &Completed{Key: a.Key, Tenant: a.Tenant, Scope: a.Scope, Sink: a.Sink, Name: a.Name, Method: a.Method, Target: a.Target,
+		Header: a.Header, Body: a.Body, Response: a.answer, Attempt: a.Attempt})
 	tx.TakeBack()
 	if failed := tx.Failure(); failed != nil && (err == nil || !errors.Is(err, failed)) {
 		err = errors.Join(failed, err)
 	}
 	if err == nil {
-		err = tx.Commit(t.s.dbTimeout)
+		err = tx.Commit(o.sender.dbTimeout)
 	}
-	var final permanent
+	var final permanentError
 	switch {
 	case err == nil:
-		f.result = Result{Outcome: Delivered}
+		a.result = Result{Outcome: Delivered}
 	case errors.As(err, &final):
-		f.result = Reject("completion: "+err.Error(), err)
+		a.result = Reject("completion: "+err.Error(), err)
 	default:
-		f.result = RetryLater("completion: "+err.Error(), fmt.Errorf("outbox: completing call %s: %w", f.Key, err))
+		a.result = RetryLater("completion: "+err.Error(), fmt.Errorf("outbox: completing call %s: %w", a.Key, err))
 	}
 }

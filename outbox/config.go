@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
 // RelayConfig configures a [Relay]. The zero value of a field is the default that its comment
@@ -105,7 +107,7 @@ type RelayConfig struct {
 	Hooks Hooks
 
 	// Logger receives events that cannot be returned as an error: parked calls, lost leases, failed
-	// transactions. Payloads are never logged. Defaults to nil: nothing is logged.
+	// transactions. Payloads are never logged. Defaults to slog.Default(), at WARN and above.
 	Logger *slog.Logger
 }
 
@@ -150,9 +152,7 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 		fault("SegmentBytes", "%d is less than 1 MiB", c.SegmentBytes)
 	}
 	duration("DrainTimeout", &c.DrainTimeout, 10*time.Second, time.Millisecond, 10*time.Minute)
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = fields.Logger(c.Logger)
 
 	for i, name := range c.WaitFor {
 		if name == "" || slices.Contains(c.WaitFor[:i], name) {
@@ -170,7 +170,7 @@ func (c RelayConfig) withDefaults(pool *pgxpool.Pool) (RelayConfig, error) {
 			continue
 		}
 		name := s.Name()
-		if name == "" || len(name) > maxName || !printable(name) {
+		if name == "" || len(name) > maxName || !isPrintable(name) {
 			fault(field, "its name must be 1 to %d bytes of UTF-8 without control characters", maxName)
 		}
 		if seen[name] {

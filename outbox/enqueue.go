@@ -88,20 +88,20 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	}
 	rows := make([]any, 0, len(calls))
 	for _, call := range calls {
-		r, err := freeze(call, origin, inbound)
+		r, err := freezeCall(call, origin, inbound)
 		if err != nil {
 			return err
 		}
 		// Checked here and not by the database, so that the error is returned at the faulty line.
-		if inbound && !handler.Mark(r.key) || slices.ContainsFunc(rows, func(v any) bool { return v.(*row).key == r.key }) {
+		if inbound && !handler.Mark(r.key) || slices.ContainsFunc(rows, func(v any) bool { return v.(*callRow).key == r.key }) {
 			return fmt.Errorf("%w: %q to sink %q", ErrTwice, r.name, r.sink)
 		}
 		rows = append(rows, &r)
-		r.hint()
+		r.recordHint()
 	}
 	if handler != nil {
 		for _, r := range rows {
-			if err := handler.Late(r, statement); err != nil {
+			if err := handler.Late(r, enqueueStatement); err != nil {
 				return err
 			}
 		}
@@ -110,7 +110,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	sql, args := statement(rows)
+	sql, args := enqueueStatement(rows)
 	if _, err := tx.Exec(ctx, sql, args...); err != nil {
 		if guard.SQLState(err) == codeConflict {
 			return fmt.Errorf("%w: %w", ErrConflict, err)
@@ -120,17 +120,17 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	return nil
 }
 
-// statement writes rows, which are *row.
-func statement(rows []any) (sql string, args []any) {
+// enqueueStatement writes rows, which are *row.
+func enqueueStatement(rows []any) (sql string, args []any) {
 	n := len(rows)
-	at := func(i int) *row { return rows[i].(*row) }
-	text := func(field func(*row) string) any {
+	at := func(i int) *callRow { return rows[i].(*callRow) }
+	text := func(field func(*callRow) string) any {
 		return codec.Array(n, func(i int) pgtype.Text { return pgtype.Text{String: field(at(i)), Valid: true} })
 	}
-	flag := func(field func(*row) bool) any {
+	flag := func(field func(*callRow) bool) any {
 		return codec.Array(n, func(i int) pgtype.Bool { return pgtype.Bool{Bool: field(at(i)), Valid: true} })
 	}
-	moment := func(field func(*row) *time.Time) any {
+	moment := func(field func(*callRow) *time.Time) any {
 		return codec.Array(n, func(i int) (v pgtype.Timestamptz) {
 			if p := field(at(i)); p != nil {
 				v.Time, v.Valid = *p, true
@@ -143,7 +143,7 @@ func statement(rows []any) (sql string, args []any) {
 		bodies[i] = at(i).body
 	}
 	return enqueueSQL, []any{
-		codec.Array(n, func(i int) pgtype.Int2 { return pgtype.Int2{Int16: at(i).check, Valid: true} }),
+		codec.Array(n, func(i int) pgtype.Int2 { return pgtype.Int2{Int16: at(i).duplicateCheck, Valid: true} }),
 		codec.Array(n, func(i int) pgtype.UUID { return pgtype.UUID{Bytes: at(i).key, Valid: true} }),
 		codec.Array(n, func(i int) (v pgtype.UUID) {
 			if k := at(i).order; k != nil {
@@ -151,9 +151,9 @@ func statement(rows []any) (sql string, args []any) {
 			}
 			return v
 		}),
-		text(func(r *row) string { return r.sink }), text(func(r *row) string { return r.tenant }), text(func(r *row) string { return r.scope }),
-		text(func(r *row) string { return r.name }), text(func(r *row) string { return r.method }), text(func(r *row) string { return r.target }),
-		text(func(r *row) string { return r.headers }),
+		text(func(r *callRow) string { return r.sink }), text(func(r *callRow) string { return r.tenant }), text(func(r *callRow) string { return r.scope }),
+		text(func(r *callRow) string { return r.name }), text(func(r *callRow) string { return r.method }), text(func(r *callRow) string { return r.target }),
+		text(func(r *callRow) string { return r.headers }),
 		codec.Array(n, func(i int) (v pgtype.Text) {
 			if p := at(i).trace; p != nil {
 				v.String, v.Valid = *p, true
@@ -161,8 +161,8 @@ func statement(rows []any) (sql string, args []any) {
 			return v
 		}),
 		bodies,
-		moment(func(r *row) *time.Time { return r.notBefore }), moment(func(r *row) *time.Time { return r.originTime }),
-		flag(func(r *row) bool { return r.redo }), flag(func(r *row) bool { return r.capture }), flag(func(r *row) bool { return r.sealed }),
+		moment(func(r *callRow) *time.Time { return r.notBefore }), moment(func(r *callRow) *time.Time { return r.originTime }),
+		flag(func(r *callRow) bool { return r.redo }), flag(func(r *callRow) bool { return r.capture }), flag(func(r *callRow) bool { return r.sealed }),
 	}
 }
 

@@ -9,10 +9,10 @@ import (
 // Statements are all SQL constants of the package by name.
 var Statements = map[string]string{
 	"enqueue":    enqueueSQL,
-	"make lanes": makeLanesSQL, "survey": surveySQL, "scout": scoutSQL,
-	"load": loadSQL, "fence": fenceSQL, "advance": advanceSQL, "bite": biteSQL, "collect": collectSQL, "fetch": fetchSQL, "divert": divertSQL,
+	"make lanes": makeLanesSQL, "poll lanes": pollLanesSQL, "poll work": pollWorkSQL,
+	"load": loadCursorSQL, "fence": fenceSQL, "advance": advanceSQL, "first rows": firstRowsSQL, "collect": collectRefsSQL, "fetch": fetchRowsSQL, "park": parkSQL,
 	"lsn": lsnSQL, "standbys": standbysSQL, "replicas": replicasSQL,
-	"pick": pickSQL, "next": nextSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,
+	"pick": pickSQL, "next": nextDueSQL, "settle": settleSQL, "sweep": sweepSQL, "complete": completeSQL,
 	"purge": purgeSQL,
 }
 
@@ -25,15 +25,15 @@ func SetSweepEvery(d time.Duration) func() {
 }
 
 // Identity is identity as a string.
-func Identity(o origin.Origin, inbound bool, c Call) string { return identity(o, inbound, c).String() }
+func Identity(o origin.Origin, inbound bool, c Call) string { return callKey(o, inbound, c).String() }
 
 // Stored is stored.
-func Stored(s string) string { return stored(s) }
+func Stored(s string) string { return storedText(s) }
 
 // SetJoinGrace shortens the wait for sinks that do not return.
 func (r *Relay) SetJoinGrace(d time.Duration) {
 	for _, w := range r.senders {
-		w.joinGrace = d
+		w.returnGrace = d
 	}
 }
 

@@ -98,59 +98,66 @@ type Purged struct {
 	Rows int64
 }
 
-// observer calls the hooks and writes the log. Of a call it logs only the row, key, name and stored
+// emitter calls the hooks and writes the log. Of a call it logs only the row, key, name and stored
 // reason.
-type observer struct {
+type emitter struct {
 	hooks Hooks
 	log   *slog.Logger
 	sink  string
 }
 
-func (o observer) settled(s Settled) {
-	s.Sink = o.sink
-	if o.hooks.Settled != nil {
-		o.hooks.Settled(s)
+func (e emitter) settled(s Settled) {
+	s.Sink = e.sink
+	if e.hooks.Settled != nil {
+		e.hooks.Settled(s)
 	}
 	level := slog.LevelDebug
 	if s.As == SettledRejected || s.As == SettledUnopened || s.As == SettledReconcile {
 		level = slog.LevelWarn // an operator has to look at it
 	}
-	if !o.log.Enabled(context.Background(), level) {
+	if !e.log.Enabled(context.Background(), level) {
 		return // before a dozen arguments are made for each call
 	}
-	o.log.Log(context.Background(), level, "outbox: call settled", "sink", o.sink, "as", string(s.As), "row", s.Row, "key", s.Key, "name", s.Name,
+	e.log.Log(context.Background(), level, "outbox: call settled", "sink", e.sink, "as", string(s.As), "row", s.Row, "key", s.Key, "name", s.Name,
 		"attempt", s.Attempt, "wait", s.Wait, "reason", s.Reason)
 }
 
-func (o observer) lease(c LeaseChange) {
-	c.Sink = o.sink
-	if o.hooks.Lease != nil {
-		o.hooks.Lease(c)
+func (e emitter) lease(c LeaseChange) {
+	c.Sink = e.sink
+	if e.hooks.Lease != nil {
+		e.hooks.Lease(c)
 	}
 	if c.Err != nil {
-		o.log.Warn("outbox: lane lost", "sink", o.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
+		e.log.Warn("outbox: lane lost", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
 		return
 	}
-	o.log.Info("outbox: lane", "sink", o.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
+	e.log.Debug("outbox: lane", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
 }
 
-func (o observer) failed(err error, wait time.Duration) {
-	if o.hooks.Failed != nil {
-		o.hooks.Failed(Failed{Sink: o.sink, Err: err, Wait: wait})
+// shared logs, in one line for all lanes, that the relay has taken some or gives some to others.
+func (e emitter) shared(taken, given, held int) {
+	if taken > 0 || given > 0 {
+		e.log.Info("outbox: lanes shared among relays", "sink", e.sink, "taken", taken, "given", given, "held", held, "of", lanes)
 	}
-	o.log.Warn("outbox: transaction failed", "sink", o.sink, "error", err, "wait", wait)
 }
 
-func (o observer) purged(rows int64) {
-	if o.hooks.Purged != nil {
-		o.hooks.Purged(Purged{Sink: o.sink, Rows: rows})
+func (e emitter) failed(err error, wait time.Duration) {
+	if e.hooks.Failed != nil {
+		e.hooks.Failed(Failed{Sink: e.sink, Err: err, Wait: wait})
 	}
-	o.log.Debug("outbox: rows deleted", "sink", o.sink, "rows", rows)
+	e.log.Warn("outbox: transaction failed", "sink", e.sink, "error", err, "wait", wait)
 }
 
-func (o observer) paused(is bool) {
-	if o.hooks.Paused != nil {
-		o.hooks.Paused(Paused{Sink: o.sink, Paused: is})
+func (e emitter) purged(rows int64) {
+	if e.hooks.Purged != nil {
+		e.hooks.Purged(Purged{Sink: e.sink, Rows: rows})
 	}
-	o.log.Info("outbox: sink paused or resumed by an operator", "sink", o.sink, "paused", is)
+	e.log.Debug("outbox: rows deleted", "sink", e.sink, "rows", rows)
+}
+
+func (e emitter) paused(is bool) {
+	if e.hooks.Paused != nil {
+		e.hooks.Paused(Paused{Sink: e.sink, Paused: is})
+	}
+	e.log.Info("outbox: sink paused or resumed by an operator", "sink", e.sink, "paused", is)
 }

@@ -41,7 +41,7 @@ func (s *sender) purge(ctx context.Context) error {
 		s.purgeAt = time.Now().Add(purgeEvery)
 	}
 	if deleted > 0 {
-		s.tell.purged(deleted)
+		s.emit.purged(deleted)
 	}
 	return nil
 }

@@ -58,7 +58,7 @@ func NewRelay(pool *pgxpool.Pool, cfg RelayConfig) (*Relay, error) {
 	if r.rotator, err = ring.New(pool, ring.Outbox(), ring.Config{
 		Retention: cfg.Retention, MaxAge: cfg.Retention / 4, MaxBytes: cfg.SegmentBytes, LeaseTTL: cfg.LeaseTTL,
 		Interval: time.Second, Timeout: max(cfg.LeaseTTL/3, time.Second),
-		Hooks: ring.Hooks{Stepped: r.stepped, Failed: func(err error) { cfg.Logger.Warn("outbox: rotating segments failed", "error", err) }},
+		Hooks: ring.Hooks{Stepped: r.reportSegment, Failed: func(err error) { cfg.Logger.Warn("outbox: rotating segments failed", "error", err) }},
 	}); err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		return fmt.Errorf("outbox: %w", err)
 	}
-	if err := r.lookAtStandbys(asking); err != nil {
+	if err := r.checkStandbys(asking); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -126,28 +126,36 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	var side sync.WaitGroup
 	defer side.Wait()
-	side.Go(func() { r.rotate(run) })
+	side.Go(func() { r.rotateSegments(run) })
 	side.Go(func() { inbox.Rotate(run, r.pool, r.cfg.Logger) })
 	if r.cfg.Listen {
-		side.Go(func() { r.listen(run) })
+		side.Go(func() { r.listenForWakeups(run) })
 	}
+	var began time.Time
+	side.Go(func() {
+		<-run.Done()
+		began = time.Now()
+		r.cfg.Logger.Info("outbox: relay drains: calls under way may still end", "drain_timeout", r.cfg.DrainTimeout)
+	})
 	wg.Wait()
 	stop()
+	side.Wait()
+	r.cfg.Logger.Info("outbox: relay stopped", "after", time.Since(began).Round(time.Millisecond))
 	return errors.Join(errs...)
 }
 
-// joinGrace is how long a sink may take to return after its context has ended, if the relay is to
-// stop.
-const joinGrace = 5 * time.Second
+// sinkReturnGrace is how long a sink may take to return after its context has ended, if the relay
+// is to stop.
+const sinkReturnGrace = 5 * time.Second
 
 // replicasSQL reads which standbys stream from this server, and whether this role may see how far
 // they are. One row.
 const replicasSQL = `
 select array(select coalesce(application_name, '') from pg_stat_replication), pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
 
-// lookAtStandbys returns an error if the relay would wait for ever, and warns of standbys that it
+// checkStandbys returns an error if the relay would wait for ever, and warns of standbys that it
 // does not wait for (O9).
-func (r *Relay) lookAtStandbys(ctx context.Context) error {
+func (r *Relay) checkStandbys(ctx context.Context) error {
 	var names []string
 	var sees bool
 	if err := r.pool.QueryRow(ctx, replicasSQL).Scan(&names, &sees); err != nil {
@@ -168,16 +176,16 @@ func (r *Relay) lookAtStandbys(ctx context.Context) error {
 	return nil
 }
 
-// rotate drops segments whose retention has passed, until ctx ends. If it fails, the relay sends
-// all the same.
-func (r *Relay) rotate(ctx context.Context) {
+// rotateSegments drops segments whose retention has passed, until ctx ends. If it fails, the relay
+// sends all the same.
+func (r *Relay) rotateSegments(ctx context.Context) {
 	if err := r.rotator.Run(ctx); err != nil && ctx.Err() == nil {
 		r.cfg.Logger.Warn("outbox: this relay does not drop old segments of the log; another one must", "error", err)
 	}
 }
 
-// stepped reports what became of a segment.
-func (r *Relay) stepped(o ring.Outcome) {
+// reportSegment reports what became of a segment.
+func (r *Relay) reportSegment(o ring.Outcome) {
 	switch o.Action {
 	case ring.Truncated:
 		r.cfg.Logger.Info("outbox: a segment whose retention has passed was emptied", "slot", o.Slot)
@@ -189,10 +197,10 @@ func (r *Relay) stepped(o ring.Outcome) {
 	}
 }
 
-// incurable reports whether err means that our statements do not fit the schema or our rights
+// needsOperator reports whether err means that our statements do not fit the schema or our rights
 // (SQLSTATE class 42, and 3F for a missing schema). All other errors may pass, for example if the
 // server restarts, fails over, is out of memory or cannot be reached.
-func incurable(err error) bool {
+func needsOperator(err error) bool {
 	code := guard.SQLState(err)
 	return strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3F")
 }

@@ -32,21 +32,21 @@ insert into onlyonce.lanes (id, sink, lane)
 select l.id, $1, n.n::smallint from (select id, name from made union all select id, name from onlyonce.leases) l join names n on n.name = l.name
 on conflict do nothing`
 
-// surveySQL reads the state of a sink's lanes. In: sink, how a member's lease name starts. Out: one
-// row: how many relays list the sink; whether an operator paused it; lanes that no relay holds, in
-// random order.
-const surveySQL = `
+// pollLanesSQL reads the state of a sink's lanes. In: sink, how a member's lease name starts. Out:
+// one row: how many relays list the sink; whether an operator paused it; lanes that no relay holds,
+// in random order.
+const pollLanesSQL = `
 select (select count(*) from onlyonce.leases where starts_with(name, $2) and until > clock_timestamp() and until <= clock_timestamp() + interval '1 hour'),
        coalesce((select paused_at is not null from onlyonce.sinks where name = $1), false),
        array(select a.lane from onlyonce.lanes a join onlyonce.leases l on l.id = a.id
               where a.sink = $1 and (l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour') order by random())`
 
-// scoutSQL reads which lanes have something to do. In: sink, lanes; whether RelayConfig.Reconcile
-// decides about calls of unknown outcome; versions of the lanes that their owner knows. Out: a row
-// for each lane that has: the lane; whether rows are new; whether parked calls are due; whether a
-// failover lost commits of the cursor. By the indexes outbox_log_new and parked_calls_due; takes no
-// lock.
-const scoutSQL = `
+// pollWorkSQL reads which lanes have something to do. In: sink, lanes; whether
+// RelayConfig.Reconcile decides about calls of unknown outcome; versions of the lanes that their
+// owner knows. Out: a row for each lane that has: the lane; whether rows are new; whether parked
+// calls are due; whether a failover lost commits of the cursor. By the indexes outbox_log_new and
+// parked_calls_due; takes no lock.
+const pollWorkSQL = `
 select * from (
   select a.lane,
          exists (select 1 from onlyonce.outbox_log r where r.sink = a.sink and r.lane = a.lane and r.xid >= pg_snapshot_xmax(coalesce(a.target, a.prev)))
@@ -60,35 +60,35 @@ select * from (
  where fresh or due or lost`
 
 // sender sends one sink's calls, from the lanes that it holds. One goroutine renews leases, takes
-// and gives back lanes, and looks for work. Each lane has a goroutine of its own (tenure), and so
-// has each call or each batch of calls.
+// and gives back lanes, and looks for work. Each lane has a goroutine of its own (laneOwner), and
+// so has each call or each batch of calls.
 type sender struct {
-	cfg       RelayConfig
-	pool      *pgxpool.Pool
-	sink      Sink
-	batcher   Batcher // the sink, if it is one; nil otherwise
-	name      string
-	limits    Limits
-	dbTimeout time.Duration // bounds each statement and each COMMIT
-	wake      chan struct{}
-	hints     *atomic.Uint32
-	joinGrace time.Duration
-	tell      observer
+	cfg         RelayConfig
+	pool        *pgxpool.Pool
+	sink        Sink
+	batcher     Batcher // the sink, if it is one; nil otherwise
+	name        string
+	limits      Limits
+	dbTimeout   time.Duration // bounds each statement and each COMMIT
+	wake        chan struct{}
+	hints       *atomic.Uint32
+	returnGrace time.Duration
+	emit        emitter
 
-	slots      *slots
+	slots      *callSlots
 	completing chan struct{} // completions under way, of all sinks
 	paused     atomic.Bool
 
-	held  map[int16]*tenure
-	ended chan *tenure
+	held  map[int16]*laneOwner
+	ended chan *laneOwner
 
-	lookAt    time.Time
-	renewAt   time.Time
-	scoutAt   time.Time
-	purgeAt   time.Time
-	notBefore time.Time    // after a database error
-	me        *lease.Lease // shows other relays that this one lists the sink
-	pause     *backoff.ExponentialBackOff
+	pollLanesAt time.Time
+	renewAt     time.Time
+	pollWorkAt  time.Time
+	purgeAt     time.Time
+	retryAt     time.Time    // after a database error
+	membership  *lease.Lease // shows other relays that this one lists the sink
+	dbBackoff   *backoff.ExponentialBackOff
 }
 
 // purgeEvery is how often a sender looks for settled calls whose retention has passed.
@@ -98,11 +98,11 @@ func newSender(pool *pgxpool.Pool, cfg RelayConfig, s Sink) *sender {
 	b, _ := s.(Batcher)
 	return &sender{
 		cfg: cfg, pool: pool, sink: s, batcher: b, name: s.Name(), limits: s.Limits(),
-		dbTimeout: cfg.LeaseTTL / 3,
-		tell:      observer{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
-		wake:      make(chan struct{}, 1),
-		joinGrace: joinGrace,
-		slots:     newSlots(cfg.Concurrency),
+		dbTimeout:   cfg.LeaseTTL / 3,
+		emit:        emitter{hooks: cfg.Hooks, log: cfg.Logger, sink: s.Name()},
+		wake:        make(chan struct{}, 1),
+		returnGrace: sinkReturnGrace,
+		slots:       newCallSlots(cfg.Concurrency),
 	}
 }
 
@@ -112,27 +112,28 @@ func (s *sender) detached(ctx context.Context) (context.Context, context.CancelF
 	return context.WithTimeout(context.WithoutCancel(ctx), s.dbTimeout)
 }
 
-// pauses returns the waits between tries at a database that fails.
-func (s *sender) pauses() *backoff.ExponentialBackOff {
+// newBackoff returns the waits between tries at a database that fails.
+func (s *sender) newBackoff() *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(s.cfg.LeaseTTL/100),
 		backoff.WithMaxInterval(s.cfg.LeaseTTL/10),
 		backoff.WithMaxElapsedTime(0))
 }
 
-// open reports whether calls may be started now.
-func (s *sender) open() bool {
+// acceptsCalls reports whether calls may be started now.
+func (s *sender) acceptsCalls() bool {
 	if s.paused.Load() {
 		return false
 	}
 	if r, ok := s.sink.(Readier); ok {
-		return s.slots.busy() < r.Ready()
+		return s.slots.inUse() < r.Ready()
 	}
 	return true
 }
 
-// take takes up to n slots for calls that are about to begin, and returns how many it has got.
-func (s *sender) take(n int) int {
+// acquireSlots takes up to n slots for calls that are about to begin, and returns how many it has
+// got.
+func (s *sender) acquireSlots(n int) int {
 	if s.paused.Load() {
 		return 0
 	}
@@ -140,47 +141,47 @@ func (s *sender) take(n int) int {
 	if r, ok := s.sink.(Readier); ok {
 		limit = r.Ready()
 	}
-	return s.slots.take(n, limit)
+	return s.slots.acquire(n, limit)
 }
 
-// keeps reports whether a call may follow another one in its slot, while free other slots are about
-// to be given back.
-func (s *sender) keeps(free int) bool {
+// keepsSlot reports whether a call may follow another one in its slot, while free other slots are
+// about to be given back.
+func (s *sender) keepsSlot(free int) bool {
 	if s.paused.Load() {
 		return false
 	}
 	r, limited := s.sink.(Readier)
-	return !limited || s.slots.busy()-free <= r.Ready()
+	return !limited || s.slots.inUse()-free <= r.Ready()
 }
 
 // run returns nil after ctx has ended and every lane is given back. It returns an error for a fault
 // that waiting does not heal.
 func (s *sender) run(ctx context.Context) error {
-	s.hints = hintsFor(s.name)
-	s.held, s.ended = map[int16]*tenure{}, make(chan *tenure, lanes)
-	s.pause = s.pauses()
+	s.hints = hintsForSink(s.name)
+	s.held, s.ended = map[int16]*laneOwner{}, make(chan *laneOwner, lanes)
+	s.dbBackoff = s.newBackoff()
 	stop, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var fault error
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for stop.Err() == nil {
-		if err := s.step(stop); err != nil && stop.Err() == nil {
-			if incurable(err) {
+		if err := s.runDue(stop); err != nil && stop.Err() == nil {
+			if needsOperator(err) {
 				fault = err
 				break
 			}
-			d := s.pause.NextBackOff()
-			s.tell.failed(err, d)
-			s.notBefore = time.Now().Add(d)
+			d := s.dbBackoff.NextBackOff()
+			s.emit.failed(err, d)
+			s.retryAt = time.Now().Add(d)
 		}
-		timer.Reset(time.Until(s.next()))
+		timer.Reset(time.Until(s.nextDue()))
 		select {
 		case <-timer.C:
 		case <-s.wake:
-			s.woken()
-		case t := <-s.ended:
-			if err := s.left(t); err != nil && fault == nil {
+			s.handleWake()
+		case o := <-s.ended:
+			if err := s.removeLane(o); err != nil && fault == nil {
 				fault = err
 				cancel()
 			}
@@ -189,54 +190,54 @@ func (s *sender) run(ctx context.Context) error {
 	}
 	cancel()
 	for len(s.held) > 0 {
-		for _, t := range s.held {
-			t.halt()
+		for _, o := range s.held {
+			o.requestRelease()
 		}
 		timer.Reset(time.Until(s.renewAt))
 		select {
-		case t := <-s.ended:
-			if err := s.left(t); err != nil {
+		case o := <-s.ended:
+			if err := s.removeLane(o); err != nil {
 				fault = errors.Join(fault, err)
 			}
 		case <-timer.C: // leases last until their lanes are drained
 			if err := s.renew(context.WithoutCancel(ctx)); err != nil {
-				s.tell.failed(err, 0)
+				s.emit.failed(err, 0)
 				s.renewAt = time.Now().Add(s.cfg.LeaseTTL / 30)
 			}
 		}
 	}
-	if s.me != nil {
+	if s.membership != nil {
 		bounded, cancel := s.detached(ctx)
 		defer cancel()
-		_ = s.me.Release(bounded, s.pool) // if that fails it ends by itself
-		s.me = nil
+		_ = s.membership.Release(bounded, s.pool) // if that fails it ends by itself
+		s.membership = nil
 	}
 	return fault
 }
 
-// left removes a lane whose tenure has ended.
-func (s *sender) left(t *tenure) error {
-	delete(s.held, t.lane)
-	return t.err
+// removeLane removes a lane whose owner has ended.
+func (s *sender) removeLane(o *laneOwner) error {
+	delete(s.held, o.lane)
+	return o.err
 }
 
-// next returns when step has something to do if nothing else happens.
-func (s *sender) next() time.Time {
+// nextDue returns when step has something to do if nothing else happens.
+func (s *sender) nextDue() time.Time {
 	next := s.renewAt
-	for _, at := range []time.Time{s.lookAt, s.scoutAt} {
+	for _, at := range []time.Time{s.pollLanesAt, s.pollWorkAt} {
 		if at.Before(next) {
 			next = at
 		}
 	}
-	if next.Before(s.notBefore) {
-		return s.notBefore
+	if next.Before(s.retryAt) {
+		return s.retryAt
 	}
 	return next
 }
 
-// step does what is due.
-func (s *sender) step(ctx context.Context) error {
-	if time.Now().Before(s.notBefore) {
+// runDue does what is due.
+func (s *sender) runDue(ctx context.Context) error {
+	if time.Now().Before(s.retryAt) {
 		return nil
 	}
 	if !time.Now().Before(s.renewAt) {
@@ -244,13 +245,13 @@ func (s *sender) step(ctx context.Context) error {
 			return err
 		}
 	}
-	if !time.Now().Before(s.lookAt) {
-		if err := s.look(ctx); err != nil {
+	if !time.Now().Before(s.pollLanesAt) {
+		if err := s.pollLanes(ctx); err != nil {
 			return err
 		}
 	}
-	if !time.Now().Before(s.scoutAt) {
-		if err := s.scout(ctx); err != nil {
+	if !time.Now().Before(s.pollWorkAt) {
+		if err := s.pollWork(ctx); err != nil {
 			return err
 		}
 	}
@@ -260,7 +261,7 @@ func (s *sender) step(ctx context.Context) error {
 			return err
 		}
 	}
-	s.pause.Reset()
+	s.dbBackoff.Reset()
 	return nil
 }
 
@@ -268,18 +269,18 @@ func (s *sender) step(ctx context.Context) error {
 func (s *sender) renew(ctx context.Context) error {
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	if s.me == nil {
+	if s.membership == nil {
 		if _, err := s.pool.Exec(bounded, makeLanesSQL, s.name); err != nil {
 			return fmt.Errorf("making the lanes of %s: %w", s.name, err)
 		}
 		var err error
-		if s.me, err = lease.Join(bounded, s.pool, memberLease(s.name), s.cfg.LeaseTTL); err != nil {
+		if s.membership, err = lease.Join(bounded, s.pool, memberLeasePrefix(s.name), s.cfg.LeaseTTL); err != nil {
 			return err
 		}
 	}
-	held := []*lease.Lease{s.me}
-	for _, t := range s.held {
-		held = append(held, t.lease)
+	held := []*lease.Lease{s.membership}
+	for _, o := range s.held {
+		held = append(held, o.lease)
 	}
 	sent := time.Now()
 	err := fault.Point(fault.RelayRenewing)
@@ -292,23 +293,23 @@ func (s *sender) renew(ctx context.Context) error {
 		return fmt.Errorf("renewing the leases: %w", err)
 	}
 	s.renewAt = sent.Add(s.cfg.LeaseTTL / 3)
-	for _, t := range s.held {
-		if slices.Contains(lost, t.lease) {
-			t.end(errReplaced)
+	for _, o := range s.held {
+		if slices.Contains(lost, o.lease) {
+			o.endLease(errReplaced)
 		} else {
-			t.extend(sent)
+			o.extend(sent)
 		}
 	}
-	if slices.Contains(lost, s.me) { // this process was stopped for long
-		s.me, s.renewAt = nil, time.Time{}
+	if slices.Contains(lost, s.membership) { // this process was stopped for long
+		s.membership, s.renewAt = nil, time.Time{}
 	}
 	return nil
 }
 
-// look takes free lanes, gives back lanes that are another relay's share, and checks whether the
-// sink is paused.
-func (s *sender) look(ctx context.Context) error {
-	s.lookAt = time.Now().Add(s.cfg.PollInterval)
+// pollLanes takes free lanes, gives back lanes that are another relay's share, and checks whether
+// the sink is paused.
+func (s *sender) pollLanes(ctx context.Context) error {
+	s.pollLanesAt = time.Now().Add(s.cfg.PollInterval)
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
 	var members int
@@ -317,23 +318,26 @@ func (s *sender) look(ctx context.Context) error {
 	if err := fault.Point(fault.RelayLooking); err != nil {
 		return err
 	}
-	if err := s.pool.QueryRow(bounded, surveySQL, s.name, memberLease(s.name)).Scan(&members, &paused, &free); err != nil {
+	if err := s.pool.QueryRow(bounded, pollLanesSQL, s.name, memberLeasePrefix(s.name)).Scan(&members, &paused, &free); err != nil {
 		return fmt.Errorf("looking at the lanes of %s: %w", s.name, err)
 	}
 	if s.paused.Swap(paused) != paused {
-		s.tell.paused(paused)
+		s.emit.paused(paused)
 	}
 	share := lease.Share(lanes, members) // how many lanes this relay should hold
 	surplus := -share
-	for _, t := range s.held {
-		if !t.halting.Load() {
+	for _, o := range s.held {
+		if !o.releasing.Load() {
 			surplus++
 		}
 	}
-	for _, t := range s.held {
-		if surplus > 0 && !t.halting.Load() {
-			t.halt() // its lease is released when its calls have returned
+	taken, given := 0, 0
+	defer func() { s.emit.shared(taken, given, len(s.held)-given) }()
+	for _, o := range s.held {
+		if surplus > 0 && !o.releasing.Load() {
+			o.requestRelease() // its lease is released when its calls have returned
 			surplus--
+			given++
 		}
 	}
 	for _, lane := range free {
@@ -344,7 +348,7 @@ func (s *sender) look(ctx context.Context) error {
 			continue // released a moment ago
 		}
 		bounded, cancel := s.detached(ctx)
-		l, err := lease.Acquire(bounded, s.pool, laneLease(s.name, lane), s.cfg.LeaseTTL)
+		l, err := lease.Acquire(bounded, s.pool, laneLeaseName(s.name, lane), s.cfg.LeaseTTL)
 		cancel()
 		if err != nil {
 			return err
@@ -355,68 +359,69 @@ func (s *sender) look(ctx context.Context) error {
 		if err := fault.Point(fault.RelayAcquired); err != nil {
 			return err
 		}
-		t := newTenure(ctx, s, l, lane)
-		s.held[lane] = t
-		s.tell.lease(LeaseChange{Lane: int(lane), Epoch: l.Epoch, Held: true})
+		o := newLaneOwner(ctx, s, l, lane)
+		s.held[lane] = o
+		taken++
+		s.emit.lease(LeaseChange{Lane: int(lane), Epoch: l.Epoch, Held: true})
 		go func() {
-			defer func() { s.ended <- t }()
-			t.err = t.run()
+			defer func() { s.ended <- o }()
+			o.err = o.run()
 		}()
 	}
 	return nil
 }
 
-// scout notifies lanes that have something to do.
-func (s *sender) scout(ctx context.Context) error {
-	s.scoutAt = time.Now().Add(s.cfg.PollInterval)
+// pollWork notifies lanes that have something to do.
+func (s *sender) pollWork(ctx context.Context) error {
+	s.pollWorkAt = time.Now().Add(s.cfg.PollInterval)
 	mine := make([]int16, 0, len(s.held))
 	var versions []int64
 	// This includes lanes that are working: what commits after their last look would wait for the
 	// next poll.
-	for lane, t := range s.held {
+	for lane, o := range s.held {
 		// The version is read before the database is asked.
-		mine, versions = append(mine, lane), append(versions, t.seen.Load())
+		mine, versions = append(mine, lane), append(versions, o.versionSeen.Load())
 	}
-	if len(mine) == 0 || !s.open() {
+	if len(mine) == 0 || !s.acceptsCalls() {
 		return nil
 	}
 	bounded, cancel := s.detached(ctx)
 	defer cancel()
-	var found []news
-	if err := reading(bounded, s.pool, func(b *pgx.Batch) {
-		b.Queue(scoutSQL, s.name, mine, s.cfg.Reconcile != nil, versions).Query(func(rows pgx.Rows) (err error) {
-			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[news])
+	var found []wakeup
+	if err := readCommitted(bounded, s.pool, func(b *pgx.Batch) {
+		b.Queue(pollWorkSQL, s.name, mine, s.cfg.Reconcile != nil, versions).Query(func(rows pgx.Rows) (err error) {
+			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wakeup])
 			return err
 		})
 	}); err != nil {
 		return fmt.Errorf("looking for calls of %s: %w", s.name, err)
 	}
-	for _, n := range found {
-		if t := s.held[n.Lane]; t != nil {
-			t.notify(n)
+	for _, w := range found {
+		if o := s.held[w.Lane]; o != nil {
+			o.wake(w)
 		}
 	}
 	return nil
 }
 
-// news is a row of scoutSQL.
-type news struct {
+// wakeup is a row of pollWorkSQL.
+type wakeup struct {
 	Lane       int16
 	Fresh, Due bool
 	Lost       bool // a failover has lost commits of the cursor, and no new row need follow
 }
 
-// reading runs statements without sequential scans, and with plans that are made once for each
-// connection. The tables may be tiny when the plans are made, and large when they are used again.
-// READ COMMITTED: each statement sees what has committed before it.
-func reading(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) error {
+// readCommitted runs statements without sequential scans, and with plans that are made once for
+// each connection. The tables may be tiny when the plans are made, and large when they are used
+// again. READ COMMITTED: each statement sees what has committed before it.
+func readCommitted(ctx context.Context, pool *pgxpool.Pool, queue func(b *pgx.Batch)) error {
 	b := &pgx.Batch{}
-	readOnly(b, queue)
+	queueReads(b, queue)
 	return pool.SendBatch(ctx, b).Close()
 }
 
-// readOnly queues such a transaction, if there is anything to read.
-func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
+// queueReads queues such a transaction, if there is anything to read.
+func queueReads(b *pgx.Batch, queue func(b *pgx.Batch)) {
 	what := &pgx.Batch{}
 	queue(what)
 	if what.Len() == 0 {
@@ -428,7 +433,7 @@ func readOnly(b *pgx.Batch, queue func(b *pgx.Batch)) {
 	b.Queue(`commit`)
 }
 
-func laneLease(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
+func laneLeaseName(sink string, lane int16) string { return fmt.Sprintf("relay/%s/%d", sink, lane) }
 
-// memberLease is the prefix of the leases' names that count the relays which list a sink.
-func memberLease(sink string) string { return "member/" + url.PathEscape(sink) + "/" } // escaped, so that no slash in a name makes it another sink's
+// memberLeasePrefix is the prefix of the leases' names that count the relays which list a sink.
+func memberLeasePrefix(sink string) string { return "member/" + url.PathEscape(sink) + "/" } // escaped, so that no slash in a name makes it another sink's

@@ -37,11 +37,11 @@ var hot = map[string]struct {
 	args    string
 	indexes []string
 }{
-	"scout":   {`'payments', '{0,1,2,3}', true, '{0,0,0,0}'`, []string{"outbox_log_%d_sink_lane_xid_id_idx", "parked_calls_due"}},
-	"bite":    {`%lane, 0, 64`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
-	"collect": {`%lane, 0, 1000`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
-	"fetch":   {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
-	"divert": {`'payments', 0, '{1}', array[gen_random_uuid()], '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{t}', '{null}', '{null}', '{null}', false`,
+	"poll work":  {`'payments', '{0,1,2,3}', true, '{0,0,0,0}'`, []string{"outbox_log_%d_sink_lane_xid_id_idx", "parked_calls_due"}},
+	"first rows": {`%lane, 0, 64`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
+	"collect":    {`%lane, 0, 1000`, []string{"outbox_log_%d_sink_lane_xid_id_idx"}},
+	"fetch":      {`%lane, 0, '{"(0,1)","(0,2)"}'`, nil},
+	"park": {`'payments', 0, '{1}', array[gen_random_uuid()], '{retrying}', '{failed}', '{no}', '{1}', '{1}', '{t}', '{null}', '{null}', '{null}', false`,
 		[]string{"outbox_log_%d_key_idx"}},
 	"pick":   {`'payments', 0, '{}', 8, '23 hours', '30 seconds', true, '{}', '{}'`, []string{"parked_calls_due", "parked_pkey"}},
 	"next":   {`'payments', 0, '{}', true, '{}', '{}'`, []string{"parked_calls_due"}},
@@ -108,7 +108,7 @@ func TestPlans(t *testing.T) {
 					if !strings.Contains(plan, "Tid Scan on outbox_log") {
 						t.Errorf("fetch does not read rows from where they lie:\n%s", plan)
 					}
-				case "bite", "collect":
+				case "first rows", "collect":
 					if !strings.Contains(plan, "xid >= ") || !strings.Contains(plan, "xid = x.x") {
 						t.Errorf("%s does not begin where the pass begins:\n%s", name, plan)
 					}

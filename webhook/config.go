@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
 // Mode is what an endpoint does with an event that is new.
@@ -156,7 +157,8 @@ type Config struct {
 	Hooks Hooks
 
 	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.
-	// Defaults to a logger of no output.
+	// Refused requests are logged at WARN, at most one a minute for each reason. Defaults to
+	// slog.Default(), at WARN and above.
 	Logger *slog.Logger
 
 	verifier *Verifier // of the fields above
@@ -280,8 +282,6 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		duration("Reconcile.Every", &c.Reconcile.Every, 15*time.Minute, time.Second, never, "")
 		duration("Reconcile.Overlap", &c.Reconcile.Overlap, time.Hour, 0, never, "")
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = fields.Logger(c.Logger)
 	return c, errors.Join(faults...)
 }

@@ -41,8 +41,8 @@ type SourceConfig struct {
 	// SegmentBytes is the size, in bytes, after which the log starts another segment. There are
 	// six. Defaults to 256 MiB.
 	SegmentBytes int64
-	// Logger receives events that cannot be returned as an error. Defaults to a logger of no
-	// output.
+	// Logger receives events that cannot be returned as an error. Defaults to slog.Default(), at
+	// WARN and above.
 	Logger *slog.Logger
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/segmentio/kafka-go/sasl"
 
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
 // Config says which topics a Source reads, and as which member of which group. The zero value of a
@@ -78,7 +79,7 @@ type Config struct {
 
 	// Logger receives events that cannot be returned as an error: for example a broker's error that
 	// is tried again, a rebalance, or a generation that ended at once. Keys and payloads are never
-	// logged. Defaults to no log.
+	// logged. Defaults to slog.Default(), at WARN and above.
 	Logger *slog.Logger
 }
 
@@ -98,9 +99,7 @@ func (c Config) withDefaults() Config {
 	if c.ClientID == "" {
 		c.ClientID = "onlyonce"
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = fields.Logger(c.Logger)
 	c.Brokers, c.Topics = slices.Clone(c.Brokers), slices.Clone(c.Topics)
 	return c
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -36,6 +37,7 @@ type ready struct{ Address string }
 // serverMain is main in a server process: it serves until standard input ends.
 func serverMain() int {
 	signal.Ignore(os.Interrupt) // a terminal's Ctrl-C reaches every process; this one is stopped by its parent
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	in := bufio.NewReader(os.Stdin)
 	if err := serve(in); err != nil {
 		fmt.Fprintln(os.Stderr, "server:", err)

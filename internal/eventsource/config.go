@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -57,8 +58,8 @@ type Config struct {
 	// There are six segments. Defaults to 256 MiB.
 	SegmentBytes int64
 
-	// Logger receives events that cannot be returned as an error. Defaults to nil: nothing is
-	// logged.
+	// Logger receives events that cannot be returned as an error. Defaults to slog.Default(), at
+	// WARN and above.
 	Logger *slog.Logger
 }
 
@@ -123,9 +124,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	if c.SegmentBytes < 0 {
 		fault("Config.SegmentBytes", "%d is negative", c.SegmentBytes)
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = fields.Logger(c.Logger)
 	return c, errors.Join(faults...)
 }
 

@@ -9,7 +9,7 @@ import (
 
 // Serve puts the wire in front of a server for programs that only take an address. It listens on a
 // free port of the loopback interface, connects each client to the server at addr, and ends with
-// ctx; done is closed when nothing of it is left.
+// ctx; done is closed when all its goroutines have ended.
 func (w *Wire) Serve(ctx context.Context, network, addr string) (listening net.Addr, done <-chan struct{}, err error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -26,15 +26,15 @@ func (w *Wire) Serve(ctx context.Context, network, addr string) (listening net.A
 			if err != nil {
 				break
 			}
-			all.Go(func() { w.serve(ctx, client, network, addr) })
+			all.Go(func() { w.serveClient(ctx, client, network, addr) })
 		}
 		all.Wait()
 	}()
 	return l.Addr(), ended, nil
 }
 
-// serve connects one client.
-func (w *Wire) serve(ctx context.Context, client net.Conn, network, addr string) {
+// serveClient connects one client.
+func (w *Wire) serveClient(ctx context.Context, client net.Conn, network, addr string) {
 	defer func() { _ = client.Close() }()
 	server, err := w.Dial(nil)(ctx, network, addr)
 	if err != nil {
@@ -43,7 +43,7 @@ func (w *Wire) serve(ctx context.Context, client net.Conn, network, addr string)
 	var both sync.WaitGroup
 	both.Go(func() {
 		_, _ = io.Copy(client, server)
-		_ = client.Close() // what the server or the wire has ended has ended for the client
+		_ = client.Close() // the server or the wire has closed the connection
 	})
 	_, _ = io.Copy(server, client)
 	_ = server.Close()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -36,6 +37,7 @@ func Main(m *testing.M, source kafkatest.NewSource) {
 		}
 		os.Exit(0)
 	}
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	os.Exit(m.Run())
 }
 

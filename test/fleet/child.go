@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 
@@ -42,10 +43,12 @@ type Child struct {
 }
 
 // Serve is main in a worker process. It reads the Fleet's Template into cfg and calls run. When
-// standard input ends, the context of run is done. It returns the exit status.
+// standard input ends, the context of run is done. It returns the exit status. A Config without a
+// Logger logs nothing: a worker reports events to its parent, and is made to fail on purpose.
 func Serve(cfg any, run func(ctx context.Context, c *Child) error) int {
 	// Ctrl-C in a terminal reaches every process; the parent stops this one, in order.
 	signal.Ignore(os.Interrupt)
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	lines := bufio.NewReader(os.Stdin)
 	c, err := enlist(lines, os.Stdout, cfg)
 	if err != nil {

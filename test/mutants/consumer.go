@@ -346,7 +346,7 @@ var consumerRules = []mutant{
 	{rule: "T9 due time of the future", file: "consumer/retry.go",
 		old: "p.next_attempt_at <= clock_timestamp() or p.next_attempt_at > clock_timestamp() + make_interval(secs => $8))", new: "p.next_attempt_at <= clock_timestamp() and $8 > 0)",
 		pkg: "./consumer", test: "TestT9DueTimeOfTheFuture"},
-	{rule: "T9 call due in the future", file: "outbox/retry.go",
+	{rule: "T9 call due in the future", file: "outbox/parked_calls.go",
 		old: "p.next_attempt_at > (select now from t) + interval '2 days' and p.reason <> 'scheduled')", new: "false)",
 		pkg: "./outbox", test: "TestT9CallDueInTheFuture"},
 	{rule: "T1 claim outside of a transaction", file: "dedupe/claim.go",

@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -25,8 +26,10 @@ const (
 )
 
 // Main runs an example with the arguments and streams of the process, until it ends or is
-// interrupted.
+// interrupted. A Config without a Logger logs nothing: these programs make things fail on purpose,
+// and report what came of it. A program of yours leaves slog.Default() as it is.
 func Main(run func(ctx context.Context, args []string, stdout, stderr io.Writer) int) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A second Ctrl-C ends the program at once. Processes and servers that it has started then end
 	// by themselves: they notice.

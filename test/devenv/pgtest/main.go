@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"log/slog"
 	"os"
 	"testing"
 	"time"
@@ -10,11 +11,12 @@ import (
 
 // Main runs a package's tests, and fails if they leave goroutines behind: for TestMain. What may be
 // left is a pool's health check, and what belongs to the test server, whose supervisor ends with
-// this process.
+// this process. A Config without a Logger logs nothing: tests break things on purpose.
 func Main(m *testing.M) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"),
-		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/test/devenv/supervise.(*Supervisor).read"),
+		goleak.IgnoreAnyFunction("github.com/onlyonce/onlyonce/internal/supervise.(*Supervisor).read"),
 		goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"))
 }
 

@@ -1,0 +1,161 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/onlyonce/onlyonce/internal/parked"
+)
+
+// disposition is what becomes of a call's row after an attempt.
+type disposition struct {
+	settlement    Settlement
+	state, reason string
+	lastError     string        // error that the row keeps
+	due           bool          // it becomes due by itself
+	delay         time.Duration // after that long
+	windowAnew    bool          // no call was applied: the key's window counts anew
+	answer        *Response     // kept in the row
+}
+
+// dispositionOf decides what becomes of a call's row. It returns the same each time, except while
+// the call is still under way.
+func (o *laneOwner) dispositionOf(a *callAttempt) disposition {
+	if a.decided {
+		return a.disposition
+	}
+	d := o.decide(a)
+	a.disposition, a.decided = d, a.state != attemptUnderWay
+	return d
+}
+
+func (o *laneOwner) decide(a *callAttempt) disposition {
+	switch a.state {
+	case attemptBlocked:
+		return disposition{state: parked.Blocked, reason: parked.Behind}
+	case attemptScheduled:
+		return disposition{state: parked.Retrying, reason: parked.Scheduled, due: true, delay: a.notBeforeIn - time.Since(a.readAt)}
+	case attemptWaiting:
+		return disposition{state: parked.Retrying, reason: parked.Cut, due: true}
+	case attemptUnderWay: // settled when it returns; if this relay dies, due after its lease has ended, and the call with it
+		return disposition{state: parked.Retrying, reason: parked.Cut, due: true, delay: o.sender.cfg.LeaseTTL}
+	}
+	r := a.result
+	d := disposition{lastError: storedText(r.Reason)}
+	switch {
+	case a.decision == Applied:
+		return disposition{settlement: SettledDelivered, state: parked.Resolved}
+	case a.decision == NotApplied:
+		return disposition{settlement: SettledRetry, state: parked.Retrying, reason: parked.Failed, due: true, windowAnew: true}
+	case a.decision == Unknown:
+		d.settlement, d.state, d.reason = SettledReconcile, parked.Reconcile, parked.Window
+		d.due, d.delay = r.Outcome != Rejected, o.retryWait(a)
+	case r.Outcome == Delivered && a.completing():
+		return disposition{settlement: SettledDelivered, state: parked.Resolved}
+	case r.Outcome == Delivered && a.Capture:
+		answer := r.Response
+		if answer == nil {
+			answer = &Response{}
+		}
+		return disposition{settlement: SettledAccepted, state: parked.Retrying, reason: parked.Completion, due: true, answer: answer}
+	case r.Outcome == Delivered:
+		return disposition{settlement: SettledDelivered, state: parked.Resolved}
+	case r.Outcome == Rejected && a.completing():
+		d.settlement, d.state, d.reason = SettledRejected, parked.Waiting, parked.Completion
+	case r.Outcome == Rejected && a.unopened:
+		d.settlement, d.state, d.reason = SettledUnopened, parked.Waiting, parked.Unopened
+	case r.Outcome == Rejected:
+		d.settlement, d.state, d.reason = SettledRejected, parked.Waiting, parked.Rejected
+	case errors.Is(r.Err, ErrWindow) && !a.completing():
+		d.settlement, d.state, d.reason, d.due = SettledReconcile, parked.Reconcile, parked.Window, true
+	default:
+		if r.Outcome != Retry { // the sink set no outcome: never taken for success
+			d.lastError = fmt.Sprintf("the sink returned no outcome (%d)", int(r.Outcome))
+		}
+		d.settlement, d.state, d.reason, d.due, d.delay = SettledRetry, parked.Retrying, parked.Failed, true, o.retryWait(a)
+		if a.completing() {
+			d.reason = parked.Completion
+		}
+	}
+	return d
+}
+
+// answerColumns returns the answer as the row keeps it.
+func (d *disposition) answerColumns() (status *int32, headers *string, body []byte) {
+	if d.answer == nil {
+		return nil, nil, nil
+	}
+	s, h := int32(d.answer.Status), d.answer.headerLines()
+	return &s, &h, d.answer.Body
+}
+
+// event returns what hooks receive about an attempt.
+func (d disposition) event(a *callAttempt) Settled {
+	e := Settled{Row: a.ID, Key: a.Key, Name: a.Name, Attempt: a.Attempt, As: d.settlement, Reason: d.lastError, Err: a.result.Err}
+	if d.settlement == SettledRetry {
+		e.Wait = d.delay
+	}
+	return e
+}
+
+// openEvery is how often a relay tries to open a body for which it lacks the key, within RetryMin
+// and RetryMax. It does not grow like a backoff, because such a try is not counted as an attempt.
+const openEvery = 10 * time.Second
+
+// retryWait is how long a call waits before it is tried again.
+func (o *laneOwner) retryWait(a *callAttempt) time.Duration {
+	if a.unopened {
+		return max(o.sender.cfg.RetryMin, min(openEvery, o.sender.cfg.RetryMax))
+	}
+	return o.sender.retryDelay(a.Attempt, a.result.RetryAfter)
+}
+
+// retryDelay is how long a call waits after its attempt number n.
+func (s *sender) retryDelay(attempt int, after time.Duration) time.Duration {
+	b := backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(s.cfg.RetryMin),
+		backoff.WithMaxInterval(s.cfg.RetryMax),
+		backoff.WithMultiplier(2),
+		backoff.WithMaxElapsedTime(0))
+	d := b.NextBackOff()
+	for range min(max(attempt, 1), 64) - 1 { // 64 doublings pass any maximum
+		d = b.NextBackOff()
+	}
+	return max(d, min(after, maxRetryAfter))
+}
+
+// maxRetryAfter bounds how long a remote may make a call wait. Without it a wrong unit in a header,
+// for example milliseconds, could put a call off for days.
+const maxRetryAfter = time.Hour
+
+// maxReason is the length in bytes of an error that a row keeps.
+const maxReason = 300
+
+// storedText makes a text fit for a column of text: valid UTF-8 without NUL, on one line, and
+// short. Postgres refuses other text, and a row that cannot be settled would hold up every row that
+// is settled with it. It differs from codec.TextUpTo: tools print a remote's reason in tables with
+// one line a row, so it removes every control character and marks what was cut.
+func storedText(s string) string {
+	if s == "" {
+		return s
+	}
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+	if len(s) <= maxReason {
+		return s
+	}
+	s = s[:maxReason]
+	for !utf8.ValidString(s) {
+		s = s[:len(s)-1]
+	}
+	return s + "..."
+}

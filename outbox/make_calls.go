@@ -1,0 +1,204 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/seal"
+)
+
+// returnedCalls holds calls of a lane that have returned, until the lane's goroutine takes them in.
+// put never waits.
+type returnedCalls struct {
+	mu     sync.Mutex
+	calls  []*callAttempt
+	signal chan struct{} // holds a token while there are any
+}
+
+func (r *returnedCalls) add(a *callAttempt) {
+	r.mu.Lock()
+	r.calls = append(r.calls, a)
+	first := len(r.calls) == 1
+	r.mu.Unlock()
+	if first {
+		select {
+		case r.signal <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (r *returnedCalls) takeAll() []*callAttempt {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	calls := r.calls
+	r.calls = nil
+	return calls
+}
+
+// startCalls makes calls, for each of which the caller has taken a slot. New calls are made
+// together if the sink is a Batcher. Each other call is made in a goroutine of its own. A parked
+// call is always made alone, so that if it brings the sink down again, it affects no other call.
+func (o *laneOwner) startCalls(calls ...*callAttempt) {
+	var together []*callAttempt
+	for _, a := range calls {
+		a.owner, a.bound = o, a
+		if a.chunk != nil {
+			a.state = attemptUnderWay
+			a.chunk.underWay++
+		}
+		o.underWay++
+		if o.sender.batcher != nil && a.parked == 0 {
+			together = append(together, a)
+		} else {
+			go o.makeCall(a)
+		}
+	}
+	if len(together) > 0 {
+		go o.makeBatch(together)
+	}
+}
+
+// mayStart is Delivery.MayStart.
+func (a *callAttempt) mayStart() error {
+	now := time.Now()
+	if !now.Before(*a.owner.deadline.Load()) || a.owner.ctx.Err() != nil {
+		return ErrLease
+	}
+	if !a.notAfter.IsZero() && !now.Before(a.notAfter) {
+		return ErrWindow
+	}
+	return nil
+}
+
+// goroutineEnded is the reason if a sink ends the goroutine that it is called in.
+const goroutineEnded = "the sink ended its goroutine"
+
+// panicked is the result of a call that panics: a panic must not end all other calls. The row keeps
+// only the type, because the value may be a payload.
+func panicked(v any) Result {
+	return RetryLater(fmt.Sprintf("it panicked (%T)", v), fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
+}
+
+// makeCall runs the task of an attempt. No transaction is open (T10), except a completion's own.
+func (o *laneOwner) makeCall(a *callAttempt) {
+	defer o.returned.add(a) // deferred, because a sink may end its goroutine
+	a.result = RetryLater(goroutineEnded, nil)
+	defer func() {
+		if v := recover(); v != nil {
+			a.result = panicked(v)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(o.callCtx, o.sender.limits.Timeout)
+	defer cancel()
+	if a.task == nil {
+		a.task = o.send
+	}
+	a.task(ctx, a)
+}
+
+// prepareCall prepares an attempt, and reports whether the sink is to make it. If not, f.result has
+// the reason.
+func (o *laneOwner) prepareCall(a *callAttempt) bool {
+	if err := a.mayStart(); err != nil {
+		a.result = RetryLater(err.Error(), err)
+		return false
+	}
+	if !o.openBody(a) {
+		return false
+	}
+	a.mayHaveLeft = true
+	if err := fault.Point(fault.RelayCalling); err != nil {
+		a.result = RetryLater(err.Error(), err)
+		return false
+	}
+	return true
+}
+
+// recordResult records the sink's result of an attempt.
+func (a *callAttempt) recordResult(r Result) {
+	a.result = r
+	if err := fault.Point(fault.RelayCalled); err != nil {
+		a.result = RetryLater(err.Error(), err)
+	}
+}
+
+// send makes one attempt at a call.
+func (o *laneOwner) send(ctx context.Context, a *callAttempt) {
+	if o.prepareCall(a) {
+		a.recordResult(o.sender.sink.Send(ctx, &a.Delivery))
+	}
+}
+
+// makeBatch makes one attempt at each of several calls, by one SendBatch. Each call returns once:
+// a second result for a call, or one that comes after SendBatch has returned, is ignored.
+func (o *laneOwner) makeBatch(calls []*callAttempt) {
+	var mu sync.Mutex
+	under := slices.Clone(calls) // nil: returned
+	ended := func(i int, r Result) {
+		mu.Lock()
+		a := under[i]
+		under[i] = nil
+		mu.Unlock()
+		if a != nil {
+			a.recordResult(r)
+			o.returned.add(a)
+		}
+	}
+	rest := RetryLater(goroutineEnded, nil)
+	defer func() {
+		if v := recover(); v != nil {
+			rest = panicked(v)
+		}
+		for i := range under {
+			ended(i, rest)
+		}
+	}()
+	for i, a := range calls {
+		if !o.prepareCall(a) {
+			under[i] = nil
+			o.returned.add(a)
+		}
+	}
+	under = slices.DeleteFunc(under, func(a *callAttempt) bool { return a == nil })
+	all := make([]*Delivery, len(under))
+	for i, a := range under {
+		all[i] = &a.Delivery
+	}
+	ctx, cancel := context.WithTimeout(o.callCtx, o.sender.limits.Timeout)
+	defer cancel()
+	if len(all) > 0 {
+		o.sender.batcher.SendBatch(ctx, all, ended)
+	}
+	rest = RetryLater("the sink did not say how the call ended", nil)
+}
+
+// openBody decrypts a body that is sealed, under the key that it was sealed under (O13). If it
+// cannot be opened, f.result has the reason, no call is made and no attempt counts. A body that
+// will never open waits for an operator. After any other error another try may help, for example
+// once the key is deployed.
+func (o *laneOwner) openBody(a *callAttempt) bool {
+	if !a.sealed {
+		return true
+	}
+	body, err := []byte(nil), errors.New("RelayConfig.Sealer is not set")
+	if o.sender.cfg.Sealer != nil {
+		body, err = o.sender.cfg.Sealer.Open(a.sealedAs, a.Body)
+	}
+	if err == nil {
+		a.Body, a.sealed = body, false
+		return true
+	}
+	a.unopened = true
+	reason := "the body cannot be opened: " + err.Error()
+	if a.result = RetryLater(reason, err); errors.Is(err, seal.ErrValue) {
+		a.result = Reject(reason, err)
+	}
+	return false
+}
