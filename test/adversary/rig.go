@@ -69,8 +69,8 @@ func (r *rig) open(ctx context.Context, name string, w *wire.Wire) (*pgxpool.Poo
 		return nil, err
 	}
 	cfg.MaxConns = 6
-	// A pool asks connections that were idle for a second whether they live, so the question depends
-	// on the machine. Without it the process itself meets the connection that is dead.
+	// A pool pings connections that were idle for a second, so the message depends on the machine's
+	// speed. Without it the process itself meets the connection that is dead.
 	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 	cfg.ConnConfig.RuntimeParams["application_name"] = name
 	cfg.ConnConfig.ConnectTimeout = r.bound
