@@ -46,8 +46,8 @@ const enqueueSQL = `select onlyonce.enqueue_calls($1, $2, $3, $4, $5, $6, $7, $8
 type handlerTx interface {
 	// Origin is the inbound message that is being handled; ok is false if there is none.
 	Origin() (o origin.Origin, ok bool)
-	// BeforeCommit keeps an item for one statement that is sent right before the commit. So the locks of
-	// ordering keys are taken together, sorted, and held only for moments.
+	// BeforeCommit keeps an item for one statement that is sent right before the commit. So the
+	// locks of ordering keys are taken together, sorted, and held only for moments.
 	BeforeCommit(item any, write func(items []any) (sql string, args []any)) error
 	// FirstUse notes an identity, and reports whether this attempt at the message notes it for the
 	// first time.
