@@ -15,20 +15,20 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// metadataMark begins the metadata of every offset that a consumer commits to Kafka, so that a
+// metadataPrefix begins the metadata of every offset that a consumer commits to Kafka, so that a
 // consumer can recognize its own offsets.
-const metadataMark = "onlyonce/1 "
+const metadataPrefix = "onlyonce/1 "
 
 // haltRecheck is how often a halted partition checks whether an operator has resolved the halt.
 const haltRecheck = 3 * time.Second
 
-// own works on a partition, from the time the source hands it over until it is given up.
-func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
-	w := &worker{engine: engine{c: c, state: c.parts.add(), brake: &brake{cfg: c.cfg.Brake}}, p: p}
+// ownPartition works on a partition, from the time the source hands it over until it is given up.
+func (c *Consumer) ownPartition(ctx context.Context, p Partition) (err error) {
+	w := &worker{engine: engine{c: c, state: c.partitions.add(), brake: &brake{cfg: c.cfg.Brake}}, p: p}
 	defer func() {
-		w.rest()
-		w.release()
-		c.parts.remove(w.state)
+		w.stopHandlers()
+		w.releaseCursor()
+		c.partitions.remove(w.state)
 		if c.cfg.Hooks.Released != nil && w.cur != nil {
 			c.cfg.Hooks.Released(Released{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Err: err})
 		}
@@ -41,8 +41,8 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 			err = w.acquire(ctx)
 		}
 		if err == nil {
-			w.state.moved()
-			err = w.run(ctx)
+			w.state.clearPassedHalt()
+			err = w.workOnLog(ctx)
 		}
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the partition is given up, whatever the work ended with
@@ -56,7 +56,7 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 		case err == nil || errors.Is(err, errMoved):
 			continue
 		case errors.Is(err, errPaused):
-			if !w.untilResumed(ctx) {
+			if !w.waitForResume(ctx) {
 				return nil
 			}
 			w.brake.release()
@@ -64,15 +64,15 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 		case errors.Is(err, ErrOwnershipLost):
 			return err
 		case errors.As(err, &halt):
-			w.report(ctx, halt)
+			w.reportHalt(ctx, halt)
 			if halt.Reason == HaltEverythingFails {
-				if err := w.untilProbe(ctx); errors.Is(err, errMoved) {
+				if err := w.waitForProbe(ctx); errors.Is(err, errMoved) {
 					w.brake.release() // an operator has set the position
 				}
 				wait = 0 // the next run finds a pause
 			}
 		default:
-			w.state.failing(&w.state.reaching, err)
+			w.state.setTrouble(&w.state.reachTrouble, err)
 			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
 		}
 		if !sleep(ctx, wait) {
@@ -84,23 +84,23 @@ func (c *Consumer) own(ctx context.Context, p Partition) (err error) {
 // logHaltEvery is how often an unchanged halt is logged. Hooks.Halted is called each time.
 const logHaltEvery = 5 * time.Minute
 
-// haltLine identifies a halt that was logged.
-type haltLine struct {
+// loggedHalt identifies a halt that was logged.
+type loggedHalt struct {
 	reason   HaltReason
 	detail   string
 	position int64
 }
 
-// report logs that a partition is halted, and for how long it can stay so without loss.
-func (w *worker) report(ctx context.Context, halt *HaltError) {
+// reportHalt logs that a partition is halted, and for how long it can stay so without loss.
+func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
 	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
 		halt.RetainedUntil = until
 	}
-	w.state.stop(halt)
-	w.c.poller.soon()
+	w.state.setHalted(halt)
+	w.c.poller.pollSoon()
 	cfg := &w.c.cfg
-	if now := (haltLine{halt.Reason, halt.Detail, halt.Position}); now != w.logged || time.Since(w.loggedAt) >= logHaltEvery {
-		w.logged, w.loggedAt = now, time.Now()
+	if now := (loggedHalt{halt.Reason, halt.Detail, halt.Position}); now != w.lastHalt || time.Since(w.lastHaltAt) >= logHaltEvery {
+		w.lastHalt, w.lastHaltAt = now, time.Now()
 		cfg.Logger.Error("onlyonce: partition halted", halt.attributes()...)
 	}
 	if cfg.Hooks.Halted != nil {
@@ -125,16 +125,16 @@ func (w *worker) acquire(ctx context.Context) error {
 	w.id = id
 	// The first time: a partition stays in its shard until it is given up.
 	if w.c.shard == "" {
-		shard, err := w.c.on(id.Topic, id.Partition)
+		shard, err := w.c.shardOf(id.Topic, id.Partition)
 		if err != nil {
-			w.c.parts.name(w.state, id, "")
-			return w.halt(HaltNoShard, "%v", err)
+			w.c.partitions.setName(w.state, id, "")
+			return w.haltError(HaltNoShard, "%v", err)
 		}
 		if shard != w.c { // before the worker is visible to anything else of this process
 			w.c = shard
 		}
 	}
-	w.c.parts.name(w.state, id, w.c.shard)
+	w.c.partitions.setName(w.state, id, w.c.shard)
 	if err := w.joinScope(ctx); err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func (w *worker) acquire(ctx context.Context) error {
 			return err
 		}
 		if cur == nil {
-			elsewhere, err := w.onlyHere(ctx, nil)
+			elsewhere, err := w.checkOtherShards(ctx, nil)
 			if err != nil {
 				return err
 			}
@@ -171,27 +171,27 @@ func (w *worker) acquire(ctx context.Context) error {
 			return fmt.Errorf("%w: cursor %d has epoch %d", ErrOwnershipLost, cur.id, cur.epoch)
 		}
 		mine := w.cur != nil && cur.nonce == w.cur.nonce
-		if was := w.pos; mine && was > cur.next { // the database has lost confirmed commits
+		if was := w.pos; mine && was > cur.position { // the database has lost confirmed commits
 			w.redoUntil = max(w.redoUntil, was) // in memory first: the write may fail, and the next look finds the position set back
 		}
-		w.stand(cur.next, cur.anchor, cur.leaderEpoch)
-		if err := w.admit(cur); err != nil {
+		w.setPosition(cur.position, cur.anchor, cur.leaderEpoch)
+		if err := w.checkCursor(cur); err != nil {
 			return err
 		}
-		if _, err := w.onlyHere(ctx, cur); err != nil {
+		if _, err := w.checkOtherShards(ctx, cur); err != nil {
 			return err
 		}
-		w.redoUntil = max(w.redoUntil, cur.redo(w.id.TopicID))
+		w.redoUntil = max(w.redoUntil, cur.redoOffset(w.id.TopicID))
 		if mine {
-			if err := w.redoBelow(ctx, cur, w.redoUntil); err != nil {
+			if err := w.recordRedo(ctx, cur, w.redoUntil); err != nil {
 				return err
 			}
 			w.cur = cur
 		} else {
-			if err := w.noteOffset(ctx, cur); err != nil {
+			if err := w.compareGroupOffset(ctx, cur); err != nil {
 				return err
 			}
-			if raised, err := w.raise(ctx, cur); err != nil {
+			if raised, err := w.takeOver(ctx, cur); err != nil {
 				return err
 			} else if !raised {
 				continue
@@ -230,7 +230,7 @@ func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, err
 		return was, nil
 	}
 	// Once for each number.
-	if told, _ := c.grown.Swap(id.Topic, id.Partitions); told != id.Partitions {
+	if told, _ := c.reportedPartitions.Swap(id.Topic, id.Partitions); told != id.Partitions {
 		c.cfg.Logger.Warn("onlyonce: topic has more partitions than when this scope began to read it: order by key holds for each number of partitions by itself",
 			"scope", c.cfg.Scope, "topic", id.Topic, "was", was, "is", id.Partitions)
 		if c.cfg.Hooks.Repartitioned != nil {
@@ -240,17 +240,17 @@ func (c *Consumer) firstPartitions(ctx context.Context, id Identity) (int32, err
 	return was, nil
 }
 
-// redoBelow records that messages between the position and an offset ahead of it were handled
+// recordRedo records that messages between the position and an offset ahead of it were handled
 // before: in a history that the database has lost, or before an operator set the position back.
 // Calls of these messages may have been made (O6). The record is in the database, because the next
 // owner must know it too, and the raise that follows overwrites the group's offset in Kafka, which
 // shows it.
-func (w *worker) redoBelow(ctx context.Context, cur *cursor, offset int64) error {
+func (w *worker) recordRedo(ctx context.Context, cur *cursor, offset int64) error {
 	if offset <= w.pos {
 		return nil
 	}
 	w.redoUntil = max(w.redoUntil, offset)
-	if cur.redo(w.id.TopicID) >= offset {
+	if cur.redoOffset(w.id.TopicID) >= offset {
 		return nil
 	}
 	ctx, cancel := w.c.bounded(ctx)
@@ -261,10 +261,10 @@ func (w *worker) redoBelow(ctx context.Context, cur *cursor, offset int64) error
 	return nil
 }
 
-// noteOffset compares the group's offset with the position. If it is the consumer's own and ahead,
-// it shows what the database has lost. If another program has written it, noteOffset reports that.
-// It moves nothing: the database counts.
-func (w *worker) noteOffset(ctx context.Context, cur *cursor) error {
+// compareGroupOffset compares the group's offset with the position. If it is the consumer's own and
+// ahead, it shows what the database has lost. If another program has written it, compareGroupOffset
+// reports that. It moves nothing: the database counts.
+func (w *worker) compareGroupOffset(ctx context.Context, cur *cursor) error {
 	offset, metadata, err := w.p.Committed(ctx)
 	if err != nil {
 		return fmt.Errorf("committed offset of %s/%d: %w", w.id.Topic, w.id.Partition, err)
@@ -272,8 +272,8 @@ func (w *worker) noteOffset(ctx context.Context, cur *cursor) error {
 	if offset < 0 || offset == w.pos {
 		return nil
 	}
-	if strings.HasPrefix(metadata, metadataMark) {
-		return w.redoBelow(ctx, cur, offset)
+	if strings.HasPrefix(metadata, metadataPrefix) {
+		return w.recordRedo(ctx, cur, offset)
 	}
 	w.c.cfg.Logger.Warn("onlyonce: an offset that somebody else committed to Kafka is ignored; to handle messages again use `onlyonce replay`",
 		"scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "offset", offset, "position", w.pos)
@@ -296,7 +296,7 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	if err != nil {
 		return fmt.Errorf("committed offset of %s/%d: %w", id.Topic, id.Partition, err)
 	}
-	if strings.HasPrefix(metadata, metadataMark) {
+	if strings.HasPrefix(metadata, metadataPrefix) {
 		return &HaltError{Scope: c.cfg.Scope, Group: c.source.Group(), Topic: id.Topic, Partition: id.Partition, Position: offset, Reason: HaltHistoryLost, Shard: c.shard,
 			Detail: fmt.Sprintf("group %q has committed offset %d with metadata %q, but this database has no cursor: is it another database, an older copy, or was the scope renamed?",
 				c.source.Group(), offset, metadata)}
@@ -322,30 +322,30 @@ func (w *worker) decideStart(ctx context.Context, first int32) error {
 	return nil
 }
 
-// admit refuses a cursor that belongs to another group or cluster, or to another topic of the same
-// name.
-func (w *worker) admit(cur *cursor) error {
+// checkCursor refuses a cursor that belongs to another group or cluster, or to another topic of the
+// same name.
+func (w *worker) checkCursor(cur *cursor) error {
 	id, group := w.id, w.c.source.Group()
 	switch {
 	case cur.retired:
-		return w.halt(HaltRetired, "an operator retired the cursor")
+		return w.haltError(HaltRetired, "an operator retired the cursor")
 	case cur.groupID != nil && *cur.groupID != group:
-		return w.halt(HaltForeignGroup, "the cursor belongs to group %q, and this is group %q", *cur.groupID, group)
+		return w.haltError(HaltForeignGroup, "the cursor belongs to group %q, and this is group %q", *cur.groupID, group)
 	case cur.clusterID != nil && *cur.clusterID != id.ClusterID:
-		return w.halt(HaltForeignCluster, "the cursor belongs to cluster %q, and this is cluster %q", *cur.clusterID, id.ClusterID)
+		return w.haltError(HaltForeignCluster, "the cursor belongs to cluster %q, and this is cluster %q", *cur.clusterID, id.ClusterID)
 	case cur.topicID.Valid && id.TopicID != [16]byte{} && cur.topicID.Bytes != id.TopicID:
-		return w.halt(HaltNewTopic, "the topic was deleted and created again: its id was %x and is %x", cur.topicID.Bytes, id.TopicID)
+		return w.haltError(HaltNewTopic, "the topic was deleted and created again: its id was %x and is %x", cur.topicID.Bytes, id.TopicID)
 	}
 	return nil
 }
 
-// raise proves membership and takes over the cursor. It returns false if another process was
+// takeOver proves membership and takes over the cursor. It returns false if another process was
 // faster.
-func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
+func (w *worker) takeOver(ctx context.Context, seen *cursor) (bool, error) {
 	if err := fault.Point(fault.CursorRead); err != nil {
 		return false, err
 	}
-	if err := w.p.Commit(ctx, w.pos, w.metadata(w.pos)); err != nil {
+	if err := w.p.Commit(ctx, w.pos, w.offsetMetadata(w.pos)); err != nil {
 		return false, fmt.Errorf("proving membership: %w", err)
 	}
 	if err := fault.Point(fault.Proved); err != nil {
@@ -355,7 +355,7 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 	var epoch *int64
 	bounded, cancel := w.c.bounded(ctx)
 	defer cancel()
-	err := w.c.pool.QueryRow(bounded, ownCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
+	err := w.c.pool.QueryRow(bounded, takeCursorSQL, seen.id, seen.epoch, nonce, w.c.source.Group(), w.id.ClusterID,
 		uuidOrNull(w.id.TopicID), guard.Millis(w.c.cfg.LockTimeout)).Scan(&epoch)
 	if err != nil {
 		return false, fmt.Errorf("taking over cursor %d: %w", seen.id, err)
@@ -376,12 +376,12 @@ func (w *worker) raise(ctx context.Context, seen *cursor) (bool, error) {
 		return false, nil
 	}
 	w.cur = cur
-	w.stand(cur.next, cur.anchor, cur.leaderEpoch)
+	w.setPosition(cur.position, cur.anchor, cur.leaderEpoch)
 	w.state.epoch.Store(*epoch)
 	w.aloneUntil, w.unclean = 0, !seen.clean
 	if !seen.clean {
 		w.aloneUntil = w.pos + int64(w.c.cfg.BatchSize)
-	} else if s := cur.suspect; s != nil && *s >= w.pos && *s < w.pos+int64(w.c.cfg.BatchSize) {
+	} else if s := cur.suspectOffset; s != nil && *s >= w.pos && *s < w.pos+int64(w.c.cfg.BatchSize) {
 		// It may have killed a process, and then halted the next owner, which released it cleanly.
 		w.aloneUntil = *s + 1
 	}
@@ -404,9 +404,9 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	w.state.highWatermark.Store(log.End)
 	w.state.lastStable.Store(log.End)
 	if w.pos > log.End {
-		return w.halt(HaltTruncated, "the log ends at offset %d", log.End)
+		return w.haltError(HaltTruncated, "the log ends at offset %d", log.End)
 	}
-	w.held = w.held || log.Start <= w.pos
+	w.logHeldPos = w.logHeldPos || log.Start <= w.pos
 	// Otherwise there is no record left to compare.
 	if w.anchor != nil && w.anchor.offset >= log.Start {
 		if err := w.verifyAnchor(ctx); err != nil {
@@ -416,7 +416,7 @@ func (w *worker) verifyLog(ctx context.Context) error {
 	// Last, because fetches that continue from here repeat the check if the leader changes.
 	var cut *OutOfRangeError
 	if err := w.p.Verify(ctx, w.pos, w.leaderEpoch); errors.As(err, &cut) {
-		return w.halt(HaltTruncated, "the log was cut off at offset %d and written anew: leader epoch %d, up to which it was read, ends there", cut.End, w.leaderEpoch)
+		return w.haltError(HaltTruncated, "the log was cut off at offset %d and written anew: leader epoch %d, up to which it was read, ends there", cut.End, w.leaderEpoch)
 	} else if err != nil {
 		return fmt.Errorf("comparing the log with what was read below the position: %w", err)
 	}
@@ -434,23 +434,23 @@ func (w *worker) verifyAnchor(ctx context.Context) error {
 	case errors.As(err, &out) && out.Offset < out.Start:
 		return nil // deleted by retention since the log's start was read: no sign of another log
 	case errors.As(err, &out):
-		return w.halt(HaltTruncated, "the log ends at offset %d", out.End)
+		return w.haltError(HaltTruncated, "the log ends at offset %d", out.End)
 	case err != nil:
 		return fmt.Errorf("reading the record before the position: %w", err)
 	case w.id.Compacted && w.id.TopicID != [16]byte{} && (len(f.Messages) == 0 || f.Messages[0].Offset > w.anchor.offset):
 		// Compaction has removed it, as far as can be known: the topic's id has to suffice.
 		return nil
 	case len(f.Messages) == 0 || f.Messages[0].Offset != w.anchor.offset || !w.anchor.matches(f.Messages[0]):
-		return w.halt(HaltTruncated, "the record at offset %d is not the one that was read there: the log was truncated and written anew", w.anchor.offset)
+		return w.haltError(HaltTruncated, "the record at offset %d is not the one that was read there: the log was truncated and written anew", w.anchor.offset)
 	}
 	return nil
 }
 
-func (w *worker) halt(reason HaltReason, detail string, args ...any) *HaltError {
-	return w.haltAt(w.pos, reason, detail, args...)
+func (w *worker) haltError(reason HaltReason, detail string, args ...any) *HaltError {
+	return w.haltErrorAt(w.pos, reason, detail, args...)
 }
 
-func (e *engine) haltAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
+func (e *engine) haltErrorAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
 	if e.cur != nil && e.cur.replayUntil != nil {
 		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
 		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
@@ -459,7 +459,7 @@ func (e *engine) haltAt(pos int64, reason HaltReason, detail string, args ...any
 		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
 }
 
-// metadata returns the text that goes with an offset committed to Kafka.
-func (w *worker) metadata(offset int64) string {
-	return fmt.Sprintf("%s%s %d", metadataMark, url.PathEscape(w.c.cfg.Scope), offset)
+// offsetMetadata returns the text that goes with an offset committed to Kafka.
+func (w *worker) offsetMetadata(offset int64) string {
+	return fmt.Sprintf("%s%s %d", metadataPrefix, url.PathEscape(w.c.cfg.Scope), offset)
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// askTimeout bounds queries to other shards and those at the start, so that a server that does not
-// answer is reported, and asked again.
-const askTimeout = 10 * time.Second
+// queryTimeout bounds queries to other shards and those at the start, so that a server that does
+// not answer is reported, and asked again.
+const queryTimeout = 10 * time.Second
 
 // These are the bounds of all that the consumer asks of a database. A server may be gone without
 // notice: for example, its host has lost power, or a firewall has dropped the connection. TCP finds
@@ -31,9 +31,9 @@ func (c *Consumer) detached() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), c.cfg.LockTimeout)
 }
 
-// asking is for queries to other shards.
-func (c *Consumer) asking(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, min(askTimeout, c.cfg.LockTimeout+c.cfg.StatementTimeout))
+// boundedQuery is for queries to other shards.
+func (c *Consumer) boundedQuery(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, min(queryTimeout, c.cfg.LockTimeout+c.cfg.StatementTimeout))
 }
 
 // commit and rollback end a transaction, detached from any request (T5).
@@ -46,8 +46,8 @@ type trouble struct {
 	since time.Time
 }
 
-// failing records a failure that keeps the partition from continuing.
-func (s *partitionState) failing(of *trouble, err error) {
+// setTrouble records a failure that keeps the partition from continuing.
+func (s *partitionState) setTrouble(of *trouble, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if of.err == nil {
@@ -56,19 +56,19 @@ func (s *partitionState) failing(of *trouble, err error) {
 	of.err = err
 }
 
-// fine clears what failing has recorded.
-func (s *partitionState) fine(of *trouble) {
+// clearTrouble clears what failing has recorded.
+func (s *partitionState) clearTrouble(of *trouble) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	*of = trouble{}
 }
 
-// troubled returns the oldest trouble.
-func (s *partitionState) troubled() trouble {
+// oldestTrouble returns the oldest trouble.
+func (s *partitionState) oldestTrouble() trouble {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var first trouble
-	for _, t := range []trouble{s.reaching, s.working, s.tending} {
+	for _, t := range []trouble{s.reachTrouble, s.logTrouble, s.parkedTrouble} {
 		if t.err != nil && (first.err == nil || t.since.Before(first.since)) {
 			first = t
 		}
@@ -76,15 +76,15 @@ func (s *partitionState) troubled() trouble {
 	return first
 }
 
-// unwell returns the reason for each partition that is halted, and for each that has retried the
-// same work for longer than a server needs to answer.
-func (c *Consumer) unwell() (faults []error) {
-	c.parts.mu.Lock()
-	defer c.parts.mu.Unlock()
-	for s := range c.parts.all {
+// unhealthyPartitions returns the reason for each partition that is halted, and for each that has
+// retried the same work for longer than a server needs to answer.
+func (c *Consumer) unhealthyPartitions() (faults []error) {
+	c.partitions.mu.Lock()
+	defer c.partitions.mu.Unlock()
+	for s := range c.partitions.all {
 		if h := s.halted.Load(); h != nil {
 			faults = append(faults, fmt.Errorf("consumer: %w", h))
-		} else if t := s.troubled(); t.err != nil && time.Since(t.since) > c.cfg.LockTimeout+c.cfg.StatementTimeout {
+		} else if t := s.oldestTrouble(); t.err != nil && time.Since(t.since) > c.cfg.LockTimeout+c.cfg.StatementTimeout {
 			faults = append(faults, fmt.Errorf("consumer: partition %s/%d has failed since %s: %w", s.topic, s.partition, t.since.UTC().Format(time.RFC3339), t.err))
 		}
 	}

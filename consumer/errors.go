@@ -58,10 +58,10 @@ func IsPermanent(err error) bool {
 	return errors.As(err, &p)
 }
 
-// hopeless reports whether no retry will repair an error: the handler has marked it, or it is a
+// isHopeless reports whether no retry will repair an error: the handler has marked it, or it is a
 // mistake of the program that each run repeats. For example, the handler sends a COMMIT or enqueues
 // two calls with one name.
-func hopeless(err error) bool { return IsPermanent(err) || guard.IsMisuse(err) }
+func isHopeless(err error) bool { return IsPermanent(err) || guard.IsMisuse(err) }
 
 // RetryAfter marks an error that is not worth another try before d has passed, for example because
 // of a remote's Retry-After header. It counts as an attempt, like any other error. Under
@@ -146,7 +146,7 @@ func firstFailed(err error, msgs []*Message) int {
 }
 
 // blockedError means that a message would have to be set aside, but Config.OnFailure forbids it.
-type blockedError struct{ *verdict }
+type blockedError struct{ *disposition }
 
 func (e *blockedError) Error() string { return fmt.Sprintf("%s: %v", e.reason, e.err) }
 func (e *blockedError) Unwrap() error { return e.err }
@@ -288,15 +288,15 @@ func (e *HaltError) Command() string {
 
 // redrive returns the command that retries what was parked of the partition.
 func (e *HaltError) redrive(kind, reason string) string {
-	return e.write([]string{"parked", "redrive"}, e.Shard, "-kind", kind, "-parked-reason", reason, "-limit", "10000")
+	return e.commandLine([]string{"parked", "redrive"}, e.Shard, "-kind", kind, "-parked-reason", reason, "-limit", "10000")
 }
 
 // command returns a command about the halted cursor in a shard.
 func (e *HaltError) command(verb, shard string, more ...string) string {
-	return e.write([]string{"cursor", verb}, shard, more...)
+	return e.commandLine([]string{"cursor", verb}, shard, more...)
 }
 
-func (e *HaltError) write(verb []string, shard string, more ...string) string {
+func (e *HaltError) commandLine(verb []string, shard string, more ...string) string {
 	args := append([]string{"onlyonce"}, verb...)
 	if shard != "" {
 		args = append(args, "-postgres", quote("URL-OF-"+shard))

@@ -14,77 +14,77 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// hinderedLimit is how often a batch is repeated whole if the server hinders it. Then it is
+// refusedLimit is how often a batch is repeated whole if the server refuses it. Then it is
 // divided: it may need more room than there is, or one of its messages may be the cause. Dividing
 // does not count against any message.
-const hinderedLimit = 3
+const refusedLimit = 3
 
 // lostLimit is how many connections in a row a batch may lose. Then it is divided, because one of
 // its messages may be what kills them.
 const lostLimit = 3
 
-// handle moves the position to next, together with the effects of msgs; messages that cannot be
-// applied are parked. It returns when that is done, when ctx ends (the current attempt is then not
-// committed), or with the error that ended the work.
+// handleBatch moves the position to next, together with the effects of msgs; messages that cannot
+// be applied are parked. It returns when that is done, when ctx ends (the current attempt is then
+// not committed), or with the error that ended the work.
 //
 // If a batch fails because of a handler, it rolls back and is divided. Only a message that is alone
 // is judged. In a batch, a queued statement's error may surface at a neighbour, and a deferred
 // constraint's at the very end.
-func (w *worker) handle(ctx, work context.Context, msgs []*Message, next int64) error {
+func (w *worker) handleBatch(ctx, work context.Context, msgs []*Message, next int64) error {
 	if msgs[0].Offset < w.aloneUntil {
-		if err := w.part(ctx, work, msgs[:1], nextOf(msgs, 1, next)); err != nil || len(msgs) == 1 {
+		if err := w.handlePart(ctx, work, msgs[:1], positionAfter(msgs, 1, next)); err != nil || len(msgs) == 1 {
 			return err
 		}
-		return w.part(ctx, work, msgs[1:], next)
+		return w.handlePart(ctx, work, msgs[1:], next)
 	}
 	retry := newBackoff(w.c.cfg)
-	for lost, hindered := 0, 0; ; {
-		leave, err := w.enter(ctx, false)
+	for lost, refused := 0, 0; ; {
+		leave, err := w.lockAttempts(ctx, false)
 		if err != nil {
 			return err
 		}
-		err = w.attempt(work, &attempt{msgs: msgs, next: next})
+		err = w.runLogAttempt(work, &attempt{msgs: msgs, next: next})
 		leave()
-		var f *failure
-		var h *hindrance
+		var f *handlerFailure
+		var h *serverRefusal
 		var stop *brakeError
 		switch {
-		case err == nil || final(err):
+		case err == nil || endsWork(err):
 			return err
 		case errors.As(err, &f) && errors.As(f.err, &stop):
 			if f.index == 0 {
-				return w.everythingFails(w.pos, msgs[0].Offset, stop.verdict)
+				return w.haltEverythingFails(w.pos, msgs[0].Offset, stop.disposition)
 			}
-			if err := w.part(ctx, work, msgs[:f.index], nextOf(msgs, f.index, next)); err != nil {
+			if err := w.handlePart(ctx, work, msgs[:f.index], positionAfter(msgs, f.index, next)); err != nil {
 				return err
 			}
-			return w.part(ctx, work, msgs[f.index:], next)
+			return w.handlePart(ctx, work, msgs[f.index:], next)
 		case errors.As(err, &f) && f.lost && lost < lostLimit:
 			lost++
 		case errors.As(err, &f):
-			return w.divide(ctx, work, msgs, next, f.index)
-		case errors.As(err, &h) && hindered == hinderedLimit:
-			return w.divide(ctx, work, msgs, next, h.index)
+			return w.divideBatch(ctx, work, msgs, next, f.index)
+		case errors.As(err, &h) && refused == refusedLimit:
+			return w.divideBatch(ctx, work, msgs, next, h.index)
 		case h != nil:
-			hindered++
+			refused++
 		}
-		if !sleep(ctx, w.tryAgain(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
+		if !sleep(ctx, w.reportLogRetry(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
 			return ctx.Err()
 		}
 	}
 }
 
-// divide handles the messages before the failed one, that one by itself, and those after it. If the
-// failed one is not known, it divides the batch in halves, which takes the fewest runs until the
-// message is alone.
-func (w *worker) divide(ctx, work context.Context, msgs []*Message, next int64, failed int) error {
+// divideBatch handles the messages before the failed one, that one by itself, and those after it.
+// If the failed one is not known, it divides the batch in halves, which takes the fewest runs until
+// the message is alone.
+func (w *worker) divideBatch(ctx, work context.Context, msgs []*Message, next int64, failed int) error {
 	cuts := []int{0, len(msgs) / 2, len(msgs)}
 	if failed >= 0 {
 		cuts = []int{0, failed, failed + 1, len(msgs)}
 	}
 	for i, from := range cuts[:len(cuts)-1] {
 		if to := cuts[i+1]; from < to {
-			if err := w.part(ctx, work, msgs[from:to], nextOf(msgs, to, next)); err != nil {
+			if err := w.handlePart(ctx, work, msgs[from:to], positionAfter(msgs, to, next)); err != nil {
 				return err
 			}
 		}
@@ -92,19 +92,19 @@ func (w *worker) divide(ctx, work context.Context, msgs []*Message, next int64, 
 	return nil
 }
 
-// part handles some messages of a batch. A single one is alone from here on.
-func (w *worker) part(ctx, work context.Context, msgs []*Message, next int64) error {
+// handlePart handles some messages of a batch. A single one is alone from here on.
+func (w *worker) handlePart(ctx, work context.Context, msgs []*Message, next int64) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case len(msgs) == 1:
 		return w.handleAlone(ctx, work, msgs[0], next)
 	}
-	return w.handle(ctx, work, msgs, next)
+	return w.handleBatch(ctx, work, msgs, next)
 }
 
-// nextOf returns the position after the first n messages of a batch that ends at next.
-func nextOf(msgs []*Message, n int, next int64) int64 {
+// positionAfter returns the position after the first n messages of a batch that ends at next.
+func positionAfter(msgs []*Message, n int, next int64) int64 {
 	if n < len(msgs) {
 		return msgs[n].Offset
 	}
@@ -125,11 +125,11 @@ func nextOf(msgs []*Message, n int, next int64) int64 {
 // an attempt is to be taken back, that happens at once.
 func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) error {
 	retry := newBackoff(w.c.cfg)
-	apart := w.cur.suspect != nil && *w.cur.suspect == m.Offset
+	exclusive := w.cur.suspectOffset != nil && *w.cur.suspectOffset == m.Offset
 	owed, answers, answered := 0, 0, 0
-	var hindered time.Time // since when only the server has hindered it
+	var refusedSince time.Time // since when only the server has refused it
 	for {
-		leave, err := w.enter(ctx, apart)
+		leave, err := w.lockAttempts(ctx, exclusive)
 		n, unanswered := 0, 0
 		if err == nil {
 			n, unanswered, err = w.countAttempt(work, m.Offset, owed, answered)
@@ -143,7 +143,7 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 					leave()
 					return nil
 				}
-				var f *failure
+				var f *handlerFailure
 				switch {
 				case !errors.As(err, &f):
 					owed = 1
@@ -152,28 +152,28 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 				default:
 					answered = 1
 				}
-				if apart && owed > 0 {
-					w.takeBack(m.Offset)
+				if exclusive && owed > 0 {
+					w.takeBackAttempt(m.Offset)
 					owed = 0
 				}
 			}
 			leave()
 		}
-		var h *hindrance
+		var h *serverRefusal
 		switch {
 		case !errors.As(err, &h):
-			hindered = time.Time{}
-		case hindered.IsZero():
-			hindered = time.Now()
-		case time.Since(hindered) >= w.c.cfg.BlockedAfter:
-			err = w.halt(HaltBlocked, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
+			refusedSince = time.Time{}
+		case refusedSince.IsZero():
+			refusedSince = time.Now()
+		case time.Since(refusedSince) >= w.c.cfg.BlockedAfter:
+			err = w.haltError(HaltBlocked, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
 		}
-		apart = apart || h != nil && sqlState(h.failed) == codeCrashShutdown
-		if final(err) || ctx.Err() != nil || !sleep(ctx, w.tryAgain(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
+		exclusive = exclusive || h != nil && sqlState(h.failed) == codeCrashShutdown
+		if endsWork(err) || ctx.Err() != nil || !sleep(ctx, w.reportLogRetry(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
 			if owed > 0 {
-				w.takeBack(m.Offset)
+				w.takeBackAttempt(m.Offset)
 			}
-			if final(err) {
+			if endsWork(err) {
 				return err
 			}
 			return ctx.Err()
@@ -187,66 +187,67 @@ func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) 
 // be, the partition halts.
 func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
 	err := w.applyOrPark(work, m, next, counted, n, unanswered)
-	var f *failure
+	var f *handlerFailure
 	var b *blockedError
 	var stop *brakeError
 	switch {
 	case errors.As(err, &f) && errors.As(f.err, &stop):
 		w.forgetAttempts(m.Offset)
-		return w.everythingFails(w.pos, m.Offset, stop.verdict)
+		return w.haltEverythingFails(w.pos, m.Offset, stop.disposition)
 	case !errors.As(err, &f) || !errors.As(f.err, &b):
 		return err
 	case b.reason == parked.Crashed: // the count is final, whatever version is deployed
-		return w.halt(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
+		return w.haltError(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
 	}
-	return w.halt(HaltBlocked, "%s: %v", b.reason, b.err)
+	return w.haltError(HaltBlocked, "%s: %v", b.reason, b.err)
 }
 
 func (w *worker) applyOrPark(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
-	park := func(v *verdict) error {
-		return w.attempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, verdict: v})
+	park := func(v *disposition) error {
+		return w.runLogAttempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, disposition: v})
 	}
 	limit := w.c.cfg.MaxAttempts
 	if counted > limit && unanswered > 1 {
 		// The attempts before this one were counted but have no result: they killed the process.
 		// The first of them may have been under way when another message did that. The others were
 		// made with nothing else under way.
-		return park(&verdict{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", unanswered), attempts: counted - 1})
+		return park(&disposition{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", unanswered), attempts: counted - 1})
 	}
 	one := *m
 	one.Attempt = n
-	err := w.attempt(work, &attempt{msgs: []*Message{&one}, next: next, alone: true})
-	var f *failure
+	err := w.runLogAttempt(work, &attempt{msgs: []*Message{&one}, next: next, alone: true})
+	var f *handlerFailure
 	var b *blockedError
 	switch {
 	case !errors.As(err, &f) || errors.As(f.err, &b) || errors.As(f.err, new(*brakeError)):
 		return err
 	case w.brake.stopped():
-		return &failure{err: &brakeError{&verdict{reason: gaveUp(f), err: f.err}}}
-	case hopeless(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
-		return &failure{err: &blockedError{&verdict{reason: parked.Permanent, err: f.err}}}
+		return &handlerFailure{err: &brakeError{&disposition{reason: givenUpReason(f), err: f.err}}}
+	case isHopeless(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
+		return &handlerFailure{err: &blockedError{&disposition{reason: parked.Permanent, err: f.err}}}
 	case w.c.cfg.OnFailure == BlockPartition:
 		return err
-	case hopeless(f.err) && !f.lost:
-		return park(&verdict{reason: parked.Permanent, err: f.err, attempts: n})
+	case isHopeless(f.err) && !f.lost:
+		return park(&disposition{reason: parked.Permanent, err: f.err, attempts: n})
 	case n >= limit:
-		return park(&verdict{reason: parked.Exhausted, err: f.err, attempts: n})
+		return park(&disposition{reason: parked.Exhausted, err: f.err, attempts: n})
 	case w.c.cfg.OnFailure == ParkOrderingKey:
-		return park(&verdict{reason: parked.Failed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(w.c.cfg, n))})
+		return park(&disposition{reason: parked.Failed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(w.c.cfg, n))})
 	}
 	return err
 }
 
-// gaveUp returns the reason for which a message is given up, from the failure of its last attempt.
-func gaveUp(f *failure) string {
-	if hopeless(f.err) && !f.lost {
+// givenUpReason returns the reason for which a message is given up, from the failure of its last
+// attempt.
+func givenUpReason(f *handlerFailure) string {
+	if isHopeless(f.err) && !f.lost {
 		return parked.Permanent
 	}
 	return parked.Exhausted
 }
 
 // forgetAttempts resets the count of a message that is not given up although its attempts are used
-// up. It tries once, like takeBack.
+// up. It tries once, like takeBackAttempt.
 func (w *worker) forgetAttempts(offset int64) {
 	ctx, cancel := w.c.detached()
 	defer cancel()
@@ -274,8 +275,8 @@ func (w *worker) countAttempt(ctx context.Context, offset int64, owed, answered 
 	return n, unanswered, fault.Point(fault.Counted)
 }
 
-// takeBack tries once. If it fails, the attempt stays counted, which is the cautious side.
-func (w *worker) takeBack(offset int64) {
+// takeBackAttempt tries once. If it fails, the attempt stays counted, which is the cautious side.
+func (w *worker) takeBackAttempt(offset int64) {
 	ctx, cancel := w.c.detached()
 	defer cancel()
 	if fault.Point(fault.TakingBack) != nil {
@@ -286,26 +287,26 @@ func (w *worker) takeBack(offset int64) {
 	}
 }
 
-// advance moves the position past offsets that hold nothing to handle.
-func (w *worker) advance(ctx, work context.Context, next int64) error {
+// advancePosition moves the position past offsets that hold nothing to handle.
+func (w *worker) advancePosition(ctx, work context.Context, next int64) error {
 	retry := newBackoff(w.c.cfg)
 	for {
 		err := fault.Point(fault.Advancing)
 		if err == nil {
-			err = w.attempt(work, &attempt{next: next})
+			err = w.runLogAttempt(work, &attempt{next: next})
 		}
-		if err == nil || final(err) {
+		if err == nil || endsWork(err) {
 			return err
 		}
-		if !sleep(ctx, w.tryAgain(Retry{Offset: w.pos, Err: err}, retry)) {
+		if !sleep(ctx, w.reportLogRetry(Retry{Offset: w.pos, Err: err}, retry)) {
 			return ctx.Err()
 		}
 	}
 }
 
-// final reports whether err ends the work on this partition, so that there is no other attempt.
-func final(err error) bool {
-	var f *failure
+// endsWork reports whether err ends the work on this partition, so that there is no other attempt.
+func endsWork(err error) bool {
+	var f *handlerFailure
 	var g *guard.Failure
 	if errors.As(err, &f) || errors.As(err, &g) && g.Step == stepHook {
 		return false // a user's function may return any error, even these

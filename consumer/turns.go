@@ -7,53 +7,53 @@ import (
 	"time"
 )
 
-// turns keeps a message that may kill its process apart from everything else that this process
-// works on (F9). Attempts are counted before they run, so a process that dies leaves a count for
-// each attempt that was under way. One of them was the cause; the others were neighbours, on other
-// partitions. So a message with such a count is tried with no other attempt under way: if the
-// process dies again, that message was the cause.
+// attemptLock keeps a message that may kill its process apart from everything else that this
+// process works on (F9). Attempts are counted before they run, so a process that dies leaves a
+// count for each attempt that was under way. One of them was the cause; the others were neighbours,
+// on other partitions. So a message with such a count is tried with no other attempt under way: if
+// the process dies again, that message was the cause.
 //
 // An attempt enters shared or alone, before it is counted, and leaves when it has ended. One that
 // waits to be alone goes before those that want to share. It waits only for attempts that are under
 // way, each of which has bounds. An attempt under way never waits for one that has not begun.
-type turns struct {
-	mu      sync.Mutex
-	in      int  // attempts under way
-	alone   bool // the only one of them has asked to be alone
-	waiting int  // attempts that wait to be alone
-	changed chan struct{}
+type attemptLock struct {
+	mu               sync.Mutex
+	holders          int  // attempts under way
+	exclusive        bool // the only one of them has asked to be alone
+	exclusiveWaiting int  // attempts that wait to be alone
+	changed          chan struct{}
 }
 
-// process is shared by all consumers of a process, because one of them kills the partitions of the
-// others too.
-var process = &turns{}
+// processLock is shared by all consumers of a process, because one of them kills the partitions of
+// the others too.
+var processLock = &attemptLock{}
 
-// turnsOf returns the turns of a new consumer. Tests give each consumer its own.
-var turnsOf = func() *turns { return process }
+// newAttemptLock returns the lock of a new consumer. Tests give each consumer its own.
+var newAttemptLock = func() *attemptLock { return processLock }
 
-// enter waits until the attempt may begin, and returns the function that ends its turn. It fails if
-// ctx ends first, or if the bound for being alone has passed.
-func (t *turns) enter(ctx context.Context, alone bool, bound time.Duration) (leave func(), err error) {
+// acquire waits until the attempt may begin, and returns the function that ends its turn. It fails
+// if ctx ends first, or if the bound for being alone has passed.
+func (t *attemptLock) acquire(ctx context.Context, alone bool, bound time.Duration) (leave func(), err error) {
 	var late <-chan time.Time
 	t.mu.Lock()
 	if alone {
 		timer := time.NewTimer(bound)
 		defer timer.Stop()
 		late = timer.C
-		t.waiting++
+		t.exclusiveWaiting++
 		defer func() {
 			t.mu.Lock()
-			t.waiting--
-			t.wake()
+			t.exclusiveWaiting--
+			t.wakeWaiters()
 			t.mu.Unlock()
 		}()
 	}
 	defer t.mu.Unlock()
 	for {
-		if alone && t.in == 0 || !alone && !t.alone && t.waiting == 0 {
-			t.in++
-			t.alone = alone
-			return sync.OnceFunc(t.leave), nil
+		if alone && t.holders == 0 || !alone && !t.exclusive && t.exclusiveWaiting == 0 {
+			t.holders++
+			t.exclusive = alone
+			return sync.OnceFunc(t.release), nil
 		}
 		if t.changed == nil {
 			t.changed = make(chan struct{})
@@ -74,27 +74,27 @@ func (t *turns) enter(ctx context.Context, alone bool, bound time.Duration) (lea
 	}
 }
 
-func (t *turns) leave() {
+func (t *attemptLock) release() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.in--
-	t.alone = false
-	t.wake()
+	t.holders--
+	t.exclusive = false
+	t.wakeWaiters()
 }
 
-func (t *turns) wake() {
+func (t *attemptLock) wakeWaiters() {
 	if t.changed != nil {
 		close(t.changed)
 		t.changed = nil
 	}
 }
 
-// enter waits for the engine's turn. While an attempt is alone, the engine knows that nothing else
-// of the process is under way.
-func (e *engine) enter(ctx context.Context, alone bool) (leave func(), err error) {
+// lockAttempts waits for the engine's turn. While an attempt is alone, the engine knows that
+// nothing else of the process is under way.
+func (e *engine) lockAttempts(ctx context.Context, alone bool) (leave func(), err error) {
 	cfg := &e.c.cfg
 	bound := 2 * (cfg.BatchTimeout + cfg.HangTimeout + cfg.CommitTimeout + cfg.LockTimeout + cfg.StatementTimeout)
-	leave, err = e.c.turns.enter(ctx, alone, bound)
-	e.alone = alone && err == nil
+	leave, err = e.c.attempts.acquire(ctx, alone, bound)
+	e.exclusive = alone && err == nil
 	return leave, err
 }

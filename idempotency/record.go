@@ -10,19 +10,21 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/cenkalti/backoff/v4"
+
 	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
-// lookSQL finds a record that has not expired. In: id. Out: at most one row. Uses the primary key;
-// takes no lock.
-const lookSQL = `
+// findRecordSQL finds a record that has not expired. In: id. Out: at most one row. Uses the primary
+// key; takes no lock.
+const findRecordSQL = `
 select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at, coalesce(r.lease_id, 0) as lease
   from onlyonce.http_records r
  where r.id = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`
 
-// leaseSQL finds the lease of a running record. In: lease. Out: at most one row: epoch, nonce,
+// findLeaseSQL finds the lease of a running record. In: lease. Out: at most one row: epoch, nonce,
 // whether it has ended, seconds until it ends.
-const leaseSQL = `
+const findLeaseSQL = `
 select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour', coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
   from onlyonce.leases l where l.id = $1`
 
@@ -39,7 +41,7 @@ const (
 // faster.
 const (
 	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)`
-	stealSQL     = `select onlyonce.raise_epoch($1, $2, $3, $4)`
+	takeOverSQL  = `select onlyonce.raise_epoch($1, $2, $3, $4)`
 	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6)`
 	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`
 	reconcileSQL = `select onlyonce.http_reconcile($1, $2, $3, $4)`
@@ -61,8 +63,8 @@ const (
 	stateReconcile = "reconcile"
 )
 
-// record is a row of onlyonce.http_records, and the lease that goes with it.
-type record struct {
+// storedRecord is a row of onlyonce.http_records, and the lease that goes with it.
+type storedRecord struct {
 	state       string
 	fingerprint []byte
 	token       uuid.UUID
@@ -73,10 +75,10 @@ type record struct {
 
 	lease, epoch int64
 	nonce        *uuid.UUID
-	free         bool          // its lease has ended
+	leaseEnded   bool          // its lease has ended
 	leaseLeft    time.Duration // until the lease ends
 
-	history history // where it was read; only set if there is a cache
+	readFrom history // where it was read; only set if there is a cache
 }
 
 // recordRow is the target of the queries. All columns are null if there is no record.
@@ -86,49 +88,49 @@ type recordRow struct {
 	lease  *int64
 	sealed *bool
 	erased *bool
-	r      record
+	values storedRecord
 }
 
 func (w *recordRow) targets() []any {
-	return []any{&w.state, &w.r.fingerprint, &w.token, &w.r.response, &w.sealed, &w.erased, &w.r.expires, &w.lease}
+	return []any{&w.state, &w.values.fingerprint, &w.token, &w.values.response, &w.sealed, &w.erased, &w.values.expires, &w.lease}
 }
 
-func (w *recordRow) record() *record {
+func (w *recordRow) record() *storedRecord {
 	if w.state == nil {
 		return nil
 	}
-	w.r.state, w.r.token, w.r.sealed, w.r.erased = *w.state, *w.token, *w.sealed, *w.erased
-	w.r.lease = *w.lease
-	return &w.r
+	w.values.state, w.values.token, w.values.sealed, w.values.erased = *w.state, *w.token, *w.sealed, *w.erased
+	w.values.lease = *w.lease
+	return &w.values
 }
 
-// look returns the record of an id, or nil if there is none.
-func (l *Layer) look(ctx context.Context, id [16]byte) (*record, error) {
+// findRecord returns the record of an id, or nil if there is none.
+func (l *Layer) findRecord(ctx context.Context, id [16]byte) (*storedRecord, error) {
 	if l.cache != nil {
-		return l.lookFrom(ctx, id)
+		return l.findRecordAndHistory(ctx, id)
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
 	var row recordRow
-	err := l.pool.QueryRow(ctx, lookSQL, uuid.UUID(id)).Scan(row.targets()...)
+	err := l.pool.QueryRow(ctx, findRecordSQL, uuid.UUID(id)).Scan(row.targets()...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
 	}
-	return l.withLease(ctx, row.record())
+	return l.addLease(ctx, row.record())
 }
 
-// withLease adds the lease of a running record. If the lease is gone, the record has been completed
+// addLease adds the lease of a running record. If the lease is gone, the record has been completed
 // or deleted since it was read. Such a record is not free, so that this process does not take it
 // over; the client gets 409 with the shortest Retry-After.
-func (l *Layer) withLease(ctx context.Context, r *record) (*record, error) {
+func (l *Layer) addLease(ctx context.Context, r *storedRecord) (*storedRecord, error) {
 	if r == nil || r.state != stateRunning {
 		return r, nil
 	}
 	var left float64
-	err := l.pool.QueryRow(ctx, leaseSQL, r.lease).Scan(&r.epoch, &r.nonce, &r.free, &left)
+	err := l.pool.QueryRow(ctx, findLeaseSQL, r.lease).Scan(&r.epoch, &r.nonce, &r.leaseEnded, &left)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("idempotency: looking up a lease: %w", err)
 	}
@@ -145,12 +147,17 @@ const (
 	recordExists    = "OO010"
 )
 
-// toRerun reports whether the whole transaction must run again, after a serialization failure or a
-// deadlock.
-func toRerun(err error) bool { return guard.RunAgain(guard.SQLState(err)) }
+// mustRerun reports whether the whole transaction must run again, after a serialization failure or
+// a deadlock.
+func mustRerun(err error) bool { return guard.RunAgain(guard.SQLState(err)) }
 
-// recorded reports whether another process has written a record under the key.
-func recorded(err error) bool {
+// isRecordExists reports whether another process has written a record under the key.
+func isRecordExists(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && (pg.Code == recordExists || pg.Code == uniqueViolation && pg.SchemaName == "onlyonce" && pg.TableName == "http_records")
+}
+
+// retryBackoff returns the waits between two looks at work that is still under way.
+func retryBackoff() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(10*time.Millisecond), backoff.WithMaxInterval(500*time.Millisecond), backoff.WithMaxElapsedTime(0))
 }

@@ -1,17 +1,15 @@
-package devenv
+package supervise
 
 import (
 	"fmt"
 	"os"
 	"os/user"
 	"strconv"
-
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
 )
 
-// serverUser is the user for Postgres when this process is root, and nil when it
-// is not: initdb and postgres refuse root.
-func serverUser() (*supervise.User, error) {
+// ServerUser returns the user for a server that refuses to run as root, for example Postgres: nil
+// if this process is not root, and otherwise postgres, or nobody if there is no such user.
+func ServerUser() (*User, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil //nolint:nilnil // no user is an answer: the present one
 	}
@@ -28,8 +26,8 @@ func serverUser() (*supervise.User, error) {
 		if err != nil {
 			return nil, fmt.Errorf("user %s: %w", name, err)
 		}
-		return &supervise.User{Name: name, UID: uint32(uid), GID: uint32(gid)}, nil
+		return &User{Name: name, UID: uint32(uid), GID: uint32(gid)}, nil
 	}
 	// A minimal container may have no such entry; a number needs none.
-	return &supervise.User{Name: "65534", UID: 65534, GID: 65534}, nil
+	return &User{Name: "65534", UID: 65534, GID: 65534}, nil
 }

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 func TestCloseStopsAndRemoves(t *testing.T) {

@@ -34,7 +34,7 @@ var errJSON = errors.New("idempotency: the body cannot be read as JSON")
 //
 // Numbers are kept as they are written, because two different decimals may be the same float64.
 func canonicalJSON(text []byte) ([]byte, error) {
-	c := &canonical{in: text, out: make([]byte, 0, len(text))}
+	c := &jsonCanonicalizer{in: text, out: make([]byte, 0, len(text))}
 	err := c.value(0)
 	if err == nil {
 		if c.space(); c.at < len(c.in) {
@@ -47,22 +47,22 @@ func canonicalJSON(text []byte) ([]byte, error) {
 	return c.out, nil
 }
 
-type canonical struct {
+type jsonCanonicalizer struct {
 	in  []byte
 	at  int
 	out []byte
 }
 
-func (c *canonical) fault(rule string) error { return fmt.Errorf("%s, at byte %d", rule, c.at) }
+func (c *jsonCanonicalizer) fault(rule string) error { return fmt.Errorf("%s, at byte %d", rule, c.at) }
 
-func (c *canonical) space() {
+func (c *jsonCanonicalizer) space() {
 	for c.at < len(c.in) && strings.IndexByte(" \t\r\n", c.in[c.at]) >= 0 {
 		c.at++
 	}
 }
 
 // next skips white space and returns the next byte, or 0 at the end.
-func (c *canonical) next() byte {
+func (c *jsonCanonicalizer) next() byte {
 	c.space()
 	if c.at == len(c.in) {
 		return 0
@@ -70,7 +70,7 @@ func (c *canonical) next() byte {
 	return c.in[c.at]
 }
 
-func (c *canonical) value(depth int) error {
+func (c *jsonCanonicalizer) value(depth int) error {
 	switch b := c.next(); {
 	case b == '{' || b == '[':
 		if depth == maxDepth {
@@ -97,7 +97,7 @@ func (c *canonical) value(depth int) error {
 	return c.fault("a value is missing")
 }
 
-func (c *canonical) array(depth int) error {
+func (c *jsonCanonicalizer) array(depth int) error {
 	c.at++
 	c.out = append(c.out, '[')
 	for first := true; ; first = false {
@@ -121,7 +121,7 @@ func (c *canonical) array(depth int) error {
 	return nil
 }
 
-func (c *canonical) object(depth int) error {
+func (c *jsonCanonicalizer) object(depth int) error {
 	type member struct {
 		name       string
 		begin, end int // in out
@@ -200,7 +200,7 @@ func foldCase(name string) string {
 }
 
 // number copies a number (RFC 8259 section 6).
-func (c *canonical) number() error {
+func (c *jsonCanonicalizer) number() error {
 	begin := c.at
 	one := func(set string) bool {
 		if c.at < len(c.in) && strings.IndexByte(set, c.in[c.at]) >= 0 {
@@ -232,7 +232,7 @@ func (c *canonical) number() error {
 }
 
 // string decodes a string.
-func (c *canonical) string() (string, error) {
+func (c *jsonCanonicalizer) string() (string, error) {
 	c.at++
 	var s []byte
 	for c.at < len(c.in) {
@@ -264,7 +264,7 @@ func (c *canonical) string() (string, error) {
 }
 
 // escape decodes an escape sequence, or two that form a surrogate pair.
-func (c *canonical) escape() (rune, error) {
+func (c *jsonCanonicalizer) escape() (rune, error) {
 	if c.at+1 < len(c.in) {
 		if i := strings.IndexByte(`"\/bfnrt`, c.in[c.at+1]); i >= 0 {
 			c.at += 2
@@ -286,7 +286,7 @@ func (c *canonical) escape() (rune, error) {
 }
 
 // unit reads one \uXXXX.
-func (c *canonical) unit() (rune, bool) {
+func (c *jsonCanonicalizer) unit() (rune, bool) {
 	if c.at+6 > len(c.in) || c.in[c.at] != '\\' || c.in[c.at+1] != 'u' {
 		return 0, false
 	}

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/supervise"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
 )
 
 // envParent makes the test binary a program that starts a server and then does

@@ -1,4 +1,4 @@
-package devenv
+package supervise
 
 import (
 	"errors"
@@ -7,12 +7,12 @@ import (
 	"strconv"
 )
 
-// freePorts finds n loopback ports on which no process listens.
+// FreePorts finds n loopback ports on which no process listens.
 //
 // They are below the range from which systems take the ports of outgoing connections (32768 on
 // Linux, 49152 elsewhere). A port out of that range could be taken by any client between a kill and
 // a restart of the server.
-func freePorts(n int) ([]int, error) {
+func FreePorts(n int) ([]int, error) {
 	const low, high = 20000, 32000
 	ports := make([]int, 0, n)
 	taken := map[int]bool{}
@@ -21,7 +21,7 @@ func freePorts(n int) ([]int, error) {
 		if taken[port] {
 			continue
 		}
-		l, err := net.Listen("tcp", loopback(port))
+		l, err := net.Listen("tcp", Loopback(port))
 		if err != nil {
 			continue
 		}
@@ -34,4 +34,5 @@ func freePorts(n int) ([]int, error) {
 	return nil, errors.New("no free port between 20000 and 32000")
 }
 
-func loopback(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
+// Loopback returns the address of a port on this machine.
+func Loopback(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }

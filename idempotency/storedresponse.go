@@ -11,7 +11,7 @@ import (
 	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
 )
 
-// response is an answer as it is stored and replayed, byte for byte (H13).
+// storedResponse is an answer as it is stored and replayed, byte for byte (H13).
 //
 //	1 byte    version, 1
 //	1 byte    1 for a tombstone, else 0
@@ -23,7 +23,7 @@ import (
 //
 // Numbers are big-endian. Names, values and the body are preceded by their length, 4 bytes. An
 // answer has one encoding, so that records can be compared.
-type response struct {
+type storedResponse struct {
 	Status    int
 	Header    http.Header // the headers that may be stored and replace those of middleware around the layer
 	Added     http.Header // the headers that may be stored and are added to them
@@ -32,15 +32,15 @@ type response struct {
 }
 
 const (
-	envelopeVersion = 1
+	responseVersion = 1
 	// firstFinal and lastStatus bound the stored status, which is never an informational one.
 	firstFinal, lastStatus = 200, 999
 )
 
-// errEnvelope is returned if stored bytes are not an answer.
-var errEnvelope = errors.New("idempotency: malformed stored answer")
+// errMalformedResponse is returned if stored bytes are not an answer.
+var errMalformedResponse = errors.New("idempotency: malformed stored answer")
 
-func (r *response) encode() []byte {
+func (r *storedResponse) encode() []byte {
 	size := 16 + len(r.Body)
 	for _, h := range []http.Header{r.Header, r.Added} {
 		for name, values := range h {
@@ -55,7 +55,7 @@ func (r *response) encode() []byte {
 	if r.Tombstone {
 		tombstone = 1
 	}
-	out = append(out, envelopeVersion, tombstone)
+	out = append(out, responseVersion, tombstone)
 	out = binary.BigEndian.AppendUint16(out, uint16(r.Status))
 	number := func(n int) { out = binary.BigEndian.AppendUint32(out, uint32(n)) }
 	text := func(s string) { number(len(s)); out = append(out, s...) }
@@ -78,12 +78,12 @@ func (r *response) encode() []byte {
 // client: names and values are validated again, and a header that must not be stored is not
 // replayed (H14), even if an older release or another program wrote it. The body of the result is a
 // part of b.
-func decodeResponse(b []byte) (*response, error) {
-	d := decoder{rest: b}
-	if v := d.bytes(1); v != nil && v[0] != envelopeVersion {
-		return nil, fmt.Errorf("%w: version %d", errEnvelope, v[0])
+func decodeResponse(b []byte) (*storedResponse, error) {
+	d := responseDecoder{rest: b}
+	if v := d.bytes(1); v != nil && v[0] != responseVersion {
+		return nil, fmt.Errorf("%w: version %d", errMalformedResponse, v[0])
 	}
-	r := &response{}
+	r := &storedResponse{}
 	if v := d.bytes(1); v != nil {
 		r.Tombstone = v[0] == 1
 		d.fail(v[0] > 1, "flags")
@@ -104,7 +104,7 @@ func decodeResponse(b []byte) (*response, error) {
 }
 
 // headers reads a list of headers.
-func (d *decoder) headers() http.Header {
+func (d *responseDecoder) headers() http.Header {
 	h := http.Header{}
 	before := ""
 	for range d.number(8) {
@@ -122,26 +122,26 @@ func (d *decoder) headers() http.Header {
 		if d.err != nil {
 			return nil
 		}
-		if unstorable(name) == "" {
+		if neverStoredReason(name) == "" {
 			h[name] = values
 		}
 	}
 	return h
 }
 
-// decoder keeps its first error, and reads nothing after it.
-type decoder struct {
+// responseDecoder keeps its first error, and reads nothing after it.
+type responseDecoder struct {
 	rest []byte
 	err  error
 }
 
-func (d *decoder) fail(when bool, what string) {
+func (d *responseDecoder) fail(when bool, what string) {
 	if when && d.err == nil {
-		d.err = fmt.Errorf("%w: %s", errEnvelope, what)
+		d.err = fmt.Errorf("%w: %s", errMalformedResponse, what)
 	}
 }
 
-func (d *decoder) bytes(n int) []byte {
+func (d *responseDecoder) bytes(n int) []byte {
 	d.fail(n > len(d.rest), "cut off")
 	if d.err != nil {
 		return nil
@@ -153,7 +153,7 @@ func (d *decoder) bytes(n int) []byte {
 
 // number reads a count of things of at least each bytes. A count that does not fit into the rest is
 // an error, so that it cannot cause a large allocation.
-func (d *decoder) number(each int) int {
+func (d *responseDecoder) number(each int) int {
 	b := d.bytes(4)
 	if b == nil {
 		return 0
@@ -166,4 +166,4 @@ func (d *decoder) number(each int) int {
 	return int(n)
 }
 
-func (d *decoder) text() []byte { return d.bytes(d.number(1)) }
+func (d *responseDecoder) text() []byte { return d.bytes(d.number(1)) }
