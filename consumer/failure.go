@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,103 +14,6 @@ import (
 	"github.com/onlyonce/onlyonce/internal/guard"
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
-
-// refusedLimit is how often a batch is repeated whole if the server refuses it. Then it is
-// divided: it may need more room than there is, or one of its messages may be the cause. Dividing
-// does not count against any message.
-const refusedLimit = 3
-
-// lostLimit is how many connections in a row a batch may lose. Then it is divided, because one of
-// its messages may be what kills them.
-const lostLimit = 3
-
-// handleBatch moves the position to next, together with the effects of msgs; messages that cannot
-// be applied are parked. It returns when that is done, when ctx ends (the current attempt is then
-// not committed), or with the error that ended the work.
-//
-// If a batch fails because of a handler, it rolls back and is divided. Only a message that is alone
-// is judged. In a batch, a queued statement's error may surface at a neighbour, and a deferred
-// constraint's at the very end.
-func (w *worker) handleBatch(ctx, work context.Context, msgs []*Message, next int64) error {
-	if msgs[0].Offset < w.aloneUntil {
-		if err := w.handlePart(ctx, work, msgs[:1], positionAfter(msgs, 1, next)); err != nil || len(msgs) == 1 {
-			return err
-		}
-		return w.handlePart(ctx, work, msgs[1:], next)
-	}
-	retry := newBackoff(w.c.cfg)
-	for lost, refused := 0, 0; ; {
-		leave, err := w.lockAttempts(ctx, false)
-		if err != nil {
-			return err
-		}
-		err = w.runLogAttempt(work, &attempt{msgs: msgs, next: next})
-		leave()
-		var f *handlerFailure
-		var h *serverRefusal
-		var stop *brakeError
-		switch {
-		case err == nil || endsWork(err):
-			return err
-		case errors.As(err, &f) && errors.As(f.err, &stop):
-			if f.index == 0 {
-				return w.haltEverythingFails(w.pos, msgs[0].Offset, stop.disposition)
-			}
-			if err := w.handlePart(ctx, work, msgs[:f.index], positionAfter(msgs, f.index, next)); err != nil {
-				return err
-			}
-			return w.handlePart(ctx, work, msgs[f.index:], next)
-		case errors.As(err, &f) && f.lost && lost < lostLimit:
-			lost++
-		case errors.As(err, &f):
-			return w.divideBatch(ctx, work, msgs, next, f.index)
-		case errors.As(err, &h) && refused == refusedLimit:
-			return w.divideBatch(ctx, work, msgs, next, h.index)
-		case h != nil:
-			refused++
-		}
-		if !sleep(ctx, w.reportLogRetry(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
-			return ctx.Err()
-		}
-	}
-}
-
-// divideBatch handles the messages before the failed one, that one by itself, and those after it.
-// If the failed one is not known, it divides the batch in halves, which takes the fewest runs until
-// the message is alone.
-func (w *worker) divideBatch(ctx, work context.Context, msgs []*Message, next int64, failed int) error {
-	cuts := []int{0, len(msgs) / 2, len(msgs)}
-	if failed >= 0 {
-		cuts = []int{0, failed, failed + 1, len(msgs)}
-	}
-	for i, from := range cuts[:len(cuts)-1] {
-		if to := cuts[i+1]; from < to {
-			if err := w.handlePart(ctx, work, msgs[from:to], positionAfter(msgs, to, next)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// handlePart handles some messages of a batch. A single one is alone from here on.
-func (w *worker) handlePart(ctx, work context.Context, msgs []*Message, next int64) error {
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case len(msgs) == 1:
-		return w.handleAlone(ctx, work, msgs[0], next)
-	}
-	return w.handleBatch(ctx, work, msgs, next)
-}
-
-// positionAfter returns the position after the first n messages of a batch that ends at next.
-func positionAfter(msgs []*Message, n int, next int64) int64 {
-	if n < len(msgs) {
-		return msgs[n].Offset
-	}
-	return next
-}
 
 // handleAlone moves the position past one message, which is applied, found to be a duplicate, or
 // parked.
@@ -287,23 +191,6 @@ func (w *worker) takeBackAttempt(offset int64) {
 	}
 }
 
-// advancePosition moves the position past offsets that hold nothing to handle.
-func (w *worker) advancePosition(ctx, work context.Context, next int64) error {
-	retry := newBackoff(w.c.cfg)
-	for {
-		err := fault.Point(fault.Advancing)
-		if err == nil {
-			err = w.runLogAttempt(work, &attempt{next: next})
-		}
-		if err == nil || endsWork(err) {
-			return err
-		}
-		if !sleep(ctx, w.reportLogRetry(Retry{Offset: w.pos, Err: err}, retry)) {
-			return ctx.Err()
-		}
-	}
-}
-
 // endsWork reports whether err ends the work on this partition, so that there is no other attempt.
 func endsWork(err error) bool {
 	var f *handlerFailure
@@ -313,4 +200,77 @@ func endsWork(err error) bool {
 	}
 	var halt *HaltError
 	return errors.As(err, &halt) || errors.Is(err, ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
+}
+
+// handlerFailure is the error of an attempt that was rolled back because of the handler or its
+// statements.
+type handlerFailure struct {
+	index int // message whose handler returned the error, -1 if it is not known
+	err   error
+	lost  bool // the connection was lost meanwhile
+}
+
+func (f *handlerFailure) Error() string { return f.err.Error() }
+
+func (f *handlerFailure) Unwrap() error { return f.err }
+
+// serverRefusal is the error of an attempt that the server refused for a reason that may be no
+// message's fault: no room, other transactions in the way, or an administrator. It counts against
+// no message.
+type serverRefusal struct {
+	failed *guard.Failure
+	index  int // message whose handler met it, -1 if it is not known
+}
+
+func (h *serverRefusal) Error() string { return h.failed.Error() }
+
+func (h *serverRefusal) Unwrap() error { return h.failed }
+
+// isRefusal reports whether a SQLSTATE says nothing about a message, however often it comes.
+func (e *engine) isRefusal(state string, h *handlerRun) bool {
+	switch {
+	case guard.RunAgain(state), state == codeLockTimeout:
+		return true // other transactions are in the way
+	case strings.HasPrefix(state, classResources):
+		return state != codeOwnLimit // the server has no room
+	case state == codeAdminShutdown, state == codeNotNow, state == codeTransactionTimeout:
+		return true // an administrator ends sessions
+	case state == codeIdleTimeout:
+		return h.took < e.c.cfg.IdleTimeout // the server's own setting, not Config's
+	case state == codeCrashShutdown:
+		return !e.exclusive // another session has crashed: a neighbour's, unless there was none
+	}
+	return false
+}
+
+// classifyFailure decides whose fault a rolled back attempt is: the handler's (*failure), the
+// server's, or that of the way to it.
+func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun, failed *guard.Failure, lost bool) error {
+	switch {
+	case work.Err() != nil:
+		return context.Cause(work) // given up while it ran: no fault of the message
+	case h.timeoutErr != nil:
+		return &handlerFailure{index: h.failedIndex, err: h.timeoutErr}
+	case failed == nil:
+		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
+	case failed.Step != stepHook && e.isRefusal(sqlState(failed), h):
+		return &serverRefusal{failed, h.failedIndex}
+	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
+		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
+	case failed.Step == "":
+		// A statement's error counts before the handler's.
+		return &handlerFailure{index: -1, err: failed, lost: lost}
+	case lost && a.handlerCalled:
+		// Perhaps a message kills connections; the count will show it.
+		return &handlerFailure{index: -1, err: failed, lost: true}
+	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
+		// The table refuses the message, and always will.
+		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
+	case failed.Step == stepSeal && sqlState(failed) != "":
+		return &handlerFailure{index: -1, err: failed} // a deferred constraint
+	case failed.Step != stepHook && sqlState(failed) != "":
+		// The engine's statements are the same for every message, but their number is not.
+		return &serverRefusal{failed, -1}
+	}
+	return failed
 }
