@@ -60,9 +60,9 @@ func (c DoConfig) withDefaults() (DoConfig, error) {
 	return c, l.Err()
 }
 
-// openSQL sets the bounds of the transaction, and lets onlyonce.seal() succeed in this very one. In:
-// nothing; the three bounds in milliseconds are part of its text, so that it needs one round trip
-// with every driver. Out: one row of text. No index, no lock.
+// openSQL sets the bounds of the transaction, and lets onlyonce.seal() succeed in this very one.
+// In: nothing; the three bounds in milliseconds are part of its text, so that it needs one round
+// trip with every driver. Out: one row of text. No index, no lock.
 const openSQL = `select set_config('lock_timeout', '%s', true), set_config('statement_timeout', '%s', true),
   set_config('idle_in_transaction_session_timeout', '%s', true), set_config('onlyonce.fenced', pg_current_xact_id()::text, true)`
 
@@ -106,8 +106,8 @@ const errEnded = guard.Misuse("sqltx: the function ended the transaction: Do com
 //
 // An error of COMMIT that says what the server decided is returned, or repeated if it is one of the
 // above. After any other error of COMMIT the outcome is unknown: the next attempt claims the same
-// key on another connection and so finds out. See the table at [dedupe.Do]. If the attempts are used
-// up before, Do returns [dedupe.ErrOutcomeUnknown].
+// key on another connection and so finds out. See the table at [dedupe.Do]. If the attempts are
+// used up before, Do returns [dedupe.ErrOutcomeUnknown].
 //
 // The end of ctx ends the statements that use it, and the claim. It does not cut COMMIT or ROLLBACK
 // short, which Timeouts.Commit bounds. If the server does not answer within that bound, and the
@@ -283,8 +283,8 @@ func (t *own) commit() (err error, unknown bool) { //nolint:revive // the error 
 
 // decided reports whether an error of COMMIT with this SQLSTATE says that the server has rolled
 // back. An error without one comes from the driver or the network. Errors of connections (08), of
-// resources (53), of operators (57), of the system (58) and internal ones (XX) may come from a proxy
-// that has lost the server, or from a server that stops after the commit.
+// resources (53), of operators (57), of the system (58) and internal ones (XX) may come from a
+// proxy that has lost the server, or from a server that stops after the commit.
 func decided(state string) bool {
 	if len(state) != 5 {
 		return false
