@@ -79,10 +79,13 @@ func (s *sender) pollLanes(ctx context.Context) error {
 			surplus++
 		}
 	}
+	before, given := len(s.held), 0
+	defer func() { s.emit.shared(len(s.held)-before, given, len(s.held)-given) }()
 	for _, o := range s.held {
 		if surplus > 0 && !o.lane.releasing.Load() {
 			o.lane.requestRelease() // its lease is released when its calls have returned
 			surplus--
+			given++
 		}
 	}
 	for _, lane := range free {

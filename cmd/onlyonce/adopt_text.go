@@ -41,7 +41,7 @@ func (a *app) writeCursorChange(was, is *cursorRow) {
 	row("attempts", attempts)
 	row("epoch", func(c *cursorRow) string { return number(c.Epoch) })
 	row("state", (*ops.Cursor).State)
-	writeTable(a.out, []string{"", "BEFORE", "AFTER"}, rows)
+	a.table([]string{"", "BEFORE", "AFTER"}, rows)
 }
 
 // remarks returns what the change means for messages and owners.

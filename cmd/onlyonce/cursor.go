@@ -46,7 +46,7 @@ func cursorShowCommand() command {
 	return command{
 		name:    "cursor show",
 		args:    "[-postgres URL] [-scope S] [-topic T] [-partition N] [-json]",
-		summary: "show cursors: positions and who owns them",
+		summary: "show positions and who owns them",
 		help: `
 Shows the cursors, all of them or those that the flags pick. It changes nothing.
 
@@ -82,12 +82,14 @@ Null: not known, or none.`,
 	}
 }
 
+var cursorColumns = []string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "START", "RUN", "GROUP", "CLUSTER", "TOPIC ID", "ANCHOR", "EPOCH", "CLEAN", "ATTEMPTS", "STATE"}
+
 func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
 	var rows [][]string
 	for i := range cursors {
 		c := &cursors[i]
 		if asJSON {
-			if err := writeJSON(a.out, c); err != nil {
+			if err := a.writeJSON(c); err != nil {
 				return err
 			}
 			continue
@@ -100,15 +102,7 @@ func (a *app) writeCursors(cursors []cursorRow, asJSON bool) error {
 	case len(cursors) == 0:
 		a.complain("there is no cursor that this asks for")
 	case !asJSON:
-		writeTable(a.out, []string{"SCOPE", "TOPIC", "PARTITION", "POSITION", "START", "RUN", "GROUP", "CLUSTER", "TOPIC ID", "ANCHOR",
-			"EPOCH", "CLEAN", "ATTEMPTS", "STATE"}, rows)
+		a.table(cursorColumns, rows)
 	}
 	return nil
-}
-
-func numberOrDash(n *int64) string {
-	if n == nil {
-		return "-"
-	}
-	return number(*n)
 }

@@ -14,7 +14,7 @@ func doctorCommand() command {
 	return command{
 		name:    "doctor",
 		args:    "[-postgres URL] [-copies-within D] [-relay-retries D] [-webhook-retention D] [-all] [-json]",
-		summary: "examine a database: what is wrong with it, and what to change",
+		summary: "examine a database: what is wrong, and what to change",
 		help: `
 Examines a database, in one snapshot of it, and says of each thing whether it is in order and what to change where it is not. It changes nothing and
 works on a standby too, where it sees that server's transactions and not the primary's.
@@ -65,7 +65,7 @@ Example:
 					return err
 				}
 				if *asJSON {
-					err = writeJSON(a.out, r)
+					err = a.writeJSON(r)
 				} else {
 					a.writeDoctor(r, *all)
 				}

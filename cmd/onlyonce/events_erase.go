@@ -70,7 +70,7 @@ func writeErasedEvents(a *app, d *ops.ErasedEvents) {
 			cells = append(cells, []string{r.Place, numberOrDash(r.Partition), number(r.ID), orDash(r.Event), r.State, number(r.Bytes)})
 		}
 	}
-	writeTable(a.out, []string{"STORED IN", "PARTITION", "OFFSET OR ID", "EVENT", "STATE", "BYTES"}, cells)
+	a.table([]string{"STORED IN", "PARTITION", "OFFSET OR ID", "EVENT", "STATE", "BYTES"}, cells)
 	if n := len(d.Rows) - most; n > 0 {
 		_, _ = fmt.Fprintf(a.out, "and %d more\n", n)
 	}

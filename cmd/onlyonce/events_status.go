@@ -14,7 +14,7 @@ func eventsStatusCommand() command {
 	return command{
 		name:    "events status",
 		args:    "[-postgres URL] [-topic T] [-json]",
-		summary: "show streams of events, who reads them, and the segments of the log",
+		summary: "show streams of events, and who reads them",
 		help: `
 Shows the streams of the event log: those of webhook endpoints are named webhook.ENDPOINT. KEPT is how many events the log holds, BEHIND how many of
 them a consumer has not handled, and PARKED how many of its events are set aside and not settled (on a line without a scope: by a receiver).
@@ -36,7 +36,7 @@ segments (slot, state, opened_at, closed_at, bytes).`,
 				case err != nil:
 					return err
 				case *asJSON:
-					return writeJSON(a.out, r)
+					return a.writeJSON(r)
 				}
 				a.writeStreams(r.Streams, r.Segments)
 				return nil
@@ -54,7 +54,7 @@ func (a *app) writeStreams(streams []ops.Stream, segments []ops.EventSegment) {
 		a.complain("there is no stream that this asks for")
 		return
 	}
-	writeTable(a.out, []string{"STREAM", "PARTITIONS", "SCOPE", "GROUP", "KEPT", "BEHIND", "PARKED"}, rows)
+	a.table([]string{"STREAM", "PARTITIONS", "SCOPE", "GROUP", "KEPT", "BEHIND", "PARKED"}, rows)
 	var parts []string
 	for _, s := range segments {
 		since := ""
@@ -63,7 +63,7 @@ func (a *app) writeStreams(streams []ops.Stream, segments []ops.EventSegment) {
 		} else if s.OpenedAt != nil {
 			since = " since " + instant(*s.OpenedAt)
 		}
-		parts = append(parts, strconv.FormatInt(s.Slot, 10)+" "+s.State+since+", "+number(s.Bytes)+" bytes")
+		parts = append(parts, strconv.FormatInt(s.Slot, 10)+" "+s.State+since+", "+size(float64(s.Bytes)))
 	}
 	_, _ = fmt.Fprintf(a.out, "segments: %s\n", strings.Join(parts, "; "))
 }

@@ -21,7 +21,7 @@ func explainCommand() command {
 		name:    "explain",
 		args:    "[-postgres URL] (KEY [-scope S [-tenant T] [-topic T] [-replay N] [-provider P]] | -topic T -partition N -offset O [-scope S]) [-json]",
 		operand: true,
-		summary: "tell what is stored of a key or of a position, and nothing else",
+		summary: "show what became of a message, webhook, call or request",
 		help: `
 Tells what the database holds of one message, webhook, call or request, and guesses nothing. It changes nothing and works on a standby too.
 
@@ -128,7 +128,7 @@ func (a *app) explainKey(ctx context.Context, address string, q *explaining, asJ
 	case err != nil:
 		return err
 	case asJSON:
-		return writeJSON(a.out, r)
+		return a.writeJSON(r)
 	}
 	a.writeKey(r)
 	return nil
@@ -154,7 +154,7 @@ func (a *app) explainPosition(ctx context.Context, address string, q *explaining
 	case err != nil:
 		return err
 	case asJSON:
-		return writeJSON(a.out, r)
+		return a.writeJSON(r)
 	}
 	a.writePosition(r)
 	return nil

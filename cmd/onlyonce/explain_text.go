@@ -47,7 +47,7 @@ func (a *app) writeKey(r *ops.KeyReport) {
 			}
 			rows = append(rows, []string{s.Place, number(s.ID), s.Sink, s.State, number(s.Bytes), erased})
 		}
-		writeTable(a.out, []string{"STORED IN", "ID", "SINK", "STATE", "BYTES", "ERASED AT"}, rows)
+		a.table([]string{"STORED IN", "ID", "SINK", "STATE", "BYTES", "ERASED AT"}, rows)
 	}
 	a.writeExplainedCalls(r.Calls)
 	a.writeExplainedParked(r.Parked)
@@ -117,7 +117,7 @@ func between(c ops.Claim) string {
 
 // memoryText describes what it means that a ring does not hold a key.
 func memoryText(m *ops.RingMemory) string {
-	return fmt.Sprintf("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, remembered(m.Horizon), seconds(m.CompleteFor))
+	return fmt.Sprintf("%s remembers %s, and holds every key that was claimed in it within the last %s.", m.Ring, remembered(m.Horizon), ago(m.CompleteFor))
 }
 
 func (a *app) writeExplainedCalls(calls []ops.ExplainedCall) {
@@ -133,7 +133,7 @@ func (a *app) writeExplainedCalls(calls []ops.ExplainedCall) {
 		}
 		rows = append(rows, []string{number(c.ID), c.Sink, c.Name, c.Scope, c.State, c.Key, numberOrDash(c.ParkedID), derived})
 	}
-	writeTable(a.out, []string{"ID", "SINK", "NAME", "SCOPE", "STATE", "KEY", "PARKED", "DERIVED"}, rows)
+	a.table([]string{"ID", "SINK", "NAME", "SCOPE", "STATE", "KEY", "PARKED", "DERIVED"}, rows)
 }
 
 func (a *app) writeExplainedParked(parked []ops.ParkedItem) {
@@ -150,7 +150,7 @@ func (a *app) writeExplainedParked(parked []ops.ParkedItem) {
 		}
 		rows = append(rows, []string{number(p.ID), p.Kind, p.State, p.Reason, p.Scope, originOf(p), instant(p.ParkedAt), settled, firstLine(p.Error, errorShown)})
 	}
-	writeTable(a.out, []string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "PARKED AT", "SETTLED AT", "ERROR"}, rows)
+	a.table([]string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "PARKED AT", "SETTLED AT", "ERROR"}, rows)
 }
 
 func (a *app) writeNotKnown(open []string) {

@@ -17,7 +17,7 @@ func inboxStatusCommand() command {
 	return command{
 		name:    "inbox status",
 		args:    "[-postgres URL] [-json]",
-		summary: "show the segments that hold claimed keys, and how long they are kept",
+		summary: "show how claimed keys are stored, and for how long",
 		help: `
 Shows, from one snapshot of the database, the rings of claimed keys: consumer_keys (of messages that consumers claim, forgotten once every
 position has passed them) and standard_keys (all others, forgotten by the database's clock): how long a key is remembered at least, the segments with their sizes, the filters of closed ones, and the
@@ -42,7 +42,7 @@ With -json, one object:
 					return err
 				}
 				if *asJSON {
-					return writeJSON(a.out, r)
+					return a.writeJSON(r)
 				}
 				a.writeInbox(r)
 				return nil
@@ -53,7 +53,7 @@ With -json, one object:
 
 func (a *app) writeInbox(r *ops.InboxReport) {
 	for _, k := range r.Rings {
-		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, remembered(k.Horizon), k.Filters, bytesText(float64(k.FilterBytes)))
+		_, _ = fmt.Fprintf(a.out, "%s: remembered %s; %d filters, %s\n", k.Ring, remembered(k.Horizon), k.Filters, size(float64(k.FilterBytes)))
 		var rows [][]string
 		free := 0
 		for _, s := range k.Segments {
@@ -61,9 +61,9 @@ func (a *app) writeInbox(r *ops.InboxReport) {
 				free++
 				continue
 			}
-			rows = append(rows, []string{s.Table, s.State, bytesText(float64(s.Bytes)), strconv.FormatInt(s.Keys, 10), ageOf(s.Opened), ageOf(s.Closed)})
+			rows = append(rows, []string{s.Table, s.State, size(float64(s.Bytes)), strconv.FormatInt(s.Keys, 10), ageOf(s.Opened), ageOf(s.Closed)})
 		}
-		writeTable(a.out, []string{"SEGMENT", "STATE", "SIZE", "KEYS, ABOUT", "OPENED AGO", "CLOSED AGO"}, rows)
+		a.table([]string{"SEGMENT", "STATE", "SIZE", "KEYS, ABOUT", "OPENED AGO", "CLOSED AGO"}, rows)
 		_, _ = fmt.Fprintf(a.out, "and %d free\n\n", free)
 	}
 	if len(r.Frontiers) > 0 {
@@ -71,7 +71,7 @@ func (a *app) writeInbox(r *ops.InboxReport) {
 		for _, f := range r.Frontiers {
 			rows = append(rows, []string{f.Scope, f.Topic, strconv.Itoa(int(f.Partition)), behindText(&f)})
 		}
-		writeTable(a.out, []string{"SCOPE", "TOPIC", "PARTITION", "BEHIND"}, rows)
+		a.table([]string{"SCOPE", "TOPIC", "PARTITION", "BEHIND"}, rows)
 	}
 }
 
@@ -81,40 +81,16 @@ func behindText(f *ops.Frontier) string {
 	case f.Behind == nil:
 		return "unknown"
 	case f.Ahead():
-		return "ahead by " + seconds(-*f.Behind).String()
+		return "ahead by " + span(seconds(-*f.Behind))
 	}
-	return seconds(max(*f.Behind, 0)).String()
+	return ago(*f.Behind)
 }
 
 func remembered(horizon *float64) string {
 	if horizon == nil {
 		return "for ever"
 	}
-	return "at least " + days(seconds(*horizon))
-}
-
-func seconds(s float64) time.Duration {
-	return time.Duration(s * float64(time.Second)).Round(time.Second)
-}
-
-// days is a duration for people.
-func days(d time.Duration) string {
-	if d >= 24*time.Hour && d%(24*time.Hour) == 0 {
-		return strconv.FormatInt(int64(d/(24*time.Hour)), 10) + "d"
-	}
-	return d.Round(time.Second).String()
-}
-
-func bytesText(bytes float64) string {
-	for _, u := range []struct {
-		name string
-		of   float64
-	}{{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}} {
-		if bytes >= u.of {
-			return strconv.FormatFloat(bytes/u.of, 'f', 1, 64) + " " + u.name
-		}
-	}
-	return strconv.FormatFloat(bytes, 'f', 0, 64) + " B"
+	return "at least " + span(seconds(*horizon))
 }
 
 // parseDays parses a duration that may be in days, for example "9d".
@@ -151,7 +127,7 @@ func inboxPlanCommand() command {
 	return command{
 		name:    "inbox plan",
 		args:    "-rate N/s -horizon D [-json]",
-		summary: "work out what remembering keys for so long takes",
+		summary: "work out what space remembering keys takes",
 		help: `
 Works out what a ring of keys takes at a rate of new keys and a horizon: tables, disk, memory of each consumer for filters, how often it goes on in
 another segment. It asks no database and changes nothing. -rate is in keys a second, minute, hour or day (1000/s, 1e7/d), -horizon is
@@ -182,15 +158,15 @@ Example:
 				}
 				p := ops.PlanKeys(*rate, *horizon)
 				if *asJSON {
-					return writeJSON(a.out, &p)
+					return a.writeJSON(&p)
 				}
 				say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
-				say("%.4g keys a second, remembered for at least %s:", p.Rate, days(*horizon))
+				say("%.4g keys a second, remembered for at least %s:", p.Rate, span(*horizon))
 				say("  tables     %d, of which up to %d are closed, and one is inserted into", p.Tables, p.MostSegments)
-				say("  rotation   every %s", days(seconds(p.RotateEvery)))
+				say("  rotation   every %s", span(seconds(p.RotateEvery)))
 				say("  keys       %.3g in a segment, %.3g in all at most", p.SegmentKeys, p.Keys)
-				say("  disk       %s at most", bytesText(p.DiskBytes))
-				say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", bytesText(p.FilterBytes), bytesText(p.BuildBytes))
+				say("  disk       %s at most", size(p.DiskBytes))
+				say("  memory     %s of filters in each consumer; %s more for a moment in the one that builds them", size(p.FilterBytes), size(p.BuildBytes))
 				if p.FilterBytes > muchMemory {
 					say("             That is much for a process. A shorter horizon takes less, and so do partitions that are spread over databases.")
 				}

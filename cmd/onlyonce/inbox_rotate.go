@@ -15,7 +15,7 @@ func inboxRotateCommand() command {
 	return command{
 		name:    "inbox rotate",
 		args:    "[-postgres URL]",
-		summary: "rotate the inbox where no consumer or relay does, until it is stopped",
+		summary: "rotate the inbox if no consumer, relay or receiver does",
 		help: `
 Rotates the rings of claimed keys, so that keys are forgotten when their horizon has passed, until SIGTERM or SIGINT; then it exits with status 0. Any
 number may run: one works for each ring, the others stand by.

@@ -10,8 +10,8 @@ import (
 
 func TestInboxPlan(t *testing.T) {
 	t.Parallel()
-	session{t: t}.run("inbox", "plan", "-rate", "100/s", "-horizon", "7d").want(t, statusGood, "rotation   every 1d", "8.64e+06 in a segment", "7.2 GB at most", "155.5 MB of filters").lines(t, 0)
-	session{t: t}.run("inbox", "plan", "-rate", "1000/s", "-horizon", "7d").want(t, statusGood, "8.64e+07 in a segment", "1.6 GB of filters in each consumer; 336.0 MB more", "A shorter horizon takes less").lines(t, 0)
+	session{t: t}.run("inbox", "plan", "-rate", "100/s", "-horizon", "7d").want(t, statusGood, "rotation   every 1d", "8.64e+06 in a segment", "6.7 GiB at most", "148 MiB of filters").lines(t, 0)
+	session{t: t}.run("inbox", "plan", "-rate", "1000/s", "-horizon", "7d").want(t, statusGood, "8.64e+07 in a segment", "1.4 GiB of filters in each consumer; 320 MiB more", "A shorter horizon takes less").lines(t, 0)
 	out := session{t: t}.run("inbox", "plan", "-rate", "8640000/d", "-horizon", "168h", "-json").want(t, statusGood).lines(t, 0).out
 	var p ops.KeyPlan
 	if err := json.Unmarshal([]byte(out), &p); err != nil || p != ops.PlanKeys(100, 7*24*time.Hour) {

@@ -49,16 +49,22 @@ func main() {
 
 // run is the program without its process.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(string) string) int {
-	a := &app{stdin: stdin, out: bufio.NewWriter(stdout), stderr: stderr, env: env, isTerminal: isTerminal,
-		connectTimeout: connectTimeout, countLimit: ops.CountLimit}
-	return a.run(ctx, args)
+	return newApp(stdin, stdout, stderr, env).run(ctx, args)
+}
+
+func newApp(stdin io.Reader, stdout, stderr io.Writer, env func(string) string) *app {
+	wrap := &wrapper{w: stdout, width: widthOf(stdout, env)}
+	return &app{stdin: stdin, wrap: wrap, out: bufio.NewWriter(wrap), stderr: stderr, width: widthOf(stderr, env), env: env,
+		isTerminal: isTerminal, connectTimeout: connectTimeout, countLimit: ops.CountLimit}
 }
 
 // app is what a command works with.
 type app struct {
 	stdin      io.Reader
-	out        *bufio.Writer // keeps the first error of writing; run checks it at the end
+	wrap       *wrapper      // of standard output
+	out        *bufio.Writer // writes to wrap, and keeps the first error; run checks it at the end
 	stderr     io.Writer
+	width      int // of a line of standard error; 0: any
 	env        func(string) string
 	isTerminal func(io.Reader) bool
 
@@ -79,12 +85,30 @@ type command struct {
 	setup func(fs *flag.FlagSet) func(ctx context.Context, a *app) error
 }
 
+// group is commands of one kind, as help lists them.
+type group struct {
+	title    string
+	commands []command
+}
+
+func groups() []group {
+	return []group{
+		{"Look (these change nothing)", []command{statusCommand(), doctorCommand(), explainCommand(), cursorShowCommand(), parkedListCommand(),
+			parkedShowCommand(), outboxStatusCommand(), eventsStatusCommand(), inboxStatusCommand(), inboxPlanCommand(), requestListCommand()}},
+		{"Decide (these ask first, and write an audit row)", []command{cursorAdoptCommand(), cursorRetireCommand(), cursorPauseCommand(),
+			cursorResumeCommand(), replayCommand(), parkedRedriveCommand(), parkedDiscardCommand(), outboxPauseCommand(), outboxResumeCommand(),
+			outboxRebaseCommand(), outboxEraseCommand(), inboxHorizonCommand(), eventsEraseCommand(), requestResolveCommand(),
+			requestCloseCommand(), requestEraseCommand()}},
+		{"Run", []command{migrateCommand(), relayCommand(), inboxRotateCommand(), versionCommand()}},
+	}
+}
+
 func commands() []command {
-	return []command{migrateCommand(), doctorCommand(), statusCommand(), explainCommand(), cursorShowCommand(), cursorAdoptCommand(), cursorRetireCommand(),
-		cursorPauseCommand(), cursorResumeCommand(), replayCommand(), parkedListCommand(), parkedShowCommand(), parkedRedriveCommand(),
-		parkedDiscardCommand(), outboxStatusCommand(), outboxPauseCommand(), outboxResumeCommand(), outboxRebaseCommand(),
-		outboxEraseCommand(), inboxPlanCommand(), inboxStatusCommand(), inboxHorizonCommand(), inboxRotateCommand(), eventsStatusCommand(), eventsEraseCommand(), requestListCommand(), requestResolveCommand(), requestCloseCommand(), requestEraseCommand(),
-		relayCommand()}
+	var all []command
+	for _, g := range groups() {
+		all = append(all, g.commands...)
+	}
+	return all
 }
 
 // usageError is a mistake in the command line. The usage line is shown with it.
@@ -101,7 +125,11 @@ func (e *refusal) Error() string { return e.text }
 
 func (a *app) run(ctx context.Context, args []string) int {
 	status := a.dispatch(ctx, args)
-	if err := a.out.Flush(); err != nil && status == statusGood {
+	err := a.out.Flush()
+	if err == nil {
+		err = a.wrap.end()
+	}
+	if err != nil && status == statusGood {
 		a.complain("onlyonce: writing to standard output: %v", err)
 		return statusEnvironment
 	}
@@ -110,37 +138,49 @@ func (a *app) run(ctx context.Context, args []string) int {
 
 func (a *app) dispatch(ctx context.Context, args []string) int {
 	if len(args) == 0 {
-		a.complain("onlyonce: which command? `onlyonce help` lists them")
-		usage(a.stderr, commands())
+		a.complain("onlyonce: which command? Begin with `onlyonce status`")
+		usage(a.stderr, groups())
 		return statusEnvironment
 	}
-	if args[0] == "help" {
+	switch {
+	case args[0] == "help":
 		return a.help(args[1:])
-	}
-	if isHelp(args[0]) {
-		usage(a.out, commands())
+	case isHelp(args[0]):
+		usage(a.out, groups())
 		return statusGood
+	case args[0] == "-version" || args[0] == "--version" || args[0] == "-v":
+		args = append([]string{"version"}, args[1:]...)
 	}
 	c, rest, ok := find(args)
-	if !ok {
-		family := below(args[0])
-		switch {
-		case len(family) == 0:
-			a.complain("onlyonce: unknown command %q; `onlyonce help` explains those there are", args[0])
-			usage(a.stderr, commands())
-			return statusEnvironment
-		case len(args) > 1 && isHelp(args[1]):
-			usage(a.out, family)
-			return statusGood
-		case len(args) > 1:
-			a.complain("onlyonce: unknown command %q", args[0]+" "+args[1])
-		default:
-			a.complain("onlyonce %s: which of its commands?", args[0])
-		}
-		usage(a.stderr, family)
-		return statusEnvironment
+	if ok {
+		return a.execute(ctx, c, rest)
 	}
-	return a.execute(ctx, c, rest)
+	family := below(args[0])
+	switch {
+	case len(family) > 0 && len(args) > 1 && isHelp(args[1]):
+		usage(a.out, []group{{"Commands", family}})
+		return statusGood
+	case len(family) > 0 && len(args) == 1:
+		a.complain("onlyonce %s: which of its commands?", args[0])
+		usage(a.stderr, []group{{"Commands", family}})
+	default:
+		a.unknown("onlyonce", args)
+	}
+	return statusEnvironment
+}
+
+// unknown complains of a command that does not exist, and names those that may be meant.
+func (a *app) unknown(where string, args []string) {
+	words := args[:1]
+	if len(args) > 1 && (len(below(args[0])) > 0 || !strings.HasPrefix(args[1], "-")) {
+		words = args[:2]
+	}
+	var meant string
+	if near := suggestions(words); len(near) > 0 {
+		meant = "; did you mean `" + strings.Join(near, "`, or `") + "`?"
+	}
+	a.complain("%s: unknown command %q%s", where, strings.Join(words, " "), meant)
+	a.complain("usage: onlyonce COMMAND [FLAGS]; `onlyonce help` lists the commands")
 }
 
 // execute parses the flags of a command and runs it.
@@ -176,7 +216,7 @@ func (a *app) execute(ctx context.Context, c command, args []string) int {
 	a.complain("onlyonce %s: %v", c.name, err)
 	var wrong *usageError
 	if errors.As(err, &wrong) {
-		_, _ = fmt.Fprintf(a.stderr, "usage: onlyonce %s %s\n", c.name, c.args)
+		_, _ = fmt.Fprintln(a.stderr, c.synopsis("usage"))
 	}
 	var refused *refusal
 	if errors.As(err, &refused) {
@@ -187,7 +227,7 @@ func (a *app) execute(ctx context.Context, c command, args []string) int {
 
 // complain writes one line to standard error. If that fails, there is no other place to report it.
 func (a *app) complain(format string, args ...any) {
-	_, _ = fmt.Fprintln(a.stderr, oneLine(fmt.Sprintf(format, args...)))
+	_, _ = fmt.Fprintln(a.stderr, wrapped(oneLine(fmt.Sprintf(format, args...)), a.width))
 }
 
 // watch runs work, and prints a line if that takes longer than patience. work must not write to

@@ -1,22 +1,22 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/migrations"
-	"github.com/onlyonce/onlyonce/ops"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
@@ -27,6 +27,7 @@ type session struct {
 	stdin io.Reader // with terminal: what is typed
 	// terminal makes stdin a terminal.
 	terminal bool
+	columns  int           // the width of the terminal; 0: a pipe
 	timeout  time.Duration // for connecting, if not the real one
 	count    time.Duration // for counting, if not the real one
 	ctx      context.Context
@@ -46,14 +47,16 @@ func (s session) run(args ...string) result {
 		s.ctx = s.t.Context()
 	}
 	env := func(name string) string {
-		if name == envPostgres {
+		switch {
+		case name == envPostgres:
 			return s.url
+		case name == "COLUMNS" && s.columns > 0:
+			return strconv.Itoa(s.columns)
 		}
 		return ""
 	}
 	var out, errs bytes.Buffer
-	a := &app{stdin: s.stdin, out: bufio.NewWriter(&out), stderr: &errs, env: env, isTerminal: isTerminal,
-		connectTimeout: connectTimeout, countLimit: ops.CountLimit}
+	a := newApp(s.stdin, &out, &errs, env)
 	if s.terminal {
 		a.isTerminal = func(io.Reader) bool { return true }
 	}
@@ -96,6 +99,17 @@ func (r result) lines(t *testing.T, n int) result {
 	return r
 }
 
+// fits fails the test if a line is wider than so many characters.
+func (r result) fits(t *testing.T, width int) result {
+	t.Helper()
+	for line := range strings.Lines(r.out + r.err) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > width {
+			t.Errorf("%d characters wide: %s", n, line)
+		}
+	}
+	return r
+}
+
 // fixture is a database with the schema and a session on it.
 type fixture struct {
 	session
@@ -128,7 +142,7 @@ func TestHelp(t *testing.T) {
 	s := session{t: t}
 	for _, args := range [][]string{{"help"}, {"-h"}, {"--help"}, {"-help"}} {
 		r := s.run(args...).want(t, statusGood, "migrate", "doctor", "status", "explain", "cursor show", "cursor adopt", "cursor retire", "cursor pause", "replay", "parked list", "parked redrive", "outbox status", "outbox rebase", envPostgres, "Exit status")
-		r.lines(t, 0)
+		r.lines(t, 0).fits(t, usualWidth)
 	}
 	for _, args := range [][]string{{"help", "cursor"}, {"cursor", "-h"}, {"cursor", "help"}} {
 		r := s.run(args...).want(t, statusGood, "cursor show", "cursor adopt")
@@ -139,7 +153,8 @@ func TestHelp(t *testing.T) {
 	for _, c := range commands() {
 		words := strings.Fields(c.name)
 		asked := s.run(append([]string{"help"}, words...)...).want(t, statusGood, "Usage: onlyonce "+c.name)
-		if c.name != "inbox plan" && !strings.Contains(asked.out, "-postgres URL") {
+		asked.fits(t, usualWidth)
+		if c.name != "inbox plan" && c.name != "version" && !strings.Contains(asked.out, "-postgres URL") {
 			t.Errorf("%s takes no database", c.name)
 		}
 		flagged := s.run(append(words, "-h")...).want(t, statusGood)
@@ -169,6 +184,11 @@ func TestUsageErrors(t *testing.T) {
 	}{
 		{nil, "which command"},
 		{[]string{"frobnicate"}, `unknown command "frobnicate"`},
+		{[]string{"parked", "lst"}, "did you mean `parked list`?"},
+		{[]string{"parked-list"}, "did you mean `parked list`?"},
+		{[]string{"list", "-json"}, "did you mean `parked list`, or `request list`?"},
+		{[]string{"help", "stats"}, "did you mean `status`?"},
+		{[]string{"dlq"}, "did you mean `parked list`?"},
 		{[]string{"cursor"}, "which of its commands"},
 		{[]string{"cursor", "frobnicate"}, `unknown command "cursor frobnicate"`},
 		{[]string{"parked", "-json"}, `unknown command "parked -json"`},

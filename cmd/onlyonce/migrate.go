@@ -33,6 +33,7 @@ which each version must be run in one transaction:
 				case *print && *version:
 					return usagef("-print and -version exclude each other")
 				case *print:
+					a.whole()
 					return migrations.Print(a.out, 0)
 				case *version:
 					return a.schemaVersion(ctx, *address)

@@ -63,6 +63,6 @@ func writeErasedCall(a *app, d *ops.ErasedCall) {
 	for _, r := range d.Rows {
 		cells = append(cells, []string{r.Place, number(r.ID), r.Sink, r.State, number(r.Bytes)})
 	}
-	writeTable(a.out, []string{"STORED IN", "ID", "SINK", "STATE", "BYTES"}, cells)
+	a.table([]string{"STORED IN", "ID", "SINK", "STATE", "BYTES"}, cells)
 	_, _ = fmt.Fprintln(a.out, "Erase the body, and what the remote answered. It cannot be brought back, and the call cannot be sent again.")
 }

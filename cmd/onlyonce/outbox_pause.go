@@ -20,7 +20,7 @@ func outboxPauseCommand() command {
 	return command{
 		name:    "outbox pause",
 		args:    "[-postgres URL] -sink S [-unlisted] -reason WHY [-yes]",
-		summary: "start no more calls to a sink",
+		summary: "stop calls to a sink",
 		help: `
 Has relays start no more calls to a sink until somebody resumes it: while a remote is being repaired, say, or must not be called.
 It outlasts restarts. Calls that are under way end; relays keep their lanes. Applications go on enqueueing, and nothing is lost, but keys

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -16,7 +15,7 @@ func outboxStatusCommand() command {
 	return command{
 		name:    "outbox status",
 		args:    "[-postgres URL] [-sink S] [-json]",
-		summary: "show what is to be sent, who sends it, and the segments of the log",
+		summary: "show calls to be sent, by sink, and who sends them",
 		help: `
 Shows, from one snapshot of the database: for each sink how many calls of the log are to be sent, the age of the oldest, what is parked by
 state, and whether the sink is paused; its lanes, with who holds them; and the segments that the log is made of, with why one cannot
@@ -48,7 +47,7 @@ With -json, one object:
 					return err
 				}
 				if *asJSON {
-					return writeJSON(a.out, report)
+					return a.writeJSON(report)
 				}
 				a.writeOutbox(report, sink != nil)
 				return nil
@@ -118,28 +117,9 @@ func (a *app) writeOutbox(r *ops.OutboxReport, all bool) {
 		for j := range g.HeldBy {
 			held = append(held, g.HeldBy[j].String())
 		}
-		rows = append(rows, []string{strconv.Itoa(int(g.Slot)), g.State, size(g.Bytes), ageOf(g.Age), strings.Join(held, "; ")})
+		rows = append(rows, []string{strconv.Itoa(int(g.Slot)), g.State, size(float64(g.Bytes)), ageOf(g.Age), strings.Join(held, "; ")})
 	}
 	free := slices.DeleteFunc(slices.Clone(r.Ring), func(g ops.OutboxSegment) bool { return g.State != "free" })
 	say("\nSegments: %d, and %d free\n", len(rows), len(free))
 	a.section([]string{"SLOT", "STATE", "SIZE", "AGE", "HELD BY"}, rows)
-}
-
-// ageOf shows seconds.
-func ageOf(seconds *float64) string {
-	if seconds == nil {
-		return ""
-	}
-	return time.Duration(*seconds * float64(time.Second)).Round(time.Second).String()
-}
-
-// size shows bytes.
-func size(n int64) string {
-	switch {
-	case n < 10<<10:
-		return fmt.Sprintf("%d B", n)
-	case n < 10<<20:
-		return fmt.Sprintf("%d KiB", n>>10)
-	}
-	return fmt.Sprintf("%d MiB", n>>20)
 }

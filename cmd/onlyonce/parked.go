@@ -26,7 +26,7 @@ func parkedListCommand() command {
 	return command{
 		name:    "parked list",
 		args:    "[-postgres URL] [-scope S] [-kind KIND] [-state STATE] [-sink S] [-name N] [-limit N] [-json]",
-		summary: "list what was set aside: messages, calls and events",
+		summary: "list messages, calls and events that were set aside",
 		help: `
 Lists what was set aside because it could not be applied or sent, newest first. ORIGIN is topic/partition@offset of
 a message, or sink/name of an outbound call. Bodies and headers are not shown. It changes nothing.
@@ -68,12 +68,14 @@ With -json, one object a line:
 	}
 }
 
+var parkedColumns = []string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "PARKED AT", "ATTEMPTS", "ERROR"}
+
 func (a *app) writeParked(rows []ops.ParkedItem, more bool, limit int, asJSON bool) error {
 	var cells [][]string
 	for i := range rows {
 		r := &rows[i]
 		if asJSON {
-			if err := writeJSON(a.out, r); err != nil {
+			if err := a.writeJSON(r); err != nil {
 				return err
 			}
 			continue
@@ -85,7 +87,7 @@ func (a *app) writeParked(rows []ops.ParkedItem, more bool, limit int, asJSON bo
 	case len(rows) == 0:
 		a.complain("nothing is parked that this asks for")
 	case !asJSON:
-		writeTable(a.out, []string{"ID", "KIND", "STATE", "REASON", "SCOPE", "ORIGIN", "PARKED AT", "ATTEMPTS", "ERROR"}, cells)
+		a.table(parkedColumns, cells)
 	}
 	if more {
 		return a.thereAreMore(limit)

@@ -75,7 +75,7 @@ func parkedRedriveCommand() command {
 	return command{
 		name:    "parked redrive",
 		args:    "[-postgres URL] " + selectors + " [-verified-applied | -verified-not-applied] [-new-key] -reason WHY [-yes]",
-		summary: "have parked messages and calls tried again",
+		summary: "retry parked messages, calls and events",
 		help: `
 Has messages that wait for an operator tried again: one by its id, or those of a scope that the flags pick, oldest first. They
 become due at once, with as many attempts as a new message has. It shows them and asks first, unless -yes is given, and writes an
@@ -115,7 +115,7 @@ func parkedDiscardCommand() command {
 	return command{
 		name:    "parked discard",
 		args:    "[-postgres URL] " + selectors + " -reason WHY [-yes]",
-		summary: "give parked messages and calls up: they are never applied or sent",
+		summary: "give parked work up: it is never applied or sent",
 		help: `
 Gives parked messages up: one by its id, or those of a scope that the flags pick, oldest first. They are never applied. It shows them
 and asks first, unless -yes is given, and writes an audit row. The rows stay, with all that is in them.
@@ -199,7 +199,7 @@ func (q *selection) write(a *app, d *ops.ParkedChange) {
 		p := ops.ParkedItem{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Sink: r.Sink, Name: r.Name}
 		cells = append(cells, []string{number(r.ID), r.State, r.Reason, r.Scope, originOf(&p), numberOrDash(r.Head)})
 	}
-	writeTable(a.out, []string{"ID", "STATE", "REASON", "SCOPE", "ORIGIN", "BEHIND"}, cells)
+	a.table([]string{"ID", "STATE", "REASON", "SCOPE", "ORIGIN", "BEHIND"}, cells)
 	say := func(format string, args ...any) { _, _ = fmt.Fprintf(a.out, format+"\n", args...) }
 	if n := len(d.Rows) - most; n > 0 {
 		say("and %d more", n)

@@ -16,7 +16,7 @@ func parkedShowCommand() command {
 	return command{
 		name:    "parked show",
 		args:    "[-postgres URL] -id N [-body] [-json]",
-		summary: "show one parked row whole: headers, error, place in its ordering key",
+		summary: "show one parked row whole, with its next commands",
 		help: `
 Shows everything of one parked row but its body, which may be private: -body adds that. Values are shown as text where they are
 UTF-8 and as hexadecimal digits where not. It changes nothing.
@@ -61,7 +61,7 @@ Example:
 				case row == nil:
 					return usagef("-id: there is no parked row %d", *id)
 				case *asJSON:
-					return writeJSON(a.out, row)
+					return a.writeJSON(row)
 				}
 				a.writeParkedRow(row, *body)
 				return nil

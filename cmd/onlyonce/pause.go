@@ -19,7 +19,7 @@ func cursorPauseCommand() command {
 	return command{
 		name:    "cursor pause",
 		args:    "[-postgres URL] -scope S [-topic T -partition N] -reason WHY [-yes]",
-		summary: "let the work on a partition, or on a whole scope, stand still",
+		summary: "stop work on a partition, or on a whole scope",
 		help: `
 Lets the work on a partition, or with -scope alone on everything of that scope, stand still until somebody resumes it. It
 outlasts restarts. Whoever works there notices within a second or two, finishes the batch in hand, and keeps the

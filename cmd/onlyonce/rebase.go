@@ -20,7 +20,7 @@ func outboxRebaseCommand() command {
 	return command{
 		name:    "outbox rebase",
 		args:    "[-postgres URL] [-sink S] -reason WHY [-force] [-yes]",
-		summary: "after a restore from a dump, or a move to another cluster: let relays find the calls that are to be sent",
+		summary: "let relays find their calls after a restore",
 		help: `
 Relays find new calls by transaction ids, which mean something in one database cluster only. After a restore from a dump, or a move to
 another cluster, relays halt (OO007) and name this command. It tells by the old cursors which calls were delivered and
@@ -91,6 +91,6 @@ func writeRebased(a *app, d *ops.Rebased) {
 		}
 		cells = append(cells, []string{name, yesNo(s.listed), number(s.lanes), number(s.pending), oldest})
 	}
-	writeTable(a.out, []string{"SINK", "LISTED", "LANES", "TO SEND", "OLDEST"}, cells)
+	a.table([]string{"SINK", "LISTED", "LANES", "TO SEND", "OLDEST"}, cells)
 	_, _ = fmt.Fprintln(a.out, "By the old cursors these calls are to be sent. Each may have been made by the cluster that the data come from: it goes out under its key, or to reconcile where that is too old.")
 }

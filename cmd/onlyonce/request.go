@@ -66,7 +66,7 @@ func (a *app) writeRequests(rows []ops.Request, more bool, limit int, asJSON boo
 	for i := range rows {
 		r := &rows[i]
 		if asJSON {
-			if err := writeJSON(a.out, r); err != nil {
+			if err := a.writeJSON(r); err != nil {
 				return err
 			}
 			continue
@@ -82,7 +82,7 @@ func (a *app) writeRequests(rows []ops.Request, more bool, limit int, asJSON boo
 	case len(rows) == 0:
 		_, _ = fmt.Fprintln(a.out, "No requests.")
 	default:
-		writeTable(a.out, []string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS DONE", "STEPS OF UNKNOWN OUTCOME"}, cells)
+		a.table([]string{"ID", "STATE", "TENANT", "SCOPE", "SINCE", "EXPIRES", "STEPS DONE", "STEPS OF UNKNOWN OUTCOME"}, cells)
 	}
 	if more {
 		return a.thereAreMore(limit)

@@ -14,7 +14,7 @@ func statusCommand() command {
 	return command{
 		name:    "status",
 		args:    "[-postgres URL] [-json]",
-		summary: "show where the work stands: cursors, parked work, outbox, relays",
+		summary: "show what needs you, and where the work is",
 		help: `
 Shows, from one snapshot of the database: the version of the schema; each cursor, that is the position in a
 partition; how much is parked; how many outbound calls are still to be sent, with the age of the oldest; and which relays hold their sink. It changes nothing and works on a standby too.
@@ -53,7 +53,7 @@ With -json, one object:
 					return err
 				}
 				if *asJSON {
-					return writeJSON(a.out, report)
+					return a.writeJSON(report)
 				}
 				a.writeStatus(report)
 				a.writeOwners(report.Owners)
@@ -122,20 +122,3 @@ func (a *app) writeStatus(r *ops.StatusReport) {
 	say("\nSinks: %d\n", len(r.Relays))
 	a.section([]string{"SINK", "EPOCH", "UNTIL", "HELD"}, rows)
 }
-
-// section writes a table unless it is empty.
-func (a *app) section(header []string, rows [][]string) {
-	if len(rows) > 0 {
-		writeTable(a.out, header, rows)
-	}
-}
-
-// some returns text about n, or "" if n is 0.
-func some(n int, text string) string {
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprintf(text, n)
-}
-
-func number(n int64) string { return strconv.FormatInt(n, 10) }

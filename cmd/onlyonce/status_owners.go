@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/onlyonce/onlyonce/ops"
 )
@@ -46,8 +45,4 @@ func (a *app) writeOwners(owners []ops.Owner) {
 	for _, h := range halts {
 		_, _ = fmt.Fprintln(a.out, h)
 	}
-}
-
-func ago(seconds float64) string {
-	return max(0, time.Duration(seconds*float64(time.Second))).Round(time.Second).String()
 }

@@ -126,14 +126,14 @@ func (s *storm) sample(ctx context.Context) {
 			return err
 		}
 		if asking != calls {
-			s.breaches = append(s.breaches, fmt.Sprintf("I4 in one snapshot: %d effects ask for a call, and %d calls are in the outbox", asking, calls))
+			s.Breaches = append(s.Breaches, fmt.Sprintf("I4 in one snapshot: %d effects ask for a call, and %d calls are in the outbox", asking, calls))
 		}
 		if beyond > 0 {
-			s.breaches = append(s.breaches, fmt.Sprintf("I4 in one snapshot: %d effects of records that the cursor has not passed", beyond))
+			s.Breaches = append(s.Breaches, fmt.Sprintf("I4 in one snapshot: %d effects of records that the cursor has not passed", beyond))
 		}
 		for p, offset := range committed {
 			if offset > at[p] && !s.opts.failover {
-				s.breaches = append(s.breaches, fmt.Sprintf("I7 partition %d: Kafka's committed offset %d is ahead of the position %d", p, offset, at[p]))
+				s.Breaches = append(s.Breaches, fmt.Sprintf("I7 partition %d: Kafka's committed offset %d is ahead of the position %d", p, offset, at[p]))
 			}
 		}
 		return nil
@@ -147,12 +147,12 @@ const sessionsSQL = `select count(*) from pg_stat_activity where backend_type = 
 func (s *storm) quiet(ctx context.Context) error {
 	s.pool.Reset() // ours are no workers'
 	var n int
-	err := s.until(ctx, "connections to end", func(ctx context.Context) (bool, error) {
+	err := s.Until(ctx, "connections to end", func(ctx context.Context) (bool, error) {
 		err := s.pool.QueryRow(ctx, sessionsSQL).Scan(&n)
 		return n == 0, err
 	})
 	if err != nil {
-		s.breaches = append(s.breaches, fmt.Sprintf("I14 %d connections are left to Postgres", n))
+		s.Breaches = append(s.Breaches, fmt.Sprintf("I14 %d connections are left to Postgres", n))
 	}
 	return ctx.Err()
 }
@@ -169,7 +169,7 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	if err := s.redone(ctx, &v); err != nil {
 		return fmt.Errorf("reading the outcome: %w", err)
 	}
-	delivered, refetched, err := s.fleet.Delivered()
+	delivered, refetched, err := s.Fleet.Delivered()
 	if err != nil {
 		return fmt.Errorf("reading the outcome: %w", err)
 	}
@@ -179,7 +179,7 @@ func (s *storm) judge(ctx context.Context, r *report) error {
 	for _, fault := range v.Faults {
 		r.Breaches = append(r.Breaches, fault.Rule+" "+fault.String())
 	}
-	r.Breaches = append(r.Breaches, s.breaches...)
+	r.Breaches = append(r.Breaches, s.Breaches...)
 	r.OK = len(r.Breaches) == 0
 	return nil
 }

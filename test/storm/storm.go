@@ -19,23 +19,21 @@ import (
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/fleet"
 	"github.com/onlyonce/onlyonce/test/screen"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 const (
 	// session is the workers' session timeout: short, because it is waited for after every kill,
 	// and long enough for two cores.
 	session = 3 * time.Second
-	// stopTimeout bounds how long workers may take to leave in order.
-	stopTimeout = 30 * time.Second
 )
 
 // storm is one run.
 type storm struct {
+	rig.Rig
 	opts   options
-	screen *screen.Screen
+	tamper func(context.Context, *storm) error // nil but in tests
 	stream *stream
-	plan   []fleet.Blow
-	random *rand.Rand // for decisions during the run
 
 	postgres *devenv.Postgres
 	standby  *devenv.Postgres // -failover
@@ -44,35 +42,31 @@ type storm struct {
 	pool     *pgxpool.Pool // to the same address as the workers' connections
 	client   *kgo.Client
 	admin    *kadm.Client
-	fleet    *fleet.Fleet
 	producer *producer
 	topic    string // also the scope, the group and the sink
 
-	struck   map[string]int // blows that have come, by kind
-	inBatch  int            // kills that hit a batch in progress
-	inRetry  int            // kills that hit a message that was tried again from the database
-	marks    []mark         // one for each failover
-	breaches []string       // found during the run
-	zombies  sync.WaitGroup // workers that are suspended
-	broken   sync.WaitGroup // brokers that are down
+	inBatch int            // kills that hit a batch in progress
+	inRetry int            // kills that hit a message that was tried again from the database
+	marks   []mark         // one for each failover
+	broken  sync.WaitGroup // brokers that are down
 }
 
-func newStorm(o options, to *screen.Screen) *storm {
+func newStorm(o options, to *screen.Screen, tamper func(context.Context, *storm) error) *storm {
 	// Three sources, so that the plan stays the same when the stream draws another number.
-	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.seed, n)) }
+	source := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(o.Seed, n)) }
 	of := usual
 	if o.failover {
 		of = failovers
 	}
-	s := &storm{opts: o, screen: to, stream: makeStream(o.messages, o.duplicates, source(1)), plan: fleet.Plan(o.kills, of, source(2)), random: source(3),
-		topic: fmt.Sprintf("storm-%d", o.seed), struck: map[string]int{}}
+	s := &storm{opts: o, tamper: tamper, stream: makeStream(o.messages, o.duplicates, source(1)), topic: fmt.Sprintf("storm-%d", o.Seed)}
+	s.Rig = rig.Rig{Options: o.Options, Screen: to, Plan: fleet.Plan(o.Kills, of, source(2)), Random: source(3), Struck: map[string]int{}, Progress: s.progress, Stuck: s.stuck}
 	s.producer = &producer{s: s, acked: map[string]bool{}}
 	return s
 }
 
-// open starts servers and workers.
-func (s *storm) open(ctx context.Context) (err error) {
-	o := devenv.Options{Own: true, Brokers: s.opts.replicas, Log: func(line string) { s.screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
+// Open starts servers and workers.
+func (s *storm) Open(ctx context.Context) (err error) {
+	o := devenv.Options{Own: true, Brokers: s.opts.replicas, Log: func(line string) { s.Screen.Say("%s", screen.Wrap(line, screen.Width, "  ")) }}
 	if s.postgres, err = devenv.StartPostgres(ctx, o); err != nil {
 		return err
 	}
@@ -108,25 +102,25 @@ func (s *storm) open(ctx context.Context) (err error) {
 	if _, err := s.admin.CreateTopic(ctx, int32(s.opts.partitions), -1, nil, s.topic); err != nil {
 		return fmt.Errorf("creating topic %s: %w", s.topic, err)
 	}
-	s.fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.screen.Verbose, Template: workerConfig{
+	s.Fleet, err = fleet.New(fleet.Config{Name: "storm", Resilient: true, Verbose: s.Screen.Verbose, Template: workerConfig{
 		Postgres: address, Brokers: s.kafka.Brokers, Topic: s.topic, Scope: s.topic, Session: session, BatchSize: s.batchSize(),
 		Pool: int32(2*s.opts.partitions + 2), Positions: s.opts.positions, Source: s.opts.source, Policy: s.opts.policy,
 	}})
 	if err != nil {
 		return err
 	}
-	for range s.opts.workers {
-		if _, err := s.fleet.Start(); err != nil {
+	for range s.Workers {
+		if _, err := s.Fleet.Start(); err != nil {
 			return err
 		}
 	}
-	s.screen.Live(s.line)
-	return s.until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.fleet.Settled(0, s.opts.partitions), nil })
+	s.Screen.Live(s.line)
+	return s.Until(ctx, "every partition to have an owner", func(context.Context) (bool, error) { return s.Fleet.Settled(0, s.opts.partitions), nil })
 }
 
 // batchSize makes batches so small that a short stream has some for each event to hit.
 func (s *storm) batchSize() int {
-	return min(max(len(s.stream.records)/(s.opts.kills+2)/s.opts.partitions/4, 5), 100)
+	return min(max(len(s.stream.records)/(s.Kills+2)/s.opts.partitions/4, 5), 100)
 }
 
 // tableSQL makes the table of effects. n records their order: the effects of one ordering key are
@@ -156,17 +150,17 @@ func (s *storm) createTables(ctx context.Context) error {
 	})
 }
 
-// rage produces, strikes, waits until all is settled, and judges.
-func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) error) (report, error) {
+// Rage produces, strikes, waits until all is settled, and judges.
+func (s *storm) Rage(ctx context.Context) (rig.Report, error) {
 	begun := time.Now()
-	r := report{Seed: s.opts.seed, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Postgres: s.postgres.How, Kafka: s.kafka.How}
+	r := &report{Summary: rig.Summary{Seed: s.Seed, Postgres: s.postgres.How}, Unique: len(s.stream.messages), Source: s.opts.source, Policy: s.opts.policy, Kafka: s.kafka.How}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	produced := make(chan error, 1)
 	go func() { produced <- s.producer.run(ctx) }()
 	err := s.strikeAll(ctx)
 	if err == nil {
-		s.zombies.Wait()
+		s.Zombies.Wait()
 		s.broken.Wait()
 		if s.opts.idle {
 			err = s.failOverIdle(ctx)
@@ -176,40 +170,40 @@ func (s *storm) rage(ctx context.Context, tamper func(context.Context, *storm) e
 		err = s.producedAll(ctx, produced)
 	}
 	if err == nil {
-		err = s.until(ctx, "every record to be handled", s.handled)
+		err = s.Until(ctx, "every record to be handled", s.handled)
 	}
 	r.Seconds = time.Since(begun).Seconds()
 	cancel()
-	s.zombies.Wait() // a suspended worker does not leave
+	s.Zombies.Wait() // a suspended worker does not leave
 	s.broken.Wait()
-	if late := s.fleet.Stop(stopTimeout); late != nil {
-		s.breaches = append(s.breaches, "I14 "+late.Error())
+	if late := s.Fleet.Stop(rig.StopTimeout); late != nil {
+		s.Breaches = append(s.Breaches, "I14 "+late.Error())
 	}
-	s.breaches = append(s.breaches, s.fleet.Breaches()...)
+	s.Breaches = append(s.Breaches, s.Fleet.Breaches()...)
 	r.count(s)
 	for _, line := range r.Endings {
-		s.screen.Verbose("%s", line)
+		s.Screen.Verbose("%s", line)
 	}
 	if err != nil {
-		r.Breaches = s.breaches
+		r.Breaches = s.Breaches
 		return r, err
 	}
 	ctx = context.WithoutCancel(ctx)
 	if err := s.quiet(ctx); err != nil {
 		return r, err
 	}
-	if tamper != nil {
-		if err := tamper(ctx, s); err != nil {
+	if s.tamper != nil {
+		if err := s.tamper(ctx, s); err != nil {
 			return r, err
 		}
 	}
-	return r, s.judge(ctx, &r)
+	return r, s.judge(ctx, r)
 }
 
 // producedAll waits for the producer.
 func (s *storm) producedAll(ctx context.Context, produced <-chan error) error {
 	var err error
-	return errors.Join(s.until(ctx, "every record to be acknowledged", func(context.Context) (bool, error) {
+	return errors.Join(s.Until(ctx, "every record to be acknowledged", func(context.Context) (bool, error) {
 		select {
 		case err = <-produced:
 			return true, nil
@@ -250,22 +244,13 @@ func (s *storm) handled(ctx context.Context) (bool, error) {
 	return left == 0, err
 }
 
-// until waits for a condition. It gives up if a worker cannot be started, or if nothing has moved
-// for as long as -patience.
-func (s *storm) until(ctx context.Context, what string, is func(context.Context) (bool, error)) error {
-	return s.fleet.Until(ctx, s.opts.patience, is, func() string {
-		return fmt.Sprint(s.fleet.Reached(), s.producer.written.Load(), s.fleet.Mark(), s.fleet.Resolved())
-	}, func(err error) error { return s.stuck(ctx, what, err) })
+// progress differs whenever something has moved.
+func (s *storm) progress() string {
+	return fmt.Sprint(s.Fleet.Reached(), s.producer.written.Load(), s.Fleet.Mark(), s.Fleet.Resolved())
 }
 
-// stuck describes all that may help to find out why nothing moves.
-func (s *storm) stuck(ctx context.Context, what string, err error) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	lines := []string{fmt.Sprintf("I13 stuck: waited %v for %s, and nothing moved", s.opts.patience, what)}
-	if err != nil {
-		lines = append(lines, "last error: "+err.Error())
-	}
+// stuck describes how far the stream was handled.
+func (s *storm) stuck(ctx context.Context) (lines []string) {
 	at, err := s.positions(ctx, s.pool)
 	ends, endsErr := s.ends(ctx)
 	var left int
@@ -278,28 +263,21 @@ func (s *storm) stuck(ctx context.Context, what string, err error) error {
 	if left > 0 {
 		lines = append(lines, fmt.Sprintf("%d parked messages, the first of their ordering keys, are still to be tried", left))
 	}
-	return errors.New(strings.Join(append(lines, s.fleet.Diagnosis()...), "\n  "))
+	return lines
 }
 
 // line is the status line of a running storm.
 func (s *storm) line() string {
-	handled, skipped := s.fleet.Progress()
+	handled, skipped := s.Fleet.Progress()
 	return fmt.Sprintf("produced %s  applied %s  skipped %s  events %d of %d  workers %d", screen.Count(s.producer.written.Load()),
-		screen.Count(int64(handled)), screen.Count(int64(skipped)), s.blows(), len(s.plan), s.fleet.Size())
+		screen.Count(int64(handled)), screen.Count(int64(skipped)), s.Events(), len(s.Plan), s.Fleet.Size())
 }
 
-func (s *storm) blows() (n int) {
-	for _, c := range s.struck {
-		n += c
-	}
-	return n
-}
-
-// close stops whatever was started.
-func (s *storm) close() error {
+// Close stops whatever was started.
+func (s *storm) Close() error {
 	var errs []error
-	if s.fleet != nil {
-		errs = append(errs, s.fleet.Stop(stopTimeout), s.fleet.Close())
+	if s.Fleet != nil {
+		errs = append(errs, s.Fleet.Stop(rig.StopTimeout), s.Fleet.Close())
 	}
 	if s.client != nil {
 		s.client.Close()

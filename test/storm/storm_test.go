@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/test/fleet"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
 func TestMain(m *testing.M) {
@@ -71,7 +72,7 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 	}
 	var stdout, stderr bytes.Buffer
 	status := run(t.Context(), []string{"-json", "-messages", "300", "-kills", "0", "-partitions", "3", "-workers", "2", "-seed", "7"}, &stdout, &stderr, doctor)
-	if status == statusEnvironment {
+	if status == rig.StatusEnvironment {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(&stderr)
 		}
@@ -81,7 +82,7 @@ func TestDoctoredOutcomeFails(t *testing.T) {
 	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
 		t.Fatalf("%v: %s\n%s", err, &stdout, &stderr)
 	}
-	if status != statusFailed || r.OK || r.Unique != 300 || r.Produced != 330 {
+	if status != rig.StatusFailed || r.OK || r.Unique != 300 || r.Produced != 330 {
 		t.Errorf("exit status %d, %+v", status, r)
 	}
 	all := strings.Join(r.Breaches, "\n")
@@ -148,7 +149,7 @@ func TestDoctoredRetriesFail(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	args := []string{"-json", "-messages", "1500", "-kills", "0", "-partitions", "3", "-workers", "2", "-seed", "7", "-policy", "key", "-source", "franz"}
 	status := run(t.Context(), args, &stdout, &stderr, doctor)
-	if status == statusEnvironment {
+	if status == rig.StatusEnvironment {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(&stderr)
 		}
@@ -158,7 +159,7 @@ func TestDoctoredRetriesFail(t *testing.T) {
 	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
 		t.Fatalf("%v: %s\n%s", err, &stdout, &stderr)
 	}
-	if status != statusFailed || r.OK || r.Retried == 0 {
+	if status != rig.StatusFailed || r.OK || r.Retried == 0 {
 		t.Errorf("exit status %d, %+v", status, r)
 	}
 	all := strings.Join(r.Breaches, "\n")
@@ -177,13 +178,13 @@ func TestDoctoredRetriesFail(t *testing.T) {
 func TestSeedFixesTheStorm(t *testing.T) {
 	t.Parallel()
 	make := func(seed uint64) *storm {
-		return newStorm(options{messages: 5000, kills: 40, seed: seed, duplicates: 0.1, partitions: 6, workers: 3}, nil)
+		return newStorm(options{Options: rig.Options{Kills: 40, Seed: seed, Workers: 3}, messages: 5000, duplicates: 0.1, partitions: 6}, nil, nil)
 	}
 	a, b, c := make(1), make(1), make(2)
-	if !reflect.DeepEqual(a.plan, b.plan) || !reflect.DeepEqual(a.stream, b.stream) {
+	if !reflect.DeepEqual(a.Plan, b.Plan) || !reflect.DeepEqual(a.stream, b.stream) {
 		t.Error("two storms of one seed differ")
 	}
-	if reflect.DeepEqual(a.plan, c.plan) || reflect.DeepEqual(a.stream.records, c.stream.records) {
+	if reflect.DeepEqual(a.Plan, c.Plan) || reflect.DeepEqual(a.stream.records, c.stream.records) {
 		t.Error("two seeds give one storm")
 	}
 	if len(a.stream.byID) != 5000 || len(a.stream.records) != 5500 {
@@ -222,8 +223,8 @@ func TestPlan(t *testing.T) {
 		{100, usual, "map[broker:4 freeze:10 kill:70 postgres:6 rebalance:10]"},
 		{10, failovers, "map[broker:1 failover:3 freeze:1 kill:4 rebalance:1]"},
 	} {
-		s := newStorm(options{messages: 100, seed: 3}, nil)
-		plan := fleet.Plan(c.n, c.of, s.random)
+		s := newStorm(options{Options: rig.Options{Seed: 3}, messages: 100}, nil, nil)
+		plan := fleet.Plan(c.n, c.of, s.Random)
 		got := map[string]int{}
 		for i, b := range plan {
 			got[b.Kind]++
@@ -252,7 +253,7 @@ func TestFlags(t *testing.T) {
 		"-seed 0x10 -partitions 0": "-partitions: 0 is not from 1",
 	} {
 		var stderr bytes.Buffer
-		if status := run(t.Context(), strings.Fields(args), io.Discard, &stderr, nil); status != statusEnvironment || !strings.Contains(stderr.String(), want) {
+		if status := run(t.Context(), strings.Fields(args), io.Discard, &stderr, nil); status != rig.StatusEnvironment || !strings.Contains(stderr.String(), want) {
 			t.Errorf("%s: exit status %d, %s", args, status, &stderr)
 		}
 	}

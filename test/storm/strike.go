@@ -7,11 +7,11 @@ import (
 
 	"github.com/onlyonce/onlyonce/test/devenv"
 	"github.com/onlyonce/onlyonce/test/fleet"
+	"github.com/onlyonce/onlyonce/test/storm/rig"
 )
 
-// blindAfter is how long a kill looks for a batch to hit: if brokers and workers are down, there
-// may be none.
-const blindAfter = 4 * time.Second
+// lossPatience is how long a failover waits for as many commits as it is to lose.
+const lossPatience = 8 * time.Second
 
 // sampleEvery is the number of events between two checks of the invariants that hold at every
 // moment.
@@ -19,19 +19,13 @@ const sampleEvery = 5
 
 // strikeAll plays the plan: each blow comes after its part of the stream was handled.
 func (s *storm) strikeAll(ctx context.Context) error {
-	for i, b := range s.plan {
+	for i, b := range s.Plan {
 		at := int64(b.At * float64(len(s.stream.records)-s.tail()))
 		s.producer.let(at + s.ahead())
-		err := s.until(ctx, fmt.Sprintf("%d records to be handled, for event %d", at, i+1), func(context.Context) (bool, error) {
-			return s.fleet.Reached() >= at, nil
-		})
-		if err != nil {
+		handled := func() bool { return s.Fleet.Reached() >= at }
+		if err := s.Strike(ctx, i, fmt.Sprintf("%d records to be handled", at), handled, s.strike); err != nil {
 			return err
 		}
-		if err := s.strike(ctx, b); err != nil {
-			return fmt.Errorf("event %d (%s): %w", i+1, b.Kind, err)
-		}
-		s.struck[b.Kind]++
 		if (i+1)%sampleEvery == 0 {
 			s.sample(ctx)
 		}
@@ -41,15 +35,15 @@ func (s *storm) strikeAll(ctx context.Context) error {
 }
 
 func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
-	s.screen.Verbose("%s", b.Kind)
 	switch b.Kind {
-	case blowKill:
+	case rig.KindKill:
 		return s.kill(ctx)
-	case blowFreeze:
-		return s.freeze(ctx, b.Wait)
+	case rig.KindFreeze:
+		// Until the group has given its partitions to others.
+		return s.Freeze(ctx, session+session/4+b.Wait)
 	case blowRebalance:
-		return s.fleet.Change(s.random, s.opts.workers)
-	case blowPostgres:
+		return s.Fleet.Change(s.Random, s.Workers)
+	case rig.KindPostgres:
 		return s.killPostgres(ctx, b.Wait)
 	case blowBroker:
 		return s.killBroker(ctx, b.Wait)
@@ -59,60 +53,27 @@ func (s *storm) strike(ctx context.Context, b fleet.Blow) error {
 	panic("a blow of no kind: " + b.Kind)
 }
 
-// kill kills a worker, and starts another in its place.
 func (s *storm) kill(ctx context.Context) error {
-	shot := s.aim()
-	begun := time.Now()
-	err := s.until(ctx, "a worker to kill", func(context.Context) (bool, error) {
-		select {
-		case down := <-shot.Hit:
-			if down.InBatch {
-				s.inBatch++
-			}
-			if down.InRetry {
-				s.inRetry++
-			}
-			return true, nil
-		default:
-			if time.Since(begun) > blindAfter {
-				s.fleet.Blindly(shot, s.random)
-			}
-			return false, nil
-		}
-	})
+	down, err := s.Kill(ctx, s.aim())
 	if err != nil {
 		return err
 	}
-	_, err = s.fleet.Start()
-	return err
+	if down.InBatch {
+		s.inBatch++
+	}
+	if down.InRetry {
+		s.inRetry++
+	}
+	return nil
 }
 
 // aim chooses what the next kill hits: a batch, or every third time, if the policy tries messages
 // again from the database, one of those.
 func (s *storm) aim() *fleet.Shot {
-	if s.opts.policy == policyKey && s.random.IntN(3) == 0 {
-		return s.fleet.ShootRetry(s.random)
+	if s.opts.policy == policyKey && s.Random.IntN(3) == 0 {
+		return s.Fleet.ShootRetry(s.Random)
 	}
-	return s.fleet.Shoot(s.random, false)
-}
-
-// freeze suspends a worker until the group has given its partitions to others, and then lets it go
-// on as a zombie. The next events come meanwhile.
-func (s *storm) freeze(ctx context.Context, beyond time.Duration) error {
-	p := s.fleet.Any(s.random)
-	if p == nil {
-		return nil // all are suspended, or are being replaced
-	}
-	if err := s.fleet.Freeze(p); err != nil {
-		return err
-	}
-	s.zombies.Go(func() {
-		fleet.Pause(ctx, session+session/4+beyond)
-		if err := s.fleet.Thaw(p); err != nil {
-			s.screen.Say("worker %d cannot be continued: %v", p.Number, err)
-		}
-	})
-	return nil
+	return s.Fleet.Shoot(s.Random, false)
 }
 
 func (s *storm) killPostgres(ctx context.Context, down time.Duration) error {
@@ -127,7 +88,7 @@ func (s *storm) killPostgres(ctx context.Context, down time.Duration) error {
 // the next before this one is in sync.
 func (s *storm) killBroker(ctx context.Context, down time.Duration) error {
 	s.broken.Wait()
-	node := s.kafka.Nodes[s.random.IntN(len(s.kafka.Nodes))]
+	node := s.kafka.Nodes[s.Random.IntN(len(s.kafka.Nodes))]
 	if err := node.Kill(ctx); err != nil {
 		return err
 	}
@@ -140,7 +101,7 @@ func (s *storm) killBroker(ctx context.Context, down time.Duration) error {
 	}
 	s.broken.Go(func() {
 		if err := restart(); err != nil {
-			s.screen.Say("broker %d: %v", node.ID, err)
+			s.Screen.Say("broker %d: %v", node.ID, err)
 		}
 	})
 	return nil
@@ -159,7 +120,7 @@ type mark struct {
 
 // toLose is how many records the primary handles at least before a failover loses them: about two
 // batches of each worker.
-func (s *storm) toLose() int64 { return int64(2 * s.opts.workers * s.batchSize()) }
+func (s *storm) toLose() int64 { return int64(2 * s.Workers * s.batchSize()) }
 
 // failOver makes the standby lose touch, waits until the primary has committed more, kills the
 // primary, and promotes the standby.
@@ -167,10 +128,10 @@ func (s *storm) failOver(ctx context.Context) error {
 	if err := s.standby.Detach(ctx); err != nil {
 		return err
 	}
-	from, begun := s.fleet.Reached(), time.Now()
+	from, begun := s.Fleet.Reached(), time.Now()
 	s.producer.let(s.producer.gate.Load() + s.toLose())
-	err := s.until(ctx, "commits for a failover to lose", func(context.Context) (bool, error) {
-		return s.fleet.Reached() >= from+s.toLose() || time.Since(begun) > 2*blindAfter && s.fleet.Reached() > from, nil
+	err := s.Until(ctx, "commits for a failover to lose", func(context.Context) (bool, error) {
+		return s.Fleet.Reached() >= from+s.toLose() || time.Since(begun) > lossPatience && s.Fleet.Reached() > from, nil
 	})
 	if err != nil {
 		return err
@@ -193,23 +154,23 @@ func (s *storm) tail() int {
 // failOverIdle is a failover without traffic. The last messages of the stream are handled and lost,
 // and no later message comes that would make a worker check its position.
 func (s *storm) failOverIdle(ctx context.Context) error {
-	if err := s.until(ctx, "every record but the last ones to be acknowledged", s.acknowledged(len(s.stream.records)-s.tail())); err != nil {
+	if err := s.Until(ctx, "every record but the last ones to be acknowledged", s.acknowledged(len(s.stream.records)-s.tail())); err != nil {
 		return err
 	}
-	if err := s.until(ctx, "every record but the last ones to be handled", s.handled); err != nil {
+	if err := s.Until(ctx, "every record but the last ones to be handled", s.handled); err != nil {
 		return err
 	}
 	if err := s.standby.Detach(ctx); err != nil {
 		return err
 	}
 	s.producer.let(int64(len(s.stream.records)))
-	if err := s.until(ctx, "the last records to be acknowledged", s.acknowledged(len(s.stream.records))); err != nil {
+	if err := s.Until(ctx, "the last records to be acknowledged", s.acknowledged(len(s.stream.records))); err != nil {
 		return err
 	}
-	if err := s.until(ctx, "the last records to be handled, and lost", s.handled); err != nil {
+	if err := s.Until(ctx, "the last records to be handled, and lost", s.handled); err != nil {
 		return err
 	}
-	s.struck[blowFailover]++
+	s.Struck[blowFailover]++
 	return s.promote(ctx)
 }
 
@@ -237,6 +198,6 @@ func (s *storm) promote(ctx context.Context) error {
 	old := s.postgres
 	s.postgres, s.standby = s.standby, nil
 	s.forward.point(hostPort(s.postgres.URL))
-	s.screen.Verbose("failover: %d records to be done again", m.lost)
+	s.Screen.Verbose("failover: %d records to be done again", m.lost)
 	return old.Stop()
 }

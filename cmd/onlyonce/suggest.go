@@ -1,0 +1,77 @@
+package main
+
+import (
+	"slices"
+	"strings"
+)
+
+// mostSuggested is how many commands are suggested for one that does not exist.
+const mostSuggested = 3
+
+// otherWords are what people of other tools may type.
+var otherWords = map[string]string{
+	"dlq": "parked list", "dead": "parked list", "deadletter": "parked list", "dead-letter": "parked list", "failed": "parked list", "parked": "parked list",
+	"retry": "parked redrive", "requeue": "parked redrive", "skip": "parked discard", "drop": "parked discard", "delete": "parked discard",
+	"health": "doctor", "check": "doctor", "verify": "doctor", "lag": "status", "info": "status", "ps": "status", "halts": "status",
+	"offsets": "cursor show", "positions": "cursor show", "reset": "cursor adopt", "seek": "cursor adopt", "rewind": "replay",
+	"stop": "cursor pause", "find": "explain", "trace": "explain", "schema": "migrate", "upgrade": "migrate", "send": "relay", "purge": "inbox horizon",
+}
+
+// suggestions returns the commands that may be meant by words.
+func suggestions(words []string) []string {
+	words = strings.FieldsFunc(strings.ToLower(strings.Join(words, " ")), func(r rune) bool { return strings.ContainsRune(" -_:./", r) })
+	typed := strings.Join(words, " ")
+	var names []string
+	for _, c := range commands() {
+		names = append(names, c.name)
+	}
+	pick := func(is func(name string) bool) (near []string) {
+		for _, name := range names {
+			if len(near) < mostSuggested && is(name) {
+				near = append(near, name)
+			}
+		}
+		return near
+	}
+	hasWord := func(word string) func(name string) bool {
+		return func(name string) bool {
+			return slices.ContainsFunc(strings.Fields(name), func(of string) bool { return distance(word, of) <= len(word)/4 })
+		}
+	}
+	// The name with other marks between its words, or nearly the name.
+	if near := pick(func(name string) bool { return distance(typed, name) <= max(1, len(typed)/5) }); len(near) > 0 {
+		return near
+	}
+	for _, word := range words {
+		if name, ok := otherWords[word]; ok {
+			return []string{name}
+		}
+	}
+	// Nearly one word of the name. The last one says what is to be done.
+	for _, word := range slices.Backward(words) {
+		if near := pick(hasWord(word)); len(near) > 0 {
+			return near
+		}
+	}
+	return nil
+}
+
+// distance is how many characters have to be changed, added or removed to make b of a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], cost
+		}
+	}
+	return row[len(b)]
+}
