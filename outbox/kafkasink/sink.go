@@ -147,8 +147,8 @@ func (s *Sink) sendTo(topic string, calls []*queuedCall) {
 	}
 }
 
-// partitions returns a topic's partitions, as they were at most metadataAge ago. Asking the Transport
-// costs more than everything else about a record.
+// partitions returns a topic's partitions, as they were at most metadataAge ago. Asking the
+// Transport costs more than everything else about a record.
 func (s *Sink) partitions(ctx context.Context, topic string) ([]int, error) {
 	s.mu.Lock()
 	l, there := s.layouts[topic]
