@@ -7,31 +7,31 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fault"
 )
 
-// fetching reads one fetch ahead of the worker, if the process's budget allows it.
-type fetching struct {
-	results chan fetched
+// prefetcher reads one fetch ahead of the worker, if the process's budget allows it.
+type prefetcher struct {
+	results chan fetchResult
 	cancel  context.CancelFunc
 	done    chan struct{}
 	budget  *budget
 	share   *share
 }
 
-type fetched struct {
+type fetchResult struct {
 	Fetched
 	err error
 }
 
-func startFetching(ctx context.Context, w *worker) *fetching {
+func startPrefetcher(ctx context.Context, w *worker) *prefetcher {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &fetching{results: make(chan fetched, 1), cancel: cancel, done: make(chan struct{}), budget: &w.c.budget, share: w.c.budget.open()}
+	f := &prefetcher{results: make(chan fetchResult, 1), cancel: cancel, done: make(chan struct{}), budget: &w.c.budget, share: w.c.budget.addShare()}
 	go func() {
 		defer close(f.done)
-		f.run(ctx, w.c, w.id, w.p, w.state, w.pos)
+		f.fetchAhead(ctx, w.c, w.id, w.p, w.state, w.pos)
 	}()
 	return f
 }
 
-func (f *fetching) run(ctx context.Context, c *Consumer, id Identity, p Partition, state *partitionState, from int64) {
+func (f *prefetcher) fetchAhead(ctx context.Context, c *Consumer, id Identity, p Partition, state *partitionState, from int64) {
 	more := false // the log holds more than was fetched
 	for ctx.Err() == nil {
 		room, ok := f.budget.reserve(ctx, f.share, more)
@@ -39,18 +39,18 @@ func (f *fetching) run(ctx context.Context, c *Consumer, id Identity, p Partitio
 			return
 		}
 		began := time.Now()
-		got, err := fetch(ctx, &c.cfg.Hooks, id, p, from, int(room))
+		got, err := fetchOnce(ctx, &c.cfg.Hooks, id, p, from, int(room))
 		f.budget.add(f.share, bytesOf(got.Messages)-room)
 		if err == nil && !got.Kept {
-			state.fetched(seen{began, got.HighWatermark}, got.LastStable)
-			c.stall(id, state, from, got)
+			state.fetchReturned(logEnd{began, got.HighWatermark}, got.LastStable)
+			c.reportStall(id, state, from, got)
 		}
 		if err == nil && got.Next <= from {
 			more = false
 			continue // no records yet; Fetch has waited
 		}
 		select {
-		case f.results <- fetched{got, err}:
+		case f.results <- fetchResult{got, err}:
 		case <-ctx.Done():
 		}
 		if err != nil {
@@ -60,7 +60,7 @@ func (f *fetching) run(ctx context.Context, c *Consumer, id Identity, p Partitio
 	}
 }
 
-func fetch(ctx context.Context, hooks *Hooks, id Identity, p Partition, from int64, most int) (got Fetched, err error) {
+func fetchOnce(ctx context.Context, hooks *Hooks, id Identity, p Partition, from int64, most int) (got Fetched, err error) {
 	start := FetchStart{Topic: id.Topic, Partition: id.Partition, From: from}
 	if hooks.FetchStart != nil {
 		ctx = hooks.FetchStart(ctx, start)
@@ -78,16 +78,16 @@ func fetch(ctx context.Context, hooks *Hooks, id Identity, p Partition, from int
 	return got, err
 }
 
-// handled returns to the budget what messages took of it.
-func (f *fetching) handled(msgs []*Message) {
+// release returns to the budget what messages took of it.
+func (f *prefetcher) release(msgs []*Message) {
 	f.budget.add(f.share, -bytesOf(msgs))
 }
 
 // stop returns when no fetch of the partition is running.
-func (f *fetching) stop() {
+func (f *prefetcher) stop() {
 	f.cancel()
 	<-f.done
-	f.budget.close(f.share)
+	f.budget.removeShare(f.share)
 }
 
 func bytesOf(msgs []*Message) (n int64) {

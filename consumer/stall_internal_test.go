@@ -13,7 +13,7 @@ import (
 func TestWaitingAtTheLastStableOffset(t *testing.T) {
 	t.Parallel()
 	start := time.Now()
-	var w *waiting
+	var w *stall
 	for _, c := range []struct {
 		what        string
 		from        int64
@@ -35,13 +35,13 @@ func TestWaitingAtTheLastStableOffset(t *testing.T) {
 		{"a source that says nothing of transactions", 12, Fetched{Next: 12, HighWatermark: 15}, 2 * time.Hour, -1, false, false},
 	} {
 		was := w
-		w = w.next(c.from, c.got, start.Add(c.after))
+		w = w.after(c.from, c.got, start.Add(c.after))
 		switch {
 		case w == nil:
 			if c.since >= 0 {
 				t.Errorf("%s: it does not wait", c.what)
 			}
-		case c.since < 0 || !w.since.Equal(start.Add(c.since)) || w.told != c.told || w.offset != c.got.LastStable || (was == nil) != c.begun:
+		case c.since < 0 || !w.since.Equal(start.Add(c.since)) || w.logged != c.told || w.offset != c.got.LastStable || (was == nil) != c.begun:
 			t.Errorf("%s: %+v", c.what, w)
 		}
 	}
@@ -56,14 +56,14 @@ func TestWaitingForATransactionIsLogged(t *testing.T) {
 	var state partitionState
 	id := Identity{Topic: "orders", Partition: 3}
 	open := Fetched{Next: 5, HighWatermark: 9, LastStable: 5}
-	c.stall(id, &state, 5, open)
-	if out.Len() > 0 || state.now().WaitingSince.IsZero() {
-		t.Errorf("at first: %s, %+v", &out, state.now())
+	c.reportStall(id, &state, 5, open)
+	if out.Len() > 0 || state.snapshot().WaitingSince.IsZero() {
+		t.Errorf("at first: %s, %+v", &out, state.snapshot())
 	}
-	w := state.waiting.Load()
+	w := state.stall.Load()
 	w.since = w.since.Add(-stallAfter)
-	c.stall(id, &state, 5, open)
-	c.stall(id, &state, 5, open)
+	c.reportStall(id, &state, 5, open)
+	c.reportStall(id, &state, 5, open)
 	text := out.String()
 	for _, want := range []string{"level=WARN", "topic=orders", "partition=3", "last_stable_offset=5", "high_watermark=9", "since=", "describe-producers --topic orders --partition 3"} {
 		if strings.Count(text, want) != 1 {
@@ -71,8 +71,8 @@ func TestWaitingForATransactionIsLogged(t *testing.T) {
 		}
 	}
 	out.Reset()
-	c.stall(id, &state, 5, Fetched{Next: 9, HighWatermark: 9, LastStable: 9})
-	if text := out.String(); strings.Count(text, "goes on") != 1 || !state.now().WaitingSince.IsZero() {
-		t.Errorf("at its end: %s, %+v", text, state.now())
+	c.reportStall(id, &state, 5, Fetched{Next: 9, HighWatermark: 9, LastStable: 9})
+	if text := out.String(); strings.Count(text, "goes on") != 1 || !state.snapshot().WaitingSince.IsZero() {
+		t.Errorf("at its end: %s, %+v", text, state.snapshot())
 	}
 }

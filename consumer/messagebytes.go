@@ -13,13 +13,13 @@ var errChanged = errors.New("the handler has changed its message's bytes in plac
 
 var contentsSeed = maphash.MakeSeed()
 
-// protectContents keeps a handler from changing the bytes that other runs and a parked row use. It
+// protectBytes keeps a handler from changing the bytes that other runs and a parked row use. It
 // hashes all bytes of a batch before and after the handlers. The function that it returns reports
 // the first change, and the attempt is then undone. From then on each run of this consumer gets its
 // own copy of all bytes, which costs the memory of one more batch, and the returned function is
 // nil.
-func (e *engine) protectContents(originals, msgs []*Message) (changed func() bool) {
-	if e.c.changes.Load() {
+func (e *engine) protectBytes(originals, msgs []*Message) (changed func() bool) {
+	if e.c.copyBytes.Load() {
 		for _, m := range msgs {
 			m.Key, m.Value, m.Headers = bytes.Clone(m.Key), bytes.Clone(m.Value), slices.Clone(m.Headers)
 			for i := range m.Headers {
@@ -28,12 +28,12 @@ func (e *engine) protectContents(originals, msgs []*Message) (changed func() boo
 		}
 		return nil
 	}
-	before := sumOf(originals)
+	before := hashMessages(originals)
 	return func() bool {
-		if sumOf(originals) == before {
+		if hashMessages(originals) == before {
 			return false
 		}
-		if !e.c.changes.Swap(true) {
+		if !e.c.copyBytes.Swap(true) {
 			e.c.cfg.Logger.Error("onlyonce: the handler changes its message's bytes in place; handlers get copies of all bytes from now on",
 				"scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 		}
@@ -41,8 +41,8 @@ func (e *engine) protectContents(originals, msgs []*Message) (changed func() boo
 	}
 }
 
-// sumOf returns a hash of everything in the messages.
-func sumOf(msgs []*Message) (sum uint64) {
+// hashMessages returns a hash of everything in the messages.
+func hashMessages(msgs []*Message) (sum uint64) {
 	add := func(part uint64) { sum = (sum ^ part) * 0x9E3779B97F4A7C15 }
 	for _, m := range msgs {
 		add(maphash.Bytes(contentsSeed, m.Key))
