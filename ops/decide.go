@@ -18,8 +18,8 @@ const (
 	decideTimeout = 30 * time.Second // the transaction as a whole
 	commitTimeout = 15 * time.Second // detached from any request to end
 
-	// idleTimeout is how long the server keeps the locks of a caller that it hears nothing from. For
-	// example, the network may have cut off an operator's laptop.
+	// idleTimeout is how long the server keeps the locks of a caller that it hears nothing from.
+	// For example, the network may have cut off an operator's laptop.
 	idleTimeout = 10 * time.Second
 )
 

@@ -118,8 +118,8 @@ func (d *database) renew(ctx context.Context) error {
 }
 
 const (
-	// seedsSQL lists the tables that have rows from the start, which are left alone. It keeps copies of
-	// those that a rotator changes.
+	// seedsSQL lists the tables that have rows from the start, which are left alone. It keeps
+	// copies of those that a rotator changes.
 	seedsSQL = `
 create table first_rings as table onlyonce.rings;
 create table first_segments as table onlyonce.segments;

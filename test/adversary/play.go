@@ -16,8 +16,8 @@ type scene struct {
 	name string
 	// command: it runs the program onlyonce, which is built first.
 	command bool
-	// epoch matches the statements after which a process that looks finds another state. Of the looks
-	// between two of them the first is played: see equal.go. Nil: all are.
+	// epoch matches the statements after which a process that looks finds another state. Of the
+	// looks between two of them the first is played: see equal.go. Nil: all are.
 	epoch *regexp.Regexp
 	make  func() stage
 }
