@@ -22,6 +22,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/origin"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 // Layer answers a copy of a request with the first request's answer. Make one with [New], wrap
@@ -36,6 +37,7 @@ type Layer struct {
 	flights      flights
 	seen         seen
 	keeper       keeper
+	begun        ready.Run
 }
 
 // New checks the configuration without connecting. If it is wrong, the error lists every fault,

@@ -66,6 +66,29 @@ func (r *Endpoint) Run(ctx context.Context) error {
 	return errors.Join(err, <-kept)
 }
 
+// Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and,
+// if it applies stored events, has joined their group. Before that, and from the moment that Run's
+// context ends, it returns an error. It makes no query: if the database goes away later, requests
+// are answered 503, and their senders try again.
+func (r *Endpoint) Ready() error {
+	if err := r.begun.Err(); err != nil {
+		return fmt.Errorf("webhook: endpoint %s: not ready: %w", r.cfg.Name, err)
+	}
+	if r.worker != nil {
+		return r.worker.Ready()
+	}
+	return nil
+}
+
+// Healthy returns what [consumer.Consumer.Healthy] returns for the endpoint's stored events, or nil
+// if Run does not apply them. Use it for alerts and status pages.
+func (r *Endpoint) Healthy() error {
+	if r.worker == nil {
+		return nil
+	}
+	return r.worker.Healthy()
+}
+
 // upkeep is Run without the consumer.
 func (r *Endpoint) upkeep(ctx context.Context) error {
 	asking, asked := context.WithTimeout(ctx, pace.Start)
@@ -80,6 +103,7 @@ func (r *Endpoint) upkeep(ctx context.Context) error {
 	if err := inbox.Holds(asking, r.pool, remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
+	defer r.begun.Begin(ctx)()
 	rotating := make(chan struct{})
 	defer func() { <-rotating }()
 	go func() {
