@@ -70,7 +70,7 @@ func JSONKey(pointer string) KeyFunc {
 		if syntax != nil {
 			return "", fmt.Errorf("%w: Config.Key: JSONKey: pointer %q %w", ErrConfig, pointer, syntax)
 		}
-		return noKey(memberOf(m, pointer, tokens))
+		return noKey(jsonMember(m, pointer, tokens))
 	}
 }
 
@@ -112,21 +112,21 @@ func headerOnce(m *Message, name string) (string, error) {
 	return id, nil
 }
 
-// memberOf returns the string or integer of the value that a JSON Pointer names.
-func memberOf(m *Message, pointer string, tokens []string) (string, error) {
+// jsonMember returns the string or integer of the value that a JSON Pointer names.
+func jsonMember(m *Message, pointer string, tokens []string) (string, error) {
 	raw := json.RawMessage(m.Value)
 	for _, t := range tokens {
-		next, err := child(raw, t)
+		next, err := jsonChild(raw, t)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", pointer, err)
 		}
 		raw = next
 	}
-	return scalar(raw, pointer)
+	return jsonScalar(raw, pointer)
 }
 
-// child returns the member or element that one reference token of a JSON Pointer names.
-func child(raw json.RawMessage, token string) (json.RawMessage, error) {
+// jsonChild returns the member or element that one reference token of a JSON Pointer names.
+func jsonChild(raw json.RawMessage, token string) (json.RawMessage, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &object); err == nil {
 		if v, ok := object[token]; ok {
@@ -145,8 +145,8 @@ func child(raw json.RawMessage, token string) (json.RawMessage, error) {
 	return array[i], nil
 }
 
-// scalar returns the value of a string, or the digits of an integer.
-func scalar(raw json.RawMessage, pointer string) (string, error) {
+// jsonScalar returns the value of a string, or the digits of an integer.
+func jsonScalar(raw json.RawMessage, pointer string) (string, error) {
 	var s string
 	if err := json.Unmarshal(raw, &s); err == nil {
 		if s == "" {

@@ -27,7 +27,7 @@ func ByJSON(pointer string) Selector {
 	if err != nil {
 		panic(fmt.Sprintf("consumer: ByJSON: pointer %q %v", pointer, err))
 	}
-	return func(m *Message) (string, error) { return memberOf(m, pointer, tokens) }
+	return func(m *Message) (string, error) { return jsonMember(m, pointer, tokens) }
 }
 
 // Router calls a handler for each type of message:

@@ -11,15 +11,18 @@ import (
 
 // JSON returns a [Handler] that decodes the message's value into a T before it calls handle:
 //
-//	c, err := consumer.New(pool, source, consumer.JSON(func(ctx context.Context, tx consumer.Tx, m *consumer.Message, o Order) error {
+//	func hold(ctx context.Context, tx consumer.Tx, m *consumer.Message, o Order) error {
 //		_, err := tx.Exec(ctx, `update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)
 //		return err
-//	}), cfg)
+//	}
+//
+//	c, err := consumer.New(pool, source, consumer.JSON(hold), cfg)
 //
 // A value that cannot be decoded is a [Permanent] error, which names the field: the message is
-// parked at once, because a retry cannot help. So is a message without a value (a tombstone) and the
-// JSON value null, which would decode to a zero T. The rules of package encoding/json apply, for
-// example members that T does not have are ignored. Give T a method UnmarshalJSON to be stricter.
+// parked at once, because a retry cannot help. So is a message without a value (a tombstone) and
+// the JSON value null, which would decode to a zero T. The rules of package encoding/json apply:
+// for example, members that T does not have are ignored. Give T a method UnmarshalJSON to be
+// stricter.
 //
 // The error quotes nothing of the value, unless a method UnmarshalJSON does.
 func JSON[T any](handle func(ctx context.Context, tx Tx, m *Message, value T) error) Handler {
@@ -43,8 +46,8 @@ type Decoded[T any] struct {
 	Value T
 }
 
-// JSONBatch is [JSON] for a handler of batches. If some of the values cannot be decoded, these
-// messages fail as with [FailMessage], and handle is called with the others.
+// JSONBatch is [JSON] for a handler of batches. If values cannot be decoded, their messages fail as
+// with [FailMessage], and handle is called with the others.
 func JSONBatch[T any](handle func(ctx context.Context, tx Tx, msgs []Decoded[T]) error) BatchHandler {
 	if handle == nil {
 		return nil

@@ -46,7 +46,7 @@ var calls = map[string]func(ctx context.Context, h *Handle, sql string) error{
 		return err
 	},
 	"late": func(_ context.Context, h *Handle, _ string) error {
-		return h.Late("late", func([]any) (string, []any) { return `select 1`, nil })
+		return h.BeforeCommit("late", func([]any) (string, []any) { return `select 1`, nil })
 	},
 }
 
@@ -114,7 +114,7 @@ func TestT6CallsThatOverlapFailBoth(t *testing.T) {
 	}
 	for name, call := range map[string]func(h *Handle){
 		"queue": func(h *Handle) { h.Queue(`insert into effects values ('queued')`) },
-		"mark":  func(h *Handle) { h.Mark([16]byte{1}) },
+		"mark":  func(h *Handle) { h.FirstUse([16]byte{1}) },
 	} {
 		t.Run(name, func(t *testing.T) { overlap(t, func(h *Handle) error { call(h); return nil }) })
 	}
