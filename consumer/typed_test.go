@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -70,8 +71,8 @@ func TestJSONKeepsTheHandlersError(t *testing.T) {
 func TestJSONBatch(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
-	for _, v := range []string{`{"sku": "a"}`, `{"sku": 1}`, `{"sku": "b"}`, ``, `{"sku": "c"}`} {
-		r.log.Append(0, v, id(v))
+	for i, v := range []string{`{"sku": "a"}`, `{"sku": 1}`, `{"sku": "b"}`, ``, `{"sku": "c"}`} {
+		r.log.Append(0, v, id(fmt.Sprint("m", i)))
 	}
 	stop := r.startBatch(consumer.JSONBatch(func(_ context.Context, tx consumer.Tx, msgs []consumer.Decoded[typedOrder]) error {
 		for _, m := range msgs {
