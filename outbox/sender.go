@@ -11,6 +11,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 // sender sends one sink's calls, from the lanes that it holds. Its goroutine renews leases, takes
@@ -20,6 +21,7 @@ type sender struct {
 	*relaySink
 	wake  chan struct{}
 	hints laneHints
+	link  ready.Link // to the database
 
 	held       map[int16]*laneOwner
 	ended      chan *laneOwner
@@ -54,6 +56,7 @@ func (s *sender) run(ctx context.Context) error {
 				fault = err
 				break
 			}
+			s.link.Set(err)
 			s.retry.postpone(s.emit, err)
 		}
 		timer.Reset(time.Until(s.nextDue()))
@@ -151,6 +154,7 @@ func (s *sender) runDue(ctx context.Context) error {
 		}
 	}
 	s.retry.waits.Reset()
+	s.link.Set(nil)
 	return nil
 }
 
