@@ -139,8 +139,8 @@ const (
 )
 
 // savepoint recognizes the statements that set and end savepoints, written as libraries write them:
-// "SAVEPOINT a", "RELEASE [SAVEPOINT] a", "ROLLBACK [WORK | TRANSACTION] TO [SAVEPOINT] a". Anything
-// else is left to the guarded transaction, which refuses what controls it.
+// "SAVEPOINT a", "RELEASE [SAVEPOINT] a", "ROLLBACK [WORK | TRANSACTION] TO [SAVEPOINT] a".
+// Anything else is left to the guarded transaction, which refuses what controls it.
 func savepoint(query string) (verb, name string) {
 	words := strings.Fields(strings.TrimSuffix(strings.TrimSpace(query), ";"))
 	skip := func(optional ...string) {

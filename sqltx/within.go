@@ -47,9 +47,9 @@ import (
 //     the attempt with them, also if they take turns.
 //   - After fn has returned, every use is [sql.ErrTxDone].
 //
-// Values are those of pgx's own driver for database/sql (package stdlib). One text is one statement.
-// A statement that was prepared on a *sql.DB cannot be used in it (sql.Tx.Stmt), because that is a
-// statement of another database for database/sql.
+// Values are those of pgx's own driver for database/sql (package stdlib). One text is one
+// statement. A statement that was prepared on a *sql.DB cannot be used in it (sql.Tx.Stmt), because
+// that is a statement of another database for database/sql.
 func Within(ctx context.Context, tx dedupe.GuardedTx, fn func(ctx context.Context, sqlTx *sql.Tx) error) (err error) {
 	var handle *guard.Handle
 	if of, ok := tx.(interface{ Guarded() *guard.Handle }); ok {
@@ -101,8 +101,8 @@ type saved struct {
 	point *guard.Saved
 }
 
-// admit refuses what another goroutine sends. Database/sql lets it wait for a call that is under way
-// and not overlap, so that the order of their statements would be chance.
+// admit refuses what another goroutine sends. Database/sql lets it wait for a call that is under
+// way and not overlap, so that the order of their statements would be chance.
 func (c *conn) admit() error {
 	if guard.GoroutineID() != c.goroutine {
 		return c.handle.Refuse(guard.ErrGoroutine)

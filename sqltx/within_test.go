@@ -108,6 +108,29 @@ func TestT1WithinAppliesOnce(t *testing.T) {
 	}
 }
 
+// A batch handler enqueues for each of its messages.
+func TestT1WithinABatch(t *testing.T) {
+	t.Parallel()
+	pool := effects(t)
+	handle := func(ctx context.Context, tx consumer.Tx, msgs []*consumer.Message) error {
+		for _, m := range msgs {
+			one := consumer.For(tx, m)
+			if err := sqltx.Within(ctx, one, func(ctx context.Context, sqlTx *sql.Tx) error {
+				return errors.Join(insert(ctx, sqlTx, string(m.Value)), outbox.Enqueue(ctx, one, outbox.Call{Sink: "payments", Name: "charge"}))
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if parked, errs := sqlsuite.ConsumeBatch(t, pool, handle, "a", "b", "a"); len(parked) > 0 {
+		t.Error(errs)
+	}
+	if got := column(t, pool, `select v from effects union all select name from onlyonce.outbox_log order by 1`); got != "a b charge charge" {
+		t.Error(got)
+	}
+}
+
 // within is a handler that works in a *sql.Tx and overlooks its error.
 func within(fn func(ctx context.Context, tx *sql.Tx) error) consumer.Handler {
 	return func(ctx context.Context, tx consumer.Tx, _ *consumer.Message) error {
@@ -123,8 +146,8 @@ func elsewhere(fn func()) {
 	<-done
 }
 
-// T6: what a handler must not do fails its message, even if every error is swallowed; its neighbours
-// apply.
+// T6: what a handler must not do fails its message, even if every error is swallowed; its
+// neighbours apply.
 func TestT6WithinIsGuarded(t *testing.T) {
 	statement := func(text string) consumer.Handler {
 		return within(func(ctx context.Context, tx *sql.Tx) error {

@@ -214,6 +214,8 @@ func TestImportsPointOneWay(t *testing.T) {
 		"./idempotency/client": {module + "consumer", "github.com/jackc/pgx/v5/pgconn"},
 		// Programs that do not use database/sql link no adapter for it.
 		"./cmd/onlyonce": {module + "sqltx"},
+		"./consumer":     {module + "sqltx"},
+		"./webhook":      {module + "sqltx"},
 		"./sqltx":        {module + "consumer"},
 	} {
 		forbid(t, pkg, not...)

@@ -19,11 +19,26 @@ import (
 // message is parked, by value, and the errors.
 func Consume(t *testing.T, pool *pgxpool.Pool, handle consumer.Handler, values ...string) (reasons, errs map[string]string) {
 	t.Helper()
+	return consume(t, pool, values, func(src consumer.Source, cfg consumer.Config) (*consumer.Consumer, error) {
+		return consumer.New(pool, src, handle, cfg)
+	})
+}
+
+// ConsumeBatch is Consume for a batch handler.
+func ConsumeBatch(t *testing.T, pool *pgxpool.Pool, handle consumer.BatchHandler, values ...string) (reasons, errs map[string]string) {
+	t.Helper()
+	return consume(t, pool, values, func(src consumer.Source, cfg consumer.Config) (*consumer.Consumer, error) {
+		return consumer.NewBatch(pool, src, handle, cfg)
+	})
+}
+
+func consume(t *testing.T, pool *pgxpool.Pool, values []string, build func(consumer.Source, consumer.Config) (*consumer.Consumer, error)) (reasons, errs map[string]string) {
+	t.Helper()
 	log := consumertest.NewLog("orders", 1)
 	for _, v := range values {
 		log.Append(0, v, consumer.Header{Name: "message-id", Value: []byte(v)})
 	}
-	c, err := consumer.New(pool, &consumertest.Source{Log: log, GroupID: "stock"}, handle, consumer.Config{
+	c, err := build(&consumertest.Source{Log: log, GroupID: "stock"}, consumer.Config{
 		Scope: "stock", Key: consumer.HeaderKey("message-id"), BatchSize: 10, Linger: time.Millisecond,
 		MaxAttempts: 2, RetryMin: time.Millisecond, RetryMax: 5 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
