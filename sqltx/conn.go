@@ -45,12 +45,14 @@ func (c *conn) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) { r
 func (c *conn) Commit() error { return c.refuse("Commit") }
 
 // Rollback refuses the handler's call of sql.Tx.Rollback. It does nothing if Within calls it.
-func (c *conn) Rollback() error { return c.refuse("Rollback") }
-
-func (c *conn) refuse(method string) error {
+func (c *conn) Rollback() error {
 	if c.over.Load() {
 		return nil
 	}
+	return c.refuse("Rollback")
+}
+
+func (c *conn) refuse(method string) error {
 	return c.handle.Refuse(fmt.Errorf("%w (%s of the *sql.Tx)", guard.ErrControl, method))
 }
 
@@ -74,7 +76,7 @@ func (c *conn) ExecContext(ctx context.Context, query string, args []driver.Name
 		return driver.RowsAffected(0), c.save(ctx, verb, name)
 	}
 	tag, err := c.handle.Exec(ctx, query, values(nil, args)...)
-	return driver.RowsAffected(tag.RowsAffected()), err
+	return driver.RowsAffected(tag.RowsAffected()), bare(err)
 }
 
 // QueryContext sends a query and reads its first row, because database/sql asks for the columns
@@ -85,13 +87,13 @@ func (c *conn) QueryContext(ctx context.Context, query string, args []driver.Nam
 	}
 	found, err := c.handle.Query(ctx, query, values([]any{formats}, args)...)
 	if err != nil {
-		return nil, err
+		return nil, bare(err)
 	}
 	r := &driverRows{conn: c, found: found, read: true}
 	r.more = found.Next()
 	if err := found.Err(); err != nil {
 		found.Close()
-		return nil, err
+		return nil, bare(err)
 	}
 	return r, nil
 }

@@ -38,7 +38,7 @@ func (r *driverRows) Columns() []string {
 // Close reads what is left. A goroutine of database/sql calls it if a query's context ends.
 func (r *driverRows) Close() error {
 	r.found.Close()
-	return r.found.Err()
+	return bare(r.found.Err())
 }
 
 // Next reads a row.
@@ -52,7 +52,7 @@ func (r *driverRows) Next(dest []driver.Value) error {
 	r.read = false
 	if !r.more {
 		if err := r.found.Err(); err != nil {
-			return err
+			return bare(err)
 		}
 		return io.EOF
 	}

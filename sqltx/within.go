@@ -3,8 +3,11 @@ package sqltx
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/internal/guard"
@@ -68,7 +71,7 @@ func Within(ctx context.Context, tx dedupe.GuardedTx, fn func(ctx context.Contex
 	}
 	defer c.end(sqlTx)
 	if err := fn(ctx, sqlTx); err != nil {
-		return err
+		return c.attribute(err)
 	}
 	if ctx.Err() != nil {
 		return c.handle.Refuse(fmt.Errorf("sqltx: Within: statements may not have been sent: %w", context.Cause(ctx)))
@@ -84,6 +87,30 @@ func (c *conn) end(sqlTx *sql.Tx) {
 	if len(c.saved) > 0 {
 		c.handle.Forget(c.saved[0].point)
 	}
+}
+
+// attribute adds to an error which statement it is of. Libraries get the server's errors bare.
+func (c *conn) attribute(err error) error {
+	failed := c.handle.Failed()
+	switch {
+	case failed == nil, errors.Is(err, failed), !errors.Is(err, failed.Err):
+		return err
+	case err.Error() == failed.Err.Error():
+		return failed
+	}
+	return fmt.Errorf("%w; %w", err, failed)
+}
+
+// bare is the server's error as pgx's own driver returns it. Some libraries look for its type and
+// do not unwrap, for example GORM with TranslateError.
+func bare(err error) error {
+	var failed *guard.Failure
+	if errors.As(err, &failed) {
+		if server, ok := failed.Err.(*pgconn.PgError); ok { //nolint:errorlint // and for nothing that is around it
+			return server
+		}
+	}
+	return err
 }
 
 // conn is the driver's connection, and the transaction on it, over a handler's transaction.

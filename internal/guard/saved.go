@@ -22,6 +22,15 @@ func (h *Handle) Refuse(refused error) (err error) {
 	return h.tx.err()
 }
 
+// Failed is what went wrong first, nil if nothing did, or if the handle is not valid any more.
+func (h *Handle) Failed() *Failure {
+	if h.enter() != nil {
+		return nil
+	}
+	defer h.leave(nil)
+	return h.tx.failure
+}
+
 // Saved is a savepoint of code that sets and ends savepoints by statements of its own, and does not
 // call [Handle.Savepoint].
 type Saved struct {

@@ -59,13 +59,13 @@ func (entry) TableName() string { return "bookings" }
 // openGORM is one way to a *gorm.DB for a transaction: a new one, or a session of the program's.
 func openGORM(tx *sql.Tx, session bool) (*gorm.DB, error) {
 	if !session {
-		return gorm.Open(postgres.New(postgres.Config{Conn: tx}), &gorm.Config{Logger: logger.Discard})
+		return gorm.Open(postgres.New(postgres.Config{Conn: tx}), &gorm.Config{TranslateError: true, Logger: logger.Discard})
 	}
 	db, err := sql.Open("pgx", "") // of the program; not used here
 	if err != nil {
 		return nil, err
 	}
-	g, err := gorm.Open(postgres.New(postgres.Config{Conn: db}), &gorm.Config{PrepareStmt: true, DisableAutomaticPing: true, Logger: logger.Discard})
+	g, err := gorm.Open(postgres.New(postgres.Config{Conn: db}), &gorm.Config{PrepareStmt: true, DisableAutomaticPing: true, TranslateError: true, Logger: logger.Discard})
 	if err != nil {
 		return nil, err
 	}
@@ -103,8 +103,8 @@ func withGORM(session bool) library {
 				if err := g.Transaction(func(g *gorm.DB) error { return g.Create(&entry{Message: message, Cents: 2}).Error }); err != nil {
 					return err
 				}
-				if err := g.Create(&entry{Message: message}).Error; err == nil {
-					return errors.New("the constraint holds nothing up")
+				if err := g.Create(&entry{Message: message}).Error; !errors.Is(err, gorm.ErrCheckConstraintViolated) {
+					return fmt.Errorf("the constraint: %w", err)
 				}
 				return errRefused
 			})
