@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/show"
 )
 
 // storedEventsSQL finds what is stored of events. In: topic; id, ordering key (each may be null:
@@ -139,11 +141,11 @@ func (q *eventErasure) read(ctx context.Context, tx pgx.Tx) (*ErasedEvents, erro
 		switch r.State {
 		case "handled", "resolved", "discarded":
 		case "unread":
-			return nil, failf(ErrRefused, "no consumer has begun to read %s, and nothing was done: event %s is still to be handled", q.Topic, orDash(r.Event))
+			return nil, failf(ErrRefused, "no consumer has begun to read %s, and nothing was done: event %s is still to be handled", q.Topic, show.OrDash(r.Event))
 		case "waiting", "retrying", "blocked":
-			return nil, failf(ErrRefused, "event %s is parked (%s) and may still be handled, and nothing was done: give it up first with `onlyonce parked discard -id %d`", orDash(r.Event), r.State, r.ID)
+			return nil, failf(ErrRefused, "event %s is parked (%s) and may still be handled, and nothing was done: give it up first with `onlyonce parked discard -id %d`", show.OrDash(r.Event), r.State, r.ID)
 		default:
-			return nil, failf(ErrRefused, "event %s is still to be handled (%s), and nothing was done", orDash(r.Event), r.State)
+			return nil, failf(ErrRefused, "event %s is still to be handled (%s), and nothing was done", show.OrDash(r.Event), r.State)
 		}
 	}
 	if done {

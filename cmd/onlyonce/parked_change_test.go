@@ -135,8 +135,8 @@ func TestRedriveKeepsOrder(t *testing.T) {
 	s.reaches(4)
 	s.until(`select count(*) = 3 from onlyonce.parked where state = 'waiting'`)
 	b.mend()
-	s.redrive("-scope", "stock", "-parked-reason", "no-key").want(t, statusFailed, "nothing is parked that this asks for")
-	s.redrive("-scope", "stock", "-parked-reason", "conflict").want(t, statusGood, "1 of them stand behind others", "Done: 1 are due now")
+	s.redrive("-scope", "stock", "-parked-for", "no-key").want(t, statusFailed, "nothing is parked that this asks for")
+	s.redrive("-scope", "stock", "-parked-for", "conflict").want(t, statusGood, "1 of them stand behind others", "Done: 1 are due now")
 	s.redrive("-id", s.parkedID("single")).want(t, statusGood)
 	s.until(`select count(*) = 2 from effects`)
 	if got := s.states(); got != "head:waiting conflict:retrying single:resolved" {
