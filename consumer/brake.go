@@ -62,15 +62,15 @@ type brake struct {
 	halt    *HaltError
 }
 
-// bad reports whether messages with this reason count against the partition. Conflicts are the
-// producers' fault, and crashes have limits of their own.
-func bad(reason string) bool {
+// countsAsFailed reports whether messages with this reason count against the partition. Conflicts
+// are the producers' fault, and crashes have limits of their own.
+func countsAsFailed(reason string) bool {
 	return reason == parked.NoKey || reason == parked.Permanent || reason == parked.Exhausted
 }
 
-// stops reports whether the partition has to halt before these verdicts are written, and at which
-// of them. The reason "" means a message that may be applied.
-func (b *brake) stops(reasons ...string) (at int, yes bool) {
+// stopsAt reports whether the partition has to halt before these dispositions are written, and at
+// which of them. The reason "" means a message that may be applied.
+func (b *brake) stopsAt(reasons ...string) (at int, yes bool) {
 	if b.cfg.Off {
 		return 0, false
 	}
@@ -78,10 +78,10 @@ func (b *brake) stops(reasons ...string) (at int, yes bool) {
 	defer b.mu.Unlock()
 	last := slices.Clone(b.last)
 	for i, reason := range reasons {
-		if reason != "" && !bad(reason) && !(b.probing && reason == parked.Behind) {
+		if reason != "" && !countsAsFailed(reason) && !(b.probing && reason == parked.Behind) {
 			continue // while the partition is halted, nothing is set aside
 		}
-		last = b.with(last, reason)
+		last = b.push(last, reason)
 		if reason != "" && (b.probing || b.trips(last)) {
 			return i, true
 		}
@@ -89,7 +89,7 @@ func (b *brake) stops(reasons ...string) (at int, yes bool) {
 	return 0, false
 }
 
-func (b *brake) with(last []string, reason string) []string {
+func (b *brake) push(last []string, reason string) []string {
 	last = append(last, reason)
 	return last[max(len(last)-b.cfg.Window, 0):]
 }
@@ -104,8 +104,8 @@ func (b *brake) trips(last []string) bool {
 	return len(last) >= b.cfg.Least && failed*100 >= b.cfg.Percent*len(last)
 }
 
-// ended records how messages ended. It reports whether an applied one releases the brake.
-func (b *brake) ended(applied int, reasons ...string) (released bool) {
+// record records how messages ended. It reports whether an applied one releases the brake.
+func (b *brake) record(applied int, reasons ...string) (released bool) {
 	if b.cfg.Off {
 		return false
 	}
@@ -115,11 +115,11 @@ func (b *brake) ended(applied int, reasons ...string) (released bool) {
 		b.probing, b.last, released = false, nil, true
 	}
 	for range min(applied, b.cfg.Window) {
-		b.last = b.with(b.last, "")
+		b.last = b.push(b.last, "")
 	}
 	for _, reason := range reasons {
-		if bad(reason) {
-			b.last = b.with(b.last, reason)
+		if countsAsFailed(reason) {
+			b.last = b.push(b.last, reason)
 		}
 	}
 	return released
@@ -139,8 +139,9 @@ func (b *brake) stopped() bool {
 	return b.probing
 }
 
-// everythingFails halts the partition because of a message that failed, like nearly all before it.
-func (e *engine) everythingFails(pos, offset int64, v *verdict) *HaltError {
+// haltEverythingFails halts the partition because of a message that failed, like nearly all before
+// it.
+func (e *engine) haltEverythingFails(pos, offset int64, v *disposition) *HaltError {
 	b := e.brake
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -157,21 +158,21 @@ func (e *engine) everythingFails(pos, offset int64, v *verdict) *HaltError {
 			reasons, failed = append(reasons, reason), append(failed, fmt.Sprintf("%d %s", counts[reason], reason))
 		}
 	}
-	h := e.haltAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; the partition goes on by itself when it is applied",
+	h := e.haltErrorAt(pos, HaltEverythingFails, "of the last %d messages nearly all have failed (%s), the last of them at offset %d, which is not parked: %v. One message is tried every %v; the partition goes on by itself when it is applied",
 		min(len(b.last)+1, b.cfg.Window), strings.Join(failed, ", "), offset, v.err, b.cfg.Every)
 	for _, reason := range reasons {
-		h.Redrive = append(h.Redrive, h.redrive(e.c.kind(), reason))
+		h.Redrive = append(h.Redrive, h.redrive(e.c.parkedKind(), reason))
 	}
 	b.halt = h
 	return h
 }
 
-// untilProbe waits, while the brake holds the partition, until it is time to try a message or an
+// waitForProbe waits, while the brake holds the partition, until it is time to try a message or an
 // operator has acted. It returns what ended the wait: nil, errMoved, errPaused, or the context's
 // error.
-func (w *worker) untilProbe(ctx context.Context) error {
+func (w *worker) waitForProbe(ctx context.Context) error {
 	operators := newRetrier(w)
-	defer operators.leave()
+	defer operators.leavePoller()
 	due := time.NewTimer(w.brake.cfg.Every)
 	defer due.Stop()
 	for {
@@ -180,20 +181,20 @@ func (w *worker) untilProbe(ctx context.Context) error {
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
-		case a := <-operators.asks.answer:
-			if err := operators.answered(a); errors.Is(err, errMoved) || errors.Is(err, errPaused) {
+		case a := <-operators.polled.answers:
+			if err := operators.applyPoll(a); errors.Is(err, errMoved) || errors.Is(err, errPaused) {
 				return err
 			}
 		}
 	}
 }
 
-// probe tries one message while the brake holds the partition. It returns errMoved if that releases
-// the brake. If failed messages are retried from the database and one of them is due, probe tries
-// that one, and messages in the log wait.
-func (w *worker) probe(ctx, work context.Context, f *fetching, committer *committer) error {
+// probeOne tries one message while the brake holds the partition. It returns errMoved if that
+// releases the brake. If failed messages are retried from the database and one of them is due,
+// probe tries that one, and messages in the log wait.
+func (w *worker) probeOne(ctx, work context.Context, f *prefetcher, committer *committer) error {
 	if w.c.cfg.OnFailure == ParkOrderingKey {
-		if _, err := w.retrier.tryNext(ctx, work); err != nil {
+		if _, err := w.retrier.retryNext(ctx, work); err != nil {
 			return err
 		}
 		if !w.brake.stopped() {
@@ -202,15 +203,15 @@ func (w *worker) probe(ctx, work context.Context, f *fetching, committer *commit
 	}
 	bounded, cancel := context.WithTimeout(ctx, w.brake.cfg.Every)
 	defer cancel()
-	msgs, next, err := w.collect(bounded, f, committer)
+	msgs, next, err := w.nextBatch(bounded, f, committer)
 	switch {
 	case err != nil:
-		return w.fetchFailed(err)
+		return w.fetchError(err)
 	case len(msgs) > 0:
 		err = w.handleAlone(ctx, work, msgs[0], next)
-		f.handled(msgs)
+		f.release(msgs)
 	case next > w.pos:
-		err = w.advance(ctx, work, next)
+		err = w.advancePosition(ctx, work, next)
 	case ctx.Err() == nil: // the log has no message
 		return w.brake.halt
 	}
@@ -221,14 +222,14 @@ func (w *worker) probe(ctx, work context.Context, f *fetching, committer *commit
 }
 
 // brakeError means that a message is not given up, because the partition has to halt first.
-type brakeError struct{ *verdict }
+type brakeError struct{ *disposition }
 
 func (e *brakeError) Error() string { return fmt.Sprintf("%s: %v", e.reason, e.err) }
 func (e *brakeError) Unwrap() error { return e.err }
 
-// endings records how the messages of a committed transaction ended.
-func (e *engine) endings(applied int, reasons ...string) {
-	if !e.brake.ended(applied, reasons...) {
+// recordOutcomes records how the messages of a committed transaction ended.
+func (e *engine) recordOutcomes(applied int, reasons ...string) {
+	if !e.brake.record(applied, reasons...) {
 		return
 	}
 	if h := e.state.halted.Load(); h != nil && h.Reason == HaltEverythingFails {
@@ -237,17 +238,17 @@ func (e *engine) endings(applied int, reasons ...string) {
 	e.c.cfg.Logger.Info("onlyonce: a message was applied: the partition goes on", "scope", e.c.cfg.Scope, "topic", e.id.Topic, "partition", e.id.Partition)
 }
 
-// braked returns the index of the first message of an attempt at which the partition has to halt,
-// before that message is set aside. err is nil if there is none.
-func (e *engine) braked(a *attempt, verdicts []*verdict) (at int, err error) {
-	if a.inPlace || e.c.cfg.OnFailure == BlockPartition {
+// firstBraked returns the index of the first message of an attempt at which the partition has to
+// halt, before that message is set aside. err is nil if there is none.
+func (e *engine) firstBraked(a *attempt, dispositions []*disposition) (at int, err error) {
+	if a.alreadyParked || e.c.cfg.OnFailure == BlockPartition {
 		return 0, nil
 	}
-	of := func(i int) *verdict {
-		if verdicts[i] == nil {
-			return a.verdict
+	of := func(i int) *disposition {
+		if dispositions[i] == nil {
+			return a.disposition
 		}
-		return verdicts[i]
+		return dispositions[i]
 	}
 	reasons := make([]string, len(a.msgs))
 	worst := false
@@ -259,7 +260,7 @@ func (e *engine) braked(a *attempt, verdicts []*verdict) (at int, err error) {
 	if !worst {
 		return 0, nil
 	}
-	if at, yes := e.brake.stops(reasons...); yes {
+	if at, yes := e.brake.stopsAt(reasons...); yes {
 		return at, &brakeError{of(at)}
 	}
 	return 0, nil

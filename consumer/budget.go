@@ -25,12 +25,12 @@ type share struct {
 	freed chan struct{} // of size 1: receives when asking again may succeed
 }
 
-// spare is the part of the possible room for which a partition waits, so that it does not fetch
-// message by message.
-const spare = 4
+// minRoomPart is the part of the possible room for which a partition waits, so that it does not
+// fetch message by message.
+const minRoomPart = 4
 
-// open adds a partition. The parts of the others become smaller.
-func (b *budget) open() *share {
+// addShare adds a partition. The parts of the others become smaller.
+func (b *budget) addShare() *share {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.shares == nil {
@@ -38,57 +38,57 @@ func (b *budget) open() *share {
 	}
 	s := &share{freed: make(chan struct{}, 1)}
 	b.shares[s] = struct{}{}
-	b.divide()
+	b.recountLent()
 	return s
 }
 
-// close gives back all that a partition holds.
-func (b *budget) close(s *share) {
+// removeShare gives back all that a partition holds.
+func (b *budget) removeShare(s *share) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.shares, s)
 	b.used -= s.held
-	b.divide()
-	b.wake()
+	b.recountLent()
+	b.wakeAll()
 }
 
-// divide counts anew what is lent, because the parts have changed.
-func (b *budget) divide() {
+// recountLent counts anew what is lent, because the parts have changed.
+func (b *budget) recountLent() {
 	b.lent = 0
 	for s := range b.shares {
-		b.lent += b.beyond(s)
+		b.lent += b.excess(s)
 	}
 }
 
-// part is what belongs to each partition.
-func (b *budget) part() int64 { return b.limit / 2 / int64(max(len(b.shares), 1)) }
+// quota is what belongs to each partition.
+func (b *budget) quota() int64 { return b.limit / 2 / int64(max(len(b.shares), 1)) }
 
-// beyond is what a partition holds above its part.
-func (b *budget) beyond(s *share) int64 { return max(s.held-b.part(), 0) }
+// excess is what a partition holds above its part.
+func (b *budget) excess(s *share) int64 { return max(s.held-b.quota(), 0) }
 
 // add changes what a partition holds.
 func (b *budget) add(s *share, n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.set(s, s.held+n)
+	b.setHeld(s, s.held+n)
 }
 
-func (b *budget) set(s *share, held int64) {
-	freed, lent := held < s.held, b.beyond(s)
+func (b *budget) setHeld(s *share, held int64) {
+	freed, lent := held < s.held, b.excess(s)
 	b.used += held - s.held
 	s.held = held
-	returned := lent - b.beyond(s)
+	returned := lent - b.excess(s)
 	b.lent -= returned
 	switch {
 	case returned > 0:
-		b.wake()
+		b.wakeAll()
 	case freed:
 		s.wake()
 	}
 }
 
-// wake makes all waiting partitions ask again.
-func (b *budget) wake() {
+// wakeAll makes all waiting partitions ask again.
+func (b *budget) wakeAll() {
 	for s := range b.shares {
 		s.wake()
 	}
@@ -110,7 +110,7 @@ func (b *budget) reserve(ctx context.Context, s *share, more bool) (int64, bool)
 	for {
 		b.mu.Lock()
 		if n := b.room(s, more); n > 0 {
-			b.set(s, s.held+n)
+			b.setHeld(s, s.held+n)
 			b.mu.Unlock()
 			return n, true
 		}
@@ -125,7 +125,7 @@ func (b *budget) reserve(ctx context.Context, s *share, more bool) (int64, bool)
 
 // room returns how many bytes a partition may fetch now, 0 for none.
 func (b *budget) room(s *share, more bool) int64 {
-	part, lendable := b.part(), b.limit-b.limit/2
+	part, lendable := b.quota(), b.limit-b.limit/2
 	own, loan := max(part-s.held, 0), int64(0)
 	if more && b.lent < lendable {
 		loan = min(lendable-b.lent, max(lendable/8, 1))
@@ -135,7 +135,7 @@ func (b *budget) room(s *share, more bool) int64 {
 	switch n := min(own+loan, b.limit-b.used); {
 	case s.held == 0:
 		return max(n, 1)
-	case n > part/spare:
+	case n > part/minRoomPart:
 		return n
 	}
 	return 0

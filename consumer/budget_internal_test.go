@@ -28,13 +28,13 @@ func TestF14BudgetModel(t *testing.T) {
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			step := rapid.IntRange(0, 9).Draw(t, "step")
 			if len(all) == 0 || step == 0 {
-				all = append(all, &partition{s: b.open()})
+				all = append(all, &partition{s: b.addShare()})
 				continue
 			}
 			p := all[rapid.IntRange(0, len(all)-1).Draw(t, "partition")]
 			switch {
 			case step == 1:
-				b.close(p.s)
+				b.removeShare(p.s)
 				all = deleteOne(all, p)
 			case step < 7:
 				before := p.s.held
@@ -66,7 +66,7 @@ func TestF14BudgetModel(t *testing.T) {
 			}
 			var used, over, lent int64
 			for _, p := range all {
-				used, lent = used+p.s.held, lent+b.beyond(p.s)
+				used, lent = used+p.s.held, lent+b.excess(p.s)
 				over += p.over
 			}
 			if used > limit+over || used != b.used || lent != b.lent {
@@ -91,7 +91,7 @@ func TestF14StuckPartitionsLeaveTheOthersTheirParts(t *testing.T) {
 	b := &budget{limit: limit}
 	var all []*share
 	for range partitions {
-		all = append(all, b.open())
+		all = append(all, b.addShare())
 	}
 	for range 100 { // all but the last take what they can
 		for _, s := range all[:partitions-1] {

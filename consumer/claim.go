@@ -21,45 +21,45 @@ const (
 	claimFreshSQL = `select onlyonce.claim_consumer_fresh($1, $2, $3, $4, $5)`
 )
 
-// parkedSQL finds which of these keys belong to a parked message that is not settled. In: keys,
+// unsettledSQL finds which of these keys belong to a parked message that is not settled. In: keys,
 // kind. Out: one row with an array. By the unique index parked_key_unresolved.
-const parkedSQL = `
+const unsettledSQL = `
 select coalesce(array_agg(key), '{}') from onlyonce.parked
  where kind = $2 and key = any($1::uuid[]) and settled_at is null and reason <> 'conflict'`
 
-// passSQL raises OO006 if one of these ordering keys is blocked; blockedSQL returns which are, in
-// one row with an array in their order. By the partial index parked_order. A key that is not
-// blocked now stays so until this transaction ends: only the worker's own transactions block keys
-// of a partition, and they run one after another.
+// refuseBlockedSQL raises OO006 if one of these ordering keys is blocked; blockedSQL returns which
+// are, in one row with an array in their order. By the partial index parked_order. A key that is
+// not blocked now stays so until this transaction ends: only the worker's own transactions block
+// keys of a partition, and they run one after another.
 const (
-	passSQL    = `select onlyonce.pass($1)`
-	blockedSQL = `select onlyonce.blocked($1)`
+	refuseBlockedSQL = `select onlyonce.pass($1)`
+	blockedSQL       = `select onlyonce.blocked($1)`
 )
 
-// judgeKeys finds the messages' ids. It returns a verdict for each message without one, and nil for
-// the others.
-func (e *engine) judgeKeys(msgs []*Message) []*verdict {
-	verdicts := make([]*verdict, len(msgs))
+// findIDs finds the messages' ids. It returns a disposition for each message without one, and nil
+// for the others.
+func (e *engine) findIDs(msgs []*Message) []*disposition {
+	dispositions := make([]*disposition, len(msgs))
 	for i, m := range msgs {
-		m.redo, m.inTopic = m.Offset < e.redoUntil, e.inTopic
+		m.mayRepeat, m.idInTopic = m.Offset < e.redoUntil, e.idInTopic
 		if err := e.c.identify(m); err != nil {
-			verdicts[i] = &verdict{reason: parked.NoKey, err: err}
+			dispositions[i] = &disposition{reason: parked.NoKey, err: err}
 		}
 	}
-	return verdicts
+	return dispositions
 }
 
 // identify finds the tenant and the id of a message. If a user's function panics, the message
 // counts as one without an id, because the function would panic again in each process.
 func (c *Consumer) identify(m *Message) (err error) {
 	if m.identified {
-		return m.noKey
+		return m.idErr
 	}
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: Config.Key, Config.Tenant or Config.OrderingKey panicked: %v", ErrNoKey, p)
 		}
-		m.identified, m.noKey = true, err
+		m.identified, m.idErr = true, err
 	}()
 	m.scope = c.cfg.Scope
 	if c.events {
@@ -73,7 +73,7 @@ func (c *Consumer) identify(m *Message) (err error) {
 			key = c.cfg.OrderingKey(m)
 		}
 		if len(key) > 0 {
-			m.order = pgtype.UUID{Bytes: orderingKey(m.tenant, c.cfg.Scope, m.Topic, key), Valid: true}
+			m.orderKey = pgtype.UUID{Bytes: orderingKey(m.tenant, c.cfg.Scope, m.Topic, key), Valid: true}
 		}
 	}
 	key := c.cfg.Key
@@ -100,16 +100,16 @@ func orderingKey(tenant, scope, topic string, key []byte) (out [16]byte) {
 	return out
 }
 
-// claim claims the keys of all messages that have one, and records a verdict on each that is not
-// fresh. On the optimistic path it only queues the claim, which raises at the server unless all are
-// fresh.
-func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict, claimFirst bool) {
+// claimKeys claims the keys of all messages that have one, and records a disposition on each that
+// is not fresh. On the optimistic path it only queues the claim, which raises at the server unless
+// all are fresh.
+func (e *engine) claimKeys(ctx context.Context, tx *guard.Tx, msgs []*Message, dispositions []*disposition, claimFirst bool) {
 	if e.c.cfg.Key == nil && !e.c.events {
 		return
 	}
 	if len(msgs) > 0 && msgs[0].replay > 0 {
-		e.claimOrdinary(tx, msgs, verdicts)
-		if e.leaveParked(ctx, tx, msgs, verdicts); tx.Failure() != nil {
+		e.claimOutsideReplay(tx, msgs, dispositions)
+		if e.skipParked(ctx, tx, msgs, dispositions); tx.Failure() != nil {
 			return
 		}
 	}
@@ -120,7 +120,7 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 	fingerprints := make([]int64, 0, len(msgs))
 	index := make([]int, 0, len(msgs))
 	for i, m := range msgs {
-		if verdicts[i] == nil {
+		if dispositions[i] == nil {
 			hash, fingerprint := m.hash()
 			hashes, fingerprints, index = append(hashes, hash), append(fingerprints, fingerprint), append(index, i)
 		}
@@ -147,24 +147,24 @@ func (e *engine) claim(ctx context.Context, tx *guard.Tx, msgs []*Message, verdi
 	for n, o := range outcomes {
 		switch dedupe.Outcome(o) {
 		case dedupe.Duplicate:
-			verdicts[index[n]] = &verdict{reason: reasonDuplicate}
+			dispositions[index[n]] = &disposition{reason: reasonDuplicate}
 		case dedupe.Conflict:
-			verdicts[index[n]] = &verdict{reason: parked.Conflict, err: errConflict}
+			dispositions[index[n]] = &disposition{reason: parked.Conflict, err: errConflict}
 		}
 	}
 }
 
-// claimOrdinary queues the claim of the keys that copies outside of the replay have (F10). It does
-// not ask whether they are new, because a replay is about messages that were handled. Some messages
-// in it were not: they are below the cursor's start, an adoption has passed over them, or they are
-// parked here. In this way they leave a key too.
-func (e *engine) claimOrdinary(tx *guard.Tx, msgs []*Message, verdicts []*verdict) {
+// claimOutsideReplay queues the claim of the keys that copies outside of the replay have (F10). It
+// does not ask whether they are new, because a replay is about messages that were handled. Some
+// messages in it were not: they are below the cursor's start, an adoption has passed over them, or
+// they are parked here. In this way they leave a key too.
+func (e *engine) claimOutsideReplay(tx *guard.Tx, msgs []*Message, dispositions []*disposition) {
 	if e.c.events {
 		return
 	}
 	hashes, fingerprints := make([][16]byte, 0, len(msgs)), make([]int64, 0, len(msgs))
 	for i, m := range msgs {
-		if verdicts[i] == nil {
+		if dispositions[i] == nil {
 			hash, fingerprint := m.hashIn(0)
 			hashes, fingerprints = append(hashes, hash), append(fingerprints, fingerprint)
 		}
@@ -175,37 +175,38 @@ func (e *engine) claimOrdinary(tx *guard.Tx, msgs []*Message, verdicts []*verdic
 	}
 }
 
-// leaveParked takes messages out of a replay if their first handling is still to come, because
+// skipParked takes messages out of a replay if their first handling is still to come, because
 // they, or copies of them, are parked. Their keys in the replay differ from those of the parked
 // rows, so the claim would find them new, and a redrive would apply them again. It runs after
-// claimOrdinary, which waits for a transaction that is parking a copy.
-func (e *engine) leaveParked(ctx context.Context, tx *guard.Tx, msgs []*Message, verdicts []*verdict) {
+// claimOutsideReplay, which waits for a transaction that is parking a copy.
+func (e *engine) skipParked(ctx context.Context, tx *guard.Tx, msgs []*Message, dispositions []*disposition) {
 	originals := make([][16]byte, len(msgs))
 	for i, m := range msgs {
-		originals[i] = m.ordinary()
+		originals[i] = m.hashOutsideReplay()
 	}
 	var parked []pgtype.UUID
-	if err := tx.EngineRow(ctx, stepClaim, parkedSQL, codec.UUIDs(originals), e.c.kind()).Scan(&parked); err != nil {
+	if err := tx.EngineRow(ctx, stepClaim, unsettledSQL, codec.UUIDs(originals), e.c.parkedKind()).Scan(&parked); err != nil {
 		tx.Fail(stepClaim, err)
 		return
 	}
 	for i := range msgs {
-		if verdicts[i] == nil && slices.ContainsFunc(parked, func(u pgtype.UUID) bool { return u.Bytes == originals[i] }) {
-			verdicts[i] = &verdict{reason: reasonDuplicate}
+		if dispositions[i] == nil && slices.ContainsFunc(parked, func(u pgtype.UUID) bool { return u.Bytes == originals[i] }) {
+			dispositions[i] = &disposition{reason: reasonDuplicate}
 		}
 	}
 }
 
-// order finds which messages must wait because an earlier one of their ordering key is parked, also
-// if this transaction parks it. On the optimistic path the server raises if the database has any.
-func (e *engine) order(ctx context.Context, tx *guard.Tx, a *attempt, verdicts []*verdict, claimFirst bool) {
-	if e.c.cfg.OnFailure != ParkOrderingKey || a.inPlace {
+// checkOrder finds which messages must wait because an earlier one of their ordering key is parked,
+// also if this transaction parks it. On the optimistic path the server raises if the database has
+// any.
+func (e *engine) checkOrder(ctx context.Context, tx *guard.Tx, a *attempt, dispositions []*disposition, claimFirst bool) {
+	if e.c.cfg.OnFailure != ParkOrderingKey || a.alreadyParked {
 		return
 	}
 	keys, index := make([]pgtype.UUID, 0, len(a.msgs)), make([]int, 0, len(a.msgs))
 	for i, m := range a.msgs {
-		if m.order.Valid && !(verdicts[i] != nil && verdicts[i].reason == reasonDuplicate) {
-			keys, index = append(keys, m.order), append(index, i)
+		if m.orderKey.Valid && !(dispositions[i] != nil && dispositions[i].reason == reasonDuplicate) {
+			keys, index = append(keys, m.orderKey), append(index, i)
 		}
 	}
 	if len(keys) == 0 {
@@ -228,15 +229,15 @@ func (e *engine) order(ctx context.Context, tx *guard.Tx, a *attempt, verdicts [
 			}
 		}
 	} else {
-		tx.Engine(stepOrder, passSQL, keys)
+		tx.Engine(stepOrder, refuseBlockedSQL, keys)
 	}
 	for _, i := range index {
 		m := a.msgs[i]
 		switch {
-		case sick[m.order] && verdicts[i] == nil:
-			verdicts[i] = &verdict{reason: parked.Behind, err: errBehind, order: m.order}
-		case verdicts[i] != nil:
-			sick[m.order] = true // it will be parked, and later messages of its key wait for it
+		case sick[m.orderKey] && dispositions[i] == nil:
+			dispositions[i] = &disposition{reason: parked.Behind, err: errBehind, waitsFor: m.orderKey}
+		case dispositions[i] != nil:
+			sick[m.orderKey] = true // it will be parked, and later messages of its key wait for it
 		}
 	}
 }

@@ -16,45 +16,45 @@ const commitEvery = 100 * time.Millisecond
 // committer writes positions to Kafka after the database, in this generation only. Only the latest
 // one counts.
 type committer struct {
-	w    *worker    // its partition and its hooks, which do not change
-	lost chan error // receives the error if this process is no longer the owner
+	worker *worker    // its partition and its hooks, which do not change
+	lost   chan error // receives the error if this process is no longer the owner
 
 	offset atomic.Int64
 
-	kicked chan struct{}
-	quit   chan struct{}
-	done   chan struct{}
-	bound  time.Duration
+	wake    chan struct{}
+	quit    chan struct{}
+	done    chan struct{}
+	timeout time.Duration
 }
 
 func startCommitter(w *worker) *committer {
-	c := &committer{w: w, lost: make(chan error, 1),
-		kicked: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), bound: w.c.cfg.DrainTimeout}
+	c := &committer{worker: w, lost: make(chan error, 1),
+		wake: make(chan struct{}, 1), quit: make(chan struct{}), done: make(chan struct{}), timeout: w.c.cfg.DrainTimeout}
 	c.offset.Store(w.pos)
-	go c.run(w.pos)
+	go c.commitUntilStopped(w.pos)
 	return c
 }
 
-// kick announces that the position has moved.
-func (c *committer) kick(offset int64) {
+// offer announces that the position has moved.
+func (c *committer) offer(offset int64) {
 	c.offset.Store(offset)
-	c.again()
+	c.wakeUp()
 }
 
-func (c *committer) again() {
+func (c *committer) wakeUp() {
 	select {
-	case c.kicked <- struct{}{}:
+	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (c *committer) run(committed int64) {
+func (c *committer) commitUntilStopped(committed int64) {
 	defer close(c.done)
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	for last := false; !last; {
 		select {
-		case <-c.kicked:
+		case <-c.wake:
 		case <-c.quit:
 		}
 		select {
@@ -71,7 +71,7 @@ func (c *committer) run(committed int64) {
 		if offset == committed {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), c.bound)
+		ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
 		err := c.commit(ctx, offset)
 		cancel()
 		switch {
@@ -81,20 +81,20 @@ func (c *committer) run(committed int64) {
 			c.lost <- err
 			return
 		case !last:
-			c.again() // a hint that is late
+			c.wakeUp() // a hint that is late
 		}
 	}
 }
 
 func (c *committer) commit(ctx context.Context, offset int64) error {
-	o := OffsetCommit{Topic: c.w.id.Topic, Partition: c.w.id.Partition, Offset: offset}
-	hooks := &c.w.c.cfg.Hooks
+	o := OffsetCommit{Topic: c.worker.id.Topic, Partition: c.worker.id.Partition, Offset: offset}
+	hooks := &c.worker.c.cfg.Hooks
 	if hooks.OffsetStart != nil {
 		ctx = hooks.OffsetStart(ctx, o)
 	}
 	err := fault.Point(fault.OffsetSending)
 	if err == nil {
-		err = c.w.p.Commit(ctx, offset, c.w.metadata(offset))
+		err = c.worker.p.Commit(ctx, offset, c.worker.offsetMetadata(offset))
 	}
 	if err == nil {
 		err = fault.Point(fault.OffsetSent)

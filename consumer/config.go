@@ -271,7 +271,7 @@ func (c Config) faults(events bool) error {
 	case c.Key != nil && c.PositionsOnly:
 		fault("PositionsOnly", "is set, and Key is too: choose one")
 	case c.Key != nil:
-		faults = append(faults, misbuilt(c.Key))
+		faults = append(faults, keyFuncFault(c.Key))
 	}
 	if strings.ContainsRune(c.Scope, 0) {
 		fault("Scope", "must not hold a NUL character: PostgreSQL stores none")
@@ -335,9 +335,9 @@ func (c Config) faults(events bool) error {
 	return errors.Join(faults...)
 }
 
-// misbuilt returns the error of a KeyFunc of this package that was made with a bad argument. Such a
-// KeyFunc returns that error for every message.
-func misbuilt(key KeyFunc) (err error) {
+// keyFuncFault returns the error of a KeyFunc of this package that was made with a bad argument.
+// Such a KeyFunc returns that error for every message.
+func keyFuncFault(key KeyFunc) (err error) {
 	defer func() {
 		if recover() != nil {
 			err = nil // a user's function that panics on an empty message

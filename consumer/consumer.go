@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -46,11 +47,11 @@ type Consumer struct {
 	cfg     Config
 	events  bool // the source is an EventSource
 
-	shard   string                                     // name of this database, "" if only one
-	shards  []*Consumer                                // by name, nil if there is one database
-	of      func(topic string, partition int32) string // of returns a partition's shard by name
-	filters *inbox.Filters                             // of closed segments in the database's inbox
-	poller  *poller                                    // polls this database for all partitions
+	shard     string                                     // name of this database, "" if only one
+	shards    []*Consumer                                // by name, nil if there is one database
+	shardFunc func(topic string, partition int32) string // of returns a partition's shard by name
+	filters   *inbox.Filters                             // of closed segments in the database's inbox
+	poller    *poller                                    // polls this database for all partitions
 	*shared
 }
 
@@ -61,15 +62,15 @@ type Consumer struct {
 // more for each partition whose parked messages are retried meanwhile, and two for background work
 // (rotation and filters of the inbox).
 func New(pool *pgxpool.Pool, source Source, handler Handler, cfg Config) (*Consumer, error) {
-	return build(&Consumer{pool: pool, source: source, handler: handler, cfg: cfg}, nil, handler == nil)
+	return newConsumer(&Consumer{pool: pool, source: source, handler: handler, cfg: cfg}, nil, handler == nil)
 }
 
 // NewBatch is [New] for a handler of batches.
 func NewBatch(pool *pgxpool.Pool, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
-	return build(&Consumer{pool: pool, source: source, batch: handler, cfg: cfg}, nil, handler == nil)
+	return newConsumer(&Consumer{pool: pool, source: source, batch: handler, cfg: cfg}, nil, handler == nil)
 }
 
-func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
+func newConsumer(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 	source := c.source
 	_, c.events = source.(EventSource)
 	faults := []error{c.cfg.faults(c.events)}
@@ -91,18 +92,18 @@ func build(c *Consumer, shards *Shards, noHandler bool) (*Consumer, error) {
 		return nil, err
 	}
 	c.cfg = c.cfg.withDefaults()
-	c.shared = &shared{turns: turnsOf()}
+	c.shared = &shared{attempts: newAttemptLock()}
 	c.budget.limit = int64(c.cfg.PrefetchBytes)
 	c.filters = c.filtersOf(c.pool)
 	c.poller = newPoller(c)
 	if shards != nil {
-		c.split(shards)
+		c.makeShards(shards)
 	}
 	return c, nil
 }
 
-// kind is the kind that this consumer's parked rows have.
-func (c *Consumer) kind() string {
+// parkedKind is the kind that this consumer's parked rows have.
+func (c *Consumer) parkedKind() string {
 	if c.events {
 		return "event"
 	}
@@ -117,7 +118,7 @@ func (c *Consumer) kind() string {
 // Any other error is one that a restart alone may not repair. For example, the first connection
 // failed, the schema does not fit, or the topic does not exist.
 func (c *Consumer) Run(ctx context.Context) error {
-	if err := c.ready(ctx); err != nil {
+	if err := c.checkDatabases(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // stopped before it began
 		}
@@ -126,23 +127,45 @@ func (c *Consumer) Run(ctx context.Context) error {
 	side, stop := context.WithCancel(ctx)
 	var rotating sync.WaitGroup
 	for _, d := range c.databases() {
-		rotating.Go(func() { inbox.Rotate(side, d.pool, c.cfg.Logger, c.needs()...) })
-		rotating.Go(func() { d.poller.run(side) })
+		rotating.Go(func() { inbox.Rotate(side, d.pool, c.cfg.Logger, c.horizonNeeds()...) })
+		rotating.Go(func() { d.poller.pollUntilDone(side) })
 		if c.cfg.Key != nil {
 			rotating.Go(func() { d.filters.Run(side) })
 		}
 	}
-	err := c.source.Run(ctx, c.own)
+	began := c.announceStop(ctx)
+	err := c.source.Run(ctx, c.ownPartition)
 	stop()
 	rotating.Wait()
+	if at := began(); !at.IsZero() {
+		c.cfg.Logger.Info("onlyonce: consumer stopped", "scope", c.cfg.Scope, "after", time.Since(at).Round(time.Millisecond))
+	}
 	return errors.Join(err, c.Live())
 }
 
-// ready checks the database before the consumer joins the group, so that a process that cannot work
-// takes no partitions away from those that can. With shards it checks each of them, because it may
-// get a partition of any.
-func (c *Consumer) ready(ctx context.Context) error {
-	ctx, cancel := c.asking(ctx)
+// announceStop logs that the consumer drains when ctx ends. The function that it returns ends the
+// wait for that, and returns when the stop began, or the zero time if ctx has not ended.
+func (c *Consumer) announceStop(ctx context.Context) (began func() time.Time) {
+	var at time.Time
+	logged := make(chan struct{})
+	quiet := context.AfterFunc(ctx, func() {
+		defer close(logged)
+		at = time.Now()
+		c.cfg.Logger.Info("onlyonce: consumer drains: the batches under way may still end", "scope", c.cfg.Scope, "drain_timeout", c.cfg.DrainTimeout)
+	})
+	return func() time.Time {
+		if !quiet() {
+			<-logged
+		}
+		return at
+	}
+}
+
+// checkDatabases checks the database before the consumer joins the group, so that a process that
+// cannot work takes no partitions away from those that can. With shards it checks each of them,
+// because it may get a partition of any.
+func (c *Consumer) checkDatabases(ctx context.Context) error {
+	ctx, cancel := c.boundedQuery(ctx)
 	defer cancel()
 	var faults []error
 	for _, d := range c.databases() {
@@ -151,12 +174,12 @@ func (c *Consumer) ready(ctx context.Context) error {
 			c.cfg.Logger.Warn("onlyonce: "+w, "shard", d.shard)
 		}
 		if err != nil {
-			faults = append(faults, fmt.Errorf("consumer: %s: %w", d.server(), err))
+			faults = append(faults, fmt.Errorf("consumer: %s: %w", d.describeDatabase(), err))
 			continue
 		}
-		for _, n := range c.needs() {
+		for _, n := range c.horizonNeeds() {
 			if err := inbox.Holds(ctx, d.pool, n); err != nil {
-				faults = append(faults, fmt.Errorf("consumer: %s: %s: %w", d.server(), n.Whose, err))
+				faults = append(faults, fmt.Errorf("consumer: %s: %s: %w", d.describeDatabase(), n.Whose, err))
 			}
 		}
 	}
@@ -170,16 +193,16 @@ func (c *Consumer) filtersOf(pool *pgxpool.Pool) *inbox.Filters {
 	return f
 }
 
-// needs returns how long the inbox must remember keys, by what the user has declared.
-func (c *Consumer) needs() []inbox.Need {
+// horizonNeeds returns how long the inbox must remember keys, by what the user has declared.
+func (c *Consumer) horizonNeeds() []inbox.Need {
 	if c.cfg.CopiesWithin == 0 {
 		return nil
 	}
 	return []inbox.Need{{Ring: "consumer_keys", Copies: c.cfg.CopiesWithin, Whose: "Config.CopiesWithin"}}
 }
 
-// server describes the database, without its password.
-func (c *Consumer) server() string {
+// describeDatabase describes the database, without its password.
+func (c *Consumer) describeDatabase() string {
 	cc, shard := c.pool.Config().ConnConfig, ""
 	if c.shard != "" {
 		shard = fmt.Sprintf("shard %q, ", c.shard)

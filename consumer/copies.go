@@ -25,8 +25,8 @@ const (
 	AcrossTopics
 )
 
-// noted returns the choice's word in the database.
-func (c Copies) noted() *string {
+// databaseWord returns the choice's word in the database.
+func (c Copies) databaseWord() *string {
 	word := map[Copies]string{WithinTopic: "within", AcrossTopics: "across"}[c]
 	if word == "" {
 		return nil
@@ -34,8 +34,8 @@ func (c Copies) noted() *string {
 	return &word
 }
 
-// named returns the choice's name in a program.
-func named(noted *string) string {
+// copiesName returns the choice's name in a program.
+func copiesName(noted *string) string {
 	switch {
 	case noted == nil:
 		return "not set"
@@ -94,11 +94,11 @@ type scopeRow struct {
 	home   string
 }
 
-// inTopic reports whether a topic's ids count within it, so that the topic is part of their keys.
+// idInTopic reports whether a topic's ids count within it, so that the topic is part of their keys.
 // The result never changes for a topic. If the scope began with one topic, the keys of that topic
 // never contain it, whatever is chosen for a second one, so no key is forgotten.
-func (r *scopeRow) inTopic(topic string) bool {
-	return r.copies != nil && *r.copies == *WithinTopic.noted() && topic != r.home
+func (r *scopeRow) idInTopic(topic string) bool {
+	return r.copies != nil && *r.copies == *WithinTopic.databaseWord() && topic != r.home
 }
 
 // readScope returns nil if there is no row.
@@ -123,9 +123,9 @@ func (w *worker) joinScope(ctx context.Context) error {
 	if c.cfg.Key == nil && !c.events {
 		return nil
 	}
-	chosen := c.cfg.Copies.noted()
+	chosen := c.cfg.Copies.databaseWord()
 	if c.events { // each topic is an endpoint and gives out its own ids
-		chosen = WithinTopic.noted()
+		chosen = WithinTopic.databaseWord()
 	}
 	for range 10 {
 		row, err := c.readScope(ctx)
@@ -139,13 +139,13 @@ func (w *worker) joinScope(ctx context.Context) error {
 			}
 			continue
 		case chosen == nil && !slices.Contains(row.topics, topic):
-			return w.halt(HaltCopies, "the scope has read %s, this consumer reads %s, and its Config.Copies is not set (the scope's: %s)",
-				strings.Join(row.topics, ", "), topic, named(row.copies))
+			return w.haltError(HaltCopies, "the scope has read %s, this consumer reads %s, and its Config.Copies is not set (the scope's: %s)",
+				strings.Join(row.topics, ", "), topic, copiesName(row.copies))
 		case chosen != nil && row.copies != nil && *chosen != *row.copies:
-			return w.halt(HaltCopies, "the scope's ids were claimed under %s (topics: %s), and this consumer's Config.Copies is %s",
-				named(row.copies), strings.Join(row.topics, ", "), named(chosen))
+			return w.haltError(HaltCopies, "the scope's ids were claimed under %s (topics: %s), and this consumer's Config.Copies is %s",
+				copiesName(row.copies), strings.Join(row.topics, ", "), copiesName(chosen))
 		case slices.Contains(row.topics, topic) && (chosen == nil || row.copies != nil):
-			w.inTopic = row.inTopic(topic)
+			w.idInTopic = row.idInTopic(topic)
 			return nil
 		}
 		bounded, cancel := c.bounded(ctx)

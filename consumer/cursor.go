@@ -24,10 +24,10 @@ select id, run, epoch, nonce, group_id, cluster_id, topic_id, clean, next_offset
   from onlyonce.positions
  where scope = $1 and topic = $2 and partition = $3`
 
-// ownCursorSQL raises the epoch and records the new owner of the cursor. Out: one row with the new
+// takeCursorSQL raises the epoch and records the new owner of the cursor. Out: one row with the new
 // epoch, or null if another owner was faster. It waits for a batch of the old owner that holds the
 // lease, at most lock_timeout.
-const ownCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7)`
+const takeCursorSQL = `select onlyonce.take_cursor($1, $2, $3, $4, $5, $6, $7)`
 
 // releaseCursorSQL marks the cursor as cleanly released, unless it has another owner by now.
 const releaseCursorSQL = `
@@ -93,8 +93,8 @@ func (a *anchor) matches(m *Message) bool {
 	return bytes.Equal(a.hash, anchorOf(m).hash)
 }
 
-// args returns the anchor's three columns.
-func (a *anchor) args() (offset *int64, epoch *int32, hash []byte) {
+// columns returns the anchor's three columns.
+func (a *anchor) columns() (offset *int64, epoch *int32, hash []byte) {
 	if a == nil {
 		return nil, nil, nil
 	}
@@ -111,14 +111,14 @@ type cursor struct {
 	clusterID   *string
 	topicID     pgtype.UUID // null: not known
 	clean       bool
-	next        int64
+	position    int64
 	anchor      *anchor
 	retired     bool
 	leaderEpoch int32 // no batch below next exceeded it when it was read; -1: not known
 	// runEpoch is the same for the start of the run; in a replay, for the position where it
 	// continues afterwards.
-	runEpoch int32
-	suspect  *int64 // a message that was alone, with counted attempts; nil: none
+	runEpoch      int32
+	suspectOffset *int64 // a message that was alone, with counted attempts; nil: none
 
 	replayNo     int32
 	replayUntil  *int64 // nil: no replay is under way
@@ -130,25 +130,28 @@ type cursor struct {
 	redoTopicID pgtype.UUID // the topic that redoUntil is about; null: not known
 }
 
-// redo returns the offset below which messages of a topic may have been handled before; 0: none.
-func (c *cursor) redo(topic [16]byte) int64 {
+// redoOffset returns the offset below which messages of a topic may have been handled before; 0:
+// none.
+func (c *cursor) redoOffset(topic [16]byte) int64 {
 	if c.redoUntil == nil || c.redoTopicID.Valid && topic != [16]byte{} && c.redoTopicID.Bytes != topic {
 		return 0
 	}
 	return *c.redoUntil
 }
 
-// reached returns how far the partition was ever handled, as far as this database knows.
-func (c *cursor) reached(topic [16]byte) int64 {
-	return max(c.next, c.replayResume, c.redo(topic))
+// highestPosition returns how far the partition was ever handled, as far as this database knows.
+func (c *cursor) highestPosition(topic [16]byte) int64 {
+	return max(c.position, c.replayResume, c.redoOffset(topic))
 }
 
-// replayed reports whether an offset is at or above the end of the current replay.
-func (c *cursor) replayed(offset int64) bool { return c.replayUntil != nil && offset >= *c.replayUntil }
+// pastReplay reports whether an offset is at or above the end of the current replay.
+func (c *cursor) pastReplay(offset int64) bool {
+	return c.replayUntil != nil && offset >= *c.replayUntil
+}
 
-// within keeps a position from passing the end of a replay.
-func (c *cursor) within(next int64) int64 {
-	if c.replayed(next) {
+// capAtReplayEnd keeps a position from passing the end of a replay.
+func (c *cursor) capAtReplayEnd(next int64) int64 {
+	if c.pastReplay(next) {
 		return *c.replayUntil
 	}
 	return next
@@ -166,8 +169,8 @@ func (c *Consumer) readCursor(ctx context.Context, topic string, partition int32
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
 	err := c.pool.QueryRow(ctx, readCursorSQL, c.cfg.Scope, topic, partition).Scan(&r.id, &r.run, &r.epoch, &r.nonce,
-		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.next, &anchorOffset, &anchorEpoch, &anchorHash,
-		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.suspect, &r.redoUntil, &r.redoTopicID)
+		&r.groupID, &r.clusterID, &r.topicID, &r.clean, &r.position, &anchorOffset, &anchorEpoch, &anchorHash,
+		&r.leaderEpoch, &r.runEpoch, &r.retired, &r.replayNo, &r.replayUntil, &resume, &r.replayResend, &r.suspectOffset, &r.redoUntil, &r.redoTopicID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}
@@ -195,16 +198,28 @@ func (w *worker) endReplay(work context.Context) error {
 	end := func(tx *guard.Tx) { tx.Engine(stepFence, endReplaySQL, w.cur.id, w.cur.replayNo) }
 	var err error
 	if w.cur.replayResume > w.pos {
-		err = w.attempt(work, &attempt{next: w.cur.replayResume, fence: end})
+		err = w.runLogAttempt(work, &attempt{next: w.cur.replayResume, fence: end})
 	} else {
 		bounded, cancel := w.c.bounded(work)
 		defer cancel()
 		_, err = w.c.pool.Exec(bounded, endReplayHeldSQL, w.cur.id, w.cur.replayNo, w.cur.epoch, w.cur.nonce)
 	}
 	if err == nil {
+		w.c.cfg.Logger.Info("onlyonce: replay ends: the partition goes on from where it was interrupted", "scope", w.c.cfg.Scope,
+			"topic", w.id.Topic, "partition", w.id.Partition, "replay", w.cur.replayNo)
 		err = errMoved
 	}
 	return err
+}
+
+// announceReplay logs, once for each replay, that this process handles its messages.
+func (w *worker) announceReplay() {
+	if w.cur.replayUntil == nil || w.cur.replayNo == w.replay {
+		return
+	}
+	w.replay = w.cur.replayNo
+	w.c.cfg.Logger.Info("onlyonce: replay begins", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition,
+		"replay", w.cur.replayNo, "from", w.pos, "until", *w.cur.replayUntil, "resend", w.cur.replayResend)
 }
 
 // endReplayHeldSQL is endReplaySQL for a position that stays as it is.

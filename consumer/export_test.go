@@ -10,17 +10,17 @@ const (
 	FenceSQL   = fenceSQL
 	ClaimSQL   = claimSQL
 	BlockedSQL = blockedSQL
-	SweepSQL   = sweepSQL
+	SweepSQL   = sweepBlockedSQL
 )
 
 // DefaultTurns returns what a new consumer shares with the others of its process.
-var DefaultTurns = turnsOf
+var DefaultTurns = newAttemptLock
 
 // Tests that run side by side have handlers that wait for the test: each consumer has turns of its
 // own.
-func init() { turnsOf = func() *turns { return &turns{} } }
+func init() { newAttemptLock = func() *attemptLock { return &attemptLock{} } }
 
 // Enter is turns.enter of a consumer.
 func (c *Consumer) Enter(ctx context.Context, alone bool, bound time.Duration) (leave func(), err error) {
-	return c.turns.enter(ctx, alone, bound)
+	return c.attempts.acquire(ctx, alone, bound)
 }

@@ -208,17 +208,17 @@ func (c *Consumer) traceAttemptEnd(ctx context.Context, d BatchDone, err error) 
 	}
 }
 
-// told reports a committed transaction of messages from the log.
-func (c *Consumer) told(a *attempt) {
+// emitCommitted reports a committed transaction of messages from the log.
+func (c *Consumer) emitCommitted(a *attempt) {
 	for _, p := range a.parked {
-		c.tellParked(p)
+		c.emitParked(p)
 	}
 	if c.cfg.Hooks.Batch != nil && len(a.msgs) > 0 {
 		c.cfg.Hooks.Batch(a.done)
 	}
 }
 
-func (c *Consumer) tellParked(p Parked) {
+func (c *Consumer) emitParked(p Parked) {
 	c.cfg.Logger.Warn("onlyonce: message parked", "scope", c.cfg.Scope, "topic", p.Topic, "partition", p.Partition,
 		"offset", p.Offset, "reason", p.Reason, "state", p.State, "error", p.Err)
 	if c.cfg.Hooks.Parked != nil {
@@ -226,12 +226,12 @@ func (c *Consumer) tellParked(p Parked) {
 	}
 }
 
-// resolved reports a parked message that was applied.
-func (c *Consumer) resolved(a *attempt, row *parkedRow) {
+// emitResolved reports a parked message that was applied.
+func (c *Consumer) emitResolved(a *attempt, row *parkedRow) {
 	m := row.m
 	c.cfg.Logger.Info("onlyonce: parked message resolved", "scope", c.cfg.Scope, "topic", m.Topic, "partition", m.Partition,
-		"offset", m.Offset, "attempts", row.n)
+		"offset", m.Offset, "attempts", row.attempt)
 	if c.cfg.Hooks.Resolved != nil {
-		c.cfg.Hooks.Resolved(Resolved{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Attempts: row.n, Duplicate: a.done.Duplicates > 0})
+		c.cfg.Hooks.Resolved(Resolved{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Attempts: row.attempt, Duplicate: a.done.Duplicates > 0})
 	}
 }

@@ -64,13 +64,13 @@ func JSONKey(pointer string) KeyFunc {
 		}
 		raw := json.RawMessage(m.Value)
 		for _, t := range tokens {
-			next, err := child(raw, t)
+			next, err := jsonChild(raw, t)
 			if err != nil {
 				return "", fmt.Errorf("%w: %s: %w", ErrNoKey, pointer, err)
 			}
 			raw = next
 		}
-		return scalar(raw, pointer)
+		return jsonScalar(raw, pointer)
 	}
 }
 
@@ -112,8 +112,8 @@ func headerOnce(m *Message, name string) (string, error) {
 	return id, nil
 }
 
-// child returns the member or element that one reference token of a JSON Pointer names.
-func child(raw json.RawMessage, token string) (json.RawMessage, error) {
+// jsonChild returns the member or element that one reference token of a JSON Pointer names.
+func jsonChild(raw json.RawMessage, token string) (json.RawMessage, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &object); err == nil {
 		if v, ok := object[token]; ok {
@@ -132,8 +132,8 @@ func child(raw json.RawMessage, token string) (json.RawMessage, error) {
 	return array[i], nil
 }
 
-// scalar returns the value of a string, or the digits of an integer.
-func scalar(raw json.RawMessage, pointer string) (string, error) {
+// jsonScalar returns the value of a string, or the digits of an integer.
+func jsonScalar(raw json.RawMessage, pointer string) (string, error) {
 	var s string
 	if err := json.Unmarshal(raw, &s); err == nil {
 		if s == "" {

@@ -46,18 +46,18 @@ type Message struct {
 	Attempt int
 
 	identified bool  // the fields below are set
-	noKey      error // why the message has no id
+	idErr      error // why the message has no id
 	scope      string
-	inTopic    bool   // the id counts within the topic
+	idInTopic  bool   // the id counts within the topic
 	id         string // message id, if the consumer dedupes by key
 	tenant     string
-	order      pgtype.UUID // stored form of its ordering key, under ParkOrderingKey
+	orderKey   pgtype.UUID // stored form of its ordering key, under ParkOrderingKey
 	replay     int32       // number of the replay that it belongs to, 0 if none
 	resend     bool        // the replay's calls get keys of their own
-	cluster    string      // the record's cluster; for a parked one, at the time of parking
+	clusterID  string      // the record's cluster; for a parked one, at the time of parking
 	topicID    [16]byte
-	redo       bool // it may have been handled before: see engine.redoUntil
-	another    bool // by an operator: it is not a copy of the first message with its id
+	mayRepeat  bool // it may have been handled before: see engine.redoUntil
+	notACopy   bool // by an operator: it is not a copy of the first message with its id
 }
 
 // Header is one record header. A record may have several with the same name.
@@ -76,13 +76,13 @@ func (m *Message) Header(name string) (value []byte, ok bool) {
 	return nil, false
 }
 
-// structs are the sizes of a Message and of a Header, without the bytes that they refer to.
-var structs = struct{ message, header int }{int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()), int(reflect.TypeFor[Header]().Size())}
+// structSizes are the sizes of a Message and of a Header, without the bytes that they refer to.
+var structSizes = struct{ message, header int }{int(reflect.TypeFor[*Message]().Size() + reflect.TypeFor[Message]().Size()), int(reflect.TypeFor[Header]().Size())}
 
 // Size is how many bytes of memory the message takes: key, value and headers, plus about 400 bytes.
 // It counts that much against [Config.PrefetchBytes].
 func (m *Message) Size() int {
-	n := structs.message + len(m.Key) + len(m.Value) + len(m.Headers)*structs.header
+	n := structSizes.message + len(m.Key) + len(m.Value) + len(m.Headers)*structSizes.header
 	for _, h := range m.Headers {
 		n += len(h.Name) + len(h.Value)
 	}
@@ -100,9 +100,9 @@ func (m *Message) Tenant() string { return cmp.Or(m.tenant, m.EventTenant) }
 // the key is that of the replay.
 func (m *Message) hash() ([16]byte, int64) { return m.hashIn(m.replay) }
 
-// ordinary returns the stored form of the key that a copy outside of replays has. The message's
-// parked row has it in any case.
-func (m *Message) ordinary() [16]byte {
+// hashOutsideReplay returns the stored form of the key that a copy outside of replays has. The
+// message's parked row has it in any case.
+func (m *Message) hashOutsideReplay() [16]byte {
 	hash, _ := m.hashIn(0)
 	return hash
 }
@@ -115,7 +115,7 @@ func (m *Message) hashIn(replay int32) ([16]byte, int64) {
 // keyTopic returns the topic in which the message's id counts, or "" if it counts in the whole
 // scope.
 func (m *Message) keyTopic() string {
-	if m.inTopic {
+	if m.idInTopic {
 		return m.Topic
 	}
 	return ""
@@ -124,12 +124,12 @@ func (m *Message) keyTopic() string {
 // origin returns what the calls that the handler enqueues derive their keys from.
 func (m *Message) origin() origin.Origin {
 	o := origin.Origin{Tenant: m.tenant, Scope: m.scope, Topic: m.keyTopic(), ID: m.id, Position: origin.Position{
-		ClusterID: m.cluster, TopicID: m.topicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset},
-		Time: m.Time, Redo: !m.resend && (m.redo || m.replay > 0), Trace: m.trace()}
+		ClusterID: m.clusterID, TopicID: m.topicID, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset},
+		Time: m.Time, Redo: !m.resend && (m.mayRepeat || m.replay > 0), Trace: m.trace()}
 	if m.resend {
 		o.Replay = m.replay
 	}
-	if m.another {
+	if m.notACopy {
 		o.ID = "" // its calls have the keys that derive from the id
 	}
 	return o

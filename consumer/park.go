@@ -10,22 +10,22 @@ import (
 	"github.com/onlyonce/onlyonce/internal/parked"
 )
 
-// Reasons of a verdict that no row has; the others are in package parked.
+// Reasons of a disposition that no row has; the others are in package parked.
 const (
 	reasonDuplicate  = "duplicate"           // the message is skipped, not parked
 	reasonUnparkable = "it cannot be parked" // the partition halts
 )
 
-// verdict is what becomes of a message that is not applied.
-type verdict struct {
+// disposition is what becomes of a message that is not applied.
+type disposition struct {
 	reason   string
 	err      error
 	attempts int
 	wait     time.Duration // until the next attempt, if the message is retried
-	order    pgtype.UUID   // the ordering key of an earlier parked message that it waits for
+	waitsFor pgtype.UUID   // the ordering key of an earlier parked message that it waits for
 }
 
-func (v *verdict) state() string {
+func (v *disposition) parkedState() string {
 	switch v.reason {
 	case parked.Failed:
 		return parked.Retrying
@@ -35,20 +35,20 @@ func (v *verdict) state() string {
 	return parked.Waiting
 }
 
-func (e *engine) park(tx *guard.Tx, m *Message, v *verdict) {
+func (e *engine) park(tx *guard.Tx, m *Message, v *disposition) {
 	var key pgtype.UUID
 	if m.id != "" {
 		// Also if it is parked in a replay: copies outside of the replay must find it (K7).
-		key = uuidOrNull(m.ordinary())
+		key = uuidOrNull(m.hashOutsideReplay())
 	}
 	names := make([][]byte, len(m.Headers))
 	values := make([][]byte, len(m.Headers))
 	for i, h := range m.Headers {
 		names[i], values[i] = []byte(h.Name), h.Value
 	}
-	tx.Engine(stepPark, parked.InsertMessageSQL, v.state(), v.reason, plain(v.err.Error()), v.attempts, plain(m.tenant), m.scope, key,
-		m.Topic, m.Partition, m.Offset, storable(m.Time), m.Key, names, values, m.Value, m.order, v.wait.Seconds(),
-		m.cluster, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.kind(), pgtype.Text{String: m.EventID, Valid: e.c.events})
+	tx.Engine(stepPark, parked.InsertMessageSQL, v.parkedState(), v.reason, storableText(v.err.Error()), v.attempts, storableText(m.tenant), m.scope, key,
+		m.Topic, m.Partition, m.Offset, storableTime(m.Time), m.Key, names, values, m.Value, m.orderKey, v.wait.Seconds(),
+		m.clusterID, uuidOrNull(m.topicID), m.LogAppendTime, m.replay, m.resend, e.c.parkedKind(), pgtype.Text{String: m.EventID, Valid: e.c.events})
 }
 
 // Bounds for a producer's timestamps, which may be anything. PostgreSQL refuses years after 294276,
@@ -58,9 +58,9 @@ var (
 	lastTime  = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 )
 
-// storable returns the time nearest to t that can be stored. Without it, a message with a wrong
+// storableTime returns the time nearest to t that can be stored. Without it, a message with a wrong
 // timestamp could not be parked, and would hold up its partition for ever.
-func storable(t time.Time) time.Time {
+func storableTime(t time.Time) time.Time {
 	switch {
 	case t.Before(firstTime):
 		return firstTime
@@ -70,8 +70,8 @@ func storable(t time.Time) time.Time {
 	return t
 }
 
-// plain returns s as text that PostgreSQL stores: valid UTF-8 without NUL, and cut to a useful
-// length.
-func plain(s string) string {
+// storableText returns s as text that PostgreSQL stores: valid UTF-8 without NUL, and cut to a
+// useful length.
+func storableText(s string) string {
 	return codec.TextUpTo(s, 8<<10)
 }

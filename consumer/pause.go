@@ -19,19 +19,20 @@ func (c *Consumer) Pause(ctx context.Context, topic string, partition int32, rea
 	if reason == "" {
 		return fmt.Errorf("%w: Pause: reason must not be empty: whoever finds the consumer standing still will want to know", ErrConfig)
 	}
-	if err := c.each(ctx, topic, partition, cursors.PauseSQL, reason, nil); err != nil {
+	if err := c.execInShards(ctx, topic, partition, cursors.PauseSQL, reason, nil); err != nil {
 		return fmt.Errorf("consumer: pausing: %w", err)
 	}
 	return nil
 }
 
-// each runs a statement in the shard that has a partition, or in every shard if topic is empty.
-func (c *Consumer) each(ctx context.Context, topic string, partition int32, sql string, args ...any) error {
+// execInShards runs a statement in the shard that has a partition, or in every shard if topic is
+// empty.
+func (c *Consumer) execInShards(ctx context.Context, topic string, partition int32, sql string, args ...any) error {
 	databases := c.databases()
 	if topic == "" {
 		partition = -1
 	} else {
-		one, err := c.on(topic, partition)
+		one, err := c.shardOf(topic, partition)
 		if err != nil {
 			return err
 		}
@@ -40,7 +41,7 @@ func (c *Consumer) each(ctx context.Context, topic string, partition int32, sql 
 	var faults []error
 	for _, d := range databases {
 		if _, err := d.pool.Exec(ctx, sql, append([]any{c.cfg.Scope, topic, partition}, args...)...); err != nil {
-			faults = append(faults, fmt.Errorf("%s: %w", d.server(), err))
+			faults = append(faults, fmt.Errorf("%s: %w", d.describeDatabase(), err))
 		}
 	}
 	return errors.Join(faults...)
@@ -49,15 +50,15 @@ func (c *Consumer) each(ctx context.Context, topic string, partition int32, sql 
 // Resume ends a pause with the same topic and partition. A pause of the whole scope holds until it
 // is ended in the same way, with an empty topic.
 func (c *Consumer) Resume(ctx context.Context, topic string, partition int32) error {
-	if err := c.each(ctx, topic, partition, cursors.ResumeSQL); err != nil {
+	if err := c.execInShards(ctx, topic, partition, cursors.ResumeSQL); err != nil {
 		return fmt.Errorf("consumer: resuming: %w", err)
 	}
 	return nil
 }
 
-// untilResumed waits until the pause ends. It returns false if ctx ends first. If the database does
-// not answer, the partition counts as still paused.
-func (w *worker) untilResumed(ctx context.Context) bool {
+// waitForResume waits until the pause ends. It returns false if ctx ends first. If the database
+// does not answer, the partition counts as still paused.
+func (w *worker) waitForResume(ctx context.Context) bool {
 	w.state.paused.Store(true)
 	defer w.state.paused.Store(false)
 	w.c.cfg.Logger.Info("onlyonce: partition paused", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "position", w.pos)
@@ -68,7 +69,7 @@ func (w *worker) untilResumed(ctx context.Context) bool {
 	defer w.c.poller.leave(asks)
 	for {
 		select {
-		case a := <-asks.answer:
+		case a := <-asks.answers:
 			if a.err == nil && !a.paused {
 				return true
 			}

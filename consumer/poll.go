@@ -29,7 +29,7 @@ const (
 // this owner's, the position, whether an operator has paused the partition, in how many seconds its
 // next parked row is due (null: none is), whether the frontier was recorded, and the database's
 // clock. By primary keys and the indexes parked_due and parked_order. A row that waits for an
-// unsettled one of its ordering key is not due, whatever its time: takeSQL does not take it.
+// unsettled one of its ordering key is not due, whatever its time: takeParkedSQL does not take it.
 //
 // A frontier is recorded for the present owner only, and not while a take-over holds the lease. The
 // next poll tries again then, so that one partition never holds up the others. If an operator has
@@ -67,50 +67,51 @@ select a.n,
        clock_timestamp()
   from asked a`
 
-// leaveSQL deletes the process's row of onlyonce.owners. In: its id.
-const leaveSQL = `delete from onlyonce.owners where id = $1`
+// deleteOwnerSQL deletes the process's row of onlyonce.owners. In: its id.
+const deleteOwnerSQL = `delete from onlyonce.owners where id = $1`
 
-// polled is the answer of one poll about a partition.
-type polled struct {
-	mine   bool // the lease is this owner's
-	at     int64
-	known  int64 // the position that this process knew before it polled
-	paused bool
-	due    *float64 // seconds until the next parked row is due; nil: none is
-	noted  bool     // the frontier was recorded
-	now    time.Time
-	asked  time.Time // when the answer arrived
-	err    error
+// pollAnswer is the answer of one poll about a partition.
+type pollAnswer struct {
+	owned            bool // the lease is this owner's
+	position         int64
+	knownPosition    int64 // the position that this process knew before it polled
+	paused           bool
+	due              *float64 // seconds until the next parked row is due; nil: none is
+	frontierRecorded bool     // the frontier was recorded
+	clock            time.Time
+	arrived          time.Time // when the answer arrived
+	err              error
 }
 
-// polling is a partition that the poller asks about, from when its owner joins until it leaves.
-type polling struct {
-	id     Identity
-	cur    *cursor
-	state  *partitionState
-	answer chan polled // the latest answer; capacity 1
+// polledPartition is a partition that the poller asks about, from when its owner joins until it
+// leaves.
+type polledPartition struct {
+	id      Identity
+	cur     *cursor
+	state   *partitionState
+	answers chan pollAnswer // the latest answer; capacity 1
 
 	mu       sync.Mutex
 	frontier *time.Time // to be recorded
 }
 
-// note makes the next polls record a frontier; nil: none.
-func (p *polling) note(frontier *time.Time) {
+// setFrontier makes the next polls record a frontier; nil: none.
+func (p *polledPartition) setFrontier(frontier *time.Time) {
 	p.mu.Lock()
 	p.frontier = frontier
 	p.mu.Unlock()
 }
 
-// tell replaces an answer that was not read by a newer one.
-func (p *polling) tell(a polled) {
+// deliver replaces an answer that was not read by a newer one.
+func (p *polledPartition) deliver(a pollAnswer) {
 	for {
 		select {
-		case p.answer <- a:
+		case p.answers <- a:
 			return
 		default:
 		}
 		select {
-		case <-p.answer:
+		case <-p.answers:
 		default:
 		}
 	}
@@ -126,10 +127,10 @@ type poller struct {
 	wake chan struct{}
 
 	mu      sync.Mutex
-	members map[*polling]struct{}
+	members map[*polledPartition]struct{}
 
-	reported time.Time // when the process's row was last written; zero: never
-	shape    string    // of the row that was written then
+	reportedAt    time.Time // when the process's row was last written; zero: never
+	reportedShape string    // of the row that was written then
 }
 
 func newPoller(c *Consumer) *poller {
@@ -137,36 +138,36 @@ func newPoller(c *Consumer) *poller {
 	if err != nil {
 		host = "unknown"
 	}
-	return &poller{c: c, id: newNonce(), host: host, wake: make(chan struct{}, 1), members: map[*polling]struct{}{}}
+	return &poller{c: c, id: newNonce(), host: host, wake: make(chan struct{}, 1), members: map[*polledPartition]struct{}{}}
 }
 
 // join adds a partition, and makes the poller ask at once.
-func (p *poller) join(id Identity, cur *cursor, state *partitionState) *polling {
-	m := &polling{id: id, cur: cur, state: state, answer: make(chan polled, 1)}
+func (p *poller) join(id Identity, cur *cursor, state *partitionState) *polledPartition {
+	m := &polledPartition{id: id, cur: cur, state: state, answers: make(chan pollAnswer, 1)}
 	p.mu.Lock()
 	p.members[m] = struct{}{}
 	p.mu.Unlock()
-	p.soon()
+	p.pollSoon()
 	return m
 }
 
-func (p *poller) leave(m *polling) {
+func (p *poller) leave(m *polledPartition) {
 	p.mu.Lock()
 	delete(p.members, m)
 	p.mu.Unlock()
 }
 
-// soon makes the poller ask at once, for example because a partition was added or its state has
+// pollSoon makes the poller ask at once, for example because a partition was added or its state has
 // changed.
-func (p *poller) soon() {
+func (p *poller) pollSoon() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
 }
 
-// run polls until ctx is done, and then deletes the process's row.
-func (p *poller) run(ctx context.Context) {
+// pollUntilDone polls until ctx is done, and then deletes the process's row.
+func (p *poller) pollUntilDone(ctx context.Context) {
 	retry := newBackoff(p.c.cfg)
 	wait := time.Duration(0)
 	for {
@@ -181,64 +182,64 @@ func (p *poller) run(ctx context.Context) {
 			break
 		}
 		wait = pollEvery
-		if err := p.poll(ctx); err != nil {
+		if err := p.pollOnce(ctx); err != nil {
 			wait = max(retry.NextBackOff(), pollEvery)
 		} else {
 			retry.Reset()
 		}
 	}
-	if p.reported.IsZero() {
+	if p.reportedAt.IsZero() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.c.cfg.LockTimeout)
 	defer cancel()
-	if _, err := p.c.pool.Exec(ctx, leaveSQL, p.id); err != nil {
+	if _, err := p.c.pool.Exec(ctx, deleteOwnerSQL, p.id); err != nil {
 		p.c.cfg.Logger.Warn("onlyonce: the process's row of onlyonce.owners was not deleted; it is ignored once it is old", "scope", p.c.cfg.Scope, "error", err)
 	}
 }
 
-// poll asks once, and passes each partition its answer.
-func (p *poller) poll(ctx context.Context) error {
+// pollOnce asks once, and passes each partition its answer.
+func (p *poller) pollOnce(ctx context.Context) error {
 	p.mu.Lock()
-	members := make([]*polling, 0, len(p.members))
+	members := make([]*polledPartition, 0, len(p.members))
 	for m := range p.members {
 		members = append(members, m)
 	}
 	p.mu.Unlock()
-	report, shape, err := p.report()
+	report, shape, err := p.statusReport()
 	if err != nil {
 		return err
 	}
 	if len(members) == 0 && report == nil {
 		return nil
 	}
-	answers, err := p.ask(ctx, members, report)
+	answers, err := p.query(ctx, members, report)
 	if err != nil {
 		err = fmt.Errorf("asking what operators and time have done: %w", err)
 		if ctx.Err() != nil {
 			return err
 		}
 	} else if report != nil {
-		p.reported, p.shape = time.Now(), shape
+		p.reportedAt, p.reportedShape = time.Now(), shape
 	}
 	for i, m := range members {
 		if err != nil {
-			m.tell(polled{err: err})
+			m.deliver(pollAnswer{err: err})
 		} else {
-			m.tell(answers[i])
+			m.deliver(answers[i])
 		}
 	}
 	return err
 }
 
-func (p *poller) ask(ctx context.Context, members []*polling, report *string) ([]polled, error) {
+func (p *poller) query(ctx context.Context, members []*polledPartition, report *string) ([]pollAnswer, error) {
 	n := len(members)
-	answers, topics := make([]polled, n), make([]string, n)
+	answers, topics := make([]pollAnswer, n), make([]string, n)
 	for i, m := range members {
 		topics[i] = m.id.Topic
 		// Read before the query: the database is at least there, unless a failover has lost
 		// commits.
-		answers[i].known = m.state.position.Load()
+		answers[i].knownPosition = m.state.position.Load()
 	}
 	ctx, cancel := p.c.bounded(ctx)
 	defer cancel()
@@ -248,26 +249,26 @@ func (p *poller) ask(ctx context.Context, members []*polling, report *string) ([
 		codec.Array(n, func(i int) pgtype.Int8 { return pgtype.Int8{Int64: members[i].cur.epoch, Valid: true} }),
 		codec.Array(n, func(i int) pgtype.UUID { return members[i].cur.nonce }),
 		codec.Array(n, func(i int) pgtype.Int4 { return pgtype.Int4{Int32: members[i].cur.run, Valid: true} }),
-		codec.Array(n, func(i int) pgtype.Timestamptz { return members[i].toNote() }),
+		codec.Array(n, func(i int) pgtype.Timestamptz { return members[i].frontierToRecord() }),
 		p.id, p.host, int32(os.Getpid()), report)
 	if err != nil {
 		return nil, err
 	}
 	var at int64
-	var a polled
-	_, err = pgx.ForEachRow(rows, []any{&at, &a.mine, &a.at, &a.paused, &a.due, &a.noted, &a.now}, func() error {
-		a.known = answers[at-1].known
+	var a pollAnswer
+	_, err = pgx.ForEachRow(rows, []any{&at, &a.owned, &a.position, &a.paused, &a.due, &a.frontierRecorded, &a.clock}, func() error {
+		a.knownPosition = answers[at-1].knownPosition
 		answers[at-1] = a
 		return nil
 	})
 	now := time.Now()
 	for i := range answers {
-		answers[i].asked = now
+		answers[i].arrived = now
 	}
 	return answers, err
 }
 
-func (p *polling) toNote() (t pgtype.Timestamptz) {
+func (p *polledPartition) frontierToRecord() (t pgtype.Timestamptz) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.frontier != nil {
@@ -276,8 +277,8 @@ func (p *polling) toNote() (t pgtype.Timestamptz) {
 	return t
 }
 
-// ownedPartition is an element of onlyonce.owners.partitions.
-type ownedPartition struct {
+// reportedPartition is an element of onlyonce.owners.partitions.
+type reportedPartition struct {
 	Topic         string   `json:"topic"`
 	Partition     int32    `json:"partition"`
 	Epoch         int64    `json:"epoch"`
@@ -295,15 +296,15 @@ type ownedPartition struct {
 	LastBatchAge  *float64 `json:"last_batch_age,omitempty"` // nil: none under this owner
 }
 
-// report returns what this process knows of its partitions in this database. shape is the part of
-// it that is written at once if it changes. report is nil if it need not be written now.
-func (p *poller) report() (report *string, shape string, err error) {
-	owned := []ownedPartition{}
-	for _, s := range p.c.parts.status() {
+// statusReport returns what this process knows of its partitions in this database. shape is the
+// part of it that is written at once if it changes. report is nil if it need not be written now.
+func (p *poller) statusReport() (report *string, shape string, err error) {
+	owned := []reportedPartition{}
+	for _, s := range p.c.partitions.snapshot() {
 		if s.Shard != p.c.shard {
 			continue
 		}
-		o := ownedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}
+		o := reportedPartition{Topic: s.Topic, Partition: s.Partition, Epoch: s.Epoch, Position: s.Position, HighWatermark: s.HighWatermark, Lag: s.Lag, LastStable: s.LastStable, Paused: s.Paused}
 		if !s.WaitingSince.IsZero() {
 			o.WaitingFor = time.Since(s.WaitingSince).Seconds()
 		}
@@ -318,7 +319,7 @@ func (p *poller) report() (report *string, shape string, err error) {
 		owned = append(owned, o)
 		shape += fmt.Sprintf("%s/%d %d %v %s %v\n", s.Topic, s.Partition, s.Epoch, s.Paused, o.Halted, s.WaitingSince.IsZero())
 	}
-	if !p.reported.IsZero() && shape == p.shape && time.Since(p.reported) < reportEvery {
+	if !p.reportedAt.IsZero() && shape == p.reportedShape && time.Since(p.reportedAt) < reportEvery {
 		return nil, shape, nil
 	}
 	b, err := json.Marshal(owned)

@@ -12,15 +12,15 @@ import (
 // pruneRows is the most rows of progress that one statement deletes.
 const pruneRows = 4_096
 
-// openSQL lists the transactions of this database's other sessions. Out: one row with their virtual
-// transaction ids. Every role sees them, also those without a transaction id and those of other
-// roles.
+// openTransactionsSQL lists the transactions of this database's other sessions. Out: one row with
+// their virtual transaction ids. Every role sees them, also those without a transaction id and
+// those of other roles.
 //
 // It leaves out sessions that by the server belong to another database, or to no role (autovacuum,
 // which may take hours): neither runs a batch. A prepared transaction has no such id, and needs
 // none. It sends no further statement, and another transaction from its position waits for it at
 // the primary key. The query takes no lock.
-const openSQL = `
+const openTransactionsSQL = `
 select coalesce(array_agg(l.virtualxid), '{}') from pg_locks l
  where l.locktype = 'virtualxid' and l.granted and l.pid <> pg_backend_pid()
    and not exists (select from pg_stat_activity a
@@ -59,10 +59,10 @@ type pruning struct {
 	newest    progressRow // of the last batch that this owner has committed
 	committed int         // batches since the last check
 
-	from   progressRow // below it everything is deleted
-	below  progressRow // what may be deleted when
-	noted  []string    // these transactions have ended
-	asking bool        // noted and below are set
+	from    progressRow // below it everything is deleted
+	below   progressRow // what may be deleted when
+	waitFor []string    // these transactions have ended
+	waiting bool        // noted and below are set
 }
 
 // due reports whether it is time for a check. The first one is after the first batch.
@@ -72,35 +72,35 @@ func startPruning() pruning {
 	return pruning{committed: pace.Prune - 1, from: progressRow{run: 0, from: math.MinInt64}}
 }
 
-// took records a batch that has committed.
-func (p *pruning) took(run int32, from int64) {
+// batchCommitted records a batch that has committed.
+func (p *pruning) batchCommitted(run int32, from int64) {
 	p.newest = progressRow{run, from}
 	p.committed++
 }
 
-// prune takes the next step. What it cannot finish waits for the next call.
-func (w *worker) prune(ctx context.Context) {
+// pruneStep takes the next step. What it cannot finish waits for the next call.
+func (w *worker) pruneStep(ctx context.Context) {
 	p := &w.pruning
 	if !p.due() {
 		return
 	}
 	p.committed = 0
-	if err := w.pruneOld(ctx, p); err != nil && ctx.Err() == nil {
+	if err := w.pruneProgress(ctx, p); err != nil && ctx.Err() == nil {
 		w.c.cfg.Logger.Warn("onlyonce: old rows of progress were not deleted", "scope", w.c.cfg.Scope, "topic", w.id.Topic, "partition", w.id.Partition, "error", err)
 	}
 }
 
-func (w *worker) pruneOld(ctx context.Context, p *pruning) error {
+func (w *worker) pruneProgress(ctx context.Context, p *pruning) error {
 	ctx, cancel := w.c.bounded(ctx)
 	defer cancel()
 	var open []string
-	if err := w.c.pool.QueryRow(ctx, openSQL).Scan(&open); err != nil {
+	if err := w.c.pool.QueryRow(ctx, openTransactionsSQL).Scan(&open); err != nil {
 		return fmt.Errorf("listing open transactions: %w", err)
 	}
-	if p.asking && slices.ContainsFunc(p.noted, func(t string) bool { return slices.Contains(open, t) }) {
+	if p.waiting && slices.ContainsFunc(p.waitFor, func(t string) bool { return slices.Contains(open, t) }) {
 		return nil
 	}
-	if p.asking {
+	if p.waiting {
 		var n int
 		var last progressRow
 		err := w.c.pool.QueryRow(ctx, pruneSQL, w.cur.id, p.from.run, p.from.from, p.below.run, p.below.from, pruneRows).Scan(&n, &last.run, &last.from)
@@ -113,6 +113,6 @@ func (w *worker) pruneOld(ctx context.Context, p *pruning) error {
 		}
 		p.from = p.below
 	}
-	p.below, p.noted, p.asking = p.newest, open, true
+	p.below, p.waitFor, p.waiting = p.newest, open, true
 	return nil
 }

@@ -39,12 +39,12 @@ type Shards struct {
 
 // NewSharded is [New] for effects that live in several databases.
 func NewSharded(shards Shards, source Source, handler Handler, cfg Config) (*Consumer, error) {
-	return build(&Consumer{source: source, handler: handler, cfg: cfg}, &shards, handler == nil)
+	return newConsumer(&Consumer{source: source, handler: handler, cfg: cfg}, &shards, handler == nil)
 }
 
 // NewShardedBatch is [NewSharded] for a handler of batches.
 func NewShardedBatch(shards Shards, source Source, handler BatchHandler, cfg Config) (*Consumer, error) {
-	return build(&Consumer{source: source, batch: handler, cfg: cfg}, &shards, handler == nil)
+	return newConsumer(&Consumer{source: source, batch: handler, cfg: cfg}, &shards, handler == nil)
 }
 
 // faults returns all faults at once.
@@ -88,19 +88,19 @@ func (s *Shards) faults(events bool) error {
 
 // shared is what the shards of a consumer have in common, because they are in one process.
 type shared struct {
-	parts  partitions
-	budget budget
-	stuck  atomic.Int64 // abandoned handlers that are still running
-	grown  sync.Map     // topic: the number of partitions last passed to Hooks.Repartitioned
-	turns  *turns
+	partitions         ownedPartitions
+	budget             budget
+	stuck              atomic.Int64 // abandoned handlers that are still running
+	reportedPartitions sync.Map     // topic: the number of partitions last passed to Hooks.Repartitioned
+	attempts           *attemptLock
 
-	// changes is true if the handler changes its messages in place. It then gets full copies.
-	changes atomic.Bool
+	// copyBytes is true if the handler changes its messages in place. It then gets full copies.
+	copyBytes atomic.Bool
 }
 
-// split makes a consumer's shards: each is the consumer with one database.
-func (c *Consumer) split(s *Shards) {
-	c.of = s.Of
+// makeShards makes a consumer's shards: each is the consumer with one database.
+func (c *Consumer) makeShards(s *Shards) {
+	c.shardFunc = s.Of
 	for _, name := range slices.Sorted(maps.Keys(s.Pools)) {
 		one := *c
 		one.pool, one.shard = s.Pools[name], name
@@ -121,13 +121,13 @@ func (c *Consumer) databases() []*Consumer {
 	return c.shards
 }
 
-// on returns the shard that has a partition, or an error if Of returns none.
-func (c *Consumer) on(topic string, partition int32) (*Consumer, error) {
+// shardOf returns the shard that has a partition, or an error if Of returns none.
+func (c *Consumer) shardOf(topic string, partition int32) (*Consumer, error) {
 	if c.shards == nil {
 		return c, nil
 	}
 	var name string
-	err := protect(func() error { name = c.of(topic, partition); return nil })
+	err := recoverPanic(func() error { name = c.shardFunc(topic, partition); return nil })
 	if err != nil {
 		return nil, fmt.Errorf("Shards.Of: %w", err)
 	}
@@ -139,18 +139,18 @@ func (c *Consumer) on(topic string, partition int32) (*Consumer, error) {
 	return nil, fmt.Errorf("Shards.Of names %q, which is none of Shards.Pools", name)
 }
 
-// elsewhereSQL asks a shard what it knows of a partition. In: scope, topic, partition. Out: one row
-// with the cursor's position (null: no cursor), whether the cursor is retired, the id of its topic,
-// and how many partitions the topic had when the scope began to read it here (null: it never did).
-// By the unique (scope, topic, partition) and the primary key of onlyonce.topics.
-const elsewhereSQL = `
+// otherShardSQL asks a shard what it knows of a partition. In: scope, topic, partition. Out: one
+// row with the cursor's position (null: no cursor), whether the cursor is retired, the id of its
+// topic, and how many partitions the topic had when the scope began to read it here (null: it never
+// did). By the unique (scope, topic, partition) and the primary key of onlyonce.topics.
+const otherShardSQL = `
 select greatest(p.next_offset, p.replay_resume), coalesce(p.retired_at is not null, false), p.topic_id,
        (select t.partitions from onlyonce.topics t where t.scope = $1 and t.topic = $2)
   from (values (1)) one left join onlyonce.positions p on p.scope = $1 and p.topic = $2 and p.partition = $3`
 
-// onlyHere halts unless this shard is the only one in which the partition has a cursor that counts
-// (F12). It returns how many partitions the topic had when the scope began to read it in any shard
-// (0: not known).
+// checkOtherShards halts unless this shard is the only one in which the partition has a cursor that
+// counts (F12). It returns how many partitions the topic had when the scope began to read it in any
+// shard (0: not known).
 //
 // The check runs until the first batch of the cursor's present run commits. Later it is not needed:
 // the first committer has checked, and a process that takes the partition to another shard after
@@ -161,11 +161,11 @@ select greatest(p.next_offset, p.replay_resume), coalesce(p.retired_at is not nu
 // If there is no cursor here, a retired one elsewhere counts too: the partition was moved, and an
 // operator has to decide where it continues. A cursor that was retired ahead of every position of
 // this one counts as well: the partition was taken from the wrong database.
-func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err error) {
+func (w *worker) checkOtherShards(ctx context.Context, cur *cursor) (first int32, err error) {
 	if w.c.shards == nil || (cur != nil && cur.anchor != nil) {
 		return 0, nil
 	}
-	ctx, cancel := w.c.asking(ctx)
+	ctx, cancel := w.c.boundedQuery(ctx)
 	defer cancel()
 	for _, other := range w.c.shards {
 		if other == w.c {
@@ -175,7 +175,7 @@ func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err er
 		var retired bool
 		var topic pgtype.UUID
 		var partitions *int32
-		err := other.pool.QueryRow(ctx, elsewhereSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&at, &retired, &topic, &partitions)
+		err := other.pool.QueryRow(ctx, otherShardSQL, w.c.cfg.Scope, w.id.Topic, w.id.Partition).Scan(&at, &retired, &topic, &partitions)
 		if err != nil {
 			return 0, fmt.Errorf("asking shard %q for a cursor of %s/%d: %w", other.shard, w.id.Topic, w.id.Partition, err)
 		}
@@ -183,13 +183,13 @@ func (w *worker) onlyHere(ctx context.Context, cur *cursor) (first int32, err er
 			first = *partitions
 		}
 		another := topic.Valid && w.id.TopicID != [16]byte{} && topic.Bytes != w.id.TopicID
-		if at == nil || (retired && cur != nil && (another || *at <= cur.reached(w.id.TopicID))) {
+		if at == nil || (retired && cur != nil && (another || *at <= cur.highestPosition(w.id.TopicID))) {
 			continue
 		}
 		if cur == nil {
 			w.pos = *at
 		}
-		halt := w.halt(HaltOtherShard, "shard %q has the cursor, at offset %d", other.shard, *at)
+		halt := w.haltError(HaltOtherShard, "shard %q has the cursor, at offset %d", other.shard, *at)
 		switch {
 		case retired && cur != nil:
 			halt.otherAhead = true

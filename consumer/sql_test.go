@@ -17,9 +17,9 @@ func TestStatementsPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	for _, sql := range []string{readCursorSQL, ownCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
-		fenceSQL, openSQL, pruneSQL, claimSQL, claimFreshSQL, pollSQL, leaveSQL, takeSQL, settleSQL, failSQL, sweepSQL,
-		endReplaySQL, endReplayHeldSQL, passSQL, blockedSQL, parkedSQL, firstPartitionsSQL, parkedCountSQL, elsewhereSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
+	for _, sql := range []string{readCursorSQL, takeCursorSQL, releaseCursorSQL, countAttemptSQL, takeBackSQL, forgetAttemptsSQL,
+		fenceSQL, openTransactionsSQL, pruneSQL, claimSQL, claimFreshSQL, pollSQL, deleteOwnerSQL, takeParkedSQL, settleParkedSQL, failParkedSQL, sweepBlockedSQL,
+		endReplaySQL, endReplayHeldSQL, refuseBlockedSQL, blockedSQL, unsettledSQL, firstPartitionsSQL, parkedCountSQL, otherShardSQL, readScopeSQL, makeScopeSQL, joinScopeSQL} {
 		if _, err := conn.Conn().Prepare(t.Context(), "", sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
@@ -43,15 +43,15 @@ returning id, (select epoch from l)`, nonce).Scan(&id, &epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	member := &polling{id: Identity{Topic: "orders"}, cur: &cursor{id: id, epoch: epoch, nonce: nonce}, state: &partitionState{}}
+	member := &polledPartition{id: Identity{Topic: "orders"}, cur: &cursor{id: id, epoch: epoch, nonce: nonce}, state: &partitionState{}}
 	for _, frontier := range []struct {
 		ahead time.Duration
 		noted bool
 	}{{-time.Hour, true}, {time.Hour, false}} {
 		at := time.Now().Add(frontier.ahead)
-		member.note(&at)
-		answers, err := c.poller.ask(t.Context(), []*polling{member}, nil)
-		if err != nil || answers[0].noted != frontier.noted {
+		member.setFrontier(&at)
+		answers, err := c.poller.query(t.Context(), []*polledPartition{member}, nil)
+		if err != nil || answers[0].frontierRecorded != frontier.noted {
 			t.Errorf("%v ahead of the clock: %+v, %v", frontier.ahead, answers, err)
 		}
 	}
@@ -110,39 +110,39 @@ select string_agg(run || ':' || from_offset, ' ' order by run, from_offset) filt
 // earlier fetch knows nothing of records that were appended in between.
 func TestK6FrontierWantsALaterFetch(t *testing.T) {
 	t.Parallel()
-	r := &retrier{asks: &polling{}}
+	r := &retrier{polled: &polledPartition{}}
 	r.c, r.state = &Consumer{}, &partitionState{}
 	now := time.Now()
 	answer := func(step string, want bool) {
 		t.Helper()
 		now = now.Add(time.Second)
-		r.mark(polled{now: now, asked: now})
-		if got := r.asks.frontier != nil; got != want {
-			t.Errorf("%s: frontier %v, want one: %t", step, r.asks.frontier, want)
+		r.sampleFrontier(pollAnswer{clock: now, arrived: now})
+		if got := r.polled.frontier != nil; got != want {
+			t.Errorf("%s: frontier %v, want one: %t", step, r.polled.frontier, want)
 		}
 	}
 	r.state.position.Store(5)
 	early := now
-	r.state.fetched(seen{began: early, end: 5}, 5)
+	r.state.fetchReturned(logEnd{began: early, end: 5}, 5)
 	answer("the clock is known", false)
 	sampled := now
 	answer("the fetch before is here", false)
-	r.state.fetched(seen{began: early, end: 5}, 5)
+	r.state.fetchReturned(logEnd{began: early, end: 5}, 5)
 	answer("a fetch that began before comes back", false)
-	r.state.fetched(seen{began: now, end: 7}, 7) // two were appended in between
+	r.state.fetchReturned(logEnd{began: now, end: 7}, 7) // two were appended in between
 	answer("a later fetch shows what is still to be handled", false)
 	r.state.position.Store(6)
 	answer("one of two is handled", false)
 	r.state.position.Store(7)
 	answer("all is handled", true)
-	if f := r.asks.frontier; f != nil && !f.Equal(sampled) {
+	if f := r.polled.frontier; f != nil && !f.Equal(sampled) {
 		t.Errorf("the frontier is %v, want %v: when the clock was looked at", f, sampled)
 	}
 	now = now.Add(-time.Hour)
 	answer("the clock went back before it was noted", false)
 	answer("a sample of the clock as it is now", false)
-	r.state.fetched(seen{began: now, end: 7}, 7)
-	r.state.fetched(seen{began: now.Add(time.Millisecond), end: 7}, 7)
+	r.state.fetchReturned(logEnd{began: now, end: 7}, 7)
+	r.state.fetchReturned(logEnd{began: now.Add(time.Millisecond), end: 7}, 7)
 	answer("and what a later fetch shows is handled", true)
 }
 

@@ -3,7 +3,6 @@ package consumer
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -64,59 +63,59 @@ type partitionState struct {
 
 	epoch, position, highWatermark, lastStable, inFlight, inRetry atomic.Int64
 	paused                                                        atomic.Bool
-	seen                                                          atomic.Pointer[seen]
-	waiting                                                       atomic.Pointer[waiting]
+	lastLogEnd                                                    atomic.Pointer[logEnd]
+	stall                                                         atomic.Pointer[stall]
 	halted                                                        atomic.Pointer[HaltError]
 	haltedSince, lastBatch                                        atomic.Pointer[time.Time]
 
-	mu       sync.Mutex
-	reaching trouble // reading the cursor or the log
-	working  trouble // applying a batch
-	tending  trouble // of the retrier
+	mu            sync.Mutex
+	reachTrouble  trouble // reading the cursor or the log
+	logTrouble    trouble // applying a batch
+	parkedTrouble trouble // of the retrier
 }
 
-// stop records a halt.
-func (s *partitionState) stop(h *HaltError) {
+// setHalted records a halt.
+func (s *partitionState) setHalted(h *HaltError) {
 	now := time.Now()
 	if before := s.halted.Swap(h); before == nil || before.Reason != h.Reason {
 		s.haltedSince.Store(&now)
 	}
 }
 
-// worked records a batch that has committed.
-func (s *partitionState) worked() {
+// batchCommitted records a batch that has committed.
+func (s *partitionState) batchCommitted() {
 	now := time.Now()
 	s.lastBatch.Store(&now)
-	s.moved()
-	s.fine(&s.working)
+	s.clearPassedHalt()
+	s.clearTrouble(&s.logTrouble)
 }
 
-// moved clears the halt if the position has changed since.
-func (s *partitionState) moved() {
+// clearPassedHalt clears the halt if the position has changed since.
+func (s *partitionState) clearPassedHalt() {
 	if h := s.halted.Load(); h != nil && s.position.Load() != h.Position {
 		s.halted.CompareAndSwap(h, nil)
 	}
 }
 
-// fetched records the result of a fetch. A partition that reads its log again is no longer halted,
-// except if it halted because of a message, which it has yet to read.
-func (s *partitionState) fetched(found seen, stable int64) {
+// fetchReturned records the result of a fetch. A partition that reads its log again is no longer
+// halted, except if it halted because of a message, which it has yet to read.
+func (s *partitionState) fetchReturned(found logEnd, stable int64) {
 	s.highWatermark.Store(found.end)
 	s.lastStable.Store(stable)
-	s.seen.Store(&found)
-	s.fine(&s.reaching)
+	s.lastLogEnd.Store(&found)
+	s.clearTrouble(&s.reachTrouble)
 	if h := s.halted.Load(); h != nil && h.Reason != HaltBlocked && h.Reason != HaltEverythingFails {
 		s.halted.CompareAndSwap(h, nil)
 	}
 }
 
-// now returns the partition's status, without the counts of parked messages.
-func (s *partitionState) now() PartitionStatus {
+// snapshot returns the partition's status, without the counts of parked messages.
+func (s *partitionState) snapshot() PartitionStatus {
 	p := PartitionStatus{Topic: s.topic, Partition: s.partition, Shard: s.shard, Epoch: s.epoch.Load(), Position: s.position.Load(),
 		HighWatermark: s.highWatermark.Load(), LastStable: s.lastStable.Load(), InFlight: int(s.inFlight.Load()), Retrying: s.inRetry.Load() > 0,
 		Paused: s.paused.Load(), Halted: s.halted.Load()}
 	p.Lag = max(p.HighWatermark-p.Position, 0)
-	if w := s.waiting.Load(); w != nil {
+	if w := s.stall.Load(); w != nil {
 		p.WaitingSince = w.since
 	}
 	if at := s.lastBatch.Load(); at != nil {
@@ -125,18 +124,18 @@ func (s *partitionState) now() PartitionStatus {
 	if since := s.haltedSince.Load(); since != nil && p.Halted != nil {
 		p.HaltedSince = *since
 	}
-	t := s.troubled()
+	t := s.oldestTrouble()
 	p.Failing, p.FailingSince = t.err, t.since
 	return p
 }
 
-// partitions are the partitions that this process owns.
-type partitions struct {
+// ownedPartitions are the partitions that this process owns.
+type ownedPartitions struct {
 	mu  sync.Mutex
 	all map[*partitionState]struct{}
 }
 
-func (p *partitions) add() *partitionState {
+func (p *ownedPartitions) add() *partitionState {
 	s := &partitionState{}
 	s.position.Store(-1)
 	p.mu.Lock()
@@ -148,34 +147,34 @@ func (p *partitions) add() *partitionState {
 	return s
 }
 
-func (p *partitions) remove(s *partitionState) {
+func (p *ownedPartitions) remove(s *partitionState) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.all, s)
 }
 
-// name sets the partition and its shard, once they are known.
-func (p *partitions) name(s *partitionState, id Identity, shard string) {
+// setName sets the partition and its shard, once they are known.
+func (p *ownedPartitions) setName(s *partitionState, id Identity, shard string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.topic, s.partition, s.shard = id.Topic, id.Partition, shard
 }
 
-// place is a partition in a database.
-type place struct {
+// partitionPlace is a partition in a database.
+type partitionPlace struct {
 	shard, topic string
 	partition    int32
 }
 
 // countParked adds the numbers of parked messages in this database to counts, by state.
-func (c *Consumer) countParked(ctx context.Context, counts map[place][3]int) error {
+func (c *Consumer) countParked(ctx context.Context, counts map[partitionPlace][3]int) error {
 	rows, err := c.pool.Query(ctx, parkedCountSQL, c.cfg.Scope)
 	if err != nil {
 		return err
 	}
 	defer rows.Close()
 	for rows.Next() {
-		at, n := place{shard: c.shard}, [3]int{}
+		at, n := partitionPlace{shard: c.shard}, [3]int{}
 		if err := rows.Scan(&at.topic, &at.partition, &n[0], &n[1], &n[2]); err != nil {
 			return err
 		}
@@ -189,54 +188,31 @@ func (c *Consumer) countParked(ctx context.Context, counts map[place][3]int) err
 // with one query; positions and lag are as of the last batch and the last fetch. With [Shards] it
 // queries each database, and fails if one does not answer.
 func (c *Consumer) Status(ctx context.Context) ([]PartitionStatus, error) {
-	counts := map[place][3]int{}
+	counts := map[partitionPlace][3]int{}
 	for _, d := range c.databases() {
 		if err := d.countParked(ctx, counts); err != nil {
-			return nil, fmt.Errorf("consumer: %s: counting parked messages: %w", d.server(), err)
+			return nil, fmt.Errorf("consumer: %s: counting parked messages: %w", d.describeDatabase(), err)
 		}
 	}
-	all := c.parts.status()
+	all := c.partitions.snapshot()
 	for i := range all {
-		n := counts[place{all[i].Shard, all[i].Topic, all[i].Partition}]
+		n := counts[partitionPlace{all[i].Shard, all[i].Topic, all[i].Partition}]
 		all[i].Waiting, all[i].ToRetry, all[i].Blocked = n[0], n[1], n[2]
 	}
 	return all, nil
 }
 
-// status returns what this process knows without a query.
-func (p *partitions) status() (all []PartitionStatus) {
+// snapshot returns what this process knows without a query.
+func (p *ownedPartitions) snapshot() (all []PartitionStatus) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for s := range p.all {
 		if s.topic != "" {
-			all = append(all, s.now())
+			all = append(all, s.snapshot())
 		}
 	}
 	slices.SortFunc(all, func(a, b PartitionStatus) int {
 		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
 	return all
-}
-
-// Healthy returns an error that joins all reasons why messages are not being handled:
-//
-//   - a partition that is halted (a *[HaltError]);
-//   - a partition that has failed at the same work for longer than LockTimeout plus
-//     StatementTimeout, for example because the server does not answer or a message is being
-//     retried;
-//   - a handler that does not return.
-//
-// Use it for alerts and status pages. Do not use it as a liveness probe: a restart repairs only
-// what [Consumer.Live] returns.
-func (c *Consumer) Healthy() error {
-	return errors.Join(append(c.unwell(), c.Live())...)
-}
-
-// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while an abandoned
-// handler is still running. The handler's goroutine is lost, and only a restart frees it.
-func (c *Consumer) Live() error {
-	if n := c.stuck.Load(); n > 0 {
-		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)
-	}
-	return nil
 }

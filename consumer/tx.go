@@ -67,11 +67,11 @@ type Tx interface {
 	Savepoint(ctx context.Context, fn func() error) error
 }
 
-// timeouts queues the transaction's timeouts right after BEGIN, in the same round trip. They then
-// also hold for OnBegin, and end a session whose client goes silent there (T7). The fence sets them
-// again, in case OnBegin has changed them. It uses SET, which takes no snapshot, so that OnBegin
-// can still choose the isolation level; set_config would take one.
-func (c *Consumer) timeouts(tx *guard.Tx) {
+// setTimeouts queues the transaction's timeouts right after BEGIN, in the same round trip. They
+// then also hold for OnBegin, and end a session whose client goes silent there (T7). The fence sets
+// them again, in case OnBegin has changed them. It uses SET, which takes no snapshot, so that
+// OnBegin can still choose the isolation level; set_config would take one.
+func (c *Consumer) setTimeouts(tx *guard.Tx) {
 	for _, t := range []struct {
 		name  string
 		bound time.Duration
@@ -80,9 +80,9 @@ func (c *Consumer) timeouts(tx *guard.Tx) {
 	}
 }
 
-// strayed logs a write that a handler queued after it had returned (T6). If the transaction has
+// logStray logs a write that a handler queued after it had returned (T6). If the transaction has
 // ended, nothing else would report it.
-func (c *Consumer) strayed(err error) {
+func (c *Consumer) logStray(err error) {
 	c.cfg.Logger.Error("onlyonce: a handler queued a statement after it had returned; it was not sent", "scope", c.cfg.Scope, "error", err)
 }
 
@@ -99,22 +99,22 @@ type forMessage struct {
 
 func (t *forMessage) Origin() (origin.Origin, bool) { return t.origin, true }
 
-// Late passes on rows to write right before the seal.
-func (t *forMessage) Late(item any, write func(items []any) (sql string, args []any)) error {
+// BeforeCommit passes on rows to write right before the seal.
+func (t *forMessage) BeforeCommit(item any, write func(items []any) (sql string, args []any)) error {
 	if all, ok := t.Tx.(interface {
-		Late(any, func([]any) (string, []any)) error
+		BeforeCommit(any, func([]any) (string, []any)) error
 	}); ok {
-		return all.Late(item, write)
+		return all.BeforeCommit(item, write)
 	}
 	sql, args := write([]any{item})
 	t.Queue(sql, args...)
 	return nil
 }
 
-// Mark records the first use of an identity, in the transaction: a savepoint that is undone takes
-// its marks back. An identity contains its message, so the marks of all messages can be kept
+// FirstUse records the first use of an identity, in the transaction: a savepoint that is undone
+// takes its marks back. An identity contains its message, so the marks of all messages can be kept
 // together. If tx is a user's own Tx, the database finds a second use.
-func (t *forMessage) Mark(id [16]byte) bool {
-	all, ok := t.Tx.(interface{ Mark(id [16]byte) bool })
-	return !ok || all.Mark(id)
+func (t *forMessage) FirstUse(id [16]byte) bool {
+	all, ok := t.Tx.(interface{ FirstUse(id [16]byte) bool })
+	return !ok || all.FirstUse(id)
 }

@@ -8,42 +8,42 @@ import (
 	"github.com/google/uuid"
 )
 
-// lookFromSQL is lookSQL for a layer with a cache: it also returns the server's history (system
-// identifier and timeline) and clock. In: id. Out: one row; the record's columns are null if there
-// is none.
+// findRecordAndHistorySQL is lookSQL for a layer with a cache: it also returns the server's history
+// (system identifier and timeline) and clock. In: id. Out: one row; the record's columns are null
+// if there is none.
 //
 // The timeline comes from the WAL position, because the one of pg_control_checkpoint() lags after a
 // promotion. On a standby pg_current_wal_insert_lsn raises 55000: nothing is committed there.
-const lookFromSQL = `
+const findRecordAndHistorySQL = `
 select c.system_identifier, ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint, clock_timestamp(), r.*
-  from pg_control_system() c left join (` + lookSQL + `) r on true`
+  from pg_control_system() c left join (` + findRecordSQL + `) r on true`
 
-// maxPuts bounds how many records are being put into the cache at once. Further ones are not put; a
-// later copy of the request tries again.
-const maxPuts = 64
+// maxCachePuts bounds how many records are being put into the cache at once. Further ones are not
+// put; a later copy of the request tries again.
+const maxCachePuts = 64
 
-// lookFrom is look for a layer with a cache.
-func (l *Layer) lookFrom(ctx context.Context, id [16]byte) (*record, error) {
+// findRecordAndHistory is look for a layer with a cache.
+func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
 	asked := time.Now()
 	var o history
 	var clock time.Time
 	row := recordRow{}
-	err := l.pool.QueryRow(ctx, lookFromSQL, uuid.UUID(id)).Scan(append([]any{&o.System, &o.Timeline, &clock}, row.targets()...)...)
+	err := l.pool.QueryRow(ctx, findRecordAndHistorySQL, uuid.UUID(id)).Scan(append([]any{&o.System, &o.Timeline, &clock}, row.targets()...)...)
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
 	}
-	l.cache.saw(o, clock, asked)
+	l.cache.observe(o, clock, asked)
 	r := row.record()
 	if r != nil {
-		r.history = o
+		r.readFrom = o
 	}
-	return l.withLease(ctx, r)
+	return l.addLease(ctx, r)
 }
 
-// cached answers from the cache.
-func (x *exchange) cached() (reply, bool) {
+// replyFromCache answers from the cache.
+func (x *servedRequest) replyFromCache() (reply, bool) {
 	if x.layer.cache == nil {
 		return reply{}, false
 	}
@@ -54,26 +54,26 @@ func (x *exchange) cached() (reply, bool) {
 	if same, err := x.layer.fingerprints.matches(c.Fingerprint, &x.subject); err != nil || !same {
 		return reply{}, false // the database decides between 422 and an error
 	}
-	return replay(c.Response, &c.Expires), true
+	return replayReply(c.Response, &c.Expires), true
 }
 
-// share puts a record that was read from the database into the cache, after the answer. A record
-// that was just committed is not put: most are never asked for again, and its connection would have
-// to be asked for its timeline.
-func (x *exchange) share(r *record, resp *response) {
+// cacheRecord puts a record that was read from the database into the cache, after the answer. A
+// record that was just committed is not put: most are never asked for again, and its connection
+// would have to be asked for its timeline.
+func (x *servedRequest) cacheRecord(r *storedRecord, resp *storedResponse) {
 	l := x.layer
 	if l.cache == nil || r.expires == nil {
 		return
 	}
 	select {
-	case l.puts <- struct{}{}:
+	case l.cachePuts <- struct{}{}:
 	default:
 		return
 	}
 	go func(ctx context.Context, id [16]byte) {
-		defer func() { <-l.puts }()
-		l.cache.put(ctx, id, &cacheEntry{Origin: r.history, Expires: *r.expires, Fingerprint: r.fingerprint, Response: resp}, func(ctx context.Context) (bool, error) {
-			now, err := l.look(ctx, id)
+		defer func() { <-l.cachePuts }()
+		l.cache.put(ctx, id, &cacheEntry{Origin: r.readFrom, Expires: *r.expires, Fingerprint: r.fingerprint, Response: resp}, func(ctx context.Context) (bool, error) {
+			now, err := l.findRecord(ctx, id)
 			return err == nil && now != nil && now.token == r.token && !now.erased, err
 		})
 	}(context.WithoutCancel(x.ctx), x.id)

@@ -76,8 +76,8 @@ func newFingerprinter(current uint32, keys map[uint32]FingerprintKey) (*fingerpr
 	return &fingerprinter{current: current, keys: maps.Clone(keys)}, errors.Join(faults...)
 }
 
-// subject is what a fingerprint covers (H7).
-type subject struct {
+// fingerprintSubject is what a fingerprint covers (H7).
+type fingerprintSubject struct {
 	Record             [16]byte
 	Tenant, Scope, Key string
 	Method             string
@@ -92,25 +92,25 @@ type subject struct {
 }
 
 // sum returns the subject's fingerprint under the current key. Its only error is errJSON.
-func (f *fingerprinter) sum(s *subject) ([]byte, error) {
-	return f.with(fingerprintVersion, s.Mode, f.current, s)
+func (f *fingerprinter) sum(s *fingerprintSubject) ([]byte, error) {
+	return f.hashWith(fingerprintVersion, s.Mode, f.current, s)
 }
 
 // matches reports whether a stored fingerprint is the subject's. The stored version, mode and key
 // decide how it is compared, so that a route's mode and the current key can change while older
 // records exist. The error is errJSON or errFingerprint.
-func (f *fingerprinter) matches(stored []byte, s *subject) (bool, error) {
+func (f *fingerprinter) matches(stored []byte, s *fingerprintSubject) (bool, error) {
 	if len(stored) != fingerprintLen {
 		return false, fmt.Errorf("%w: it has %d bytes", errFingerprint, len(stored))
 	}
-	made, err := f.with(stored[0], Fingerprint(stored[1]), binary.BigEndian.Uint32(stored[2:]), s)
+	made, err := f.hashWith(stored[0], Fingerprint(stored[1]), binary.BigEndian.Uint32(stored[2:]), s)
 	if err != nil {
 		return false, err
 	}
 	return hmac.Equal(made, stored), nil
 }
 
-func (f *fingerprinter) with(version byte, mode Fingerprint, id uint32, s *subject) ([]byte, error) {
+func (f *fingerprinter) hashWith(version byte, mode Fingerprint, id uint32, s *fingerprintSubject) ([]byte, error) {
 	key, has := f.keys[id]
 	switch {
 	case version != fingerprintVersion:
@@ -144,7 +144,7 @@ func (f *fingerprinter) with(version byte, mode Fingerprint, id uint32, s *subje
 		mac.Write(b)
 	}
 	field(s.Record[:])
-	for _, v := range []string{s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, mediaType(s.MediaType), coding(s.Coding)} {
+	for _, v := range []string{s.Tenant, s.Scope, s.Key, s.Method, s.Path, s.Query, normalizedMediaType(s.MediaType), normalizedCoding(s.Coding)} {
 		field([]byte(v))
 	}
 	for _, fields := range [][][2]string{s.Headers, s.Trailers} {
@@ -163,8 +163,9 @@ func (f *fingerprinter) with(version byte, mode Fingerprint, id uint32, s *subje
 	return mac.Sum(out), nil
 }
 
-// coding normalizes a Content-Encoding: its codings in order, in lower case, without "identity".
-func coding(field string) string {
+// normalizedCoding normalizes a Content-Encoding: its codings in order, in lower case, without
+// "identity".
+func normalizedCoding(field string) string {
 	var codings []string
 	for c := range strings.SplitSeq(strings.ToLower(field), ",") {
 		if c = strings.Trim(c, " \t"); c != "" && c != "identity" {
@@ -174,12 +175,12 @@ func coding(field string) string {
 	return strings.Join(codings, ",")
 }
 
-// mediaType normalizes a Content-Type: type and parameter names in lower case, parameters sorted,
-// quotes only where they are needed. A charset of UTF-8 is dropped, because it is the default for
-// most types (JSON allows no other: RFC 8259 section 11), and clients of one API differ in whether
-// they send it. All other parameters count: for example, the same bytes with another multipart
-// boundary are another request. A value that cannot be parsed counts as it was received.
-func mediaType(field string) string {
+// normalizedMediaType normalizes a Content-Type: type and parameter names in lower case, parameters
+// sorted, quotes only where they are needed. A charset of UTF-8 is dropped, because it is the
+// default for most types (JSON allows no other: RFC 8259 section 11), and clients of one API differ
+// in whether they send it. All other parameters count: for example, the same bytes with another
+// multipart boundary are another request. A value that cannot be parsed counts as it was received.
+func normalizedMediaType(field string) string {
 	media, params, err := mime.ParseMediaType(field)
 	if err != nil {
 		return "?" + field // a parsed one never starts with "?"

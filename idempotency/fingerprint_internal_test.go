@@ -28,14 +28,14 @@ func testPrinter(t testing.TB, current uint32, ids ...byte) *fingerprinter {
 	return f
 }
 
-func wholeSubject() *subject {
-	return &subject{
+func wholeSubject() *fingerprintSubject {
+	return &fingerprintSubject{
 		Record: [16]byte{1, 2, 3}, Tenant: "tenant", Scope: "scope", Key: "key", Method: "POST", Path: "/a%2Fb", Query: "q=1&r=2", MediaType: "application/json", Coding: "gzip",
 		Headers: [][2]string{{"X-A", "1"}, {"X-B", "2"}}, Trailers: [][2]string{{"X-Sum", "3"}}, Body: []byte(`{"amount":1}`),
 	}
 }
 
-func sameFingerprint(t *testing.T, f *fingerprinter, a, b *subject) bool {
+func sameFingerprint(t *testing.T, f *fingerprinter, a, b *fingerprintSubject) bool {
 	t.Helper()
 	made, err := f.sum(a)
 	if err != nil {
@@ -65,35 +65,35 @@ func TestH7EachFieldCounts(t *testing.T) {
 	if !sameFingerprint(t, f, wholeSubject(), wholeSubject()) {
 		t.Error("the same request has two fingerprints")
 	}
-	for name, change := range map[string]func(*subject){
-		"record":                   func(s *subject) { s.Record[15] = 1 },
-		"tenant":                   func(s *subject) { s.Tenant = "other" },
-		"scope":                    func(s *subject) { s.Scope = "other" },
-		"key":                      func(s *subject) { s.Key = "other" },
-		"method":                   func(s *subject) { s.Method = "PATCH" },
-		"path":                     func(s *subject) { s.Path = "/a/b" },
-		"query":                    func(s *subject) { s.Query = "r=2&q=1" },
-		"no query":                 func(s *subject) { s.Query = "" },
-		"media type":               func(s *subject) { s.MediaType = "application/xml" },
-		"coding":                   func(s *subject) { s.Coding = "br" },
-		"no coding":                func(s *subject) { s.Coding = "" },
-		"a coding more":            func(s *subject) { s.Coding = "gzip, br" },
-		"trailer's value":          func(s *subject) { s.Trailers[0][1] = "4" },
-		"no trailer":               func(s *subject) { s.Trailers = nil },
-		"trailer into header":      func(s *subject) { s.Headers, s.Trailers = append(s.Headers, s.Trailers...), nil },
-		"header's value":           func(s *subject) { s.Headers[0][1] = "2" },
-		"header's name":            func(s *subject) { s.Headers[0][0] = "X-C" },
-		"a header less":            func(s *subject) { s.Headers = s.Headers[:1] },
-		"a header's second line":   func(s *subject) { s.Headers = append(s.Headers, [2]string{"X-B", "3"}) },
-		"body":                     func(s *subject) { s.Body[0] = ' ' },
-		"no body":                  func(s *subject) { s.Body = nil },
-		"white space":              func(s *subject) { s.Body = []byte(`{"amount": 1}`) },
-		"mode":                     func(s *subject) { s.Mode = FingerprintJSON },
-		"tenant into scope":        func(s *subject) { s.Tenant, s.Scope = "tenants", "cope" },
-		"path into query":          func(s *subject) { s.Path, s.Query = "/a%2Fbq", "=1&r=2" },
-		"query into path":          func(s *subject) { s.Path, s.Query = "/a%2Fbq=1&r=2", "" },
-		"header into body":         func(s *subject) { s.Headers, s.Body = nil, append([]byte("x-a1x-b2"), s.Body...) },
-		"header's name into value": func(s *subject) { s.Headers[0] = [2]string{"X-", "A1"} },
+	for name, change := range map[string]func(*fingerprintSubject){
+		"record":                   func(s *fingerprintSubject) { s.Record[15] = 1 },
+		"tenant":                   func(s *fingerprintSubject) { s.Tenant = "other" },
+		"scope":                    func(s *fingerprintSubject) { s.Scope = "other" },
+		"key":                      func(s *fingerprintSubject) { s.Key = "other" },
+		"method":                   func(s *fingerprintSubject) { s.Method = "PATCH" },
+		"path":                     func(s *fingerprintSubject) { s.Path = "/a/b" },
+		"query":                    func(s *fingerprintSubject) { s.Query = "r=2&q=1" },
+		"no query":                 func(s *fingerprintSubject) { s.Query = "" },
+		"media type":               func(s *fingerprintSubject) { s.MediaType = "application/xml" },
+		"coding":                   func(s *fingerprintSubject) { s.Coding = "br" },
+		"no coding":                func(s *fingerprintSubject) { s.Coding = "" },
+		"a coding more":            func(s *fingerprintSubject) { s.Coding = "gzip, br" },
+		"trailer's value":          func(s *fingerprintSubject) { s.Trailers[0][1] = "4" },
+		"no trailer":               func(s *fingerprintSubject) { s.Trailers = nil },
+		"trailer into header":      func(s *fingerprintSubject) { s.Headers, s.Trailers = append(s.Headers, s.Trailers...), nil },
+		"header's value":           func(s *fingerprintSubject) { s.Headers[0][1] = "2" },
+		"header's name":            func(s *fingerprintSubject) { s.Headers[0][0] = "X-C" },
+		"a header less":            func(s *fingerprintSubject) { s.Headers = s.Headers[:1] },
+		"a header's second line":   func(s *fingerprintSubject) { s.Headers = append(s.Headers, [2]string{"X-B", "3"}) },
+		"body":                     func(s *fingerprintSubject) { s.Body[0] = ' ' },
+		"no body":                  func(s *fingerprintSubject) { s.Body = nil },
+		"white space":              func(s *fingerprintSubject) { s.Body = []byte(`{"amount": 1}`) },
+		"mode":                     func(s *fingerprintSubject) { s.Mode = FingerprintJSON },
+		"tenant into scope":        func(s *fingerprintSubject) { s.Tenant, s.Scope = "tenants", "cope" },
+		"path into query":          func(s *fingerprintSubject) { s.Path, s.Query = "/a%2Fbq", "=1&r=2" },
+		"query into path":          func(s *fingerprintSubject) { s.Path, s.Query = "/a%2Fbq=1&r=2", "" },
+		"header into body":         func(s *fingerprintSubject) { s.Headers, s.Body = nil, append([]byte("x-a1x-b2"), s.Body...) },
+		"header's name into value": func(s *fingerprintSubject) { s.Headers[0] = [2]string{"X-", "A1"} },
 	} {
 		s := wholeSubject()
 		change(s)
@@ -112,11 +112,11 @@ func TestH7EachFieldCounts(t *testing.T) {
 			t.Errorf("%s: matches: %v, %v", name, equal, err)
 		}
 	}
-	for name, change := range map[string]func(*subject){
-		"names' case":   func(s *subject) { s.Headers[0][0] = "x-a" },
-		"coding's case": func(s *subject) { s.Coding = "identity, GZIP ,," },
-		"names' order":  func(s *subject) { slices.Reverse(s.Headers) },
-		"an empty body": func(s *subject) { s.Body = []byte{} },
+	for name, change := range map[string]func(*fingerprintSubject){
+		"names' case":   func(s *fingerprintSubject) { s.Headers[0][0] = "x-a" },
+		"coding's case": func(s *fingerprintSubject) { s.Coding = "identity, GZIP ,," },
+		"names' order":  func(s *fingerprintSubject) { slices.Reverse(s.Headers) },
+		"an empty body": func(s *fingerprintSubject) { s.Body = []byte{} },
 	} {
 		s, base := wholeSubject(), wholeSubject()
 		if name == "an empty body" {
@@ -395,7 +395,7 @@ func FuzzFingerprint(f *testing.F) {
 	f.Add([]byte{}, 0, byte(0), "", "", "")
 	prints := testPrinter(f, 1, 1, 2)
 	f.Fuzz(func(t *testing.T, body []byte, at int, by byte, method, path, query string) {
-		s := &subject{Method: method, Path: path, Query: query, Body: body}
+		s := &fingerprintSubject{Method: method, Path: path, Query: query, Body: body}
 		made, err := prints.sum(s)
 		if err != nil || len(made) != fingerprintLen {
 			t.Fatalf("%x, %v", made, err)

@@ -16,13 +16,13 @@ const (
 // which knows about requests in other processes.
 type flights struct {
 	mu      sync.Mutex
-	running map[[16]byte]*flight
+	byKey   map[[16]byte]*flight
 	waiting map[[16]byte]int // by key, also if another process works on it
 	tenants map[string]*tenantLoad
 }
 
 type flight struct {
-	id    [16]byte
+	key   [16]byte
 	done  chan struct{}
 	ended bool
 }
@@ -30,11 +30,11 @@ type flight struct {
 type tenantLoad struct {
 	running, waiting int
 	conns            chan struct{} // one place for each connection that the tenant's handlers may hold
-	held             int           // handlers that hold a connection or wait for one
+	connUsers        int           // handlers that hold a connection or wait for one
 }
 
-// enter counts a request of a tenant. It returns false if the tenant has reached its limit.
-func (f *flights) enter(tenant string, limit int) bool {
+// admit counts a request of a tenant. It returns false if the tenant has reached its limit.
+func (f *flights) admit(tenant string, limit int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t := f.tenants[tenant]
@@ -54,13 +54,13 @@ func (f *flights) leave(tenant string) {
 	defer f.mu.Unlock()
 	t := f.tenants[tenant]
 	t.running--
-	f.forget(tenant, t)
+	f.removeIdle(tenant, t)
 }
 
-// connect waits until a handler of the tenant may hold a connection of the tenant's share. It
+// reserveConn waits until a handler of the tenant may hold a connection of the tenant's share. It
 // returns false if ctx ends first. After true, the caller must call disconnect. Waiting happens
 // here and not in the pool, because other tenants wait in the pool.
-func (f *flights) connect(ctx context.Context, tenant string, share int) bool {
+func (f *flights) reserveConn(ctx context.Context, tenant string, share int) bool {
 	f.mu.Lock()
 	t := f.tenants[tenant]
 	if t == nil {
@@ -70,7 +70,7 @@ func (f *flights) connect(ctx context.Context, tenant string, share int) bool {
 	if t.conns == nil {
 		t.conns = make(chan struct{}, share)
 	}
-	t.held++
+	t.connUsers++
 	f.mu.Unlock()
 	select {
 	case t.conns <- struct{}{}:
@@ -79,48 +79,48 @@ func (f *flights) connect(ctx context.Context, tenant string, share int) bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t.held--
-	f.forget(tenant, t)
+	t.connUsers--
+	f.removeIdle(tenant, t)
 	return false
 }
 
-func (f *flights) disconnect(tenant string) {
+func (f *flights) releaseConn(tenant string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t := f.tenants[tenant]
 	<-t.conns
-	t.held--
-	f.forget(tenant, t)
+	t.connUsers--
+	f.removeIdle(tenant, t)
 }
 
-// forget removes a tenant that has no request.
-func (f *flights) forget(tenant string, t *tenantLoad) {
-	if t.running == 0 && t.held == 0 {
+// removeIdle removes a tenant that has no request.
+func (f *flights) removeIdle(tenant string, t *tenantLoad) {
+	if t.running == 0 && t.connUsers == 0 {
 		delete(f.tenants, tenant)
 	}
 }
 
-// look returns a channel that is closed when this process's request with the key ends, or nil if
+// running returns a channel that is closed when this process's request with the key ends, or nil if
 // there is none.
-func (f *flights) look(id [16]byte) (first <-chan struct{}) {
+func (f *flights) running(id [16]byte) (first <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if one := f.running[id]; one != nil {
+	if one := f.byKey[id]; one != nil {
 		return one.done
 	}
 	return nil
 }
 
-// begin takes a key for a request of this process. If another request has it, begin returns a
+// start takes a key for a request of this process. If another request has it, begin returns a
 // channel that is closed when that one ends.
-func (f *flights) begin(id [16]byte) (mine *flight, first <-chan struct{}) {
+func (f *flights) start(id [16]byte) (mine *flight, first <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if one := f.running[id]; one != nil {
+	if one := f.byKey[id]; one != nil {
 		return nil, one.done
 	}
-	mine = &flight{id: id, done: make(chan struct{})}
-	f.running[id] = mine
+	mine = &flight{key: id, done: make(chan struct{})}
+	f.byKey[id] = mine
 	return mine, nil
 }
 
@@ -131,7 +131,7 @@ func (f *flights) end(one *flight) {
 	if !one.ended {
 		one.ended = true
 		close(one.done)
-		delete(f.running, one.id)
+		delete(f.byKey, one.key)
 	}
 }
 
@@ -158,7 +158,7 @@ func (f *flights) wait(client context.Context, id [16]byte, tenant string, first
 	}()
 	pause := time.Until(deadline)
 	if first == nil { // another process works on it
-		pause = min(pause, lookFirst<<min(n, 4))
+		pause = min(pause, firstPollPause<<min(n, 4))
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -171,6 +171,6 @@ func (f *flights) wait(client context.Context, id [16]byte, tenant string, first
 	return time.Until(deadline) > 0 || first != nil
 }
 
-// lookFirst is the first pause between two looks at a key that another process works on. It
+// firstPollPause is the first pause between two looks at a key that another process works on. It
 // doubles, four times at most.
-const lookFirst = 25 * time.Millisecond
+const firstPollPause = 25 * time.Millisecond

@@ -19,9 +19,9 @@ var storedHeaders = []string{
 	"Content-Range", "Content-Type", "Etag", "Last-Modified", "Link", "Location", "Retry-After", "Vary",
 }
 
-// unstorable returns why a header is never stored (H14), or "" if it may be. Names must be
+// neverStoredReason returns why a header is never stored (H14), or "" if it may be. Names must be
 // canonical.
-func unstorable(name string) string {
+func neverStoredReason(name string) string {
 	switch name {
 	case "Set-Cookie", "Set-Cookie2", "Cookie", "Authorization", "Authentication-Info":
 		return "is about one client's session or credentials"
@@ -39,25 +39,25 @@ func unstorable(name string) string {
 	return ""
 }
 
-// checkExtra checks the names in Route.KeepHeaders. Its error lists every fault.
-func checkExtra(names []string) error {
+// checkKeepHeaders checks the names in Route.KeepHeaders. Its error lists every fault.
+func checkKeepHeaders(names []string) error {
 	var faults []error
 	for _, name := range names {
 		if !protocol.ValidName(name) {
 			faults = append(faults, fmt.Errorf("%q is not a header name", name))
-		} else if why := unstorable(http.CanonicalHeaderKey(name)); why != "" {
+		} else if why := neverStoredReason(http.CanonicalHeaderKey(name)); why != "" {
 			faults = append(faults, fmt.Errorf("%q is never stored: it %s", name, why))
 		}
 	}
 	return errors.Join(faults...)
 }
 
-// storable returns what is stored of an answer's headers: of those that replace the headers of
-// middleware around the layer, and of those that are added to them. final holds all headers,
+// headersToStore returns what is stored of an answer's headers: of those that replace the headers
+// of middleware around the layer, and of those that are added to them. final holds all headers,
 // including Connection, which names further headers that must not be stored.
-func storable(set, added, final http.Header, extra []string) (keepSet, keepAdded http.Header) {
+func headersToStore(set, added, final http.Header, extra []string) (keepSet, keepAdded http.Header) {
 	named := connectionNames(final)
-	return kept(set, named, extra), kept(added, named, extra)
+	return storedSubset(set, named, extra), storedSubset(added, named, extra)
 }
 
 // connectionNames returns the headers that are for one connection because its Connection header
@@ -77,12 +77,13 @@ func connectionNames(h http.Header) map[string]bool {
 	return named
 }
 
-// kept returns the headers that may be stored, by canonical name, with their values in order.
-func kept(h http.Header, named map[string]bool, extra []string) http.Header {
+// storedSubset returns the headers that may be stored, by canonical name, with their values in
+// order.
+func storedSubset(h http.Header, named map[string]bool, extra []string) http.Header {
 	keep := http.Header{}
 	for _, name := range slices.Sorted(maps.Keys(h)) { // sorted, so that a name that occurs in two cases gets its values in the same order each time
 		canonical := http.CanonicalHeaderKey(name)
-		if unstorable(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
+		if neverStoredReason(canonical) != "" || !slices.Contains(storedHeaders, canonical) && !slices.ContainsFunc(extra, func(e string) bool { return http.CanonicalHeaderKey(e) == canonical }) {
 			continue
 		}
 		for _, value := range h[name] {
@@ -95,9 +96,10 @@ func kept(h http.Header, named map[string]bool, extra []string) http.Header {
 	return keep
 }
 
-// restore writes an answer's headers: set replaces the values that are there under the same name,
-// added is appended to them. An answer without a Content-Type gets none; net/http would guess one.
-func restore(to, set, added http.Header) {
+// applyHeaders writes an answer's headers: set replaces the values that are there under the same
+// name, added is appended to them. An answer without a Content-Type gets none; net/http would guess
+// one.
+func applyHeaders(to, set, added http.Header) {
 	for name := range to {
 		if canonical := http.CanonicalHeaderKey(name); canonical != name {
 			if _, has := set[canonical]; has {

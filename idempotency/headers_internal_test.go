@@ -33,7 +33,7 @@ func TestH14StoredHeaders(t *testing.T) {
 		"no values":              {h: http.Header{"Content-Type": nil, "Vary": {}}, want: http.Header{}},
 		"an empty value":         {h: http.Header{"Vary": {""}}, want: http.Header{"Vary": {""}}},
 	} {
-		got, _ := storable(c.h, nil, c.h, extra)
+		got, _ := headersToStore(c.h, nil, c.h, extra)
 		if !maps.EqualFunc(got, c.want, slices.Equal) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
@@ -48,23 +48,23 @@ func TestH14NeverStored(t *testing.T) {
 		"Transfer-Encoding", "Upgrade", "Content-Length", "Date", "Age", "Access-Control-Allow-Origin", "Access-Control-Expose-Headers", "access-control-max-age", "set-cookie", "SET-COOKIE",
 	}
 	for _, name := range never {
-		if err := checkExtra([]string{name}); err == nil || !strings.Contains(err.Error(), name) {
+		if err := checkKeepHeaders([]string{name}); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s may be configured: %v", name, err)
 		}
 		h := http.Header{name: {"1"}, "Vary": {"a"}}
-		if set, added := storable(h, h, h, []string{name}); len(set) != 1 || len(added) != 1 {
+		if set, added := headersToStore(h, h, h, []string{name}); len(set) != 1 || len(added) != 1 {
 			t.Errorf("%s is stored: %v, %v", name, set, added)
 		}
 		both := http.Header{http.CanonicalHeaderKey(name): {"1"}, "Vary": {"a"}}
-		r := &response{Status: 200, Header: both, Added: both}
+		r := &storedResponse{Status: 200, Header: both, Added: both}
 		if got, err := decodeResponse(r.encode()); err != nil || len(got.Header) != 1 || len(got.Added) != 1 {
 			t.Errorf("%s is replayed: %v, %v", name, got, err)
 		}
 	}
-	if err := checkExtra([]string{"X-A", "Vary", "x-b", "X-A"}); err != nil {
+	if err := checkKeepHeaders([]string{"X-A", "Vary", "x-b", "X-A"}); err != nil {
 		t.Error(err)
 	}
-	err := checkExtra([]string{"X-A", "Date", "a b", "", "x\n"})
+	err := checkKeepHeaders([]string{"X-A", "Date", "a b", "", "x\n"})
 	if err == nil || strings.Count(err.Error(), "\n") != 3 {
 		t.Errorf("four faults: %v", err)
 	}
@@ -94,14 +94,14 @@ func TestRestore(t *testing.T) {
 		{http.Header{"Vary": {"Origin"}}, nil, http.Header{"Vary": {"a", "b"}, "Link": {"</a>"}}, http.Header{"Vary": {"Origin", "a", "b"}, "Link": {"</a>"}, "Content-Type": nil}},
 		{http.Header{"vary": {"Origin"}}, http.Header{"Vary": {"a"}}, nil, http.Header{"Vary": {"a"}, "Content-Type": nil}},
 	} {
-		restore(c.to, c.set, c.added)
+		applyHeaders(c.to, c.set, c.added)
 		if _, has := c.to["Content-Type"]; !has || !maps.EqualFunc(c.to, c.want, slices.Equal) {
 			t.Errorf("%v, want %v", c.to, c.want)
 		}
 	}
 	// Without a Content-Type none is guessed.
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		restore(w.Header(), nil, nil)
+		applyHeaders(w.Header(), nil, nil)
 		_, _ = w.Write([]byte("<html>"))
 	}))
 	defer srv.Close()

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -16,29 +14,29 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 )
 
-// leased runs the handler under a lease (H18). expired is a record whose owner's lease has run out,
-// or nil.
-func (x *exchange) leased(expired *record) reply {
-	for range lookLimit {
-		l, err := x.take(expired)
+// serveLeased runs the handler under a lease (H18). expired is a record whose owner's lease has run
+// out, or nil.
+func (x *servedRequest) serveLeased(expired *storedRecord) reply {
+	for range recordLookupLimit {
+		l, err := x.claimOrTakeOver(expired)
 		if err != nil {
-			return refusal(codeStoreUnavailable, err)
+			return problemReply(codeStoreUnavailable, err)
 		}
 		if l != nil {
-			return x.work(l)
+			return x.runUnderLease(l)
 		}
 		var rep reply // another request was faster
 		var known bool
-		if expired, rep, known = x.recall(); known {
+		if expired, rep, known = x.replyFromStore(); known {
 			return rep
 		}
 	}
-	return inProgress(time.Second)
+	return inProgressReply(time.Second)
 }
 
-// take claims a free key, or takes it over from an owner whose lease has ended. It returns nil if
-// another request was faster.
-func (x *exchange) take(rec *record) (*lease.Lease, error) {
+// claimOrTakeOver claims a free key, or takes it over from an owner whose lease has ended. It
+// returns nil if another request was faster.
+func (x *servedRequest) claimOrTakeOver(rec *storedRecord) (*lease.Lease, error) {
 	// Not cancelled with the client: a claim that is cut off may have succeeded, and the key would
 	// then be locked until the lease ends.
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
@@ -54,7 +52,7 @@ func (x *exchange) take(rec *record) (*lease.Lease, error) {
 		}
 	} else {
 		var epoch *int64
-		if err := x.layer.pool.QueryRow(ctx, stealSQL, rec.lease, rec.epoch, x.token, x.layer.cfg.LeaseTTL).Scan(&epoch); err != nil {
+		if err := x.layer.pool.QueryRow(ctx, takeOverSQL, rec.lease, rec.epoch, x.token, x.layer.cfg.LeaseTTL).Scan(&epoch); err != nil {
 			return nil, fmt.Errorf("idempotency: taking over a key: %w", err)
 		}
 		if epoch == nil {
@@ -65,142 +63,142 @@ func (x *exchange) take(rec *record) (*lease.Lease, error) {
 	return l, fault.Point(fault.RequestLeased)
 }
 
-// work runs the handler under a lease, again if the database asks for it.
-func (x *exchange) work(l *lease.Lease) reply {
-	limit := x.endpoint.route.MaxResponse
-	if x.endpoint.route.TombstoneLarge || x.endpoint.route.NoStoreBody {
+// runUnderLease runs the handler under a lease, again if the database asks for it.
+func (x *servedRequest) runUnderLease(l *lease.Lease) reply {
+	limit := x.handler.route.MaxResponse
+	if x.handler.route.TombstoneLarge || x.handler.route.NoStoreBody {
 		limit = maxStored
 	}
 	for reruns := 0; ; reruns++ {
-		x.aside, x.renewed = false, nil
-		out := x.runLeased(l, x.record(limit))
+		x.outcomeUnknown, x.renewed = false, nil
+		out := x.runLeasedOnce(l, x.newRecorder(limit))
 		if x.renewed != nil {
 			l = x.renewed
 		}
 		if !out.rerun {
 			return out.reply
 		}
-		if reruns == rerunLimit || x.held.alive() != nil {
-			x.release(l)
+		if reruns == rerunLimit || x.held.lossError() != nil {
+			x.releaseKey(l)
 			return out.reply
 		}
 	}
 }
 
-// runLeased runs the handler once. Its lease and connection are given back however it ends, also by
-// a panic or runtime.Goexit.
-func (x *exchange) runLeased(l *lease.Lease, rec *recorder) outcome {
+// runLeasedOnce runs the handler once. Its lease and connection are given back however it ends,
+// also by a panic or runtime.Goexit.
+func (x *servedRequest) runLeasedOnce(l *lease.Lease, rec *recorder) runOutcome {
 	ctx, cancel := context.WithCancelCause(x.ctx)
 	defer cancel(nil)
-	x.held = x.layer.keeper.hold(l, cancel)
-	defer x.layer.keeper.drop(x.held)
+	x.held = x.layer.leases.hold(l, cancel)
+	defer x.layer.leases.release(x.held)
 	defer x.endTx()
 	returned := false
 	defer func() {
 		switch {
 		case returned:
-		case x.aside:
-			x.reconcile(l)
+		case x.outcomeUnknown:
+			x.setAside(l)
 		default:
 			x.endTx()
-			x.release(l)
+			x.releaseKey(l)
 		}
 	}()
-	if p := x.call(ctx, rec); p != nil {
+	if p := x.runHandler(ctx, rec); p != nil {
 		panic(p)
 	}
 	returned = true
-	return x.finish(l, rec)
+	return x.completeLeased(l, rec)
 }
 
-// finish stores the handler's answer, or releases the key.
-func (x *exchange) finish(l *lease.Lease, rec *recorder) outcome {
+// completeLeased stores the handler's answer, or releases the key.
+func (x *servedRequest) completeLeased(l *lease.Lease, rec *recorder) runOutcome {
 	if err := fault.Point(fault.RequestHandled); err != nil {
-		return ended(refusal(codeStoreUnavailable, err))
+		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
-	if x.held.alive() != nil {
-		return ended(inProgress(time.Second)) // the new owner goes on
+	if x.held.lossError() != nil {
+		return finalOutcome(inProgressReply(time.Second)) // the new owner goes on
 	}
-	if x.aside {
-		return ended(x.reconcile(l))
+	if x.outcomeUnknown {
+		return finalOutcome(x.setAside(l))
 	}
-	v := x.verdict(rec)
+	v := x.decideKept(rec)
 	if v.keep == keepNothing {
 		x.endTx()
 		if !v.outcome.rerun {
-			x.release(l)
+			x.releaseKey(l)
 		}
 		return v.outcome
 	}
-	stored, sealed, err := x.envelope(rec)
+	stored, sealed, err := x.encodeResponse(rec)
 	if err != nil {
 		x.endTx()
-		x.release(l)
-		return ended(refusal(codeRolledBack, err))
+		x.releaseKey(l)
+		return finalOutcome(problemReply(codeRolledBack, err))
 	}
 	if v.keep == keepAnswer && x.tx != nil {
 		if err := x.tx.Revert(x.ctx); err != nil {
-			out := x.failed(err)
+			out := x.outcomeOfFailure(err)
 			x.endTx()
 			if !out.rerun {
-				x.release(l)
+				x.releaseKey(l)
 			}
 			return out
 		}
 	}
-	return x.settle(l, answer(Created, rec), stored, sealed)
+	return x.writeRecord(l, handlerReply(Created, rec), stored, sealed)
 }
 
-// settle writes the record, in the handler's transaction if it has one. If the answer to COMMIT is
-// lost, it writes the record again: the first statement that succeeds ends the lease, and the other
-// one fails because of that.
-func (x *exchange) settle(l *lease.Lease, rep reply, stored []byte, sealed bool) outcome {
-	retry := pauses()
+// writeRecord writes the record, in the handler's transaction if it has one. If the answer to
+// COMMIT is lost, it writes the record again: the first statement that succeeds ends the lease, and
+// the other one fails because of that.
+func (x *servedRequest) writeRecord(l *lease.Lease, rep reply, stored []byte, sealed bool) runOutcome {
+	retry := retryBackoff()
 	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
 	written := x.tx != nil // the handler's writes are only in the first transaction
 	// From here on this transaction locks the lease. If COMMIT hangs, a renewal would wait for it,
 	// and all other renewals with it.
-	x.layer.keeper.drop(x.held)
+	x.layer.leases.release(x.held)
 	for {
-		err := x.settleOnce(l, stored, sealed)
+		err := x.writeRecordOnce(l, stored, sealed)
 		switch {
 		case err == nil:
-			return ended(x.withExpiry(rep))
-		case toRerun(err):
+			return finalOutcome(x.withExpiry(rep))
+		case mustRerun(err):
 			if written {
-				return outcome{reply: conflicting(err), rerun: true}
+				return runOutcome{reply: rerunsUsedUp(err), rerun: true}
 			}
 		case guard.SQLState(err) == fenceLost:
-			return ended(x.afterFence(rep))
-		case !x.unanswered(err) && written:
+			return finalOutcome(x.replyAfterFence(rep))
+		case !x.commitUnanswered(err) && written:
 			x.endTx()
-			x.release(l)
-			return ended(refusal(codeRolledBack, err))
+			x.releaseKey(l)
+			return finalOutcome(problemReply(codeRolledBack, err))
 		}
 		lost := x.tx != nil && x.tx.Lost()
 		x.endTx()
 		if written && (lost || errors.Is(err, fault.ErrInjected)) {
-			return x.resolveLeased(l, rep, err)
+			return x.resolveLeasedCommit(l, rep, err)
 		}
 		if time.Now().After(deadline) {
-			return ended(refusal(codeCommitUnknown, err))
+			return finalOutcome(problemReply(codeCommitUnknown, err))
 		}
 		time.Sleep(retry.NextBackOff())
 	}
 }
 
-// unanswered reports whether an error leaves the outcome of a COMMIT open, or means that the server
-// could not be reached.
-func (x *exchange) unanswered(err error) bool {
+// commitUnanswered reports whether an error leaves the outcome of a COMMIT open, or means that the
+// server could not be reached.
+func (x *servedRequest) commitUnanswered(err error) bool {
 	return x.tx == nil || x.tx.Lost() || errors.Is(err, fault.ErrInjected)
 }
 
-func (x *exchange) settleOnce(l *lease.Lease, stored []byte, sealed bool) error {
+func (x *servedRequest) writeRecordOnce(l *lease.Lease, stored []byte, sealed bool) error {
 	if x.tx == nil {
-		if err := x.acquire(x.ctx, ""); err != nil {
+		if err := x.beginTx(x.ctx, ""); err != nil {
 			return err
 		}
-		x.tx.Engine(stepOpen, openSQL, x.bounds()...)
+		x.tx.Engine(stepOpen, openSQL, x.timeoutArgs()...)
 	}
 	x.tx.EngineInto([]any{&x.expires}, stepRecord, finishSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce, stored, sealed)
 	if err := fault.Point(fault.RequestSealing); err != nil {
@@ -212,177 +210,73 @@ func (x *exchange) settleOnce(l *lease.Lease, stored []byte, sealed bool) error 
 	return fault.Point(fault.RequestCommitted)
 }
 
-// resolveLeased finds out whether the COMMIT of a handler's writes succeeded. Raising the lease's
-// epoch decides it: that waits for the old transaction, which locks the lease last. If the old
-// transaction committed, the lease is gone.
-func (x *exchange) resolveLeased(l *lease.Lease, rep reply, cause error) outcome {
-	retry := pauses()
+// resolveLeasedCommit finds out whether the COMMIT of a handler's writes succeeded. Raising the
+// lease's epoch decides it: that waits for the old transaction, which locks the lease last. If the
+// old transaction committed, the lease is gone.
+func (x *servedRequest) resolveLeasedCommit(l *lease.Lease, rep reply, cause error) runOutcome {
+	retry := retryBackoff()
 	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
 	for time.Now().Before(deadline) {
-		rec, err := x.layer.look(x.ctx, x.id)
+		rec, err := x.layer.findRecord(x.ctx, x.id)
 		switch {
 		case err != nil:
 		case rec != nil && rec.state == stateCompleted && rec.token == x.token:
 			rep.expires = rec.expires
-			return ended(rep)
+			return finalOutcome(rep)
 		case rec == nil || rec.state != stateRunning || rec.nonce == nil || *rec.nonce != x.token:
-			return ended(inProgress(time.Second))
+			return finalOutcome(inProgressReply(time.Second))
 		default:
 			sent := time.Now()
-			if epoch, err := x.refresh(l); err == nil && epoch != 0 { // the old transaction has not locked the lease, and cannot do so any more
+			if epoch, err := x.raiseOwnEpoch(l); err == nil && epoch != 0 { // the old transaction has not locked the lease, and cannot do so any more
 				x.renewed = &lease.Lease{ID: l.ID, Epoch: epoch, Nonce: l.Nonce, Sent: sent}
-				return outcome{reply: refusal(codeRolledBack, cause), rerun: true}
+				return runOutcome{reply: problemReply(codeRolledBack, cause), rerun: true}
 			}
 		}
 		time.Sleep(retry.NextBackOff())
 	}
-	return ended(refusal(codeCommitUnknown, cause))
+	return finalOutcome(problemReply(codeCommitUnknown, cause))
 }
 
-// refreshSQL raises the epoch of an owner's own lease, so that no statement that the owner has sent
-// before can succeed any more. In: lease, epoch, nonce, ttl. Out: the new epoch, or no row. Waits
-// for a transaction that holds the lease.
-const refreshSQL = `
+// raiseOwnEpochSQL raises the epoch of an owner's own lease, so that no statement that the owner
+// has sent before can succeed any more. In: lease, epoch, nonce, ttl. Out: the new epoch, or no
+// row. Waits for a transaction that holds the lease.
+const raiseOwnEpochSQL = `
 update onlyonce.leases set epoch = epoch + 1, until = clock_timestamp() + $4 where id = $1 and epoch = $2 and nonce = $3 returning epoch`
 
-func (x *exchange) refresh(l *lease.Lease) (epoch int64, err error) {
+func (x *servedRequest) raiseOwnEpoch(l *lease.Lease) (epoch int64, err error) {
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
-	err = x.layer.pool.QueryRow(ctx, refreshSQL, l.ID, l.Epoch, l.Nonce, x.layer.cfg.LeaseTTL).Scan(&epoch)
+	err = x.layer.pool.QueryRow(ctx, raiseOwnEpochSQL, l.ID, l.Epoch, l.Nonce, x.layer.cfg.LeaseTTL).Scan(&epoch)
 	return epoch, err
 }
 
-// afterFence answers if the fence did not hold: either an earlier COMMIT of this request succeeded
-// after all, or another process has taken the request over.
-func (x *exchange) afterFence(rep reply) reply {
+// replyAfterFence answers if the fence did not hold: either an earlier COMMIT of this request
+// succeeded after all, or another process has taken the request over.
+func (x *servedRequest) replyAfterFence(rep reply) reply {
 	x.endTx()
-	rec, err := x.layer.look(x.ctx, x.id)
+	rec, err := x.layer.findRecord(x.ctx, x.id)
 	if err == nil && rec != nil && rec.state == stateCompleted && rec.token == x.token {
 		rep.expires = rec.expires
 		return rep
 	}
-	return inProgress(time.Second)
+	return inProgressReply(time.Second)
 }
 
-// release gives the key back, so that the next request runs at once. If it fails, the lease ends by
-// itself.
-func (x *exchange) release(l *lease.Lease) {
+// releaseKey gives the key back, so that the next request runs at once. If it fails, the lease ends
+// by itself.
+func (x *servedRequest) releaseKey(l *lease.Lease) {
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
 	if _, err := x.layer.pool.Exec(ctx, releaseSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce); err != nil && guard.SQLState(err) != fenceLost {
-		x.layer.failed(fmt.Errorf("idempotency: giving a key back: %w", err))
+		x.layer.reportError(fmt.Errorf("idempotency: giving a key back: %w", err))
 	}
 }
 
-// reconcile sets the request aside for an operator.
-func (x *exchange) reconcile(l *lease.Lease) reply {
+// setAside sets the request aside for an operator.
+func (x *servedRequest) setAside(l *lease.Lease) reply {
 	x.endTx()
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
 	_, err := x.layer.pool.Exec(ctx, reconcileSQL, uuid.UUID(x.id), l.ID, l.Epoch, l.Nonce)
-	return refusal(codeCommitUnknown, err)
-}
-
-// held is the lease of a request that this process works on.
-type held struct {
-	lease  *lease.Lease
-	sent   time.Time // when its latest renewal was sent; used by the keeper only
-	cancel context.CancelCauseFunc
-
-	mu   sync.Mutex
-	lost error
-}
-
-// errTaken ends the context of a handler whose lease could not be renewed in time.
-var errTaken = errors.New("idempotency: the request's lease has ended: another process may have taken it over")
-
-func (h *held) alive() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.lost
-}
-
-func (h *held) lose() {
-	h.mu.Lock()
-	h.lost = errTaken
-	h.mu.Unlock()
-	h.cancel(errTaken)
-}
-
-// keeper renews all leases of a process in one statement, while there are any.
-type keeper struct {
-	layer *Layer
-
-	mu   sync.Mutex
-	held map[*held]struct{}
-	none chan struct{} // closed when the last lease is dropped
-}
-
-func (k *keeper) hold(l *lease.Lease, cancel context.CancelCauseFunc) *held {
-	h := &held{lease: l, sent: l.Sent, cancel: cancel}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if len(k.held) == 0 {
-		k.held, k.none = make(map[*held]struct{}), make(chan struct{})
-		go k.renewLoop(k.none)
-	}
-	k.held[h] = struct{}{}
-	return h
-}
-
-func (k *keeper) drop(h *held) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if _, there := k.held[h]; !there {
-		return
-	}
-	if delete(k.held, h); len(k.held) == 0 {
-		close(k.none)
-	}
-}
-
-// renewLoop renews each lease after a third of its TTL. It cancels a handler whose lease may have
-// ended, by this process's own clock, counted from when the renewal was sent.
-func (k *keeper) renewLoop(none <-chan struct{}) {
-	ttl := k.layer.cfg.LeaseTTL
-	tick := time.NewTicker(ttl / 6)
-	defer tick.Stop()
-	for {
-		select {
-		case <-none:
-			return
-		case <-tick.C:
-		}
-		k.mu.Lock()
-		due := make([]*held, 0, len(k.held))
-		for h := range k.held {
-			if time.Since(h.sent) >= ttl/3 && h.alive() == nil {
-				due = append(due, h)
-			}
-		}
-		k.mu.Unlock()
-		k.renew(due, ttl)
-	}
-}
-
-func (k *keeper) renew(due []*held, ttl time.Duration) {
-	if len(due) == 0 {
-		return
-	}
-	leases := make([]*lease.Lease, len(due))
-	for i, h := range due { // copies, because the request may read its own
-		leases[i] = &lease.Lease{ID: h.lease.ID, Epoch: h.lease.Epoch, Nonce: h.lease.Nonce, Sent: h.sent}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), ttl/6)
-	lost, err := lease.RenewAll(ctx, k.layer.pool, leases, ttl)
-	cancel()
-	if err != nil {
-		k.layer.failed(err)
-	}
-	for i, h := range due {
-		h.sent = leases[i].Sent
-		if slices.Contains(lost, leases[i]) || time.Since(h.sent) >= ttl-ttl/6 {
-			h.lose()
-		}
-	}
+	return problemReply(codeCommitUnknown, err)
 }

@@ -2,11 +2,8 @@ package idempotency
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -15,7 +12,6 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/internal/eventsource"
 	"github.com/onlyonce/onlyonce/internal/fields"
 	"github.com/onlyonce/onlyonce/internal/preflight"
@@ -29,48 +25,13 @@ import (
 // Handlers that call Accept must be behind a [Layer] in transactional mode: a copy of the request
 // then gets the same 202 and Location. Operations is safe for concurrent use.
 type Operations struct {
-	layer  *Layer
-	cfg    OperationsConfig
-	work   map[string]Work
-	source *eventsource.Source
-	worker *consumer.Consumer
-	made   atomic.Bool // the stream exists
+	layer      *Layer
+	cfg        OperationsConfig
+	work       map[string]Work
+	source     *eventsource.Source
+	worker     *consumer.Consumer
+	streamMade atomic.Bool // the stream exists
 }
-
-// Work does an operation in a transaction that commits together with the operation's end. It may
-// run more than once, but its effects are applied once. It must follow the rules for a consumer's
-// handler, see package consumer. Its context ends if the client cancels the operation.
-//
-// The result is a JSON value or nil. If the error is from [Failed], the operation ends: the writes
-// are undone, and the client gets code and text. After any other error the work is tried again;
-// when the attempts are used up, the operation fails without a text.
-type Work func(ctx context.Context, tx consumer.Tx, op *Operation) (result json.RawMessage, err error)
-
-// Operation is an operation that a [Work] is working on.
-type Operation struct {
-	// ID is the last part of the operation's URL.
-	ID    string
-	Name  string
-	Input []byte
-	// Scope is the scope of the request.
-	Scope Scope
-
-	ops *Operations
-	id  uuid.UUID
-}
-
-// ErrCancelled is the cause of the end of a [Work]'s context if the client has cancelled the
-// operation.
-var ErrCancelled = errors.New("idempotency: the operation was cancelled")
-
-// failure is an error that the client gets.
-type failure struct{ code, text string }
-
-func (f *failure) Error() string { return "operation failed: " + f.code + ": " + f.text }
-
-// Failed returns an error that ends an operation. The client gets both: code, for programs, at most
-// 200 bytes, and text, for people, at most 2,000 bytes. Longer ones are cut.
-func Failed(code, text string) error { return &failure{code, text} }
 
 // OperationsConfig configures [Operations]. The zero value of a field is the default that its
 // comment names; a value out of range is an error of [NewOperations] and never adjusted.
@@ -163,7 +124,7 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 		PollInterval: cfg.PollInterval, LeaseTTL: cfg.LeaseTTL, Logger: cfg.Logger}); err != nil {
 		return nil, fmt.Errorf("%w: OperationsConfig: %w", ErrConfig, err)
 	}
-	if o.worker, err = consumer.New(layer.pool, o.source, o.apply, consumer.Config{
+	if o.worker, err = consumer.New(layer.pool, o.source, o.applyEvent, consumer.Config{
 		Scope: cfg.Stream, BatchSize: 1, MaxAttempts: cfg.MaxAttempts, RetryMin: cfg.RetryMin, RetryMax: cfg.RetryMax,
 		MessageTimeout: cfg.MaxTime, BatchTimeout: cfg.MaxTime, StatementTimeout: cfg.MaxTime, IdleTimeout: cfg.MaxTime, Hooks: cfg.Hooks, Logger: cfg.Logger,
 	}); err != nil {
@@ -171,79 +132,6 @@ func NewOperations(layer *Layer, cfg OperationsConfig, work map[string]Work) (*O
 	}
 	return o, nil
 }
-
-// Request describes an operation to [Operations.Accept].
-type Request struct {
-	// Name is the name of a Work that NewOperations was given. Required.
-	Name string
-	// Input is the input of the Work, at most OperationsConfig.MaxInput bytes. It is stored, and
-	// sealed if the layer has a Sealer. Defaults to none.
-	Input []byte
-	// OrderingKey orders operations: those with the same key run one after another, in the order of
-	// their commits. Defaults to none: the operation waits for no other.
-	OrderingKey string
-}
-
-// acceptSQL inserts an operation. In: id, tenant, principal, name, how long it is kept after its
-// end.
-const acceptSQL = `insert into onlyonce.operations (id, tenant, principal, name, keep) values ($1, $2, $3, $4, $5)`
-
-// Accept stores an operation in the request's transaction, and answers 202 with the operation's URL
-// and state. If it returns an error, it has not written an answer: the handler must answer, with a
-// status whose answer is not stored, for example 500.
-func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
-	x, ok := r.Context().Value(exchangeKey{}).(*exchange)
-	switch {
-	case !ok || x.bare || x.endpoint.route.Mode != Transactional || x.layer != o.layer:
-		return fmt.Errorf("%w: Accept must be called in a handler behind the same layer, in transactional mode", ErrNoTx)
-	case o.work[req.Name] == nil:
-		return fmt.Errorf("%w: Request.Name: there is no work %q", ErrConfig, req.Name)
-	case len(req.Input) > o.cfg.MaxInput:
-		return fmt.Errorf("%w: Request.Input: has %d bytes, at most %d", ErrConfig, len(req.Input), o.cfg.MaxInput)
-	}
-	if !o.made.Load() {
-		if _, err := eventsource.MakeStream(r.Context(), o.layer.pool, o.cfg.Stream, o.cfg.Partitions); err != nil {
-			return err
-		}
-		o.made.Store(true)
-	}
-	id, err := uuid.NewV7()
-	if err != nil {
-		return err
-	}
-	input, sealed, err := o.layer.seal(codec.SealPlace(id, sealedInput, ""), req.Input)
-	if err != nil {
-		return err
-	}
-	tx, err := Tx(r)
-	if err != nil {
-		return err
-	}
-	tx.Queue(acceptSQL, id, x.scope.Tenant, x.scope.Principal, req.Name, o.cfg.TTL)
-	e := eventsource.Event{Topic: o.cfg.Stream, Tenant: x.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
-	if req.OrderingKey != "" {
-		e.Key = []byte(req.OrderingKey)
-	}
-	if trace := x.origin.Trace; trace != "" {
-		parent, state := codec.SplitTrace(trace)
-		e.Headers = append(e.Headers, consumer.Header{Name: "traceparent", Value: []byte(parent)})
-		if state != "" {
-			e.Headers = append(e.Headers, consumer.Header{Name: "tracestate", Value: []byte(state)})
-		}
-	}
-	if err := eventsource.Append(r.Context(), tx, e); err != nil {
-		return err
-	}
-	x.woken = o.source.Wake
-	w.Header().Set("Location", o.cfg.Path+id.String())
-	o.write(w, http.StatusAccepted, &operationState{ID: id.String(), Name: req.Name, State: operationRunning})
-	return nil
-}
-
-// headerSealed is an event's header that says whether its body is sealed.
-const headerSealed = "onlyonce-sealed"
-
-var sealedMark = map[bool]string{false: "0", true: "1"}
 
 // Run makes the stream if it does not exist, runs operations, and deletes expired ones, until ctx
 // ends. It then lets running operations finish, within the bounds of a consumer, and returns nil.
@@ -285,12 +173,12 @@ func (o *Operations) purge(ctx context.Context) {
 		_, err := o.layer.pool.Exec(bounded, purgeOperationsSQL, o.layer.cfg.PurgeBatch)
 		cancel()
 		if err != nil && ctx.Err() == nil {
-			o.layer.failed(fmt.Errorf("idempotency: purging operations: %w", err))
+			o.layer.reportError(fmt.Errorf("idempotency: purging operations: %w", err))
 		}
 	}
 }
 
-// key returns the key by which an operation's parked row is found.
-func (o *Operations) key(tenant, id string) uuid.UUID {
+// parkedKey returns the key by which an operation's parked row is found.
+func (o *Operations) parkedKey(tenant, id string) uuid.UUID {
 	return dedupe.Key{Tenant: tenant, Scope: o.cfg.Stream, ID: id}.Hash()
 }

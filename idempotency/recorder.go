@@ -32,13 +32,13 @@ var ErrResponseTooLarge = errors.New("idempotency: the answer is longer than may
 //
 // Like net/http's it is for one goroutine, and must not be used after the handler has returned.
 type recorder struct {
-	limit   int
-	outside http.Header // the headers from before the handler ran that can be sent
-	live    http.Header // the handler's headers; they begin with those of outside
-	sent    http.Header // as it was when the status was written
-	code    int         // 0: not written yet
-	buf     []byte
-	over    bool
+	limit           int
+	before          http.Header // the headers from before the handler ran that can be sent
+	headers         http.Header // the handler's headers; they begin with those of outside
+	headersAtStatus http.Header // as it was when the status was written
+	code            int         // 0: not written yet
+	buf             []byte
+	tooLong         bool
 }
 
 func newRecorder(limit int) *recorder { return newRecorderOver(limit, http.Header{}) }
@@ -46,11 +46,11 @@ func newRecorder(limit int) *recorder { return newRecorderOver(limit, http.Heade
 // newRecorderOver makes a recorder for an answer that has headers already, from middleware around
 // the layer.
 func newRecorderOver(limit int, outside http.Header) *recorder {
-	return &recorder{limit: limit, outside: sendable(outside), live: outside.Clone()}
+	return &recorder{limit: limit, before: sendableHeaders(outside), headers: outside.Clone()}
 }
 
 // Header returns the headers that will be sent with the status.
-func (r *recorder) Header() http.Header { return r.live }
+func (r *recorder) Header() http.Header { return r.headers }
 
 // WriteHeader keeps the status and the current headers. Further calls have no effect.
 func (r *recorder) WriteHeader(status int) {
@@ -63,11 +63,11 @@ func (r *recorder) WriteHeader(status int) {
 	if status < firstFinal {
 		return
 	}
-	r.code, r.sent = status, sendable(r.live)
+	r.code, r.headersAtStatus = status, sendableHeaders(r.headers)
 }
 
-// sendable copies the headers that can be sent.
-func sendable(live http.Header) http.Header {
+// sendableHeaders copies the headers that can be sent.
+func sendableHeaders(live http.Header) http.Header {
 	h := http.Header{}
 	for _, name := range slices.Sorted(maps.Keys(live)) {
 		canonical := http.CanonicalHeaderKey(name)
@@ -98,8 +98,8 @@ func (r *recorder) Write(p []byte) (int, error) {
 		return 0, nil
 	case r.code == http.StatusNoContent || r.code == http.StatusNotModified:
 		return 0, http.ErrBodyNotAllowed
-	case r.over || len(p) > r.limit-len(r.buf):
-		r.over = true
+	case r.tooLong || len(p) > r.limit-len(r.buf):
+		r.tooLong = true
 		return 0, fmt.Errorf("%w: more than %d bytes", ErrResponseTooLarge, r.limit)
 	}
 	r.buf = append(r.buf, p...)
@@ -109,9 +109,9 @@ func (r *recorder) Write(p []byte) (int, error) {
 // WriteString is Write for a string.
 func (r *recorder) WriteString(s string) (int, error) { return r.Write([]byte(s)) }
 
-// overflow reports whether a Write exceeded the limit. The body is then incomplete, even if the
+// exceeded reports whether a Write exceeded the limit. The body is then incomplete, even if the
 // handler ignored the error.
-func (r *recorder) overflow() bool { return r.over }
+func (r *recorder) exceeded() bool { return r.tooLong }
 
 // status returns the answer's status: 200 if the handler wrote none.
 func (r *recorder) status() int {
@@ -125,9 +125,9 @@ func (r *recorder) status() int {
 // is stored, so that all clients get the same one. A name with a nil value means that net/http must
 // not set a default.
 func (r *recorder) header() http.Header {
-	h := r.sent
+	h := r.headersAtStatus
 	if r.code == 0 {
-		h = sendable(r.live)
+		h = sendableHeaders(r.headers)
 	}
 	h = h.Clone()
 	_, has := h["Content-Type"]
@@ -137,17 +137,17 @@ func (r *recorder) header() http.Header {
 	return h
 }
 
-// change compares the headers with those from before the handler ran. set holds headers that
+// headerChanges compares the headers with those from before the handler ran. set holds headers that
 // replace the ones of middleware around the layer; an empty list removes them. added holds values
 // that are appended to theirs. All other headers are unchanged.
 //
 // Content-Type is always in set, because it describes the body's bytes. If only the handler has set
 // Vary, it is in added, because the middleware may set one on the next answer.
-func (r *recorder) change() (set, added http.Header) {
+func (r *recorder) headerChanges() (set, added http.Header) {
 	set, added = http.Header{}, http.Header{}
 	final := r.header()
 	for name, values := range final {
-		before, had := r.outside[name]
+		before, had := r.before[name]
 		switch more := len(values) - len(before); {
 		case name == "Content-Type":
 			set[name] = values
@@ -157,7 +157,7 @@ func (r *recorder) change() (set, added http.Header) {
 			set[name] = values
 		}
 	}
-	for name := range r.outside {
+	for name := range r.before {
 		if _, has := final[name]; !has {
 			set[name] = nil
 		}

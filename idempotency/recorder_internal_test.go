@@ -117,7 +117,7 @@ func TestRecorderDoesAsNetHTTP(t *testing.T) {
 			if got, want := answerText(r.status(), r.header(), r.body()), answerText(resp.StatusCode, resp.Header, body); got != want {
 				t.Errorf("recorded:\n%s\nnet/http:\n%s", got, want)
 			}
-			if r.overflow() {
+			if r.exceeded() {
 				t.Error("overflow")
 			}
 		})
@@ -130,11 +130,11 @@ func TestRecorderBounds(t *testing.T) {
 	if n, err := r.Write([]byte("abc")); n != 3 || err != nil {
 		t.Fatal(n, err)
 	}
-	if n, err := r.WriteString("d"); n != 1 || err != nil || r.overflow() {
+	if n, err := r.WriteString("d"); n != 1 || err != nil || r.exceeded() {
 		t.Fatal("the limit itself", n, err)
 	}
-	if n, err := r.Write([]byte("e")); n != 0 || !errors.Is(err, ErrResponseTooLarge) || !r.overflow() {
-		t.Errorf("%d, %v, %v", n, err, r.overflow())
+	if n, err := r.Write([]byte("e")); n != 0 || !errors.Is(err, ErrResponseTooLarge) || !r.exceeded() {
+		t.Errorf("%d, %v, %v", n, err, r.exceeded())
 	}
 	if n, err := r.Write(nil); n != 0 || err != nil {
 		t.Errorf("nothing: %d, %v", n, err)
@@ -143,14 +143,14 @@ func TestRecorderBounds(t *testing.T) {
 		t.Errorf("%q", r.body())
 	}
 	r = newRecorder(4)
-	if n, err := r.Write([]byte("abcde")); n != 0 || !errors.Is(err, ErrResponseTooLarge) || !r.overflow() || r.status() != 200 {
-		t.Errorf("%d, %v, %v", n, err, r.overflow())
+	if n, err := r.Write([]byte("abcde")); n != 0 || !errors.Is(err, ErrResponseTooLarge) || !r.exceeded() || r.status() != 200 {
+		t.Errorf("%d, %v, %v", n, err, r.exceeded())
 	}
 	if n, err := r.Write([]byte("a")); n != 0 || !errors.Is(err, ErrResponseTooLarge) {
 		t.Errorf("a short one behind it: %d, %v", n, err)
 	}
 	r = newRecorder(0)
-	if r.WriteHeader(201); r.overflow() {
+	if r.WriteHeader(201); r.exceeded() {
 		t.Error("no body is too long")
 	}
 }
@@ -236,7 +236,7 @@ func TestRecorderOfARerun(t *testing.T) {
 	body := r.body()
 	r = newRecorder(4)
 	before.Set("X-B", "1")
-	if r.overflow() || r.status() != 200 || len(r.header()) > 0 || len(r.body()) > 0 {
+	if r.exceeded() || r.status() != 200 || len(r.header()) > 0 || len(r.body()) > 0 {
 		t.Errorf("%d %v %q", r.status(), r.header(), r.body())
 	}
 	fmt.Fprint(r, "wxyz")

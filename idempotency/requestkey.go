@@ -51,7 +51,7 @@ func (k keyRule) find(h http.Header, body []byte) (key string, found bool, err e
 		}
 	}
 	if k.pointer != "" {
-		value, has, err := pointed(body, k.pointer)
+		value, has, err := keyInBody(body, k.pointer)
 		if err == nil && has {
 			err = add("body member "+k.pointer, value)
 		}
@@ -80,7 +80,7 @@ func (k keyRule) header(h http.Header, name string) (key string, has bool, err e
 	}
 	read := protocol.Read
 	if k.strict {
-		read = readItem
+		read = readStrictKey
 	}
 	if key, err = read(lines[0]); err != nil {
 		return "", false, fmt.Errorf("header %s: the key %w", name, err)
@@ -88,8 +88,8 @@ func (k keyRule) header(h http.Header, name string) (key string, has bool, err e
 	return key, true, nil
 }
 
-// readItem reads the strict form of H4.
-func readItem(value string) (string, error) {
+// readStrictKey reads the strict form of H4.
+func readStrictKey(value string) (string, error) {
 	key, ok := protocol.StringItem(strings.TrimLeft(value, " "))
 	if !ok {
 		return "", errors.New("must be a String of RFC 9651, in double quotes")
@@ -97,11 +97,11 @@ func readItem(value string) (string, error) {
 	return key, protocol.Check(key)
 }
 
-// pointed returns the key in a body: the string that the pointer leads to, decoded. A body that is
-// not JSON, or has no such member, has no key. A body that has the member twice is refused: parsers
-// differ in which of the two they take, so that the handler might see another key than the one that
-// was claimed.
-func pointed(body []byte, pointer string) (key string, found bool, err error) {
+// keyInBody returns the key in a body: the string that the pointer leads to, decoded. A body that
+// is not JSON, or has no such member, has no key. A body that has the member twice is refused:
+// parsers differ in which of the two they take, so that the handler might see another key than the
+// one that was claimed.
+func keyInBody(body []byte, pointer string) (key string, found bool, err error) {
 	tokens, err := jsonpointer.Parse(pointer)
 	if err != nil {
 		return "", false, err // cannot fail: Handle has checked it
@@ -111,7 +111,7 @@ func pointed(body []byte, pointer string) (key string, found bool, err error) {
 	}
 	raw := json.RawMessage(body)
 	for _, token := range tokens {
-		if raw, err = step(raw, token); raw == nil || err != nil {
+		if raw, err = pointerStep(raw, token); raw == nil || err != nil {
 			if err != nil {
 				err = fmt.Errorf("body member %s: %w", pointer, err)
 			}
@@ -130,8 +130,9 @@ func pointed(body []byte, pointer string) (key string, found bool, err error) {
 	return key, true, nil
 }
 
-// step follows one token of the pointer in valid JSON. It returns nil if there is no such member.
-func step(raw json.RawMessage, token string) (next json.RawMessage, err error) {
+// pointerStep follows one token of the pointer in valid JSON. It returns nil if there is no such
+// member.
+func pointerStep(raw json.RawMessage, token string) (next json.RawMessage, err error) {
 	in := json.NewDecoder(bytes.NewReader(raw))
 	open, err := in.Token()
 	if err != nil {

@@ -2,14 +2,12 @@ package idempotency
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"sync/atomic"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
 
-	"github.com/onlyonce/onlyonce/internal/codec"
 	"github.com/onlyonce/onlyonce/seal"
 )
 
@@ -68,7 +66,7 @@ type responseCache struct {
 	ttl     time.Duration
 	timeout time.Duration
 	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
-	sighted atomic.Pointer[sighting]
+	latest  atomic.Pointer[sighting]
 }
 
 // history identifies a history of a database. What was committed in it is there, unless a failover
@@ -85,19 +83,11 @@ type sighting struct {
 	asked time.Time // by the process's monotonic clock, before the query was sent
 }
 
-// cacheEntry is a completed record as the cache holds it.
-type cacheEntry struct {
-	Origin      history   // of the connection on which it was committed or read
-	Expires     time.Time // by the database's clock
-	Fingerprint []byte
-	Response    *response
-}
-
 const (
 	// sightingAge is how long an answer of the database proves which timeline is current.
 	sightingAge = time.Second
-	// forgetTimeout bounds a removal, which is tried even if the breaker is open.
-	forgetTimeout = 2 * time.Second
+	// removeTimeout bounds a removal, which is tried even if the breaker is open.
+	removeTimeout = 2 * time.Second
 	// breakerFailures in a row open the breaker for breakerPause.
 	breakerFailures = 3
 	breakerPause    = 5 * time.Second
@@ -126,29 +116,29 @@ func newResponseCache(cfg *Config) *responseCache {
 	}
 }
 
-// saw records an answer of the database: its history and clock, and time.Now() from just before the
-// query. Answers may arrive in any order. A lower timeline of the same system is ignored: it comes
-// from an old primary that has not noticed its replacement yet.
-func (t *responseCache) saw(o history, clock, asked time.Time) {
+// observe records an answer of the database: its history and clock, and time.Now() from just before
+// the query. Answers may arrive in any order. A lower timeline of the same system is ignored: it
+// comes from an old primary that has not noticed its replacement yet.
+func (t *responseCache) observe(o history, clock, asked time.Time) {
 	next := &sighting{o, clock, asked}
 	for {
-		last := t.sighted.Load()
+		last := t.latest.Load()
 		if last != nil && last.System == o.System && (o.Timeline < last.Timeline || o.Timeline == last.Timeline && !asked.After(last.asked)) {
 			return
 		}
 		if last != nil && last.System != o.System && !asked.After(last.asked) {
 			return
 		}
-		if t.sighted.CompareAndSwap(last, next) {
+		if t.latest.CompareAndSwap(last, next) {
 			return
 		}
 	}
 }
 
-// now returns the database's history, and a time that is not before the database's clock. ok is
-// false if they are not known.
-func (t *responseCache) now() (o history, clock time.Time, ok bool) {
-	s := t.sighted.Load()
+// currentHistory returns the database's history, and a time that is not before the database's
+// clock. ok is false if they are not known.
+func (t *responseCache) currentHistory() (o history, clock time.Time, ok bool) {
+	s := t.latest.Load()
 	if s == nil {
 		return history{}, time.Time{}, false
 	}
@@ -158,11 +148,11 @@ func (t *responseCache) now() (o history, clock time.Time, ok bool) {
 
 // get returns a record from the cache. If it returns false, the caller must ask the database.
 func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool) {
-	if _, _, ok := t.now(); !ok {
+	if _, _, ok := t.currentHistory(); !ok {
 		return nil, false
 	}
 	var sealed []byte
-	err := t.try(ctx, func(ctx context.Context) (err error) {
+	err := t.withBreaker(ctx, func(ctx context.Context) (err error) {
 		got, err := t.cache.Get(ctx, id)
 		sealed = got
 		return err
@@ -180,7 +170,7 @@ func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool
 	}
 	// Read the clock after the cache has answered: it may have been slow, and a failover seen
 	// meanwhile.
-	o, clock, ok := t.now()
+	o, clock, ok := t.currentHistory()
 	if !ok || c.Origin != o || !clock.Before(until) || !clock.Before(c.Expires) {
 		return nil, false
 	}
@@ -192,7 +182,7 @@ func (t *responseCache) get(ctx context.Context, id [16]byte) (*cacheEntry, bool
 // run after the request was answered; its errors are dropped, because a missing entry costs only a
 // query.
 func (t *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, still func(context.Context) (bool, error)) {
-	o, clock, ok := t.now()
+	o, clock, ok := t.currentHistory()
 	if !ok || c.Origin != o {
 		return // get would refuse it
 	}
@@ -204,29 +194,29 @@ func (t *responseCache) put(ctx context.Context, id [16]byte, c *cacheEntry, sti
 	if err != nil || len(sealed) > maxEntry {
 		return
 	}
-	err = t.try(ctx, func(ctx context.Context) error { return t.cache.Put(ctx, id, sealed, ttl) })
+	err = t.withBreaker(ctx, func(ctx context.Context) error { return t.cache.Put(ctx, id, sealed, ttl) })
 	if errors.Is(err, gobreaker.ErrOpenState) || errors.Is(err, gobreaker.ErrTooManyRequests) {
 		return // nothing was put
 	}
 	// Check even after an error: a put that timed out here may have been executed there.
 	if there, err := still(ctx); err != nil || !there {
-		_ = t.forget(context.WithoutCancel(ctx), id)
+		_ = t.remove(context.WithoutCancel(ctx), id)
 	}
 }
 
-// forget removes a record's entry, after the COMMIT that deleted its row. It is tried even if the
+// remove removes a record's entry, after the COMMIT that deleted its row. It is tried even if the
 // breaker is open. If it returns an error, the cache may serve the answer for the rest of the TTL.
-func (t *responseCache) forget(ctx context.Context, id [16]byte) error {
-	return bounded(ctx, forgetTimeout, func(ctx context.Context) error { return t.cache.Delete(ctx, id) })
+func (t *responseCache) remove(ctx context.Context, id [16]byte) error {
+	return callWithin(ctx, removeTimeout, func(ctx context.Context) error { return t.cache.Delete(ctx, id) })
 }
 
-// try runs one operation, unless the cache has failed so often that the breaker is open.
-func (t *responseCache) try(ctx context.Context, op func(context.Context) error) error {
+// withBreaker runs one operation, unless the cache has failed so often that the breaker is open.
+func (t *responseCache) withBreaker(ctx context.Context, op func(context.Context) error) error {
 	done, err := t.breaker.Allow()
 	if err != nil {
 		return err
 	}
-	err = bounded(ctx, t.timeout, op)
+	err = callWithin(ctx, t.timeout, op)
 	if err != nil && ctx.Err() != nil {
 		done(errCacheCallerGone)
 	} else {
@@ -235,9 +225,9 @@ func (t *responseCache) try(ctx context.Context, op func(context.Context) error)
 	return err
 }
 
-// bounded waits for an operation until timeout, even if the operation ignores its context: go-redis
-// does unless ContextTimeoutEnabled is set. What the operation returns later is dropped.
-func bounded(ctx context.Context, timeout time.Duration, op func(context.Context) error) error {
+// callWithin waits for an operation until timeout, even if the operation ignores its context:
+// go-redis does unless ContextTimeoutEnabled is set. What the operation returns later is dropped.
+func callWithin(ctx context.Context, timeout time.Duration, op func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errCacheTimeout)
 	defer cancel()
 	ended := make(chan error, 1)
@@ -255,54 +245,4 @@ func bounded(ctx context.Context, timeout time.Duration, op func(context.Context
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// entryName is the place that an entry is sealed for. It differs from that of the answer in its
-// row.
-func entryName(id [16]byte) [16]byte { return codec.SealPlace(id, sealedEntry, "") }
-
-// An entry before it is sealed; numbers are big-endian, times in microseconds:
-//
-//	1 byte    version, 1
-//	8 bytes   system identifier
-//	4 bytes   timeline
-//	8 bytes   when the record expires
-//	8 bytes   when the entry expires
-//	4 bytes   length of the fingerprint, and the fingerprint
-//	          the answer, as in its row
-const (
-	entryVersion = 1
-	entryHead    = 1 + 8 + 4 + 8 + 8 + 4
-)
-
-func (c *cacheEntry) encode(until time.Time) []byte {
-	b := append(make([]byte, 0, entryHead+len(c.Fingerprint)+len(c.Response.Body)+512), entryVersion)
-	b = binary.BigEndian.AppendUint64(b, uint64(c.Origin.System))
-	b = binary.BigEndian.AppendUint32(b, c.Origin.Timeline)
-	b = binary.BigEndian.AppendUint64(b, uint64(c.Expires.UnixMicro()))
-	b = binary.BigEndian.AppendUint64(b, uint64(until.UnixMicro()))
-	b = binary.BigEndian.AppendUint32(b, uint32(len(c.Fingerprint)))
-	b = append(b, c.Fingerprint...)
-	return append(b, c.Response.encode()...)
-}
-
-func decodeEntry(b []byte) (c *cacheEntry, until time.Time, ok bool) {
-	if len(b) < entryHead || b[0] != entryVersion {
-		return nil, time.Time{}, false
-	}
-	c = &cacheEntry{
-		Origin:  history{int64(binary.BigEndian.Uint64(b[1:])), binary.BigEndian.Uint32(b[9:])},
-		Expires: time.UnixMicro(int64(binary.BigEndian.Uint64(b[13:]))),
-	}
-	until = time.UnixMicro(int64(binary.BigEndian.Uint64(b[21:])))
-	n := int64(binary.BigEndian.Uint32(b[29:]))
-	if n > int64(len(b)-entryHead) {
-		return nil, time.Time{}, false
-	}
-	c.Fingerprint = b[entryHead : entryHead+n : entryHead+n]
-	var err error
-	if c.Response, err = decodeResponse(b[entryHead+n:]); err != nil {
-		return nil, time.Time{}, false
-	}
-	return c, until, true
 }

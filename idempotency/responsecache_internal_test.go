@@ -107,12 +107,12 @@ var (
 
 // see records that the database has answered right now. Its clock is hours ahead of the process's,
 // because nothing may depend on the process's clock.
-func see(t *responseCache, o history) { now := time.Now(); t.saw(o, now.Add(5*time.Hour), now) }
+func see(t *responseCache, o history) { now := time.Now(); t.observe(o, now.Add(5*time.Hour), now) }
 
 func entry() *cacheEntry {
 	return &cacheEntry{
 		Origin: here, Expires: time.Now().Add(5*time.Hour + 24*time.Hour).Truncate(time.Microsecond), Fingerprint: bytes.Repeat([]byte{9}, 38),
-		Response: &response{Status: 201, Header: http.Header{"Location": {"/a"}}, Body: []byte(`{"a": 1.0}`)},
+		Response: &storedResponse{Status: 201, Header: http.Header{"Location": {"/a"}}, Body: []byte(`{"a": 1.0}`)},
 	}
 }
 
@@ -148,12 +148,12 @@ func TestH21RecordsComeBackAsTheyWere(t *testing.T) {
 		if s.ttl != 5*time.Minute || bytes.Contains(s.entries[recID], []byte("/a")) || bytes.Contains(s.entries[recID], []byte("1.0")) {
 			t.Errorf("ttl %v, %q", s.ttl, s.entries[recID])
 		}
-		if err := tier.forget(t.Context(), recID); err != nil {
+		if err := tier.remove(t.Context(), recID); err != nil {
 			t.Error(err)
 		}
 		wants(t, tier, nil)
 		tombstone := entry()
-		tombstone.Response = &response{Status: 201, Header: http.Header{}, Tombstone: true}
+		tombstone.Response = &storedResponse{Status: 201, Header: http.Header{}, Tombstone: true}
 		tombstone.Fingerprint = []byte{}
 		tier.put(t.Context(), recID, tombstone, yes)
 		wants(t, tier, tombstone)
@@ -222,11 +222,11 @@ func TestH21OldSightings(t *testing.T) {
 			t.Error("put without knowing the time")
 		}
 		// An answer that took long says what was so when it was asked for, at the earliest.
-		tier.saw(here, time.Now().Add(5*time.Hour), time.Now().Add(-sightingAge))
+		tier.observe(here, time.Now().Add(5*time.Hour), time.Now().Add(-sightingAge))
 		wants(t, tier, nil)
 		see(tier, here)
 		wants(t, tier, want)
-		tier.saw(here, time.Now().Add(10*time.Hour), time.Now().Add(-time.Minute)) // told late
+		tier.observe(here, time.Now().Add(10*time.Hour), time.Now().Add(-time.Minute)) // told late
 		wants(t, tier, want)
 	})
 }
@@ -399,7 +399,7 @@ func TestH21ErasedStaysErased(t *testing.T) {
 		still := func(context.Context) (bool, error) { return row, nil }
 		erase := func() {
 			row = false
-			if err := tier.forget(t.Context(), recID); err != nil {
+			if err := tier.remove(t.Context(), recID); err != nil {
 				t.Error(err)
 			}
 		}
@@ -458,22 +458,22 @@ func TestH21ForgettingIsTriedAlways(t *testing.T) {
 		for range 10 {
 			wants(t, tier, nil)
 		}
-		if err := tier.forget(t.Context(), recID); !errors.Is(err, io.ErrUnexpectedEOF) {
+		if err := tier.remove(t.Context(), recID); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%v", err)
 		}
 		s.before = nil
-		if err := tier.forget(t.Context(), recID); err != nil || s.size() > 0 {
+		if err := tier.remove(t.Context(), recID); err != nil || s.size() > 0 {
 			t.Errorf("%v, %d entries", err, s.size())
 		}
 		s.before = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-		if err := tier.forget(t.Context(), recID); err == nil {
+		if err := tier.remove(t.Context(), recID); err == nil {
 			t.Error("no error from a cache that hangs")
 		}
 	})
 }
 
 func FuzzCacheEntry(f *testing.F) {
-	f.Add((&cacheEntry{Origin: here, Fingerprint: []byte{1}, Response: &response{Status: 200}}).encode(time.Unix(1, 0)))
+	f.Add((&cacheEntry{Origin: here, Fingerprint: []byte{1}, Response: &storedResponse{Status: 200}}).encode(time.Unix(1, 0)))
 	f.Add([]byte{1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, until, ok := decodeEntry(b)

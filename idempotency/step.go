@@ -52,16 +52,16 @@ const (
 //
 // Call Step before [Tx]: no transaction may be open.
 func Step(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
-	x, ok := ctx.Value(exchangeKey{}).(*exchange)
+	x, ok := ctx.Value(servedRequestKey{}).(*servedRequest)
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("%w: the context does not belong to a request of a Layer", ErrStep)
-	case x.endpoint.route.Mode != Leased:
+	case x.handler.route.Mode != Leased:
 		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
 	case name == "" || len(name) > maxStepName:
 		return nil, fmt.Errorf("%w: a step's name has 1 to %d bytes", ErrStep, maxStepName)
 	}
-	free, err := x.nameStep(ctx, name)
+	free, err := x.takeStepName(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -71,19 +71,19 @@ func Step(ctx context.Context, name string, fn func(ctx context.Context, key str
 			free()
 		}
 	}()
-	result, err := x.step(ctx, name, fn)
+	result, err := x.runStep(ctx, name, fn)
 	done = err == nil
 	return result, err
 }
 
-// nameStep takes a name for a step of the run that ctx belongs to. free gives the name back.
-func (x *exchange) nameStep(ctx context.Context, name string) (free func(), err error) {
-	x.turn.Lock()
-	defer x.turn.Unlock()
+// takeStepName takes a name for a step of the run that ctx belongs to. free gives the name back.
+func (x *servedRequest) takeStepName(ctx context.Context, name string) (free func(), err error) {
+	x.asking.Lock()
+	defer x.asking.Unlock()
 	names := x.steps
 	_, taken := names[name]
 	switch {
-	case x.over.Load(), ctx.Value(runKey{}) != x.runs:
+	case x.returned.Load(), ctx.Value(runKey{}) != x.runs:
 		return nil, fmt.Errorf("%w: step %q after the handler's return", ErrStep, name)
 	case x.tx != nil:
 		return nil, fmt.Errorf("%w: step %q after Tx: no external call may be made while a transaction is open", ErrStep, name)
@@ -92,15 +92,15 @@ func (x *exchange) nameStep(ctx context.Context, name string) (free func(), err 
 	}
 	names[name] = struct{}{}
 	return func() {
-		x.turn.Lock()
-		defer x.turn.Unlock()
+		x.asking.Lock()
+		defer x.asking.Unlock()
 		delete(names, name)
 	}, nil
 }
 
-func (x *exchange) step(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
+func (x *servedRequest) runStep(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
 	key := x.stepKey(name)
-	if x.bare {
+	if x.unprotected {
 		return fn(ctx, key)
 	}
 	done, result, err := x.beginStep(ctx, name)
@@ -125,7 +125,7 @@ func (x *exchange) step(ctx context.Context, name string, fn func(ctx context.Co
 
 // stepKey returns the key for the provider. It does not depend on which process works on the
 // request.
-func (x *exchange) stepKey(name string) string {
+func (x *servedRequest) stepKey(name string) string {
 	key := x.key
 	if key == "" { // two requests without a key have nothing in common
 		key = x.token.String()
@@ -135,38 +135,38 @@ func (x *exchange) stepKey(name string) string {
 }
 
 // beginStep records that the step's call may be made, before it is made.
-func (x *exchange) beginStep(ctx context.Context, name string) (done bool, result []byte, err error) {
-	if err := x.held.alive(); err != nil {
+func (x *servedRequest) beginStep(ctx context.Context, name string) (done bool, result []byte, err error) {
+	if err := x.held.lossError(); err != nil {
 		return false, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
 	l := x.held.lease
 	var sealed, late bool
-	err = x.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(x.id), name, x.endpoint.route.KeyWindow-min(stepMargin, x.endpoint.route.KeyWindow/2),
+	err = x.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(x.id), name, x.handler.route.KeyWindow-min(stepMargin, x.handler.route.KeyWindow/2),
 		x.layer.cfg.Sealer != nil).
 		Scan(&done, &result, &sealed, &late)
 	if err != nil {
 		return false, nil, x.stepError(name, err)
 	}
 	if late {
-		x.aside = true
+		x.outcomeUnknown = true
 		return false, nil, fmt.Errorf("%w: step %q", ErrOutcomeUnknown, name)
 	}
 	if done {
-		result, err = x.layer.open(codec.SealPlace(x.id, sealedStep, name), result, sealed)
+		result, err = x.layer.unseal(codec.SealPlace(x.id, sealedStep, name), result, sealed)
 	}
 	return done, result, err
 }
 
 // endStep stores the result. It goes on even if the handler's context has ended: a result that is
 // not stored makes the next run repeat the call.
-func (x *exchange) endStep(name string, result []byte) error {
+func (x *servedRequest) endStep(name string, result []byte) error {
 	result, sealed, err := x.layer.seal(codec.SealPlace(x.id, sealedStep, name), result)
 	if err != nil {
 		return err
 	}
-	retry := pauses()
+	retry := retryBackoff()
 	l := x.held.lease
 	for deadline := time.Now().Add(x.layer.cfg.AcquireTimeout); ; {
 		ctx, cancel := context.WithDeadline(x.ctx, deadline)
@@ -182,10 +182,10 @@ func (x *exchange) endStep(name string, result []byte) error {
 	}
 }
 
-func (x *exchange) stepError(name string, err error) error {
+func (x *servedRequest) stepError(name string, err error) error {
 	if guard.SQLState(err) == fenceLost {
-		x.held.lose()
-		return fmt.Errorf("step %q: %w", name, errTaken)
+		x.held.markLost()
+		return fmt.Errorf("step %q: %w", name, errLeaseLost)
 	}
 	return fmt.Errorf("idempotency: step %q: %w", name, err)
 }

@@ -14,35 +14,34 @@ import (
 )
 
 // rerunLimit is how often a handler runs again after serialization failures and deadlocks.
-// lookLimit is how often a record is looked up that another process has just written.
-const (
-	rerunLimit = 3
-	lookLimit  = 20
-)
+const rerunLimit = 3
 
-// outcome is the result of one run of the handler.
-type outcome struct {
+// recordLookupLimit is how often a record is looked up that another process has just written.
+const recordLookupLimit = 20
+
+// runOutcome is the result of one run of the handler.
+type runOutcome struct {
 	reply    reply
 	rerun    bool // the database asks for the whole transaction again
 	recorded bool // a record was written under the key meanwhile: look at it
 }
 
-func ended(r reply) outcome { return outcome{reply: r} }
+func finalOutcome(r reply) runOutcome { return runOutcome{reply: r} }
 
-// transactional runs the handler and writes its record in one transaction (H17).
-func (x *exchange) transactional() reply {
-	limit := x.endpoint.route.MaxResponse
-	if x.endpoint.route.NoStoreBody {
+// serveTransactional runs the handler and writes its record in one transaction (H17).
+func (x *servedRequest) serveTransactional() reply {
+	limit := x.handler.route.MaxResponse
+	if x.handler.route.NoStoreBody {
 		limit = maxStored
 	}
 	reruns := 0
-	for n := range lookLimit {
+	for n := range recordLookupLimit {
 		if n > 0 {
-			if _, rep, known := x.recall(); known {
+			if _, rep, known := x.replyFromStore(); known {
 				return rep
 			}
 		}
-		out := x.run(x.record(limit), true)
+		out := x.runTransactional(x.newRecorder(limit), true)
 		switch {
 		case out.recorded:
 		case out.rerun && reruns < rerunLimit:
@@ -51,67 +50,68 @@ func (x *exchange) transactional() reply {
 			return out.reply
 		}
 	}
-	return inProgress(time.Second)
+	return inProgressReply(time.Second)
 }
 
-// run runs the handler once, in a transaction of its own. claimed is false if the request has no
-// key.
-func (x *exchange) run(rec *recorder, claimed bool) outcome {
-	if share := x.layer.share(x.scope.Tenant); share > 0 {
+// runTransactional runs the handler once, in a transaction of its own. claimed is false if the
+// request has no key.
+func (x *servedRequest) runTransactional(rec *recorder, claimed bool) runOutcome {
+	if share := x.layer.tenantConnLimit(x.scope.Tenant); share > 0 {
 		ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
-		mine := x.layer.flights.connect(ctx, x.scope.Tenant, share)
+		mine := x.layer.flights.reserveConn(ctx, x.scope.Tenant, share)
 		cancel()
 		if !mine {
-			return ended(refusal(codeOverCapacity, nil))
+			return finalOutcome(problemReply(codeOverCapacity, nil))
 		}
-		defer x.layer.flights.disconnect(x.scope.Tenant)
+		defer x.layer.flights.releaseConn(x.scope.Tenant)
 	}
 	defer x.endTx()
-	if err := x.acquire(x.ctx, x.endpoint.route.Isolation); err != nil {
-		return ended(refusal(codeStoreUnavailable, err))
+	if err := x.beginTx(x.ctx, x.handler.route.Isolation); err != nil {
+		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
 	if !claimed {
-		x.tx.Engine(stepOpen, openSQL, x.bounds()...)
-	} else if n, err := x.claim(); err != nil {
-		return ended(refusal(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err)))
+		x.tx.Engine(stepOpen, openSQL, x.timeoutArgs()...)
+	} else if n, err := x.claimKey(); err != nil {
+		return finalOutcome(problemReply(codeStoreUnavailable, fmt.Errorf("idempotency: claiming a key: %w", err)))
 	} else if n != claimMine {
-		return outcome{reply: inProgress(time.Second), recorded: n == claimRecorded}
+		return runOutcome{reply: inProgressReply(time.Second), recorded: n == claimRecorded}
 	}
-	if claimed && !x.derived { // a derived key expires here long before the remote forgets the call
+	if claimed && !x.keyDerived { // a derived key expires here long before the remote forgets the call
 		x.tx.Lend(&x.origin)
 	}
 	x.tx.Checkpoint()
 	if err := fault.Point(fault.RequestClaimed); err != nil {
-		return ended(refusal(codeStoreUnavailable, err))
+		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
-	if p := x.call(x.ctx, rec); p != nil {
+	if p := x.runHandler(x.ctx, rec); p != nil {
 		panic(p)
 	}
 	if err := fault.Point(fault.RequestHandled); err != nil {
-		return ended(refusal(codeStoreUnavailable, err))
+		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
-	v := x.verdict(rec)
+	v := x.decideKept(rec)
 	if v.keep == keepNothing {
 		return v.outcome
 	}
 	if v.keep == keepAnswer {
 		if err := x.tx.Revert(x.ctx); err != nil {
-			return x.failed(err)
+			return x.outcomeOfFailure(err)
 		}
 	}
 	if !claimed {
-		return x.commit(answer(Bypassed, rec))
+		return x.commitRecord(handlerReply(Bypassed, rec))
 	}
-	stored, sealed, err := x.envelope(rec)
+	stored, sealed, err := x.encodeResponse(rec)
 	if err != nil {
-		return ended(refusal(codeRolledBack, err))
+		return finalOutcome(problemReply(codeRolledBack, err))
 	}
 	x.tx.EngineInto([]any{&x.expires}, stepRecord, completeSQL, uuid.UUID(x.id), x.scope.Tenant, x.subject.Scope, x.fingerprint, x.token, stored, sealed, x.ttl)
-	return x.commit(answer(Created, rec))
+	return x.commitRecord(handlerReply(Created, rec))
 }
 
-// share returns how many connections the handlers of a tenant may hold at once; 0 means any number.
-func (l *Layer) share(tenant string) int {
+// tenantConnLimit returns how many connections the handlers of a tenant may hold at once; 0 means
+// any number.
+func (l *Layer) tenantConnLimit(tenant string) int {
 	if l.cfg.TenantConns > 0 || tenant == "" {
 		return l.cfg.TenantConns
 	}
@@ -125,11 +125,11 @@ const (
 	claimRecorded = 2
 )
 
-// claim takes the key's lock, and then looks for a record.
-func (x *exchange) claim() (n int, err error) {
+// claimKey takes the key's lock, and then looks for a record.
+func (x *servedRequest) claimKey() (n int, err error) {
 	ctx, cancel := context.WithTimeout(x.ctx, x.layer.cfg.AcquireTimeout)
 	defer cancel()
-	err = x.tx.EngineRow(ctx, stepClaim, beginSQL, append([]any{uuid.UUID(x.id)}, x.bounds()...)...).Scan(&n)
+	err = x.tx.EngineRow(ctx, stepClaim, beginSQL, append([]any{uuid.UUID(x.id)}, x.timeoutArgs()...)...).Scan(&n)
 	return n, err
 }
 
@@ -142,44 +142,45 @@ const (
 	keepAll
 )
 
-type verdict struct {
+type keptDecision struct {
 	keep    keeping
-	outcome outcome // of keepNothing
+	outcome runOutcome // of keepNothing
 }
 
-// verdict decides what is kept of a run: by the state of the transaction first, then by the status.
-func (x *exchange) verdict(rec *recorder) verdict {
+// decideKept decides what is kept of a run: by the state of the transaction first, then by the
+// status.
+func (x *servedRequest) decideKept(rec *recorder) keptDecision {
 	status := rec.status()
-	keep := keepPolicy(status, &x.endpoint.route)
+	keep := keepPolicy(status, &x.handler.route)
 	if x.late { // H11: the handler returned too late, so its answer does not count
 		keep = keepNothing
 		if status < http.StatusInternalServerError {
-			return verdict{outcome: ended(refusal(codeRolledBack, errLate))}
+			return keptDecision{outcome: finalOutcome(problemReply(codeRolledBack, errLate))}
 		}
 	}
 	if tx := x.tx; tx != nil && tx.Failure() != nil {
 		switch f := tx.Failure(); {
-		case toRerun(f) || tx.Lost() || status < http.StatusBadRequest:
-			return verdict{outcome: x.failed(f)} // the answer speaks of writes that were rolled back
+		case mustRerun(f) || tx.Lost() || status < http.StatusBadRequest:
+			return keptDecision{outcome: x.outcomeOfFailure(f)} // the answer speaks of writes that were rolled back
 		case keep == keepAll:
 			keep = keepAnswer
 		}
 	}
-	if rec.overflow() { // the body is cut off
-		return verdict{outcome: ended(refusal(codeResponseTooLarge, nil))}
+	if rec.exceeded() { // the body is cut off
+		return keptDecision{outcome: finalOutcome(problemReply(codeResponseTooLarge, nil))}
 	}
 	if keep == keepNothing {
-		return verdict{outcome: ended(answer(Released, rec))}
+		return keptDecision{outcome: finalOutcome(handlerReply(Released, rec))}
 	}
-	return verdict{keep: keep}
+	return keptDecision{keep: keep}
 }
 
 // errLate is why an answer was not sent.
 var errLate = errors.New("idempotency: the handler answered after Route.MaxHandlerTime")
 
-// conflicting is the answer if the transaction must run again and reruns are used up (H17).
-func conflicting(err error) reply {
-	rep := refusal(codeRolledBack, err)
+// rerunsUsedUp is the answer if the transaction must run again and reruns are used up (H17).
+func rerunsUsedUp(err error) reply {
+	rep := problemReply(codeRolledBack, err)
 	rep.status = http.StatusServiceUnavailable
 	return rep
 }
@@ -202,22 +203,22 @@ func keepPolicy(status int, route *Route) keeping {
 	return keepAll
 }
 
-// failed answers for a transaction that the server refused or lost before COMMIT was sent, so that
-// none of it took effect.
-func (x *exchange) failed(err error) outcome {
+// outcomeOfFailure answers for a transaction that the server refused or lost before COMMIT was
+// sent, so that none of it took effect.
+func (x *servedRequest) outcomeOfFailure(err error) runOutcome {
 	switch {
-	case toRerun(err):
-		return outcome{reply: conflicting(err), rerun: true}
+	case mustRerun(err):
+		return runOutcome{reply: rerunsUsedUp(err), rerun: true}
 	case x.tx.Lost() && !x.late: // if the handler is late, pgx has cut the connection
-		return ended(refusal(codeStoreUnavailable, err))
+		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
-	return ended(refusal(codeRolledBack, err))
+	return finalOutcome(problemReply(codeRolledBack, err))
 }
 
-// commit commits the transaction. The answer is sent only after it.
-func (x *exchange) commit(rep reply) outcome {
+// commitRecord commits the transaction. The answer is sent only after it.
+func (x *servedRequest) commitRecord(rep reply) runOutcome {
 	if err := fault.Point(fault.RequestSealing); err != nil {
-		return ended(refusal(codeStoreUnavailable, err))
+		return finalOutcome(problemReply(codeStoreUnavailable, err))
 	}
 	err := x.tx.Commit(x.layer.cfg.CommitTimeout)
 	if err == nil {
@@ -226,66 +227,66 @@ func (x *exchange) commit(rep reply) outcome {
 	lost := err != nil && (x.tx.Lost() || errors.Is(err, fault.ErrInjected))
 	switch {
 	case err == nil:
-		if x.woken != nil {
-			x.woken()
+		if x.onCommit != nil {
+			x.onCommit()
 		}
-		x.layer.seen.add(x.id)
-		return ended(x.withExpiry(rep))
+		x.layer.recentKeys.add(x.id)
+		return finalOutcome(x.withExpiry(rep))
 	case lost && x.key == "": // it cannot be looked up, and a retry could apply it twice
-		unknown := refusal(codeCommitUnknown, err)
+		unknown := problemReply(codeCommitUnknown, err)
 		unknown.retryAfter, unknown.final = 0, true
-		return ended(unknown)
+		return finalOutcome(unknown)
 	case lost:
-		return x.resolve(rep, err)
-	case recorded(err):
-		return outcome{reply: inProgress(time.Second), recorded: true}
-	case toRerun(err):
-		return outcome{reply: conflicting(err), rerun: true}
+		return x.resolveCommit(rep, err)
+	case isRecordExists(err):
+		return runOutcome{reply: inProgressReply(time.Second), recorded: true}
+	case mustRerun(err):
+		return runOutcome{reply: rerunsUsedUp(err), rerun: true}
 	}
-	return ended(refusal(codeRolledBack, err)) // a deferred constraint of the handler's tables failed
+	return finalOutcome(problemReply(codeRolledBack, err)) // a deferred constraint of the handler's tables failed
 }
 
 // withExpiry adds to a first answer the time until which it is stored.
-func (x *exchange) withExpiry(rep reply) reply {
+func (x *servedRequest) withExpiry(rep reply) reply {
 	if rep.mark == Created {
 		rep.expires = &x.expires
 	}
 	return rep
 }
 
-// resolve finds out whether a COMMIT without an answer succeeded (T4). The old transaction holds
-// the key's lock. Whichever transaction gets that lock next knows that the old one has ended, and
-// its next statement sees whether there is a record. Until this request gets the lock, the outcome
-// is unknown.
-func (x *exchange) resolve(rep reply, cause error) outcome {
+// resolveCommit finds out whether a COMMIT without an answer succeeded (T4). The old transaction
+// holds the key's lock. Whichever transaction gets that lock next knows that the old one has ended,
+// and its next statement sees whether there is a record. Until this request gets the lock, the
+// outcome is unknown.
+func (x *servedRequest) resolveCommit(rep reply, cause error) runOutcome {
 	x.endTx()
-	retry := pauses()
+	retry := retryBackoff()
 	deadline := time.Now().Add(x.layer.cfg.CommitTimeout)
 	for time.Now().Before(deadline) {
-		n, err := x.claimAlone()
+		n, err := x.claimKeyAlone()
 		switch {
 		case err == nil && n == claimMine:
-			return outcome{reply: refusal(codeRolledBack, cause), rerun: true}
+			return runOutcome{reply: problemReply(codeRolledBack, cause), rerun: true}
 		case err == nil && n == claimRecorded:
-			rec, err := x.layer.look(x.ctx, x.id)
+			rec, err := x.layer.findRecord(x.ctx, x.id)
 			if err == nil && rec != nil && rec.token == x.token {
 				rep.expires = rec.expires
-				return ended(rep)
+				return finalOutcome(rep)
 			}
 			if err == nil {
-				return outcome{reply: inProgress(time.Second), recorded: true}
+				return runOutcome{reply: inProgressReply(time.Second), recorded: true}
 			}
 		}
 		time.Sleep(retry.NextBackOff())
 	}
-	return ended(refusal(codeCommitUnknown, cause))
+	return finalOutcome(problemReply(codeCommitUnknown, cause))
 }
 
-// claimAlone claims the key in a transaction of its own.
-func (x *exchange) claimAlone() (int, error) {
+// claimKeyAlone claims the key in a transaction of its own.
+func (x *servedRequest) claimKeyAlone() (int, error) {
 	defer x.endTx()
-	if err := x.acquire(x.ctx, pgx.ReadCommitted); err != nil { // a snapshot from before the lock would not show the record
+	if err := x.beginTx(x.ctx, pgx.ReadCommitted); err != nil { // a snapshot from before the lock would not show the record
 		return 0, err
 	}
-	return x.claim()
+	return x.claimKey()
 }

@@ -46,12 +46,12 @@ const enqueueSQL = `select onlyonce.enqueue_calls($1, $2, $3, $4, $5, $6, $7, $8
 type handlerTx interface {
 	// Origin is the inbound message that is being handled; ok is false if there is none.
 	Origin() (o origin.Origin, ok bool)
-	// Late keeps an item for one statement that is sent right before the commit. So the locks of
-	// ordering keys are taken together, sorted, and held only for moments.
-	Late(item any, write func(items []any) (sql string, args []any)) error
-	// Mark notes an identity, and reports whether this attempt at the message notes it for the
+	// BeforeCommit keeps an item for one statement that is sent right before the commit. So the
+	// locks of ordering keys are taken together, sorted, and held only for moments.
+	BeforeCommit(item any, write func(items []any) (sql string, args []any)) error
+	// FirstUse notes an identity, and reports whether this attempt at the message notes it for the
 	// first time.
-	Mark(key [16]byte) bool
+	FirstUse(key [16]byte) bool
 }
 
 // Enqueue writes a call in the caller's transaction, together with the effects that ask for it. If
@@ -93,7 +93,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 			return err
 		}
 		// Checked here and not by the database, so that the error is returned at the faulty line.
-		if inbound && !handler.Mark(r.key) || slices.ContainsFunc(rows, func(v any) bool { return v.(*callRow).key == r.key }) {
+		if inbound && !handler.FirstUse(r.key) || slices.ContainsFunc(rows, func(v any) bool { return v.(*callRow).key == r.key }) {
 			return fmt.Errorf("%w: %q to sink %q", ErrTwice, r.name, r.sink)
 		}
 		rows = append(rows, &r)
@@ -101,7 +101,7 @@ func EnqueueAll(ctx context.Context, tx dedupe.Tx, calls ...Call) error {
 	}
 	if handler != nil {
 		for _, r := range rows {
-			if err := handler.Late(r, enqueueStatement); err != nil {
+			if err := handler.BeforeCommit(r, enqueueStatement); err != nil {
 				return err
 			}
 		}

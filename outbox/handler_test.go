@@ -150,7 +150,7 @@ func (h *handlerTx) Origin() (origin.Origin, bool) {
 	return *h.origin, true
 }
 
-func (h *handlerTx) Late(item any, write func(items []any) (string, []any)) error {
+func (h *handlerTx) BeforeCommit(item any, write func(items []any) (string, []any)) error {
 	h.late, h.write = append(h.late, item), write
 	return nil
 }
@@ -161,7 +161,7 @@ func (h *handlerTx) end(ctx context.Context) error {
 	_, err := h.Exec(ctx, sql, args...)
 	return err
 }
-func (h *handlerTx) Mark(key [16]byte) bool {
+func (h *handlerTx) FirstUse(key [16]byte) bool {
 	first := !h.marks[key]
 	h.marks[key] = true
 	return first

@@ -131,7 +131,14 @@ func (e emitter) lease(c LeaseChange) {
 		e.log.Warn("outbox: lane lost", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "error", c.Err)
 		return
 	}
-	e.log.Info("outbox: lane", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
+	e.log.Debug("outbox: lane", "sink", e.sink, "lane", c.Lane, "epoch", c.Epoch, "held", c.Held)
+}
+
+// shared logs, in one line for all lanes, that the relay has taken some or gives some to others.
+func (e emitter) shared(taken, given, held int) {
+	if taken > 0 || given > 0 {
+		e.log.Info("outbox: lanes shared among relays", "sink", e.sink, "taken", taken, "given", given, "held", held, "of", lanes)
+	}
 }
 
 func (e emitter) failed(err error, wait time.Duration) {

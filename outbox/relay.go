@@ -131,8 +131,16 @@ func (r *Relay) Run(ctx context.Context) error {
 	if r.cfg.Listen {
 		side.Go(func() { r.listenForWakeups(run) })
 	}
+	var began time.Time
+	side.Go(func() {
+		<-run.Done()
+		began = time.Now()
+		r.cfg.Logger.Info("outbox: relay drains: calls under way may still end", "drain_timeout", r.cfg.DrainTimeout)
+	})
 	wg.Wait()
 	stop()
+	side.Wait()
+	r.cfg.Logger.Info("outbox: relay stopped", "after", time.Since(began).Round(time.Millisecond))
 	return errors.Join(errs...)
 }
 

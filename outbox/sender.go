@@ -331,10 +331,13 @@ func (s *sender) pollLanes(ctx context.Context) error {
 			surplus++
 		}
 	}
+	taken, given := 0, 0
+	defer func() { s.emit.shared(taken, given, len(s.held)-given) }()
 	for _, o := range s.held {
 		if surplus > 0 && !o.releasing.Load() {
 			o.requestRelease() // its lease is released when its calls have returned
 			surplus--
+			given++
 		}
 	}
 	for _, lane := range free {
@@ -358,6 +361,7 @@ func (s *sender) pollLanes(ctx context.Context) error {
 		}
 		o := newLaneOwner(ctx, s, l, lane)
 		s.held[lane] = o
+		taken++
 		s.emit.lease(LeaseChange{Lane: int(lane), Epoch: l.Epoch, Held: true})
 		go func() {
 			defer func() { s.ended <- o }()

@@ -157,7 +157,8 @@ type Config struct {
 	Hooks Hooks
 
 	// Logger receives events that cannot be returned as an error, never bodies, headers or ids.
-	// Defaults to slog.Default(), at WARN and above.
+	// Refused requests are logged at WARN, at most one a minute for each reason. Defaults to
+	// slog.Default(), at WARN and above.
 	Logger *slog.Logger
 
 	verifier *Verifier // of the fields above

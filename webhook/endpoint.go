@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/pace"
 )
 
 // Endpoint is one provider's webhooks from the request to the handler: an http.Handler that
@@ -28,6 +29,8 @@ type Endpoint struct {
 	worker *consumer.Consumer // or nil
 	slots  chan struct{}      // a token for each verified event that is being processed
 	bytes  atomic.Int64       // of bodies that are held
+
+	refusals pace.Seldom // log lines of refused requests
 }
 
 // New checks the configuration and returns every fault of it at once. It does not connect.
@@ -261,6 +264,20 @@ func (r *Endpoint) received(e *Event, outcome Outcome, reconciled bool, start ti
 	}
 }
 
+// kinds are the errors whose refusals are logged apart.
+var kinds = []error{ErrTooLarge, ErrMalformed, ErrSignature, ErrStale, ErrPending, ErrStore, ErrHandler, ErrTenant, ErrBusy, ErrAside,
+	errMethod, errBody, errSlow}
+
+// kindOf names the kind of a refusal, for the bound on log lines.
+func kindOf(err error) string {
+	for _, kind := range kinds {
+		if errors.Is(err, kind) {
+			return kind.Error()
+		}
+	}
+	return ""
+}
+
 // refuse writes a status and its name, and no more: the causes that share a status are for the
 // operator's log only (W6).
 func (r *Endpoint) refuse(w http.ResponseWriter, start time.Time, status int, err error) {
@@ -269,8 +286,8 @@ func (r *Endpoint) refuse(w http.ResponseWriter, start time.Time, status int, er
 		w.Header().Set("Retry-After", strconv.Itoa(int(r.cfg.RetryAfter/time.Second)))
 	}
 	http.Error(w, http.StatusText(status), status)
-	if status >= 500 {
-		r.cfg.Logger.Warn("onlyonce: webhook not taken", "endpoint", r.cfg.Name, "status", status, "error", err)
+	if held, yes := r.refusals.Let(strconv.Itoa(status)+kindOf(err), time.Now(), pace.Refusals); yes {
+		r.cfg.Logger.Warn("onlyonce: webhook refused", "endpoint", r.cfg.Name, "status", status, "error", err, "not_logged", held)
 	}
 	if r.cfg.Hooks.Refused != nil {
 		r.cfg.Hooks.Refused(Refused{Endpoint: r.cfg.Name, Status: status, Err: err, Duration: time.Since(start)})

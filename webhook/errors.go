@@ -50,6 +50,9 @@ func (e *Error) Error() string {
 	return text
 }
 
+// MarshalText returns the text, so that a log or an answer in JSON holds it in place of the fields.
+func (e *Error) MarshalText() ([]byte, error) { return []byte(e.Error()), nil }
+
 // Unwrap returns the check, and the cause if there is one.
 func (e *Error) Unwrap() []error {
 	if e.Cause == nil {

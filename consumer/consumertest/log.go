@@ -149,6 +149,13 @@ func (l *Log) AppendMessage(partition int32, m *consumer.Message) int64 {
 	return m.Offset
 }
 
+// End returns the offset that the next record of a partition gets.
+func (l *Log) End(partition int32) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.partitions[partition].end
+}
+
 // Skip leaves n offsets without a record, like control records, aborted and removed records.
 func (l *Log) Skip(partition int32, n int64) {
 	l.mu.Lock()

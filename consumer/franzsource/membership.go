@@ -105,6 +105,7 @@ func (m *membership) joinAnew() {
 func (m *membership) run() error {
 	defer m.stop()
 	retry := kafkalog.Backoff(joinMin, joinMax)
+	m.net.log.Info(kafkalog.Joining, "session_timeout", m.net.cfg.SessionTimeout)
 	for m.ctx.Err() == nil {
 		err := m.join()
 		switch {

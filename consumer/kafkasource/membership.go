@@ -86,6 +86,7 @@ func (m *membership) debug(format string, args ...any) {
 // follow serves one generation after another until ctx is done.
 func (m *membership) follow(group *kafka.ConsumerGroup) {
 	retry := kafkalog.Backoff(joinMin, joinMax)
+	m.net.log.Info(kafkalog.Joining, "session_timeout", m.net.cfg.SessionTimeout)
 	for m.ctx.Err() == nil {
 		gen, err := group.Next(m.ctx)
 		if m.ctx.Err() != nil {

@@ -83,9 +83,9 @@ func MakeStream(ctx context.Context, db DB, topic string, partitions int) (has i
 	return has, nil
 }
 
-// lateTx is implemented by a guarded transaction.
-type lateTx interface {
-	Late(item any, write func(items []any) (sql string, args []any)) error
+// beforeCommitTx is implemented by a guarded transaction.
+type beforeCommitTx interface {
+	BeforeCommit(item any, write func(items []any) (sql string, args []any)) error
 }
 
 // Append appends events in the caller's transaction: consumers read them after its COMMIT. It locks
@@ -118,9 +118,9 @@ func Append(ctx context.Context, tx dedupe.Tx, events ...Event) error {
 	if err := errors.Join(faults...); err != nil || len(events) == 0 {
 		return err
 	}
-	if late, ok := tx.(lateTx); ok {
+	if late, ok := tx.(beforeCommitTx); ok {
 		for _, e := range items {
-			if err := late.Late(e, statement); err != nil {
+			if err := late.BeforeCommit(e, statement); err != nil {
 				return err
 			}
 		}

@@ -46,7 +46,7 @@ var calls = map[string]func(ctx context.Context, h *Handle, sql string) error{
 		return err
 	},
 	"late": func(_ context.Context, h *Handle, _ string) error {
-		return h.Late("late", func([]any) (string, []any) { return `select 1`, nil })
+		return h.BeforeCommit("late", func([]any) (string, []any) { return `select 1`, nil })
 	},
 }
 
@@ -114,7 +114,7 @@ func TestT6CallsThatOverlapFailBoth(t *testing.T) {
 	}
 	for name, call := range map[string]func(h *Handle){
 		"queue": func(h *Handle) { h.Queue(`insert into effects values ('queued')`) },
-		"mark":  func(h *Handle) { h.Mark([16]byte{1}) },
+		"mark":  func(h *Handle) { h.FirstUse([16]byte{1}) },
 	} {
 		t.Run(name, func(t *testing.T) { overlap(t, func(h *Handle) error { call(h); return nil }) })
 	}
@@ -159,7 +159,13 @@ func TestT6CallDuringAStatementFailsBoth(t *testing.T) {
 // slow are rows and results whose methods wait to be let on.
 type slow struct{ asked, more chan struct{} }
 
-func (s slow) wait()                                        { s.asked <- struct{}{}; <-s.more }
+func (s slow) wait() {
+	select {
+	case s.asked <- struct{}{}:
+	case <-s.more:
+	}
+	<-s.more
+}
 func (s slow) Close()                                       { s.wait() }
 func (s slow) Err() error                                   { s.wait(); return nil }
 func (s slow) CommandTag() (tag pgconn.CommandTag)          { s.wait(); return tag }
@@ -208,8 +214,15 @@ func TestT6ResultsAreReadByOneGoroutine(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- method(rows, batch) }()
 			<-one.asked
-			if err := method(rows, batch); err != nil && !errors.Is(err, ErrForked) {
-				t.Errorf("the second call: %v", err)
+			second := make(chan error, 1)
+			go func() { second <- method(rows, batch) }()
+			select {
+			case err := <-second:
+				if err != nil && !errors.Is(err, ErrForked) {
+					t.Errorf("the second call: %v", err)
+				}
+			case <-one.asked:
+				t.Error("the second call has reached the rows while the first one was under way")
 			}
 			close(one.more)
 			if err := <-done; err != nil && !errors.Is(err, ErrForked) {

@@ -54,7 +54,7 @@ func (t *Tx) Lend(origin *origin.Origin) *Handle {
 	defer t.gate.mu.Unlock()
 	t.gate.turn++
 	t.gate.lent = true
-	t.marks, t.turns = nil, append(t.turns, t.stated)
+	t.firstUses, t.turns = nil, append(t.turns, t.stated)
 	t.Handle = &Handle{tx: t, turn: t.gate.turn, origin: origin}
 	return t.Handle
 }

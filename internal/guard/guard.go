@@ -110,8 +110,8 @@ type Tx struct {
 	stated     int     // statements of handlers so far, sent or queued
 	turns      []int   // what stated was when each turn began
 
-	marks map[[16]byte]struct{}
-	late  []lateItem // what is written right before the seal
+	firstUses    map[[16]byte]struct{}
+	beforeCommit []beforeCommitItem // what is written right before the seal
 }
 
 // Begin opens a transaction on a connection that is in none. BEGIN travels with the first statement
@@ -180,34 +180,34 @@ func (h *Handle) Origin() (o origin.Origin, ok bool) {
 	return *h.origin, true
 }
 
-// Mark notes a derived identity and reports whether it is the first such one of this turn. Where
-// the handle is refused it reports true: what is to be written under that identity says why.
-func (h *Handle) Mark(id [16]byte) bool {
+// FirstUse notes a derived identity and reports whether it is the first such one of this turn.
+// Where the handle is refused it reports true: what is to be written under that identity says why.
+func (h *Handle) FirstUse(id [16]byte) bool {
 	if h.enter() != nil {
 		return true
 	}
 	defer h.leave(nil)
 	t := h.tx
-	if _, there := t.marks[id]; there {
+	if _, there := t.firstUses[id]; there {
 		return false
 	}
-	if t.marks == nil {
-		t.marks = make(map[[16]byte]struct{})
+	if t.firstUses == nil {
+		t.firstUses = make(map[[16]byte]struct{})
 	}
-	t.marks[id] = struct{}{}
+	t.firstUses[id] = struct{}{}
 	return true
 }
 
-// lateItem is what one statement writes together with all others of its type.
-type lateItem struct {
+// beforeCommitItem is what one statement writes together with all others of its type.
+type beforeCommitItem struct {
 	item  any
 	write func(items []any) (sql string, args []any)
 }
 
-// Late keeps an item that is written right before the seal, together with the items of its type of
-// all messages, by the one statement that write makes of them. What a savepoint undoes is
+// BeforeCommit keeps an item that is written right before the seal, together with the items of its
+// type of all messages, by the one statement that write makes of them. What a savepoint undoes is
 // forgotten. An error of that statement counts as the handler's.
-func (h *Handle) Late(item any, write func(items []any) (sql string, args []any)) (err error) {
+func (h *Handle) BeforeCommit(item any, write func(items []any) (sql string, args []any)) (err error) {
 	if err := h.enter(); err != nil {
 		return err
 	}
@@ -216,17 +216,17 @@ func (h *Handle) Late(item any, write func(items []any) (sql string, args []any)
 	if err := t.ready(""); err != nil {
 		return err
 	}
-	t.late = append(t.late, lateItem{item, write})
+	t.beforeCommit = append(t.beforeCommit, beforeCommitItem{item, write})
 	return nil
 }
 
-// queueLate queues a statement for each type of item. They come in the order of the types' names,
-// whatever came first here, because they take locks: two transactions that write both kinds must
-// not wait for each other.
-func (t *Tx) queueLate() {
+// queueBeforeCommit queues a statement for each type of item. They come in the order of the types'
+// names, whatever came first here, because they take locks: two transactions that write both kinds
+// must not wait for each other.
+func (t *Tx) queueBeforeCommit() {
 	of := map[string][]any{}
 	write := map[string]func([]any) (string, []any){}
-	for _, l := range t.late {
+	for _, l := range t.beforeCommit {
 		name := reflect.TypeOf(l.item).String()
 		of[name], write[name] = append(of[name], l.item), l.write
 	}
@@ -259,8 +259,8 @@ func (t *Tx) Commit(timeout time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	if len(t.late) > 0 {
-		t.queueLate()
+	if len(t.beforeCommit) > 0 {
+		t.queueBeforeCommit()
 	}
 	t.Engine(stepSeal, sealSQL)
 	t.Engine(stepCommit, "commit")

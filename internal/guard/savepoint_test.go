@@ -224,14 +224,14 @@ func TestSavepointTakesMarksBack(t *testing.T) {
 	t.Parallel()
 	tx, _ := fenced(t)
 	before, inside := [16]byte{1}, [16]byte{2}
-	tx.Mark(before)
+	tx.FirstUse(before)
 	_ = tx.Savepoint(t.Context(), func() error {
-		if !tx.Mark(inside) || tx.Mark(before) {
+		if !tx.FirstUse(inside) || tx.FirstUse(before) {
 			t.Error("marks do not reach into the savepoint")
 		}
 		return errNo
 	})
-	if !tx.Mark(inside) || tx.Mark(before) {
+	if !tx.FirstUse(inside) || tx.FirstUse(before) {
 		t.Error("marks are not what they were before the savepoint")
 	}
 	tx.Rollback(5 * time.Second)
@@ -345,7 +345,7 @@ func TestLateIsWrittenOnceAndUndoneWithItsSavepoint(t *testing.T) {
 	ctx := t.Context()
 	writes := 0
 	late := func(v string) error {
-		return tx.Late(v, func(items []any) (string, []any) {
+		return tx.BeforeCommit(v, func(items []any) (string, []any) {
 			writes++
 			all := make([]string, len(items))
 			for i, it := range items {

@@ -278,7 +278,7 @@ func (h *Handle) begin(ctx context.Context) (name string, marks map[[16]byte]str
 		return "", nil, 0, err
 	}
 	t.levels = append(t.levels, level{name: name, by: GoroutineID()})
-	return name, maps.Clone(t.marks), len(t.late), nil
+	return name, maps.Clone(t.firstUses), len(t.beforeCommit), nil
 }
 
 // end releases a savepoint, or goes back to it where fn or one of its statements has failed.
@@ -335,7 +335,7 @@ func (t *Tx) Revert(ctx context.Context) error {
 	// Nothing was sent since.
 	if i := slices.IndexFunc(t.steps, func(s step) bool { return s.name == stepCheckpoint }); i >= 0 && t.failure == nil {
 		t.batch.QueuedQueries = t.batch.QueuedQueries[:t.steps[i].at]
-		t.steps, t.marks, t.late = t.steps[:i], nil, nil
+		t.steps, t.firstUses, t.beforeCommit = t.steps[:i], nil, nil
 		return nil
 	}
 	return t.undo(ctx, checkpoint, nil, 0)
@@ -349,7 +349,7 @@ func (t *Tx) undo(ctx context.Context, name string, marks map[[16]byte]struct{},
 	if t.failure != nil && !t.forgivable() {
 		return t.failure
 	}
-	t.failure, t.marks, t.late = nil, marks, t.late[:late]
+	t.failure, t.firstUses, t.beforeCommit = nil, marks, t.beforeCommit[:late]
 	t.batch, t.steps = &pgx.Batch{}, nil // what was queued in fn and not sent
 	// Not in the pipeline: a failed transaction takes a ROLLBACK TO and refuses to prepare the
 	// RELEASE behind it. Without arguments Exec sends both as they are.

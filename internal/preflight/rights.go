@@ -116,7 +116,8 @@ var (
 )
 
 // rightsSQL returns a line for each right that a role ($3) lacks: on the schema, on tables ($1,
-// with the right $2 each), on functions. It reads the catalogs, which every role may do. Without
+// with the right $2 each), on functions. A function without an ACL may be executed by every role,
+// and is not asked about one by one. It reads the catalogs, which every role may do. Without
 // rights on the schema, onlyonce.x itself could not be named.
 const rightsSQL = `
 with s as (select oid from pg_namespace where nspname = 'onlyonce')
@@ -132,7 +133,7 @@ select needed.privilege || coalesce(' (' || needed.col || ')', '') || ' on onlyo
             else a.attnum is not null and not has_column_privilege($3::name, c.oid, a.attnum, needed.privilege) end
 union all
 select 'EXECUTE on function onlyonce.' || p.proname from s join pg_proc p on p.pronamespace = s.oid
- where not has_function_privilege($3::name, p.oid, 'EXECUTE')
+ where p.proacl is not null and not has_function_privilege($3::name, p.oid, 'EXECUTE')
 order by 1`
 
 func missingRights(ctx context.Context, db unnamed, as Role, who string) ([]string, error) {

@@ -14,7 +14,7 @@ func Keys() []Ring { return []Ring{ConsumerKeys(), StandardKeys()} }
 // after that (K6).
 func ConsumerKeys() Ring {
 	r := keys("consumer_keys")
-	r.Needed, r.Mend = consumerNeeded, consumerMend
+	r.Needed, r.Repair = consumerNeeded, consumerRepair
 	r.Reads, r.Notes = []string{"onlyonce.cursors"}, []string{"onlyonce.frontiers"}
 	return r
 }
@@ -40,10 +40,10 @@ func keys(name string) Ring {
 // clockNeeded keeps no segment: only the horizon, by the clock, does.
 const clockNeeded = `select null::text where SLOT is not null`
 
-// consumerMend makes frontiers void that were noted while the clock was ahead. When the clock has
+// consumerRepair makes frontiers void that were noted while the clock was ahead. When the clock has
 // caught up with them, they would claim that what was appended in between is handled. The owner's
 // next sample replaces them.
-const consumerMend = `update onlyonce.frontiers set run = -1 where run >= 0 and frontier > clock_timestamp() + interval '1 minute'`
+const consumerRepair = `update onlyonce.frontiers set run = -1 where run >= 0 and frontier > clock_timestamp() + interval '1 minute'`
 
 // consumerNeeded reads which cursor may still come to copies of messages whose keys are in a
 // segment. Out: one text. It is null if each cursor has passed what was in its partition when the

@@ -28,8 +28,8 @@ type Ring struct {
 	// It runs twice: before the segment is retired, and with the table locked. The second run
 	// decides.
 	Needed string
-	// Mend is a statement that the rotator runs at each look. Defaults to none.
-	Mend string
+	// Repair is a statement that the rotator runs at each look. Defaults to none.
+	Repair string
 	// Reads are the qualified names of the other tables that Needed reads.
 	Reads []string
 	// Keep is a statement that records what must outlast a segment. It runs in the transaction that

@@ -47,8 +47,8 @@ func (r *Rotator) step(ctx context.Context) (Outcome, error) {
 	}
 	// Before any step that a wrong clock forbids, and without the lease: this process may be the
 	// only one left.
-	if r.ring.Mend != "" {
-		if err := r.mend(ctx); err != nil {
+	if r.ring.Repair != "" {
+		if err := r.runRepair(ctx); err != nil {
 			return Outcome{}, err
 		}
 	}
@@ -124,10 +124,10 @@ func (r *Rotator) read(ctx context.Context) (*state, error) {
 	return &st, nil
 }
 
-func (r *Rotator) mend(ctx context.Context) error {
+func (r *Rotator) runRepair(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	if _, err := r.pool.Exec(bounded, r.ring.Mend); err != nil {
+	if _, err := r.pool.Exec(bounded, r.ring.Repair); err != nil {
 		return fmt.Errorf("mending what the clock has left: %w", err)
 	}
 	return nil

@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/onlyonce/onlyonce/internal/wire"
 	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 	"github.com/onlyonce/onlyonce/test/results"
 )
@@ -108,6 +111,41 @@ func TestEachHistoryIsInOnePart(t *testing.T) {
 			if in != 1 {
 				t.Errorf("%q is in %d of %d parts", name, in, n)
 			}
+		}
+	}
+}
+
+// A history is left out only if it is equal to another one that is played.
+func TestSpare(t *testing.T) {
+	sent := []point{
+		{conn: 1, kind: wire.Startup},
+		{conn: 1, kind: wire.Parse}, {conn: 2, kind: wire.Bind}, {conn: 1, kind: wire.Sync}, // prepares; another connection between
+		{conn: 1, kind: wire.Bind}, {conn: 1, kind: wire.Bind, lasts: true}, {conn: 1, kind: wire.Bind}, {conn: 1, kind: wire.Sync},
+		{conn: 2, kind: wire.Parse}, {conn: 2, kind: wire.Sync}, // the end of a round trip that does not only prepare
+		{conn: 1, kind: wire.Query},
+	}
+	spare(sent)
+	var got []string
+	for _, p := range sent {
+		got = append(got, strings.Join(slices.Sorted(maps.Keys(p.equal)), " "))
+	}
+	want := []string{"", "late", "", "before late", "", "before", "", "", "before", "before", ""}
+	if !slices.Equal(got, want) {
+		t.Errorf("spared: %q, want %q", got, want)
+	}
+}
+
+func TestLasting(t *testing.T) {
+	for sql, want := range map[string]bool{
+		"commit":                                 true,
+		"COMMIT PREPARED 'x'":                    true,
+		"select setval('onlyonce.x_version', 3)": true,
+		"select onlyonce.commit_stream_offset()": false,
+		"insert into x values (1)":               false,
+		"begin":                                  false,
+	} {
+		if got := lasting.MatchString(sql); got != want {
+			t.Errorf("%q lasts: %v", sql, got)
 		}
 	}
 }

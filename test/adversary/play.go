@@ -56,7 +56,9 @@ func record(ctx context.Context, db *database, o *options, s scene) ([]point, er
 	if err := perform(r, s.make()); err != nil {
 		return nil, fmt.Errorf("%s without a fault: %w\n%s", s.name, err, joined(r.timeline()))
 	}
-	return r.recorded(), nil
+	sent := r.recorded()
+	spare(sent)
+	return sent, nil
 }
 
 // outcome is the result of a history.

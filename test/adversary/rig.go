@@ -45,10 +45,10 @@ func newRig(ctx context.Context, db *database, o *options, target *history) (*ri
 	r := &rig{ctx: ctx, db: db, bound: o.bound, patience: o.patience, target: target, counts: map[string]int{}, struck: make(chan struct{}), began: time.Now()}
 	r.wire = &wire.Wire{At: r.at, Answered: r.answered}
 	var err error
-	if r.pool, err = r.open(r.wire); err != nil {
+	if r.next, err = db.successors(ctx, func(name string) (*pgxpool.Pool, error) { return r.open(ctx, name, nil) }); err != nil {
 		return nil, err
 	}
-	r.next, err = r.open(nil)
+	r.pool, err = r.open(ctx, applicationName, r.wire)
 	return r, err
 }
 
@@ -63,25 +63,36 @@ func (r *rig) idleTimeout() time.Duration {
 }
 
 // open returns a pool of the database.
-func (r *rig) open(w *wire.Wire) (*pgxpool.Pool, error) {
+func (r *rig) open(ctx context.Context, name string, w *wire.Wire) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(r.db.server.address(r.db.name))
 	if err != nil {
 		return nil, err
 	}
 	cfg.MaxConns = 6
-	cfg.ConnConfig.RuntimeParams["application_name"] = applicationName
+	// A pool pings connections that were idle for a second, so the message depends on the machine's
+	// speed. Without it the process itself meets the connection that is dead.
+	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	cfg.ConnConfig.RuntimeParams["application_name"] = name
 	cfg.ConnConfig.ConnectTimeout = r.bound
 	if w != nil {
 		cfg.ConnConfig.DialFunc = w.Dial(cfg.ConnConfig.DialFunc)
 	}
-	return pgxpool.NewWithConfig(r.ctx, cfg)
+	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
-// close ends what is left.
+// close ends what is left. A process that holds a connection for longer than the patience loses it:
+// its pool is left to it, and empty ends its sessions.
 func (r *rig) close() {
-	r.wire.Close()
-	r.pool.Close()
-	r.next.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		r.wire.Close()
+		r.pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(r.patience):
+	}
 }
 
 // at is called at each message of the process under test.
@@ -93,7 +104,7 @@ func (r *rig) at(m wire.Message) wire.Action {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.counts[l]++
-	p := point{label: l, n: r.counts[l], kind: m.Kind, phase: r.phase}
+	p := point{label: l, n: r.counts[l], kind: m.Kind, phase: r.phase, conn: m.Conn, lasts: lasting.MatchString(m.SQL)}
 	r.sent = append(r.sent, p)
 	if r.target == nil || p.String() != r.target.point.String() || r.hasStruck() {
 		r.note("#%d sends %s", m.Conn, p)
@@ -141,7 +152,7 @@ func (r *rig) hasStruck() bool {
 	}
 }
 
-// recorded returns the messages that were sent, and forgets them.
+// recorded returns the messages that were sent.
 func (r *rig) recorded() []point {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -166,18 +177,18 @@ type breach struct{ what []string }
 
 func (b *breach) Error() string { return strings.Join(b.what, "; ") }
 
-// until polls a condition. It returns a breach if the condition does not become true in time.
+// until polls a condition, less and less often. It returns a breach if the condition does not
+// become true in time.
 func (r *rig) until(what string, cond func() (bool, error)) error {
-	end := time.Now().Add(r.patience)
-	tick := time.NewTicker(4 * time.Millisecond)
-	defer tick.Stop()
+	began := time.Now()
+	end := began.Add(r.patience)
 	for {
 		ok, err := cond()
 		if ok || err != nil {
 			return err
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(min(4*time.Millisecond+time.Since(began)/16, 30*time.Millisecond)):
 		case <-r.ctx.Done():
 			return r.ctx.Err()
 		}
@@ -192,7 +203,7 @@ func (r *rig) until(what string, cond func() (bool, error)) error {
 func (r *rig) sessions() []string {
 	rows, err := r.db.pool.Query(r.ctx, `
 select format('pid %s %s %s blocked by %s: %s', pid, state, coalesce(wait_event, '-'), pg_blocking_pids(pid), left(regexp_replace(query, '\s+', ' ', 'g'), 70))
-  from pg_stat_activity where datname = current_database() and application_name = $1`, applicationName)
+  from pg_stat_activity where datname = current_database() and application_name <> ''`)
 	if err != nil {
 		return []string{err.Error()}
 	}

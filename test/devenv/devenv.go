@@ -8,11 +8,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/onlyonce/onlyonce/internal/pgserver"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 // The environment variables of this package. Only programs and tests read them.
 const (
-	EnvPostgresURL  = "ONLYONCE_POSTGRES_URL"
+	EnvPostgresURL  = pgserver.EnvURL
 	EnvKafkaBrokers = "ONLYONCE_KAFKA_BROKERS"
 	EnvForce        = "ONLYONCE_ENV"
 	// EnvPostgresVersion is a major version, of those in PostgresVersions.
@@ -60,12 +63,8 @@ type Options struct {
 	KafkaSettings map[string]string
 }
 
-// ThrowawaySettings are for a server whose data need not survive a crash of the machine, as of most
-// tests. What is committed survives the kill of a server even so: it is with the operating system.
-// fsync takes more time than all else that such tests do.
-func ThrowawaySettings() map[string]string {
-	return map[string]string{"fsync": "off", "full_page_writes": "off", "max_connections": "400"}
-}
+// ThrowawaySettings are for most tests; see [pgserver.Throwaway].
+func ThrowawaySettings() map[string]string { return pgserver.Throwaway() }
 
 func (o Options) log(format string, args ...any) {
 	if o.Log != nil {
@@ -87,18 +86,12 @@ func (o Options) force() (string, error) {
 	return kind, nil
 }
 
-// tempBases are the directories to try for temporary data, best first.
-func (o Options) tempBases() []string {
+// bases are the directories to try for temporary data, best first.
+func (o Options) bases() []string {
 	if o.Dir != "" {
 		return []string{o.Dir}
 	}
-	bases := []string{os.TempDir()}
-	for _, d := range []string{"/tmp", "/var/tmp"} {
-		if st, err := os.Stat(d); err == nil && st.IsDir() && !slices.Contains(bases, d) {
-			bases = append(bases, d)
-		}
-	}
-	return bases
+	return supervise.TempBases()
 }
 
 // way is one way to a server.

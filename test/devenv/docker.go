@@ -18,6 +18,9 @@ import (
 	tclog "github.com/testcontainers/testcontainers-go/log"
 	"github.com/testcontainers/testcontainers-go/modules/postgres"
 	"github.com/testcontainers/testcontainers-go/wait"
+
+	"github.com/onlyonce/onlyonce/internal/pgserver"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 const (
@@ -60,7 +63,7 @@ func startDockerPostgres(ctx context.Context, o Options, why string) (*Postgres,
 	if err != nil {
 		return nil, errors.Join(err, stop())
 	}
-	version, err := postgresVersion(ctx, url)
+	version, err := pgserver.Version(ctx, url)
 	if err != nil {
 		return nil, errors.Join(err, stop())
 	}
@@ -81,7 +84,7 @@ func startDockerKafka(ctx context.Context, o Options, why string) (*Kafka, error
 	defer cancel()
 	// A broker sends its address to clients, so the port must be known before the container is
 	// made: the same number inside and outside.
-	ports, err := freePorts(1)
+	ports, err := supervise.FreePorts(1)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +127,7 @@ func containerSettings(changes map[string]string, port, broker string) map[strin
 
 // untilGroupsWork polls until the broker answers or its start takes too long.
 func untilGroupsWork(ctx context.Context, broker string) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, supervise.StartTimeout)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

@@ -10,7 +10,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 // fakeKafka is kfake in this process, with its log in a directory that the
@@ -27,7 +27,7 @@ func startFakeKafka(ctx context.Context, o Options, why string) (*Kafka, error) 
 	if !o.AllowFake {
 		return nil, errors.New("kfake is not a real broker, and one is required here")
 	}
-	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.tempBases(), Prefix: "onlyonce-kfake-"})
+	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.bases(), Prefix: "onlyonce-kfake-"})
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +36,7 @@ func startFakeKafka(ctx context.Context, o Options, why string) (*Kafka, error) 
 		return nil, errors.Join(err, sup.Close())
 	}
 	return &Kafka{
-		Brokers: []string{loopback(f.port)},
+		Brokers: []string{supervise.Loopback(f.port)},
 		Kind:    KindEmbedded,
 		How:     fmt.Sprintf("kafka: kfake, a fake broker in this process, on port %d (%s)", f.port, why),
 		Dir:     sup.Dir(), fake: f,
@@ -49,7 +49,7 @@ func startFakeKafka(ctx context.Context, o Options, why string) (*Kafka, error) 
 
 func (f *fakeKafka) openAnywhere() error {
 	for try := 0; ; try++ {
-		ports, err := freePorts(1)
+		ports, err := supervise.FreePorts(1)
 		if err != nil {
 			return err
 		}

@@ -14,7 +14,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 const kafkaVersion = "4.3.0"
@@ -146,7 +146,7 @@ func firstError(log string) string {
 // findJava returns a Java of version 17 or later, from JAVA_HOME or PATH.
 func findJava(ctx context.Context) (path string, version int, err error) {
 	if home := os.Getenv("JAVA_HOME"); home != "" {
-		path = filepath.Join(home, "bin", exeName("java"))
+		path = filepath.Join(home, "bin", supervise.Exe("java"))
 	} else if path, err = exec.LookPath("java"); err != nil {
 		return "", 0, errors.New("no java (17 or later) in JAVA_HOME or PATH")
 	}

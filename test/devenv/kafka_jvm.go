@@ -16,7 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kadm"
 
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 //go:embed kafka-log4j2.properties
@@ -69,7 +69,7 @@ func startJVMKafka(ctx context.Context, o Options, why string) (*Kafka, error) {
 	var classes, from string
 	for id := 1; id <= o.brokers() && err == nil; id++ {
 		var sup *supervise.Supervisor
-		if sup, err = supervise.Start(ctx, supervise.Config{Bases: o.tempBases(), Prefix: "onlyonce-kafka-"}); err != nil {
+		if sup, err = supervise.Start(ctx, supervise.Config{Bases: o.bases(), Prefix: "onlyonce-kafka-"}); err != nil {
 			break
 		}
 		if id == 1 {
@@ -112,12 +112,12 @@ func (k *Kafka) create(ctx context.Context) error {
 		return err
 	}
 	for try := 0; ; try++ {
-		ports, err := freePorts(2 * len(k.Nodes))
+		ports, err := supervise.FreePorts(2 * len(k.Nodes))
 		if err != nil {
 			return err
 		}
 		for i, n := range k.Nodes {
-			n.Addr, n.ctrlAddr = loopback(ports[2*i]), loopback(ports[2*i+1])
+			n.Addr, n.ctrlAddr = supervise.Loopback(ports[2*i]), supervise.Loopback(ports[2*i+1])
 		}
 		err = k.each(func(n *Node) error { return errors.Join(n.writeProperties(), n.format(ctx, clusterID)) })
 		if err != nil {
@@ -155,7 +155,7 @@ func (n *Node) format(ctx context.Context, clusterID string) error {
 
 // start starts the broker and waits until it is ready.
 func (n *Node) start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, supervise.StartTimeout)
 	defer cancel()
 	srv, err := n.sup.StartServer(ctx, supervise.Command{
 		Argv: n.argv("kafka.Kafka", n.conf("server.properties")),
@@ -165,7 +165,7 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	}
 	n.srv.Store(srv)
-	return untilReady(ctx, n.sup, srv, n.ready)
+	return supervise.UntilReady(ctx, n.sup, srv, n.ready)
 }
 
 // ready asks this broker, and no other of the cluster, whether it takes part again.

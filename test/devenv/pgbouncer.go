@@ -13,7 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 // ErrNoPgBouncer says that the program is not on this machine.
@@ -48,11 +48,11 @@ func StartPgBouncer(ctx context.Context, server string, poolSize int, o Options)
 	if err != nil {
 		return nil, fmt.Errorf("devenv: pgbouncer: %w", err)
 	}
-	user, err := serverUser() // it refuses root too
+	user, err := supervise.ServerUser() // it refuses root too
 	if err != nil {
 		return nil, err
 	}
-	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.tempBases(), Prefix: "onlyonce-pgbouncer-", Owner: user})
+	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.bases(), Prefix: "onlyonce-pgbouncer-", Owner: user})
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func StartPgBouncer(ctx context.Context, server string, poolSize int, o Options)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("devenv: pgbouncer: %w", err), sup.Close())
 	}
-	at.Host = loopback(port)
+	at.Host = supervise.Loopback(port)
 	q := at.Query()
 	q.Set("sslmode", "disable") // this hop is on loopback, whatever the server asks for
 	at.RawQuery = q.Encode()
@@ -91,7 +91,7 @@ func (b *PgBouncer) Stop() error { return b.closer.close(b.sup.Close) }
 
 // startPgBouncer returns the port on which it answers.
 func startPgBouncer(ctx context.Context, sup *supervise.Supervisor, user *supervise.User, program string, poolSize int, server *pgx.ConnConfig) (port int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, supervise.StartTimeout)
 	defer cancel()
 	// Clients are trusted (it listens on loopback only); the password is for the server.
 	users := fmt.Sprintf("\"%s\" \"%s\"\n", quoted(server.User), quoted(server.Password))
@@ -99,7 +99,7 @@ func startPgBouncer(ctx context.Context, sup *supervise.Supervisor, user *superv
 		return 0, err
 	}
 	for try := 0; ; try++ {
-		ports, err := freePorts(1)
+		ports, err := supervise.FreePorts(1)
 		if err != nil {
 			return 0, err
 		}
@@ -115,7 +115,7 @@ func startPgBouncer(ctx context.Context, sup *supervise.Supervisor, user *superv
 		through := server.Copy()
 		through.Host, through.Port, through.TLSConfig, through.Fallbacks = "127.0.0.1", uint16(port), nil, nil
 		through.DefaultQueryExecMode = pgx.QueryExecModeExec
-		err = untilReady(ctx, sup, srv, func(ctx context.Context) error {
+		err = supervise.UntilReady(ctx, sup, srv, func(ctx context.Context) error {
 			conn, err := pgx.ConnectConfig(ctx, through)
 			if err != nil {
 				return err

@@ -4,17 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"strings"
-	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/onlyonce/onlyonce/internal/pgserver"
 )
-
-// startTimeout bounds the wait for the first answer of a server that was started, of whichever
-// kind: CI's machines may be slow.
-const startTimeout = 2 * time.Minute
 
 // Postgres is a server that was found or started.
 type Postgres struct {
@@ -31,8 +25,8 @@ type Postgres struct {
 	// holds data/ and server.log and is gone after Stop. Otherwise empty.
 	Dir string
 
-	local  *localPostgres // nil unless supervised
-	stop   func() error   // nil when there is nothing to stop
+	local  *pgserver.Cluster // nil unless supervised
+	stop   func() error      // nil when there is nothing to stop
 	closer closer
 }
 
@@ -51,8 +45,8 @@ func startPostgres(ctx context.Context, o Options) (*Postgres, error) {
 	if err != nil {
 		return nil, err
 	}
-	if given := os.Getenv(EnvPostgresURL); given != "" && !o.Own {
-		return givenPostgres(ctx, given, major)
+	if os.Getenv(EnvPostgresURL) != "" && !o.Own {
+		return givenPostgres(ctx, major)
 	}
 	if major != "" {
 		return first(ctx, "postgres "+major, o, []way[Postgres]{{KindEmbedded, startEmbeddedPostgres}})
@@ -84,7 +78,7 @@ func (p *Postgres) Kill(ctx context.Context) error {
 	if p.local == nil {
 		return errNotSupervised
 	}
-	return p.local.kill(ctx)
+	return p.local.Kill(ctx)
 }
 
 // Restart starts a killed server on the same port and data, and returns after it has recovered.
@@ -92,8 +86,7 @@ func (p *Postgres) Restart(ctx context.Context) error {
 	if p.local == nil {
 		return errNotSupervised
 	}
-	_, err := p.local.start(ctx)
-	return err
+	return p.local.Restart(ctx)
 }
 
 // Pause suspends all of the server's processes (SIGSTOP): clients keep their connections and get no
@@ -102,7 +95,7 @@ func (p *Postgres) Pause(ctx context.Context) error {
 	if p.local == nil {
 		return errNotSupervised
 	}
-	return p.local.sup.Pause(ctx)
+	return p.local.Pause(ctx)
 }
 
 // Continue lets a paused server go on.
@@ -110,7 +103,7 @@ func (p *Postgres) Continue(ctx context.Context) error {
 	if p.local == nil {
 		return errNotSupervised
 	}
-	return p.local.sup.Continue(ctx)
+	return p.local.Continue(ctx)
 }
 
 // PID is the process id of the server's first process, for a test that wants to
@@ -119,7 +112,7 @@ func (p *Postgres) PID() int {
 	if p.local == nil {
 		return 0
 	}
-	return p.local.srv.Load().PID
+	return p.local.PID()
 }
 
 // postgresVersion is the major version that was asked for, or "".
@@ -134,12 +127,10 @@ func (o Options) postgresVersion() (string, error) {
 	return major, nil
 }
 
-func givenPostgres(ctx context.Context, given, major string) (*Postgres, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	version, err := postgresVersion(ctx, given)
+func givenPostgres(ctx context.Context, major string) (*Postgres, error) {
+	given, version, err := pgserver.Given(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("devenv: %s: no answer: %w", EnvPostgresURL, err)
+		return nil, fmt.Errorf("devenv: %w", err)
 	}
 	if major != "" && !strings.HasPrefix(version, major+".") {
 		return nil, fmt.Errorf("devenv: PostgreSQL %s was asked for, and %s leads to %s", major, EnvPostgresURL, version)
@@ -147,34 +138,28 @@ func givenPostgres(ctx context.Context, given, major string) (*Postgres, error) 
 	return &Postgres{
 		URL:  given,
 		Kind: KindURL, Version: version,
-		How: fmt.Sprintf("postgres: %s at %s (%s is set)", version, withoutPassword(given), EnvPostgresURL),
+		How: fmt.Sprintf("postgres: %s at %s (%s is set)", version, pgserver.Redacted(given), EnvPostgresURL),
 	}, nil
 }
 
-// withoutPassword returns an address without its password, for a log.
-func withoutPassword(given string) string {
-	if u, err := url.Parse(given); err == nil && u.Host != "" {
-		return u.Redacted()
-	}
-	cfg, err := pgx.ParseConfig(given)
+func startLocalPostgres(ctx context.Context, o Options, why string) (*Postgres, error) {
+	bin, err := pgserver.Programs()
 	if err != nil {
-		return "an address that cannot be parsed"
+		return nil, err
 	}
-	return fmt.Sprintf("host=%s port=%d dbname=%s", cfg.Host, cfg.Port, cfg.Database)
+	return startCluster(ctx, o, KindLocal, bin, why)
 }
 
-// postgresVersion asks for the server's version, which also shows that it
-// accepts connections and answers queries.
-func postgresVersion(ctx context.Context, dsn string) (string, error) {
-	conn, err := pgx.Connect(ctx, dsn)
+// startCluster makes a cluster with the programs in bin and starts it.
+func startCluster(ctx context.Context, o Options, kind, bin, why string) (*Postgres, error) {
+	c, err := pgserver.Start(ctx, pgserver.Config{Bin: bin, Bases: o.bases(), Settings: o.PostgresSettings})
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	var version string
-	if err := conn.QueryRow(ctx, "show server_version").Scan(&version); err != nil {
-		return "", err
-	}
-	version, _, _ = strings.Cut(version, " ") // without the packager's words
-	return version, nil
+	return &Postgres{
+		URL:  c.URL(),
+		Kind: kind, Version: c.Version(),
+		How: fmt.Sprintf("postgres: %s, %s %s (%s)", c.Version(), kind, c, why),
+		Dir: c.Dir(), local: c, stop: c.Stop,
+	}, nil
 }

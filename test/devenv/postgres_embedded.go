@@ -18,7 +18,7 @@ import (
 
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 // embedded has the version that is fetched for each major one.
@@ -92,7 +92,7 @@ func startEmbeddedPostgres(ctx context.Context, o Options, why string) (*Postgre
 
 // fetchPostgres runs unpackPostgres in a child process.
 func fetchPostgres(ctx context.Context, o Options, major, partial string) error {
-	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.tempBases(), Prefix: "onlyonce-fetch-"})
+	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.bases(), Prefix: "onlyonce-fetch-"})
 	if err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func unpackPostgres(dir, major string) error {
 		transport.TLSHandshakeTimeout = 5 * time.Second
 		transport.ResponseHeaderTimeout = 20 * time.Second
 	}
-	ports, err := freePorts(1)
+	ports, err := supervise.FreePorts(1)
 	if err != nil {
 		return err
 	}
@@ -146,13 +146,13 @@ func unpackPostgres(dir, major string) error {
 			return err
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, "bin", exeName("initdb"))); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, "bin", supervise.Exe("initdb"))); err != nil {
 		return fmt.Errorf("embedded-postgres: %w", started)
 	}
 	if err := openToOthers(dir); err != nil {
 		return err
 	}
-	out, err := exec.Command(filepath.Join(dir, "bin", exeName("postgres")), "--version").CombinedOutput()
+	out, err := exec.Command(filepath.Join(dir, "bin", supervise.Exe("postgres")), "--version").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), " "+major+".") {
 		return fmt.Errorf("the fetched postgres does not run here: %w: %s", err, out)
 	}

@@ -10,7 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
+	"github.com/onlyonce/onlyonce/internal/pgserver"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 // switchTimeout bounds a change of roles: a promotion, a standby that lets go or
@@ -27,38 +28,21 @@ func (p *Postgres) Standby(ctx context.Context, name string, o Options) (*Postgr
 		return nil, errors.New("devenv: only a server that devenv started on this machine can have a standby here")
 	}
 	l := p.local
-	backup := filepath.Join(l.bin, exeName("pg_basebackup"))
-	if _, err := os.Stat(backup); err != nil {
+	if _, err := os.Stat(filepath.Join(l.Bin(), supervise.Exe("pg_basebackup"))); err != nil {
 		return nil, fmt.Errorf("devenv: a standby needs pg_basebackup, and %s has none: install a packaged server (Debian's postgresql-15), and do without %s=%s",
-			l.bin, EnvForce, KindEmbedded)
+			l.Bin(), EnvForce, KindEmbedded)
 	}
 	// With a slot the WAL between the backup and the first streaming cannot be recycled.
 	if err := p.exec(ctx, dropSlotSQL, name); err != nil {
 		return nil, err
 	}
-	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.tempBases(), Prefix: "onlyonce-pg-", Owner: l.user})
+	s, err := l.Clone(ctx, name, pgserver.Config{Bases: o.bases(), Settings: o.PostgresSettings})
 	if err != nil {
 		return nil, err
 	}
-	s := &localPostgres{sup: sup, bin: l.bin, user: l.user, settings: o.PostgresSettings}
-	clone := func() (version string, err error) {
-		out, err := sup.Run(ctx, supervise.Command{
-			Argv: []string{backup, "-D", s.data(), "-R", "-X", "stream", "-c", "fast", "--no-sync", "-C", "-S", name,
-				"-d", fmt.Sprintf("host=127.0.0.1 port=%d user=postgres sslmode=disable application_name=%s", l.port, name)},
-			Env: l.env(), As: l.user,
-		})
-		if err != nil {
-			return "", fmt.Errorf("%w\n%s", err, out)
-		}
-		return s.startAnywhere(ctx)
-	}
-	version, err := clone()
-	if err != nil {
-		return nil, errors.Join(err, sup.Close())
-	}
 	standby := &Postgres{
-		URL: s.url(), Kind: p.Kind, Dir: sup.Dir(), local: s, stop: s.stop,
-		How: fmt.Sprintf("postgres: %s, standby %s of port %d on port %d", version, name, l.port, s.port),
+		URL: s.URL(), Kind: p.Kind, Version: s.Version(), Dir: s.Dir(), local: s, stop: s.Stop,
+		How: fmt.Sprintf("postgres: %s, standby %s of port %d on port %d", s.Version(), name, l.Port(), s.Port()),
 	}
 	if err := p.awaitTrue(ctx, "the standby streams", streamsSQL, name); err != nil {
 		return nil, errors.Join(err, standby.Stop())
@@ -159,7 +143,7 @@ func (p *Postgres) awaitTrue(ctx context.Context, what, sql string, args ...any)
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
-				return fmt.Errorf("devenv: waiting until %s: %w; the end of the server's log:\n%s", what, ctx.Err(), p.local.sup.LogTail("server.log"))
+				return fmt.Errorf("devenv: waiting until %s: %w; the end of the server's log:\n%s", what, ctx.Err(), p.local.LogTail())
 			}
 		}
 	})

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/onlyonce/onlyonce/test/devenv/supervise"
+	"github.com/onlyonce/onlyonce/internal/supervise"
 )
 
 // ErrNoRedis says that the program is not on this machine.
@@ -35,19 +35,19 @@ func StartRedis(ctx context.Context, o Options) (*Redis, error) {
 	if err != nil {
 		return nil, err
 	}
-	user, err := serverUser()
+	user, err := supervise.ServerUser()
 	if err != nil {
 		return nil, err
 	}
-	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.tempBases(), Prefix: "onlyonce-redis-", Owner: user})
+	sup, err := supervise.Start(ctx, supervise.Config{Bases: o.bases(), Prefix: "onlyonce-redis-", Owner: user})
 	if err != nil {
 		return nil, err
 	}
 	r := &Redis{program: program, user: user, sup: sup}
 	for try := 0; ; try++ {
 		var ports []int
-		if ports, err = freePorts(1); err == nil {
-			r.Addr = loopback(ports[0])
+		if ports, err = supervise.FreePorts(1); err == nil {
+			r.Addr = supervise.Loopback(ports[0])
 			err = r.Restart(ctx)
 		}
 		if err == nil || try == 2 || !strings.Contains(sup.LogTail("server.log"), "Address already in use") {
@@ -64,7 +64,7 @@ func StartRedis(ctx context.Context, o Options) (*Redis, error) {
 
 // Restart starts it again after Kill, empty, and returns when it answers.
 func (r *Redis) Restart(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	ctx, cancel := context.WithTimeout(ctx, supervise.StartTimeout)
 	defer cancel()
 	_, port, err := net.SplitHostPort(r.Addr)
 	if err != nil {
@@ -76,7 +76,7 @@ func (r *Redis) Restart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return untilReady(ctx, r.sup, srv, r.ping)
+	return supervise.UntilReady(ctx, r.sup, srv, r.ping)
 }
 
 // ping asks in Redis's own protocol, so that devenv needs no client of it.

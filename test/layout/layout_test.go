@@ -51,7 +51,25 @@ func TestUsersLinkNoContainersFakesOrTestCode(t *testing.T) {
 	}
 }
 
-// Users' own tests will link it, but no other package of the laboratory.
+// Users' tests link onlyoncetest, and so its modules are in their module graph: it brings none that
+// the consumer and the relay do not.
+func TestOnlyoncetestAddsNoModule(t *testing.T) {
+	t.Parallel()
+	has := map[string]bool{}
+	for _, pkg := range []string{"./consumer", "./outbox/httpsink", "./webhook", "./idempotency", "./migrations"} {
+		for _, d := range deps(t, pkg) {
+			has[d] = true
+		}
+	}
+	for _, d := range deps(t, "./onlyoncetest") {
+		if first, _, _ := strings.Cut(d, "/"); strings.Contains(first, ".") && !strings.HasPrefix(d, module) && !has[d] {
+			t.Errorf("./onlyoncetest links %s", d)
+		}
+	}
+	forbid(t, "./onlyoncetest", module+"test", "github.com/segmentio", "github.com/twmb")
+}
+
+// Users' own tests link it, but no other package of the laboratory.
 func TestWireIsGround(t *testing.T) {
 	t.Parallel()
 	for _, d := range deps(t, "./internal/wire") {
@@ -124,8 +142,8 @@ func TestRootRequiresNoLibraryOfANestedModule(t *testing.T) {
 // rooms, and of its own room those in the same folder. A name covers the packages below it, unless
 // a longer name matches.
 var rooms = [][]string{
-	{"internal/codec", "internal/fault", "internal/fields", "internal/jsonpointer", "internal/lease", "internal/origin", "internal/pace", "internal/rerun", "internal/retryafter", "internal/show", "internal/wire", "migrations", "seal"},
-	{"internal/frozen", "internal/guard"},
+	{"internal/codec", "internal/fault", "internal/fields", "internal/jsonpointer", "internal/lease", "internal/origin", "internal/pace", "internal/retryafter", "internal/show", "internal/supervise", "internal/wire", "migrations", "seal"},
+	{"internal/frozen", "internal/guard", "internal/pgserver", "internal/rerun", "internal/workerdb"},
 	{"dedupe"},
 	{"internal/cursor", "internal/parked", "internal/preflight", "internal/ring"},
 	{"internal/inbox"},
@@ -133,6 +151,7 @@ var rooms = [][]string{
 	{"consumer/consumertest", "consumer/internal", "idempotency/internal", "internal/eventsource", "outbox/httpsink", "outbox/kafkasink", "sqltx"},
 	{"consumer/franzsource", "consumer/kafkasource", "idempotency", "idempotency/client", "webhook"},
 	{"ops"},
+	{"onlyoncetest"},
 	{"cmd"},
 	{"test"},
 	{"examples"},

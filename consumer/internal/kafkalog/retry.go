@@ -13,6 +13,10 @@ import (
 	"github.com/onlyonce/onlyonce/consumer"
 )
 
+// Joining is the log line before a process joins its group. The group waits for members that do not
+// answer until their sessions end, so the start of a process after a kill takes that long.
+const Joining = "onlyonce: joining the group; if a member has died, this waits until its session has ended"
+
 // Backoff returns waits that grow from least to most with jitter, without end.
 func Backoff(least, most time.Duration) *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(

@@ -1,0 +1,359 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// Errors of handlers that do not behave.
+var (
+	// ErrHandlerTimeout is the error of a handler whose context ended because Config.MessageTimeout
+	// or Config.BatchTimeout had passed.
+	ErrHandlerTimeout = errors.New("handler took too long")
+
+	// ErrHandlerHung is the error of a handler that did not return within Config.HangTimeout after
+	// the end of its context.
+	ErrHandlerHung = errors.New("handler does not return although its context has ended")
+
+	// ErrHandlerStuck is what Run and Healthy return while such a handler is still running.
+	ErrHandlerStuck = errors.New("a handler is stuck")
+	errGoexit       = errors.New("handler called runtime.Goexit (testing's FailNow does)")
+)
+
+// handlerRun is the handlers' part of one transaction. The handlers run in a goroutine of their
+// own. If a handler calls Goexit, nothing else ends. If it does not return, it can be abandoned:
+// from then on only that goroutine uses tx and these messages.
+type handlerRun struct {
+	msgs  []*Message // messages to handle
+	index []int      // their indices in the attempt
+
+	// Shared while the goroutine runs.
+	current atomic.Int64 // index in msgs of the message that is being handled
+	// currentSince is when its handler was called, in nanoseconds after the start of the
+	// transaction's handlers.
+	currentSince atomic.Int64
+	abandoned    atomic.Bool // the goroutine is abandoned
+	done         chan struct{}
+
+	// Written by the goroutine before it closes done.
+	failedIndex int // index in the attempt of the message whose handler failed, -1 if not known
+	err         error
+	handled     int
+
+	// Written by the engine's goroutine, which waits.
+	took         time.Duration
+	timeoutErr   error // which bound ended the handlers' context
+	bytesChanged bool  // a handler has changed its messages' bytes
+	hung         bool
+	stack        string
+}
+
+// handlerGoroutine is the goroutine in which a partition's handlers run, one transaction after
+// another.
+type handlerGoroutine struct {
+	work chan func()
+	id   uint64
+	gone chan struct{}
+}
+
+func startHandlerGoroutine() *handlerGoroutine {
+	h := &handlerGoroutine{work: make(chan func()), gone: make(chan struct{})}
+	named := make(chan struct{})
+	go func() {
+		defer close(h.gone)
+		h.id = guard.GoroutineID()
+		close(named)
+		for f := range h.work {
+			f()
+		}
+	}()
+	<-named
+	return h
+}
+
+// stopHandlers ends the goroutine, and returns when it has ended.
+func (e *engine) stopHandlers() {
+	if e.goroutine != nil {
+		close(e.goroutine.work)
+		<-e.goroutine.gone
+		e.goroutine = nil
+	}
+}
+
+// runHandlers calls the handler for the messages. It returns when the handler has returned or must
+// be abandoned.
+func (e *engine) runHandlers(work context.Context, tx *guard.Tx, msgs []*Message, index []int) *handlerRun {
+	cfg := &e.c.cfg
+	h := &handlerRun{msgs: msgs, index: index, done: make(chan struct{}), failedIndex: -1}
+	ctx, cancel := context.WithCancelCause(work)
+	defer cancel(nil)
+	start := time.Now()
+	if e.goroutine == nil {
+		e.goroutine = startHandlerGoroutine()
+	}
+	e.goroutine.work <- func() {
+		defer close(h.done)
+		// TakeBack waits for goroutines of the handler that are in a call. The engine, which waits
+		// for this goroutine, bounds that.
+		defer tx.TakeBack()
+		h.err = errGoexit // unless it returns
+		h.err = e.callHandlers(ctx, tx, h, start)
+	}
+	defer func() {
+		h.took = time.Since(start)
+		switch {
+		case h.hung:
+			close(e.goroutine.work) // it ends when the handler does
+			e.goroutine = nil
+		case errors.Is(h.err, errGoexit):
+			<-e.goroutine.gone
+			e.goroutine = nil
+			if e.c.batch == nil {
+				h.failedIndex = h.index[h.current.Load()]
+			}
+		}
+	}()
+
+	bound := time.NewTimer(min(cfg.MessageTimeout, cfg.BatchTimeout))
+	defer bound.Stop()
+	for h.timeoutErr == nil && ctx.Err() == nil {
+		select {
+		case <-h.done:
+			return h
+		case <-work.Done():
+		case <-bound.C:
+			all := time.Since(start)
+			one := all - time.Duration(h.currentSince.Load())
+			switch {
+			case all >= cfg.BatchTimeout:
+				h.timeoutErr = fmt.Errorf("%w: the transaction's handlers ran for Config.BatchTimeout, %v", ErrHandlerTimeout, cfg.BatchTimeout)
+			case e.c.batch == nil && one >= cfg.MessageTimeout:
+				h.timeoutErr = fmt.Errorf("%w: Config.MessageTimeout is %v", ErrHandlerTimeout, cfg.MessageTimeout)
+			case e.c.batch == nil:
+				bound.Reset(min(cfg.BatchTimeout-all, cfg.MessageTimeout-one))
+			default:
+				bound.Reset(cfg.BatchTimeout - all)
+			}
+		}
+	}
+	cancel(h.timeoutErr)
+	grace := time.NewTimer(cfg.HangTimeout)
+	defer grace.Stop()
+	select {
+	case <-h.done:
+		if h.err == nil && tx.Failure() == nil {
+			h.timeoutErr = nil // done in time after all, as far as the database knows
+		} else if h.failedIndex < 0 && e.c.batch == nil {
+			h.failedIndex = h.index[h.current.Load()]
+		}
+	case <-grace.C:
+		h.abandoned.Store(true)
+		h.hung, h.stack = true, stackOf(e.goroutine.id)
+	}
+	return h
+}
+
+// callHandlers runs in the handlers' goroutine.
+func (e *engine) callHandlers(ctx context.Context, tx *guard.Tx, h *handlerRun, start time.Time) error {
+	if e.c.batch != nil {
+		lent := tx.Lend(nil)
+		err := e.c.callThroughMiddleware(ctx, lent, h.msgs, func(ctx context.Context) error { return e.c.batch(ctx, lent, h.msgs) })
+		if err != nil {
+			if i := firstFailed(err, h.msgs); i >= 0 {
+				h.failedIndex = h.index[i]
+			}
+			return err
+		}
+		h.handled = len(h.msgs)
+		return nil
+	}
+	for i, m := range h.msgs {
+		if i > 0 && ctx.Err() != nil { // the one before was late; this one would have no time
+			h.failedIndex = h.index[i]
+			return context.Cause(ctx)
+		}
+		h.current.Store(int64(i))
+		h.currentSince.Store(int64(time.Since(start)))
+		origin := m.origin()
+		err := e.callMessageHandler(ctx, tx.Lend(&origin), m)
+		tx.TakeBack()
+		if h.abandoned.Load() {
+			return ErrHandlerHung
+		}
+		switch {
+		case err != nil:
+			h.failedIndex = h.index[i]
+			return err
+		case tx.Failure() != nil:
+			return nil //nolint:nilerr // a statement of its or a neighbour's failed: the one who waits knows what to make of it
+		}
+		h.handled++
+	}
+	return nil
+}
+
+// callMessageHandler calls the message handler, with the middleware around it.
+func (e *engine) callMessageHandler(ctx context.Context, tx *guard.Handle, m *Message) error {
+	if err := fault.Point(fault.Handling); err != nil {
+		return err
+	}
+	hooks := &e.c.cfg.Hooks
+	if hooks.HandleStart != nil {
+		ctx = hooks.HandleStart(ctx, m)
+	}
+	err := errGoexit // unless it returns
+	if hooks.HandleEnd != nil {
+		defer func() { hooks.HandleEnd(ctx, m, err) }()
+	}
+	if len(e.c.cfg.Middleware) == 0 {
+		err = e.c.callDirectly(ctx, tx, m)
+	} else {
+		one := [1]*Message{m}
+		err = e.c.callThroughMiddleware(ctx, tx, one[:], func(ctx context.Context) error { return e.c.handler(ctx, tx, m) })
+	}
+	if err != nil {
+		return err
+	}
+	return fault.Point(fault.Handled)
+}
+
+// callDirectly is invoke without middleware and without a closure.
+func (c *Consumer) callDirectly(ctx context.Context, tx *guard.Handle, m *Message) (err error) {
+	defer panicToError(&err)
+	return probeError(c.handler(ctx, tx, m))
+}
+
+// Errors of middleware that would lose the message's effects or apply them twice.
+var (
+	errNextNotCalled   = errors.New("Config.Middleware returned nil and did not call next: the handler did not run")
+	errNextCalledTwice = errors.New("Config.Middleware called next twice: the handler ran already")
+)
+
+// callThroughMiddleware calls the middleware, outermost first, and then the handler, which must run
+// exactly once.
+func (c *Consumer) callThroughMiddleware(ctx context.Context, tx Tx, msgs []*Message, last func(context.Context) error) (err error) {
+	defer panicToError(&err)
+	calls := 0
+	var at func(i int) func(context.Context) error
+	at = func(i int) func(context.Context) error {
+		if i == len(c.cfg.Middleware) {
+			return func(ctx context.Context) error {
+				if calls++; calls > 1 {
+					return errNextCalledTwice
+				}
+				return last(ctx)
+			}
+		}
+		return func(ctx context.Context) error { return c.cfg.Middleware[i](ctx, tx, msgs, at(i+1)) }
+	}
+	err = probeError(at(0)(ctx))
+	switch {
+	case calls > 1:
+		return errNextCalledTwice // even if the second call failed
+	case calls == 0 && err == nil:
+		return errNextNotCalled
+	}
+	return err
+}
+
+// recoverPanic turns a panic into an error.
+func recoverPanic(fn func() error) (err error) {
+	defer panicToError(&err)
+	return probeError(fn())
+}
+
+// probeError calls the methods of an error that the engine will call, while a panic is still
+// recovered. For example, they panic if the error holds a nil pointer.
+func probeError(err error) error {
+	if err != nil {
+		_ = err.Error()
+		var f *handlerFailure
+		_ = errors.Is(err, errGoexit) || errors.As(err, &f)
+	}
+	return err
+}
+
+func panicToError(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("handler panicked: %v\n%s", p, debug.Stack())
+	}
+}
+
+// pooledConn is a connection of the pool that may have to be left to a handler that does not
+// return.
+type pooledConn struct {
+	conn *pgxpool.Conn
+	once sync.Once
+}
+
+func (s *pooledConn) release() { s.once.Do(s.conn.Release) }
+
+// abandon takes the connection out of the pool and cuts it.
+func (s *pooledConn) abandon(tx *guard.Tx) {
+	s.once.Do(func() {
+		s.conn.Hijack() // the pool may open another one
+		tx.Abandon()
+	})
+}
+
+// reportHung reports an abandoned handler, and returns the error with which the attempt fails.
+func (e *engine) reportHung(work context.Context, h *handlerRun) error {
+	at := 0
+	if e.c.batch == nil {
+		at = int(h.current.Load())
+	}
+	m := h.msgs[at]
+	e.c.countStuck(h, Hung{Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Stack: h.stack})
+	if work.Err() != nil {
+		return context.Cause(work)
+	}
+	index := -1
+	if e.c.batch == nil {
+		index = h.index[at]
+	}
+	return &handlerFailure{index: index, err: errors.Join(ErrHandlerHung, h.timeoutErr)}
+}
+
+// countStuck counts an abandoned handler for as long as it runs.
+func (c *Consumer) countStuck(h *handlerRun, report Hung) {
+	c.stuck.Add(1)
+	go func() {
+		<-h.done
+		c.stuck.Add(-1)
+	}()
+	c.cfg.Logger.Error("onlyonce: handler hangs", "scope", c.cfg.Scope, "topic", report.Topic, "partition", report.Partition,
+		"offset", report.Offset, "stack", report.Stack)
+	if c.cfg.Hooks.Hung != nil {
+		c.cfg.Hooks.Hung(report)
+	}
+}
+
+// stackOf returns the stack of one goroutine, "" if it cannot be found.
+func stackOf(id uint64) string {
+	const limit = 64 << 20 // enough for tens of thousands of goroutines
+	for size := 1 << 20; ; size *= 4 {
+		buf := make([]byte, size)
+		n := runtime.Stack(buf, true)
+		for _, one := range strings.Split(string(buf[:n]), "\n\n") {
+			if strings.HasPrefix(one, "goroutine "+strconv.FormatUint(id, 10)+" ") {
+				return one
+			}
+		}
+		if n < size || size >= limit {
+			return ""
+		}
+	}
+}

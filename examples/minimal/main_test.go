@@ -1,0 +1,29 @@
+package main
+
+import (
+	_ "embed"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/onlyoncetest"
+)
+
+//go:embed stock.sql
+var schema string
+
+// A copy of an order is skipped, and what is no order is parked.
+func TestHold(t *testing.T) {
+	pool := onlyoncetest.Pool(t)
+	if _, err := pool.Exec(t.Context(), schema); err != nil {
+		t.Fatal(err)
+	}
+	order := onlyoncetest.Message{ID: "order-1", Value: `{"sku":"tea","qty":3}`}
+	got := onlyoncetest.Apply(t, pool, hold, consumer.Config{}, order, order, onlyoncetest.Message{ID: "order-2", Value: "no order"})
+	if len(got.Applied) != 1 || len(got.Skipped) != 1 || len(got.Parked) != 1 {
+		t.Errorf("%+v", got)
+	}
+	var held int
+	if err := pool.QueryRow(t.Context(), `select held from stock where sku = 'tea'`).Scan(&held); err != nil || held != 3 {
+		t.Errorf("held %d, %v", held, err)
+	}
+}

@@ -1,0 +1,161 @@
+package idempotency
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/internal/codec"
+)
+
+// States of an operation. It is suspended if its worker has parked it.
+const (
+	operationRunning   = "running"
+	operationSucceeded = "succeeded"
+	operationFailed    = "failed"
+	operationCancelled = "cancelled"
+	operationSuspended = "suspended"
+)
+
+// operationState is the JSON that clients get.
+type operationState struct {
+	ID          string             `json:"id"`
+	Name        string             `json:"name"`
+	State       string             `json:"state"`
+	Progress    *operationProgress `json:"progress,omitempty"`
+	Cancelling  bool               `json:"cancelling,omitempty"`
+	CreatedAt   *time.Time         `json:"created_at,omitempty"`
+	CompletedAt *time.Time         `json:"completed_at,omitempty"`
+	Result      json.RawMessage    `json:"result,omitempty"`
+	Error       *operationError    `json:"error,omitempty"`
+}
+
+type operationProgress struct {
+	Percent   int       `json:"percent"`
+	Text      string    `json:"text,omitempty"`
+	UpdatedAt time.Time `json:"updated_at"`
+}
+
+type operationError struct {
+	Code string `json:"code"`
+	Text string `json:"text,omitempty"`
+}
+
+// findOperationSQL finds an operation within a scope. In: id, tenant, principal, its key among
+// parked rows. Out: at most one row. Expired operations count as absent.
+const findOperationSQL = `
+select o.name, case when o.state = 'running' and exists (select from onlyonce.parked p where p.kind = 'event' and p.key = $4 and p.settled_at is null
+                                                            and p.reason <> 'conflict' and p.state = 'waiting') then 'suspended' else o.state end,
+       o.result, o.sealed, o.error_code, coalesce(o.error_text, ''), o.created_at, o.completed_at, s.percent, coalesce(s.text, ''), s.updated_at, s.cancel_at is not null
+  from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id
+ where o.id = $1 and o.tenant = $2 and o.principal = $3 and (o.expires_at is null or o.expires_at > clock_timestamp())`
+
+// cancelSQL records a client's request to cancel an operation that is not done. In: id.
+const cancelSQL = `
+insert into onlyonce.operation_signals (id, cancel_at) select o.id, clock_timestamp() from onlyonce.operations o where o.id = $1 and o.state = 'running'
+on conflict (id) do update set cancel_at = coalesce(operation_signals.cancel_at, excluded.cancel_at)`
+
+// ServeHTTP serves GET {Path}{id} and POST {Path}{id}/cancel, which requests a cancellation and
+// does not wait for it. An operation of another scope is answered 404.
+func (o *Operations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	scope, err := o.layer.cfg.Scope(r)
+	if err == nil {
+		err = scope.check()
+	}
+	if err != nil {
+		writeRefusal(w, codeScopeMissing, "", "")
+		return
+	}
+	name, cancel := strings.CutSuffix(strings.TrimPrefix(r.URL.Path, o.cfg.Path), "/cancel")
+	allowed := http.MethodGet
+	if cancel {
+		allowed = http.MethodPost
+	}
+	if r.Method != allowed && !(allowed == http.MethodGet && r.Method == http.MethodHead) {
+		w.Header().Set("Allow", allowed)
+		http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
+		return
+	}
+	id, err := uuid.Parse(name)
+	if err != nil || id.String() != name {
+		http.NotFound(w, r)
+		return
+	}
+	ctx, done := context.WithTimeout(r.Context(), o.layer.cfg.AcquireTimeout)
+	defer done()
+	state, err := o.findState(ctx, id, scope)
+	if err == nil && state != nil && cancel {
+		if _, err = o.layer.pool.Exec(ctx, cancelSQL, id); err == nil {
+			state, err = o.findState(ctx, id, scope)
+		}
+	}
+	switch {
+	case errors.Is(err, errUnreadable):
+		o.layer.reportError(err)
+		writeRefusal(w, codeRecordUnreadable, "", "")
+	case err != nil:
+		o.layer.reportError(err)
+		w.Header().Set("Retry-After", "1")
+		writeRefusal(w, codeStoreUnavailable, "", "")
+	case state == nil:
+		http.NotFound(w, r)
+	default:
+		o.writeState(w, http.StatusOK, state)
+	}
+}
+
+var errUnreadable = errors.New("idempotency: the stored result cannot be read")
+
+func (o *Operations) findState(ctx context.Context, id uuid.UUID, scope Scope) (*operationState, error) {
+	s := operationState{ID: id.String()}
+	var result []byte
+	var sealed bool
+	var code *string
+	var text, said string
+	var percent *int
+	var updated *time.Time
+	err := o.layer.pool.QueryRow(ctx, findOperationSQL, id, scope.Tenant, scope.Principal, o.parkedKey(scope.Tenant, s.ID)).Scan(
+		&s.Name, &s.State, &result, &sealed, &code, &text, &s.CreatedAt, &s.CompletedAt, &percent, &said, &updated, &s.Cancelling)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("idempotency: looking up an operation: %w", err)
+	}
+	s.Cancelling = s.Cancelling && s.State == operationRunning
+	if percent != nil && updated != nil && s.State == operationRunning {
+		s.Progress = &operationProgress{Percent: *percent, Text: said, UpdatedAt: updated.UTC()}
+	}
+	if code != nil {
+		s.Error = &operationError{Code: *code, Text: text}
+	}
+	if result != nil {
+		if s.Result, err = o.layer.unseal(codec.SealPlace(id, sealedResult, ""), result, sealed); err != nil {
+			return nil, fmt.Errorf("%w: %w", errUnreadable, err)
+		}
+	}
+	return &s, nil
+}
+
+// writeState answers with an operation's state.
+func (o *Operations) writeState(w http.ResponseWriter, status int, s *operationState) {
+	body, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // cannot fail: the result was checked when it was stored
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if s.State == operationRunning {
+		w.Header().Set("Retry-After", strconv.Itoa(int((o.cfg.RetryAfter+time.Second-1)/time.Second)))
+	}
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // if the client has disconnected, it asks again
+}

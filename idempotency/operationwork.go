@@ -1,0 +1,206 @@
+package idempotency
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/codec"
+)
+
+// operationSQL reads an operation. In: id. Out: at most one row. It needs no lock: cancellations
+// and progress are in another table, and the consumer makes sure that only one process works on it.
+const operationSQL = `
+select o.name, o.principal, o.state, s.cancel_at is not null
+  from onlyonce.operations o left join onlyonce.operation_signals s on s.id = o.id where o.id = $1`
+
+// endOperationSQL writes an operation's end, in the transaction of its work. In: id, state, result,
+// whether it is sealed, code, text.
+const endOperationSQL = `
+update onlyonce.operations set state = $2, result = $3, sealed = $4, error_code = $5, error_text = $6, completed_at = clock_timestamp(), expires_at = clock_timestamp() + keep
+ where id = $1 and state = 'running'`
+
+// applyEvent is the consumer's handler.
+func (o *Operations) applyEvent(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
+	op := &Operation{ID: m.ID(), Scope: Scope{Tenant: m.Tenant()}, Input: m.Value, ops: o}
+	var err error
+	if op.id, err = uuid.Parse(op.ID); err != nil {
+		return consumer.Permanent(fmt.Errorf("idempotency: the event's id is not that of an operation: %w", err))
+	}
+	var state string
+	var cancelled bool
+	err = tx.QueryRow(ctx, operationSQL, op.id).Scan(&op.Name, &op.Scope.Principal, &state, &cancelled)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows) || err == nil && state != operationRunning:
+		return nil // expired, or ended by an operator
+	case err != nil:
+		return err
+	case cancelled:
+		return o.writeEnd(tx, op, operationCancelled, nil, nil)
+	case o.work[op.Name] == nil:
+		return fmt.Errorf("idempotency: this process has no work %q", op.Name)
+	}
+	sealed, _ := m.Header(headerSealed)
+	if op.Input, err = o.layer.unseal(codec.SealPlace(op.id, sealedInput, ""), m.Value, string(sealed) == sealedMark[true]); err != nil {
+		if errors.Is(err, errNoSealer) { // another process may have a Sealer
+			return err
+		}
+		return consumer.Permanent(err)
+	}
+	return o.runWork(ctx, tx, op, m.Attempt)
+}
+
+// runWork runs the work, and writes its end.
+func (o *Operations) runWork(ctx context.Context, tx consumer.Tx, op *Operation, attempt int) error {
+	watched, stop := o.watchCancellation(ctx, op)
+	defer stop()
+	var result json.RawMessage
+	err := tx.Savepoint(ctx, func() (err error) {
+		if result, err = o.work[op.Name](watched, tx, op); err != nil {
+			return err
+		}
+		if result, err = checkResult(result, o.cfg.MaxResult); err != nil {
+			return Failed("bad-result", err.Error())
+		}
+		return nil
+	})
+	var f *operationFailure
+	switch {
+	case err == nil:
+		return o.writeEnd(tx, op, operationSucceeded, result, nil)
+	case errors.Is(context.Cause(watched), ErrCancelled):
+		return o.writeEnd(tx, op, operationCancelled, nil, nil) // if the connection is lost, the next attempt finds it cancelled before it begins
+	case errors.As(err, &f):
+		return o.writeEnd(tx, op, operationFailed, nil, f)
+	case consumer.IsPermanent(err) || attempt >= o.cfg.MaxAttempts:
+		o.layer.reportError(fmt.Errorf("idempotency: operation %s, %s: %w", op.ID, op.Name, err))
+		return o.writeEnd(tx, op, operationFailed, nil, &operationFailure{code: "failed"})
+	}
+	return err
+}
+
+// checkResult checks that a result is JSON and not too long.
+func checkResult(result json.RawMessage, limit int) (json.RawMessage, error) {
+	if len(result) == 0 {
+		return nil, nil
+	}
+	if !json.Valid(result) {
+		return nil, errors.New("the result is not JSON")
+	}
+	if len(result) > limit {
+		return nil, fmt.Errorf("the result has %d bytes, at most %d are kept", len(result), limit)
+	}
+	return result, nil
+}
+
+const (
+	maxFailureCode = 200
+	maxFailureText = 2000
+)
+
+func (o *Operations) writeEnd(tx consumer.Tx, op *Operation, state string, result []byte, f *operationFailure) (err error) {
+	sealed := false
+	if result != nil {
+		if result, sealed, err = o.layer.seal(codec.SealPlace(op.id, sealedResult, ""), result); err != nil {
+			return err
+		}
+	}
+	var code, text *string
+	if f != nil {
+		c, t := codec.TextUpTo(f.code, maxFailureCode), codec.TextUpTo(f.text, maxFailureText)
+		code, text = &c, &t
+	}
+	tx.Queue(endOperationSQL, op.id, state, result, sealed, code, text)
+	return nil
+}
+
+// isCancelledSQL reports whether an operation was cancelled. In: id. Out: one row.
+const isCancelledSQL = `select exists (select from onlyonce.operation_signals where id = $1 and cancel_at is not null)`
+
+// watchCancellation ends the work's context if the client cancels the operation.
+func (o *Operations) watchCancellation(ctx context.Context, op *Operation) (watched context.Context, stop func()) {
+	watched, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(o.cfg.PollInterval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-watched.Done():
+				return
+			case <-tick.C:
+			}
+			var cancelled bool
+			if err := o.layer.pool.QueryRow(watched, isCancelledSQL, op.id).Scan(&cancelled); err == nil && cancelled {
+				cancel(ErrCancelled)
+				return
+			}
+		}
+	}()
+	return watched, func() {
+		cancel(nil)
+		<-done
+	}
+}
+
+// progressSQL records the progress of an operation. In: id, percent, text.
+const progressSQL = `
+insert into onlyonce.operation_signals (id, percent, text, updated_at) values ($1, $2, $3, clock_timestamp())
+on conflict (id) do update set percent = excluded.percent, text = excluded.text, updated_at = excluded.updated_at`
+
+// Progress shows clients how far the work has come: percent from 0 to 100, and a text of at most
+// 200 bytes. It is written at once, outside of the work's transaction, so that clients see it
+// before the work commits, even if the work is rolled back later.
+func (op *Operation) Progress(ctx context.Context, percent int, text string) error {
+	if percent < 0 || percent > 100 {
+		return fmt.Errorf("%w: Progress: %d is not from 0 to 100", ErrConfig, percent)
+	}
+	ctx, cancel := context.WithTimeout(ctx, op.ops.layer.cfg.AcquireTimeout)
+	defer cancel()
+	if _, err := op.ops.layer.pool.Exec(ctx, progressSQL, op.id, percent, codec.TextUpTo(text, maxStepName)); err != nil {
+		return fmt.Errorf("idempotency: writing progress: %w", err)
+	}
+	return nil
+}
+
+// Work does an operation in a transaction that commits together with the operation's end. It may
+// run more than once, but its effects are applied once. It must follow the rules for a consumer's
+// handler, see package consumer. Its context ends if the client cancels the operation.
+//
+// The result is a JSON value or nil. If the error is from [Failed], the operation ends: the writes
+// are undone, and the client gets code and text. After any other error the work is tried again;
+// when the attempts are used up, the operation fails without a text.
+type Work func(ctx context.Context, tx consumer.Tx, op *Operation) (result json.RawMessage, err error)
+
+// Operation is an operation that a [Work] is working on.
+type Operation struct {
+	// ID is the last part of the operation's URL.
+	ID    string
+	Name  string
+	Input []byte
+	// Scope is the scope of the request.
+	Scope Scope
+
+	ops *Operations
+	id  uuid.UUID
+}
+
+// ErrCancelled is the cause of the end of a [Work]'s context if the client has cancelled the
+// operation.
+var ErrCancelled = errors.New("idempotency: the operation was cancelled")
+
+// operationFailure is an error that the client gets.
+type operationFailure struct{ code, text string }
+
+func (f *operationFailure) Error() string { return "operation failed: " + f.code + ": " + f.text }
+
+// Failed returns an error that ends an operation. The client gets both: code, for programs, at most
+// 200 bytes, and text, for people, at most 2,000 bytes. Longer ones are cut.
+func Failed(code, text string) error { return &operationFailure{code, text} }

@@ -1,0 +1,163 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// findRecordSQL finds a record that has not expired. In: id. Out: at most one row. Uses the primary
+// key; takes no lock.
+const findRecordSQL = `
+select r.state, r.fingerprint, r.token, r.response, r.sealed, r.erased_at is not null as erased, r.expires_at, coalesce(r.lease_id, 0) as lease
+  from onlyonce.http_records r
+ where r.id = $1 and (r.expires_at is null or r.expires_at > clock_timestamp())`
+
+// findLeaseSQL finds the lease of a running record. In: lease. Out: at most one row: epoch, nonce,
+// whether it has ended, seconds until it ends.
+const findLeaseSQL = `
+select l.epoch, l.nonce, l.until is null or l.until <= clock_timestamp() or l.until > clock_timestamp() + interval '1 hour', coalesce(extract(epoch from l.until - clock_timestamp()), 0)::float8
+  from onlyonce.leases l where l.id = $1`
+
+// beginSQL claims a key in transactional mode, openSQL opens a transaction without one. The
+// migration documents the functions.
+const (
+	beginSQL    = `select onlyonce.http_begin($1, $2, $3, $4)`
+	openSQL     = `select onlyonce.http_open($1, $2, $3)`
+	completeSQL = `select onlyonce.http_complete($1, $2, $3, $4, $5, $6, $7, $8)`
+)
+
+// claimSQL claims a key in lease mode. Out: one row of lease and epoch, or no row if there is a
+// record. stealSQL takes over a lease that has ended; it returns null if another process was
+// faster.
+const (
+	claimSQL     = `select lease, epoch from onlyonce.http_claim($1, $2, $3, $4, $5, $6, $7)`
+	takeOverSQL  = `select onlyonce.raise_epoch($1, $2, $3, $4)`
+	finishSQL    = `select onlyonce.http_finish($1, $2, $3, $4, $5, $6)`
+	releaseSQL   = `select onlyonce.http_release($1, $2, $3, $4)`
+	reconcileSQL = `select onlyonce.http_reconcile($1, $2, $3, $4)`
+	stepSQL      = `select done, result, sealed, late from onlyonce.http_step($1, $2, $3, $4, $5, $6, $7)`
+	stepDoneSQL  = `select onlyonce.http_step_done($1, $2, $3, $4, $5, $6, $7)`
+)
+
+// isolationSQL holds the statement for each level, so that no statement is assembled from strings.
+var isolationSQL = map[pgx.TxIsoLevel]string{
+	pgx.ReadCommitted:  "set transaction isolation level read committed",
+	pgx.RepeatableRead: "set transaction isolation level repeatable read",
+	pgx.Serializable:   "set transaction isolation level serializable",
+}
+
+// States of a record.
+const (
+	stateRunning   = "running"
+	stateCompleted = "completed"
+	stateReconcile = "reconcile"
+)
+
+// storedRecord is a row of onlyonce.http_records, and the lease that goes with it.
+type storedRecord struct {
+	state       string
+	fingerprint []byte
+	token       uuid.UUID
+	response    []byte
+	sealed      bool
+	erased      bool
+	expires     *time.Time
+
+	lease, epoch int64
+	nonce        *uuid.UUID
+	leaseEnded   bool          // its lease has ended
+	leaseLeft    time.Duration // until the lease ends
+
+	readFrom history // where it was read; only set if there is a cache
+}
+
+// recordRow is the target of the queries. All columns are null if there is no record.
+type recordRow struct {
+	state  *string
+	token  *uuid.UUID
+	lease  *int64
+	sealed *bool
+	erased *bool
+	values storedRecord
+}
+
+func (w *recordRow) targets() []any {
+	return []any{&w.state, &w.values.fingerprint, &w.token, &w.values.response, &w.sealed, &w.erased, &w.values.expires, &w.lease}
+}
+
+func (w *recordRow) record() *storedRecord {
+	if w.state == nil {
+		return nil
+	}
+	w.values.state, w.values.token, w.values.sealed, w.values.erased = *w.state, *w.token, *w.sealed, *w.erased
+	w.values.lease = *w.lease
+	return &w.values
+}
+
+// findRecord returns the record of an id, or nil if there is none.
+func (l *Layer) findRecord(ctx context.Context, id [16]byte) (*storedRecord, error) {
+	if l.cache != nil {
+		return l.findRecordAndHistory(ctx, id)
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
+	defer cancel()
+	var row recordRow
+	err := l.pool.QueryRow(ctx, findRecordSQL, uuid.UUID(id)).Scan(row.targets()...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("idempotency: looking up a record: %w", err)
+	}
+	return l.addLease(ctx, row.record())
+}
+
+// addLease adds the lease of a running record. If the lease is gone, the record has been completed
+// or deleted since it was read. Such a record is not free, so that this process does not take it
+// over; the client gets 409 with the shortest Retry-After.
+func (l *Layer) addLease(ctx context.Context, r *storedRecord) (*storedRecord, error) {
+	if r == nil || r.state != stateRunning {
+		return r, nil
+	}
+	var left float64
+	err := l.pool.QueryRow(ctx, findLeaseSQL, r.lease).Scan(&r.epoch, &r.nonce, &r.leaseEnded, &left)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("idempotency: looking up a lease: %w", err)
+	}
+	r.leaseLeft = seconds(left)
+	return r, nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// SQLSTATEs that the layer acts on.
+const (
+	uniqueViolation = "23505"
+	fenceLost       = "OO001"
+	recordExists    = "OO010"
+)
+
+// mustRerun reports whether the whole transaction must run again, after a serialization failure or
+// a deadlock.
+func mustRerun(err error) bool { return guard.RunAgain(guard.SQLState(err)) }
+
+// isRecordExists reports whether another process has written a record under the key.
+func isRecordExists(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (pg.Code == recordExists || pg.Code == uniqueViolation && pg.SchemaName == "onlyonce" && pg.TableName == "http_records")
+}
+
+// retryBackoff returns the waits between two looks at work that is still under way.
+func retryBackoff() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(backoff.WithInitialInterval(10*time.Millisecond), backoff.WithMaxInterval(500*time.Millisecond), backoff.WithMaxElapsedTime(0))
+}

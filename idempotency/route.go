@@ -1,0 +1,243 @@
+package idempotency
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
+	"github.com/onlyonce/onlyonce/internal/fields"
+)
+
+// Mode decides how a request's effects and its record are kept together.
+type Mode int
+
+const (
+	// Transactional is for handlers that write to this database and make their external calls
+	// through package outbox (H17). The handler and the record share one transaction, see [Tx]. A
+	// crash leaves no trace of the request.
+	Transactional Mode = iota
+
+	// Leased is for handlers that call another service half-way and need its answer to go on (H18),
+	// for example to charge a card. See [Step].
+	Leased
+)
+
+// KeyPolicy decides how a request without a key is handled (H5).
+type KeyPolicy int
+
+const (
+	// KeyRequired answers 400.
+	KeyRequired KeyPolicy = iota
+
+	// KeyOptional runs the handler each time.
+	KeyOptional
+
+	// KeyDerived uses a hash of the request as its key, for Route.DerivedTTL: two equal requests
+	// within that time are one. It cannot distinguish a retry from a second purchase of the same
+	// thing, so it is not for payments. Calls that the handler enqueues need a Call.ID.
+	KeyDerived
+)
+
+// Route describes one operation of the API. The zero value of a field is the default that its
+// comment names; a value out of range is an error of [Layer.Handle] and never adjusted.
+type Route struct {
+	// Pattern names the operation and is part of each record's identity, for example
+	// "/v1/charges/{id}/capture". If you change it, the keys that were used under the old name run
+	// again. At most 200 visible ASCII characters. Required.
+	Pattern string
+
+	// Methods are the methods for which keys count (H1): any of POST, PATCH, PUT and DELETE.
+	// Requests with other methods run as if there were no layer. Defaults to POST and PATCH.
+	Methods []string
+
+	// Mode decides how effects and record are kept together. Defaults to [Transactional].
+	Mode Mode
+
+	// Isolation is the isolation level of the handler's transaction. After a serialization failure
+	// or a deadlock the layer runs the handler again, three times at most. Defaults to the server's
+	// setting.
+	Isolation pgx.TxIsoLevel
+
+	// Key decides how a request without a key is handled. Defaults to [KeyRequired].
+	Key KeyPolicy
+
+	// KeyPointer is a JSON Pointer (RFC 6901) to a string in the body that is the key too, for
+	// example "/idempotency_key". If header and body name different keys, the layer answers 400.
+	// Defaults to none.
+	KeyPointer string
+
+	// Strict accepts a key in a header only in the draft's form, in double quotes (H4). Defaults to
+	// false: bare keys are accepted too.
+	Strict bool
+
+	// MinKey is the least length of a key, from 1 to 255 bytes. Defaults to 1.
+	MinKey int
+
+	// DerivedTTL is how long a derived key counts, from 1 s to 1 hour. It must be 0 unless Key is
+	// [KeyDerived]. Defaults to 60 s.
+	DerivedTTL time.Duration
+
+	// Fingerprint decides when two bodies are the same request. Defaults to [FingerprintRaw].
+	Fingerprint Fingerprint
+
+	// FingerprintHeaders are request headers that change what the request does, for example
+	// "Stripe-Account". A copy with another value gets 422. Content-Type, Content-Encoding and
+	// trailers always count; Transfer-Encoding and Trailer are refused. Defaults to none.
+	FingerprintHeaders []string
+
+	// MaxBody is the most bytes of a request's body, up to 32 MiB (H6). Longer requests get 413.
+	// Defaults to 1 MiB.
+	MaxBody int
+
+	// MaxResponse is the most bytes of an answer's body, up to 32 MiB (H15). A longer answer is
+	// undone and answered 500. Defaults to 1 MiB.
+	MaxResponse int
+
+	// TombstoneLarge, in lease mode, sends an answer above MaxResponse, up to 32 MiB, to the first
+	// client. The record keeps only that there was one: copies of the request get 410. Defaults to
+	// false.
+	TombstoneLarge bool
+
+	// NoStoreBody stores no bodies, for secrets that are shown once, for example a new API key.
+	// Copies of the request get 410. Defaults to false.
+	NoStoreBody bool
+
+	// KeepHeaders are answer headers that are stored besides the usual ones (H14), for example
+	// "X-Request-Cost". Headers about one client or one connection are refused, for example
+	// Set-Cookie. Defaults to none.
+	KeepHeaders []string
+
+	// KeepWrites commits what the handler wrote before it answered a final 4xx. Defaults to false:
+	// such writes are undone, and only the answer is stored.
+	KeepWrites bool
+
+	// StoreServerErrors stores 5xx answers too, without what the handler wrote. See
+	// [ProfileStripe]. Defaults to false: a 5xx is undone, and the next request runs the handler
+	// again.
+	StoreServerErrors bool
+
+	// MismatchStatus is the status for a key that was used for another request: 422, 400 or 409.
+	// Defaults to 422.
+	MismatchStatus int
+
+	// TTL is how long an answer is kept from its completion, up to 400 days (H19). It must be at
+	// least an hour longer than KeyWindow: 25 hours with KeyWindow's default. In lease mode, a
+	// request that was never completed is shown to operators for that long after its last attempt.
+	// Defaults to 48 hours.
+	TTL time.Duration
+
+	// KeyWindow is how long the remotes that this route calls, in a [Step] or through the outbox,
+	// remember their keys: from 1 s to 400 days. A step whose outcome is unknown is not repeated
+	// after that. Set it to 1 s if the route makes no calls; only then may TTL be shorter than 25
+	// hours. Defaults to 24 hours.
+	//
+	// TTL must be an hour longer, because the keys of calls are made from the request's key. If a
+	// client uses a key again after its record has expired here, the remote must have forgotten it
+	// too, or it takes the new call for a copy of the old one.
+	KeyWindow time.Duration
+
+	// MaxHandlerTime ends the handler's context, from 1 ms to 1 hour, even if the client is still
+	// connected (H11). A later answer is undone. If the handler has not returned 5 s after that,
+	// the layer gives up its key and cuts its connection. Defaults to 30 s.
+	MaxHandlerTime time.Duration
+
+	// Wait is how long a copy waits for the first request to end, up to 30 s (H10). Defaults to 0:
+	// copies get 409 at once.
+	Wait time.Duration
+
+	// FailOpen runs the handler without protection if the store is down (H22). The answer then has
+	// the status "bypassed". It is for lease mode only, because a transactional handler needs the
+	// store itself. Defaults to false: the layer answers 503.
+	FailOpen bool
+}
+
+// ProfileStripe makes the choices of Stripe's v1 API where they differ from the defaults: 5xx
+// answers are stored and replayed, and a key that was used for another request gets 400.
+//
+// A stored 500 is replayed until its key expires. The client then has to choose another key without
+// knowing whether the first request took effect. Prefer the default, which undoes the request and
+// runs it again.
+func ProfileStripe(r Route) Route {
+	r.StoreServerErrors, r.MismatchStatus = true, http.StatusBadRequest
+	return r
+}
+
+func (r Route) withDefaults() (Route, error) {
+	l := fields.List{Sentinel: ErrConfig, Struct: "Route"}
+	switch {
+	case r.Pattern == "":
+		l.Add("Pattern", "is empty: it names the operation")
+	case len(r.Pattern) > 200 || strings.ContainsFunc(r.Pattern, func(c rune) bool { return c <= ' ' || c > '~' }):
+		l.Add("Pattern", "must be at most 200 visible ASCII characters")
+	}
+	protocol.Methods(&l, &r.Methods)
+	if r.Mode != Transactional && r.Mode != Leased {
+		l.Add("Mode", "%d is neither Transactional nor Leased", int(r.Mode))
+	}
+	if !slices.Contains([]pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}, r.Isolation) {
+		l.Add("Isolation", "%q is none of read committed, repeatable read and serializable", r.Isolation)
+	}
+	if !slices.Contains([]KeyPolicy{KeyRequired, KeyOptional, KeyDerived}, r.Key) {
+		l.Add("Key", "%d is none of KeyRequired, KeyOptional and KeyDerived", int(r.Key))
+	}
+	if r.KeyPointer != "" && !strings.HasPrefix(r.KeyPointer, "/") {
+		l.Add("KeyPointer", "%q must begin with '/' (RFC 6901)", r.KeyPointer)
+	}
+	l.Number("MinKey", &r.MinKey, 1, 1, protocol.MaxKey)
+	if r.DerivedTTL != 0 && r.Key != KeyDerived {
+		l.Add("DerivedTTL", "is set, but Key is not KeyDerived")
+	}
+	l.Span("DerivedTTL", &r.DerivedTTL, time.Minute, time.Second, time.Hour)
+	if r.Fingerprint != FingerprintRaw && r.Fingerprint != FingerprintJSON {
+		l.Add("Fingerprint", "%d is neither FingerprintRaw nor FingerprintJSON", int(r.Fingerprint))
+	}
+	r.FingerprintHeaders = slices.Clone(r.FingerprintHeaders)
+	for i := range r.FingerprintHeaders {
+		if protocol.RequestHeader(&l, fmt.Sprintf("FingerprintHeaders[%d]", i), &r.FingerprintHeaders[i], ""); r.FingerprintHeaders[i] == "" {
+			l.Add(fmt.Sprintf("FingerprintHeaders[%d]", i), "is empty")
+		}
+	}
+	slices.Sort(r.FingerprintHeaders)
+	r.FingerprintHeaders = slices.Compact(r.FingerprintHeaders)
+	l.Number("MaxBody", &r.MaxBody, 1<<20, 1, maxStored)
+	l.Number("MaxResponse", &r.MaxResponse, 1<<20, 1, maxStored)
+	if err := checkKeepHeaders(r.KeepHeaders); err != nil {
+		l.Add("KeepHeaders", "%v", err)
+	}
+	if r.TombstoneLarge && r.Mode != Leased {
+		l.Add("TombstoneLarge", "is for lease mode only: in transactional mode a long answer is rolled back (H15)")
+	}
+	if r.MismatchStatus == 0 {
+		r.MismatchStatus = http.StatusUnprocessableEntity
+	} else if !slices.Contains([]int{http.StatusUnprocessableEntity, http.StatusBadRequest, http.StatusConflict}, r.MismatchStatus) {
+		l.Add("MismatchStatus", "%d is none of 422, 400 and 409", r.MismatchStatus)
+	}
+	day := 24 * time.Hour
+	l.Span("TTL", &r.TTL, 2*day, time.Second, 400*day)
+	l.Span("KeyWindow", &r.KeyWindow, day, time.Second, 400*day)
+	if r.TTL < r.KeyWindow+stepMargin {
+		l.Add("TTL", "%v is shorter than KeyWindow, %v, plus an hour: if a key is used again later, the remote takes its call for a copy of the old one (H18); if the route makes no calls, set KeyWindow to 1s", r.TTL, r.KeyWindow)
+	}
+	if r.Mode == Leased && r.Key == KeyDerived {
+		l.Add("Key", "KeyDerived is not for lease mode: a derived key expires long before the provider forgets the keys of its steps, and an equal request after that would be a new one (H18)")
+	}
+	l.Span("MaxHandlerTime", &r.MaxHandlerTime, 30*time.Second, time.Millisecond, time.Hour)
+	if r.Wait < 0 || r.Wait > 30*time.Second {
+		l.Add("Wait", "%v is not from 0 to 30s (H10)", r.Wait)
+	}
+	if r.FailOpen && r.Mode != Leased {
+		l.Add("FailOpen", "is for lease mode only: a handler in transactional mode needs the store itself")
+	}
+	return r, l.Err()
+}
+
+const maxStored = 32 << 20
+
+// stepMargin is how much longer a record is kept than the provider's memory lasts. It is also how
+// long before the end of that memory a step is no longer repeated.
+const stepMargin = time.Hour

@@ -1,0 +1,158 @@
+package idempotency
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
+)
+
+// routeHandler is the handler of one route.
+type routeHandler struct {
+	layer   *Layer
+	route   Route
+	next    http.Handler
+	keyRule keyRule
+
+	refusals pace.Seldom // log lines of refused requests
+}
+
+// ServeHTTP reads and checks the whole request before it touches the store: the body, its bounds,
+// and the one key that it names.
+func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	begun := time.Now()
+	x := &servedRequest{handler: e, layer: e.layer, w: w}
+	if !slices.Contains(e.route.Methods, r.Method) { // H1
+		w.Header().Set(e.layer.cfg.StatusHeader, string(Bypassed))
+		e.next.ServeHTTP(w, r)
+		return
+	}
+	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
+	defer func() {
+		if e.layer.cfg.Hooks.Served != nil {
+			e.layer.cfg.Hooks.Served(Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: x.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
+				Status: status, Runs: x.runs, Took: time.Since(begun)})
+		}
+	}()
+	rep = x.serveRequest(r)
+	status = x.writeReply(rep)
+	switch {
+	case rep.code == codeScopeMissing: // anyone can send such requests
+		e.logRefusal(r.Method, status, rep.code, rep.logged.Error())
+	case rep.logged != nil:
+		e.layer.reportError(rep.logged)
+	case rep.mark == Rejected || rep.mark == Mismatch:
+		e.logRefusal(r.Method, status, rep.code, x.detail)
+	}
+}
+
+// logRefusal logs a refused request, for each route and code at most once in pace.Refusals. A
+// request whose key is in progress is not refused: its client waits and asks again.
+func (e *routeHandler) logRefusal(method string, status int, c code, detail string) {
+	held, yes := e.refusals.Let(string(c), time.Now(), pace.Refusals)
+	if !yes {
+		return
+	}
+	text := problems[c].title
+	if detail != "" {
+		text += ": " + detail
+	}
+	e.layer.cfg.Logger.Warn("onlyonce: request refused", "route", e.route.Pattern, "method", method, "status", status, "code", string(c),
+		"error", text, "not_logged", held)
+}
+
+// readBody returns the body, up to Route.MaxBody, and ignores Content-Length for that (H6).
+//
+// Middleware around the layer may have read the body already. For example ParseForm passes a parsed
+// form on to the handler, but its bytes are gone, and the layer would take every form for the same
+// empty request. Such a request is refused.
+func (e *routeHandler) readBody(w http.ResponseWriter, r *http.Request) (body []byte, c code, err error) {
+	if r.Body != nil && r.Body != http.NoBody {
+		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, int64(e.route.MaxBody)))
+	}
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, codeRequestTooLarge, nil
+	case err != nil:
+		return nil, codeBodyUnreadable, nil //nolint:nilerr // the client's fault; the code is enough
+	case int64(len(body)) < r.ContentLength || len(body) == 0 && (len(r.PostForm) > 0 || r.MultipartForm != nil):
+		return nil, codeBodyConsumed, fmt.Errorf("%w: %d bytes are left of Content-Length %d", errConsumed, len(body), r.ContentLength)
+	}
+	return body, "", nil
+}
+
+// errConsumed is a fault of the program around the layer.
+var errConsumed = errors.New("idempotency: the request's body was read before the layer got it (for example by ParseForm, FormValue or a logger): " +
+	"move that inside the layer, or put the body back")
+
+// scopeOf returns the request's owner. Config.Scope gets a copy of the request with a body of its
+// own.
+func (e *routeHandler) scopeOf(r *http.Request, body []byte) (Scope, error) {
+	own := r.WithContext(r.Context())
+	own.Body = io.NopCloser(bytes.NewReader(body))
+	defer func() {
+		if own.MultipartForm != nil && own.MultipartForm != r.MultipartForm {
+			_ = own.MultipartForm.RemoveAll()
+		}
+	}()
+	scope, err := e.layer.cfg.Scope(own)
+	if err == nil {
+		err = scope.check()
+	}
+	return scope, err
+}
+
+// fingerprintSubject collects what the fingerprint covers.
+func (e *routeHandler) fingerprintSubject(scope Scope, r *http.Request, body []byte) fingerprintSubject {
+	s := fingerprintSubject{Tenant: scope.Tenant, Scope: e.scopeName(r.Method, scope), Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery,
+		Body: body, Mode: e.route.Fingerprint}
+	s.MediaType, s.Coding = r.Header.Get("Content-Type"), strings.Join(r.Header.Values("Content-Encoding"), ",")
+	for _, name := range e.route.FingerprintHeaders {
+		if name == "Host" { // net/http moves it from the header to Request.Host
+			s.Headers = append(s.Headers, [2]string{name, strings.ToLower(r.Host)})
+			continue
+		}
+		for _, v := range r.Header.Values(name) {
+			s.Headers = append(s.Headers, [2]string{name, v})
+		}
+	}
+	for name, values := range r.Trailer { // they are complete, because the body has been read
+		for _, v := range values {
+			s.Trailers = append(s.Trailers, [2]string{name, v})
+		}
+	}
+	return s
+}
+
+// scopeName returns the scope of a request's key in the database (H8). The principal is escaped, so
+// that it cannot be mistaken for another part of the name.
+func (e *routeHandler) scopeName(method string, s Scope) string {
+	name := "http " + method + " " + e.route.Pattern
+	if s.Principal != "" {
+		name += " " + url.PathEscape(s.Principal)
+	}
+	return name
+}
+
+const maxScopePart = 200
+
+func (s Scope) check() error {
+	for _, f := range [][2]string{{"Tenant", s.Tenant}, {"Principal", s.Principal}} {
+		switch {
+		case len(f[1]) > maxScopePart:
+			return fmt.Errorf("%s has %d bytes, at most %d", f[0], len(f[1]), maxScopePart)
+		case strings.ContainsRune(f[1], 0) || !utf8.ValidString(f[1]):
+			return fmt.Errorf("%s is not UTF-8 without NUL", f[0])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,169 @@
+package idempotency
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+
+	"github.com/onlyonce/onlyonce/idempotency/internal/protocol"
+)
+
+// storedResponse is an answer as it is stored and replayed, byte for byte (H13).
+//
+//	1 byte    version, 1
+//	1 byte    1 for a tombstone, else 0
+//	2 bytes   status
+//	4 bytes   number of headers that are set
+//	          for each, by name: name, number of values (4 bytes), values in their order
+//	4 bytes   number of headers that are added to those of middleware around the layer, and these, likewise
+//	          body
+//
+// Numbers are big-endian. Names, values and the body are preceded by their length, 4 bytes. An
+// answer has one encoding, so that records can be compared.
+type storedResponse struct {
+	Status    int
+	Header    http.Header // the headers that may be stored and replace those of middleware around the layer
+	Added     http.Header // the headers that may be stored and are added to them
+	Body      []byte      // nil is empty
+	Tombstone bool        // the body is not kept: it was too long, or Route.NoStoreBody is set
+}
+
+const (
+	responseVersion = 1
+	// firstFinal and lastStatus bound the stored status, which is never an informational one.
+	firstFinal, lastStatus = 200, 999
+)
+
+// errMalformedResponse is returned if stored bytes are not an answer.
+var errMalformedResponse = errors.New("idempotency: malformed stored answer")
+
+func (r *storedResponse) encode() []byte {
+	size := 16 + len(r.Body)
+	for _, h := range []http.Header{r.Header, r.Added} {
+		for name, values := range h {
+			size += 8 + len(name)
+			for _, v := range values {
+				size += 4 + len(v)
+			}
+		}
+	}
+	out := make([]byte, 0, size)
+	var tombstone byte
+	if r.Tombstone {
+		tombstone = 1
+	}
+	out = append(out, responseVersion, tombstone)
+	out = binary.BigEndian.AppendUint16(out, uint16(r.Status))
+	number := func(n int) { out = binary.BigEndian.AppendUint32(out, uint32(n)) }
+	text := func(s string) { number(len(s)); out = append(out, s...) }
+	for _, h := range []http.Header{r.Header, r.Added} {
+		names := slices.DeleteFunc(slices.Sorted(maps.Keys(h)), func(name string) bool { return len(h[name]) == 0 })
+		number(len(names))
+		for _, name := range names {
+			text(name)
+			number(len(h[name]))
+			for _, v := range h[name] {
+				text(v)
+			}
+		}
+	}
+	number(len(r.Body))
+	return append(out, r.Body...)
+}
+
+// decodeResponse reads exactly what encode writes. It is the last check between a stored byte and a
+// client: names and values are validated again, and a header that must not be stored is not
+// replayed (H14), even if an older release or another program wrote it. The body of the result is a
+// part of b.
+func decodeResponse(b []byte) (*storedResponse, error) {
+	d := responseDecoder{rest: b}
+	if v := d.bytes(1); v != nil && v[0] != responseVersion {
+		return nil, fmt.Errorf("%w: version %d", errMalformedResponse, v[0])
+	}
+	r := &storedResponse{}
+	if v := d.bytes(1); v != nil {
+		r.Tombstone = v[0] == 1
+		d.fail(v[0] > 1, "flags")
+	}
+	if v := d.bytes(2); v != nil {
+		r.Status = int(binary.BigEndian.Uint16(v))
+		d.fail(r.Status < firstFinal || r.Status > lastStatus, "status")
+	}
+	r.Header, r.Added = d.headers(), d.headers()
+	if body := d.text(); len(body) > 0 {
+		r.Body = body
+	}
+	d.fail(len(d.rest) > 0, "data after the end")
+	if d.err != nil {
+		return nil, d.err
+	}
+	return r, nil
+}
+
+// headers reads a list of headers.
+func (d *responseDecoder) headers() http.Header {
+	h := http.Header{}
+	before := ""
+	for range d.number(8) {
+		name := string(d.text())
+		d.fail(name <= before || !protocol.ValidName(name) || http.CanonicalHeaderKey(name) != name, "header")
+		before = name
+		n := d.number(4)
+		d.fail(n == 0, "header without values")
+		values := make([]string, 0, n)
+		for range n {
+			value := string(d.text())
+			d.fail(!protocol.ValidHeader("X", value), "header")
+			values = append(values, value)
+		}
+		if d.err != nil {
+			return nil
+		}
+		if neverStoredReason(name) == "" {
+			h[name] = values
+		}
+	}
+	return h
+}
+
+// responseDecoder keeps its first error, and reads nothing after it.
+type responseDecoder struct {
+	rest []byte
+	err  error
+}
+
+func (d *responseDecoder) fail(when bool, what string) {
+	if when && d.err == nil {
+		d.err = fmt.Errorf("%w: %s", errMalformedResponse, what)
+	}
+}
+
+func (d *responseDecoder) bytes(n int) []byte {
+	d.fail(n > len(d.rest), "cut off")
+	if d.err != nil {
+		return nil
+	}
+	b := d.rest[:n:n]
+	d.rest = d.rest[n:]
+	return b
+}
+
+// number reads a count of things of at least each bytes. A count that does not fit into the rest is
+// an error, so that it cannot cause a large allocation.
+func (d *responseDecoder) number(each int) int {
+	b := d.bytes(4)
+	if b == nil {
+		return 0
+	}
+	n := binary.BigEndian.Uint32(b)
+	d.fail(uint64(n)*uint64(each) > uint64(len(d.rest)), "cut off")
+	if d.err != nil {
+		return 0
+	}
+	return int(n)
+}
+
+func (d *responseDecoder) text() []byte { return d.bytes(d.number(1)) }

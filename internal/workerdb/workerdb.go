@@ -1,0 +1,310 @@
+// Package workerdb gives each worker of a test a Postgres database with our schema, which it
+// restores between runs. A new database for each run would cost more than the run.
+//
+// # How a database is restored
+//
+// [DB.Save] keeps the rows that the database has at that moment, in a schema of its own, and the
+// numbers that sequences have reached. [DB.Restore] deletes all rows of all tables, puts those
+// back, and resets the sequences, so that each run begins in the same state. It runs without
+// triggers (session_replication_role), which needs a superuser. If the role is none, or if a run
+// has changed tables (DDL), the database is dropped and made anew, which is slower.
+//
+// # Several processes on one server
+//
+// Databases have numbers. A process takes the first number that is free with an advisory lock,
+// which ends with the process, and drops what an earlier process has left under that number.
+package workerdb
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+// Server is a server on which a process makes its databases. Its methods may be called from several
+// goroutines.
+type Server struct {
+	url    string
+	prefix string // of the names of databases
+
+	mu   sync.Mutex // one statement at a time on admin
+	conn *pgx.Conn  // it holds the locks
+}
+
+// class is the first key of our advisory locks. The second is a database's number, or -1 for the
+// template.
+const class = 0x6f6e6c79
+
+// NewServer connects to a server. prefix begins the names of the databases that it makes there.
+func NewServer(ctx context.Context, address, prefix string) (*Server, error) {
+	if u, err := url.Parse(address); err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
+		return nil, errors.New("the server's address must have the form postgres://user@host:port/database")
+	}
+	conn, err := pgx.Connect(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{url: address, prefix: prefix, conn: conn}
+	var may bool
+	err = conn.QueryRow(ctx, `select rolcreatedb or rolsuper from pg_roles where rolname = current_user`).Scan(&may)
+	if err == nil && !may {
+		err = errors.New("the role has no right to create databases: grant it with ALTER ROLE ... CREATEDB, or use another role")
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close(ctx))
+	}
+	return s, nil
+}
+
+// Close ends the connection, and gives up the numbers.
+func (s *Server) Close() error { return s.conn.Close(context.Background()) }
+
+// address returns the address of a database.
+func (s *Server) address(name string) string {
+	u, err := url.Parse(s.url)
+	if err != nil {
+		panic(err) // NewServer has parsed it
+	}
+	u.Path = "/" + name
+	return u.String()
+}
+
+func (s *Server) exec(ctx context.Context, sql string, args ...any) error {
+	_, err := s.conn.Exec(ctx, sql, args...)
+	return err
+}
+
+// template makes a database with the schema, unless there is one for this state of the migrations.
+// The caller has mu.
+func (s *Server) template(ctx context.Context) (name string, err error) {
+	hash, err := schemaHash()
+	if err != nil {
+		return "", err
+	}
+	name = s.prefix + "_template_" + hash
+	if err := s.exec(ctx, `select pg_advisory_lock($1, -1)`, class); err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, s.exec(ctx, `select pg_advisory_unlock($1, -1)`, class)) }()
+	var there bool
+	if err := s.conn.QueryRow(ctx, `select exists (select from pg_database where datname = $1)`, name).Scan(&there); err != nil || there {
+		return name, err
+	}
+	making := s.prefix + "_making"
+	if err := s.recreate(ctx, making, "template0"); err != nil {
+		return "", err
+	}
+	conn, err := pgx.Connect(ctx, s.address(making))
+	if err != nil {
+		return "", err
+	}
+	_, err = migrations.Apply(ctx, conn)
+	if err := errors.Join(err, conn.Close(ctx)); err != nil {
+		return "", err
+	}
+	return name, s.exec(ctx, `alter database `+quoted(making)+` rename to `+quoted(name))
+}
+
+func (s *Server) recreate(ctx context.Context, name, from string) error {
+	if err := s.exec(ctx, `drop database if exists `+quoted(name)+` with (force)`); err != nil {
+		return err
+	}
+	return s.exec(ctx, `create database `+quoted(name)+` template `+quoted(from))
+}
+
+func quoted(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// schemaHash covers the names and contents of the migrations.
+func schemaHash() (string, error) {
+	h := sha256.New()
+	err := fs.WalkDir(migrations.FS, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := fs.ReadFile(migrations.FS, path)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(h, "%s %d %s", path, len(b), b)
+		return err
+	})
+	return hex.EncodeToString(h.Sum(nil))[:12], err
+}
+
+// DB is one worker's database, for one run at a time.
+type DB struct {
+	// Pool is for the worker itself; the code under test has pools of its own.
+	Pool *pgxpool.Pool
+
+	server *Server
+	number int
+	name   string
+	setUp  func(context.Context, *pgxpool.Pool) error
+	saved  bool
+	used   int
+}
+
+// renewEvery is the number of runs after which a database is made anew: deleting leaves dead rows.
+const renewEvery = 400
+
+// Take makes a database with our schema and calls setUp on it, which may be nil. A database that is
+// made anew later is set up anew.
+func (s *Server) Take(ctx context.Context, setUp func(context.Context, *pgxpool.Pool) error) (*DB, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n := range 1000 {
+		var free bool
+		// A session may take its own lock twice: those that it holds are asked for first.
+		if err := s.conn.QueryRow(ctx, `
+select case when exists (select from pg_locks where locktype = 'advisory' and classid::bigint = $1::int and objid::bigint = $2::int and objsubid = 2) then false
+       else pg_try_advisory_lock($1::int, $2::int) end`, class, n).Scan(&free); err != nil {
+			return nil, err
+		}
+		if !free {
+			continue
+		}
+		d := &DB{server: s, number: n, name: fmt.Sprintf("%s_%d", s.prefix, n), setUp: setUp}
+		return d, d.make(ctx)
+	}
+	return nil, errors.New("1,000 databases are in use")
+}
+
+// Name is the database's name.
+func (d *DB) Name() string { return d.name }
+
+// Address is the database's address.
+func (d *DB) Address() string { return d.server.address(d.name) }
+
+// make makes the database anew. The caller has the server's mu.
+func (d *DB) make(ctx context.Context) error {
+	if d.Pool != nil {
+		d.Pool.Close()
+	}
+	from, err := d.server.template(ctx)
+	if err != nil {
+		return err
+	}
+	if err := d.server.recreate(ctx, d.name, from); err != nil {
+		return err
+	}
+	cfg, err := pgxpool.ParseConfig(d.Address())
+	if err != nil {
+		return err
+	}
+	cfg.MaxConns = 4
+	cfg.ConnConfig.RuntimeParams["application_name"] = workerName
+	if d.Pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+		return err
+	}
+	d.used, d.saved = 0, false
+	if d.setUp != nil {
+		return d.setUp(ctx, d.Pool)
+	}
+	return nil
+}
+
+// Renew makes the database anew.
+func (d *DB) Renew(ctx context.Context) error {
+	d.server.mu.Lock()
+	defer d.server.mu.Unlock()
+	return d.make(ctx)
+}
+
+// Drop drops the database and gives up its number.
+func (d *DB) Drop(ctx context.Context) error {
+	d.server.mu.Lock()
+	defer d.server.mu.Unlock()
+	d.Pool.Close()
+	return errors.Join(
+		d.server.exec(ctx, `drop database if exists `+quoted(d.name)+` with (force)`),
+		d.server.exec(ctx, `select pg_advisory_unlock($1, $2)`, class, d.number))
+}
+
+// Save keeps the state that Restore returns to.
+func (d *DB) Save(ctx context.Context) error {
+	var super bool
+	if err := d.Pool.QueryRow(ctx, `select rolsuper from pg_roles where rolname = current_user`).Scan(&super); err != nil || !super {
+		return err
+	}
+	if _, err := d.Pool.Exec(ctx, saveSQL); err != nil {
+		return fmt.Errorf("saving the state of database %s: %w", d.name, err)
+	}
+	d.saved = true
+	return nil
+}
+
+// Restore ends the sessions of the run before and returns the database to the state of Save, or to
+// that of a new one if it was not saved.
+func (d *DB) Restore(ctx context.Context) error {
+	if err := d.endSessions(ctx); err != nil {
+		return err
+	}
+	d.used++
+	if d.saved && d.used <= renewEvery {
+		var restored bool
+		if err := d.Pool.QueryRow(ctx, restoreSQL).Scan(&restored); err == nil && restored {
+			return nil
+		}
+	}
+	saved := d.saved
+	if err := d.Renew(ctx); err != nil {
+		return err
+	}
+	if saved {
+		return d.Save(ctx)
+	}
+	return nil
+}
+
+// Clear drops what is not ours, and returns our tables to the state of Save.
+func (d *DB) Clear(ctx context.Context) error {
+	if err := d.endSessions(ctx); err != nil {
+		return err
+	}
+	if d.saved {
+		if _, err := d.Pool.Exec(ctx, dropSQL); err == nil {
+			return d.Restore(ctx)
+		}
+	}
+	d.saved = false
+	return d.Restore(ctx)
+}
+
+// workerName is the application_name of the sessions of DB.Pool.
+const workerName = "onlyonce worker"
+
+// endSessions ends all sessions but those of the worker's own pool.
+func (d *DB) endSessions(ctx context.Context) error {
+	conn, err := d.Pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	for tick := time.NewTicker(2 * time.Millisecond); ; {
+		var left int
+		err := conn.QueryRow(ctx, `
+select count(pg_terminate_backend(pid)) from pg_stat_activity
+ where datname = current_database() and application_name <> $1 and backend_type = 'client backend'`, workerName).Scan(&left)
+		if err != nil || left == 0 {
+			tick.Stop()
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			tick.Stop()
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package onlyoncetest
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/consumer/consumertest"
+)
+
+// Message is a record that a test puts into a topic in memory.
+type Message struct {
+	// Topic defaults to "messages".
+	Topic string
+	// Partition is the record's partition. A topic has as many as its messages need. Defaults to 0.
+	Partition int32
+	// ID is the value of the header message-id, which is the message's id unless the consumer's
+	// Config has another Key. Defaults to no header.
+	ID string
+	// Key is the record key. Defaults to none.
+	Key string
+	// Value is the record's value.
+	Value string
+	// Headers are further headers of the record. Defaults to none.
+	Headers map[string]string
+}
+
+// idHeader is the header for Message.ID, and what ids are read from if a Config does not say.
+const idHeader = "message-id"
+
+func (m Message) topic() string {
+	if m.Topic == "" {
+		return "messages"
+	}
+	return m.Topic
+}
+
+// record returns the message as the log keeps it.
+func (m Message) record() *consumer.Message {
+	r := &consumer.Message{Value: []byte(m.Value)}
+	if m.Key != "" {
+		r.Key = []byte(m.Key)
+	}
+	if m.ID != "" {
+		r.Headers = append(r.Headers, consumer.Header{Name: idHeader, Value: []byte(m.ID)})
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Headers)) {
+		r.Headers = append(r.Headers, consumer.Header{Name: name, Value: []byte(m.Headers[name])})
+	}
+	return r
+}
+
+// place is where a message is in its log.
+type place struct {
+	topic     string
+	partition int32
+	offset    int64
+}
+
+func placeOf(m *consumer.Message) place { return place{m.Topic, m.Partition, m.Offset} }
+
+// logs are the topics of one imaginary cluster.
+type logs struct {
+	mu    sync.Mutex
+	byTo  map[string]*consumertest.Log
+	parts map[string]int32
+	order []string
+}
+
+func newLogs() *logs {
+	return &logs{byTo: map[string]*consumertest.Log{}, parts: map[string]int32{}}
+}
+
+// add appends messages, and returns where each of them is.
+func (l *logs) add(msgs ...Message) []place {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range msgs { // all partitions first: a topic that grows is another thing
+		l.parts[m.topic()] = max(l.parts[m.topic()], m.Partition+1)
+	}
+	places := make([]place, len(msgs))
+	for i, m := range msgs {
+		log := l.byTo[m.topic()]
+		if log == nil {
+			log = consumertest.NewLog(m.topic(), int(l.parts[m.topic()]))
+			l.byTo[m.topic()] = log
+			l.order = append(l.order, m.topic())
+		} else if has := log.Identity().Partitions; has < l.parts[m.topic()] {
+			log.AddPartitions(int(l.parts[m.topic()] - has))
+		}
+		places[i] = place{m.topic(), m.Partition, log.AppendMessage(m.Partition, m.record())}
+	}
+	return places
+}
+
+// ends returns the offset after the last record of each partition.
+func (l *logs) ends() map[place]bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ends := map[place]bool{}
+	for topic, log := range l.byTo {
+		for p := range log.Identity().Partitions {
+			ends[place{topic, p, log.End(p)}] = true
+		}
+	}
+	return ends
+}
+
+// source is a consumer.Source over several topics.
+type source struct {
+	group string
+	parts []*consumertest.Source
+}
+
+func (l *logs) source(group string) *source {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := &source{group: group}
+	for _, topic := range l.order {
+		s.parts = append(s.parts, &consumertest.Source{Log: l.byTo[topic], GroupID: group})
+	}
+	return s
+}
+
+// Group implements consumer.Source.
+func (s *source) Group() string { return s.group }
+
+// Topics implements consumer.Source.
+func (s *source) Topics() (topics []string) {
+	for _, p := range s.parts {
+		topics = append(topics, p.Topics()...)
+	}
+	return topics
+}
+
+// Run implements consumer.Source.
+func (s *source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	errs := make([]error, len(s.parts))
+	for i, p := range s.parts {
+		wg.Go(func() {
+			if errs[i] = p.Run(ctx, own); errs[i] != nil {
+				cancel(errs[i])
+			}
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// logsOf are the topics that Apply has made, by pool: a second Apply goes on in the same log.
+var logsOf struct {
+	sync.Mutex
+	m map[*pgxpool.Pool]*logs
+}
+
+func logsFor(pool *pgxpool.Pool) *logs {
+	logsOf.Lock()
+	defer logsOf.Unlock()
+	if logsOf.m == nil {
+		logsOf.m = map[*pgxpool.Pool]*logs{}
+	}
+	if logsOf.m[pool] == nil {
+		logsOf.m[pool] = newLogs()
+	}
+	return logsOf.m[pool]
+}
+
+func forget(pool *pgxpool.Pool) {
+	logsOf.Lock()
+	defer logsOf.Unlock()
+	delete(logsOf.m, pool)
+}
