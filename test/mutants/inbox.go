@@ -13,7 +13,7 @@ var inboxRules = []mutant{
 	{rule: "K6 retired cursor goes on", file: "consumer/acquire.go",
 		old: "	case cur.retired:\n", new: "	case cur.retired && group == \"\":\n",
 		pkg: "./cmd/onlyonce", test: "TestRetire"},
-	{rule: "K1 borders of fields", file: "internal/codec/codec.go",
+	{rule: "K1 borders of fields", file: "internal/codec/hash.go",
 		old: "	b = binary.BigEndian.AppendUint32(b, uint32(len(field)))\n", new: "	_ = binary.BigEndian\n",
 		pkg: "./dedupe", test: "TestK1TuplesDoNotRunTogether"},
 	{rule: "K1 fingerprint", file: schemaInbox,
