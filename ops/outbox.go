@@ -46,8 +46,8 @@ select r.sink, null, r.slot, count(*), 0, extract(epoch from clock_timestamp() -
  group by r.sink, r.slot
  order by 1, 2, 3`
 
-// parkedCallsSQL counts the parked calls of each sink that are not settled. In: sink (null: any). By
-// the index parked_open, without bodies.
+// parkedCallsSQL counts the parked calls of each sink that are not settled. In: sink (null: any).
+// By the index parked_open, without bodies.
 const parkedCallsSQL = `
 select sink, state, count(*) as count, min(parked_at) as oldest
   from onlyonce.parked where kind = 'call' and settled_at is null and sink is not null and ($1::text is null or sink = $1)
