@@ -14,12 +14,7 @@ import (
 // that has not passed it), and parked. The log is read whole, but for partitions that an ordering
 // key cannot be in: nothing but its offset finds an event by an index.
 const storedEventsSQL = `
-select 'log' as place, l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,
-       case when not exists (select 1 from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
-                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')) then 'unread'
-            else coalesce((select 'before ' || c.scope from onlyonce.positions c where c.topic = s.topic and c.partition = l.partition
-                              and (c.topic_id = s.incarnation or c.topic_id is null and coalesce(c.cluster_id, 'postgres') = 'postgres')
-                              and c.retired_at is null and c.next_offset <= l."offset" order by c.scope limit 1), 'handled') end as state
+select 'log' as place, l."offset" as id, l.partition::bigint as partition, l.id as event, l.erased_at, coalesce(octet_length(l.body), 0)::bigint as bytes,` + eventState + `
   from onlyonce.streams s join onlyonce.event_log l on l.stream = s.id
  where s.topic = $1 and ($2::text is null or l.id = $2)
    and ($3::text is null or l.order_key = convert_to($3, 'UTF8') and l.partition = onlyonce.stream_partition(convert_to($3, 'UTF8'), s.partitions))

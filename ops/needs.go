@@ -210,6 +210,7 @@ func (r *StatusReport) unsent() []Need {
 			Remedy: "start a relay that lists the sink", Commands: []string{"onlyonce outbox status -sink " + show.Quote(o.Sink)}}
 		if i < 0 {
 			n.Remedy = "no relay has ever listed the sink: correct its name in the application, or start a relay that lists it"
+			n.Commands = []string{"onlyonce outbox list -sink " + show.Quote(o.Sink)}
 		}
 		all = append(all, n)
 	}

@@ -7,7 +7,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/onlyonce/onlyonce/internal/show"
 	"github.com/onlyonce/onlyonce/ops"
@@ -101,19 +100,10 @@ func (a *app) writeNext(steps []ops.Step) {
 }
 
 func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
-	row := func(name, value string) {
-		if value != "" {
-			_, _ = fmt.Fprintf(a.out, "%-15s %s\n", name, cell(value))
-		}
-	}
+	row, moment := a.field, a.moment
 	text := func(name string, s *string) {
 		if s != nil {
 			row(name, *s)
-		}
-	}
-	moment := func(name string, t *time.Time) {
-		if t != nil {
-			row(name, show.Instant(*t))
 		}
 	}
 	row("id", number(d.ID))
@@ -183,15 +173,10 @@ func (a *app) writeParkedRow(d *ops.ParkedDetail, body bool) {
 	for line := range strings.Lines(d.Error) {
 		row("error", strings.TrimRight(line, "\r\n"))
 	}
-	switch {
-	case d.BodyBytes == nil:
+	if d.BodyBytes == nil {
 		row("body", "none")
-	case d.ErasedAt != nil:
-		row("body", "erased")
-	case !body:
-		row("body", fmt.Sprintf("%d bytes; -body shows them", *d.BodyBytes))
-	default:
-		row("body", d.Body.String())
+	} else {
+		row("body", bodyText(d.Body, int64(*d.BodyBytes), d.ErasedAt != nil, body))
 	}
 }
 
