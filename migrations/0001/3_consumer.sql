@@ -319,6 +319,10 @@ comment on column onlyonce.parked.response_status  is 'The remote has accepted t
 
 create unique index parked_key_unresolved on onlyonce.parked (kind, key)
   where settled_at is null and reason <> 'conflict';
+-- What a key became, settled or not.
+create index parked_key on onlyonce.parked (key) where key is not null;
+-- What is not settled, oldest first.
+create index parked_open on onlyonce.parked (id) where settled_at is null;
 create index parked_position on onlyonce.parked (scope, topic, partition, "offset") where settled_at is null;
 -- Finds the rows of one partition that are due.
 create index parked_due on onlyonce.parked (scope, topic, partition, next_attempt_at) where state = 'retrying';
