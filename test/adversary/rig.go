@@ -89,7 +89,7 @@ func (r *rig) at(m wire.Message) wire.Action {
 	if m.Kind == wire.Other {
 		return wire.Pass
 	}
-	l := label(m)
+	l := wire.Label(m)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.counts[l]++
