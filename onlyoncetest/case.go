@@ -13,26 +13,27 @@ import (
 
 // Case is what [Run] proves: a program's own wiring, and messages or requests for it.
 type Case struct {
-	// Migrate makes the program's tables and first rows. It is called once for each database. Defaults
-	// to none.
+	// Migrate makes the program's tables and first rows. It is called once for each database.
+	// Defaults to none.
 	Migrate func(context.Context, *pgxpool.Pool) error
-	// Start makes what a process runs, for example a consumer with [Process.Source] and [Process.Tune]
-	// in place of the Kafka source and the configuration. It is called once for each process. [Consume]
-	// is one for a handler alone, and [All] joins several parts. Required unless Serve is set.
+	// Start makes what a process runs, for example a consumer with [Process.Source] and
+	// [Process.Tune] in place of the Kafka source and the configuration. It is called once for each
+	// process. [Consume] is one for a handler alone, and [All] joins several parts. Required unless
+	// Serve is set.
 	Start func(*Process) (Runner, error)
 	// Serve makes a process's HTTP handler, and what runs beside it, or nil: for example a
 	// webhook.Endpoint, or an idempotency.Layer with its routes. Defaults to none.
 	Serve func(*Process) (http.Handler, Runner, error)
 	// Messages are in the topics from the start. Defaults to none.
 	Messages []Message
-	// Requests are sent one after the other, and those with a Key once more in the end. Required with
-	// Serve.
+	// Requests are sent one after the other, and those with a Key once more in the end. Required
+	// with Serve.
 	Requests []Request
 	// Repeat sends requests without a Key once more, too, for example webhooks. Defaults to false.
 	Repeat bool
-	// Volatile names columns that may differ between runs, as "table.column", or "table.*". Identity
-	// columns and those with a default that draws a number, a time or a random value are found in the
-	// catalog. Defaults to none.
+	// Volatile names columns that may differ between runs, as "table.column", or "table.*".
+	// Identity columns and those with a default that draws a number, a time or a random value are
+	// found in the catalog. Defaults to none.
 	Volatile []string
 	// Check checks more after each run, if you like. Defaults to none.
 	Check func(context.Context, *pgxpool.Pool) error

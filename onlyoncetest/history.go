@@ -15,8 +15,8 @@ type event struct {
 	at   string // a point; empty for events that have none
 }
 
-// Events. A point is the n-th time that something happens in a history, for example the second INSERT
-// into stock, the first request to a remote, or the third call of the handler.
+// Events. A point is the n-th time that something happens in a history, for example the second
+// INSERT into stock, the first request to a remote, or the third call of the handler.
 const (
 	before    = "before"    // the process dies before the server gets the statement, or the remote the request
 	after     = "after"     // ... after it was carried out, and before the answer comes
@@ -93,6 +93,8 @@ var pointed = map[string]bool{before: true, after: true, lost: true, zombie: tru
 type point struct {
 	name string
 	kind wire.Kind // of a statement's message; empty for requests and calls of the handler
+	// users: the statement names none of our tables and functions.
+	users bool
 }
 
 // kinds of points that are no statements begin their names.
@@ -106,25 +108,40 @@ func (p point) transactional() bool {
 	return strings.HasPrefix(p.name, "fence.") || strings.HasPrefix(p.name, "commit.")
 }
 
+// weight orders points: those at which a program's own work is under way come first, and of
+// statements that are repeated the first ones, so that a small budget meets each kind of them.
+func (p point) weight() int {
+	n := 0
+	if i := strings.LastIndexByte(p.name, '.'); i >= 0 {
+		_, _ = fmt.Sscan(p.name[i+1:], &n)
+	}
+	class := 2 // the engine's upkeep
+	switch {
+	case strings.HasPrefix(p.name, requestPoint):
+		class = 0
+	case p.users, p.transactional(), strings.HasPrefix(p.name, "seal."), strings.HasPrefix(p.name, "claim"):
+		class = 1
+	}
+	return class*10_000 + n
+}
+
 // singles returns the histories with one fault, the few that are cheap first. copied: copies of
 // messages can be recognized. hasLog: the case has messages.
 func singles(points []point, copied, hasLog bool) (all []history) {
 	add := func(events ...event) { all = append(all, history{events: events}) }
+	points = slices.Clone(points)
+	slices.SortStableFunc(points, func(a, b point) int { return a.weight() - b.weight() })
 	if copied {
 		add(event{what: copies})
 	}
 	for _, p := range points {
 		if strings.HasPrefix(p.name, handlePoint) {
 			add(event{fail40001, p.name})
-			add(event{fail40P01, p.name})
 		}
 	}
 	for _, p := range points {
 		switch {
-		case strings.HasPrefix(p.name, requestPoint):
-			add(event{before, p.name})
-			add(event{after, p.name})
-		case p.kind == wire.Query:
+		case strings.HasPrefix(p.name, requestPoint), p.kind == wire.Query:
 			add(event{before, p.name})
 			add(event{after, p.name})
 		case p.kind == wire.Bind:
@@ -132,8 +149,6 @@ func singles(points []point, copied, hasLog bool) (all []history) {
 		case p.kind == wire.Sync:
 			add(event{after, p.name})
 		}
-	}
-	for _, p := range points {
 		if !p.transactional() {
 			continue
 		}
@@ -143,11 +158,12 @@ func singles(points []point, copied, hasLog bool) (all []history) {
 		if p.kind != wire.Sync && hasLog {
 			add(event{rebalance, p.name})
 			add(event{before, p.name}, event{what: reset})
+			add(event{zombie, p.name})
 		}
 	}
 	for _, p := range points {
-		if p.transactional() && p.kind != wire.Sync && hasLog {
-			add(event{zombie, p.name})
+		if strings.HasPrefix(p.name, handlePoint) {
+			add(event{fail40P01, p.name})
 		}
 	}
 	return all

@@ -41,7 +41,9 @@ type play struct {
 	points    []point
 	struck    []bool
 	calling   map[string]time.Time // calls of the handler that have not returned
+	refused   map[place]bool       // messages that the handler has refused for good
 	requests  []request
+	remotes   []string // what took effect at remotes
 	writes    []write
 	answers   []string
 	served    bool // all requests have their answers
@@ -75,7 +77,7 @@ type outcome struct {
 // newPlay prepares one.
 func newPlay(ctx context.Context, db *workerdb.DB, c *Case, h history, remote http.RoundTripper) *play {
 	return &play{ctx: ctx, db: db, c: c, h: h, remote: remote, logs: newLogs(), wakeup: make(chan struct{}), counts: map[string]int{},
-		struck: make([]bool, len(h.events)), calling: map[string]time.Time{}, began: time.Now()}
+		struck: make([]bool, len(h.events)), calling: map[string]time.Time{}, refused: map[place]bool{}, began: time.Now()}
 }
 
 // changed wakes the loop.
@@ -96,9 +98,9 @@ func (x *play) say(p *Process, kind string, format string, args ...any) {
 }
 
 // strikes counts a point, and returns the fault that happens there. The caller has mu.
-func (x *play) strikes(name string, kind wire.Kind, whats ...string) (what string) {
+func (x *play) strikes(name string, kind wire.Kind, users bool, whats ...string) (what string) {
 	x.counts[name]++
-	p := point{fmt.Sprintf("%s%d", name, x.counts[name]), kind}
+	p := point{name: fmt.Sprintf("%s%d", name, x.counts[name]), kind: kind, users: users}
 	x.points = append(x.points, p)
 	for i, e := range x.h.events {
 		if e.at == p.name && !x.struck[i] && slices.Contains(whats, e.what) {
@@ -107,6 +109,11 @@ func (x *play) strikes(name string, kind wire.Kind, whats ...string) (what strin
 		}
 	}
 	return ""
+}
+
+// isUsers reports whether a statement is likely the program's own.
+func isUsers(sql string) bool {
+	return writing.MatchString(sql) && !strings.Contains(sql, "onlyonce.") && !strings.Contains(sql, "pg_") && !strings.Contains(sql, "current_setting")
 }
 
 // at is called at each message of a process to Postgres.
@@ -120,8 +127,8 @@ func (x *play) at(p *Process, m wire.Message) wire.Action {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	label := wire.Label(m)
-	what := x.strikes(label+".", m.Kind, before, after, lost, zombie, rebalance)
 	sql := strings.Join(strings.Fields(m.SQL), " ")
+	what := x.strikes(label+".", m.Kind, isUsers(sql), before, after, lost, zombie, rebalance)
 	if what == "" {
 		if m.Kind != wire.Sync {
 			x.say(p, "minor", "%.90s", sql)
@@ -182,7 +189,7 @@ func (x *play) request(p *Process, r request, over bool) error {
 	defer x.mu.Unlock()
 	what := ""
 	if !over {
-		what = x.strikes(requestPoint, "", before)
+		what = x.strikes(requestPoint, "", false, before)
 		if what == "" {
 			x.requests = append(x.requests, r)
 		}
@@ -206,7 +213,7 @@ func (x *play) request(p *Process, r request, over bool) error {
 func (x *play) handled(ctx context.Context, _ consumer.Tx, msgs []*consumer.Message, next func(context.Context) error) error {
 	x.mu.Lock()
 	name := fmt.Sprintf("%s/%d at %d", msgs[0].Topic, msgs[0].Partition, msgs[0].Offset)
-	what := x.strikes(handlePoint, "", fail40001, fail40P01)
+	what := x.strikes(handlePoint, "", false, fail40001, fail40P01)
 	x.say(nil, "", "the handler runs for %s", name)
 	x.calling[name] = time.Now()
 	x.mu.Unlock()
@@ -216,6 +223,11 @@ func (x *play) handled(ctx context.Context, _ consumer.Tx, msgs []*consumer.Mess
 	delete(x.calling, name)
 	switch {
 	case err != nil:
+		if consumer.IsPermanent(err) {
+			for _, m := range msgs {
+				x.refused[placeOf(m)] = true
+			}
+		}
 		x.say(nil, "", "the handler fails: %.160v", err)
 	case what != "":
 		x.say(nil, "fault", "the handler has returned  <<< its transaction fails with %s", what)
@@ -263,8 +275,8 @@ type machineError struct{ error }
 // errStuck ends a play that makes no progress.
 var errStuck = errors.New("the work is not done")
 
-// perform runs the case with the history's faults, and returns the state that it leaves. A verdict is
-// in x.wrong if the run itself shows one.
+// perform runs the case with the history's faults, and returns the state that it leaves. A verdict
+// is in x.wrong if the run itself shows one.
 func (x *play) perform() (*state, error) {
 	ctx, cancel := context.WithTimeout(x.ctx, perPlay)
 	defer cancel()
@@ -292,6 +304,12 @@ func (x *play) perform() (*state, error) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	for _, p := range s.parkedAt {
+		if !x.refused[p.place] {
+			s.parkedFor = append(s.parkedFor, p.why)
+		}
+	}
+	s.remotes = slices.Clone(x.remotes)
 	s.answers = slices.Clone(x.answers)
 	for _, r := range x.requests {
 		if r.origin.direct {
@@ -512,7 +530,8 @@ select exists (select from onlyonce.sinks) and exists (
       or c.state = 'blocked' and not exists (
            select from onlyonce.parked f where f.order_key = c.order_key and f.settled_at is null and f.state in ('waiting', 'reconcile'))))`
 
-// unreadSQL returns one row: whether events wait for a consumer that has begun to read their stream.
+// unreadSQL returns one row: whether events wait for a consumer that has begun to read their
+// stream.
 const unreadSQL = `
 select exists (
   select from (select s.topic, l.partition, max(l."offset") + 1 as next from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream group by 1, 2) e
@@ -521,8 +540,8 @@ select exists (
 
 const anyRetryingSQL = `select exists (select from onlyonce.parked where kind in ('message', 'event') and state = 'retrying')`
 
-// atEndSQL returns one row: how many partitions of a topic have come to these offsets. $1 partitions,
-// $2 topics, $3 offsets.
+// atEndSQL returns one row: how many partitions of a topic have come to these offsets. $1
+// partitions, $2 topics, $3 offsets.
 const atEndSQL = `
 select count(distinct (u.t, u.p)) from unnest($2::text[], $1::int[], $3::bigint[]) as u (t, p, o)
   join onlyonce.positions x on x.topic = u.t and x.partition = u.p and x.next_offset >= u.o`

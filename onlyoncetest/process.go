@@ -19,14 +19,14 @@ import (
 // [consumer.Consumer], an outbox.Relay or a webhook.Endpoint.
 type Runner interface{ Run(context.Context) error }
 
-// Process is one imaginary process of a [Case]. When it dies, its connections to Postgres break, its
-// requests get no answer, and its context ends. Its memory is that of the test: what a handler keeps
-// outside of the values that Start makes outlives it.
+// Process is one imaginary process of a [Case]. When it dies, its connections to Postgres break,
+// its requests get no answer, and its context ends. Its memory is that of the test: what a handler
+// keeps outside of the values that Start makes outlives it.
 type Process struct {
 	// Pool is the process's pool. All of its statements are watched.
 	Pool *pgxpool.Pool
-	// HTTP is the process's HTTP client, for remotes that the handler or a sink calls. Give a sink its
-	// Transport.
+	// HTTP is the process's HTTP client, for remotes that the handler or a sink calls. Give a sink
+	// its Transport.
 	HTTP *http.Client
 
 	run    *play

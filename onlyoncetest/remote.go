@@ -16,8 +16,8 @@ type request struct {
 	origin origin
 }
 
-// transport sends a process's requests. A process can die before a request is sent, and after it was
-// answered.
+// transport sends a process's requests. A process can die before a request is sent, and after it
+// was answered.
 type transport struct {
 	p    *Process
 	base http.RoundTripper

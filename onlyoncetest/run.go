@@ -23,7 +23,8 @@ type Report struct {
 	Verdict *Verdict
 	// Points is how many moments of a clean run a fault can strike at.
 	Points int
-	// Played counts the histories by the kinds of their faults, and Left those that the budget cut off.
+	// Played counts the histories by the kinds of their faults, and Left those that the budget cut
+	// off.
 	Played map[string]int
 	Left   int
 	// Unstruck is how many of them did not come to all of their points.
@@ -171,8 +172,8 @@ func (r *runner) clean(ctx context.Context, c *Case, only []int) (s *state, poin
 			if found := compare(s, got); len(found) > 0 {
 				v = notDeterministic(found, s, got)
 			}
-		case got.parkedFor != "":
-			v = &Verdict{Kind: ParkedWrongly, What: got.parkedFor}
+		case len(got.parkedFor) > 0:
+			v = &Verdict{Kind: ParkedWrongly, What: strings.Join(got.parkedFor, "; ")}
 		}
 		if v != nil {
 			v.History, v.Timeline = history{only: only}.String(), x.lines()

@@ -91,8 +91,18 @@ func (x *play) ask(ctx context.Context, r Request) (status int, body string, err
 		p.mu.Unlock()
 		if h != nil && !p.dead.Load() {
 			rec := httptest.NewRecorder()
-			broken := serve(h, rec, r.http(context.WithValue(ctx, processKey{}, p)))
-			if !broken && !p.dead.Load() {
+			answered := make(chan bool, 1) // false: the connection broke
+			reqCtx, cancel := context.WithCancel(context.WithValue(ctx, processKey{}, p))
+			stop := context.AfterFunc(p.ctx, cancel)
+			x.left.Go(func() { answered <- serve(h, rec, r.http(reqCtx)) })
+			ok := false
+			select {
+			case ok = <-answered:
+			case <-p.ctx.Done(): // a process that has died answers nothing
+			}
+			stop()
+			cancel()
+			if ok && !p.dead.Load() {
 				x.mu.Lock()
 				x.say(p, "", "answers %s with %d %.100s", r, rec.Code, strings.TrimSpace(rec.Body.String()))
 				x.mu.Unlock()
@@ -114,11 +124,13 @@ func (x *play) ask(ctx context.Context, r Request) (status int, body string, err
 	}
 }
 
-// serve runs a handler as a server does: a panic breaks the connection.
-func serve(h http.Handler, w http.ResponseWriter, r *http.Request) (broken bool) {
+// serve runs a handler as a server does: a panic breaks the connection, and there is no answer.
+func serve(h http.Handler, w http.ResponseWriter, r *http.Request) (answered bool) {
 	defer func() {
-		broken = recover() != nil
+		if recover() != nil {
+			answered = false
+		}
 	}()
 	h.ServeHTTP(w, r)
-	return false
+	return true
 }

@@ -19,8 +19,11 @@ type state struct {
 	calls  []Call
 	parked []string
 	// parkedFor are the messages that were parked without being refused for good, and why.
-	parkedFor string
+	parkedFor []string
+	parkedAt  []parkedAt
 	answers   []string
+	// remotes is what took effect at remotes.
+	remotes []string
 	// requests are those that did not come from a relay.
 	requests []request
 }
@@ -61,10 +64,17 @@ const parkedSQL = `
 select format('%s of %s/%s at %s: %s', kind, topic, partition, "offset", reason) from onlyonce.parked
  where kind in ('message', 'event') and state not in ('resolved', 'discarded') order by 1`
 
-// parkedForSQL returns one row: why messages are parked that were not refused for good.
+// parkedAt is a message that failed for good, and why.
+type parkedAt struct {
+	place
+	why string
+}
+
+// parkedForSQL returns a row for each message that is parked because its handler failed.
 const parkedForSQL = `
-select coalesce(string_agg(format('%s/%s at %s (%s): %s', topic, partition, "offset", reason, left(error, 300)), '; '), '') from onlyonce.parked
- where kind in ('message', 'event') and reason in ('exhausted', 'crashed', 'failed') and state not in ('resolved', 'discarded')`
+select topic, partition, "offset", format('%s/%s at %s (%s): %s', topic, partition, "offset", reason, left(error, 300)) from onlyonce.parked
+ where kind in ('message', 'event') and topic is not null and "offset" is not null
+   and reason in ('exhausted', 'crashed', 'failed', 'permanent') and state not in ('resolved', 'discarded') order by 1, 2, 3`
 
 // capture reads the state. Rows of a table are read if it has few, and if it differs from want's.
 func capture(ctx context.Context, pool *pgxpool.Pool, volatile []string, want *state) (*state, error) {
@@ -118,7 +128,15 @@ func capture(ctx context.Context, pool *pgxpool.Pool, volatile []string, want *s
 	if s.parked, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 		return nil, err
 	}
-	return s, pool.QueryRow(ctx, parkedForSQL).Scan(&s.parkedFor)
+	if rows, err = pool.Query(ctx, parkedForSQL); err != nil {
+		return nil, err
+	}
+	s.parkedAt, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (p parkedAt, err error) {
+		err = row.Scan(&p.topic, &p.partition, &p.offset, &p.why)
+		p.why, _, _ = strings.Cut(p.why, "\n")
+		return p, err
+	})
+	return s, err
 }
 
 // Difference is what differs between the state after a history and that after a clean run.
@@ -182,7 +200,7 @@ func compare(clean, got *state) (found []Difference) {
 	for _, x := range []struct {
 		what        string
 		clean, this []string
-	}{{"calls", callLines(clean.calls), callLines(got.calls)}, {"parked", clean.parked, got.parked}, {"answers", clean.answers, got.answers}, {"requests", requestLines(clean.requests), requestLines(got.requests)}} {
+	}{{"calls", callLines(clean.calls), callLines(got.calls)}, {"parked", clean.parked, got.parked}, {"answers", clean.answers, got.answers}, {"remotes", clean.remotes, got.remotes}, {"requests", requestLines(clean.requests), requestLines(got.requests)}} {
 		if missing, extra := multisets(x.clean, x.this); len(missing)+len(extra) > 0 {
 			found = append(found, Difference{What: x.what, Missing: missing, Extra: extra})
 		}

@@ -14,8 +14,8 @@ import (
 type origin struct {
 	// direct: the user's code uses the pool or the client itself, and not the engine's transaction.
 	direct bool
-	// caller is the innermost line of the user's code, as file:line; empty if there is none, for example
-	// if the engine sends a statement that was queued.
+	// caller is the innermost line of the user's code, as file:line; empty if there is none, for
+	// example if the engine sends a statement that was queued.
 	caller string
 }
 

@@ -20,13 +20,16 @@ const (
 	WrittenOutside Kind = "written outside of the transaction"
 	// CalledOutside: a request that no relay sends was sent more often than in a clean run.
 	CalledOutside Kind = "called outside of the transaction"
+	// RemotesDiffer: what took effect at a [Remote] is not what it is in a clean run.
+	RemotesDiffer Kind = "effects at a remote differ"
 	// CallsDiffer: the calls that were enqueued are not those of a clean run.
 	CallsDiffer Kind = "calls differ"
 	// NotDeterministic: two clean runs differ.
 	NotDeterministic Kind = "not deterministic"
 	// AnswersDiffer: a request got another answer.
 	AnswersDiffer Kind = "answers differ"
-	// ParkedWrongly: messages were parked although nothing was wrong, or others than in a clean run.
+	// ParkedWrongly: messages were parked although nothing was wrong, or others than in a clean
+	// run.
 	ParkedWrongly Kind = "parked although nothing was wrong"
 	// Stuck: the work was not done in time, for example because a handler hangs.
 	Stuck Kind = "stuck"
@@ -100,6 +103,8 @@ func judge(x *play, clean, got *state) *Verdict {
 		case "calls":
 			v.Kind, v.What = CallsDiffer, callsDiffer(clean.calls, got.calls)
 			return v
+		case "remotes":
+			v.Kind, v.What = RemotesDiffer, "a call took effect at a remote more than once, or never"
 		case "parked":
 			v.Kind, v.What = ParkedWrongly, "the parked messages are not those of a clean run"
 		case "answers":
@@ -177,7 +182,7 @@ var shapes = []struct {
 	re   *regexp.Regexp
 }{
 	{"a uuid", regexp.MustCompile(`(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)},
-	{"a time", regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d`)},
+	{"a time", regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?`)},
 	{"a Unix time", regexp.MustCompile(`\b1[6-9]\d{8}(\d{3}|\d{6}|\d{9})?\b`)},
 	{"a random or counted value", regexp.MustCompile(`\b(\d+|[0-9A-Za-z_-]{16,})\b`)},
 }

@@ -22,8 +22,8 @@ func Label(m Message) string {
 	return StatementName(m.SQL) + "." + string(m.Kind)
 }
 
-// StatementName returns a short name for a statement. Two statements with the same beginning have different
-// endings, which are made of their text.
+// StatementName returns a short name for a statement. Two statements with the same beginning have
+// different endings, which are made of their text.
 func StatementName(sql string) string {
 	s := strings.Join(strings.Fields(strings.ToLower(sql)), " ")
 	h := fnv.New32a()
