@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net/http"
+	"regexp"
 	"testing"
 	"time"
 
@@ -35,10 +37,16 @@ type Case struct {
 	// Identity columns and those with a default that draws a number, a time or a random value are
 	// found in the catalog. Defaults to none.
 	Volatile []string
+	// Mask is a regular expression, in the form that both Go and PostgreSQL take. What it matches
+	// in rows, calls and requests is not compared, for example random ids that an HTTP handler
+	// gives: "ch_[a-z0-9]{26}". Defaults to none.
+	Mask string
 	// Check checks more after each run, if you like. Defaults to none.
 	Check func(context.Context, *pgxpool.Pool) error
 
 	clean *state
+	// The program has no relay for its calls, or no consumer for its events.
+	noRelay, noReader bool
 }
 
 func (c *Case) check() error {
@@ -51,6 +59,9 @@ func (c *Case) check() error {
 	}
 	if c.Serve == nil && len(c.Messages) == 0 {
 		faults = append(faults, errors.New("Case.Messages: must not be empty: there is nothing to do"))
+	}
+	if _, err := regexp.Compile(c.Mask); err != nil {
+		faults = append(faults, fmt.Errorf("Case.Mask: must be a regular expression: %w", err))
 	}
 	return errors.Join(faults...)
 }

@@ -49,6 +49,7 @@ type play struct {
 	served    bool // all requests have their answers
 	wrong     *Verdict
 	began     time.Time
+	idle      time.Time // since when work has waited for a part that may never start; the loop's own
 	timeline  []line
 }
 
@@ -66,7 +67,7 @@ type line struct {
 }
 
 // perPlay bounds one history.
-const perPlay = 30 * time.Second
+const perPlay = time.Minute
 
 // outcome is the result of a play.
 type outcome struct {
@@ -293,7 +294,7 @@ func (x *play) perform() (*state, error) {
 	if err := x.db.EndSessions(ctx); err != nil {
 		return nil, machineError{err}
 	}
-	s, err := capture(ctx, x.db.Pool, x.c.Volatile, x.c.clean)
+	s, err := capture(ctx, x.db.Pool, x.c)
 	if err != nil {
 		return nil, machineError{err}
 	}
@@ -313,6 +314,7 @@ func (x *play) perform() (*state, error) {
 	s.answers = slices.Clone(x.answers)
 	for _, r := range x.requests {
 		if r.origin.direct {
+			r.text = x.c.masked(r.text)
 			s.requests = append(s.requests, r)
 		}
 	}
@@ -538,6 +540,48 @@ select exists (
    where exists (select from onlyonce.cursors c where c.topic = e.topic)
      and not exists (select from onlyonce.positions p where p.topic = e.topic and p.partition = e.partition and p.next_offset >= e.next))`
 
+// Nothing may work on what these return, one row each: whether calls have no relay, and whether
+// events have no consumer.
+const (
+	noRelaySQL  = `select exists (select from onlyonce.outbox_log) and not exists (select from onlyonce.sinks)`
+	noReaderSQL = `
+select exists (select from onlyonce.event_log l join onlyonce.streams s on s.id = l.stream
+                where not exists (select from onlyonce.cursors c where c.topic = s.topic))`
+)
+
+// grace is how long the first clean run waits for a relay, or for a consumer of events, that may be
+// about to start. Later runs know whether there is one.
+const grace = 2 * time.Second
+
+// unattended reports whether work has no part of the program that does it, although it should have
+// one.
+func (x *play) unattended(ctx context.Context) (bool, error) {
+	for _, w := range []struct {
+		sql   string
+		never *bool
+	}{{noRelaySQL, &x.c.noRelay}, {noReaderSQL, &x.c.noReader}} {
+		if *w.never {
+			continue
+		}
+		var without bool
+		if err := x.db.Pool.QueryRow(ctx, w.sql).Scan(&without); err != nil {
+			return false, err
+		}
+		if !without {
+			continue
+		}
+		if x.c.clean != nil || x.idle.IsZero() {
+			x.idle = time.Now()
+			return true, nil
+		}
+		if time.Since(x.idle) < grace {
+			return true, nil
+		}
+		*w.never = true
+	}
+	return false, nil
+}
+
 const anyRetryingSQL = `select exists (select from onlyonce.parked where kind in ('message', 'event') and state = 'retrying')`
 
 // atEndSQL returns one row: how many partitions of a topic have come to these offsets. $1
@@ -572,5 +616,6 @@ func (x *play) done(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
-	return true, nil
+	without, err := x.unattended(ctx)
+	return !without, err
 }

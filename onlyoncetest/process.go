@@ -19,6 +19,12 @@ import (
 // [consumer.Consumer], an outbox.Relay or a webhook.Endpoint.
 type Runner interface{ Run(context.Context) error }
 
+// RunnerFunc is a function as a [Runner].
+type RunnerFunc func(context.Context) error
+
+// Run implements Runner.
+func (f RunnerFunc) Run(ctx context.Context) error { return f(ctx) }
+
 // Process is one imaginary process of a [Case]. When it dies, its connections to Postgres break,
 // its requests get no answer, and its context ends. Its memory is that of the test: what a handler
 // keeps outside of the values that Start makes outlives it.

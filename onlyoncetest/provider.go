@@ -149,5 +149,5 @@ func (m *Remote) take(e Effect, memory string, p *Process) (way, answer string) 
 func (x *play) applied(e Effect) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.remotes = append(x.remotes, fmt.Sprintf("%s %s %.300s (key %s)", e.Method, e.Path, e.Body, e.Key))
+	x.remotes = append(x.remotes, x.c.masked(fmt.Sprintf("%s %s %.300s (key %s)", e.Method, e.Path, e.Body, e.Key)))
 }

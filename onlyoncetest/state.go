@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -77,7 +78,8 @@ select topic, partition, "offset", format('%s/%s at %s (%s): %s', topic, partiti
    and reason in ('exhausted', 'crashed', 'failed', 'permanent') and state not in ('resolved', 'discarded') order by 1, 2, 3`
 
 // capture reads the state. Rows of a table are read if it has few, and if it differs from want's.
-func capture(ctx context.Context, pool *pgxpool.Pool, volatile []string, want *state) (*state, error) {
+func capture(ctx context.Context, pool *pgxpool.Pool, c *Case) (*state, error) {
+	volatile, want := c.Volatile, c.clean
 	if volatile == nil {
 		volatile = []string{}
 	}
@@ -103,6 +105,9 @@ func capture(ctx context.Context, pool *pgxpool.Pool, volatile []string, want *s
 		if len(x.cols) == 0 {
 			row = "''"
 		}
+		if c.Mask != "" {
+			row = "regexp_replace(" + row + ", '" + strings.ReplaceAll(c.Mask, "'", "''") + "', '#', 'g')"
+		}
 		// The sum of hashes does not depend on the rows' order, and needs no sort.
 		if err := pool.QueryRow(ctx, `select count(*), coalesce(sum(('x' || left(md5(`+row+`), 15))::bit(60)::bigint), 0)::text from `+x.quoted).Scan(&t.rows, &t.hash); err != nil {
 			return nil, err
@@ -121,6 +126,9 @@ func capture(ctx context.Context, pool *pgxpool.Pool, volatile []string, want *s
 	if s.calls, err = Calls(ctx, pool); err != nil {
 		return nil, err
 	}
+	for i := range s.calls {
+		s.calls[i].Body, s.calls[i].Target = []byte(c.masked(string(s.calls[i].Body))), c.masked(s.calls[i].Target)
+	}
 	rows, err = pool.Query(ctx, parkedSQL)
 	if err != nil {
 		return nil, err
@@ -137,6 +145,14 @@ func capture(ctx context.Context, pool *pgxpool.Pool, volatile []string, want *s
 		return p, err
 	})
 	return s, err
+}
+
+// masked replaces what is not compared.
+func (c *Case) masked(s string) string {
+	if c.Mask == "" {
+		return s
+	}
+	return regexp.MustCompile(c.Mask).ReplaceAllString(s, "#")
 }
 
 // Difference is what differs between the state after a history and that after a clean run.
