@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -29,45 +28,6 @@ const (
 	claimFirstRuns = 32 // transactions that claim first after a duplicate was found
 	rerunLimit     = 5  // immediate runs after serialization failures and deadlocks
 )
-
-// handlerFailure is the error of an attempt that was rolled back because of the handler or its
-// statements.
-type handlerFailure struct {
-	index int // message whose handler returned the error, -1 if it is not known
-	err   error
-	lost  bool // the connection was lost meanwhile
-}
-
-func (f *handlerFailure) Error() string { return f.err.Error() }
-func (f *handlerFailure) Unwrap() error { return f.err }
-
-// serverRefusal is the error of an attempt that the server refused for a reason that may be no
-// message's fault: no room, other transactions in the way, or an administrator. It counts against
-// no message.
-type serverRefusal struct {
-	failed *guard.Failure
-	index  int // message whose handler met it, -1 if it is not known
-}
-
-func (h *serverRefusal) Error() string { return h.failed.Error() }
-func (h *serverRefusal) Unwrap() error { return h.failed }
-
-// isRefusal reports whether a SQLSTATE says nothing about a message, however often it comes.
-func (e *engine) isRefusal(state string, h *handlerRun) bool {
-	switch {
-	case guard.RunAgain(state), state == codeLockTimeout:
-		return true // other transactions are in the way
-	case strings.HasPrefix(state, classResources):
-		return state != codeOwnLimit // the server has no room
-	case state == codeAdminShutdown, state == codeNotNow, state == codeTransactionTimeout:
-		return true // an administrator ends sessions
-	case state == codeIdleTimeout:
-		return h.took < e.c.cfg.IdleTimeout // the server's own setting, not Config's
-	case state == codeCrashShutdown:
-		return !e.exclusive // another session has crashed: a neighbour's, unless there was none
-	}
-	return false
-}
 
 // errFenced means that the first statement of a transaction raised: its owner was replaced, or its
 // work is already done.
@@ -287,36 +247,4 @@ func (e *engine) fillTransaction(work context.Context, tx *guard.Tx, a *attempt,
 		h.bytesChanged = changed != nil && changed()
 	}
 	return h
-}
-
-// classifyFailure decides whose fault a rolled back attempt is: the handler's (*failure), the
-// server's, or that of the way to it.
-func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun, failed *guard.Failure, lost bool) error {
-	switch {
-	case work.Err() != nil:
-		return context.Cause(work) // given up while it ran: no fault of the message
-	case h.timeoutErr != nil:
-		return &handlerFailure{index: h.failedIndex, err: h.timeoutErr}
-	case failed == nil:
-		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
-	case failed.Step != stepHook && e.isRefusal(sqlState(failed), h):
-		return &serverRefusal{failed, h.failedIndex}
-	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
-		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
-	case failed.Step == "":
-		// A statement's error counts before the handler's.
-		return &handlerFailure{index: -1, err: failed, lost: lost}
-	case lost && a.handlerCalled:
-		// Perhaps a message kills connections; the count will show it.
-		return &handlerFailure{index: -1, err: failed, lost: true}
-	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
-		// The table refuses the message, and always will.
-		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
-	case failed.Step == stepSeal && sqlState(failed) != "":
-		return &handlerFailure{index: -1, err: failed} // a deferred constraint
-	case failed.Step != stepHook && sqlState(failed) != "":
-		// The engine's statements are the same for every message, but their number is not.
-		return &serverRefusal{failed, -1}
-	}
-	return failed
 }

@@ -3,7 +3,6 @@ package consumer
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -216,27 +215,4 @@ func (p *ownedPartitions) snapshot() (all []PartitionStatus) {
 		return cmp.Or(cmp.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
 	return all
-}
-
-// Healthy returns an error that joins all reasons why messages are not being handled:
-//
-//   - a partition that is halted (a *[HaltError]);
-//   - a partition that has failed at the same work for longer than LockTimeout plus
-//     StatementTimeout, for example because the server does not answer or a message is being
-//     retried;
-//   - a handler that does not return.
-//
-// Use it for alerts and status pages. Do not use it as a liveness probe: a restart repairs only
-// what [Consumer.Live] returns.
-func (c *Consumer) Healthy() error {
-	return errors.Join(append(c.unhealthyPartitions(), c.Live())...)
-}
-
-// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while an abandoned
-// handler is still running. The handler's goroutine is lost, and only a restart frees it.
-func (c *Consumer) Live() error {
-	if n := c.stuck.Load(); n > 0 {
-		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)
-	}
-	return nil
 }

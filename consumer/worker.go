@@ -7,10 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v4"
-
 	"github.com/onlyonce/onlyonce/internal/fault"
-	"github.com/onlyonce/onlyonce/internal/guard"
 )
 
 // flushAfter is how long a position that moved without work (past control, aborted and removed
@@ -138,105 +135,6 @@ func (w *worker) handleBatches(ctx, work context.Context, fetching *prefetcher, 
 		return w.advancePosition(ctx, work, w.cur.capAtReplayEnd(w.bufNext))
 	}
 	return nil
-}
-
-// runLogAttempt runs one transaction of the log. Its fence moves the position to a.next.
-func (w *worker) runLogAttempt(work context.Context, a *attempt) error {
-	cfg, last := w.c.cfg, w.anchor
-	if n := len(a.msgs); n > 0 {
-		last = anchorOf(a.msgs[n-1])
-	}
-	anchorOffset, anchorEpoch, anchorHash := last.columns()
-	epoch := w.leaderEpochBound()
-	a.done.From, a.done.Next = w.pos, a.next
-	ended := a.fence
-	a.fence = func(tx *guard.Tx) {
-		tx.Engine(stepFence, fenceSQL, w.cur.id, w.cur.epoch, w.cur.nonce, w.cur.run, w.pos, a.next,
-			anchorOffset, anchorEpoch, anchorHash, epochOrNull(epoch), guard.Millis(cfg.LockTimeout), guard.Millis(cfg.StatementTimeout), guard.Millis(cfg.IdleTimeout))
-		if ended != nil {
-			ended(tx)
-		}
-	}
-	err := w.engine.runAttempt(work, a)
-	switch {
-	case errors.Is(err, errFenced):
-		err = w.explainFence(work, a)
-	case errors.Is(err, errChanged):
-		err = errMoved // what is in memory is not what the log holds
-	}
-	if err == nil {
-		w.committed(a, last, epoch)
-	}
-	return err
-}
-
-// leaderEpochBound returns a leader epoch that no batch below the end of the current batch
-// exceeded: that of the first message after it, or, if there is none yet, of the last batch that
-// was looked at. An upper bound is enough, because records that are written after an unclean
-// election have a higher epoch than everything that was ever read (F5).
-func (w *worker) leaderEpochBound() int32 {
-	if len(w.buf) > 0 {
-		return w.buf[0].LeaderEpoch
-	}
-	return w.bufEpoch
-}
-
-// setPosition records the cursor's position.
-func (w *worker) setPosition(pos int64, last *anchor, epoch int32) {
-	// If last is set, the position was reached by reading, so the log held it.
-	w.logHeldPos = w.logHeldPos && pos == w.pos || last != nil
-	w.pos, w.anchor, w.leaderEpoch = pos, last, epoch
-	w.state.position.Store(pos)
-}
-
-// committed records a transaction that has committed.
-func (w *worker) committed(a *attempt, last *anchor, epoch int32) {
-	w.pruning.batchCommitted(w.cur.run, w.pos)
-	w.setPosition(a.next, last, epoch)
-	w.state.batchCommitted()
-	reasons := make([]string, len(a.parked))
-	for i, p := range a.parked {
-		reasons[i] = p.Reason
-	}
-	w.recordOutcomes(a.done.Handled, reasons...)
-	w.c.emitCommitted(a)
-	w.retrier.noteParked(a)
-}
-
-// explainFence finds out why the fence raised, with a statement of its own. There are three cases:
-//
-//   - the lease is mine, and the position is where this attempt was to move it: an earlier attempt
-//     has committed, and its answer was lost;
-//   - the lease is mine, and the position is elsewhere: an operator has moved it, or an earlier
-//     attempt with another end has committed;
-//   - the lease is no longer mine.
-func (w *worker) explainFence(work context.Context, a *attempt) error {
-	at, err := w.readPosition(work)
-	switch {
-	case err != nil:
-		return err
-	case at == a.next:
-		// What that attempt did cannot be known; it may have parked messages.
-		a.parked, a.done.Handled, a.done.Duplicates, a.done.Parked = nil, 0, 0, 0
-		w.retrier.sweepSoon()
-		return nil
-	}
-	return errMoved
-}
-
-// readPosition reads the cursor's position. It returns errMoved if an operator has taken over the
-// cursor to set its position, and ErrOwnershipLost if it has another owner.
-func (e *engine) readPosition(ctx context.Context) (int64, error) {
-	cur, err := e.c.readCursor(ctx, e.id.Topic, e.id.Partition)
-	switch {
-	case err != nil:
-		return 0, err
-	case cur != nil && cur.epoch == e.cur.epoch && cur.nonce == e.cur.nonce:
-		return cur.position, nil
-	case cur != nil && (cur.run != e.cur.run || cur.retired):
-		return 0, errMoved
-	}
-	return 0, fmt.Errorf("%w: cursor %d has another owner", ErrOwnershipLost, e.cur.id)
 }
 
 // nextBatch returns the next batch and the position after it. The batch is full, or as full as it
@@ -375,49 +273,4 @@ func (w *worker) releaseCursor() {
 		w.c.cfg.Logger.Warn("onlyonce: cursor not released", "scope", w.c.cfg.Scope, "error", err)
 	}
 	_ = fault.Point(fault.Released)
-}
-
-// reportLogRetry is reportRetry for failures that keep the partition's log from continuing.
-func (w *worker) reportLogRetry(r Retry, b backoff.BackOff) time.Duration {
-	w.state.setTrouble(&w.state.logTrouble, r.Err)
-	return w.reportRetry(r, b)
-}
-
-// reportRetry reports that something is tried again, and returns the wait before that.
-func (e *engine) reportRetry(r Retry, b backoff.BackOff) time.Duration {
-	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, waitAtLeast(r.Err, b.NextBackOff())
-	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
-		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
-	if e.c.cfg.Hooks.Retry != nil {
-		e.c.cfg.Hooks.Retry(r)
-	}
-	return r.Wait
-}
-
-func newBackoff(cfg Config) backoff.BackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(cfg.RetryMin), backoff.WithMaxInterval(cfg.RetryMax),
-		backoff.WithMaxElapsedTime(0)) // without end: giving up is decided elsewhere
-}
-
-// backoffFor returns the wait before the attempt that follows the n-th, if no single process has
-// made all of these attempts.
-func backoffFor(cfg Config, n int) time.Duration {
-	b, d := newBackoff(cfg), time.Duration(0)
-	for range min(n, 100) {
-		d = b.NextBackOff()
-	}
-	return d
-}
-
-// sleep waits. It returns false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -154,12 +154,12 @@ type Config struct {
 func (c Config) withDefaults() (Config, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "Config"}
 	if c.Scope == nil {
-		l.Add("Scope", "is not set: it returns the owner of a request; use GlobalScope() if all clients share their keys (H2)")
+		l.Add("Scope", "must be set: it returns the owner of a request; use GlobalScope() if all clients share their keys (H2)")
 	}
 	if len(c.FingerprintKeys) == 0 {
-		l.Add("FingerprintKeys", "is empty: requests are hashed with a secret key, at least one is required")
+		l.Add("FingerprintKeys", "must not be empty: requests are hashed with a secret key")
 	} else if _, ok := c.FingerprintKeys[c.FingerprintKey]; !ok {
-		l.Add("FingerprintKey", "%d is not in FingerprintKeys", c.FingerprintKey)
+		l.Add("FingerprintKey", "%d must be in FingerprintKeys", c.FingerprintKey)
 	}
 	for id, k := range c.FingerprintKeys {
 		if k == (FingerprintKey{}) {
@@ -173,20 +173,20 @@ func (c Config) withDefaults() (Config, error) {
 		l.Add("RequireSealed", "needs a Sealer: without one, every stored value would be refused")
 	}
 	if c.Cache == nil && (c.CacheTTL != 0 || c.CacheTimeout != 0) {
-		l.Add("CacheTTL", "or CacheTimeout is set without a Cache")
+		l.Add("CacheTTL", "must be 0 without a Cache, and so must CacheTimeout")
 	}
 	l.Span("CacheTTL", &c.CacheTTL, 5*time.Minute, time.Second, 24*time.Hour)
 	l.Span("CacheTimeout", &c.CacheTimeout, 50*time.Millisecond, time.Millisecond, 10*time.Second)
-	protocol.RequestHeader(&l, "Header", &c.Header, "Idempotency-Key")
+	protocol.CheckRequestHeaderName(&l, "Header", &c.Header, "Idempotency-Key")
 	c.Aliases = slices.Clone(c.Aliases)
 	for i := range c.Aliases {
-		if protocol.RequestHeader(&l, fmt.Sprintf("Aliases[%d]", i), &c.Aliases[i], ""); c.Aliases[i] == "" {
+		if protocol.CheckRequestHeaderName(&l, fmt.Sprintf("Aliases[%d]", i), &c.Aliases[i], ""); c.Aliases[i] == "" {
 			l.Add(fmt.Sprintf("Aliases[%d]", i), "is empty")
 		}
 	}
-	protocol.Header(&l, "StatusHeader", &c.StatusHeader, "Idempotency-Status")
-	protocol.Header(&l, "ReplayedHeader", &c.ReplayedHeader, "Idempotent-Replayed")
-	protocol.Header(&l, "ExpiresHeader", &c.ExpiresHeader, "Idempotency-Expires")
+	protocol.CheckHeaderName(&l, "StatusHeader", &c.StatusHeader, "Idempotency-Status")
+	protocol.CheckHeaderName(&l, "ReplayedHeader", &c.ReplayedHeader, "Idempotent-Replayed")
+	protocol.CheckHeaderName(&l, "ExpiresHeader", &c.ExpiresHeader, "Idempotency-Expires")
 	l.Number("TenantLimit", &c.TenantLimit, 1000, 1, 1<<20)
 	if c.TenantConns < 0 || c.TenantConns > 1<<20 {
 		l.Add("TenantConns", "%d is not from 0 to %d", c.TenantConns, 1<<20)

@@ -31,6 +31,7 @@ func (l *Layer) Run(ctx context.Context) error {
 		}
 		return fmt.Errorf("idempotency: %w", err)
 	}
+	defer l.begun.Begin(ctx)()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -51,6 +52,16 @@ func (l *Layer) Run(ctx context.Context) error {
 	}
 }
 
+// Ready is for a readiness probe. It returns nil while Run works, because it has checked the schema
+// and the role's rights. Before that, and from the moment that Run's context ends, it returns an
+// error. It makes no query: if the database goes away later, requests are answered 503.
+func (l *Layer) Ready() error {
+	if err := l.begun.Err(); err != nil {
+		return fmt.Errorf("idempotency: not ready: %w", err)
+	}
+	return nil
+}
+
 // purge deletes a batch, and reports whether there may be more.
 func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.StatementTimeout)
@@ -63,10 +74,10 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 		return false, fmt.Errorf("idempotency: looking for abandoned requests: %w", err)
 	}
 	if aside > 0 {
-		l.cfg.Logger.Error("onlyonce: the outcome of a step is unknown; an operator must decide: see `onlyonce request list`", "requests", aside)
+		l.cfg.Logger.Error("onlyonce: requests have a step whose outcome is unknown; decide on each: `onlyonce request list` shows them", "requests", aside)
 	}
 	if abandoned > 0 {
-		l.cfg.Logger.Error("onlyonce: requests made external calls, were not completed, and their clients did not retry: see `onlyonce request list`", "requests", abandoned)
+		l.cfg.Logger.Error("onlyonce: requests made external calls and were not completed, and their clients did not retry: `onlyonce request list` shows them", "requests", abandoned)
 	}
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)

@@ -128,6 +128,9 @@ func snapshot(ctx context.Context, db DB, f func(tx pgx.Tx) error) error {
 func read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, db, options, func(tx pgx.Tx) error {
 		tx = unprepared{tx}
+		if err := bound(ctx, tx); err != nil {
+			return err
+		}
 		if err := migrations.Check(ctx, tx); err != nil {
 			return err
 		}
@@ -169,9 +172,6 @@ func (u unprepared) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 func exec(args []any) []any {
 	return append([]any{pgx.QueryExecModeExec}, args...)
 }
-
-// instant formats a time for a person.
-func instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05Z") }
 
 // utc converts a time for JSON.
 func utc(t *time.Time) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +15,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -29,6 +29,7 @@ type Relay struct {
 	senders []*sender
 	rotator *ring.Rotator
 	running atomic.Bool
+	begun   ready.Run
 }
 
 // ErrRunning is returned by Run if the relay is running already.
@@ -110,6 +111,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	run, stop := context.WithCancel(ctx)
 	defer stop()
+	defer r.begun.Begin(run)()
 	completing := make(chan struct{}, max(int(r.pool.Config().MaxConns)/2, 1))
 	for _, s := range r.senders {
 		s.completing = completing
@@ -144,36 +146,34 @@ func (r *Relay) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// sinkReturnGrace is how long a sink may take to return after its context has ended, if the relay
-// is to stop.
-const sinkReturnGrace = 5 * time.Second
-
-// replicasSQL reads which standbys stream from this server, and whether this role may see how far
-// they are. One row.
-const replicasSQL = `
-select array(select coalesce(application_name, '') from pg_stat_replication), pg_has_role(current_user, 'pg_read_all_stats', 'usage')`
-
-// checkStandbys returns an error if the relay would wait for ever, and warns of standbys that it
-// does not wait for (O9).
-func (r *Relay) checkStandbys(ctx context.Context) error {
-	var names []string
-	var sees bool
-	if err := r.pool.QueryRow(ctx, replicasSQL).Scan(&names, &sees); err != nil {
-		return fmt.Errorf("asking for standbys: %w", err)
-	}
-	switch {
-	case len(r.cfg.WaitFor) == 0 && len(names) > 0:
-		r.cfg.Logger.Warn("outbox: the server has standbys, and calls go out without waiting for them: a failover may leave calls for work that was undone; see RelayConfig.WaitFor",
-			"standbys", len(names))
-	case len(r.cfg.WaitFor) > 0 && !sees:
-		return fmt.Errorf("RelayConfig.WaitFor: this role cannot see how far standbys are: grant it pg_monitor")
-	}
-	for _, want := range r.cfg.WaitFor {
-		if !slices.Contains(names, want) {
-			r.cfg.Logger.Warn("outbox: nothing is sent until this standby is there", "application_name", want)
+// Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and
+// takes part in each sink, with or without lanes. Before that, while the database fails, and from
+// the moment that Run's context ends, it returns an error.
+func (r *Relay) Ready() error {
+	err := r.begun.Err()
+	for _, s := range r.senders {
+		if down := s.link.Err(); err == nil && down != nil {
+			err = fmt.Errorf("sink %s: %w", s.name, down)
 		}
 	}
+	if err != nil {
+		return fmt.Errorf("outbox: not ready: %w", err)
+	}
 	return nil
+}
+
+// Healthy returns an error that names each sink whose transactions have failed for longer than a
+// third of LeaseTTL, for example because the server does not answer. Use it for alerts and status
+// pages, and not as a liveness probe: a restart repairs none of that. Calls that wait for an
+// operator are in `onlyonce status`.
+func (r *Relay) Healthy() error {
+	var faults []error
+	for _, s := range r.senders {
+		if err := s.link.Failing(s.dbTimeout); err != nil {
+			faults = append(faults, fmt.Errorf("outbox: sink %s: %w", s.name, err))
+		}
+	}
+	return errors.Join(faults...)
 }
 
 // rotateSegments drops segments whose retention has passed, until ctx ends. If it fails, the relay
@@ -193,7 +193,7 @@ func (r *Relay) reportSegment(o ring.Outcome) {
 			r.cfg.Hooks.Rotated(Rotated{Slot: int(o.Slot)})
 		}
 	case ring.Needed, ring.Full:
-		r.cfg.Logger.Warn("outbox: the log grows", "slot", o.Slot, "why", o.Why)
+		r.cfg.Logger.Warn("outbox: the log grows, because its oldest segment cannot be emptied", "slot", o.Slot, "why", o.Why)
 	}
 }
 

@@ -165,9 +165,9 @@ type Config struct {
 }
 
 const (
-	leastRetention = 7 * 24 * time.Hour
-	unknownAnswer  = 5 * time.Second
-	mostWait       = 2 * time.Second
+	minRetention     = 7 * 24 * time.Hour
+	defaultAnswer    = 5 * time.Second
+	maxDuplicateWait = 2 * time.Second
 )
 
 var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
@@ -195,7 +195,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	} else {
 		scheme, past, future = c.verifier.scheme, c.verifier.past, c.verifier.future
 		if strings.ContainsAny(scheme.Name, "/\x00") {
-			fault("Config.Provider", "its name %q must hold no slash", scheme.Name)
+			fault("Config.Provider", "its name, %q, must not contain a slash", scheme.Name)
 		}
 	}
 	if !slices.Contains([]Mode{Inbox, Inline, ForwardOnly}, c.Mode) {
@@ -219,7 +219,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		}
 	}
 	if len(c.Sources) > 0 && c.Mode != Inbox {
-		fault("Config.Sources", "must be empty but in mode Inbox: nothing is stored to be read")
+		fault("Config.Sources", "must be empty unless Mode is Inbox: other modes store nothing to read")
 	}
 	if slices.Contains(c.Sources, nil) {
 		fault("Config.Sources", "must not hold nil")
@@ -234,14 +234,14 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 		c.MaxInFlight = 256
 	}
 	if c.MaxInFlight < 0 {
-		fault("Config.MaxInFlight", "%d is negative", c.MaxInFlight)
+		fault("Config.MaxInFlight", "%d must not be negative", c.MaxInFlight)
 	}
 	if c.verifier != nil {
 		if c.MaxBytes == 0 {
 			c.MaxBytes = max(64<<20, 4*int64(c.verifier.maxBody))
 		}
 		if least := int64(c.verifier.maxBody) + 1; c.MaxBytes < least {
-			fault("Config.MaxBytes", "%d is not at least %d: one body of MaxBody", c.MaxBytes, least)
+			fault("Config.MaxBytes", "%d must be at least %d: one body of MaxBody", c.MaxBytes, least)
 		}
 	}
 	if c.verifier != nil {
@@ -249,7 +249,7 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 			c.MaxAside = max(256<<20, 4*int64(c.verifier.maxBody))
 		}
 		if least := int64(c.verifier.maxBody) + 64<<10; c.MaxAside < least {
-			fault("Config.MaxAside", "%d is not at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
+			fault("Config.MaxAside", "%d must be at least %d: one body of MaxBody, and 64 KiB", c.MaxAside, least)
 		}
 	}
 	duration := func(field string, d *time.Duration, def, least, most time.Duration, why string) {
@@ -262,16 +262,16 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	}
 	const never = 1<<63 - 1
 	// W10: if an id is forgotten while its sender still delivers, the next copy is a new event.
-	least := max(leastRetention, 2*past, 2*future, scheme.Redeliveries)
+	least := max(minRetention, 2*past, 2*future, scheme.Redeliveries)
 	duration("Retention", &c.Retention, least, least, never, ": a sender may deliver an event again within that")
 	duration("BodyWindow", &c.BodyWindow, time.Hour, time.Minute, max(c.Retention, time.Minute), "")
 	answer := scheme.Answer
 	if answer == 0 {
-		answer = unknownAnswer
+		answer = defaultAnswer
 	}
 	// W12.
 	duration("Deadline", &c.Deadline, answer*4/5, 500*time.Millisecond, answer, ": the sender waits no longer")
-	duration("DuplicateWait", &c.DuplicateWait, mostWait, time.Millisecond, mostWait, "")
+	duration("DuplicateWait", &c.DuplicateWait, maxDuplicateWait, time.Millisecond, maxDuplicateWait, "")
 	duration("RetryAfter", &c.RetryAfter, 5*time.Second, time.Second, never, "")
 	if c.Reconcile != nil {
 		r := *c.Reconcile

@@ -76,7 +76,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 		case !validEndpoint.MatchString(endpoint):
 			fault("SourceConfig.Endpoints", "%q must be 1 to 100 of A-Z a-z 0-9 . _ -", endpoint)
 		case slices.Contains(cfg.Endpoints[:i], endpoint):
-			fault("SourceConfig.Endpoints", "%q is there twice", endpoint)
+			fault("SourceConfig.Endpoints", "%q must not be listed twice", endpoint)
 		}
 	}
 	if cfg.Partitions == 0 {
@@ -84,7 +84,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	}
 	s, err := eventsource.NewSource(pool, eventsource.Config{Group: cfg.Group, Topics: topics, Partitions: cfg.Partitions, PollInterval: cfg.PollInterval,
 		LeaseTTL: cfg.LeaseTTL, HandoverTimeout: cfg.HandoverTimeout, Retention: cfg.Retention, SegmentBytes: cfg.SegmentBytes, Logger: cfg.Logger})
-	for _, one := range split(err) {
+	for _, one := range splitFaults(err) {
 		var f *eventsource.Fault
 		switch {
 		case !errors.As(one, &f):
@@ -100,8 +100,8 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	return &Source{s}, nil
 }
 
-// split returns the single faults of a configuration's error.
-func split(err error) []error {
+// splitFaults returns the single faults of a configuration's error.
+func splitFaults(err error) []error {
 	if err == nil {
 		return nil
 	}

@@ -76,14 +76,14 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Base == nil {
 		c.Base = http.DefaultTransport
 	}
-	protocol.Methods(&l, &c.Methods)
+	protocol.CheckMethods(&l, &c.Methods)
 	if c.Header == "" {
 		c.Header = "Idempotency-Key"
 	} else if !protocol.ValidName(c.Header) {
 		l.Add("Header", "%q is not a header name", c.Header)
 	}
 	if c.Form != FormString && c.Form != FormBare {
-		l.Add("Form", "%d is none of the forms", int(c.Form))
+		l.Add("Form", "%d is neither FormString nor FormBare", int(c.Form))
 	}
 	if c.Attempts == 0 {
 		c.Attempts = 8

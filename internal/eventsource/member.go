@@ -47,11 +47,13 @@ func (m *member) run(ctx context.Context) error {
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		if err := m.step(ctx); err != nil && ctx.Err() == nil {
+			m.membership.Set(err)
 			d := pause.NextBackOff()
 			m.cfg.Logger.Warn("onlyonce: reading the event log failed", "group", m.cfg.Group, "error", err, "again_in", d)
 			m.notBefore = time.Now().Add(d)
 		} else {
 			pause.Reset()
+			m.membership.Set(nil)
 		}
 		timer.Reset(time.Until(m.next()))
 		select {

@@ -84,7 +84,7 @@ var (
 )
 
 // broken lists what no savepoint undoes.
-var broken = []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrForked, ErrUnderWay, ErrSavepoints}
+var broken = []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrForked, ErrGoroutine, ErrUnderWay, ErrSavepoints}
 
 // Tx is a guarded transaction on one connection, as the engine has it. It is for one goroutine at a
 // time, but for [Tx.Abandon]; handlers get a [Handle] of it. The methods of Handle call through the

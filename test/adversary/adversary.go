@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -16,12 +17,13 @@ import (
 
 // scenes are all of them.
 func allScenes() []scene {
-	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), operatorScenes())
+	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), operatorScenes(), rotationScenes())
 }
 
 // counts are what a run has played and found.
 type counts struct {
 	scenes, points, unsteady int // points of clean runs; those that only some clean runs have
+	spared                   int // histories that are equal to others
 	drawn                    int
 	histories, struck        int
 	unstruck                 []string
@@ -46,7 +48,7 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 		if err != nil {
 			return n, false, err
 		}
-		defer func() { d.pool.Close() }()
+		defer func() { d.forsake(); d.pool.Close() }()
 		dbs <- d
 	}
 	all, err := enumerate(ctx, dbs, o, &n)
@@ -54,7 +56,7 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 		return n, false, err
 	}
 	picked := slices.DeleteFunc(slices.Clone(all), func(h history) bool { return !selects(o.only, h.String()) || !inPart(o.part, h.String()) })
-	if len(picked) == 0 {
+	if len(picked) == 0 && n.breaches == 0 {
 		return n, false, errNothing
 	}
 	n.drawn = len(picked)
@@ -79,8 +81,8 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 	for _, name := range n.unstruck {
 		_, _ = fmt.Fprintf(o.out, "never struck: %s: the process did not send it any more\n", name)
 	}
-	_, _ = fmt.Fprintf(o.out, "left out: %d histories that were not drawn; %d messages that only some clean runs send; Describe, Execute, Close, Flush and Terminate, behind whose neighbours the server does nothing; requests to cancel; %d of %d late deliveries found their session ended\n",
-		len(all)-len(picked), n.unsteady, n.dead, n.late)
+	_, _ = fmt.Fprintf(o.out, "left out: %d histories that were not drawn; %d that are equal to others (test/adversary/equal.go); %d messages that only some clean runs send; Describe, Execute, Close, Flush and Terminate, behind whose neighbours the server does nothing; requests to cancel; %d of %d late deliveries found their session ended\n",
+		len(all)-len(picked), n.spared, n.unsteady, n.dead, n.late)
 	verdict := "ok"
 	if breached {
 		verdict = fmt.Sprintf("BREACH breaches=%d", n.breaches)
@@ -131,6 +133,12 @@ func enumerate(ctx context.Context, dbs chan *database, o *options, n *counts) (
 			points, unsteady, failed := steady(ctx, db, o, s)
 			mu.Lock()
 			defer mu.Unlock()
+			var wrong *breach
+			if errors.As(failed, &wrong) && ctx.Err() == nil {
+				n.breaches++
+				_, _ = fmt.Fprintf(o.out, "\nBREACH %v\n", failed)
+				return
+			}
 			if failed != nil {
 				if err == nil {
 					err = failed
@@ -140,11 +148,20 @@ func enumerate(ctx context.Context, dbs chan *database, o *options, n *counts) (
 			n.scenes++
 			n.points += len(points)
 			n.unsteady += unsteady
+			played := map[string]bool{}
+			for _, p := range points {
+				played[p.String()] = true
+			}
 			for _, p := range points {
 				for _, f := range faults {
-					if f.meets(p.kind) {
-						found[i] = append(found[i], history{s, p, f})
+					if !f.meets(p.kind) {
+						continue
 					}
+					if played[p.equal[f.name]] {
+						n.spared++
+						continue
+					}
+					found[i] = append(found[i], history{s, p, f})
 				}
 			}
 		})
@@ -168,9 +185,15 @@ func steady(ctx context.Context, db *database, o *options, s scene) (points []po
 		}
 		for _, p := range sent {
 			times[p.String()]++
-			if was, there := first[p.String()]; !there || p.phase > was.phase {
-				first[p.String()] = p // the latest phase: a history waits that long for it
+			was, there := first[p.String()]
+			if there { // spared in every run
+				p.equal = sparedTwice(p.equal, was.equal)
+				was.equal = p.equal
 			}
+			if !there || p.phase > was.phase {
+				was = p // the latest phase: a history waits that long for it
+			}
+			first[p.String()] = was
 			if times[p.String()] == 1 {
 				points = append(points, p)
 			}

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +44,12 @@ func TestT7SilenceBeforeTheHandler(t *testing.T) {
 	played(t, "consumer/read-committed/key/batch/silent/claim_consumer.*")
 }
 
+// T7: if a server falls silent while an operator's transaction holds locks, they are not held for
+// longer than its bound.
+func TestT7SilenceDuringADecision(t *testing.T) {
+	played(t, "redrive/command/silent/update-parked*.sync.1")
+}
+
 // S1: if a server falls silent while a process starts, the process gives up and asks again.
 func TestS1SilentServerAtTheStart(t *testing.T) {
 	for _, only := range []string{"relay/calls/silent/select-current_user*.sync.1", "receiver/inbox/silent/select-current_user*.sync.1",
@@ -54,6 +62,12 @@ func TestS1SilentServerAtTheStart(t *testing.T) {
 // bound.
 func TestE3SilentServerAtTheFetch(t *testing.T) {
 	played(t, "consumer/read-committed/events/messages/late/lock-table-onlyonce*.bind.[12]")
+}
+
+// K4, O8: whichever message of a rotator goes wrong, no key is new twice and no call is lost, and
+// writers go on.
+func TestO8RotatorThatIsCutOff(t *testing.T) {
+	played(t, "rotation/standard-keys/repeatable-read/before/epoch-[0-2]-commit.query.1", "rotation/outbox/repeatable-read/*/epoch-[01]-commit.query.1")
 }
 
 func TestNames(t *testing.T) {
@@ -109,6 +123,41 @@ func TestEachHistoryIsInOnePart(t *testing.T) {
 			if in != 1 {
 				t.Errorf("%q is in %d of %d parts", name, in, n)
 			}
+		}
+	}
+}
+
+// A history is left out only if it is equal to another one that is played.
+func TestSpare(t *testing.T) {
+	sent := []point{
+		{conn: 1, kind: wire.Startup},
+		{conn: 1, kind: wire.Parse}, {conn: 2, kind: wire.Bind}, {conn: 1, kind: wire.Sync}, // prepares; another connection between
+		{conn: 1, kind: wire.Bind}, {conn: 1, kind: wire.Bind, lasts: true}, {conn: 1, kind: wire.Bind}, {conn: 1, kind: wire.Sync},
+		{conn: 2, kind: wire.Parse}, {conn: 2, kind: wire.Sync}, // the end of a round trip that does not only prepare
+		{conn: 1, kind: wire.Query},
+	}
+	spare(sent)
+	var got []string
+	for _, p := range sent {
+		got = append(got, strings.Join(slices.Sorted(maps.Keys(p.equal)), " "))
+	}
+	want := []string{"", "late", "", "before late", "", "before", "", "", "before", "before", ""}
+	if !slices.Equal(got, want) {
+		t.Errorf("spared: %q, want %q", got, want)
+	}
+}
+
+func TestLasting(t *testing.T) {
+	for sql, want := range map[string]bool{
+		"commit":                                 true,
+		"COMMIT PREPARED 'x'":                    true,
+		"select setval('onlyonce.x_version', 3)": true,
+		"select onlyonce.commit_stream_offset()": false,
+		"insert into x values (1)":               false,
+		"begin":                                  false,
+	} {
+		if got := lasting.MatchString(sql); got != want {
+			t.Errorf("%q lasts: %v", sql, got)
 		}
 	}
 }

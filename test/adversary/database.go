@@ -86,6 +86,9 @@ type database struct {
 	name   string
 	pool   *pgxpool.Pool
 	used   int
+	// next is the pool of successors. It is kept from one history to the next, because most of what
+	// a history costs the server is new sessions. Nil: the next history opens it.
+	next *pgxpool.Pool
 }
 
 func newDatabase(ctx context.Context, s *server, worker int) (*database, error) {
@@ -94,6 +97,7 @@ func newDatabase(ctx context.Context, s *server, worker int) (*database, error) 
 }
 
 func (d *database) renew(ctx context.Context) error {
+	d.forsake()
 	if d.pool != nil {
 		d.pool.Close()
 	}
@@ -114,8 +118,11 @@ func (d *database) renew(ctx context.Context) error {
 }
 
 const (
-	// seedsSQL lists the tables that have rows from the start, which are left alone.
+	// seedsSQL lists the tables that have rows from the start, which are left alone. It keeps
+	// copies of those that a rotator changes.
 	seedsSQL = `
+create table first_rings as table onlyonce.rings;
+create table first_segments as table onlyonce.segments;
 create table seeds (name text primary key);
 do $$ declare t text; n bigint; begin
   for t in select c.oid::regclass::text from pg_class c where c.relkind = 'r' and c.relnamespace in ('onlyonce'::regnamespace, 'storm'::regnamespace, 'public'::regnamespace)
@@ -124,7 +131,7 @@ do $$ declare t text; n bigint; begin
     if n > 0 or t = 'seeds' then insert into seeds values (t); end if;
   end loop;
 end $$`
-	// emptySQL deletes all rows of all other tables, without triggers.
+	// emptySQL deletes all rows of all other tables, without triggers, and puts the rings back.
 	emptySQL = `
 do $$ declare t text; begin
   set local session_replication_role = replica;
@@ -133,25 +140,69 @@ do $$ declare t text; begin
   loop
     execute 'delete from ' || t;
   end loop;
+  if exists (select from onlyonce.rings r join first_rings f on f.name = r.name where r.version <> f.version) then
+    delete from onlyonce.segments;
+    delete from onlyonce.rings;
+    insert into onlyonce.rings select * from first_rings;
+    insert into onlyonce.segments select * from first_segments;
+    perform setval(('onlyonce.' || f.name || '_version')::regclass, f.version) from first_rings f;
+  end if;
 end $$`
-	othersSQL = `select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name <> ''`
-	endSQL    = `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name <> ''`
+	// othersSQL and endSQL leave out the worker's own sessions. In: the name of other sessions that
+	// may stay.
+	othersSQL = `select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name not in ('', $1)`
+	endSQL    = `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and application_name not in ('', $1)`
 )
 
-// applicationName is the name of every session but the worker's own.
-const applicationName = "adversary"
+// The names of sessions: of the process under test, and of its successors. The worker's own have
+// none, and neither name is part of what a process does.
+const (
+	applicationName = "adversary"
+	successorName   = "adversary successor"
+)
+
+// successors returns the pool of successors.
+func (d *database) successors(ctx context.Context, open func(name string) (*pgxpool.Pool, error)) (*pgxpool.Pool, error) {
+	if d.next != nil && d.next.Stat().AcquiredConns() > 0 {
+		d.forsake() // a successor has not come to its end
+	}
+	var err error
+	if d.next == nil {
+		d.next, err = open(successorName)
+	}
+	return d.next, err
+}
+
+// forsake gives up the pool of successors. It does not wait for those that have not come to their
+// end: empty ends their sessions.
+func (d *database) forsake() {
+	if d.next != nil {
+		go d.next.Close()
+		d.next = nil
+	}
+}
+
+// emptyLimit bounds what lies between two histories: sessions end and, at times, a database is
+// copied.
+const emptyLimit = 5 * time.Minute
 
 // empty ends what is left of the history before, and restores the database.
-func (d *database) empty(ctx context.Context, fresh bool) error {
+func (d *database) empty(ctx context.Context) error {
+	stay := ""
+	if d.next != nil {
+		stay = successorName
+	}
+	ctx, cancel := context.WithTimeout(ctx, emptyLimit)
+	defer cancel()
 	for {
 		var left int
-		if err := d.pool.QueryRow(ctx, othersSQL).Scan(&left); err != nil {
+		if err := d.pool.QueryRow(ctx, othersSQL, stay).Scan(&left); err != nil {
 			return err
 		}
 		if left == 0 {
 			break
 		}
-		if _, err := d.pool.Exec(ctx, endSQL); err != nil {
+		if _, err := d.pool.Exec(ctx, endSQL, stay); err != nil {
 			return err
 		}
 		select {
@@ -160,7 +211,7 @@ func (d *database) empty(ctx context.Context, fresh bool) error {
 			return ctx.Err()
 		}
 	}
-	if d.used++; d.used > renewEvery || fresh {
+	if d.used++; d.used > renewEvery {
 		return d.renew(ctx)
 	}
 	_, err := d.pool.Exec(ctx, emptySQL)

@@ -28,5 +28,7 @@
 // The points are the messages that make a server do something: a start-up, a Parse, a Bind (with
 // its Execute), a simple Query, and a Sync. An answer belongs to a round trip, so after and silent
 // have one history for each Sync, Query and start-up. A point is played if every clean run has it.
-// The program prints how many are left out because only some runs have them.
+// A history that is equal to another one by construction is not played: equal.go has the argument.
+// The program prints how many are left out for that reason, and how many because only some runs
+// have their message.
 package main

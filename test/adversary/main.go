@@ -93,7 +93,9 @@ func run() int {
 	defer stop()
 	pg, err := devenv.StartPostgres(ctx, devenv.Options{Own: os.Getenv(devenv.EnvPostgresURL) == "", PostgresSettings: map[string]string{
 		// The histories test interleavings, and no server dies.
-		"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "400"}})
+		"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "400",
+		// Statements are planned once a session, and what runs beside the histories does not.
+		"plan_cache_mode": "force_generic_plan", "jit": "off", "autovacuum": "off", "max_parallel_workers_per_gather": "0"}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "adversary:", err)
 		return statusEnvironment

@@ -24,6 +24,12 @@ type point struct {
 	n     int
 	kind  wire.Kind
 	phase phase
+
+	conn  int  // its connection
+	lasts bool // the statement has effects that its transaction does not take back: see lasting
+	// equal has the faults whose history here would be equal to the one at another point, which is
+	// named: see spare.
+	equal map[string]string
 }
 
 func (p point) String() string { return fmt.Sprintf("%s.%d", p.label, p.n) }

@@ -19,11 +19,12 @@ import (
 // rig is the environment of a scene: a database, and a connection to it that the adversary
 // controls.
 type rig struct {
-	ctx  context.Context
-	db   *database
-	pool *pgxpool.Pool // through the wire: the process under test has it
-	next *pgxpool.Pool // its successor's
-	wire *wire.Wire
+	ctx   context.Context
+	db    *database
+	scene scene
+	pool  *pgxpool.Pool // through the wire: the process under test has it
+	next  *pgxpool.Pool // its successor's
+	wire  *wire.Wire
 
 	// bound is the value of each bound of the process, or a part of it. patience is how long the
 	// rig waits before it reports that something waits beyond its bound.
@@ -32,6 +33,7 @@ type rig struct {
 	mu     sync.Mutex
 	target *history // nil: a clean run
 	phase  phase
+	epoch  int // how many statements have come that begin one
 	counts map[string]int
 	sent   []point
 	struck chan struct{} // closed when the fault has happened
@@ -41,14 +43,14 @@ type rig struct {
 	dead   bool // what was delivered late found its session ended
 }
 
-func newRig(ctx context.Context, db *database, o *options, target *history) (*rig, error) {
-	r := &rig{ctx: ctx, db: db, bound: o.bound, patience: o.patience, target: target, counts: map[string]int{}, struck: make(chan struct{}), began: time.Now()}
+func newRig(ctx context.Context, db *database, o *options, s scene, target *history) (*rig, error) {
+	r := &rig{ctx: ctx, db: db, scene: s, bound: o.bound, patience: o.patience, target: target, counts: map[string]int{}, struck: make(chan struct{}), began: time.Now()}
 	r.wire = &wire.Wire{At: r.at, Answered: r.answered}
 	var err error
-	if r.pool, err = r.open(r.wire); err != nil {
+	if r.next, err = db.successors(ctx, func(name string) (*pgxpool.Pool, error) { return r.open(ctx, name, nil) }); err != nil {
 		return nil, err
 	}
-	r.next, err = r.open(nil)
+	r.pool, err = r.open(ctx, applicationName, r.wire)
 	return r, err
 }
 
@@ -63,25 +65,36 @@ func (r *rig) idleTimeout() time.Duration {
 }
 
 // open returns a pool of the database.
-func (r *rig) open(w *wire.Wire) (*pgxpool.Pool, error) {
+func (r *rig) open(ctx context.Context, name string, w *wire.Wire) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(r.db.server.address(r.db.name))
 	if err != nil {
 		return nil, err
 	}
 	cfg.MaxConns = 6
-	cfg.ConnConfig.RuntimeParams["application_name"] = applicationName
+	// A pool pings connections that were idle for a second, so the message depends on the machine's
+	// speed. Without it the process itself meets the connection that is dead.
+	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	cfg.ConnConfig.RuntimeParams["application_name"] = name
 	cfg.ConnConfig.ConnectTimeout = r.bound
 	if w != nil {
 		cfg.ConnConfig.DialFunc = w.Dial(cfg.ConnConfig.DialFunc)
 	}
-	return pgxpool.NewWithConfig(r.ctx, cfg)
+	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
-// close ends what is left.
+// close ends what is left. A process that holds a connection for longer than the patience loses it:
+// its pool is left to it, and empty ends its sessions.
 func (r *rig) close() {
-	r.wire.Close()
-	r.pool.Close()
-	r.next.Close()
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		r.wire.Close()
+		r.pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(r.patience):
+	}
 }
 
 // at is called at each message of the process under test.
@@ -92,8 +105,14 @@ func (r *rig) at(m wire.Message) wire.Action {
 	l := wire.Label(m)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if of := r.scene.epoch; of != nil {
+		l = fmt.Sprintf("epoch-%d-%s", r.epoch, l)
+		if (m.Kind == wire.Bind || m.Kind == wire.Query) && of.MatchString(m.SQL) {
+			r.epoch++
+		}
+	}
 	r.counts[l]++
-	p := point{label: l, n: r.counts[l], kind: m.Kind, phase: r.phase}
+	p := point{label: l, n: r.counts[l], kind: m.Kind, phase: r.phase, conn: m.Conn, lasts: lasting.MatchString(m.SQL)}
 	r.sent = append(r.sent, p)
 	if r.target == nil || p.String() != r.target.point.String() || r.hasStruck() {
 		r.note("#%d sends %s", m.Conn, p)
@@ -141,7 +160,7 @@ func (r *rig) hasStruck() bool {
 	}
 }
 
-// recorded returns the messages that were sent, and forgets them.
+// recorded returns the messages that were sent.
 func (r *rig) recorded() []point {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -166,18 +185,18 @@ type breach struct{ what []string }
 
 func (b *breach) Error() string { return strings.Join(b.what, "; ") }
 
-// until polls a condition. It returns a breach if the condition does not become true in time.
+// until polls a condition, less and less often. It returns a breach if the condition does not
+// become true in time.
 func (r *rig) until(what string, cond func() (bool, error)) error {
-	end := time.Now().Add(r.patience)
-	tick := time.NewTicker(4 * time.Millisecond)
-	defer tick.Stop()
+	began := time.Now()
+	end := began.Add(r.patience)
 	for {
 		ok, err := cond()
 		if ok || err != nil {
 			return err
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(min(4*time.Millisecond+time.Since(began)/16, 30*time.Millisecond)):
 		case <-r.ctx.Done():
 			return r.ctx.Err()
 		}
@@ -192,7 +211,7 @@ func (r *rig) until(what string, cond func() (bool, error)) error {
 func (r *rig) sessions() []string {
 	rows, err := r.db.pool.Query(r.ctx, `
 select format('pid %s %s %s blocked by %s: %s', pid, state, coalesce(wait_event, '-'), pg_blocking_pids(pid), left(regexp_replace(query, '\s+', ' ', 'g'), 70))
-  from pg_stat_activity where datname = current_database() and application_name = $1`, applicationName)
+  from pg_stat_activity where datname = current_database() and application_name <> ''`)
 	if err != nil {
 		return []string{err.Error()}
 	}

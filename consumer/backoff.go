@@ -1,0 +1,53 @@
+package consumer
+
+import (
+	"context"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+)
+
+// reportLogRetry is reportRetry for failures that keep the partition's log from continuing.
+func (w *worker) reportLogRetry(r Retry, b backoff.BackOff) time.Duration {
+	w.state.setTrouble(&w.state.logTrouble, r.Err)
+	return w.reportRetry(r, b)
+}
+
+// reportRetry reports that something is tried again, and returns the wait before that.
+func (e *engine) reportRetry(r Retry, b backoff.BackOff) time.Duration {
+	r.Topic, r.Partition, r.Wait = e.id.Topic, e.id.Partition, waitAtLeast(r.Err, b.NextBackOff())
+	e.c.cfg.Logger.Warn("onlyonce: trying again", "scope", e.c.cfg.Scope, "topic", r.Topic, "partition", r.Partition,
+		"offset", r.Offset, "messages", r.Messages, "attempt", r.Attempt, "wait", r.Wait, "error", r.Err)
+	if e.c.cfg.Hooks.Retry != nil {
+		e.c.cfg.Hooks.Retry(r)
+	}
+	return r.Wait
+}
+
+func newBackoff(cfg Config) backoff.BackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(cfg.RetryMin), backoff.WithMaxInterval(cfg.RetryMax),
+		backoff.WithMaxElapsedTime(0)) // without end: giving up is decided elsewhere
+}
+
+// backoffFor returns the wait before the attempt that follows the n-th, if no single process has
+// made all of these attempts.
+func backoffFor(cfg Config, n int) time.Duration {
+	b, d := newBackoff(cfg), time.Duration(0)
+	for range min(n, 100) {
+		d = b.NextBackOff()
+	}
+	return d
+}
+
+// sleep waits. It returns false if ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,122 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+)
+
+// refusedLimit is how often a batch is repeated whole if the server refuses it. Then it is
+// divided: it may need more room than there is, or one of its messages may be the cause. Dividing
+// does not count against any message.
+const refusedLimit = 3
+
+// lostLimit is how many connections in a row a batch may lose. Then it is divided, because one of
+// its messages may be what kills them.
+const lostLimit = 3
+
+// handleBatch moves the position to next, together with the effects of msgs; messages that cannot
+// be applied are parked. It returns when that is done, when ctx ends (the current attempt is then
+// not committed), or with the error that ended the work.
+//
+// If a batch fails because of a handler, it rolls back and is divided. Only a message that is alone
+// is judged. In a batch, a queued statement's error may surface at a neighbour, and a deferred
+// constraint's at the very end.
+func (w *worker) handleBatch(ctx, work context.Context, msgs []*Message, next int64) error {
+	if msgs[0].Offset < w.aloneUntil {
+		if err := w.handlePart(ctx, work, msgs[:1], positionAfter(msgs, 1, next)); err != nil || len(msgs) == 1 {
+			return err
+		}
+		return w.handlePart(ctx, work, msgs[1:], next)
+	}
+	retry := newBackoff(w.c.cfg)
+	for lost, refused := 0, 0; ; {
+		leave, err := w.lockAttempts(ctx, false)
+		if err != nil {
+			return err
+		}
+		err = w.runLogAttempt(work, &attempt{msgs: msgs, next: next})
+		leave()
+		var f *handlerFailure
+		var h *serverRefusal
+		var stop *brakeError
+		switch {
+		case err == nil || endsWork(err):
+			return err
+		case errors.As(err, &f) && errors.As(f.err, &stop):
+			if f.index == 0 {
+				return w.haltEverythingFails(w.pos, msgs[0].Offset, stop.disposition)
+			}
+			if err := w.handlePart(ctx, work, msgs[:f.index], positionAfter(msgs, f.index, next)); err != nil {
+				return err
+			}
+			return w.handlePart(ctx, work, msgs[f.index:], next)
+		case errors.As(err, &f) && f.lost && lost < lostLimit:
+			lost++
+		case errors.As(err, &f):
+			return w.divideBatch(ctx, work, msgs, next, f.index)
+		case errors.As(err, &h) && refused == refusedLimit:
+			return w.divideBatch(ctx, work, msgs, next, h.index)
+		case h != nil:
+			refused++
+		}
+		if !sleep(ctx, w.reportLogRetry(Retry{Offset: msgs[0].Offset, Messages: len(msgs), Err: err}, retry)) {
+			return ctx.Err()
+		}
+	}
+}
+
+// divideBatch handles the messages before the failed one, that one by itself, and those after it.
+// If the failed one is not known, it divides the batch in halves, which takes the fewest runs until
+// the message is alone.
+func (w *worker) divideBatch(ctx, work context.Context, msgs []*Message, next int64, failed int) error {
+	cuts := []int{0, len(msgs) / 2, len(msgs)}
+	if failed >= 0 {
+		cuts = []int{0, failed, failed + 1, len(msgs)}
+	}
+	for i, from := range cuts[:len(cuts)-1] {
+		if to := cuts[i+1]; from < to {
+			if err := w.handlePart(ctx, work, msgs[from:to], positionAfter(msgs, to, next)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// handlePart handles some messages of a batch. A single one is alone from here on.
+func (w *worker) handlePart(ctx, work context.Context, msgs []*Message, next int64) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case len(msgs) == 1:
+		return w.handleAlone(ctx, work, msgs[0], next)
+	}
+	return w.handleBatch(ctx, work, msgs, next)
+}
+
+// positionAfter returns the position after the first n messages of a batch that ends at next.
+func positionAfter(msgs []*Message, n int, next int64) int64 {
+	if n < len(msgs) {
+		return msgs[n].Offset
+	}
+	return next
+}
+
+// advancePosition moves the position past offsets that hold nothing to handle.
+func (w *worker) advancePosition(ctx, work context.Context, next int64) error {
+	retry := newBackoff(w.c.cfg)
+	for {
+		err := fault.Point(fault.Advancing)
+		if err == nil {
+			err = w.runLogAttempt(work, &attempt{next: next})
+		}
+		if err == nil || endsWork(err) {
+			return err
+		}
+		if !sleep(ctx, w.reportLogRetry(Retry{Offset: w.pos, Err: err}, retry)) {
+			return ctx.Err()
+		}
+	}
+}

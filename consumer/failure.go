@@ -1,0 +1,276 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/parked"
+)
+
+// handleAlone moves the position past one message, which is applied, found to be a duplicate, or
+// parked.
+//
+// Attempts are counted before they run, so that one that kills the process is counted too. If this
+// process gives up an attempt for a reason of its own (ownership lost, a server that is away, a
+// drain), it takes the count back. What the next owner finds counted is therefore either an answer
+// of the handler or a crash. If no message may be passed over, answers are taken back too, and only
+// crashes remain counted.
+//
+// If attempts were already counted at the take-over, the message is tried with nothing else of this
+// process under way. Each further attempt that ends without an answer is then its own (F9). If such
+// an attempt is to be taken back, that happens at once.
+func (w *worker) handleAlone(ctx, work context.Context, m *Message, next int64) error {
+	retry := newBackoff(w.c.cfg)
+	exclusive := w.cur.suspectOffset != nil && *w.cur.suspectOffset == m.Offset
+	owed, answers, answered := 0, 0, 0
+	var refusedSince time.Time // since when only the server has refused it
+	for {
+		leave, err := w.lockAttempts(ctx, exclusive)
+		n, unanswered := 0, 0
+		if err == nil {
+			n, unanswered, err = w.countAttempt(work, m.Offset, owed, answered)
+			var server *pgconn.PgError
+			if err != nil && !errors.Is(err, errMoved) && !errors.As(err, &server) {
+				owed++ // whether it was counted is unknown, and it was not made
+			}
+			if err == nil {
+				owed, answered = 0, 0
+				if err = w.tryAlone(work, m, next, n, n+answers, unanswered); err == nil {
+					leave()
+					return nil
+				}
+				var f *handlerFailure
+				switch {
+				case !errors.As(err, &f):
+					owed = 1
+				case w.c.cfg.OnFailure == BlockPartition:
+					owed, answers = 1, answers+1
+				default:
+					answered = 1
+				}
+				if exclusive && owed > 0 {
+					w.takeBackAttempt(m.Offset)
+					owed = 0
+				}
+			}
+			leave()
+		}
+		var h *serverRefusal
+		switch {
+		case !errors.As(err, &h):
+			refusedSince = time.Time{}
+		case refusedSince.IsZero():
+			refusedSince = time.Now()
+		case time.Since(refusedSince) >= w.c.cfg.BlockedAfter:
+			err = w.haltError(HaltBlocked, "the server refuses the transaction of the message at offset %d, which is tried again: %v", m.Offset, h)
+		}
+		exclusive = exclusive || h != nil && sqlState(h.failed) == codeCrashShutdown
+		if endsWork(err) || ctx.Err() != nil || !sleep(ctx, w.reportLogRetry(Retry{Offset: m.Offset, Messages: 1, Attempt: n + answers, Err: err}, retry)) {
+			if owed > 0 {
+				w.takeBackAttempt(m.Offset)
+			}
+			if endsWork(err) {
+				return err
+			}
+			return ctx.Err()
+		}
+	}
+}
+
+// tryAlone makes an attempt at a message, and parks the message if that was the last. counted is
+// how many attempts the database has recorded; unanswered is how many of them, without this one,
+// have ended without an answer. If the message must be parked, but is not allowed to be or cannot
+// be, the partition halts.
+func (w *worker) tryAlone(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
+	err := w.applyOrPark(work, m, next, counted, n, unanswered)
+	var f *handlerFailure
+	var b *blockedError
+	var stop *brakeError
+	switch {
+	case errors.As(err, &f) && errors.As(f.err, &stop):
+		w.forgetAttempts(m.Offset)
+		return w.haltEverythingFails(w.pos, m.Offset, stop.disposition)
+	case !errors.As(err, &f) || !errors.As(f.err, &b):
+		return err
+	case b.reason == parked.Crashed: // the count is final, whatever version is deployed
+		return w.haltError(HaltBlocked, "%s: %v; adopt at %d to have it tried again, behind it to give it up", b.reason, b.err, w.pos)
+	}
+	return w.haltError(HaltBlocked, "%s: %v", b.reason, b.err)
+}
+
+func (w *worker) applyOrPark(work context.Context, m *Message, next int64, counted, n, unanswered int) error {
+	park := func(v *disposition) error {
+		return w.runLogAttempt(work, &attempt{msgs: []*Message{m}, next: next, alone: true, disposition: v})
+	}
+	limit := w.c.cfg.MaxAttempts
+	if counted > limit && unanswered > 1 {
+		// The attempts before this one were counted but have no result: they killed the process.
+		// The first of them may have been under way when another message did that. The others were
+		// made with nothing else under way.
+		return park(&disposition{reason: parked.Crashed, err: fmt.Errorf("%d attempts ended without an answer", unanswered), attempts: counted - 1})
+	}
+	one := *m
+	one.Attempt = n
+	err := w.runLogAttempt(work, &attempt{msgs: []*Message{&one}, next: next, alone: true})
+	var f *handlerFailure
+	var b *blockedError
+	switch {
+	case !errors.As(err, &f) || errors.As(f.err, &b) || errors.As(f.err, new(*brakeError)):
+		return err
+	case w.brake.stopped():
+		return &handlerFailure{err: &brakeError{&disposition{reason: givenUpReason(f), err: f.err}}}
+	case isHopeless(f.err) && !f.lost && w.c.cfg.OnFailure == BlockPartition:
+		return &handlerFailure{err: &blockedError{&disposition{reason: parked.Permanent, err: f.err}}}
+	case w.c.cfg.OnFailure == BlockPartition:
+		return err
+	case isHopeless(f.err) && !f.lost:
+		return park(&disposition{reason: parked.Permanent, err: f.err, attempts: n})
+	case n >= limit:
+		return park(&disposition{reason: parked.Exhausted, err: f.err, attempts: n})
+	case w.c.cfg.OnFailure == ParkOrderingKey:
+		return park(&disposition{reason: parked.Failed, err: f.err, attempts: n, wait: waitAtLeast(f.err, backoffFor(w.c.cfg, n))})
+	}
+	return err
+}
+
+// givenUpReason returns the reason for which a message is given up, from the failure of its last
+// attempt.
+func givenUpReason(f *handlerFailure) string {
+	if isHopeless(f.err) && !f.lost {
+		return parked.Permanent
+	}
+	return parked.Exhausted
+}
+
+// forgetAttempts resets the count of a message that is not given up although its attempts are used
+// up. It tries once, like takeBackAttempt.
+func (w *worker) forgetAttempts(offset int64) {
+	ctx, cancel := w.c.detached()
+	defer cancel()
+	if _, err := w.c.pool.Exec(ctx, forgetAttemptsSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset); err != nil {
+		w.c.cfg.Logger.Warn("onlyonce: attempts not forgotten", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
+	}
+}
+
+// countAttempt counts an attempt before it is made, minus those that are owed, and records how many
+// earlier ones had an answer that counts.
+func (w *worker) countAttempt(ctx context.Context, offset int64, owed, answered int) (n, unanswered int, err error) {
+	if err := fault.Point(fault.Counting); err != nil {
+		return 0, 0, err
+	}
+	ctx, cancel := w.c.bounded(ctx)
+	defer cancel()
+	err = w.c.pool.QueryRow(ctx, countAttemptSQL, w.cur.id, w.cur.epoch, w.cur.nonce, offset, owed, answered).Scan(&n, &unanswered)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		// By another owner, or by an operator: the next read of the cursor decides.
+		return 0, 0, errMoved
+	case err != nil:
+		return 0, 0, fmt.Errorf("counting an attempt: %w", err)
+	}
+	return n, unanswered, fault.Point(fault.Counted)
+}
+
+// takeBackAttempt tries once. If it fails, the attempt stays counted, which is the cautious side.
+func (w *worker) takeBackAttempt(offset int64) {
+	ctx, cancel := w.c.detached()
+	defer cancel()
+	if fault.Point(fault.TakingBack) != nil {
+		return
+	}
+	if _, err := w.c.pool.Exec(ctx, takeBackSQL, w.cur.id, offset); err != nil {
+		w.c.cfg.Logger.Warn("onlyonce: attempt not taken back", "scope", w.c.cfg.Scope, "offset", offset, "error", err)
+	}
+}
+
+// endsWork reports whether err ends the work on this partition, so that there is no other attempt.
+func endsWork(err error) bool {
+	var f *handlerFailure
+	var g *guard.Failure
+	if errors.As(err, &f) || errors.As(err, &g) && g.Step == stepHook {
+		return false // a user's function may return any error, even these
+	}
+	var halt *HaltError
+	return errors.As(err, &halt) || errors.Is(err, ErrOwnershipLost) || errors.Is(err, errMoved) || errors.Is(err, context.Canceled)
+}
+
+// handlerFailure is the error of an attempt that was rolled back because of the handler or its
+// statements.
+type handlerFailure struct {
+	index int // message whose handler returned the error, -1 if it is not known
+	err   error
+	lost  bool // the connection was lost meanwhile
+}
+
+func (f *handlerFailure) Error() string { return f.err.Error() }
+
+func (f *handlerFailure) Unwrap() error { return f.err }
+
+// serverRefusal is the error of an attempt that the server refused for a reason that may be no
+// message's fault: no room, other transactions in the way, or an administrator. It counts against
+// no message.
+type serverRefusal struct {
+	failed *guard.Failure
+	index  int // message whose handler met it, -1 if it is not known
+}
+
+func (h *serverRefusal) Error() string { return h.failed.Error() }
+
+func (h *serverRefusal) Unwrap() error { return h.failed }
+
+// isRefusal reports whether a SQLSTATE says nothing about a message, however often it comes.
+func (e *engine) isRefusal(state string, h *handlerRun) bool {
+	switch {
+	case guard.RunAgain(state), state == codeLockTimeout:
+		return true // other transactions are in the way
+	case strings.HasPrefix(state, classResources):
+		return state != codeOwnLimit // the server has no room
+	case state == codeAdminShutdown, state == codeNotNow, state == codeTransactionTimeout:
+		return true // an administrator ends sessions
+	case state == codeIdleTimeout:
+		return h.took < e.c.cfg.IdleTimeout // the server's own setting, not Config's
+	case state == codeCrashShutdown:
+		return !e.exclusive // another session has crashed: a neighbour's, unless there was none
+	}
+	return false
+}
+
+// classifyFailure decides whose fault a rolled back attempt is: the handler's (*failure), the
+// server's, or that of the way to it.
+func (e *engine) classifyFailure(work context.Context, a *attempt, h *handlerRun, failed *guard.Failure, lost bool) error {
+	switch {
+	case work.Err() != nil:
+		return context.Cause(work) // given up while it ran: no fault of the message
+	case h.timeoutErr != nil:
+		return &handlerFailure{index: h.failedIndex, err: h.timeoutErr}
+	case failed == nil:
+		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
+	case failed.Step != stepHook && e.isRefusal(sqlState(failed), h):
+		return &serverRefusal{failed, h.failedIndex}
+	case failed.Step == "" && h.err != nil && errors.Is(h.err, failed):
+		return &handlerFailure{index: h.failedIndex, err: h.err, lost: lost}
+	case failed.Step == "":
+		// A statement's error counts before the handler's.
+		return &handlerFailure{index: -1, err: failed, lost: lost}
+	case lost && a.handlerCalled:
+		// Perhaps a message kills connections; the count will show it.
+		return &handlerFailure{index: -1, err: failed, lost: true}
+	case failed.Step == stepPark && (strings.HasPrefix(sqlState(failed), classData) || strings.HasPrefix(sqlState(failed), classIntegrity)):
+		// The table refuses the message, and always will.
+		return &handlerFailure{index: -1, err: &blockedError{&disposition{reason: reasonUnparkable, err: failed.Err}}}
+	case failed.Step == stepSeal && sqlState(failed) != "":
+		return &handlerFailure{index: -1, err: failed} // a deferred constraint
+	case failed.Step != stepHook && sqlState(failed) != "":
+		// The engine's statements are the same for every message, but their number is not.
+		return &serverRefusal{failed, -1}
+	}
+	return failed
+}

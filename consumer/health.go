@@ -1,0 +1,98 @@
+package consumer
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// trouble is the error because of which a goroutine of a partition tries again, and since when.
+type trouble struct {
+	err   error
+	since time.Time
+}
+
+// setTrouble records a failure that keeps the partition from continuing.
+func (s *partitionState) setTrouble(of *trouble, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if of.err == nil {
+		of.since = time.Now()
+	}
+	of.err = err
+}
+
+// clearTrouble clears what failing has recorded.
+func (s *partitionState) clearTrouble(of *trouble) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*of = trouble{}
+}
+
+// oldestTrouble returns the oldest trouble.
+func (s *partitionState) oldestTrouble() trouble {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var first trouble
+	for _, t := range []trouble{s.reachTrouble, s.logTrouble, s.parkedTrouble} {
+		if t.err != nil && (first.err == nil || t.since.Before(first.since)) {
+			first = t
+		}
+	}
+	return first
+}
+
+// unhealthyPartitions returns the reason for each partition that is halted, and for each that has
+// retried the same work for longer than a server needs to answer.
+func (c *Consumer) unhealthyPartitions() (faults []error) {
+	c.partitions.mu.Lock()
+	defer c.partitions.mu.Unlock()
+	for s := range c.partitions.all {
+		if h := s.halted.Load(); h != nil {
+			faults = append(faults, fmt.Errorf("consumer: %w", h))
+		} else if t := s.oldestTrouble(); t.err != nil && time.Since(t.since) > c.cfg.LockTimeout+c.cfg.StatementTimeout {
+			faults = append(faults, fmt.Errorf("consumer: partition %s/%d has failed since %s: %w", s.topic, s.partition, t.since.UTC().Format(time.RFC3339), t.err))
+		}
+	}
+	return faults
+}
+
+// Healthy returns an error that joins all reasons why messages are not being handled:
+//
+//   - a partition that is halted (a *[HaltError]);
+//   - a partition that has failed at the same work for longer than LockTimeout plus
+//     StatementTimeout, for example because the server does not answer or a message is being
+//     retried;
+//   - a handler that does not return.
+//
+// Use it for alerts and status pages. Do not use it as a liveness probe: a restart repairs only
+// what [Consumer.Live] returns.
+func (c *Consumer) Healthy() error {
+	return errors.Join(append(c.unhealthyPartitions(), c.Live())...)
+}
+
+// Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and
+// the source has joined its group. A partition that is halted does not matter, nor does a process
+// to which the group has assigned no partition. Before that, and from the moment that Run's context
+// ends, it returns an error.
+//
+// A source of your own takes part if it has a method Ready() error; see [Source].
+func (c *Consumer) Ready() error {
+	err := c.begun.Err()
+	if s, ok := c.source.(interface{ Ready() error }); ok && err == nil {
+		err = s.Ready()
+	}
+	if err != nil {
+		return fmt.Errorf("consumer: not ready: %w", err)
+	}
+	return nil
+}
+
+// Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while an abandoned
+// handler is still running. The handler's goroutine is lost, and only a restart frees it.
+func (c *Consumer) Live() error {
+	if n := c.stuck.Load(); n > 0 {
+		return fmt.Errorf("consumer: %w: %d of them did not return within %v of the end of their context", ErrHandlerStuck, n, c.cfg.HangTimeout)
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+)
+
+// haltRecheck is how often a halted partition checks whether an operator has resolved the halt.
+const haltRecheck = 3 * time.Second
+
+// ownPartition works on a partition, from the time the source hands it over until it is given up.
+func (c *Consumer) ownPartition(ctx context.Context, p Partition) (err error) {
+	w := &worker{engine: engine{c: c, state: c.partitions.add(), brake: &brake{cfg: c.cfg.Brake}}, p: p}
+	defer func() {
+		w.stopHandlers()
+		w.releaseCursor()
+		c.partitions.remove(w.state)
+		if c.cfg.Hooks.Released != nil && w.cur != nil {
+			c.cfg.Hooks.Released(Released{Topic: w.id.Topic, Partition: w.id.Partition, Position: w.pos, Err: err})
+		}
+	}()
+	retry := newBackoff(c.cfg)
+	for {
+		from := w.pos
+		err := fault.Point(fault.Joined)
+		if err == nil {
+			err = w.acquire(ctx)
+		}
+		if err == nil {
+			w.state.clearPassedHalt()
+			err = w.workOnLog(ctx)
+		}
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the partition is given up, whatever the work ended with
+		}
+		if w.pos != from {
+			retry.Reset()
+		}
+		var halt *HaltError
+		wait := haltRecheck
+		switch {
+		case err == nil || errors.Is(err, errMoved):
+			continue
+		case errors.Is(err, errPaused):
+			if !w.waitForResume(ctx) {
+				return nil
+			}
+			w.brake.release()
+			continue
+		case errors.Is(err, ErrOwnershipLost):
+			return err
+		case errors.As(err, &halt):
+			w.reportHalt(ctx, halt)
+			if halt.Reason == HaltEverythingFails {
+				if err := w.waitForProbe(ctx); errors.Is(err, errMoved) {
+					w.brake.release() // an operator has set the position
+				}
+				wait = 0 // the next run finds a pause
+			}
+		default:
+			w.state.setTrouble(&w.state.reachTrouble, err)
+			wait = w.reportRetry(Retry{Offset: w.pos, Err: err}, retry)
+		}
+		if !sleep(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// logHaltEvery is how often an unchanged halt is logged. Hooks.Halted is called each time.
+const logHaltEvery = 5 * time.Minute
+
+// loggedHalt identifies a halt that was logged.
+type loggedHalt struct {
+	reason   HaltReason
+	detail   string
+	position int64
+}
+
+// reportHalt logs that a partition is halted, and for how long it can stay so without loss.
+func (w *worker) reportHalt(ctx context.Context, halt *HaltError) {
+	if until, err := w.p.Retained(ctx, halt.Position); err == nil {
+		halt.RetainedUntil = until
+	}
+	w.state.setHalted(halt)
+	w.c.poller.pollSoon()
+	cfg := &w.c.cfg
+	if now := (loggedHalt{halt.Reason, halt.Detail, halt.Position}); now != w.lastHalt || time.Since(w.lastHaltAt) >= logHaltEvery {
+		w.lastHalt, w.lastHaltAt = now, time.Now()
+		cfg.Logger.Error("onlyonce: partition halted", halt.attributes()...)
+	}
+	if cfg.Hooks.Halted != nil {
+		// A copy, because the hook may keep and change it while others read the partition's state.
+		own := *halt
+		cfg.Hooks.Halted(&own)
+	}
+}
+
+func (w *worker) haltError(reason HaltReason, detail string, args ...any) *HaltError {
+	return w.haltErrorAt(w.pos, reason, detail, args...)
+}
+
+func (e *engine) haltErrorAt(pos int64, reason HaltReason, detail string, args ...any) *HaltError {
+	if e.cur != nil && e.cur.replayUntil != nil {
+		detail += "; a replay is under way up to offset %d, which interrupted the work at offset %d"
+		args = append(args, *e.cur.replayUntil, e.cur.replayResume)
+	}
+	return &HaltError{Scope: e.c.cfg.Scope, Group: e.c.source.Group(), Topic: e.id.Topic, Partition: e.id.Partition, Position: pos,
+		Reason: reason, Detail: fmt.Sprintf(detail, args...), Shard: e.c.shard}
+}

@@ -1,0 +1,101 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/onlyonce/onlyonce/internal/fault"
+	"github.com/onlyonce/onlyonce/internal/parked"
+)
+
+// sweepBlockedSQL makes the first row of each ordering key due, for the keys of a partition that
+// have blocked rows. It is for a process that died between a commit and the promote that follows
+// it. It handles a number of keys at once, above $4 (null: from the first). Out: one row with how
+// many rows became due, and the last of these keys, null if there are no more.
+const sweepBlockedSQL = `
+select count(onlyonce.promote(k.order_key)), (array_agg(k.order_key order by k.order_key desc))[1]
+  from (select distinct order_key from onlyonce.parked
+         where scope = $1 and topic = $2 and partition = $3 and settled_at is null and state = 'blocked' and ($4::uuid is null or order_key > $4)
+         order by order_key limit 5000) k`
+
+// sweepEvery bounds how long a row can stay blocked although nothing blocks it.
+const sweepEvery = 5 * time.Minute
+
+// promoteBlocked makes rows due that waited for a row which is settled by now.
+func (r *retrier) promoteBlocked(ctx context.Context) error {
+	r.mu.Lock()
+	keys, all := r.promoteKeys, r.promoteAll || time.Since(r.sweptAt) > sweepEvery
+	r.promoteKeys, r.promoteAll = map[pgtype.UUID]struct{}{}, false
+	r.mu.Unlock()
+	if len(keys) == 0 && !all {
+		return nil
+	}
+	err := fault.Point(fault.Promoting)
+	var promoted int64
+	switch {
+	case err != nil:
+	case all:
+		if promoted, err = r.sweepBlocked(ctx); err == nil {
+			r.sweptAt = time.Now()
+		}
+	default:
+		for k := range keys {
+			var due int64
+			bounded, cancel := r.c.bounded(ctx)
+			err = r.c.pool.QueryRow(bounded, parked.PromoteSQL, []pgtype.UUID{k}).Scan(&due)
+			cancel()
+			if err != nil {
+				break
+			}
+			promoted += due
+		}
+	}
+	if err != nil {
+		r.mu.Lock()
+		r.promoteAll = true
+		r.mu.Unlock()
+		return fmt.Errorf("promoting blocked messages: %w", err)
+	}
+	if promoted > 0 {
+		r.setDue(0)
+	}
+	return nil
+}
+
+// sweepBlocked checks each key that waits, in bounded statements, for as long as that takes.
+func (r *retrier) sweepBlocked(ctx context.Context) (promoted int64, err error) {
+	var last pgtype.UUID
+	for {
+		var n int64
+		bounded, cancel := r.c.bounded(ctx)
+		err := r.c.pool.QueryRow(bounded, sweepBlockedSQL, r.c.cfg.Scope, r.id.Topic, r.id.Partition, last).Scan(&n, &last)
+		cancel()
+		if promoted += n; err != nil || !last.Valid {
+			return promoted, err
+		}
+	}
+}
+
+// noteParked records what a transaction of the worker has parked.
+func (r *retrier) noteParked(a *attempt) {
+	if len(a.parked) == 0 {
+		return
+	}
+	r.mu.Lock()
+	for _, k := range a.blockedKeys {
+		r.promoteKeys[k] = struct{}{}
+	}
+	r.mu.Unlock()
+	r.wakeUp()
+}
+
+// sweepSoon is for transactions of which it is not known what they parked.
+func (r *retrier) sweepSoon() {
+	r.mu.Lock()
+	r.promoteAll = true
+	r.mu.Unlock()
+	r.wakeUp()
+}

@@ -1,0 +1,85 @@
+package webhook
+
+import (
+	"strings"
+	"time"
+)
+
+// eachPair parses a list of name=value, separated by commas, for example Stripe's. It is bounded,
+// and each member must be a pair.
+func eachPair(field, list string, each func(name, value string) error) error {
+	if strings.Count(list, ",") > maxSignatures { // one more than the signatures: the time
+		return Malformed(field, "has more than 16 signatures")
+	}
+	for member := range strings.SplitSeq(list, ",") {
+		name, value, ok := strings.Cut(member, "=")
+		if !ok || !isWord(name) {
+			return Malformed(field, "is not a list of name=value")
+		}
+		if err := each(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// signatureList collects the signatures of a list. If one has a known version but cannot be
+// decoded, it is skipped, as the providers' own libraries do. It is an error only if there is no
+// other.
+type signatureList struct {
+	field       string
+	found       []Signature
+	undecodable bool
+}
+
+func (g *signatureList) add(a Algorithm, e Encoding, text string) {
+	value, canonical := e.Decode(text)
+	if !canonical || len(value) != a.size() {
+		g.undecodable = true
+		return
+	}
+	g.found = append(g.found, Signature{Algorithm: a, Value: value})
+}
+
+func (g *signatureList) signatures() ([]Signature, error) {
+	if len(g.found) == 0 && g.undecodable {
+		return nil, Malformed(g.field, "has no signature in the canonical encoding")
+	}
+	return g.found, nil
+}
+
+// timedPairs parses a list of pairs with exactly one time, and signatures. It skips other names
+// (W4). If timeName is empty, there is no time.
+func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc Encoding, unit time.Duration) (written string, at time.Time, found []Signature, err error) {
+	g := signatureList{field: field}
+	err = eachPair(field, list, func(name, value string) (err error) {
+		switch name {
+		case timeName:
+			if written != "" {
+				return Malformed(field, "has more than one time")
+			}
+			written = value
+			at, err = unixTime(field, value, unit)
+			return err
+		case signatureName:
+			g.add(a, enc, value)
+		}
+		return nil
+	})
+	if err == nil && written == "" && timeName != "" {
+		err = Malformed(field, "has no time")
+	}
+	if err == nil {
+		found, err = g.signatures()
+	}
+	if err != nil {
+		return "", time.Time{}, nil, err
+	}
+	return written, at, found, nil
+}
+
+// isWord reports whether s can be a name or a version. It rejects lists that a proxy has joined out
+// of several lines, with a comma and a space.
+func isWord(s string) bool {
+	return s != "" && strings.Trim(s, "_-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
+}
