@@ -158,6 +158,10 @@ func singles(points []point, copied, hasLog bool) (all []history) {
 		if p.kind != wire.Sync && hasLog {
 			add(event{rebalance, p.name})
 			add(event{before, p.name}, event{what: reset})
+		}
+		// After the fence, its transaction would hold the cursor, and the one that takes over would
+		// wait until the server ends it (Config.IdleTimeout).
+		if strings.HasPrefix(p.name, "fence.") && p.kind != wire.Sync && hasLog {
 			add(event{zombie, p.name})
 		}
 	}

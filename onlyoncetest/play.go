@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -21,13 +20,12 @@ import (
 
 // play is one run of a case, with the faults of a history.
 type play struct {
-	ctx    context.Context
-	db     *workerdb.DB
-	c      *Case
-	h      history
-	remote http.RoundTripper
-	logs   *logs
-	sent   []Message
+	ctx  context.Context
+	db   *workerdb.DB
+	c    *Case
+	h    history
+	logs *logs
+	sent []Message
 
 	copies atomic.Bool
 	left   sync.WaitGroup // goroutines of processes
@@ -66,8 +64,8 @@ type line struct {
 	minor bool
 }
 
-// perPlay bounds one history.
-const perPlay = time.Minute
+// perPlay bounds one history. It is a variable for tests of handlers that hang.
+var perPlay = time.Minute
 
 // outcome is the result of a play.
 type outcome struct {
@@ -76,8 +74,8 @@ type outcome struct {
 }
 
 // newPlay prepares one.
-func newPlay(ctx context.Context, db *workerdb.DB, c *Case, h history, remote http.RoundTripper) *play {
-	return &play{ctx: ctx, db: db, c: c, h: h, remote: remote, logs: newLogs(), wakeup: make(chan struct{}), counts: map[string]int{},
+func newPlay(ctx context.Context, db *workerdb.DB, c *Case, h history) *play {
+	return &play{ctx: ctx, db: db, c: c, h: h, logs: newLogs(), wakeup: make(chan struct{}), counts: map[string]int{},
 		struck: make([]bool, len(h.events)), calling: map[string]time.Time{}, refused: map[place]bool{}, began: time.Now()}
 }
 
@@ -279,14 +277,16 @@ var errStuck = errors.New("the work is not done")
 // perform runs the case with the history's faults, and returns the state that it leaves. A verdict
 // is in x.wrong if the run itself shows one.
 func (x *play) perform() (*state, error) {
-	ctx, cancel := context.WithTimeout(x.ctx, perPlay)
+	ctx, cancel := context.WithTimeout(x.ctx, startTimeout)
 	defer cancel()
 	if err := x.db.Restore(ctx); err != nil {
 		return nil, machineError{err}
 	}
 	x.sent = pick(x.c.Messages, x.h.only)
 	x.logs.add(x.sent...)
-	err := x.course(ctx)
+	bounded, over := context.WithTimeout(ctx, perPlay)
+	err := x.course(bounded)
+	over()
 	x.endAll()
 	if err != nil {
 		return nil, err

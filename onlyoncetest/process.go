@@ -118,7 +118,7 @@ func (x *play) newProcess() (*Process, error) {
 	if p.Pool, err = pgxpool.NewWithConfig(p.ctx, cfg); err != nil {
 		return nil, err
 	}
-	p.HTTP = &http.Client{Transport: &transport{p, x.remote}, Timeout: 10 * time.Second}
+	p.HTTP = &http.Client{Transport: &transport{p, http.DefaultTransport}, Timeout: 10 * time.Second}
 	return p, nil
 }
 

@@ -56,28 +56,28 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, err
 }
 
-// defaultTransport is in place of http.DefaultTransport while cases run, so that requests through
-// http.DefaultClient are seen if they have the handler's context.
-var defaultTransport struct {
+// defaultClient counts the cases that watch http.DefaultClient.
+var defaultClient struct {
 	sync.Mutex
 	users int
-	real  http.RoundTripper
+	ours  bool
 }
 
-// replaceDefaultTransport returns the one that was there, and a function to undo it.
-func replaceDefaultTransport() (base http.RoundTripper, undo func()) {
-	d := &defaultTransport
+// watchDefaultClient sees the requests through http.DefaultClient that have a handler's context. A
+// client with a Transport of its own is left alone, and so is http.DefaultTransport: programs
+// expect its type.
+func watchDefaultClient() (undo func()) {
+	d := &defaultClient
 	d.Lock()
 	defer d.Unlock()
-	if d.users++; d.users == 1 {
-		d.real = http.DefaultTransport
-		http.DefaultTransport = &transport{base: d.real}
+	if d.users++; d.users == 1 && http.DefaultClient.Transport == nil {
+		http.DefaultClient.Transport, d.ours = &transport{base: http.DefaultTransport}, true
 	}
-	return d.real, sync.OnceFunc(func() {
+	return sync.OnceFunc(func() {
 		d.Lock()
 		defer d.Unlock()
-		if d.users--; d.users == 0 {
-			http.DefaultTransport = d.real
+		if d.users--; d.users == 0 && d.ours {
+			http.DefaultClient.Transport, d.ours = nil, false
 		}
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net/http"
 	"runtime"
 	"slices"
 	"strings"
@@ -97,7 +96,6 @@ func Run(t testing.TB, c Case) *Report {
 type runner struct {
 	c     *Case
 	rep   *Report
-	base  http.RoundTripper
 	undo  func()
 	dbs   chan *workerdb.DB
 	taken []*workerdb.DB
@@ -111,7 +109,7 @@ func (r *runner) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("no database: %w", err)
 	}
-	r.base, r.undo = replaceDefaultTransport()
+	r.undo = watchDefaultClient()
 	r.dbs = make(chan *workerdb.DB, workers())
 	for range workers() {
 		db, err := s.Take(ctx, r.c.Migrate)
@@ -144,7 +142,7 @@ func (r *runner) close() {
 func (r *runner) play(ctx context.Context, c *Case, h history) (*play, *state, error) {
 	db := <-r.dbs
 	defer func() { r.dbs <- db }()
-	x := newPlay(ctx, db, c, h, r.base)
+	x := newPlay(ctx, db, c, h)
 	s, err := x.perform()
 	var machine machineError
 	if err != nil && ctx.Err() == nil && !errors.As(err, &machine) {
