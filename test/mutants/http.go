@@ -319,7 +319,7 @@ var httpRules = []mutant{
 		old: "e.route.NoStoreBody && len(r.Body) > 0 || ", new: "",
 		pkg: "./idempotency", test: "TestH15LongAnswers"},
 	{rule: "H15 cut off", file: "idempotency/runoutcome.go",
-		old: "\tif rec.exceeded() { //", new: "\tif rec.exceeded() && part != keepNothing { //",
+		old: "\tif rec.exceeded() { //", new: "\tif rec.exceeded() && keep != keepNothing { //",
 		pkg: "./idempotency", test: "TestCutOffRefusalIsNotSent"},
 	{rule: "H16 answers", file: "idempotency/sealing.go",
 		old: "\tif l.cfg.Sealer == nil {\n", new: "\tif true {\n",
@@ -431,7 +431,7 @@ var httpRules = []mutant{
 		pkg: "./idempotency", test: "TestH22StoreDown"},
 	// Around the layer, steps and records that outlive their clients, operations, sealed values.
 	{rule: "H2 scope's own body", file: "idempotency/routehandler.go",
-		old: "\town.Body = io.NopCloser(bytes.NewReader(body))\n", new: "",
+		old: "\town.Body = io.NopCloser(bytes.NewReader(body))\n", new: "\t_ = bytes.NewReader\n",
 		pkg: "./idempotency", test: "TestH2ScopeThatParsesTheForm"},
 	{rule: "H6 read outside", file: "idempotency/routehandler.go",
 		old: "\tcase int64(len(body)) < r.ContentLength || ", new: "\tcase ",
