@@ -77,7 +77,7 @@ func (r *Endpoint) upkeep(ctx context.Context) error {
 		return fmt.Errorf("webhook: endpoint %s: %w", r.cfg.Name, err)
 	}
 	remembered := inbox.Need{Ring: "standard_keys", Copies: r.cfg.Retention, Whose: "endpoint " + r.cfg.Name + ": Config.Retention"}
-	if err := inbox.Holds(asking, r.pool, remembered); err != nil {
+	if err := inbox.CheckHorizon(asking, r.pool, remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
 	rotating := make(chan struct{})

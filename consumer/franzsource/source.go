@@ -59,5 +59,5 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consum
 		}
 		return err
 	}
-	return newMembership(ctx, net, own).run()
+	return newMembership(ctx, net, own).joinAndServe()
 }

@@ -150,7 +150,7 @@ var webhooksRules = []mutant{
 		old: "	least := max(leastRetention, 2*past, 2*future, scheme.Redeliveries)", new: "	least := max(1, min(past, future))",
 		pkg: "./webhook", test: "TestW10Retention"},
 	{rule: "W10 shorter horizon", file: "webhook/upkeep.go",
-		old: "	if err := inbox.Holds(asking, r.pool, remembered); err != nil {", new: "	if err := inbox.Holds(asking, r.pool, inbox.Need{Ring: \"standard_keys\"}); err != nil {",
+		old: "	if err := inbox.CheckHorizon(asking, r.pool, remembered); err != nil {", new: "	if err := inbox.CheckHorizon(asking, r.pool, inbox.Need{Ring: \"standard_keys\"}); err != nil {",
 		pkg: "./webhook", test: "TestW10Horizon"},
 	{rule: "W10 what ids are forgotten of is listed", file: "webhook/upkeep.go",
 		old: "from.Before(known) { //", new: "false { //",
