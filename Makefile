@@ -29,7 +29,7 @@ quickstart: ## the main job, end to end
 
 # Tests wait for servers and timers more than they compute, so more of them run at once than there are processors.
 AT_ONCE ?= 8
-runtests = $(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(call each,$(TESTED),$(TEST) $(RACE) -parallel $(AT_ONCE) -timeout 30m $(1) $(PKGS))'
+runtests = $(DEVENV) -postgres -kafka $(REAL) -- sh -c '$(call each,$(TESTED),$(TEST) $(RACE) -parallel $(AT_ONCE) -timeout 20m $(1) $(PKGS))'
 
 test: ## the tests, without the long ones, on one Postgres and, with a JVM or Docker, one real Kafka broker; RACE=-race, PKGS=./consumer/...
 	@echo "make test: up to 8 minutes on two idle cores, more the first time; make test-long runs the long tests too (15 minutes)"

@@ -113,18 +113,14 @@ const (
 
 const lockNotAvailable = "55P03"
 
+func (c *DoConfig) fields() rerun.Fields {
+	t := &c.Timeouts
+	return rerun.Fields{Lock: &t.Lock, Statement: &t.Statement, Idle: &t.Idle, Commit: &t.Commit, Attempts: &c.Attempts, RetryMin: &c.RetryMin, RetryMax: &c.RetryMax}
+}
+
 func (c DoConfig) withDefaults() (DoConfig, error) {
 	l := fields.List{Sentinel: ErrConfig, Struct: "DoConfig"}
-	l.Span("Timeouts.Lock", &c.Timeouts.Lock, 5*time.Second, time.Millisecond, time.Hour)
-	l.Span("Timeouts.Statement", &c.Timeouts.Statement, 30*time.Second, time.Millisecond, time.Hour)
-	l.Span("Timeouts.Idle", &c.Timeouts.Idle, 60*time.Second, time.Millisecond, time.Hour)
-	l.Span("Timeouts.Commit", &c.Timeouts.Commit, 15*time.Second, time.Millisecond, time.Hour)
-	l.Number("Attempts", &c.Attempts, 5, 1, 100)
-	l.Span("RetryMin", &c.RetryMin, 20*time.Millisecond, time.Millisecond, time.Hour)
-	l.Span("RetryMax", &c.RetryMax, 2*time.Second, time.Millisecond, time.Hour)
-	if c.RetryMin > c.RetryMax {
-		l.Add("RetryMin", "%v is longer than RetryMax, %v", c.RetryMin, c.RetryMax)
-	}
+	c.fields().Default(&l)
 	if _, known := isolationSQL[c.Isolation]; c.Isolation != "" && !known {
 		l.Add("Isolation", "%q is not a level of pgx", c.Isolation)
 	}
@@ -196,7 +192,7 @@ func DoWith(ctx context.Context, pool *pgxpool.Pool, cfg DoConfig, key Key, fn f
 		return 0, err
 	}
 	d := &doer{cfg: cfg, pool: pool, key: key, fn: fn}
-	err = rerun.Policy{Attempts: cfg.Attempts, Min: cfg.RetryMin, Max: cfg.RetryMax}.Run(ctx, func() (bool, error) { return d.attempt(ctx) })
+	err = cfg.fields().Policy().Run(ctx, func() (bool, error) { return d.attempt(ctx) })
 	switch {
 	case err == nil:
 		return d.outcome, nil

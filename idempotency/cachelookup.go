@@ -22,7 +22,7 @@ select c.system_identifier, ('x' || substr(pg_walfile_name(pg_current_wal_insert
 // put; a later copy of the request tries again.
 const maxCachePuts = 64
 
-// findRecordAndHistory is look for a layer with a cache.
+// findRecordAndHistory is findRecord for a layer with a cache.
 func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedRecord, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.AcquireTimeout)
 	defer cancel()
@@ -43,15 +43,15 @@ func (l *Layer) findRecordAndHistory(ctx context.Context, id [16]byte) (*storedR
 }
 
 // replyFromCache answers from the cache.
-func (x *servedRequest) replyFromCache() (reply, bool) {
-	if x.layer.cache == nil {
+func (req *servedRequest) replyFromCache() (reply, bool) {
+	if req.layer.cache == nil {
 		return reply{}, false
 	}
-	c, ok := x.layer.cache.get(x.ctx, x.id)
+	c, ok := req.layer.cache.get(req.ctx, req.id)
 	if !ok {
 		return reply{}, false
 	}
-	if same, err := x.layer.fingerprints.matches(c.Fingerprint, &x.subject); err != nil || !same {
+	if same, err := req.layer.fingerprints.matches(c.Fingerprint, &req.subject); err != nil || !same {
 		return reply{}, false // the database decides between 422 and an error
 	}
 	return replayReply(c.Response, &c.Expires), true
@@ -60,8 +60,8 @@ func (x *servedRequest) replyFromCache() (reply, bool) {
 // cacheRecord puts a record that was read from the database into the cache, after the answer. A
 // record that was just committed is not put: most are never asked for again, and its connection
 // would have to be asked for its timeline.
-func (x *servedRequest) cacheRecord(r *storedRecord, resp *storedResponse) {
-	l := x.layer
+func (req *servedRequest) cacheRecord(r *storedRecord, resp *storedResponse) {
+	l := req.layer
 	if l.cache == nil || r.expires == nil {
 		return
 	}
@@ -76,5 +76,5 @@ func (x *servedRequest) cacheRecord(r *storedRecord, resp *storedResponse) {
 			now, err := l.findRecord(ctx, id)
 			return err == nil && now != nil && now.token == r.token && !now.erased, err
 		})
-	}(context.WithoutCancel(x.ctx), x.id)
+	}(context.WithoutCancel(req.ctx), req.id)
 }

@@ -177,16 +177,16 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	l.Span("CacheTTL", &c.CacheTTL, 5*time.Minute, time.Second, 24*time.Hour)
 	l.Span("CacheTimeout", &c.CacheTimeout, 50*time.Millisecond, time.Millisecond, 10*time.Second)
-	protocol.RequestHeader(&l, "Header", &c.Header, "Idempotency-Key")
+	protocol.CheckRequestHeaderName(&l, "Header", &c.Header, "Idempotency-Key")
 	c.Aliases = slices.Clone(c.Aliases)
 	for i := range c.Aliases {
-		if protocol.RequestHeader(&l, fmt.Sprintf("Aliases[%d]", i), &c.Aliases[i], ""); c.Aliases[i] == "" {
+		if protocol.CheckRequestHeaderName(&l, fmt.Sprintf("Aliases[%d]", i), &c.Aliases[i], ""); c.Aliases[i] == "" {
 			l.Add(fmt.Sprintf("Aliases[%d]", i), "is empty")
 		}
 	}
-	protocol.Header(&l, "StatusHeader", &c.StatusHeader, "Idempotency-Status")
-	protocol.Header(&l, "ReplayedHeader", &c.ReplayedHeader, "Idempotent-Replayed")
-	protocol.Header(&l, "ExpiresHeader", &c.ExpiresHeader, "Idempotency-Expires")
+	protocol.CheckHeaderName(&l, "StatusHeader", &c.StatusHeader, "Idempotency-Status")
+	protocol.CheckHeaderName(&l, "ReplayedHeader", &c.ReplayedHeader, "Idempotent-Replayed")
+	protocol.CheckHeaderName(&l, "ExpiresHeader", &c.ExpiresHeader, "Idempotency-Expires")
 	l.Number("TenantLimit", &c.TenantLimit, 1000, 1, 1<<20)
 	if c.TenantConns < 0 || c.TenantConns > 1<<20 {
 		l.Add("TenantConns", "%d is not from 0 to %d", c.TenantConns, 1<<20)

@@ -102,22 +102,22 @@ func (f *flights) removeIdle(tenant string, t *tenantLoad) {
 
 // running returns a channel that is closed when this process's request with the key ends, or nil if
 // there is none.
-func (f *flights) running(id [16]byte) (first <-chan struct{}) {
+func (f *flights) running(id [16]byte) (ahead <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if one := f.byKey[id]; one != nil {
-		return one.done
+	if running := f.byKey[id]; running != nil {
+		return running.done
 	}
 	return nil
 }
 
 // start takes a key for a request of this process. If another request has it, begin returns a
 // channel that is closed when that one ends.
-func (f *flights) start(id [16]byte) (mine *flight, first <-chan struct{}) {
+func (f *flights) start(id [16]byte) (mine *flight, ahead <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if one := f.byKey[id]; one != nil {
-		return nil, one.done
+	if running := f.byKey[id]; running != nil {
+		return nil, running.done
 	}
 	mine = &flight{key: id, done: make(chan struct{})}
 	f.byKey[id] = mine
@@ -138,7 +138,7 @@ func (f *flights) end(one *flight) {
 // wait waits until the request with the key ends, or, if another process works on it, until it is
 // time to look again. It returns false if the caller must not wait any longer. It holds no
 // connection.
-func (f *flights) wait(client context.Context, id [16]byte, tenant string, first <-chan struct{}, n int, deadline time.Time) bool {
+func (f *flights) wait(client context.Context, id [16]byte, tenant string, ahead <-chan struct{}, n int, deadline time.Time) bool {
 	f.mu.Lock()
 	load := f.tenants[tenant]
 	if load.waiting >= tenantWaiters || f.waiting[id] >= keyWaiters {
@@ -157,18 +157,18 @@ func (f *flights) wait(client context.Context, id [16]byte, tenant string, first
 		}
 	}()
 	pause := time.Until(deadline)
-	if first == nil { // another process works on it
+	if ahead == nil { // another process works on it
 		pause = min(pause, firstPollPause<<min(n, 4))
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	select {
-	case <-first:
+	case <-ahead:
 	case <-timer.C:
 	case <-client.Done():
 		return false
 	}
-	return time.Until(deadline) > 0 || first != nil
+	return time.Until(deadline) > 0 || ahead != nil
 }
 
 // firstPollPause is the first pause between two looks at a key that another process works on. It

@@ -1,21 +1,12 @@
 package idempotency
 
 import (
-	"bytes"
-	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/onlyonce/onlyonce/dedupe"
-	"github.com/onlyonce/onlyonce/internal/codec"
-	"github.com/onlyonce/onlyonce/internal/origin"
 )
 
 // Layer answers a copy of a request with the first request's answer. Make one with [New], wrap
@@ -92,67 +83,4 @@ func (l *Layer) reportError(err error) {
 	if l.cfg.Hooks.Failed != nil {
 		l.cfg.Hooks.Failed(err)
 	}
-}
-
-// serveRequest finds the request's scope and key, and runs it.
-func (x *servedRequest) serveRequest(r *http.Request) reply {
-	e := x.handler
-	body, code, err := e.readBody(x.w, r)
-	if code != "" {
-		return problemReply(code, err)
-	}
-	scope, err := e.scopeOf(r, body)
-	if err != nil {
-		return problemReply(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
-	}
-	x.scope = scope
-	x.http, x.body = r, body
-	key, found, err := e.keyRule.find(r.Header, body)
-	if err != nil {
-		x.detail = err.Error()
-		return problemReply(codeKeyInvalid, nil)
-	}
-	x.key, x.keySent, x.ttl = key, found, e.route.TTL
-	if !found && e.route.Key == KeyRequired {
-		return problemReply(codeKeyMissing, nil)
-	}
-	x.subject = e.fingerprintSubject(scope, r, body)
-	if !found && e.route.Key == KeyDerived {
-		sum, err := e.layer.fingerprints.sum(&x.subject)
-		if err != nil {
-			x.detail = err.Error()
-			return problemReply(codeBodyInvalid, nil)
-		}
-		x.key, x.keyDerived, x.ttl = "derived:"+hex.EncodeToString(sum), true, e.route.DerivedTTL
-	}
-	x.ctx = context.WithoutCancel(r.Context()) // H11: the request goes on if the client disconnects
-	_, _ = rand.Read(x.token[:])               // never fails
-	if x.key == "" {
-		return x.serveUnkeyed()
-	}
-	x.setRecordID()
-	if x.fingerprint, err = e.layer.fingerprints.sum(&x.subject); err != nil {
-		x.detail = err.Error()
-		return problemReply(codeBodyInvalid, nil)
-	}
-	return x.serveKeyed()
-}
-
-// setRecordID computes the record's id, and the origin from which the keys of calls are derived.
-func (x *servedRequest) setRecordID() {
-	h := x.http.Header
-	x.origin = origin.Origin{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate"))}
-	x.id = dedupe.Key{Tenant: x.scope.Tenant, Scope: x.subject.Scope, ID: x.key}.Hash()
-	x.subject.Record, x.subject.Key = x.id, x.key
-}
-
-// handlerRequest returns the request that the handler gets: with the body from its start, and with
-// the exchange in its context.
-func (x *servedRequest) handlerRequest(ctx context.Context) *http.Request {
-	r := x.http.Clone(context.WithValue(context.WithValue(ctx, servedRequestKey{}, x), runKey{}, x.runs))
-	r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(x.body)), int64(len(x.body)), nil
-	if len(x.body) == 0 {
-		r.Body = http.NoBody
-	}
-	return r
 }

@@ -13,7 +13,7 @@ import (
 // heldLease is the lease of a request that this process works on.
 type heldLease struct {
 	lease  *lease.Lease
-	sent   time.Time // when its latest renewal was sent; used by the keeper only
+	sent   time.Time // when its latest renewal was sent; used by the leaseKeeper only
 	cancel context.CancelCauseFunc
 
 	mu   sync.Mutex
@@ -23,12 +23,14 @@ type heldLease struct {
 // errLeaseLost ends the context of a handler whose lease could not be renewed in time.
 var errLeaseLost = errors.New("idempotency: the request's lease has ended: another process may have taken it over")
 
+// lossError returns errLeaseLost if the lease may have ended, or nil.
 func (h *heldLease) lossError() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.lost
 }
 
+// markLost ends the handler's context.
 func (h *heldLease) markLost() {
 	h.mu.Lock()
 	h.lost = errLeaseLost
@@ -36,49 +38,53 @@ func (h *heldLease) markLost() {
 	h.cancel(errLeaseLost)
 }
 
-// leaseKeeper renews all leases of a process in one statement, while there are any.
+// leaseKeeper renews all leases of a process in one statement. Its goroutine runs while there are
+// leases.
 type leaseKeeper struct {
 	layer *Layer
 
 	mu   sync.Mutex
 	held map[*heldLease]struct{}
-	none chan struct{} // closed when the last lease is dropped
+	stop chan struct{} // closed when the last lease is removed
 }
 
-func (k *leaseKeeper) hold(l *lease.Lease, cancel context.CancelCauseFunc) *heldLease {
+// startRenewing adds a lease. If it cannot be renewed in time, cancel ends the context of its
+// request.
+func (k *leaseKeeper) startRenewing(l *lease.Lease, cancel context.CancelCauseFunc) *heldLease {
 	h := &heldLease{lease: l, sent: l.Sent, cancel: cancel}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if len(k.held) == 0 {
-		k.held, k.none = make(map[*heldLease]struct{}), make(chan struct{})
-		go k.renewLoop(k.none)
+		k.held, k.stop = make(map[*heldLease]struct{}), make(chan struct{})
+		go k.renewLoop(k.stop)
 	}
 	k.held[h] = struct{}{}
 	return h
 }
 
-func (k *leaseKeeper) release(h *heldLease) {
+// stopRenewing removes a lease. It does not give the key back.
+func (k *leaseKeeper) stopRenewing(h *heldLease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if _, there := k.held[h]; !there {
 		return
 	}
 	if delete(k.held, h); len(k.held) == 0 {
-		close(k.none)
+		close(k.stop)
 	}
 }
 
 // renewLoop renews each lease after a third of its TTL. It cancels a handler whose lease may have
 // ended, by this process's own clock, counted from when the renewal was sent.
-func (k *leaseKeeper) renewLoop(none <-chan struct{}) {
+func (k *leaseKeeper) renewLoop(stop <-chan struct{}) {
 	ttl := k.layer.cfg.LeaseTTL
-	tick := time.NewTicker(ttl / 6)
-	defer tick.Stop()
+	ticker := time.NewTicker(ttl / 6)
+	defer ticker.Stop()
 	for {
 		select {
-		case <-none:
+		case <-stop:
 			return
-		case <-tick.C:
+		case <-ticker.C:
 		}
 		k.mu.Lock()
 		due := make([]*heldLease, 0, len(k.held))

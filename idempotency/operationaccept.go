@@ -31,9 +31,9 @@ const acceptSQL = `insert into onlyonce.operations (id, tenant, principal, name,
 // and state. If it returns an error, it has not written an answer: the handler must answer, with a
 // status whose answer is not stored, for example 500.
 func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request) error {
-	x, ok := r.Context().Value(servedRequestKey{}).(*servedRequest)
+	run, ok := r.Context().Value(runKey{}).(*handlerRun)
 	switch {
-	case !ok || x.unprotected || x.handler.route.Mode != Transactional || x.layer != o.layer:
+	case !ok || run.unprotected || run.handler.route.Mode != Transactional || run.layer != o.layer:
 		return fmt.Errorf("%w: Accept must be called in a handler behind the same layer, in transactional mode", ErrNoTx)
 	case o.work[req.Name] == nil:
 		return fmt.Errorf("%w: Request.Name: there is no work %q", ErrConfig, req.Name)
@@ -58,12 +58,12 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err != nil {
 		return err
 	}
-	tx.Queue(acceptSQL, id, x.scope.Tenant, x.scope.Principal, req.Name, o.cfg.TTL)
-	e := eventsource.Event{Topic: o.cfg.Stream, Tenant: x.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
+	tx.Queue(acceptSQL, id, run.scope.Tenant, run.scope.Principal, req.Name, o.cfg.TTL)
+	e := eventsource.Event{Topic: o.cfg.Stream, Tenant: run.scope.Tenant, ID: id.String(), Body: input, Headers: []consumer.Header{{Name: headerSealed, Value: []byte(sealedMark[sealed])}}}
 	if req.OrderingKey != "" {
 		e.Key = []byte(req.OrderingKey)
 	}
-	if trace := x.origin.Trace; trace != "" {
+	if trace := run.origin.Trace; trace != "" {
 		parent, state := codec.SplitTrace(trace)
 		e.Headers = append(e.Headers, consumer.Header{Name: "traceparent", Value: []byte(parent)})
 		if state != "" {
@@ -73,7 +73,7 @@ func (o *Operations) Accept(w http.ResponseWriter, r *http.Request, req Request)
 	if err := eventsource.Append(r.Context(), tx, e); err != nil {
 		return err
 	}
-	x.onCommit = o.source.Wake
+	run.onCommit = o.source.Wake
 	w.Header().Set("Location", o.cfg.Path+id.String())
 	o.writeState(w, http.StatusAccepted, &operationState{ID: id.String(), Name: req.Name, State: operationRunning})
 	return nil

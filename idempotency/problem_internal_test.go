@@ -32,7 +32,7 @@ func TestProblems(t *testing.T) {
 			t.Errorf("%s: %v", c, h)
 		}
 		// The client's side must not give up what can end well, and must not repeat what cannot.
-		if got := !protocol.Final(w.Header(), w.Body.Bytes()); got != p.retryable {
+		if got := !protocol.IsFinalProblem(w.Header(), w.Body.Bytes()); got != p.retryable {
 			t.Errorf("%s: a client repeats it: %v", c, got)
 		}
 	}

@@ -54,8 +54,8 @@ func inProgressReply(left time.Duration) reply {
 }
 
 // writeReply writes the reply and returns its status.
-func (x *servedRequest) writeReply(rep reply) int {
-	h, cfg := x.w.Header(), &x.layer.cfg
+func (req *servedRequest) writeReply(rep reply) int {
+	h, cfg := req.w.Header(), &req.layer.cfg
 	if rep.code == "" {
 		applyHeaders(h, rep.set, rep.added)
 	} else if location := rep.set.Get("Location"); location != "" {
@@ -70,12 +70,12 @@ func (x *servedRequest) writeReply(rep reply) int {
 	if rep.mark == Replayed {
 		h.Set(cfg.ReplayedHeader, "true")
 	}
-	if x.keySent {
-		if value, err := protocol.WriteString(x.key); err == nil {
+	if req.keySent {
+		if value, err := protocol.FormatString(req.key); err == nil {
 			h.Set(cfg.Header, value)
 		}
 	}
-	if x.keyDerived {
+	if req.keyDerived {
 		h.Set(cfg.Header+"-Derived", "true")
 	}
 	if rep.expires != nil {
@@ -88,27 +88,27 @@ func (x *servedRequest) writeReply(rep reply) int {
 		status := rep.code.status()
 		switch {
 		case rep.code == codeKeyReused:
-			status = x.handler.route.MismatchStatus
+			status = req.handler.route.MismatchStatus
 		case rep.status != 0:
 			status = rep.status
 		}
-		writeProblem(x.w, status, rep.code, x.detail, x.problemInstance(), rep.code.retryable() && !rep.final)
+		writeProblem(req.w, status, rep.code, req.detail, req.problemInstance(), rep.code.retryable() && !rep.final)
 		return status
 	}
-	x.w.WriteHeader(rep.status)
+	req.w.WriteHeader(rep.status)
 	if len(rep.body) > 0 {
-		_, _ = x.w.Write(rep.body) // if the client has disconnected, it retries
+		_, _ = req.w.Write(rep.body) // if the client has disconnected, it retries
 	}
 	return rep.status
 }
 
 // problemInstance identifies the request in a problem by its record's id, from which the key cannot
 // be found.
-func (x *servedRequest) problemInstance() string {
-	if x.id == [16]byte{} {
+func (req *servedRequest) problemInstance() string {
+	if req.id == [16]byte{} {
 		return ""
 	}
-	return "urn:uuid:" + codec.UUIDv8(x.id).String()
+	return "urn:uuid:" + codec.UUIDv8(req.id).String()
 }
 
 // storedResponse returns what is stored of a handler's answer.
@@ -123,13 +123,13 @@ func (e *routeHandler) storedResponse(rec *recorder) *storedResponse {
 }
 
 // encodeResponse returns the answer as it is stored: encoded, and sealed if there is a Sealer.
-func (x *servedRequest) encodeResponse(rec *recorder) (stored []byte, sealed bool, err error) {
-	return x.layer.seal(codec.SealPlace(x.id, sealedAnswer, ""), x.handler.storedResponse(rec).encode())
+func (req *servedRequest) encodeResponse(rec *recorder) (stored []byte, sealed bool, err error) {
+	return req.layer.seal(codec.SealPlace(req.id, sealedAnswer, ""), req.handler.storedResponse(rec).encode())
 }
 
 // replyFromRecord answers a request from the record under its key.
-func (x *servedRequest) replyFromRecord(r *storedRecord) reply {
-	same, err := x.layer.fingerprints.matches(r.fingerprint, &x.subject)
+func (req *servedRequest) replyFromRecord(r *storedRecord) reply {
+	same, err := req.layer.fingerprints.matches(r.fingerprint, &req.subject)
 	if errors.Is(err, errJSON) { // the record was made when the route compared bodies as JSON, and this body is not JSON
 		same, err = false, nil
 	}
@@ -145,11 +145,11 @@ func (x *servedRequest) replyFromRecord(r *storedRecord) reply {
 	case stateReconcile:
 		return problemReply(codeCommitUnknown, nil)
 	}
-	x.layer.recentKeys.add(x.id)
+	req.layer.recentKeys.add(req.id)
 	if r.erased {
 		return notReplayableReply(nil)
 	}
-	stored, err := x.layer.unseal(codec.SealPlace(x.id, sealedAnswer, ""), r.response, r.sealed)
+	stored, err := req.layer.unseal(codec.SealPlace(req.id, sealedAnswer, ""), r.response, r.sealed)
 	if err != nil {
 		return problemReply(codeRecordUnreadable, err)
 	}
@@ -157,7 +157,7 @@ func (x *servedRequest) replyFromRecord(r *storedRecord) reply {
 	if err != nil {
 		return problemReply(codeRecordUnreadable, err)
 	}
-	x.cacheRecord(r, resp)
+	req.cacheRecord(r, resp)
 	return replayReply(resp, r.expires)
 }
 

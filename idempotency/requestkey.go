@@ -12,6 +12,13 @@ import (
 	"github.com/onlyonce/onlyonce/internal/jsonpointer"
 )
 
+// requestKey is the key of one request.
+type requestKey struct {
+	key        string // "" if the request has none
+	keySent    bool   // the client sent it
+	keyDerived bool   // the layer computed it from the request, see [KeyDerived]
+}
+
 // keyRule describes where a request's key may be (H3) and how it is written (H4).
 type keyRule struct {
 	headers []string // canonical; the first is the primary one
@@ -78,7 +85,7 @@ func (k keyRule) header(h http.Header, name string) (key string, has bool, err e
 	default:
 		return "", false, fmt.Errorf("header %s occurs %d times, must occur once", name, len(lines))
 	}
-	read := protocol.Read
+	read := protocol.ParseKey
 	if k.strict {
 		read = readStrictKey
 	}
@@ -94,7 +101,7 @@ func readStrictKey(value string) (string, error) {
 	if !ok {
 		return "", errors.New("must be a String of RFC 9651, in double quotes")
 	}
-	return key, protocol.Check(key)
+	return key, protocol.CheckKey(key)
 }
 
 // keyInBody returns the key in a body: the string that the pointer leads to, decoded. A body that
@@ -124,7 +131,7 @@ func keyInBody(body []byte, pointer string) (key string, found bool, err error) 
 	if err := json.Unmarshal(raw, &key); err != nil {
 		return "", false, fmt.Errorf("body member %s must be a string", pointer)
 	}
-	if err := protocol.Check(key); err != nil {
+	if err := protocol.CheckKey(key); err != nil {
 		return "", false, fmt.Errorf("body member %s: the key %w", pointer, err)
 	}
 	return key, true, nil

@@ -175,7 +175,7 @@ func (r Route) withDefaults() (Route, error) {
 	case len(r.Pattern) > 200 || strings.ContainsFunc(r.Pattern, func(c rune) bool { return c <= ' ' || c > '~' }):
 		l.Add("Pattern", "must be at most 200 visible ASCII characters")
 	}
-	protocol.Methods(&l, &r.Methods)
+	protocol.CheckMethods(&l, &r.Methods)
 	if r.Mode != Transactional && r.Mode != Leased {
 		l.Add("Mode", "%d is neither Transactional nor Leased", int(r.Mode))
 	}
@@ -198,7 +198,7 @@ func (r Route) withDefaults() (Route, error) {
 	}
 	r.FingerprintHeaders = slices.Clone(r.FingerprintHeaders)
 	for i := range r.FingerprintHeaders {
-		if protocol.RequestHeader(&l, fmt.Sprintf("FingerprintHeaders[%d]", i), &r.FingerprintHeaders[i], ""); r.FingerprintHeaders[i] == "" {
+		if protocol.CheckRequestHeaderName(&l, fmt.Sprintf("FingerprintHeaders[%d]", i), &r.FingerprintHeaders[i], ""); r.FingerprintHeaders[i] == "" {
 			l.Add(fmt.Sprintf("FingerprintHeaders[%d]", i), "is empty")
 		}
 	}

@@ -29,7 +29,7 @@ type routeHandler struct {
 // and the one key that it names.
 func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
-	x := &servedRequest{handler: e, layer: e.layer, w: w}
+	req := &servedRequest{handler: e, layer: e.layer, w: w}
 	if !slices.Contains(e.route.Methods, r.Method) { // H1
 		w.Header().Set(e.layer.cfg.StatusHeader, string(Bypassed))
 		e.next.ServeHTTP(w, r)
@@ -38,19 +38,19 @@ func (e *routeHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rep, status := reply{mark: Released}, 0 // if the handler panics or calls runtime.Goexit
 	defer func() {
 		if e.layer.cfg.Hooks.Served != nil {
-			e.layer.cfg.Hooks.Served(Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: x.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
-				Status: status, Runs: x.runs, Took: time.Since(begun)})
+			e.layer.cfg.Hooks.Served(Served{Pattern: e.route.Pattern, Method: r.Method, Tenant: req.scope.Tenant, Mark: rep.mark, Code: string(rep.code),
+				Status: status, Runs: req.runs, Took: time.Since(begun)})
 		}
 	}()
-	rep = x.serveRequest(r)
-	status = x.writeReply(rep)
+	rep = req.serveRequest(r)
+	status = req.writeReply(rep)
 	switch {
 	case rep.code == codeScopeMissing: // anyone can send such requests
 		e.logRefusal(r.Method, status, rep.code, rep.logged.Error())
 	case rep.logged != nil:
 		e.layer.reportError(rep.logged)
 	case rep.mark == Rejected || rep.mark == Mismatch:
-		e.logRefusal(r.Method, status, rep.code, x.detail)
+		e.logRefusal(r.Method, status, rep.code, req.detail)
 	}
 }
 

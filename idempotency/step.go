@@ -52,58 +52,58 @@ const (
 //
 // Call Step before [Tx]: no transaction may be open.
 func Step(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
-	x, ok := ctx.Value(servedRequestKey{}).(*servedRequest)
+	run, ok := ctx.Value(runKey{}).(*handlerRun)
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("%w: the context does not belong to a request of a Layer", ErrStep)
-	case x.handler.route.Mode != Leased:
+	case run.handler.route.Mode != Leased:
 		return nil, fmt.Errorf("%w: Route.Mode is Transactional: enqueue calls through package outbox, or choose Leased", ErrStep)
 	case name == "" || len(name) > maxStepName:
 		return nil, fmt.Errorf("%w: a step's name has 1 to %d bytes", ErrStep, maxStepName)
 	}
-	free, err := x.takeStepName(ctx, name)
+	release, err := run.takeStepName(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	done := false
 	defer func() {
 		if !done {
-			free()
+			release()
 		}
 	}()
-	result, err := x.runStep(ctx, name, fn)
+	result, err := run.runStep(ctx, name, fn)
 	done = err == nil
 	return result, err
 }
 
 // takeStepName takes a name for a step of the run that ctx belongs to. free gives the name back.
-func (x *servedRequest) takeStepName(ctx context.Context, name string) (free func(), err error) {
-	x.asking.Lock()
-	defer x.asking.Unlock()
-	names := x.steps
+func (run *handlerRun) takeStepName(ctx context.Context, name string) (release func(), err error) {
+	run.asking.Lock()
+	defer run.asking.Unlock()
+	names := run.steps
 	_, taken := names[name]
 	switch {
-	case x.returned.Load(), ctx.Value(runKey{}) != x.runs:
+	case run.returned.Load():
 		return nil, fmt.Errorf("%w: step %q after the handler's return", ErrStep, name)
-	case x.tx != nil:
+	case run.tx != nil:
 		return nil, fmt.Errorf("%w: step %q after Tx: no external call may be made while a transaction is open", ErrStep, name)
 	case taken:
 		return nil, fmt.Errorf("%w: step %q is used for the second time in one run of the handler, and its call would not be made: give each call its own name", ErrStep, name)
 	}
 	names[name] = struct{}{}
 	return func() {
-		x.asking.Lock()
-		defer x.asking.Unlock()
+		run.asking.Lock()
+		defer run.asking.Unlock()
 		delete(names, name)
 	}, nil
 }
 
-func (x *servedRequest) runStep(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
-	key := x.stepKey(name)
-	if x.unprotected {
+func (run *handlerRun) runStep(ctx context.Context, name string, fn func(ctx context.Context, key string) ([]byte, error)) ([]byte, error) {
+	key := run.stepKey(name)
+	if run.unprotected {
 		return fn(ctx, key)
 	}
-	done, result, err := x.beginStep(ctx, name)
+	done, result, err := run.beginStep(ctx, name)
 	if err != nil || done {
 		return result, err
 	}
@@ -120,71 +120,71 @@ func (x *servedRequest) runStep(ctx context.Context, name string, fn func(ctx co
 	if err := fault.Point(fault.StepCalled); err != nil {
 		return nil, err
 	}
-	return result, x.endStep(name, result)
+	return result, run.endStep(name, result)
 }
 
 // stepKey returns the key for the provider. It does not depend on which process works on the
 // request.
-func (x *servedRequest) stepKey(name string) string {
-	key := x.key
+func (req *servedRequest) stepKey(name string) string {
+	key := req.key
 	if key == "" { // two requests without a key have nothing in common
-		key = x.token.String()
+		key = req.token.String()
 	}
-	sum := codec.Hash("onlyonce/http-step/1", x.scope.Tenant, x.subject.Scope, key, name)
+	sum := codec.Hash("onlyonce/http-step/1", req.scope.Tenant, req.subject.Scope, key, name)
 	return codec.UUIDv8([16]byte(sum[:16])).String()
 }
 
 // beginStep records that the step's call may be made, before it is made.
-func (x *servedRequest) beginStep(ctx context.Context, name string) (done bool, result []byte, err error) {
-	if err := x.held.lossError(); err != nil {
+func (run *handlerRun) beginStep(ctx context.Context, name string) (done bool, result []byte, err error) {
+	if err := run.held.lossError(); err != nil {
 		return false, nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, x.layer.cfg.AcquireTimeout)
+	ctx, cancel := context.WithTimeout(ctx, run.layer.cfg.AcquireTimeout)
 	defer cancel()
-	l := x.held.lease
-	var sealed, late bool
-	err = x.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(x.id), name, x.handler.route.KeyWindow-min(stepMargin, x.handler.route.KeyWindow/2),
-		x.layer.cfg.Sealer != nil).
-		Scan(&done, &result, &sealed, &late)
+	l := run.held.lease
+	var sealed, tooLate bool
+	err = run.layer.pool.QueryRow(ctx, stepSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(run.id), name, run.handler.route.KeyWindow-min(stepMargin, run.handler.route.KeyWindow/2),
+		run.layer.cfg.Sealer != nil).
+		Scan(&done, &result, &sealed, &tooLate)
 	if err != nil {
-		return false, nil, x.stepError(name, err)
+		return false, nil, run.stepError(name, err)
 	}
-	if late {
-		x.outcomeUnknown = true
+	if tooLate {
+		run.outcomeUnknown = true
 		return false, nil, fmt.Errorf("%w: step %q", ErrOutcomeUnknown, name)
 	}
 	if done {
-		result, err = x.layer.unseal(codec.SealPlace(x.id, sealedStep, name), result, sealed)
+		result, err = run.layer.unseal(codec.SealPlace(run.id, sealedStep, name), result, sealed)
 	}
 	return done, result, err
 }
 
 // endStep stores the result. It goes on even if the handler's context has ended: a result that is
 // not stored makes the next run repeat the call.
-func (x *servedRequest) endStep(name string, result []byte) error {
-	result, sealed, err := x.layer.seal(codec.SealPlace(x.id, sealedStep, name), result)
+func (run *handlerRun) endStep(name string, result []byte) error {
+	result, sealed, err := run.layer.seal(codec.SealPlace(run.id, sealedStep, name), result)
 	if err != nil {
 		return err
 	}
 	retry := retryBackoff()
-	l := x.held.lease
-	for deadline := time.Now().Add(x.layer.cfg.AcquireTimeout); ; {
-		ctx, cancel := context.WithDeadline(x.ctx, deadline)
-		_, err = x.layer.pool.Exec(ctx, stepDoneSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(x.id), name, result, sealed)
+	l := run.held.lease
+	for deadline := time.Now().Add(run.layer.cfg.AcquireTimeout); ; {
+		ctx, cancel := context.WithDeadline(run.ctx, deadline)
+		_, err = run.layer.pool.Exec(ctx, stepDoneSQL, l.ID, l.Epoch, l.Nonce, uuid.UUID(run.id), name, result, sealed)
 		cancel()
 		if err == nil {
 			return fault.Point(fault.StepKept)
 		}
 		if guard.SQLState(err) == fenceLost || time.Now().After(deadline) {
-			return x.stepError(name, err)
+			return run.stepError(name, err)
 		}
 		time.Sleep(retry.NextBackOff())
 	}
 }
 
-func (x *servedRequest) stepError(name string, err error) error {
+func (run *handlerRun) stepError(name string, err error) error {
 	if guard.SQLState(err) == fenceLost {
-		x.held.markLost()
+		run.held.markLost()
 		return fmt.Errorf("step %q: %w", name, errLeaseLost)
 	}
 	return fmt.Errorf("idempotency: step %q: %w", name, err)

@@ -2,8 +2,15 @@
 // whose effects go through GORM, sqlx, sqlc, ent, bun or plain *sql.Tx, with pgx's stdlib driver or
 // lib/pq.
 //
+// [Do] is the whole loop of a message: a transaction with its bounds, the claim, your function,
+// COMMIT, and another attempt if the database asks for one or the answer to COMMIT was lost. In a
+// transaction of your own:
+//
 //	err := db.Transaction(func(g *gorm.DB) error {
-//		tx := g.Statement.ConnPool.(sqltx.Tx)
+//		tx, err := sqltx.GORM(g)
+//		if err != nil {
+//			return err
+//		}
 //		outcome, err := sqltx.Claim(ctx, tx, dedupe.Key{Scope: "stock", ID: id, Fingerprint: dedupe.FingerprintOf(payload)})
 //		switch {
 //		case err != nil:

@@ -3,41 +3,82 @@ package sqltx_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
+	"testing"
 
 	"github.com/onlyonce/onlyonce/dedupe"
 	"github.com/onlyonce/onlyonce/outbox"
 	"github.com/onlyonce/onlyonce/sqltx"
+	"github.com/onlyonce/onlyonce/test/devenv/pgtest"
 )
 
 // Plain database/sql: claim, effect and call are in one transaction, and the message is
 // acknowledged only after its COMMIT.
-func Example() {
-	apply := func(ctx context.Context, db *sql.DB, id string, payload []byte) error {
+func ExampleClaim() {
+	db, end := exampleDatabase(`create table stock (sku text primary key, held int); insert into stock values ('tea', 0)`)
+	defer end()
+	apply := func(ctx context.Context, id string, payload []byte) (outcome dedupe.Outcome, err error) {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		defer func() { _ = tx.Rollback() }()
-		outcome, err := sqltx.Claim(ctx, tx, dedupe.Key{Scope: "stock", ID: id, Fingerprint: dedupe.FingerprintOf(payload)})
+		outcome, err = sqltx.Claim(ctx, tx, dedupe.Key{Scope: "stock", ID: id, Fingerprint: dedupe.FingerprintOf(payload)})
 		switch {
 		case err != nil:
-			return err
-		case outcome == dedupe.Duplicate:
-			return nil
+			return 0, err
 		case outcome == dedupe.Conflict:
-			return fmt.Errorf("message %q has come with another payload before: set it aside, and tell somebody", id)
+			return outcome, fmt.Errorf("message %q came with another payload before: set it aside, and alert an operator", id)
+		case outcome == dedupe.Duplicate:
+			return outcome, nil
 		}
-		if _, err := tx.ExecContext(ctx, `update stock set held = held + 1 where sku = $1`, payload); err != nil {
-			return err
+		if _, err := tx.ExecContext(ctx, `update stock set held = held + 1 where sku = $1`, string(payload)); err != nil {
+			return 0, err
 		}
 		call := outbox.Call{Sink: "payments", Name: "charge", Scope: "stock", ID: id, Target: "/charges", Body: payload}
 		if err := sqltx.Enqueue(ctx, tx, call); err != nil {
-			return err
+			return 0, err
 		}
-		return tx.Commit()
+		return outcome, tx.Commit()
 	}
-	_ = apply
+	for range 2 {
+		fmt.Println(apply(context.Background(), "order-1", []byte("tea")))
+	}
+	printRows(db, `select sku || ': ' || held from stock`)
+	printRows(db, `select 'calls: ' || count(*) from onlyonce.outbox_log`)
+	// Output:
+	// fresh <nil>
+	// duplicate <nil>
+	// tea: 1
+	// calls: 1
+}
+
+func hold(ctx context.Context, db *sql.DB, queries *Queries, id, sku string) error {
+	key := dedupe.Key{Scope: "stock", ID: id, Fingerprint: dedupe.FingerprintOf([]byte(sku))}
+	_, err := sqltx.Do(ctx, db, key, func(ctx context.Context, tx *sql.Tx) error {
+		return queries.WithTx(tx).HoldStock(ctx, sku)
+	})
+	return err // nil: acknowledge the message, it is applied now or was before
+}
+
+// The same message is delivered twice, and another one under its id once. Queries is what sqlc
+// generates; GORM, ent and plain database/sql get the same *sql.Tx.
+func ExampleDo() {
+	db, end := exampleDatabase(`create table stock (sku text primary key, held int); insert into stock values ('tea', 0), ('milk', 0)`)
+	defer end()
+	queries := New(db)
+	for _, m := range []struct{ id, sku string }{{"order-1", "tea"}, {"order-1", "tea"}, {"order-1", "milk"}} {
+		err := hold(context.Background(), db, queries, m.id, m.sku)
+		fmt.Println(err == nil, errors.Is(err, dedupe.ErrConflict))
+	}
+	printRows(db, `select sku || ': ' || held from stock order by sku`)
+	// Output:
+	// true false
+	// true false
+	// false true
+	// milk: 0
+	// tea: 1
 }
 
 // DBTX is what sqlc generates for database/sql.
@@ -63,24 +104,53 @@ func (q *Queries) HoldStock(ctx context.Context, sku string) error {
 	return err
 }
 
-// sqlc: the queries and the claim get the same *sql.Tx.
-func ExampleClaim_sqlc() {
-	hold := func(ctx context.Context, db *sql.DB, queries *Queries, messageID, sku string) error {
-		tx, err := db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tx.Rollback() }()
-		outcome, err := sqltx.Claim(ctx, tx, dedupe.Key{Scope: "stock", ID: messageID, Fingerprint: dedupe.FingerprintOf([]byte(sku))})
-		if err != nil {
-			return err
-		}
-		if outcome == dedupe.Fresh {
-			if err := queries.WithTx(tx).HoldStock(ctx, sku); err != nil {
-				return err
-			}
-		}
-		return tx.Commit()
+// exampleDatabase is a database with the schema of package migrations and the example's own tables.
+func exampleDatabase(schema string) (db *sql.DB, end func()) {
+	s := &stage{}
+	db, err := sql.Open("pgx", pgtest.DB(s).Config().ConnString())
+	if err != nil {
+		panic(err)
 	}
-	_ = hold
+	if _, err := db.ExecContext(context.Background(), schema); err != nil {
+		panic(err)
+	}
+	return db, func() {
+		_ = db.Close()
+		for i := len(s.ends) - 1; i >= 0; i-- {
+			s.ends[i]()
+		}
+	}
 }
+
+func printRows(db *sql.DB, query string) {
+	rows, err := db.QueryContext(context.Background(), query)
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			panic(err)
+		}
+		fmt.Println(line)
+	}
+	if err := rows.Err(); err != nil {
+		panic(err)
+	}
+}
+
+// stage is what package pgtest needs of a test, for examples, which have none.
+type stage struct {
+	testing.TB
+	ends []func()
+}
+
+func (s *stage) Cleanup(f func())          { s.ends = append(s.ends, f) }
+func (*stage) Helper()                     {}
+func (*stage) Name() string                { return "example" }
+func (*stage) Failed() bool                { return false }
+func (*stage) Logf(string, ...any)         {}
+func (*stage) Fatalf(f string, a ...any)   { panic(fmt.Sprintf(f, a...)) }
+func (s *stage) Errorf(f string, a ...any) { s.Fatalf(f, a...) }
+func (s *stage) Fatal(a ...any)            { panic(fmt.Sprint(a...)) }

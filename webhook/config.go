@@ -165,9 +165,9 @@ type Config struct {
 }
 
 const (
-	leastRetention = 7 * 24 * time.Hour
-	unknownAnswer  = 5 * time.Second
-	mostWait       = 2 * time.Second
+	minRetention     = 7 * 24 * time.Hour
+	defaultAnswer    = 5 * time.Second
+	maxDuplicateWait = 2 * time.Second
 )
 
 var validEndpoint = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
@@ -262,16 +262,16 @@ func (c Config) withDefaults(pool *pgxpool.Pool) (Config, error) {
 	}
 	const never = 1<<63 - 1
 	// W10: if an id is forgotten while its sender still delivers, the next copy is a new event.
-	least := max(leastRetention, 2*past, 2*future, scheme.Redeliveries)
+	least := max(minRetention, 2*past, 2*future, scheme.Redeliveries)
 	duration("Retention", &c.Retention, least, least, never, ": a sender may deliver an event again within that")
 	duration("BodyWindow", &c.BodyWindow, time.Hour, time.Minute, max(c.Retention, time.Minute), "")
 	answer := scheme.Answer
 	if answer == 0 {
-		answer = unknownAnswer
+		answer = defaultAnswer
 	}
 	// W12.
 	duration("Deadline", &c.Deadline, answer*4/5, 500*time.Millisecond, answer, ": the sender waits no longer")
-	duration("DuplicateWait", &c.DuplicateWait, mostWait, time.Millisecond, mostWait, "")
+	duration("DuplicateWait", &c.DuplicateWait, maxDuplicateWait, time.Millisecond, maxDuplicateWait, "")
 	duration("RetryAfter", &c.RetryAfter, 5*time.Second, time.Second, never, "")
 	if c.Reconcile != nil {
 		r := *c.Reconcile

@@ -3,7 +3,7 @@ package webhook
 import "time"
 
 // NewShort is NewVerifier for secrets of any length: those of published vectors.
-func NewShort(cfg VerifierConfig) (*Verifier, error) { return build(cfg, 0) }
+func NewShort(cfg VerifierConfig) (*Verifier, error) { return newVerifier(cfg, 0) }
 
 // The parsers, for the fuzz targets.
 
@@ -16,10 +16,10 @@ func StripePairs(list string) (string, time.Time, []Signature, error) {
 func UnixTime(s string, unit time.Duration) (time.Time, error) { return unixTime("f", s, unit) }
 
 func Members(body []byte, names ...string) (texts map[string]string, object bool) {
-	found := members(body, names...)
+	found := jsonMembers(body, names...)
 	texts = map[string]string{}
 	for name, raw := range found {
-		texts[name] = text(raw)
+		texts[name] = jsonString(raw)
 	}
 	return texts, found != nil
 }

@@ -12,11 +12,11 @@ import (
 const (
 	// maxSignatures is the most signatures of a request, including those of unknown versions.
 	maxSignatures = 16
-	// maxField is the most bytes of a header that is read or kept. For example 16 signatures of
-	// Ed25519 take 1,487 bytes.
-	maxField = 4 << 10
-	// maxKept is the most bytes of a request's kept headers together, including names.
-	maxKept = 16 << 10
+	// maxFieldBytes is the most bytes of a header that is read or kept. For example 16 signatures
+	// of Ed25519 take 1,487 bytes.
+	maxFieldBytes = 4 << 10
+	// maxKeptBytes is the most bytes of a request's kept headers together, including names.
+	maxKeptBytes = 16 << 10
 )
 
 // Fields is a request's headers, for schemes. Names are matched in the form in which net/http
@@ -36,9 +36,9 @@ func (f Fields) One(name string) (string, error) {
 		return "", Malformed(name, "is missing")
 	case len(lines) > 1:
 		return "", Malformed(name, "stands there more than once")
-	case len(lines[0]) > maxField:
+	case len(lines[0]) > maxFieldBytes:
 		return "", Malformed(name, "is longer than 4096 bytes")
-	case !printable(lines[0]):
+	case !isPrintable(lines[0]):
 		return "", Malformed(name, "has bytes that are not printable ASCII")
 	}
 	return lines[0], nil
@@ -87,7 +87,7 @@ func (f Fields) Time(name string, unit time.Duration) (string, time.Time, error)
 	return v, t, err
 }
 
-func printable(s string) bool {
+func isPrintable(s string) bool {
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] > '~' {
 			return false
@@ -97,7 +97,7 @@ func printable(s string) bool {
 }
 
 func validID(s string) bool {
-	return len(s) >= 1 && len(s) <= 255 && printable(s) && strings.IndexByte(s, ' ') < 0
+	return len(s) >= 1 && len(s) <= 255 && isPrintable(s) && strings.IndexByte(s, ' ') < 0
 }
 
 // unixTime parses a decimal number in its only form: no sign, no leading zero, at most 11 digits of

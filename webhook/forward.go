@@ -42,7 +42,7 @@ func (f *Forward) faults(v *Verifier) (faults []error) {
 	}
 	longest := f.Target
 	if f.Key {
-		longest += keyParameter + strings.Repeat("x", len(escape(hashed(nil))))
+		longest += keyParam + strings.Repeat("x", len(percentEncode(hashedKey(nil))))
 	}
 	if f.Target == "" {
 		faults = append(faults, errors.New("Target must not be empty"))
@@ -58,7 +58,7 @@ func (f *Forward) faults(v *Verifier) (faults []error) {
 	if err := frozen.Value(headerForwarded+"Provider", v.scheme.Name); err != nil {
 		faults = append(faults, fmt.Errorf("the provider's name: %w", err))
 	}
-	for _, name := range v.keep {
+	for _, name := range v.keptHeaders {
 		if err := frozen.Name(name); err != nil {
 			faults = append(faults, fmt.Errorf("the verifier's KeepHeaders: %w", err))
 		}
@@ -67,14 +67,14 @@ func (f *Forward) faults(v *Verifier) (faults []error) {
 }
 
 const (
-	keyParameter    = "?key="
+	keyParam        = "?key="
 	headerForwarded = "Webhook-"
 )
 
 // enqueue writes the call in the endpoint's transaction. The sender will not change an event, so
 // what does not fit into a call is left out or shortened, if that loses nothing of the event. See
 // (*attempt).fill for events of which no call can be made.
-func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *item) error {
+func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *incomingEvent) error {
 	c := outbox.Call{Sink: f.Sink, Name: "forward", Target: f.Target, Header: maps.Clone(i.Header), Body: i.Body}
 	if c.Header == nil {
 		c.Header = http.Header{}
@@ -84,20 +84,20 @@ func (f *Forward) enqueue(ctx context.Context, tx consumer.Tx, i *item) error {
 	if i.Type != "" && frozen.Value(headerForwarded+"Event-Type", i.Type) == nil {
 		c.Header.Set(headerForwarded+"Event-Type", i.Type)
 	}
-	if f.Key && i.key != nil {
-		key := escape(i.key)
-		if len(c.Target)+len(keyParameter)+len(key) > frozen.MaxTarget {
-			key = escape(hashed(i.key))
+	if f.Key && i.orderingKey != nil {
+		key := percentEncode(i.orderingKey)
+		if len(c.Target)+len(keyParam)+len(key) > frozen.MaxTarget {
+			key = percentEncode(hashedKey(i.orderingKey))
 		}
-		c.Target += keyParameter + key
-		c.OrderingKey = string(i.key)
+		c.Target += keyParam + key
+		c.OrderingKey = string(i.orderingKey)
 	}
 	return outbox.Enqueue(ctx, tx, c)
 }
 
-// escape percent-encodes every byte that is not unreserved (RFC 3986 section 2.3): equal keys get
-// equal texts.
-func escape(key []byte) string {
+// percentEncode percent-encodes every byte that is not unreserved (RFC 3986 section 2.3): equal
+// keys get equal texts.
+func percentEncode(key []byte) string {
 	const digits = "0123456789ABCDEF"
 	out := make([]byte, 0, len(key))
 	for _, c := range key {

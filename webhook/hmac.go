@@ -63,18 +63,6 @@ type HMAC struct {
 	Answer, Redeliveries time.Duration
 }
 
-// layout is a parsed Layout: what surrounds the body.
-type layout struct {
-	before, after []piece
-	id, time      bool
-	apart         string // bytes that an id must not contain, because they end it
-}
-
-// piece is a constant, or "{time}" or "{id}" for a field.
-type piece string
-
-func (p piece) field() bool { return p[0] == '{' }
-
 // Scheme implements Provider.
 func (h HMAC) Scheme() (*Scheme, error) {
 	l, faults := parseLayout(h.Layout)
@@ -88,21 +76,21 @@ func (h HMAC) Scheme() (*Scheme, error) {
 	if h.Encoding != Hex && h.Encoding != Base64 {
 		fault("Encoding: must be Hex or Base64")
 	}
-	if !token(h.SignatureHeader) {
+	if !isToken(h.SignatureHeader) {
 		fault("SignatureHeader: must be a header's name")
 	}
 	for _, name := range []string{h.TimeHeader, h.IDHeader, h.TypeHeader} {
-		if name != "" && (!token(name) || http.CanonicalHeaderKey(name) == http.CanonicalHeaderKey(h.SignatureHeader)) {
+		if name != "" && (!isToken(name) || http.CanonicalHeaderKey(name) == http.CanonicalHeaderKey(h.SignatureHeader)) {
 			fault("TimeHeader, IDHeader and TypeHeader: %q must be a header's name, and not the signature's", name)
 		}
 	}
 	if h.SignaturePart != "" && h.Prefix != "" {
 		fault("Prefix: must be empty with SignaturePart")
 	}
-	if !printable(h.Prefix) {
+	if !isPrintable(h.Prefix) {
 		fault("Prefix: must be printable ASCII")
 	}
-	if parts := h.SignaturePart + h.TimePart; parts != "" && !word(parts) || h.SignaturePart != "" && h.SignaturePart == h.TimePart {
+	if parts := h.SignaturePart + h.TimePart; parts != "" && !isWord(parts) || h.SignaturePart != "" && h.SignaturePart == h.TimePart {
 		fault("SignaturePart and TimePart: must be two names of letters, digits, _ and -")
 	}
 	if h.TimePart != "" && (h.SignaturePart == "" || h.TimeHeader != "") {
@@ -144,75 +132,13 @@ func (h HMAC) Scheme() (*Scheme, error) {
 	return s, nil
 }
 
-// parseLayout parses a Layout. It makes sure that different fields never give the same bytes: a
-// field before the body must end at a byte that it cannot contain, and a field after the body must
-// begin after such a byte.
-func parseLayout(s string) (l layout, faults []error) {
-	if s == "" {
-		s = "{body}"
-	}
-	front, back, ok := strings.Cut(s, "{body}")
-	if !ok || strings.Contains(back, "{body}") {
-		return l, []error{errors.New("HMAC.Layout: must have {body} once")}
-	}
-	l.before, l.after = pieces(front), pieces(back)
-	seen := map[piece]bool{}
-	check := func(all []piece, i int, border func(piece) byte, step int) {
-		p := all[i]
-		switch {
-		case !p.field():
-			if strings.ContainsAny(string(p), "{}") || !printable(string(p)) {
-				faults = append(faults, errors.New("HMAC.Layout: between fields must be printable ASCII without braces"))
-			}
-			return
-		case p != "{time}" && p != "{id}" || seen[p]:
-			faults = append(faults, errors.New("HMAC.Layout: may have {time} and {id}, each once, besides {body}"))
-			return
-		}
-		seen[p] = true
-		l.time, l.id = l.time || p == "{time}", l.id || p == "{id}"
-		next := i + step
-		if next < 0 || next >= len(all) || all[next].field() {
-			faults = append(faults, fmt.Errorf("HMAC.Layout: %s must be set apart from the field that is next to it", p))
-			return
-		}
-		b := border(all[next])
-		if p == "{id}" {
-			l.apart += string(rune(b))
-		} else if b >= '0' && b <= '9' {
-			faults = append(faults, errors.New("HMAC.Layout: {time} must not be next to a digit"))
-		}
-	}
-	for i := range l.before {
-		check(l.before, i, func(p piece) byte { return p[0] }, 1)
-	}
-	for i := range l.after {
-		check(l.after, i, func(p piece) byte { return p[len(p)-1] }, -1)
-	}
-	return l, faults
-}
-
-func pieces(s string) (all []piece) {
-	for s != "" {
-		n := strings.IndexByte(s, '{')
-		if n == 0 {
-			n = strings.IndexByte(s, '}') + 1
-		}
-		if n <= 0 {
-			n = len(s)
-		}
-		all, s = append(all, piece(s[:n])), s[n:]
-	}
-	return all
-}
-
-func (h HMAC) read(f Fields, l layout) (s Signed, err error) {
+func (h HMAC) read(f Fields, l signedLayout) (s Signed, err error) {
 	var id, written string
 	if l.id {
 		if id, err = f.ID(h.IDHeader); err != nil {
 			return Signed{}, err
 		}
-		if strings.ContainsAny(id, l.apart) {
+		if strings.ContainsAny(id, l.idDelimiters) {
 			return Signed{}, Malformed(h.IDHeader, "has a character that delimits what is signed")
 		}
 	}
@@ -240,7 +166,7 @@ func (h HMAC) read(f Fields, l layout) (s Signed, err error) {
 			return Signed{}, err
 		}
 	}
-	fill := func(all []piece) string {
+	fill := func(all []layoutPiece) string {
 		var b strings.Builder
 		for _, p := range all {
 			switch p {
@@ -259,19 +185,19 @@ func (h HMAC) read(f Fields, l layout) (s Signed, err error) {
 }
 
 func (h HMAC) event(f Fields, e *Event) (err error) {
-	found := members(e.Body, h.IDMember, h.TypeMember)
+	found := jsonMembers(e.Body, h.IDMember, h.TypeMember)
 	switch {
 	case h.TypeHeader != "":
 		if e.Type, err = f.One(h.TypeHeader); err != nil {
 			return err
 		}
 	case h.TypeMember != "":
-		e.Type = text(found[h.TypeMember])
+		e.Type = jsonString(found[h.TypeMember])
 	}
 	if h.IDHeader != "" {
 		e.ID, err = f.ID(h.IDHeader)
 	} else {
-		e.ID, err = memberID(found, h.IDMember)
+		e.ID, err = idMember(found, h.IDMember)
 	}
 	return err
 }

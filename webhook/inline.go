@@ -15,16 +15,16 @@ var (
 	// ErrHandlerTimeout: the handler's context ended because three quarters of Config.Deadline had
 	// passed.
 	ErrHandlerTimeout = errors.New("webhook: the handler took too long")
-	// errLeftBehind: the handler did not return even after its context had ended. Its connection is
-	// cut, so that the server rolls back.
-	errLeftBehind = errors.New("webhook: the handler does not return although its context has ended")
-	errGoexit     = errors.New("webhook: the handler called runtime.Goexit")
+	// errHandlerHangs: the handler did not return even after its context had ended. Its connection
+	// is cut, so that the server rolls back.
+	errHandlerHangs = errors.New("webhook: the handler does not return although its context has ended")
+	errGoexit       = errors.New("webhook: the handler called runtime.Goexit")
 )
 
-// handle runs the handler in a goroutine of its own, so that a Goexit in it ends nothing else. If
-// it does not return, the sender still gets an answer in time. From then on only that goroutine
+// runHandler runs the handler in a goroutine of its own, so that a Goexit in it ends nothing else.
+// If it does not return, the sender still gets an answer in time. From then on only that goroutine
 // uses tx.
-func (a *attempt) handle(ctx context.Context, tx *guard.Tx) error {
+func (a *acceptTx) runHandler(ctx context.Context, tx *guard.Tx) error {
 	at, _ := ctx.Deadline()
 	work, cancel := context.WithDeadlineCause(ctx, at.Add(-a.cfg.Deadline/4), ErrHandlerTimeout)
 	defer cancel()
@@ -38,7 +38,7 @@ func (a *attempt) handle(ctx context.Context, tx *guard.Tx) error {
 			tx.TakeBack() // it waits for the handler's goroutines that are in a call
 			done <- err
 		}()
-		err = a.cfg.Handler(work, lent, a.message(a.item))
+		err = a.cfg.Handler(work, lent, a.inlineMessage(a.incomingEvent))
 		if err != nil {
 			_ = err.Error() // it may panic, for example for a nil pointer: here that is recovered
 		}
@@ -52,7 +52,7 @@ func (a *attempt) handle(ctx context.Context, tx *guard.Tx) error {
 		select {
 		case err = <-done:
 		case <-grace.C:
-			return errLeftBehind
+			return errHandlerHangs
 		}
 		if err != nil {
 			err = fmt.Errorf("%w: %w", context.Cause(work), err)
@@ -60,7 +60,7 @@ func (a *attempt) handle(ctx context.Context, tx *guard.Tx) error {
 	}
 	if err != nil {
 		var failed *guard.Failure
-		a.handler = !errors.As(err, &failed) || !tx.Lost()
+		a.handlerFailed = !errors.As(err, &failed) || !tx.Lost()
 	}
 	return err
 }

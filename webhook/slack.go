@@ -26,16 +26,16 @@ func (Slack) Scheme() (*Scheme, error) {
 			return Signed{Before: "v0:" + written + ":", Signatures: []Signature{s}, Time: at}, err
 		},
 		Event: func(_ Fields, e *Event) (err error) {
-			found := members(e.Body, "type", "event_id", "event", "challenge")
-			e.Type = text(found["type"])
+			found := jsonMembers(e.Body, "type", "event_id", "event", "challenge")
+			e.Type = jsonString(found["type"])
 			if e.Type == "url_verification" {
-				e.Probe, e.Challenge = true, text(found["challenge"])
+				e.Probe, e.Challenge = true, jsonString(found["challenge"])
 				return nil
 			}
-			if kind := text(members(found["event"], "type")["type"]); kind != "" {
+			if kind := jsonString(jsonMembers(found["event"], "type")["type"]); kind != "" {
 				e.Type = kind
 			}
-			e.ID, err = memberID(found, "event_id")
+			e.ID, err = idMember(found, "event_id")
 			return err
 		},
 	}, nil

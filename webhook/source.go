@@ -84,7 +84,7 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	}
 	s, err := eventsource.NewSource(pool, eventsource.Config{Group: cfg.Group, Topics: topics, Partitions: cfg.Partitions, PollInterval: cfg.PollInterval,
 		LeaseTTL: cfg.LeaseTTL, HandoverTimeout: cfg.HandoverTimeout, Retention: cfg.Retention, SegmentBytes: cfg.SegmentBytes, Logger: cfg.Logger})
-	for _, one := range split(err) {
+	for _, one := range splitFaults(err) {
 		var f *eventsource.Fault
 		switch {
 		case !errors.As(one, &f):
@@ -100,8 +100,8 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	return &Source{s}, nil
 }
 
-// split returns the single faults of a configuration's error.
-func split(err error) []error {
+// splitFaults returns the single faults of a configuration's error.
+func splitFaults(err error) []error {
 	if err == nil {
 		return nil
 	}

@@ -31,7 +31,7 @@ func (Standard) Scheme() (*Scheme, error) {
 		Key:              standardKey,
 		Read:             readStandard,
 		Event: func(f Fields, e *Event) (err error) {
-			e.Type = text(members(e.Body, "type")["type"])
+			e.Type = jsonString(jsonMembers(e.Body, "type")["type"])
 			e.ID, err = f.ID(standardFamily(f) + standardID)
 			return err
 		},
@@ -102,11 +102,11 @@ func standardSignatures(field, list string) ([]Signature, error) {
 	if strings.Count(list, " ")+1 > maxSignatures {
 		return nil, Malformed(field, "has more than 16 signatures")
 	}
-	g := gather{field: field}
+	g := signatureList{field: field}
 	for signature := range strings.SplitSeq(list, " ") {
 		version, value, ok := strings.Cut(signature, ",")
 		switch {
-		case !ok || !word(version) || strings.Contains(value, ","):
+		case !ok || !isWord(version) || strings.Contains(value, ","):
 			return nil, Malformed(field, "is not a list of version,signature")
 		case version == "v1":
 			g.add(HMACSHA256, Base64, value)

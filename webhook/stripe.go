@@ -25,9 +25,9 @@ func (Stripe) Scheme() (*Scheme, error) {
 			return Signed{Before: written + ".", Signatures: found, Time: at}, err
 		},
 		Event: func(_ Fields, e *Event) (err error) {
-			found := members(e.Body, "id", "type")
-			e.Type = text(found["type"])
-			e.ID, err = memberID(found, "id")
+			found := jsonMembers(e.Body, "id", "type")
+			e.Type = jsonString(found["type"])
+			e.ID, err = idMember(found, "id")
 			return err
 		},
 	}, nil

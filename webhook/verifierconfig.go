@@ -52,9 +52,9 @@ var neverKept = []string{"Authorization", "Cookie", "Proxy-Authorization", "Set-
 
 // NewVerifier checks the configuration and returns every fault of it at once. No error quotes a
 // secret.
-func NewVerifier(cfg VerifierConfig) (*Verifier, error) { return build(cfg, minSecret) }
+func NewVerifier(cfg VerifierConfig) (*Verifier, error) { return newVerifier(cfg, minSecret) }
 
-func build(cfg VerifierConfig, shortest int) (*Verifier, error) {
+func newVerifier(cfg VerifierConfig, shortest int) (*Verifier, error) {
 	var faults []error
 	fault := func(field, format string, args ...any) {
 		faults = append(faults, fmt.Errorf("%w: %s: %s", ErrConfig, field, fmt.Sprintf(format, args...)))
@@ -118,7 +118,7 @@ func build(cfg VerifierConfig, shortest int) (*Verifier, error) {
 			v.keys = append(v.keys, key)
 		}
 	}
-	v.keep = []string{"Content-Type"}
+	v.keptHeaders = []string{"Content-Type"}
 	for i, name := range slices.Concat(scheme.KeepHeaders, cfg.KeepHeaders) {
 		field := "Provider"
 		if i >= len(scheme.KeepHeaders) {
@@ -126,12 +126,12 @@ func build(cfg VerifierConfig, shortest int) (*Verifier, error) {
 		}
 		canonical := http.CanonicalHeaderKey(name)
 		switch {
-		case !token(name):
+		case !isToken(name):
 			fault(field, "%q is not a header name", name)
-		case secretive(canonical, scheme.SignatureHeaders):
+		case holdsSecret(canonical, scheme.SignatureHeaders):
 			fault(field, "%s holds a signature or a credential, and is not kept", canonical)
-		case !slices.Contains(v.keep, canonical):
-			v.keep = append(v.keep, canonical)
+		case !slices.Contains(v.keptHeaders, canonical):
+			v.keptHeaders = append(v.keptHeaders, canonical)
 		}
 	}
 	if err := errors.Join(faults...); err != nil {
@@ -140,13 +140,13 @@ func build(cfg VerifierConfig, shortest int) (*Verifier, error) {
 	return v, nil
 }
 
-// secretive reports whether a header must not be kept (W14).
-func secretive(canonical string, signatures []string) bool {
+// holdsSecret reports whether a header must not be kept (W14).
+func holdsSecret(canonical string, signatures []string) bool {
 	same := func(s string) bool { return http.CanonicalHeaderKey(s) == canonical }
 	return slices.ContainsFunc(neverKept, same) || slices.ContainsFunc(signatures, same)
 }
 
-// token reports whether s is a token of RFC 9110 section 5.6.2.
-func token(s string) bool {
+// isToken reports whether s is a token of RFC 9110 section 5.6.2.
+func isToken(s string) bool {
 	return s != "" && strings.Trim(s, "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
 }

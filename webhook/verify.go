@@ -17,7 +17,7 @@ type Verifier struct {
 	keys         []Key
 	past, future time.Duration
 	maxBody      int
-	keep         []string
+	keptHeaders  []string
 }
 
 // Verify returns the event of a request, or an [*Error] that says why the request is refused. The
@@ -42,8 +42,8 @@ func (v *Verifier) VerifyAt(now time.Time, header http.Header, body []byte) (*Ev
 	return e, nil
 }
 
-// expect makes the checks that need no body: its announced length, and the headers.
-func (v *Verifier) expect(header http.Header, length int64) error {
+// checkHeaders makes the checks that need no body: its announced length, and the headers.
+func (v *Verifier) checkHeaders(header http.Header, length int64) error {
 	if length > int64(v.maxBody) {
 		return refusal(v.scheme.Name, &Error{Check: ErrTooLarge})
 	}
@@ -73,7 +73,7 @@ func (v *Verifier) verify(now time.Time, f Fields, body []byte) (*Event, error) 
 	if !v.authentic(signed, body) {
 		return nil, &Error{Check: ErrSignature}
 	}
-	if err := v.fresh(signed.Time, now); err != nil {
+	if err := v.checkTime(signed.Time, now); err != nil {
 		return nil, err
 	}
 	e := &Event{Provider: v.scheme.Name, IDSigned: v.scheme.IDSigned, Time: signed.Time, Body: body}
@@ -86,7 +86,7 @@ func (v *Verifier) verify(now time.Time, f Fields, body []byte) (*Event, error) 
 	if !validType(e.Type) {
 		e.Type = ""
 	}
-	e.Header, err = v.kept(f)
+	e.Header, err = v.headersToKeep(f)
 	return e, err
 }
 
@@ -124,8 +124,8 @@ func (v *Verifier) authentic(s Signed, body []byte) bool {
 	return equal == 1
 }
 
-// fresh compares the signed time with the clock, in the directions that the scheme checks (W5).
-func (v *Verifier) fresh(signed, now time.Time) error {
+// checkTime compares the signed time with the clock, in the directions that the scheme checks (W5).
+func (v *Verifier) checkTime(signed, now time.Time) error {
 	switch {
 	case v.past == 0 && v.future == 0:
 		return nil
@@ -139,17 +139,17 @@ func (v *Verifier) fresh(signed, now time.Time) error {
 	return nil
 }
 
-// kept returns the headers that are to be kept (W14). A header that Postgres could not store as
-// text, or that would fill the table, refuses the request. If it were left out instead, the loss
-// would be noticed much later.
-func (v *Verifier) kept(f Fields) (http.Header, error) {
+// headersToKeep returns the headers that are to be kept (W14). A header that Postgres could not
+// store as text, or that would fill the table, refuses the request. If it were left out instead,
+// the loss would be noticed much later.
+func (v *Verifier) headersToKeep(f Fields) (http.Header, error) {
 	kept, size := http.Header{}, 0
-	for _, name := range v.keep {
+	for _, name := range v.keptHeaders {
 		for _, value := range f.header[name] {
-			if size += len(name) + len(value); len(value) > maxField || size > maxKept {
+			if size += len(name) + len(value); len(value) > maxFieldBytes || size > maxKeptBytes {
 				return nil, Malformed(name, "is too long to be kept")
 			}
-			if !printable(strings.ReplaceAll(value, "\t", " ")) {
+			if !isPrintable(strings.ReplaceAll(value, "\t", " ")) {
 				return nil, Malformed(name, "has bytes that are not printable ASCII")
 			}
 			kept[name] = append(kept[name], value)

@@ -87,8 +87,8 @@ func TestFetchWaits(t *testing.T) {
 		if f := h.MustFetch(t, 0); len(f.Messages) != 0 || f.Next != 0 {
 			t.Errorf("an empty log holds %+v", f)
 		}
-		if d := time.Since(started); d < 150*time.Millisecond || d > 3*time.Second {
-			t.Errorf("waited %v where there was nothing, want 200 ms", d)
+		if d := time.Since(started); d < 150*time.Millisecond {
+			t.Errorf("waited %v for an empty log, want 200 ms", d)
 		}
 	})
 }

@@ -16,42 +16,42 @@ import (
 // can be used again.
 const drainTime = time.Second
 
-// attempt is one request and its answer.
-type attempt struct {
+// sentAttempt is one request and its answer.
+type sentAttempt struct {
 	resp   *http.Response
 	err    error
 	cancel context.CancelCauseFunc
 	timer  *time.Timer // cancels the attempt when it fires
 }
 
-func (a *attempt) status() int {
+func (a *sentAttempt) status() int {
 	if a.resp == nil {
 		return 0
 	}
 	return a.resp.StatusCode
 }
 
-// silent is the error of an attempt that got no answer in its time.
-type silent struct{ after time.Duration }
+// noAnswerError is the error of an attempt that got no answer in its time.
+type noAnswerError struct{ after time.Duration }
 
-func (s silent) Error() string { return fmt.Sprintf("no answer within %v", s.after) }
+func (s noAnswerError) Error() string { return fmt.Sprintf("no answer within %v", s.after) }
 
 // Timeout reports true, for http.Client and others.
-func (silent) Timeout() bool { return true }
+func (noAnswerError) Timeout() bool { return true }
 
-var errClosed = errors.New("idempotency/client: the answer's body was closed")
+var errAnswerClosed = errors.New("idempotency/client: the answer's body was closed")
 
-// attempt makes one attempt. Its context lives until the answer's body is closed.
-func (o *operation) attempt(ctx context.Context) *attempt {
-	a := &attempt{}
+// sendAttempt makes one attempt. Its context lives until the answer's body is closed.
+func (o *operation) sendAttempt(ctx context.Context) *sentAttempt {
+	a := &sentAttempt{}
 	ctx, a.cancel = context.WithCancelCause(ctx)
 	req := o.request.Clone(ctx) // a header map of its own, because a transport may read it after it has returned
-	if a.err = o.body.put(req); a.err != nil {
+	if a.err = o.body.attachTo(req); a.err != nil {
 		a.cancel(a.err)
 		return a
 	}
-	late := silent{min(o.cfg.AttemptTimeout, max(time.Until(o.ends), 0))}
-	a.timer = time.AfterFunc(late.after, func() { a.cancel(late) })
+	noAnswer := noAnswerError{min(o.cfg.AttemptTimeout, max(time.Until(o.deadline), 0))}
+	a.timer = time.AfterFunc(noAnswer.after, func() { a.cancel(noAnswer) })
 	resp, err := o.cfg.Base.RoundTrip(req)
 	if err == nil && resp == nil {
 		err = errors.New("the base transport returned neither an answer nor an error")
@@ -68,9 +68,9 @@ func (o *operation) attempt(ctx context.Context) *attempt {
 		a.resp = resp
 	case err == nil: // its context is cancelled, so that the body would break off
 		_ = resp.Body.Close()
-		a.err = late
-	case errors.Is(context.Cause(ctx), late):
-		a.err = late
+		a.err = noAnswer
+	case errors.Is(context.Cause(ctx), noAnswer):
+		a.err = noAnswer
 	default:
 		a.cancel(err)
 		a.err = err
@@ -87,18 +87,18 @@ type answerBody struct {
 
 func (b *answerBody) Close() error {
 	err := b.body.Close()
-	b.cancel(errClosed)
+	b.cancel(errAnswerClosed)
 	return err
 }
 
 // drain closes an answer before the next attempt, unless its body says that another attempt is of
 // no use: a problem (RFC 9457) whose member "retryable" is false. In that case it returns false,
 // and the answer can still be read.
-func (a *attempt) drain() (again bool) {
+func (a *sentAttempt) drain() (again bool) {
 	a.timer.Reset(drainTime)
 	defer a.timer.Stop()
 	read, err := io.ReadAll(io.LimitReader(a.resp.Body, protocol.MaxProblem+1))
-	if err == nil && len(read) <= protocol.MaxProblem && protocol.Final(a.resp.Header, read) {
+	if err == nil && len(read) <= protocol.MaxProblem && protocol.IsFinalProblem(a.resp.Header, read) {
 		a.resp.Body = &answerBody{bytes.NewReader(read), a.resp.Body, a.cancel}
 		return false
 	}

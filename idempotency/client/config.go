@@ -76,7 +76,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Base == nil {
 		c.Base = http.DefaultTransport
 	}
-	protocol.Methods(&l, &c.Methods)
+	protocol.CheckMethods(&l, &c.Methods)
 	if c.Header == "" {
 		c.Header = "Idempotency-Key"
 	} else if !protocol.ValidName(c.Header) {

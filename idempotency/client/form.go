@@ -17,10 +17,10 @@ const (
 	FormBare
 )
 
-// write writes a key, or returns why this form cannot.
-func (f Form) write(key string) (string, error) {
+// format writes a key, or returns why this form cannot.
+func (f Form) format(key string) (string, error) {
 	if f == FormBare {
-		return protocol.WriteBare(key)
+		return protocol.FormatBare(key)
 	}
-	return protocol.WriteString(key)
+	return protocol.FormatString(key)
 }

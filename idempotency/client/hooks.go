@@ -41,14 +41,14 @@ type AttemptEnd struct {
 	Wait  time.Duration
 }
 
-func (h Hooks) start(ctx context.Context, s AttemptStart) context.Context {
+func (h Hooks) emitStart(ctx context.Context, s AttemptStart) context.Context {
 	if h.AttemptStart == nil {
 		return ctx
 	}
 	return h.AttemptStart(ctx, s)
 }
 
-func (h Hooks) end(ctx context.Context, e AttemptEnd) {
+func (h Hooks) emitEnd(ctx context.Context, e AttemptEnd) {
 	if h.AttemptEnd != nil {
 		h.AttemptEnd(ctx, e)
 	}

@@ -29,45 +29,45 @@ func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, contextKey{}, key)
 }
 
-// key returns an operation's key, and the header value for it. It takes the key from the request's
-// own header, else from the context, else from the request that was redirected here, else it makes
-// one. If header and context differ, or if the header has two lines, it returns an error (H3):
-// whichever key was meant, the other one names another operation.
-func (t *Transport) key(req *http.Request) (key, value string, err error) {
-	own, err := t.carried(req)
+// operationKey returns an operation's key, and the header value for it. It takes the key from the
+// request's own header, else from the context, else from the request that was redirected here, else
+// it makes one. If header and context differ, or if the header has two lines, it returns an error
+// (H3): whichever key was meant, the other one names another operation.
+func (t *Transport) operationKey(req *http.Request) (key, value string, err error) {
+	fromHeader, err := t.headerKey(req)
 	if err != nil {
 		return "", "", err
 	}
-	named, has := req.Context().Value(contextKey{}).(string)
-	if own != "" {
-		key, err := protocol.Read(own)
+	chosen, has := req.Context().Value(contextKey{}).(string)
+	if fromHeader != "" {
+		key, err := protocol.ParseKey(fromHeader)
 		if err != nil {
 			return "", "", fmt.Errorf("%w: header %s: %w", ErrKey, t.header, err)
 		}
-		if has && named != key {
+		if has && chosen != key {
 			return "", "", fmt.Errorf("%w: header %s and the context name different keys", ErrKey, t.header)
 		}
-		return key, own, nil
+		return key, fromHeader, nil
 	}
 	if !has {
 		if r := req.Response; r != nil && r.Request != nil { // http.Client follows a 307 or 308: the same operation
-			if own, err := t.carried(r.Request); err == nil && own != "" {
-				if key, err := protocol.Read(own); err == nil {
-					return key, own, nil
+			if fromHeader, err := t.headerKey(r.Request); err == nil && fromHeader != "" {
+				if key, err := protocol.ParseKey(fromHeader); err == nil {
+					return key, fromHeader, nil
 				}
 			}
 		}
-		named = NewV7()
+		chosen = NewV7()
 	}
-	if value, err = t.cfg.Form.write(named); err != nil {
+	if value, err = t.cfg.Form.format(chosen); err != nil {
 		return "", "", fmt.Errorf("%w: %w", ErrKey, err)
 	}
-	return named, value, nil
+	return chosen, value, nil
 }
 
-// carried returns the value of the key's header in a request, or "". Header maps may hold names in
-// any case.
-func (t *Transport) carried(req *http.Request) (string, error) {
+// headerKey returns the value of the key's header in a request, or "". Header maps may hold names
+// in any case.
+func (t *Transport) headerKey(req *http.Request) (string, error) {
 	var lines []string
 	for name, values := range req.Header {
 		if http.CanonicalHeaderKey(name) == t.header {

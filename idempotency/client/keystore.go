@@ -49,7 +49,7 @@ func StoredKey(ctx context.Context, store KeyStore, intent string) (string, erro
 	if err != nil {
 		return "", fmt.Errorf("idempotency/client: storing the key: %w", err)
 	}
-	if err := protocol.Check(key); err != nil {
+	if err := protocol.CheckKey(key); err != nil {
 		return "", fmt.Errorf("%w: from the store: %w", ErrKey, err)
 	}
 	return key, nil

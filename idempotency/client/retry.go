@@ -12,27 +12,27 @@ import (
 	"github.com/onlyonce/onlyonce/internal/retryafter"
 )
 
-// decide returns whether the operation needs another attempt, and after which wait. If it does,
+// planRetry returns whether the operation needs another attempt, and after which wait. If it does,
 // decide has closed the answer. If the wait would end after the deadline, decide returns false: the
 // answer at hand says more to the caller than a timeout would.
-func (o *operation) decide(ctx context.Context, n int, a *attempt) (wait time.Duration, again bool) {
+func (o *operation) planRetry(ctx context.Context, n int, a *sentAttempt) (wait time.Duration, again bool) {
 	now := time.Now()
-	var after time.Duration
-	asked := false
+	var retryAfter time.Duration
+	hasRetryAfter := false
 	if a.err != nil {
-		again = ctx.Err() == nil && worthwhile(a.err)
+		again = ctx.Err() == nil && isRetryable(a.err)
 	} else {
-		after, asked = retryafter.Read(a.resp.Header, now)
-		again = open(a.resp.StatusCode, asked) && (a.resp.StatusCode < 500 || !bypassed(a.resp.Header))
+		retryAfter, hasRetryAfter = retryafter.Read(a.resp.Header, now)
+		again = outcomeOpen(a.resp.StatusCode, hasRetryAfter) && (a.resp.StatusCode < 500 || !ranUnprotected(a.resp.Header))
 	}
-	if !again || n >= o.cfg.Attempts || after > o.cfg.RetryAfterMax {
+	if !again || n >= o.cfg.Attempts || retryAfter > o.cfg.RetryAfterMax {
 		return 0, false
 	}
 	wait = o.backoff.NextBackOff()
-	if asked { // plus a random time, because other clients got the same Retry-After
-		wait = max(wait, after+rand.N(o.cfg.RetryMin))
+	if hasRetryAfter { // plus a random time, because other clients got the same Retry-After
+		wait = max(wait, retryAfter+rand.N(o.cfg.RetryMin))
 	}
-	if deadline, has := ctx.Deadline(); has && !now.Add(wait).Before(deadline) || !now.Add(wait).Before(o.ends) {
+	if deadline, has := ctx.Deadline(); has && !now.Add(wait).Before(deadline) || !now.Add(wait).Before(o.deadline) {
 		return 0, false
 	}
 	if a.err == nil && !a.drain() {
@@ -41,8 +41,8 @@ func (o *operation) decide(ctx context.Context, n int, a *attempt) (wait time.Du
 	return wait, true
 }
 
-// open reports whether a status leaves the outcome of the operation open, so that another attempt
-// under the same key is safe and may get another answer:
+// outcomeOpen reports whether a status leaves the outcome of the operation open, so that another
+// attempt under the same key is safe and may get another answer:
 //
 //   - 409 with a valid Retry-After: the first request under this key is still running. A 409
 //     without one is from the application, and the caller must act on it.
@@ -54,7 +54,7 @@ func (o *operation) decide(ctx context.Context, n int, a *attempt) (wait time.Du
 //
 // 422 is never open: the key belongs to another request, and another attempt gets 422 again. All
 // other 4xx are final, or change only after another person has acted.
-func open(status int, retryAfter bool) bool {
+func outcomeOpen(status int, retryAfter bool) bool {
 	switch status {
 	case http.StatusConflict:
 		return retryAfter
@@ -66,16 +66,16 @@ func open(status int, retryAfter bool) bool {
 	return status >= 500
 }
 
-// bypassed reports whether our server has run the request without keeping its key (H9, H22). If
-// that failed, it may have left effects behind, and another attempt could repeat them.
-func bypassed(h http.Header) bool {
+// ranUnprotected reports whether our server has run the request without keeping its key (H9, H22).
+// If that failed, it may have left effects behind, and another attempt could repeat them.
+func ranUnprotected(h http.Header) bool {
 	return strings.EqualFold(strings.TrimSpace(h.Get("Idempotency-Status")), "bypassed")
 }
 
-// worthwhile reports whether another attempt may succeed after an attempt without an answer. After
+// isRetryable reports whether another attempt may succeed after an attempt without an answer. After
 // nearly all network errors it may. Whether the request or the answer was lost does not matter,
 // because the key makes a repetition safe.
-func worthwhile(err error) bool {
+func isRetryable(err error) bool {
 	var certificate *tls.CertificateVerificationError
 	return !errors.Is(err, ErrBody) && !errors.As(err, &certificate)
 }

@@ -36,18 +36,18 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !slices.Contains(t.cfg.Methods, req.Method) {
 		return t.cfg.Base.RoundTrip(req)
 	}
-	key, value, err := t.key(req)
+	key, value, err := t.operationKey(req)
 	if err != nil {
 		if req.Body != nil {
 			_ = req.Body.Close()
 		}
 		return nil, err
 	}
-	body, err := load(req, t.cfg.MaxBody)
+	body, err := loadBody(req, t.cfg.MaxBody)
 	if err != nil {
 		return nil, err
 	}
-	o := &operation{cfg: &t.cfg, key: key, body: body, ends: time.Now().Add(t.cfg.TotalTime)}
+	o := &operation{cfg: &t.cfg, key: key, body: body, deadline: time.Now().Add(t.cfg.TotalTime)}
 	o.request = req.Clone(req.Context())
 	o.request.Body = nil
 	for name := range o.request.Header {
@@ -64,7 +64,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		backoff.WithMaxInterval(t.cfg.RetryMax),
 		backoff.WithMultiplier(2),
 		backoff.WithMaxElapsedTime(0))
-	return o.run(req.Context())
+	return o.runAttempts(req.Context())
 }
 
 // CloseIdleConnections closes the idle connections of Base, if it has that method; http.Client
@@ -77,20 +77,20 @@ func (t *Transport) CloseIdleConnections() {
 
 // operation is one operation and its attempts.
 type operation struct {
-	cfg     *Config
-	key     string
-	request *http.Request // without its body; each attempt sends a copy
-	body    *body
-	ends    time.Time
-	backoff *backoff.ExponentialBackOff
+	cfg      *Config
+	key      string
+	request  *http.Request // without its body; each attempt sends a copy
+	body     *replayableBody
+	deadline time.Time
+	backoff  *backoff.ExponentialBackOff
 }
 
-func (o *operation) run(ctx context.Context) (*http.Response, error) {
+func (o *operation) runAttempts(ctx context.Context) (*http.Response, error) {
 	for n := 1; ; n++ {
-		inner := o.cfg.Hooks.start(ctx, AttemptStart{Key: o.key, Attempt: n, Request: o.request})
-		a := o.attempt(inner)
-		wait, again := o.decide(ctx, n, a)
-		o.cfg.Hooks.end(inner, AttemptEnd{Key: o.key, Attempt: n, Status: a.status(), Err: a.err, Again: again, Wait: wait})
+		attemptCtx := o.cfg.Hooks.emitStart(ctx, AttemptStart{Key: o.key, Attempt: n, Request: o.request})
+		a := o.sendAttempt(attemptCtx)
+		wait, again := o.planRetry(ctx, n, a)
+		o.cfg.Hooks.emitEnd(attemptCtx, AttemptEnd{Key: o.key, Attempt: n, Status: a.status(), Err: a.err, Again: again, Wait: wait})
 		switch {
 		case again:
 		case a.err != nil:
@@ -98,13 +98,13 @@ func (o *operation) run(ctx context.Context) (*http.Response, error) {
 		default:
 			return a.resp, nil
 		}
-		if err := sleep(ctx, wait); err != nil {
+		if err := sleepContext(ctx, wait); err != nil {
 			return nil, &TransportError{Key: o.key, Attempts: n, Err: fmt.Errorf("waiting for the next attempt: %w", err)}
 		}
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
+func sleepContext(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

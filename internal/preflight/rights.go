@@ -14,19 +14,19 @@ type Role struct {
 	rights []string // "UPDATE", or "UPDATE:state" for one column
 }
 
-// settles are the columns of onlyonce.parked that a process writes when it tries a row again. The
-// contents of a row are written once.
-var settles = []string{"state", "reason", "error", "attempts", "next_attempt_at", "first_attempt_at", "settled_at", "order_key"}
+// settleColumns are the columns of onlyonce.parked that a process writes when it tries a row again.
+// The contents of a row are written once.
+var settleColumns = []string{"state", "reason", "error", "attempts", "next_attempt_at", "first_attempt_at", "settled_at", "order_key"}
 
-// updating adds the right to update columns to rights on a table.
-func updating(columns []string, rights ...string) []string {
+// withUpdates adds the right to update columns to rights on a table.
+func withUpdates(columns []string, rights ...string) []string {
 	for _, c := range columns {
 		rights = append(rights, "UPDATE:"+c)
 	}
 	return rights
 }
 
-func role(name string, rights map[string][]string) Role {
+func newRole(name string, rights map[string][]string) Role {
 	r := Role{name: name}
 	if rights["inbox"] != nil {
 		for _, ring := range []string{"consumer_keys_", "standard_keys_"} {
@@ -49,7 +49,7 @@ func role(name string, rights map[string][]string) Role {
 // that.
 var (
 	// App is a consumer with its handlers.
-	App = role("onlyonce_app", map[string][]string{
+	App = newRole("onlyonce_app", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
 		"cursors":        {"SELECT", "INSERT", "UPDATE"},
@@ -59,7 +59,7 @@ var (
 		"frontiers":      {"SELECT", "INSERT", "UPDATE"},
 		"owners":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"filters":        {"SELECT"},
-		"parked":         updating(settles, "SELECT", "INSERT"),
+		"parked":         withUpdates(settleColumns, "SELECT", "INSERT"),
 		"topics":         {"SELECT", "INSERT"},
 		"scopes":         {"SELECT", "INSERT", "UPDATE"},
 		"outbox_log":     {"SELECT", "INSERT"},
@@ -67,19 +67,19 @@ var (
 		"pauses":         {"SELECT"}, // INSERT and DELETE only if the program calls Consumer.Pause
 	})
 	// HTTP is the layer of package idempotency, besides App for its handlers.
-	HTTP = role("onlyonce_http", map[string][]string{
+	HTTP = newRole("onlyonce_http", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_records":   {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"http_steps":     {"SELECT", "INSERT", "UPDATE"},
 	})
 	// Operations works on what HTTP handlers have accepted, besides App and Events.
-	Operations = role("onlyonce_http", map[string][]string{
+	Operations = newRole("onlyonce_http", map[string][]string{
 		"operations":        {"SELECT", "INSERT", "UPDATE", "DELETE"},
 		"operation_signals": {"SELECT", "INSERT", "UPDATE"},
 	})
 	// Events reads streams of the event log: a consumer's source, besides App.
-	Events = role("onlyonce_app", map[string][]string{
+	Events = newRole("onlyonce_app", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
 		"streams":        {"SELECT", "INSERT"},
@@ -88,7 +88,7 @@ var (
 		"stream_offsets": {"SELECT", "INSERT", "UPDATE"},
 	})
 	// Receiver receives webhooks.
-	Receiver = role("onlyonce_app", map[string][]string{
+	Receiver = newRole("onlyonce_app", map[string][]string{
 		"schema_version":    {"SELECT"},
 		"leases":            {"SELECT", "INSERT", "UPDATE"},
 		"inbox":             {"SELECT"}, // and its segments, see role
@@ -103,7 +103,7 @@ var (
 		"webhook_endpoints": {"SELECT", "INSERT", "UPDATE"},
 	})
 	// Relay sends what is in the outbox.
-	Relay = role("onlyonce_relay", map[string][]string{
+	Relay = newRole("onlyonce_relay", map[string][]string{
 		"schema_version": {"SELECT"},
 		"leases":         {"SELECT", "INSERT", "UPDATE"},
 		"outbox_log":     {"SELECT"},
@@ -111,7 +111,7 @@ var (
 		"lanes":          {"SELECT", "INSERT", "UPDATE"},
 		"rings":          {"SELECT"},
 		"segments":       {"SELECT"},
-		"parked":         updating(append([]string{"lane", "response_status", "response_headers", "response_body"}, settles...), "SELECT", "INSERT"),
+		"parked":         withUpdates(append([]string{"lane", "response_status", "response_headers", "response_body"}, settleColumns...), "SELECT", "INSERT"),
 	})
 )
 
@@ -136,24 +136,24 @@ select 'EXECUTE on function onlyonce.' || p.proname from s join pg_proc p on p.p
  where p.proacl is not null and not has_function_privilege($3::name, p.oid, 'EXECUTE')
 order by 1`
 
-func missingRights(ctx context.Context, db unnamed, as Role, who string) ([]string, error) {
+func missingRights(ctx context.Context, db unnamedQuerier, as Role, who string) ([]string, error) {
 	return db.strings(ctx, rightsSQL, as.tables, as.rights, who)
 }
 
-// presentSQL lists those roles of docs/roles.sql that exist. In: names.
-const presentSQL = `select rolname::text from pg_roles where rolname = any ($1::text[]) order by 1`
+// existingRolesSQL lists those roles of docs/roles.sql that exist. In: names.
+const existingRolesSQL = `select rolname::text from pg_roles where rolname = any ($1::text[]) order by 1`
 
 // RolesLack returns which rights are missing, for each role of docs/roles.sql that programs have
 // and that exists on the server. For example, a migration may have added tables since an operator
 // ran the file.
 func RolesLack(ctx context.Context, conn Conn) (map[string][]string, error) {
-	db := unnamed{conn}
+	db := unnamedQuerier{conn}
 	all := []Role{App, Events, Receiver, HTTP, Operations, Relay}
 	var names []string
 	for _, r := range all {
 		names = append(names, r.name)
 	}
-	present, err := db.strings(ctx, presentSQL, names)
+	present, err := db.strings(ctx, existingRolesSQL, names)
 	if err != nil {
 		return nil, fmt.Errorf("reading roles: %w", err)
 	}

@@ -11,20 +11,20 @@ import (
 // What no test server is, or should be, is judged from what it would answer.
 func TestJudgement(t *testing.T) {
 	t.Parallel()
-	good := server{user: "stock", number: 150004, version: "15.4", isolation: "read committed", synchronous: "on", fsync: true, fullPageWrites: true, encoding: "UTF8"}
+	good := serverSettings{user: "stock", versionNumber: 150004, version: "15.4", isolation: "read committed", synchronous: "on", fsync: true, fullPageWrites: true, encoding: "UTF8"}
 	for name, c := range map[string]struct {
-		change         func(*server)
+		change         func(*serverSettings)
 		fault, warning string
 	}{
-		"good":             {func(*server) {}, "", ""},
-		"standby":          {func(s *server) { s.standby, s.readOnly = true, true }, "is a standby", ""},
-		"read-only":        {func(s *server) { s.readOnly = true }, "transactions of stock are read-only", ""},
-		"old":              {func(s *server) { s.number, s.version = 130021, "13.21" }, "PostgreSQL 13.21 is older than 14", ""},
-		"no fsync":         {func(s *server) { s.fsync, s.fullPageWrites = false, false }, "", "fsync is off"},
-		"torn pages":       {func(s *server) { s.fullPageWrites = false }, "", "full_page_writes is off"},
-		"asynchronous":     {func(s *server) { s.synchronous = "off" }, "", "synchronous_commit is off"},
-		"local":            {func(s *server) { s.synchronous = "local" }, "", ""},
-		"stricter default": {func(s *server) { s.isolation = "serializable" }, "", "default_transaction_isolation is serializable"},
+		"good":             {func(*serverSettings) {}, "", ""},
+		"standby":          {func(s *serverSettings) { s.standby, s.readOnly = true, true }, "is a standby", ""},
+		"read-only":        {func(s *serverSettings) { s.readOnly = true }, "transactions of stock are read-only", ""},
+		"old":              {func(s *serverSettings) { s.versionNumber, s.version = 130021, "13.21" }, "PostgreSQL 13.21 is older than 14", ""},
+		"no fsync":         {func(s *serverSettings) { s.fsync, s.fullPageWrites = false, false }, "", "fsync is off"},
+		"torn pages":       {func(s *serverSettings) { s.fullPageWrites = false }, "", "full_page_writes is off"},
+		"asynchronous":     {func(s *serverSettings) { s.synchronous = "off" }, "", "synchronous_commit is off"},
+		"local":            {func(s *serverSettings) { s.synchronous = "local" }, "", ""},
+		"stricter default": {func(s *serverSettings) { s.isolation = "serializable" }, "", "default_transaction_isolation is serializable"},
 	} {
 		s := good
 		c.change(&s)
@@ -47,8 +47,8 @@ func TestLeftPreparedTransactions(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	db := unnamed{conn}
-	if got, err := leftPrepared(t.Context(), db, 0); err != nil || got != nil {
+	db := unnamedQuerier{conn}
+	if got, err := preparedWarnings(t.Context(), db, 0); err != nil || got != nil {
 		t.Errorf("%v, %v", got, err)
 	}
 	for _, sql := range []string{"begin", "create table t ()", "prepare transaction 'it''s left'"} {
@@ -56,11 +56,11 @@ func TestLeftPreparedTransactions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := leftPrepared(t.Context(), db, 0)
+	got, err := preparedWarnings(t.Context(), db, 0)
 	if err != nil || len(got) != 1 || !strings.Contains(got[0], `'it''s left' of postgres`) || !strings.Contains(got[0], "ROLLBACK PREPARED") {
 		t.Errorf("%v, %v", got, err)
 	}
-	if got, err := leftPrepared(t.Context(), db, stalePrepared); err != nil || got != nil {
+	if got, err := preparedWarnings(t.Context(), db, stalePrepared); err != nil || got != nil {
 		t.Errorf("one that was made just now is told of: %v, %v", got, err)
 	}
 }

@@ -438,7 +438,7 @@ var consumerRules = []mutant{
 	{rule: "D4 nobody follows", file: schemaConsumer,
 		old: "  if first.state is distinct from 'blocked' then", new: "  if true then",
 		pkg: "./consumer", test: "TestD4SickKeyIsRetriedFromTheDatabaseInOrder"},
-	{rule: "S1 standby", file: "internal/preflight/preflight.go", old: "	if s.standby {", new: "	if false {",
+	{rule: "S1 standby", file: "internal/preflight/settings.go", old: "	if s.standby {", new: "	if false {",
 		pkg: "./internal/preflight", test: "TestJudgement"},
 	{rule: "S2 missing right to a column", file: "internal/preflight/rights.go",
 		old: "else a.attnum is not null and not has_column_privilege", new: "else false and not has_column_privilege",

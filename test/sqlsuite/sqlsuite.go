@@ -36,6 +36,12 @@ func Run(t *testing.T, drivers ...Driver) {
 	t.Run("K2UncommittedCopy", func(t *testing.T) { uncommittedCopies(t, drivers) })
 	t.Run("EnqueueWritesTheSameRows", func(t *testing.T) { sameRows(t, drivers) })
 	t.Run("EnqueueErrors", func(t *testing.T) { enqueueErrors(t, drivers) })
+	t.Run("DoAppliesOnce", func(t *testing.T) { doAppliesOnce(t, drivers) })
+	t.Run("T4DoWhoseCommitHasNoAnswer", func(t *testing.T) { doWhoseCommitHasNoAnswer(t, drivers) })
+	t.Run("T4DoWhoseCommitComesLate", func(t *testing.T) { doWhoseCommitComesLate(t, drivers) })
+	t.Run("DoRunsAgain", func(t *testing.T) { doRunsAgain(t, drivers) })
+	t.Run("DoBounds", func(t *testing.T) { doBounds(t, drivers) })
+	t.Run("DoFaults", func(t *testing.T) { doFaults(t, drivers) })
 }
 
 // patience bounds the waits of tests.

@@ -9,26 +9,26 @@ import (
 // MaxKey is the longest key in bytes (H4), which is also what most providers take.
 const MaxKey = 255
 
-// Read reads a key in the lenient syntax of H4: a String Item, whose parameters say nothing about
-// the key, or a bare key. Both forms name the same key. The error is for the author of the header
-// and quotes nothing of it.
-func Read(value string) (string, error) {
+// ParseKey reads a key in the lenient syntax of H4: a String Item, whose parameters say nothing
+// about the key, or a bare key. Both forms name the same key. The error is for the author of the
+// header and quotes nothing of it.
+func ParseKey(value string) (string, error) {
 	value = strings.Trim(value, " \t")
 	if !strings.HasPrefix(value, `"`) {
-		if err := Check(value); err != nil {
+		if err := CheckKey(value); err != nil {
 			return "", err
 		}
-		return value, CheckBare(value)
+		return value, CheckBareKey(value)
 	}
 	key, ok := StringItem(value)
 	if !ok {
 		return "", errors.New("starts with a double quote and is no String of RFC 9651")
 	}
-	return key, Check(key)
+	return key, CheckKey(key)
 }
 
-// Check reports why a key is none: by its length, or by a byte that is not printable ASCII.
-func Check(key string) error {
+// CheckKey reports why a key is none: by its length, or by a byte that is not printable ASCII.
+func CheckKey(key string) error {
 	if len(key) == 0 || len(key) > MaxKey {
 		return fmt.Errorf("has %d bytes, must have 1 to %d", len(key), MaxKey)
 	}
@@ -40,18 +40,18 @@ func Check(key string) error {
 	return nil
 }
 
-// CheckBare refuses a bare key that a reader could mistake for something else: for two field lines
-// that a proxy has joined with a comma, or for the other form.
-func CheckBare(key string) error {
+// CheckBareKey refuses a bare key that a reader could mistake for something else: for two field
+// lines that a proxy has joined with a comma, or for the other form.
+func CheckBareKey(key string) error {
 	if key[0] == '"' || strings.ContainsAny(key, " ,") {
 		return errors.New("without quotes it must be visible ASCII, without commas, and not start with a double quote")
 	}
 	return nil
 }
 
-// WriteString writes a key as a String of RFC 9651, or returns why it cannot be one.
-func WriteString(key string) (string, error) {
-	if err := Check(key); err != nil {
+// FormatString writes a key as a String of RFC 9651, or returns why it cannot be one.
+func FormatString(key string) (string, error) {
+	if err := CheckKey(key); err != nil {
 		return "", err
 	}
 	var b strings.Builder
@@ -66,10 +66,10 @@ func WriteString(key string) (string, error) {
 	return b.String(), nil
 }
 
-// WriteBare writes a key as it is, or returns why it cannot be written so.
-func WriteBare(key string) (string, error) {
-	if err := Check(key); err != nil {
+// FormatBare writes a key as it is, or returns why it cannot be written so.
+func FormatBare(key string) (string, error) {
+	if err := CheckKey(key); err != nil {
 		return "", err
 	}
-	return key, CheckBare(key)
+	return key, CheckBareKey(key)
 }

@@ -22,7 +22,7 @@ func TestH4Syntax(t *testing.T) {
 		"a b": "", "a,b": "", "ü": "", "a\x7f": "", `"` + strings.Repeat("k", 255) + `"`: strings.Repeat("k", 255), `"` + strings.Repeat("k", 256) + `"`: "",
 		strings.Repeat("k", 255): strings.Repeat("k", 255), strings.Repeat("k", 256): "",
 	} {
-		got, err := protocol.Read(value)
+		got, err := protocol.ParseKey(value)
 		if (err == nil) != (want != "") || err == nil && got != want {
 			t.Errorf("%q: %q, %v; want %q", value, got, err, want)
 		}
@@ -38,19 +38,19 @@ func FuzzKey(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		// What can be read can be written, and names the same key.
-		if key, err := protocol.Read(s); err == nil {
-			written, err := protocol.WriteString(key)
+		if key, err := protocol.ParseKey(s); err == nil {
+			written, err := protocol.FormatString(key)
 			if err != nil {
 				t.Fatalf("%q was read from %q and cannot be written: %v", key, s, err)
 			}
-			if again, err := protocol.Read(written); err != nil || again != key {
+			if again, err := protocol.ParseKey(written); err != nil || again != key {
 				t.Fatalf("%q: %q, %v", written, again, err)
 			}
 		}
 		// What can be written is read as it was.
-		for _, write := range []func(string) (string, error){protocol.WriteString, protocol.WriteBare} {
+		for _, write := range []func(string) (string, error){protocol.FormatString, protocol.FormatBare} {
 			if written, err := write(s); err == nil {
-				if again, err := protocol.Read(written); err != nil || again != s {
+				if again, err := protocol.ParseKey(written); err != nil || again != s {
 					t.Fatalf("%q: %q, %v", written, again, err)
 				}
 				if strings.Trim(written, " ") != written || strings.ContainsAny(written, "\r\n\x00") {

@@ -10,9 +10,9 @@ import (
 // that is final. Each of the server's own problems is shorter.
 const MaxProblem = 64 << 10
 
-// Final reports whether an answer is a problem (RFC 9457) that asks not to be retried: one whose
-// member "retryable" is false.
-func Final(h http.Header, body []byte) bool {
+// IsFinalProblem reports whether an answer is a problem (RFC 9457) that asks not to be retried: one
+// whose member "retryable" is false.
+func IsFinalProblem(h http.Header, body []byte) bool {
 	media, _, err := mime.ParseMediaType(h.Get("Content-Type"))
 	if err != nil || media != "application/problem+json" {
 		return false

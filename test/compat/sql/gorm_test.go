@@ -2,6 +2,7 @@ package sql
 
 import (
 	"database/sql"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -26,7 +27,10 @@ type booking struct {
 // book is the example in the comment of package sqltx: claim, effect and call commit together.
 func book(db *gorm.DB, id string, cents int) error {
 	return db.Transaction(func(g *gorm.DB) error {
-		tx := g.Statement.ConnPool.(sqltx.Tx)
+		tx, err := sqltx.GORM(g)
+		if err != nil {
+			return err
+		}
 		outcome, err := sqltx.Claim(g.Statement.Context, tx, sqlsuite.Key(id, "1"))
 		if err != nil || outcome == dedupe.Duplicate {
 			return err
@@ -50,8 +54,10 @@ func TestGORM(t *testing.T) {
 				t.Fatal(err)
 			}
 			g = g.WithContext(t.Context())
-			if _, ok := g.Statement.ConnPool.(sqltx.Tx); ok {
-				t.Error("outside of Transaction GORM's pool passes for a transaction")
+			for _, none := range []any{g, &gorm.DB{}, (*gorm.DB)(nil), db, nil, 1} {
+				if tx, err := sqltx.GORM(none); tx != nil || !errors.Is(err, outbox.ErrNoTransaction) {
+					t.Errorf("%T outside of Transaction: %v, %v", none, tx, err)
+				}
 			}
 			if err := g.AutoMigrate(&booking{}); err != nil {
 				t.Fatal(err)

@@ -2,6 +2,9 @@ package pgtest
 
 import (
 	"context"
+	"net"
+	"net/url"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -43,7 +46,39 @@ const (
 // channel hold is closed.
 func Wired(t testing.TB, base *pgxpool.Pool, mode pgx.QueryExecMode, w *Wire, hold <-chan struct{}) *pgxpool.Pool {
 	t.Helper()
-	below := &wire.Wire{At: func(m wire.Message) wire.Action {
+	below := w.below()
+	cfg := base.Config().Copy()
+	cfg.ConnConfig.DefaultQueryExecMode = mode
+	cfg.ConnConfig.DialFunc = below.Dial(cfg.ConnConfig.DialFunc)
+	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(releasing(below, hold, pool.Close))
+	return pool
+}
+
+// Proxied is the address of a database behind a wire, for drivers that take no function to dial
+// with. What is kept back is delivered when the channel hold is closed.
+func Proxied(t testing.TB, base *pgxpool.Pool, w *Wire, hold <-chan struct{}) (address string) {
+	t.Helper()
+	below := w.below()
+	ctx, cancel := context.WithCancel(context.Background())
+	of := base.Config().ConnConfig
+	at, served, err := below.Serve(ctx, "tcp", net.JoinHostPort(of.Host, strconv.Itoa(int(of.Port))))
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	end := releasing(below, hold, cancel)
+	t.Cleanup(func() { end(); <-served })
+	u := url.URL{Scheme: "postgres", User: url.UserPassword(of.User, of.Password), Host: at.String(), Path: of.Database, RawQuery: "sslmode=disable"}
+	return u.String()
+}
+
+// below is the wire that counts and acts for w.
+func (w *Wire) below() *wire.Wire {
+	return &wire.Wire{At: func(m wire.Message) wire.Action {
 		if m.Kind != wire.Bind && m.Kind != wire.Query || !strings.EqualFold(m.SQL, w.Statement) {
 			return Pass
 		}
@@ -53,13 +88,11 @@ func Wired(t testing.TB, base *pgxpool.Pool, mode pgx.QueryExecMode, w *Wire, ho
 		}
 		return what
 	}}
-	cfg := base.Config().Copy()
-	cfg.ConnConfig.DefaultQueryExecMode = mode
-	cfg.ConnConfig.DialFunc = below.Dial(cfg.ConnConfig.DialFunc)
-	pool, err := pgxpool.NewWithConfig(context.Background(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+}
+
+// releasing delivers what is kept back when hold is closed. It returns what ends that: it calls
+// end, and then closes the wire.
+func releasing(below *wire.Wire, hold <-chan struct{}, end func()) (cleanup func()) {
 	ended, released := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(released)
@@ -69,11 +102,10 @@ func Wired(t testing.TB, base *pgxpool.Pool, mode pgx.QueryExecMode, w *Wire, ho
 		case <-ended:
 		}
 	}()
-	t.Cleanup(func() {
-		pool.Close()
+	return func() {
+		end()
 		close(ended)
 		<-released
 		below.Close()
-	})
-	return pool
+	}
 }

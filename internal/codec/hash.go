@@ -11,26 +11,26 @@ import (
 // that no two different lists of fields feed it the same bytes. The first field names the kind and
 // version of the tuple ("onlyonce/key/1"), so that a tuple of one kind never equals one of another.
 func Hash(kind string, fields ...string) [32]byte {
-	var few [256]byte // on the stack: what a key needs
-	b := few[:0]
-	size := prefix + len(kind)
+	var onStack [256]byte // on the stack: what a key needs
+	b := onStack[:0]
+	size := lengthSize + len(kind)
 	for _, f := range fields {
-		size += prefix + len(f)
+		size += lengthSize + len(f)
 	}
-	if size > len(few) {
+	if size > len(onStack) {
 		b = make([]byte, 0, size)
 	}
-	b = write(b, kind)
+	b = appendField(b, kind)
 	for _, f := range fields {
-		b = write(b, f)
+		b = appendField(b, f)
 	}
 	return sha256.Sum256(b)
 }
 
-// prefix is the size of a field's length.
-const prefix = 4
+// lengthSize is the size of a field's length.
+const lengthSize = 4
 
-func write(b []byte, field string) []byte {
+func appendField(b []byte, field string) []byte {
 	b = binary.BigEndian.AppendUint32(b, uint32(len(field)))
 	return append(b, field...)
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/onlyonce/onlyonce/internal/fields"
 )
 
-// Header checks the name of a header, after setting an empty one to its default, and makes it
-// canonical.
-func Header(l *fields.List, field string, name *string, initial string) {
+// CheckHeaderName checks the name of a header, after setting an empty one to its default, and makes
+// it canonical.
+func CheckHeaderName(l *fields.List, field string, name *string, initial string) {
 	if *name == "" {
 		*name = initial
 	}
@@ -20,16 +20,16 @@ func Header(l *fields.List, field string, name *string, initial string) {
 	*name = http.CanonicalHeaderKey(*name)
 }
 
-// RequestHeader is [Header] for a header that is read from requests.
-func RequestHeader(l *fields.List, field string, name *string, initial string) {
-	Header(l, field, name, initial)
+// CheckRequestHeaderName is [Header] for a header that is read from requests.
+func CheckRequestHeaderName(l *fields.List, field string, name *string, initial string) {
+	CheckHeaderName(l, field, name, initial)
 	if *name == "Transfer-Encoding" || *name == "Trailer" {
 		l.Add(field, "%q cannot be used: net/http removes it from the request's header, and it is for one connection only", *name)
 	}
 }
 
-// Methods checks the field Methods, after setting nil to the default POST and PATCH.
-func Methods(l *fields.List, methods *[]string) {
+// CheckMethods checks the field Methods, after setting nil to the default POST and PATCH.
+func CheckMethods(l *fields.List, methods *[]string) {
 	if *methods == nil {
 		*methods = []string{http.MethodPost, http.MethodPatch}
 	}

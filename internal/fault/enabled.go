@@ -12,16 +12,16 @@ import (
 	"time"
 )
 
-type injection struct {
+type faultInjection struct {
 	action string
-	at     int // 0: each time
-	seen   int
+	nth    int // 0: each time
+	hits   int
 }
 
 var (
-	mu   sync.Mutex
-	plan = read(os.Getenv("ONLYONCE_FAULT"))
-	hang = func() time.Duration {
+	mu         sync.Mutex
+	injections = parseInjections(os.Getenv("ONLYONCE_FAULT"))
+	hangTime   = func() time.Duration {
 		if d, err := time.ParseDuration(os.Getenv("ONLYONCE_FAULT_HANG")); err == nil {
 			return d
 		}
@@ -29,17 +29,17 @@ var (
 	}()
 )
 
-func read(env string) map[string]*injection {
-	m := map[string]*injection{}
+func parseInjections(env string) map[string]*faultInjection {
+	m := map[string]*faultInjection{}
 	for _, part := range strings.Split(env, ",") {
 		point, action, ok := strings.Cut(part, "=")
 		if !ok {
 			continue
 		}
-		in := &injection{action: action}
+		in := &faultInjection{action: action}
 		if a, n, ok := strings.Cut(action, "@"); ok {
 			in.action = a
-			in.at, _ = strconv.Atoi(n)
+			in.nth, _ = strconv.Atoi(n)
 		}
 		m[point] = in
 	}
@@ -50,13 +50,13 @@ func read(env string) map[string]*injection {
 // standard error that it happened.
 func Point(name string) error {
 	mu.Lock()
-	in := plan[name]
+	in := injections[name]
 	if in == nil {
 		mu.Unlock()
 		return nil
 	}
-	in.seen++
-	hit := in.at == 0 || in.seen == in.at
+	in.hits++
+	hit := in.nth == 0 || in.hits == in.nth
 	mu.Unlock()
 	if !hit {
 		return nil
@@ -67,7 +67,7 @@ func Point(name string) error {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {} // not a step further
 	case "hang":
-		time.Sleep(hang)
+		time.Sleep(hangTime)
 	case "error":
 		return fmt.Errorf("%w at %s", ErrInjected, name)
 	}

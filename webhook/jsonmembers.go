@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// members returns the named members of the JSON object in a verified body, or nil if the body is no
-// object. Names are compared exactly, and a member that occurs twice has no value. encoding/json
-// itself ignores case and takes the last of several, so that another reader of the same bytes could
-// find another id.
-func members(body []byte, names ...string) map[string]json.RawMessage {
+// jsonMembers returns the named members of the JSON object in a verified body, or nil if the body
+// is no object. Names are compared exactly, and a member that occurs twice has no value.
+// encoding/json itself ignores case and takes the last of several, so that another reader of the
+// same bytes could find another id.
+func jsonMembers(body []byte, names ...string) map[string]json.RawMessage {
 	if !json.Valid(body) { // it bounds the depth too
 		return nil
 	}
@@ -40,8 +40,8 @@ func members(body []byte, names ...string) map[string]json.RawMessage {
 	return found
 }
 
-// text is a member's value if it is a string, otherwise "".
-func text(raw json.RawMessage) string {
+// jsonString is a member's value if it is a string, otherwise "".
+func jsonString(raw json.RawMessage) string {
 	var s string
 	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
 		return ""
@@ -49,9 +49,9 @@ func text(raw json.RawMessage) string {
 	return s
 }
 
-// memberID returns a member whose value is used as Event.ID.
-func memberID(found map[string]json.RawMessage, name string) (string, error) {
-	id := text(found[name])
+// idMember returns a member whose value is used as Event.ID.
+func idMember(found map[string]json.RawMessage, name string) (string, error) {
+	id := jsonString(found[name])
 	if !validID(id) {
 		return "", Malformed("body's member "+name, "does not stand there once, with 1 to 255 visible ASCII characters")
 	}

@@ -53,7 +53,7 @@ func sfParameter(s string) (rest string, ok bool) {
 	if s == "" || !strings.Contains(lower+"*", s[:1]) {
 		return "", false
 	}
-	_, s = span(s, lower+digits+"_-.*")
+	_, s = splitPrefix(s, lower+digits+"_-.*")
 	if !strings.HasPrefix(s, "=") {
 		return s, true
 	}
@@ -72,15 +72,15 @@ func sfBareItem(s string) (rest string, ok bool) {
 	case c == '?':
 		return s[min(2, len(s)):], len(s) > 1 && (s[1] == '0' || s[1] == '1')
 	case c == ':':
-		content, rest := span(s[1:], upper+lower+digits+"+/=")
-		return strings.TrimPrefix(rest, ":"), strings.HasPrefix(rest, ":") && padded(content)
+		content, rest := splitPrefix(s[1:], upper+lower+digits+"+/=")
+		return strings.TrimPrefix(rest, ":"), strings.HasPrefix(rest, ":") && validPadding(content)
 	case c == '@':
 		rest, decimal, ok := sfNumber(s[1:])
 		return rest, ok && !decimal
 	case c == '%':
 		return sfDisplayString(s)
 	case strings.Contains(upper+lower+"*", s[:1]):
-		_, rest = span(s[1:], upper+lower+digits+"!#$%&'*+-.^_`|~:/")
+		_, rest = splitPrefix(s[1:], upper+lower+digits+"!#$%&'*+-.^_`|~:/")
 		return rest, true
 	}
 	rest, _, ok = sfNumber(s)
@@ -89,11 +89,11 @@ func sfBareItem(s string) (rest string, ok bool) {
 
 // sfNumber skips an Integer or a Decimal (section 4.2.4).
 func sfNumber(s string) (rest string, decimal, ok bool) {
-	whole, rest := span(strings.TrimPrefix(s, "-"), digits)
+	whole, rest := splitPrefix(strings.TrimPrefix(s, "-"), digits)
 	if !strings.HasPrefix(rest, ".") {
 		return rest, false, 1 <= len(whole) && len(whole) <= 15
 	}
-	fraction, rest := span(rest[1:], digits)
+	fraction, rest := splitPrefix(rest[1:], digits)
 	return rest, true, 1 <= len(whole) && len(whole) <= 12 && 1 <= len(fraction) && len(fraction) <= 3
 }
 
@@ -123,16 +123,16 @@ func sfDisplayString(s string) (rest string, ok bool) {
 	return "", false
 }
 
-// padded reports whether the padding of base64, if any, is at its end, and no character is left
-// that encodes less than a byte. Padding may be missing (section 4.2.7).
-func padded(s string) bool {
+// validPadding reports whether the padding of base64, if any, is at its end, and no character is
+// left that encodes less than a byte. Padding may be missing (section 4.2.7).
+func validPadding(s string) bool {
 	body := strings.TrimRight(s, "=")
 	padding := len(s) - len(body)
 	return !strings.Contains(body, "=") && len(body)%4 != 1 && (padding == 0 || padding == -len(body)&3)
 }
 
-// span splits s after its longest prefix of characters in set.
-func span(s, set string) (prefix, rest string) {
+// splitPrefix splits s after its longest prefix of characters in set.
+func splitPrefix(s, set string) (prefix, rest string) {
 	rest = strings.TrimLeft(s, set)
 	return s[:len(s)-len(rest)], rest
 }

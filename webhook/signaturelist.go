@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// pairs parses a list of name=value, separated by commas, for example Stripe's. It is bounded, and
-// each member must be a pair.
-func pairs(field, list string, each func(name, value string) error) error {
+// eachPair parses a list of name=value, separated by commas, for example Stripe's. It is bounded,
+// and each member must be a pair.
+func eachPair(field, list string, each func(name, value string) error) error {
 	if strings.Count(list, ",") > maxSignatures { // one more than the signatures: the time
 		return Malformed(field, "has more than 16 signatures")
 	}
 	for member := range strings.SplitSeq(list, ",") {
 		name, value, ok := strings.Cut(member, "=")
-		if !ok || !word(name) {
+		if !ok || !isWord(name) {
 			return Malformed(field, "is not a list of name=value")
 		}
 		if err := each(name, value); err != nil {
@@ -23,25 +23,26 @@ func pairs(field, list string, each func(name, value string) error) error {
 	return nil
 }
 
-// gather collects the signatures of a list. If one has a known version but cannot be decoded, it is
-// skipped, as the providers' own libraries do. It is an error only if there is no other.
-type gather struct {
-	field  string
-	found  []Signature
-	broken bool
+// signatureList collects the signatures of a list. If one has a known version but cannot be
+// decoded, it is skipped, as the providers' own libraries do. It is an error only if there is no
+// other.
+type signatureList struct {
+	field       string
+	found       []Signature
+	undecodable bool
 }
 
-func (g *gather) add(a Algorithm, e Encoding, text string) {
+func (g *signatureList) add(a Algorithm, e Encoding, text string) {
 	value, canonical := e.Decode(text)
 	if !canonical || len(value) != a.size() {
-		g.broken = true
+		g.undecodable = true
 		return
 	}
 	g.found = append(g.found, Signature{Algorithm: a, Value: value})
 }
 
-func (g *gather) signatures() ([]Signature, error) {
-	if len(g.found) == 0 && g.broken {
+func (g *signatureList) signatures() ([]Signature, error) {
+	if len(g.found) == 0 && g.undecodable {
 		return nil, Malformed(g.field, "has no signature in the canonical encoding")
 	}
 	return g.found, nil
@@ -50,8 +51,8 @@ func (g *gather) signatures() ([]Signature, error) {
 // timedPairs parses a list of pairs with exactly one time, and signatures. It skips other names
 // (W4). If timeName is empty, there is no time.
 func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc Encoding, unit time.Duration) (written string, at time.Time, found []Signature, err error) {
-	g := gather{field: field}
-	err = pairs(field, list, func(name, value string) (err error) {
+	g := signatureList{field: field}
+	err = eachPair(field, list, func(name, value string) (err error) {
 		switch name {
 		case timeName:
 			if written != "" {
@@ -77,8 +78,8 @@ func timedPairs(field, list, timeName, signatureName string, a Algorithm, enc En
 	return written, at, found, nil
 }
 
-// word reports whether s can be a name or a version. It rejects lists that a proxy has joined out
+// isWord reports whether s can be a name or a version. It rejects lists that a proxy has joined out
 // of several lines, with a comma and a space.
-func word(s string) bool {
+func isWord(s string) bool {
 	return s != "" && strings.Trim(s, "_-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == ""
 }

@@ -1,0 +1,101 @@
+package idempotency
+
+import (
+	"errors"
+	"net/http"
+)
+
+// runOutcome is the result of one run of the handler.
+type runOutcome struct {
+	reply    reply
+	rerun    bool // the database asks for the whole transaction again
+	recorded bool // another process has written a record under the key meanwhile
+}
+
+func finalOutcome(r reply) runOutcome { return runOutcome{reply: r} }
+
+// rerunLimit is how often a handler runs again after serialization failures and deadlocks.
+const rerunLimit = 3
+
+// keptPart is which part of a run is kept (docs/http.md, section 3).
+type keptPart int
+
+const (
+	keepNothing keptPart = iota
+	keepAnswer           // the answer, without the handler's writes
+	keepAll
+)
+
+// keptDecision is what decideKept decides.
+type keptDecision struct {
+	part    keptPart
+	outcome runOutcome // if part is keepNothing
+}
+
+// decideKept decides what is kept of a run: by the state of the transaction first, then by the
+// status.
+func (run *handlerRun) decideKept(rec *recorder) keptDecision {
+	status := rec.status()
+	keep := keepPolicy(status, &run.handler.route)
+	if run.late { // H11: the handler returned too late, so its answer does not count
+		keep = keepNothing
+		if status < http.StatusInternalServerError {
+			return keptDecision{outcome: finalOutcome(problemReply(codeRolledBack, errLate))}
+		}
+	}
+	if tx := run.tx; tx != nil && tx.Failure() != nil {
+		switch failure := tx.Failure(); {
+		case mustRerun(failure) || tx.Lost() || status < http.StatusBadRequest:
+			return keptDecision{outcome: run.outcomeOfFailure(failure)} // the answer speaks of writes that were rolled back
+		case keep == keepAll:
+			keep = keepAnswer
+		}
+	}
+	if rec.exceeded() { // the body is cut off
+		return keptDecision{outcome: finalOutcome(problemReply(codeResponseTooLarge, nil))}
+	}
+	if keep == keepNothing {
+		return keptDecision{outcome: finalOutcome(handlerReply(Released, rec))}
+	}
+	return keptDecision{part: keep}
+}
+
+// keepPolicy returns what is kept of an answer with a status.
+func keepPolicy(status int, route *Route) keptPart {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusRequestTimeout, http.StatusConflict, http.StatusMisdirectedRequest, http.StatusLocked,
+		http.StatusTooEarly, http.StatusTooManyRequests: // may differ the next time
+		return keepNothing
+	}
+	switch {
+	case status >= 500 && !route.StoreServerErrors:
+		return keepNothing
+	case status >= 500:
+		return keepAnswer
+	case status >= 400 && !route.KeepWrites:
+		return keepAnswer
+	}
+	return keepAll
+}
+
+// errLate is why an answer was not sent.
+var errLate = errors.New("idempotency: the handler answered after Route.MaxHandlerTime")
+
+// outcomeOfFailure answers for a transaction that the server refused or lost before COMMIT was
+// sent, so that none of it took effect.
+func (run *handlerRun) outcomeOfFailure(err error) runOutcome {
+	switch {
+	case mustRerun(err):
+		return runOutcome{reply: rerunsUsedUp(err), rerun: true}
+	case run.tx.Lost() && !run.late: // if the handler is late, pgx has cut the connection
+		return finalOutcome(problemReply(codeStoreUnavailable, err))
+	}
+	return finalOutcome(problemReply(codeRolledBack, err))
+}
+
+// rerunsUsedUp is the answer if the transaction must run again and reruns are used up (H17).
+func rerunsUsedUp(err error) reply {
+	rep := problemReply(codeRolledBack, err)
+	rep.status = http.StatusServiceUnavailable
+	return rep
+}

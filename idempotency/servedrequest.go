@@ -1,0 +1,205 @@
+package idempotency
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/onlyonce/onlyonce/dedupe"
+	"github.com/onlyonce/onlyonce/internal/codec"
+	"github.com/onlyonce/onlyonce/internal/origin"
+)
+
+// servedRequest is one request that the layer serves, from its arrival to its answer.
+type servedRequest struct {
+	handler *routeHandler
+	layer   *Layer
+	w       http.ResponseWriter
+	http    *http.Request
+	body    []byte
+	ctx     context.Context // of the http request, but not cancelled with it
+	scope   Scope
+	detail  string // of the problem that answers the request
+
+	requestKey
+	ownRecord
+	subject fingerprintSubject
+	origin  origin.Origin // from which the keys of the handler's calls are derived
+
+	runs     int     // how often the handler ran
+	flight   *flight // set while this request is the one of its key that this process works on
+	onCommit func()  // nil if there is nothing to do
+}
+
+// ownRecord is the record that a request writes under its key.
+type ownRecord struct {
+	id          [16]byte
+	token       uuid.UUID // random: two requests under one key have different tokens
+	fingerprint []byte
+	ttl         time.Duration
+	expires     time.Time // set by the statement that completes the record
+}
+
+// serveRequest finds the request's scope and key, and runs it.
+func (req *servedRequest) serveRequest(r *http.Request) reply {
+	handler := req.handler
+	body, code, err := handler.readBody(req.w, r)
+	if code != "" {
+		return problemReply(code, err)
+	}
+	scope, err := handler.scopeOf(r, body)
+	if err != nil {
+		return problemReply(codeScopeMissing, fmt.Errorf("idempotency: Config.Scope: %w", err))
+	}
+	req.scope = scope
+	req.http, req.body = r, body
+	key, found, err := handler.keyRule.find(r.Header, body)
+	if err != nil {
+		req.detail = err.Error()
+		return problemReply(codeKeyInvalid, nil)
+	}
+	req.key, req.keySent, req.ttl = key, found, handler.route.TTL
+	if !found && handler.route.Key == KeyRequired {
+		return problemReply(codeKeyMissing, nil)
+	}
+	req.subject = handler.fingerprintSubject(scope, r, body)
+	if !found && handler.route.Key == KeyDerived {
+		sum, err := handler.layer.fingerprints.sum(&req.subject)
+		if err != nil {
+			req.detail = err.Error()
+			return problemReply(codeBodyInvalid, nil)
+		}
+		req.key, req.keyDerived, req.ttl = "derived:"+hex.EncodeToString(sum), true, handler.route.DerivedTTL
+	}
+	req.ctx = context.WithoutCancel(r.Context()) // H11: the request goes on if the client disconnects
+	_, _ = rand.Read(req.token[:])               // never fails
+	if req.key == "" {
+		return req.serveUnkeyed()
+	}
+	req.setRecordID()
+	if req.fingerprint, err = handler.layer.fingerprints.sum(&req.subject); err != nil {
+		req.detail = err.Error()
+		return problemReply(codeBodyInvalid, nil)
+	}
+	return req.serveKeyed()
+}
+
+// setRecordID computes the record's id, and the origin from which the keys of calls are derived.
+func (req *servedRequest) setRecordID() {
+	h := req.http.Header
+	req.origin = origin.Origin{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key, Trace: codec.JoinTrace(h.Get("traceparent"), h.Get("tracestate"))}
+	req.id = dedupe.Key{Tenant: req.scope.Tenant, Scope: req.subject.Scope, ID: req.key}.Hash()
+	req.subject.Record, req.subject.Key = req.id, req.key
+}
+
+// serveKeyed runs the request, or answers from the record of the first one.
+func (req *servedRequest) serveKeyed() reply {
+	flights := &req.layer.flights
+	route := &req.handler.route
+	if !flights.admit(req.scope.Tenant, req.layer.cfg.TenantLimit) {
+		return problemReply(codeOverCapacity, nil)
+	}
+	defer flights.leave(req.scope.Tenant)
+	deadline := time.Now().Add(route.Wait)
+	for n := 0; ; n++ {
+		rep, ahead := req.tryOnce()
+		if rep.code != codeInProgress || route.Wait == 0 || time.Until(deadline) <= 0 {
+			return rep
+		}
+		if !flights.wait(req.http.Context(), req.id, req.scope.Tenant, ahead, n, deadline) {
+			return rep
+		}
+	}
+}
+
+// tryOnce looks at the key once, and runs the handler if the key is free. If another request of
+// this process has the key, ahead is closed when that one ends. Stored answers are read without
+// taking the key, so that copies that arrive together do not wait for each other.
+func (req *servedRequest) tryOnce() (rep reply, ahead <-chan struct{}) {
+	flights, route := &req.layer.flights, &req.handler.route
+	var expired *storedRecord
+	storeDown := false
+	if route.Mode == Leased || req.layer.cache != nil || req.layer.recentKeys.has(req.id) {
+		if ahead := flights.running(req.id); ahead != nil {
+			return inProgressReply(time.Second), ahead
+		}
+		var answered bool
+		if expired, rep, answered = req.replyFromStore(); answered {
+			if storeDown = rep.code == codeStoreUnavailable && route.FailOpen; !storeDown {
+				return rep, nil
+			}
+		}
+	}
+	if req.flight, ahead = flights.start(req.id); req.flight == nil {
+		if !req.layer.recentKeys.has(req.id) {
+			if _, rep, answered := req.replyFromStore(); answered && rep.mark == Replayed {
+				return rep, nil
+			}
+		}
+		return inProgressReply(time.Second), ahead
+	}
+	defer flights.end(req.flight)
+	switch {
+	case storeDown:
+		req.layer.reportError(rep.logged)
+		return req.runUnprotected(req.newRecorder(maxStored)), nil
+	case route.Mode == Leased:
+		return req.serveLeased(expired), nil
+	}
+	return req.serveTransactional(), nil
+}
+
+// replyFromStore answers from the record, if there is one. In lease mode, a record whose owner's
+// lease has ended is returned as expired, to be taken over.
+func (req *servedRequest) replyFromStore() (expired *storedRecord, rep reply, answered bool) {
+	if rep, answered := req.replyFromCache(); answered {
+		return nil, rep, true
+	}
+	rec, err := req.layer.findRecord(req.ctx, req.id)
+	if err != nil {
+		return nil, problemReply(codeStoreUnavailable, err), true
+	}
+	if rec == nil {
+		return nil, reply{}, false
+	}
+	rep = req.replyFromRecord(rec) // a different request under such a key gets 422 as usual
+	if req.handler.route.Mode == Leased && rec.leaseEnded && rep.code == codeInProgress {
+		return rec, reply{}, false
+	}
+	return nil, rep, true
+}
+
+// newRecorder makes the ResponseWriter for one run of the handler.
+func (req *servedRequest) newRecorder(limit int) *recorder {
+	return newRecorderOver(limit, req.w.Header())
+}
+
+// serveUnkeyed runs a request that has no key and needs none.
+func (req *servedRequest) serveUnkeyed() reply {
+	if req.handler.route.Mode == Leased {
+		return req.runUnprotected(req.newRecorder(maxStored))
+	}
+	for reruns := 0; ; reruns++ {
+		if out := req.newRun().runTransactional(req.newRecorder(maxStored), false); !out.rerun || reruns == rerunLimit {
+			return out.reply
+		}
+	}
+}
+
+// runUnprotected runs the handler without the store (H5, H22).
+func (req *servedRequest) runUnprotected(rec *recorder) reply {
+	run := req.newRun()
+	run.unprotected = true
+	if p := run.runHandler(req.ctx, rec); p != nil {
+		panic(p)
+	}
+	if rec.exceeded() {
+		return problemReply(codeResponseTooLarge, nil)
+	}
+	return handlerReply(Bypassed, rec)
+}

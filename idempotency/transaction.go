@@ -1,0 +1,108 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/guard"
+)
+
+// ErrNoTx is returned if a request has no transaction: it did not come through a [Layer], or the
+// layer let it pass without protection, for example because of its method or Route.FailOpen.
+var ErrNoTx = errors.New("idempotency: the request has no transaction")
+
+// Tx returns the transaction for a request's effects. It commits together with the request's record
+// if the handler answers 2xx or 3xx, and is rolled back otherwise; Route.KeepWrites commits it for
+// a final 4xx too. The answer is sent after the COMMIT. The transaction has the type of a
+// consumer's, so that outbox.Enqueue can derive the keys of calls from the request's key.
+//
+// Tx takes the request, because a net/http handler has no parameter for a transaction, and neither
+// has the middleware between the layer and the handler. The transaction is valid until the handler
+// returns. It is for one goroutine at a time, see [consumer.Tx].
+//
+// In lease mode the first call of Tx begins the transaction. Call it after the last [Step], because
+// no external call may be made while a transaction is open.
+func Tx(r *http.Request) (consumer.Tx, error) {
+	run, ok := r.Context().Value(runKey{}).(*handlerRun)
+	if !ok || run.unprotected {
+		return nil, ErrNoTx
+	}
+	run.asking.Lock()
+	defer run.asking.Unlock()
+	if run.returned.Load() {
+		return nil, guard.ErrClosed
+	}
+	if run.tx == nil {
+		if err := run.beginLeasedTx(r.Context()); err != nil {
+			return nil, err
+		}
+	}
+	return run.tx.Handle, nil
+}
+
+// beginLeasedTx begins the transaction of a request in lease mode.
+func (run *handlerRun) beginLeasedTx(ctx context.Context) error {
+	if err := run.held.lossError(); err != nil {
+		return err
+	}
+	if err := run.beginTx(ctx, run.handler.route.Isolation); err != nil {
+		return err
+	}
+	run.tx.Engine(stepOpen, openSQL, run.timeoutArgs()...)
+	run.tx.Lend(&run.origin)
+	run.tx.Checkpoint()
+	return nil
+}
+
+// The names of the layer's own statements, for errors.
+const (
+	stepIsolation = "isolation"
+	stepOpen      = "open"
+	stepClaim     = "claim"
+	stepRecord    = "record"
+)
+
+// beginTx takes a connection from the pool and opens a transaction on it.
+func (run *handlerRun) beginTx(ctx context.Context, level pgx.TxIsoLevel) error {
+	bounded, cancel := context.WithTimeout(ctx, run.layer.cfg.AcquireTimeout)
+	defer cancel()
+	conn, err := run.layer.pool.Acquire(bounded)
+	if err != nil {
+		return fmt.Errorf("idempotency: connecting: %w", err)
+	}
+	run.mu.Lock()
+	run.conn, run.tx = conn, guard.Begin(conn.Conn())
+	run.tx.Report = run.reportLateStatement
+	run.mu.Unlock()
+	if level != "" {
+		run.tx.Engine(stepIsolation, isolationSQL[level])
+	}
+	return nil
+}
+
+// reportLateStatement logs a statement that a handler queued after its return (T6).
+func (run *handlerRun) reportLateStatement(err error) {
+	run.layer.cfg.Logger.Error("onlyonce: a request's handler queued a statement after it had returned; it was not sent", "route", run.handler.route.Pattern, "error", err)
+}
+
+// timeoutArgs returns the arguments of http_begin and http_open that bound the transaction.
+func (req *servedRequest) timeoutArgs() []any {
+	c := &req.layer.cfg
+	return []any{guard.Millis(c.LockTimeout), guard.Millis(c.StatementTimeout), guard.Millis(c.IdleTimeout)}
+}
+
+// endTx rolls back the transaction, if it is still open, and gives the connection back.
+func (run *handlerRun) endTx() {
+	if run.tx != nil {
+		run.tx.Rollback(run.layer.cfg.AcquireTimeout)
+		run.conn.Release()
+		run.mu.Lock()
+		run.tx, run.conn = nil, nil
+		run.mu.Unlock()
+	}
+}

@@ -1,0 +1,151 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onlyonce/onlyonce/migrations"
+)
+
+// serverSQL returns one row. Every role may read these settings. It reads default_transaction_* and
+// not transaction_*, because a pooler may have put this statement into any transaction.
+const serverSQL = `
+select current_user::text, pg_backend_pid(), pg_is_in_recovery(), current_setting('server_version_num')::int,
+       current_setting('server_version'), current_setting('default_transaction_read_only') = 'on', current_setting('default_transaction_isolation'),
+       current_setting('synchronous_commit'), current_setting('fsync') = 'on', current_setting('full_page_writes') = 'on',
+       current_setting('server_encoding')`
+
+// serverSettings is a row of serverSQL.
+type serverSettings struct {
+	user                  string
+	pid                   uint32
+	standby               bool
+	versionNumber         int
+	version               string
+	readOnly              bool
+	isolation             string
+	synchronous           string
+	fsync, fullPageWrites bool
+	encoding              string
+}
+
+func readServer(ctx context.Context, db migrations.DB) (s serverSettings, err error) {
+	var pid int32
+	err = db.QueryRow(ctx, serverSQL).Scan(&s.user, &pid, &s.standby, &s.versionNumber, &s.version, &s.readOnly, &s.isolation, &s.synchronous, &s.fsync, &s.fullPageWrites, &s.encoding)
+	s.pid = uint32(pid)
+	return s, err
+}
+
+// Note is one finding about a server.
+type Note struct {
+	Name  string // name of the setting, or standby, encoding, server_version, prepared_transactions
+	Fault bool   // work is impossible
+	Text  string // with what to do
+}
+
+// Server returns the findings about the server of a connection, faults first: those of Check,
+// without rights and schema.
+func Server(ctx context.Context, conn Conn) ([]Note, error) {
+	db := unnamedQuerier{conn}
+	s, err := readServer(ctx, db)
+	if err != nil {
+		return nil, fmt.Errorf("reading the server's settings: %w", err)
+	}
+	notes := s.findings()
+	prepared, err := preparedWarnings(ctx, db, stalePrepared)
+	if err != nil {
+		return nil, fmt.Errorf("reading prepared transactions: %w", err)
+	}
+	for _, text := range prepared {
+		notes = append(notes, Note{Name: "prepared_transactions", Text: text})
+	}
+	return notes, nil
+}
+
+// faults returns the findings that make work impossible.
+func (s serverSettings) faults() (faults []error) {
+	for _, n := range s.findings() {
+		if n.Fault {
+			faults = append(faults, errors.New(n.Text))
+		}
+	}
+	return faults
+}
+
+// warnings returns the settings that weaken the promise, or cost. None is an error, because each
+// can be intended, and effects stay single with each of them: the position is lost together with
+// the effects, and what was lost is done again.
+func (s serverSettings) warnings() (warnings []string) {
+	for _, n := range s.findings() {
+		if !n.Fault {
+			warnings = append(warnings, n.Text)
+		}
+	}
+	return warnings
+}
+
+func (s serverSettings) findings() (notes []Note) {
+	fault := func(name, format string, args ...any) {
+		notes = append(notes, Note{name, true, fmt.Sprintf(format, args...)})
+	}
+	warn := func(name, format string, args ...any) {
+		notes = append(notes, Note{name, false, fmt.Sprintf(format, args...)})
+	}
+	if s.standby {
+		fault("standby", "the server is a standby and takes no writes: connect to the primary (target_session_attrs=read-write)")
+	} else if s.readOnly {
+		fault("default_transaction_read_only", "transactions of %s are read-only: set default_transaction_read_only = off for this role, database or connection", s.user)
+	}
+	if s.encoding != "UTF8" {
+		fault("encoding", "the database's encoding is %s, in which not every text can be stored: create it with encoding UTF8", s.encoding)
+	}
+	if s.versionNumber < oldestVersion {
+		fault("server_version", "PostgreSQL %s is older than 14, the oldest that onlyonce is tested with: upgrade the server", s.version)
+	}
+	if s.synchronous == "off" {
+		warn("synchronous_commit", "synchronous_commit is off: a crash of the server takes the last commits back. They are done again from Kafka as long as it still holds the messages; whoever saw the effects saw what was not to last. Relays flush their own commits all the same")
+	}
+	if !s.fsync {
+		warn("fsync", "fsync is off: a crash of the machine may corrupt the database, and nothing is promised after it. Only for servers that are thrown away")
+	}
+	if s.fsync && !s.fullPageWrites {
+		warn("full_page_writes", "full_page_writes is off: a crash of the machine may corrupt the database, unless its storage writes whole pages")
+	}
+	if s.isolation != "read committed" {
+		warn("default_transaction_isolation", "default_transaction_isolation is %s: effects stay single, but transactions fail with 40001 and run again, handlers included, where under read committed they would wait", s.isolation)
+	}
+	return notes
+}
+
+// poolerWarnings warns of named prepared statements if there is a pooler between us and the server.
+// PgBouncer gives its clients a process id that it made up, for their cancel requests.
+func poolerWarnings(conn *pgx.Conn, backend uint32) []string {
+	switch conn.Config().DefaultQueryExecMode {
+	case pgx.QueryExecModeCacheStatement:
+		if conn.PgConn().PID() != backend {
+			return []string{"a pooler stands before the server, and this pool names prepared statements: in transaction mode PgBouncer knows none before 1.21, and later only with max_prepared_statements above 0. Set default_query_exec_mode=exec in the address if statements fail with 26000 or 42P05"}
+		}
+	}
+	return nil
+}
+
+// oldPreparedSQL returns a line for each prepared transaction of this database that is older than
+// $1 seconds. Every role may read it.
+const oldPreparedSQL = `
+select format('%L of %s, since %s', gid, owner, prepared::timestamptz(0)) from pg_prepared_xacts
+ where database = current_database() and prepared < clock_timestamp() - make_interval(secs => $1)
+ order by prepared`
+
+func preparedWarnings(ctx context.Context, db unnamedQuerier, age time.Duration) ([]string, error) {
+	left, err := db.strings(ctx, oldPreparedSQL, age.Seconds())
+	if err != nil || len(left) == 0 {
+		return nil, err
+	}
+	return []string{fmt.Sprintf("prepared transactions were left over: %s. They keep their locks and hold back vacuum for ever: COMMIT PREPARED or ROLLBACK PREPARED each",
+		strings.Join(left, "; "))}, nil
+}

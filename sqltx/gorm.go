@@ -1,0 +1,45 @@
+package sqltx
+
+import (
+	"fmt"
+	"reflect"
+
+	"github.com/onlyonce/onlyonce/outbox"
+)
+
+// GORM returns the transaction that a *gorm.DB is in, for [Claim] and [Enqueue]:
+//
+//	err := db.Transaction(func(g *gorm.DB) error {
+//		tx, err := sqltx.GORM(g)
+//		if err != nil {
+//			return err
+//		}
+//		...
+//
+// Outside of Transaction and Begin it returns an error that wraps [outbox.ErrNoTransaction]. The
+// parameter has no type of GORM's, so that this module does not require GORM.
+func GORM(g any) (Tx, error) {
+	pool := field(field(reflect.ValueOf(g), "Statement"), "ConnPool")
+	if !pool.IsValid() {
+		return nil, fmt.Errorf("sqltx: GORM: %w: %T is not a *gorm.DB in use", outbox.ErrNoTransaction, g)
+	}
+	tx, ok := pool.Interface().(Tx)
+	if !ok {
+		return nil, fmt.Errorf("sqltx: GORM: %w: call it in db.Transaction, with the *gorm.DB that the function gets", outbox.ErrNoTransaction)
+	}
+	return tx, nil
+}
+
+// field is a field of a struct or of a pointer to one, and not valid if there is none.
+func field(of reflect.Value, name string) (v reflect.Value) {
+	if of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Struct {
+		return v
+	}
+	if v = of.FieldByName(name); v.IsValid() && !v.CanInterface() {
+		return reflect.Value{}
+	}
+	return v
+}

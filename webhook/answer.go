@@ -1,0 +1,76 @@
+package webhook
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/pace"
+)
+
+// DuplicateHeader is set, to "true", in the answer to a copy of an event (W9).
+const DuplicateHeader = "Webhook-Duplicate"
+
+// statusOf returns the status for a verifier's refusal.
+func statusOf(err error) int {
+	var refused *Error
+	if errors.As(err, &refused) {
+		return refused.Status()
+	}
+	return http.StatusBadRequest
+}
+
+// writeAccepted writes a 200, with DuplicateHeader for a copy.
+func (ep *Endpoint) writeAccepted(w http.ResponseWriter, start time.Time, e *Event, outcome Outcome, body string) {
+	switch outcome {
+	case Duplicate, Divergent, SameBody:
+		w.Header().Set(DuplicateHeader, "true")
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	if body != "" {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+	}
+	w.WriteHeader(http.StatusOK)
+	_, _ = io.WriteString(w, body) // if this fails, the sender notices
+	ep.emitReceived(e, outcome, false, start)
+}
+
+func (ep *Endpoint) emitReceived(e *Event, outcome Outcome, reconciled bool, start time.Time) {
+	if ep.cfg.Hooks.Received != nil {
+		ep.cfg.Hooks.Received(Received{Endpoint: ep.cfg.Name, Provider: e.Provider, Type: e.Type, ID: e.ID, Outcome: outcome, Reconciled: reconciled,
+			Duration: time.Since(start)})
+	}
+}
+
+// refusalKinds are the errors whose refusals are logged apart.
+var refusalKinds = []error{ErrTooLarge, ErrMalformed, ErrSignature, ErrStale, ErrPending, ErrStore, ErrHandler, ErrTenant, ErrBusy, ErrAside,
+	errMethod, errBodyUnreadable, errBodySlow}
+
+// refusalKind names the kind of a refusal, for the bound on log lines.
+func refusalKind(err error) string {
+	for _, kind := range refusalKinds {
+		if errors.Is(err, kind) {
+			return kind.Error()
+		}
+	}
+	return ""
+}
+
+// writeRefusal writes a status and its name, and no more: the causes that share a status are for
+// the operator's log only (W6).
+func (ep *Endpoint) writeRefusal(w http.ResponseWriter, start time.Time, status int, err error) {
+	w.Header().Set("Cache-Control", "no-store")
+	if status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", strconv.Itoa(int(ep.cfg.RetryAfter/time.Second)))
+	}
+	http.Error(w, http.StatusText(status), status)
+	if held, yes := ep.refusals.Let(strconv.Itoa(status)+refusalKind(err), time.Now(), pace.Refusals); yes {
+		ep.cfg.Logger.Warn("onlyonce: webhook refused", "endpoint", ep.cfg.Name, "status", status, "error", err, "not_logged", held)
+	}
+	if ep.cfg.Hooks.Refused != nil {
+		ep.cfg.Hooks.Refused(Refused{Endpoint: ep.cfg.Name, Status: status, Err: err, Duration: time.Since(start)})
+	}
+}

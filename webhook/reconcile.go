@@ -1,0 +1,182 @@
+package webhook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/lease"
+)
+
+// Reconcile adds events that the provider has but that never reached the endpoint, because the
+// sender gave up or had disabled the endpoint.
+type Reconcile struct {
+	// List calls each for every event since a time, for example from a list in the provider's API.
+	// It may list them in any order and list older events too. It must return an error of each.
+	// Required.
+	//
+	// Of an Event, ID must be the webhook's id and Body what a handler understands; both are
+	// required. Type, Header and Time are taken as they are. Provider is filled in.
+	//
+	// The zero time means that there was no reconciliation before. If the endpoint has received for
+	// longer than ids are remembered, List must then not return older events than that. Otherwise
+	// the time is never longer ago than Config.Retention.
+	List func(ctx context.Context, since time.Time, each func(*Event) error) error
+	// Every is the time from the beginning of one reconciliation to the beginning of the next, in
+	// whichever process, at least 1 s. Defaults to 15 min.
+	Every time.Duration
+	// Overlap is how far before the beginning of the last complete reconciliation the next one
+	// looks, for events that a provider lists late. Defaults to 1 hour.
+	Overlap time.Duration
+}
+
+// reconcileDueSQL returns when the next reconciliation is due, and from which time it lists. In:
+// endpoint, every, overlap. One row: seconds; the time, null for none; the time now. endedSQL
+// records a complete one by the time it began. In: endpoint, time.
+const (
+	reconcileDueSQL = `
+select coalesce(extract(epoch from max(reconciled_at) + $2::interval - clock_timestamp()), 0)::float8, max(reconciled_at) - $3::interval, clock_timestamp()
+  from onlyonce.webhook_endpoints where endpoint = $1`
+	reconciledSQL = `
+insert into onlyonce.webhook_endpoints (endpoint, reconciled_at) values ($1, $2)
+on conflict (endpoint) do update set reconciled_at = greatest(webhook_endpoints.reconciled_at, excluded.reconciled_at)`
+)
+
+const reconcileLease = time.Minute
+
+// reconciliation is one reconciliation of an endpoint.
+type reconciliation struct {
+	*Endpoint
+	untilDue float64    // seconds; 0 or less: it is due
+	from     *time.Time // the time from which it lists; nil: there was none before
+	begun    time.Time  // by the database's clock
+}
+
+// reconcileIfDue runs a reconciliation if one is due and no other process runs one. It returns when
+// to check again.
+func (ep *Endpoint) reconcileIfDue(ctx context.Context) (wait time.Duration, err error) {
+	r := &reconciliation{Endpoint: ep}
+	wait = min(ep.cfg.Reconcile.Every, reconcileLease)
+	if err := r.readDue(ctx); err != nil {
+		return wait, err
+	}
+	if r.untilDue > 0 {
+		return min(wait, time.Duration(r.untilDue*float64(time.Second))), nil
+	}
+	l, err := lease.Acquire(ctx, ep.pool, "webhook/"+ep.cfg.Name+"/reconcile", reconcileLease)
+	if l == nil || err != nil {
+		return wait, err
+	}
+	defer func() {
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), ep.cfg.Deadline)
+		defer cancel()
+		_ = l.Release(bounded, ep.pool) // if that fails, the lease expires
+	}()
+	if err := r.readDue(ctx); err != nil || r.untilDue > 0 { // another process has just finished one
+		return wait, err
+	}
+	listed, missed, err := r.listUnderLease(ctx, l)
+	if err == nil {
+		_, err = ep.pool.Exec(context.WithoutCancel(ctx), reconciledSQL, ep.cfg.Name, r.begun)
+	}
+	if ep.cfg.Hooks.Reconciled != nil {
+		ep.cfg.Hooks.Reconciled(listed, missed, err)
+	}
+	return wait, err
+}
+
+func (r *reconciliation) readDue(ctx context.Context) error {
+	return r.pool.QueryRow(ctx, reconcileDueSQL, r.cfg.Name, r.cfg.Reconcile.Every, r.cfg.Reconcile.Overlap).Scan(&r.untilDue, &r.from, &r.begun)
+}
+
+// listUnderLease lists events and accepts each, while it renews the lease. missed is how many were
+// new.
+func (r *reconciliation) listUnderLease(ctx context.Context, l *lease.Lease) (listed, missed int, err error) {
+	listing, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	renewing := make(chan struct{})
+	go func() {
+		defer close(renewing)
+		r.renewLease(listing, l, stop)
+	}()
+	err = r.cfg.Reconcile.List(listing, r.since(), func(e *Event) error {
+		listed++
+		fresh, err := r.acceptListed(listing, e)
+		if fresh {
+			missed++
+		}
+		return err
+	})
+	if cause := context.Cause(listing); err == nil && cause != nil {
+		err = cause
+	}
+	stop(nil)
+	<-renewing
+	return listed, missed, err
+}
+
+// since returns the time from which events are listed, or the zero time if there was no
+// reconciliation before. It is never before the ids that the inbox remembers: older events would be
+// accepted again.
+func (r *reconciliation) since() time.Time {
+	if r.from == nil {
+		return time.Time{}
+	}
+	remembered := r.begun.Add(-r.cfg.Retention)
+	if r.from.Before(remembered) {
+		r.cfg.Logger.Warn("onlyonce: the last reconciliation of webhooks is longer ago than ids are remembered; events in between are not listed",
+			"endpoint", r.cfg.Name, "since", *r.from, "listed_since", remembered)
+		return remembered
+	}
+	return *r.from
+}
+
+// renewLease renews the lease until ctx ends. If another process takes the lease, it ends ctx. Two
+// at once would only do unnecessary work.
+func (r *reconciliation) renewLease(ctx context.Context, l *lease.Lease, stop context.CancelCauseFunc) {
+	tick := time.NewTicker(reconcileLease / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			bounded, cancel := context.WithTimeout(ctx, r.cfg.Deadline)
+			ours, err := l.Renew(bounded, r.pool, reconcileLease)
+			cancel()
+			if err == nil && !ours {
+				stop(errors.New("webhook: another process has taken the reconciliation over"))
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// acceptListed claims a listed event in the same way as a delivered one.
+func (r *reconciliation) acceptListed(ctx context.Context, e *Event) (fresh bool, err error) {
+	if e == nil || !validID(e.ID) {
+		return false, errors.New("webhook: Reconcile.List: an event's ID must be 1 to 255 visible ASCII characters")
+	}
+	if e.Body == nil || len(e.Body) > r.cfg.verifier.maxBody {
+		return false, fmt.Errorf("webhook: Reconcile.List: an event's Body must be set, and not longer than %d bytes", r.cfg.verifier.maxBody)
+	}
+	start := time.Now()
+	listed := *e
+	listed.Provider, listed.IDSigned = r.cfg.verifier.scheme.Name, r.cfg.verifier.scheme.IDSigned
+	incoming, err := r.newIncomingEvent(&listed, true)
+	if err != nil {
+		return false, err
+	}
+	bounded, cancel := context.WithTimeout(ctx, r.cfg.Deadline)
+	defer cancel()
+	outcome, err := r.accept(bounded, incoming)
+	if err != nil {
+		return false, err
+	}
+	if outcome == Divergent {
+		outcome = Duplicate // the API renders the body anew; there is no second sender
+	}
+	r.emitReceived(&listed, outcome, true, start)
+	return outcome == Accepted, nil
+}

@@ -1,0 +1,150 @@
+package webhook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/onlyonce/onlyonce/internal/guard"
+	"github.com/onlyonce/onlyonce/internal/inbox"
+	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/preflight"
+)
+
+// purgeIDsSQL deletes the times of claims whose retention has passed. The ids themselves go with
+// their segment of the ring standard_keys. In: endpoint, retention. One row: how many. Bounded; by
+// the index webhook_ids_age; skips rows that another process has locked.
+const purgeIDsSQL = `
+with old as (
+  select ctid as at from onlyonce.webhook_ids where endpoint = $1 and seen_at < clock_timestamp() - $2::interval
+   order by seen_at limit 500 for update skip locked),
+gone as (delete from onlyonce.webhook_ids w using old where w.ctid = old.at)
+select count(*) from old`
+
+// purgeBodiesSQL deletes bodies whose window has passed. In: endpoint, window. One row: how many.
+// Bounded; by the index webhook_bodies_age. The DELETE compares the age again, so that a row that a
+// request has renewed meanwhile stays.
+const purgeBodiesSQL = `
+with old as (
+  select digest from onlyonce.webhook_bodies where endpoint = $1 and seen_at < clock_timestamp() - $2::interval order by seen_at limit 500),
+gone as (
+  delete from onlyonce.webhook_bodies b using old where b.endpoint = $1 and b.digest = old.digest and b.seen_at < clock_timestamp() - $2::interval returning 1)
+select count(*) from gone`
+
+const (
+	purgeEvery            = time.Minute
+	purgeBatch            = 500
+	insufficientPrivilege = "42501"
+)
+
+// Run applies stored events, if the endpoint has a handler in mode Inbox. It also forgets ids and
+// bodies whose retention has passed, rotates the inbox, and reconciles. When ctx ends, it drains
+// and returns nil.
+//
+// It may be called once per Endpoint. Any number of processes may run it, and requests are served
+// without it. For example a process that only receives can leave Handler unset, and one that only
+// works needs no mux.
+//
+// It returns an error if the schema does not fit, if the database cannot be reached at the start,
+// if the inbox remembers ids for less than Config.Retention (W10), and whatever
+// [consumer.Consumer.Run] returns. If the role has no right to delete, that is logged once: another
+// process must forget.
+func (ep *Endpoint) Run(ctx context.Context) error {
+	if ep.worker == nil {
+		return ep.runUpkeep(ctx)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	upkeepErr := make(chan error, 1)
+	go func() {
+		defer stop()
+		upkeepErr <- ep.runUpkeep(ctx)
+	}()
+	err := ep.worker.Run(ctx)
+	stop()
+	return errors.Join(err, <-upkeepErr)
+}
+
+// runUpkeep is Run without the consumer.
+func (ep *Endpoint) runUpkeep(ctx context.Context) error {
+	startCtx, cancel := context.WithTimeout(ctx, pace.Start)
+	defer cancel()
+	if _, err := preflight.Check(startCtx, ep.pool, preflight.Receiver); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("webhook: endpoint %s: %w", ep.cfg.Name, err)
+	}
+	remembered := inbox.Need{Ring: "standard_keys", Copies: ep.cfg.Retention, Whose: "endpoint " + ep.cfg.Name + ": Config.Retention"}
+	if err := inbox.CheckHorizon(startCtx, ep.pool, remembered); err != nil {
+		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
+	}
+	rotating := make(chan struct{})
+	defer func() { <-rotating }()
+	go func() {
+		defer close(rotating)
+		inbox.Rotate(ctx, ep.pool, ep.cfg.Logger, remembered)
+	}()
+	ep.purgeAndReconcile(ctx)
+	return nil
+}
+
+// purgeAndReconcile does both, each at its time, until ctx ends.
+func (ep *Endpoint) purgeAndReconcile(ctx context.Context) {
+	purgeAt, reconcileAt := time.Now(), time.Now()
+	deniedLogged := false
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if !time.Now().Before(purgeAt) {
+			purgeAt = time.Now().Add(purgeEvery)
+			err := ep.purgeExpired(ctx)
+			denied := guard.SQLState(err) == insufficientPrivilege
+			if err != nil && ctx.Err() == nil && !(denied && deniedLogged) {
+				deniedLogged = deniedLogged || denied
+				ep.cfg.Logger.Warn("onlyonce: forgetting old ids of webhooks failed", "endpoint", ep.cfg.Name, "error", err)
+			}
+		}
+		next := purgeAt
+		if ep.cfg.Reconcile != nil {
+			if !time.Now().Before(reconcileAt) {
+				wait, err := ep.reconcileIfDue(ctx)
+				if err != nil && ctx.Err() == nil {
+					ep.cfg.Logger.Warn("onlyonce: reconciling webhooks failed", "endpoint", ep.cfg.Name, "error", err)
+				}
+				reconcileAt = time.Now().Add(wait)
+			}
+			if reconcileAt.Before(next) {
+				next = reconcileAt
+			}
+		}
+		timer.Reset(time.Until(next))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// purgeExpired deletes batch after batch until none is left.
+func (ep *Endpoint) purgeExpired(ctx context.Context) error {
+	forget := func(sql string, age time.Duration) (all int64, err error) {
+		for n := int64(purgeBatch); n == purgeBatch && ctx.Err() == nil; all += n {
+			bounded, cancel := context.WithTimeout(ctx, ep.cfg.Deadline)
+			err := ep.pool.QueryRow(bounded, sql, ep.cfg.Name, age).Scan(&n)
+			cancel()
+			if err != nil {
+				return all, err
+			}
+		}
+		return all, nil
+	}
+	ids, err := forget(purgeIDsSQL, ep.cfg.Retention)
+	bodies, err2 := forget(purgeBodiesSQL, ep.cfg.BodyWindow)
+	if ids+bodies > 0 && ep.cfg.Hooks.Purged != nil {
+		ep.cfg.Hooks.Purged(ids, bodies)
+	}
+	return errors.Join(err, err2)
+}
