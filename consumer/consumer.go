@@ -124,6 +124,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		return err
 	}
+	defer c.begun.Begin(ctx)()
 	side, stop := context.WithCancel(ctx)
 	var rotating sync.WaitGroup
 	for _, d := range c.databases() {

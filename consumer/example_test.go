@@ -2,7 +2,6 @@ package consumer_test
 
 import (
 	"context"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -29,11 +28,7 @@ type Order struct {
 
 // docs/guide/consumers.md and calls.md show this code; package test/docs compares them.
 
-func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-	var o Order
-	if err := json.Unmarshal(m.Value, &o); err != nil {
-		return consumer.Permanent(err) // parked, after one run alone: no retry will mend it
-	}
+func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message, o Order) error {
 	// Commits with the message's id and position, or not at all.
 	tx.Queue(`update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)
 	// Sent after the commit, under a key that derives from the message: the same however often this
@@ -43,7 +38,7 @@ func handle(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
 
 func consume(ctx context.Context, pool *pgxpool.Pool, brokers []string) error {
 	source := kafkasource.New(kafkasource.Config{Brokers: brokers, GroupID: "stock", Topics: []string{"orders"}})
-	c, err := consumer.New(pool, source, handle, consumer.Config{
+	c, err := consumer.New(pool, source, consumer.JSON(handle), consumer.Config{
 		Scope: "stock",                          // whose positions and ids these are
 		Key:   consumer.HeaderKey("message-id"), // where the producer puts a message's id
 	})

@@ -71,6 +71,23 @@ func (c *Consumer) Healthy() error {
 	return errors.Join(append(c.unhealthyPartitions(), c.Live())...)
 }
 
+// Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and
+// the source has joined its group. A partition that is halted does not matter, nor does a process
+// to which the group has assigned no partition. Before that, and from the moment that Run's context
+// ends, it returns an error.
+//
+// A source of your own takes part if it has a method Ready() error; see [Source].
+func (c *Consumer) Ready() error {
+	err := c.begun.Err()
+	if s, ok := c.source.(interface{ Ready() error }); ok && err == nil {
+		err = s.Ready()
+	}
+	if err != nil {
+		return fmt.Errorf("consumer: not ready: %w", err)
+	}
+	return nil
+}
+
 // Live is for a liveness probe. It returns an error that wraps [ErrHandlerStuck] while an abandoned
 // handler is still running. The handler's goroutine is lost, and only a restart frees it.
 func (c *Consumer) Live() error {

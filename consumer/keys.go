@@ -29,19 +29,27 @@ func HeaderKey(name string) KeyFunc {
 		if name == "" {
 			return "", fmt.Errorf("%w: Config.Key: HeaderKey: the header's name must not be empty", ErrConfig)
 		}
-		return headerOnce(m, name)
+		return noKey(headerOnce(m, name))
 	}
+}
+
+// noKey turns the error of a place in the message that was read for its id into that of a KeyFunc.
+func noKey(id string, err error) (string, error) {
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrNoKey, err)
+	}
+	return id, nil
 }
 
 // CloudEventKey returns a KeyFunc for CloudEvents messages in binary mode. The id is source and id
 // together (headers ce_source and ce_id), the pair that CloudEvents 1.0 requires to be unique.
 func CloudEventKey() KeyFunc {
 	return func(m *Message) (string, error) {
-		source, err := headerOnce(m, "ce_source")
+		source, err := noKey(headerOnce(m, "ce_source"))
 		if err != nil {
 			return "", err
 		}
-		id, err := headerOnce(m, "ce_id")
+		id, err := noKey(headerOnce(m, "ce_id"))
 		if err != nil {
 			return "", err
 		}
@@ -62,15 +70,7 @@ func JSONKey(pointer string) KeyFunc {
 		if syntax != nil {
 			return "", fmt.Errorf("%w: Config.Key: JSONKey: pointer %q %w", ErrConfig, pointer, syntax)
 		}
-		raw := json.RawMessage(m.Value)
-		for _, t := range tokens {
-			next, err := jsonChild(raw, t)
-			if err != nil {
-				return "", fmt.Errorf("%w: %s: %w", ErrNoKey, pointer, err)
-			}
-			raw = next
-		}
-		return jsonScalar(raw, pointer)
+		return noKey(jsonMember(m, pointer, tokens))
 	}
 }
 
@@ -102,14 +102,27 @@ func headerOnce(m *Message, name string) (string, error) {
 			continue
 		}
 		if found && id != string(h.Value) {
-			return "", fmt.Errorf("%w: header %q stands twice with different values", ErrNoKey, name)
+			return "", fmt.Errorf("header %q is there twice with different values", name)
 		}
 		id, found = string(h.Value), true
 	}
 	if id == "" {
-		return "", fmt.Errorf("%w: header %q is missing or empty", ErrNoKey, name)
+		return "", fmt.Errorf("header %q is missing or empty", name)
 	}
 	return id, nil
+}
+
+// jsonMember returns the string or integer of the value that a JSON Pointer names.
+func jsonMember(m *Message, pointer string, tokens []string) (string, error) {
+	raw := json.RawMessage(m.Value)
+	for _, t := range tokens {
+		next, err := jsonChild(raw, t)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", pointer, err)
+		}
+		raw = next
+	}
+	return jsonScalar(raw, pointer)
 }
 
 // jsonChild returns the member or element that one reference token of a JSON Pointer names.
@@ -137,7 +150,7 @@ func jsonScalar(raw json.RawMessage, pointer string) (string, error) {
 	var s string
 	if err := json.Unmarshal(raw, &s); err == nil {
 		if s == "" {
-			return "", fmt.Errorf("%w: %s is empty", ErrNoKey, pointer)
+			return "", fmt.Errorf("%s is empty", pointer)
 		}
 		return s, nil
 	}
@@ -145,5 +158,5 @@ func jsonScalar(raw json.RawMessage, pointer string) (string, error) {
 	if err := json.Unmarshal(raw, &n); err == nil && n != "" && !strings.ContainsAny(n.String(), ".eE") {
 		return n.String(), nil
 	}
-	return "", fmt.Errorf("%w: %s is not a string or an integer", ErrNoKey, pointer)
+	return "", fmt.Errorf("%s is not a string or an integer", pointer)
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 // Shards decides in which of several databases the effects of each partition live. Each database
@@ -93,6 +95,7 @@ type shared struct {
 	stuck              atomic.Int64 // abandoned handlers that are still running
 	reportedPartitions sync.Map     // topic: the number of partitions last passed to Hooks.Repartitioned
 	attempts           *attemptLock
+	begun              ready.Run
 
 	// copyBytes is true if the handler changes its messages in place. It then gets full copies.
 	copyBytes atomic.Bool

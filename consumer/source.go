@@ -15,10 +15,12 @@ import (
 // messages, and the database decides which process may commit. A Source that is wrong about
 // ownership therefore costs work, but never causes a second effect.
 //
-// A Source may have two more methods. If it has Topics() []string, which returns the topics that it
-// reads, New refuses several topics without a choice of [Config.Copies]. Without that method,
+// A Source may have three more methods. If it has Topics() []string, which returns the topics that
+// it reads, New refuses several topics without a choice of [Config.Copies]. Without that method,
 // several topics are found only when the source hands over partitions of a second one, and these
-// partitions halt. If it has Validate() error, New adds the faults that it returns to its own.
+// partitions halt. If it has Validate() error, New adds the faults that it returns to its own. If
+// it has Ready() error, which returns nil while it is a member of its group, [Consumer.Ready] asks
+// it.
 type Source interface {
 	// Group is the name of the consumer group. A cursor belongs to one group; under another group
 	// the partition halts, with an error that names the cursor's.

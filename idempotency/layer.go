@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 // Layer answers a copy of a request with the first request's answer. Make one with [New], wrap
@@ -21,6 +23,7 @@ type Layer struct {
 	flights      flights
 	recentKeys   recentKeys
 	leases       leaseKeeper
+	begun        ready.Run
 }
 
 // New checks the configuration without connecting. If it is wrong, the error lists every fault,

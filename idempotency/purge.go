@@ -31,6 +31,7 @@ func (l *Layer) Run(ctx context.Context) error {
 		}
 		return fmt.Errorf("idempotency: %w", err)
 	}
+	defer l.begun.Begin(ctx)()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -49,6 +50,16 @@ func (l *Layer) Run(ctx context.Context) error {
 		}
 		timer.Reset(wait)
 	}
+}
+
+// Ready is for a readiness probe. It returns nil while Run works, because it has checked the schema
+// and the role's rights. Before that, and from the moment that Run's context ends, it returns an
+// error. It makes no query: if the database goes away later, requests are answered 503.
+func (l *Layer) Ready() error {
+	if err := l.begun.Err(); err != nil {
+		return fmt.Errorf("idempotency: not ready: %w", err)
+	}
+	return nil
 }
 
 // purge deletes a batch, and reports whether there may be more.

@@ -17,10 +17,20 @@ const (
 	lockTimeout   = 10 * time.Second // longest wait for a consumer's batch or attempt
 	decideTimeout = 30 * time.Second // the transaction as a whole
 	commitTimeout = 15 * time.Second // detached from any request to end
+
+	// idleTimeout is how long the server keeps the locks of a caller that it hears nothing from.
+	// For example, the network may have cut off an operator's laptop.
+	idleTimeout = 10 * time.Second
 )
 
-// boundsSQL bounds the transaction's waits. In: lock_timeout.
-const boundsSQL = `select set_config('lock_timeout', $1, true)`
+// boundsSQL bounds the transaction's waits. In: lock_timeout, idle_in_transaction_session_timeout.
+const boundsSQL = `select set_config('lock_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $2, true)`
+
+// bound is the first statement of each transaction of this package (T7).
+func bound(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, boundsSQL, guard.Millis(lockTimeout), guard.Millis(idleTimeout))
+	return err
+}
 
 // auditSQL records a decision. In: action, reason, detail, actor (null: the role of the
 // connection). One row: its id.
@@ -120,10 +130,10 @@ func transact[R any, P result[R]](ctx context.Context, db DB, k kind, by By, d d
 }
 
 func carryOut[R any](ctx context.Context, tx pgx.Tx, k kind, by By, d decision[R], shown *R) (done *R, audit int64, err error) {
-	if err := migrations.Check(ctx, tx); err != nil {
+	if err := bound(ctx, tx); err != nil {
 		return nil, 0, err
 	}
-	if _, err := tx.Exec(ctx, boundsSQL, guard.Millis(lockTimeout)); err != nil {
+	if err := migrations.Check(ctx, tx); err != nil {
 		return nil, 0, err
 	}
 	if err := d.lock(ctx, tx); err != nil {

@@ -128,6 +128,9 @@ func snapshot(ctx context.Context, db DB, f func(tx pgx.Tx) error) error {
 func read(ctx context.Context, db DB, options pgx.TxOptions, f func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, db, options, func(tx pgx.Tx) error {
 		tx = unprepared{tx}
+		if err := bound(ctx, tx); err != nil {
+			return err
+		}
 		if err := migrations.Check(ctx, tx); err != nil {
 			return err
 		}

@@ -234,6 +234,9 @@ func promote(ctx context.Context, db DB, rows []ParkedRow) (promoted int64, err 
 	for key := range keys {
 		var due int64
 		err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			if err := bound(ctx, unprepared{tx}); err != nil {
+				return err
+			}
 			return unprepared{tx}.QueryRow(ctx, parked.PromoteSQL, []string{key}).Scan(&due)
 		})
 		if err != nil {

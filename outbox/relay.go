@@ -16,6 +16,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/inbox"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -29,6 +30,7 @@ type Relay struct {
 	senders []*sender
 	rotator *ring.Rotator
 	running atomic.Bool
+	begun   ready.Run
 }
 
 // ErrRunning is returned by Run if the relay is running already.
@@ -110,6 +112,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	run, stop := context.WithCancel(ctx)
 	defer stop()
+	defer r.begun.Begin(run)()
 	completing := make(chan struct{}, max(int(r.pool.Config().MaxConns)/2, 1))
 	for _, s := range r.senders {
 		s.completing = completing
@@ -142,6 +145,36 @@ func (r *Relay) Run(ctx context.Context) error {
 	side.Wait()
 	r.cfg.Logger.Info("outbox: relay stopped", "after", time.Since(began).Round(time.Millisecond))
 	return errors.Join(errs...)
+}
+
+// Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and
+// takes part in each sink, with or without lanes. Before that, while the database fails, and from
+// the moment that Run's context ends, it returns an error.
+func (r *Relay) Ready() error {
+	err := r.begun.Err()
+	for _, s := range r.senders {
+		if down := s.link.Err(); err == nil && down != nil {
+			err = fmt.Errorf("sink %s: %w", s.name, down)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("outbox: not ready: %w", err)
+	}
+	return nil
+}
+
+// Healthy returns an error that names each sink whose transactions have failed for longer than a
+// third of LeaseTTL, for example because the server does not answer. Use it for alerts and status
+// pages, and not as a liveness probe: a restart repairs none of that. Calls that wait for an
+// operator are in `onlyonce status`.
+func (r *Relay) Healthy() error {
+	var faults []error
+	for _, s := range r.senders {
+		if err := s.link.Failing(s.dbTimeout); err != nil {
+			faults = append(faults, fmt.Errorf("outbox: sink %s: %w", s.name, err))
+		}
+	}
+	return errors.Join(faults...)
 }
 
 // sinkReturnGrace is how long a sink may take to return after its context has ended, if the relay

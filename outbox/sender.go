@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/internal/fault"
 	"github.com/onlyonce/onlyonce/internal/lease"
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 // lanes is how many lanes a sink has. It never changes. onlyonce.lane computes which one a call
@@ -75,6 +76,7 @@ type sender struct {
 	returnGrace time.Duration
 	emit        emitter
 
+	link       ready.Link // to the database
 	slots      *callSlots
 	completing chan struct{} // completions under way, of all sinks
 	paused     atomic.Bool
@@ -171,6 +173,7 @@ func (s *sender) run(ctx context.Context) error {
 				fault = err
 				break
 			}
+			s.link.Set(err)
 			d := s.dbBackoff.NextBackOff()
 			s.emit.failed(err, d)
 			s.retryAt = time.Now().Add(d)
@@ -262,6 +265,7 @@ func (s *sender) runDue(ctx context.Context) error {
 		}
 	}
 	s.dbBackoff.Reset()
+	s.link.Set(nil)
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/internal/pace"
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 // Endpoint is one provider's webhooks from the request to the handler: an http.Handler that
@@ -27,6 +28,7 @@ type Endpoint struct {
 	heldBytes atomic.Int64       // of bodies that are held
 
 	refusals pace.Seldom // log lines of refused requests
+	begun    ready.Run
 }
 
 // New checks the configuration and returns every fault of it at once. It does not connect.

@@ -27,6 +27,9 @@ func TestEndpointAppliesWhatItStores(t *testing.T) {
 	mux.Handle("/hooks", endpoint)
 	e := r.serveMux(s, mux, "/hooks")
 	e.send(stripeBody("evt_0", "")).want(t, 200, false) // requests are served without Run
+	if err := endpoint.Ready(); err == nil || !strings.Contains(err.Error(), "not ready") {
+		t.Errorf("Ready before Run: %v", err)
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 1)
@@ -35,6 +38,10 @@ func TestEndpointAppliesWhatItStores(t *testing.T) {
 	e.send(stripeBody("evt_1", "")).want(t, 200, false)
 	e.send(stripeBody("evt_1", "")).want(t, 200, true)
 	r.until("the new event is applied", func() bool { return r.count("effects") == 2 })
+	r.until("it is ready", func() bool { return endpoint.Ready() == nil })
+	if err := endpoint.Healthy(); err != nil {
+		t.Error(err)
+	}
 	status, err := endpoint.Consumer().Status(t.Context())
 	if err != nil || len(status) != 4 {
 		t.Errorf("%d partitions, %v", len(status), err)
@@ -43,6 +50,9 @@ func TestEndpointAppliesWhatItStores(t *testing.T) {
 		t.Errorf("scopes %s", got)
 	}
 	stop()
+	if endpoint.Ready() == nil {
+		t.Error("ready while it stops")
+	}
 	if err := <-done; err != nil {
 		t.Error(err)
 	}

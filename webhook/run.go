@@ -66,6 +66,29 @@ func (ep *Endpoint) Run(ctx context.Context) error {
 	return errors.Join(err, <-upkeepErr)
 }
 
+// Ready is for a readiness probe. It returns nil while Run works: it has checked the database, and,
+// if it applies stored events, has joined their group. Before that, and from the moment that Run's
+// context ends, it returns an error. It makes no query: if the database goes away later, requests
+// are answered 503, and their senders try again.
+func (ep *Endpoint) Ready() error {
+	if err := ep.begun.Err(); err != nil {
+		return fmt.Errorf("webhook: endpoint %s: not ready: %w", ep.cfg.Name, err)
+	}
+	if ep.worker != nil {
+		return ep.worker.Ready()
+	}
+	return nil
+}
+
+// Healthy returns what [consumer.Consumer.Healthy] returns for the endpoint's stored events, or nil
+// if Run does not apply them. Use it for alerts and status pages.
+func (ep *Endpoint) Healthy() error {
+	if ep.worker == nil {
+		return nil
+	}
+	return ep.worker.Healthy()
+}
+
 // runUpkeep is Run without the consumer.
 func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 	startCtx, cancel := context.WithTimeout(ctx, pace.Start)
@@ -80,6 +103,7 @@ func (ep *Endpoint) runUpkeep(ctx context.Context) error {
 	if err := inbox.CheckHorizon(startCtx, ep.pool, remembered); err != nil {
 		return fmt.Errorf("webhook: %s: %w", remembered.Whose, err)
 	}
+	defer ep.begun.Begin(ctx)()
 	rotating := make(chan struct{})
 	defer func() { <-rotating }()
 	go func() {

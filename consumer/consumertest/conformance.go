@@ -89,6 +89,7 @@ func Conformance(t *testing.T, h Harness) {
 		{"LogCutOff", logCutOff},
 		{"Incarnation", incarnation},
 		{"Retained", retained},
+		{"ReadyAsMember", readyAsMember},
 		{"MembersShare", membersShare},
 		{"HandedOverOnlyAfterOwnReturned", handedOverAfterReturn},
 		{"CommitIsFenced", commitIsFenced},
@@ -514,6 +515,25 @@ func retained(t *testing.T, h Harness) {
 			t.Errorf("at the log's end: %v, %v", until, err)
 		}
 		wantValues(t, x.ReadTo(t, 0, 1), "v") // asking has moved nothing
+	}
+}
+
+// A source with a method Ready returns nil from it once it is a member, and not before.
+func readyAsMember(t *testing.T, h Harness) {
+	topic := h.Topic(t, 1, 0)
+	s := h.Source(t, groupOf(topic), rebalance, topic)
+	r, ok := s.(interface{ Ready() error })
+	if !ok {
+		t.Skip("this source has no Ready")
+	}
+	if r.Ready() == nil {
+		t.Error("Ready before Run")
+	}
+	m := Join(t, s)
+	m.Holds(topic, 0)
+	eventually(t, "Ready", func() bool { return r.Ready() == nil })
+	if err := m.Leave(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 const (
@@ -36,6 +37,7 @@ type membership struct {
 	ctx  context.Context // of Run
 	stop context.CancelFunc
 
+	joined *ready.Link
 	rejoin chan struct{} // of size 1: a reason to join again
 	// When the coordinator last accepted this process as a member; used by run alone.
 	acceptedAt time.Time
@@ -110,6 +112,7 @@ func (m *membership) joinAndServe() error {
 		err := m.join()
 		switch {
 		case err == nil:
+			m.joined.Set(nil)
 			retry.Reset()
 			m.heartbeatUntilRejoin()
 		case m.ctx.Err() != nil:
@@ -123,6 +126,7 @@ func (m *membership) joinAndServe() error {
 			}
 			// Right after a broker's start: 15, Coordinator Not Available, until the offsets topic
 			// exists.
+			m.joined.Set(fmt.Errorf("group %s not joined: %w", m.net.cfg.GroupID, err))
 			wait := retry.NextBackOff()
 			m.net.log.Warn("onlyonce: group not joined, trying again", "error", err, "wait", wait)
 			kafkalog.Sleep(m.ctx, wait)
@@ -213,6 +217,7 @@ func (m *membership) heartbeat(ctx context.Context) error {
 // session: under a new id this process would wait for its old one.
 func (m *membership) giveUpAll(err error) {
 	m.net.log.Warn("onlyonce: the group has lost this process, joining anew", "error", err)
+	m.joined.Set(fmt.Errorf("group %s has lost this process: %w", m.net.cfg.GroupID, err))
 	m.update(func() {
 		lost := groupMember{generation: -1}
 		if !errors.Is(err, kerr.UnknownMemberID) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/onlyonce/onlyonce/consumer"
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 // Source reads topics as a member of a Kafka consumer group. Make one with New. Each Run is a
@@ -12,6 +13,7 @@ import (
 type Source struct {
 	cfg    Config
 	faults error
+	joined ready.Link
 }
 
 var _ consumer.Source = (*Source)(nil)
@@ -30,6 +32,10 @@ func (s *Source) Group() string { return s.cfg.GroupID }
 
 // Topics returns Config.Topics.
 func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
+
+// Ready returns nil while this process is a member of the group, with or without partitions, or why
+// it is not. It is for [consumer.Consumer.Ready].
+func (s *Source) Ready() error { return s.joined.Err() }
 
 // Run joins the group and calls own, in a goroutine of its own, for each partition that the group
 // assigns to this process. When ctx is done, it waits for every own, leaves the group (unless it is
@@ -59,5 +65,7 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consum
 		}
 		return err
 	}
-	return newMembership(ctx, net, own).joinAndServe()
+	m := newMembership(ctx, net, own)
+	m.joined = &s.joined
+	return m.joinAndServe()
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 const (
@@ -33,6 +34,7 @@ type membership struct {
 	ctx  context.Context // of Run
 	stop context.CancelFunc
 
+	joined  *ready.Link
 	running sync.WaitGroup // functions of all generations
 	member  string         // id in the last generation
 
@@ -95,6 +97,7 @@ func (m *membership) serveGenerations(group *kafka.ConsumerGroup) {
 		if err != nil {
 			// Right after a broker's start: 15, Group Coordinator Not Available, until the offsets
 			// topic exists.
+			m.joined.Set(fmt.Errorf("group %s not joined: %w", m.net.cfg.GroupID, err))
 			wait := retry.NextBackOff()
 			m.net.log.Warn("onlyonce: group not joined, trying again", "error", err, "wait", wait)
 			kafkalog.Sleep(m.ctx, wait)
@@ -109,6 +112,7 @@ func (m *membership) serveGenerations(group *kafka.ConsumerGroup) {
 // them returns, and forms the next one when all have returned.
 func (m *membership) serveGeneration(gen *kafka.Generation) {
 	m.member = gen.MemberID
+	m.joined.Set(nil)
 	var held sync.WaitGroup
 	partitions := 0
 	for name, assigned := range gen.Assignments {

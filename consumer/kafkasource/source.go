@@ -6,6 +6,7 @@ import (
 
 	"github.com/onlyonce/onlyonce/consumer"
 	"github.com/onlyonce/onlyonce/consumer/internal/kafkalog"
+	"github.com/onlyonce/onlyonce/internal/ready"
 )
 
 // Source reads topics as a member of a Kafka consumer group. Make one with New. Each Run is a
@@ -13,6 +14,7 @@ import (
 type Source struct {
 	cfg    Config
 	faults error
+	joined ready.Link
 }
 
 var _ consumer.Source = (*Source)(nil)
@@ -31,6 +33,10 @@ func (s *Source) Group() string { return s.cfg.GroupID }
 
 // Topics returns Config.Topics.
 func (s *Source) Topics() []string { return slices.Clone(s.cfg.Topics) }
+
+// Ready returns nil while this process is a member of the group, with or without partitions, or why
+// it is not. It is for [consumer.Consumer.Ready].
+func (s *Source) Ready() error { return s.joined.Err() }
 
 // Run joins the group and calls own, in a goroutine of its own, for each partition that the group
 // assigns to this process. When ctx is done, it waits for every own, leaves the group and returns
@@ -59,7 +65,7 @@ func (s *Source) Run(ctx context.Context, own func(ctx context.Context, p consum
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	m := &membership{net: net, own: own, ctx: ctx, stop: stop, lostBackoff: kafkalog.Backoff(lostMin, lostMax)}
+	m := &membership{net: net, own: own, joined: &s.joined, ctx: ctx, stop: stop, lostBackoff: kafkalog.Backoff(lostMin, lostMax)}
 	m.setPartitionCounts(topics)
 	return m.joinAndServe()
 }

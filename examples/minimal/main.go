@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"log"
 	"os"
 	"os/signal"
@@ -24,7 +23,7 @@ func main() {
 	source := kafkasource.New(kafkasource.Config{
 		Brokers: []string{os.Getenv("ONLYONCE_KAFKA_BROKERS")}, GroupID: "stock", Topics: []string{"orders"},
 	})
-	c, err := consumer.New(pool, source, hold, consumer.Config{
+	c, err := consumer.New(pool, source, consumer.JSON(hold), consumer.Config{
 		Scope: "stock",                          // the consumer's name: positions and ids belong to it
 		Key:   consumer.HeaderKey("message-id"), // the header that holds a message's id
 	})
@@ -36,15 +35,14 @@ func main() {
 	}
 }
 
-// hold runs in a transaction. Its writes commit together with the message's id and position.
-func hold(ctx context.Context, tx consumer.Tx, m *consumer.Message) error {
-	var order struct {
-		SKU string `json:"sku"`
-		Qty int    `json:"qty"`
-	}
-	if err := json.Unmarshal(m.Value, &order); err != nil {
-		return consumer.Permanent(err) // parked for an operator: a retry cannot help
-	}
-	_, err := tx.Exec(ctx, `update stock set held = held + $1 where sku = $2`, order.Qty, order.SKU)
+type order struct {
+	SKU string `json:"sku"`
+	Qty int    `json:"qty"`
+}
+
+// hold runs in a transaction. Its writes commit together with the message's id and position. A
+// message that is no order does not get here: it is parked for an operator.
+func hold(ctx context.Context, tx consumer.Tx, _ *consumer.Message, o order) error {
+	_, err := tx.Exec(ctx, `update stock set held = held + $1 where sku = $2`, o.Qty, o.SKU)
 	return err
 }

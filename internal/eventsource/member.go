@@ -48,11 +48,13 @@ func (m *member) runMember(ctx context.Context) error {
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		if err := m.doWhatIsDue(ctx); err != nil && ctx.Err() == nil {
+			m.membership.Set(err)
 			d := pause.NextBackOff()
 			m.cfg.Logger.Warn("onlyonce: reading the event log failed", "group", m.cfg.Group, "error", err, "again_in", d)
 			m.notBefore = time.Now().Add(d)
 		} else {
 			pause.Reset()
+			m.membership.Set(nil)
 		}
 		timer.Reset(time.Until(m.nextDue()))
 		select {

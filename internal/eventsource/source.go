@@ -17,6 +17,7 @@ import (
 	"github.com/onlyonce/onlyonce/internal/lease"
 	"github.com/onlyonce/onlyonce/internal/pace"
 	"github.com/onlyonce/onlyonce/internal/preflight"
+	"github.com/onlyonce/onlyonce/internal/ready"
 	"github.com/onlyonce/onlyonce/internal/ring"
 )
 
@@ -48,11 +49,12 @@ select h.topic, h.partition, s.incarnation, coalesce(b.next_offset, -1)
 // Source reads streams of the event log. It is a [consumer.Source]; see the package's
 // documentation.
 type Source struct {
-	pool    *pgxpool.Pool
-	cfg     Config
-	rotator *ring.Rotator
-	wake    chan struct{}
-	running atomic.Bool
+	pool       *pgxpool.Pool
+	cfg        Config
+	rotator    *ring.Rotator
+	wake       chan struct{}
+	running    atomic.Bool
+	membership ready.Link
 }
 
 var _ consumer.EventSource = (*Source)(nil)
@@ -87,6 +89,10 @@ func (s *Source) Wake() {
 	default: // a look is due already
 	}
 }
+
+// Ready returns nil while this process is a member of the group, with or without partitions, or why
+// it is not. It is for consumer.Consumer.Ready.
+func (s *Source) Ready() error { return s.membership.Err() }
 
 // Run implements consumer.Source.
 func (s *Source) Run(ctx context.Context, own func(context.Context, consumer.Partition) error) error {

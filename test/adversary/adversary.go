@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -16,7 +17,7 @@ import (
 
 // scenes are all of them.
 func allScenes() []scene {
-	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), operatorScenes())
+	return slices.Concat(consumerScenes(), relayScenes(), servingScenes(), operatorScenes(), rotationScenes())
 }
 
 // counts are what a run has played and found.
@@ -55,7 +56,7 @@ func adversary(ctx context.Context, server string, o *options) (n counts, breach
 		return n, false, err
 	}
 	picked := slices.DeleteFunc(slices.Clone(all), func(h history) bool { return !selects(o.only, h.String()) || !inPart(o.part, h.String()) })
-	if len(picked) == 0 {
+	if len(picked) == 0 && n.breaches == 0 {
 		return n, false, errNothing
 	}
 	n.drawn = len(picked)
@@ -132,6 +133,12 @@ func enumerate(ctx context.Context, dbs chan *database, o *options, n *counts) (
 			points, unsteady, failed := steady(ctx, db, o, s)
 			mu.Lock()
 			defer mu.Unlock()
+			var wrong *breach
+			if errors.As(failed, &wrong) && ctx.Err() == nil {
+				n.breaches++
+				_, _ = fmt.Fprintf(o.out, "\nBREACH %v\n", failed)
+				return
+			}
 			if failed != nil {
 				if err == nil {
 					err = failed

@@ -44,6 +44,12 @@ func TestT7SilenceBeforeTheHandler(t *testing.T) {
 	played(t, "consumer/read-committed/key/batch/silent/claim_consumer.*")
 }
 
+// T7: if a server falls silent while an operator's transaction holds locks, they are not held for
+// longer than its bound.
+func TestT7SilenceDuringADecision(t *testing.T) {
+	played(t, "redrive/command/silent/update-parked*.sync.1")
+}
+
 // S1: if a server falls silent while a process starts, the process gives up and asks again.
 func TestS1SilentServerAtTheStart(t *testing.T) {
 	for _, only := range []string{"relay/calls/silent/select-current_user*.sync.1", "receiver/inbox/silent/select-current_user*.sync.1",
@@ -56,6 +62,12 @@ func TestS1SilentServerAtTheStart(t *testing.T) {
 // bound.
 func TestE3SilentServerAtTheFetch(t *testing.T) {
 	played(t, "consumer/read-committed/events/messages/late/lock-table-onlyonce*.bind.[12]")
+}
+
+// K4, O8: whichever message of a rotator goes wrong, no key is new twice and no call is lost, and
+// writers go on.
+func TestO8RotatorThatIsCutOff(t *testing.T) {
+	played(t, "rotation/standard-keys/repeatable-read/before/epoch-[0-2]-commit.query.1", "rotation/outbox/repeatable-read/*/epoch-[01]-commit.query.1")
 }
 
 func TestNames(t *testing.T) {

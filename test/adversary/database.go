@@ -118,8 +118,11 @@ func (d *database) renew(ctx context.Context) error {
 }
 
 const (
-	// seedsSQL lists the tables that have rows from the start, which are left alone.
+	// seedsSQL lists the tables that have rows from the start, which are left alone. It keeps
+	// copies of those that a rotator changes.
 	seedsSQL = `
+create table first_rings as table onlyonce.rings;
+create table first_segments as table onlyonce.segments;
 create table seeds (name text primary key);
 do $$ declare t text; n bigint; begin
   for t in select c.oid::regclass::text from pg_class c where c.relkind = 'r' and c.relnamespace in ('onlyonce'::regnamespace, 'storm'::regnamespace, 'public'::regnamespace)
@@ -128,7 +131,7 @@ do $$ declare t text; n bigint; begin
     if n > 0 or t = 'seeds' then insert into seeds values (t); end if;
   end loop;
 end $$`
-	// emptySQL deletes all rows of all other tables, without triggers.
+	// emptySQL deletes all rows of all other tables, without triggers, and puts the rings back.
 	emptySQL = `
 do $$ declare t text; begin
   set local session_replication_role = replica;
@@ -137,6 +140,13 @@ do $$ declare t text; begin
   loop
     execute 'delete from ' || t;
   end loop;
+  if exists (select from onlyonce.rings r join first_rings f on f.name = r.name where r.version <> f.version) then
+    delete from onlyonce.segments;
+    delete from onlyonce.rings;
+    insert into onlyonce.rings select * from first_rings;
+    insert into onlyonce.segments select * from first_segments;
+    perform setval(('onlyonce.' || f.name || '_version')::regclass, f.version) from first_rings f;
+  end if;
 end $$`
 	// othersSQL and endSQL leave out the worker's own sessions. In: the name of other sessions that
 	// may stay.
@@ -177,7 +187,7 @@ func (d *database) forsake() {
 const emptyLimit = 5 * time.Minute
 
 // empty ends what is left of the history before, and restores the database.
-func (d *database) empty(ctx context.Context, fresh bool) error {
+func (d *database) empty(ctx context.Context) error {
 	stay := ""
 	if d.next != nil {
 		stay = successorName
@@ -201,7 +211,7 @@ func (d *database) empty(ctx context.Context, fresh bool) error {
 			return ctx.Err()
 		}
 	}
-	if d.used++; d.used > renewEvery || fresh {
+	if d.used++; d.used > renewEvery {
 		return d.renew(ctx)
 	}
 	_, err := d.pool.Exec(ctx, emptySQL)

@@ -58,6 +58,11 @@ func spare(sent []point) {
 	}
 }
 
+// Third, a rotator that finds nothing to do looks again until the ring's row has its next version
+// (scene.epoch). Looks at one version are alike: the next step follows from the row alone, and the
+// rotator remembers no more than the id that it waits for, which the first look takes. So messages
+// are numbered anew after each step, and the first of each kind is a point.
+
 // sparedTwice keeps of what is spared in one clean run what is spared in another, for the same
 // history.
 func sparedTwice(a, b map[string]string) map[string]string {

@@ -19,11 +19,12 @@ import (
 // rig is the environment of a scene: a database, and a connection to it that the adversary
 // controls.
 type rig struct {
-	ctx  context.Context
-	db   *database
-	pool *pgxpool.Pool // through the wire: the process under test has it
-	next *pgxpool.Pool // its successor's
-	wire *wire.Wire
+	ctx   context.Context
+	db    *database
+	scene scene
+	pool  *pgxpool.Pool // through the wire: the process under test has it
+	next  *pgxpool.Pool // its successor's
+	wire  *wire.Wire
 
 	// bound is the value of each bound of the process, or a part of it. patience is how long the
 	// rig waits before it reports that something waits beyond its bound.
@@ -32,6 +33,7 @@ type rig struct {
 	mu     sync.Mutex
 	target *history // nil: a clean run
 	phase  phase
+	epoch  int // how many statements have come that begin one
 	counts map[string]int
 	sent   []point
 	struck chan struct{} // closed when the fault has happened
@@ -41,8 +43,8 @@ type rig struct {
 	dead   bool // what was delivered late found its session ended
 }
 
-func newRig(ctx context.Context, db *database, o *options, target *history) (*rig, error) {
-	r := &rig{ctx: ctx, db: db, bound: o.bound, patience: o.patience, target: target, counts: map[string]int{}, struck: make(chan struct{}), began: time.Now()}
+func newRig(ctx context.Context, db *database, o *options, s scene, target *history) (*rig, error) {
+	r := &rig{ctx: ctx, db: db, scene: s, bound: o.bound, patience: o.patience, target: target, counts: map[string]int{}, struck: make(chan struct{}), began: time.Now()}
 	r.wire = &wire.Wire{At: r.at, Answered: r.answered}
 	var err error
 	if r.next, err = db.successors(ctx, func(name string) (*pgxpool.Pool, error) { return r.open(ctx, name, nil) }); err != nil {
@@ -103,6 +105,12 @@ func (r *rig) at(m wire.Message) wire.Action {
 	l := label(m)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if of := r.scene.epoch; of != nil {
+		l = fmt.Sprintf("epoch-%d-%s", r.epoch, l)
+		if (m.Kind == wire.Bind || m.Kind == wire.Query) && of.MatchString(m.SQL) {
+			r.epoch++
+		}
+	}
 	r.counts[l]++
 	p := point{label: l, n: r.counts[l], kind: m.Kind, phase: r.phase, conn: m.Conn, lasts: lasting.MatchString(m.SQL)}
 	r.sent = append(r.sent, p)

@@ -1,0 +1,155 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/onlyonce/onlyonce/consumer"
+)
+
+type typedOrder struct {
+	SKU   string `json:"sku"`
+	Lines []struct {
+		Qty int8 `json:"qty"`
+	} `json:"lines"`
+}
+
+// A value that does not decode is a permanent error that names the field and quotes no value.
+func TestJSONNamesTheField(t *testing.T) {
+	t.Parallel()
+	ran := 0
+	handle := consumer.JSON(func(_ context.Context, _ consumer.Tx, _ *consumer.Message, o typedOrder) error {
+		ran++
+		if o.SKU != "tea" {
+			t.Errorf("%+v", o)
+		}
+		return nil
+	})
+	if err := handle(t.Context(), nil, &consumer.Message{Value: []byte(`{"sku": "tea", "note": "secret"}`)}); err != nil || ran != 1 {
+		t.Fatalf("%v, ran %d times", err, ran)
+	}
+	for value, want := range map[string]string{
+		``:                               "it is empty",
+		` null `:                         "it is null",
+		`{"sku": "secret"`:               "not valid JSON at byte 16",
+		`{"sku": "secret"} x`:            "not valid JSON at byte 19",
+		`"secret"`:                       "it is a JSON string, which does not fit consumer_test.typedOrder",
+		`{"sku": 4711}`:                  `field "sku" is a JSON number, which does not fit string`,
+		`{"lines": [{"qty": "secret"}]}`: `field "lines.qty" is a JSON string, which does not fit int8`,
+		`{"lines": [{"qty": 4711}]}`:     `field "lines.qty" is a JSON number, which does not fit int8`,
+	} {
+		err := handle(t.Context(), nil, &consumer.Message{Value: []byte(value)})
+		if !consumer.IsPermanent(err) || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", value, err, want)
+			continue
+		}
+		if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "4711") {
+			t.Errorf("%s is quoted: %v", value, err)
+		}
+	}
+	if ran != 1 {
+		t.Errorf("the handler ran %d times", ran)
+	}
+}
+
+// The error of the handler is returned as it is: only a decoding error is permanent.
+func TestJSONKeepsTheHandlersError(t *testing.T) {
+	t.Parallel()
+	handle := consumer.JSON(func(context.Context, consumer.Tx, *consumer.Message, typedOrder) error { return errBoom })
+	if err := handle(t.Context(), nil, &consumer.Message{Value: []byte(`{}`)}); !errors.Is(err, errBoom) || consumer.IsPermanent(err) {
+		t.Error(err)
+	}
+	if consumer.JSON[typedOrder](nil) != nil || consumer.JSONBatch[typedOrder](nil) != nil {
+		t.Error("no handler becomes one")
+	}
+}
+
+// In a batch the messages that cannot be decoded are parked at once, and all others applied.
+func TestJSONBatch(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	for i, v := range []string{`{"sku": "a"}`, `{"sku": 1}`, `{"sku": "b"}`, ``, `{"sku": "c"}`} {
+		r.log.Append(0, v, id(fmt.Sprint("m", i)))
+	}
+	stop := r.startBatch(consumer.JSONBatch(func(_ context.Context, tx consumer.Tx, msgs []consumer.Decoded[typedOrder]) error {
+		for _, m := range msgs {
+			tx.Queue(`insert into effects (value, off) values ($1, $2)`, m.Value.SKU, m.Message.Offset)
+		}
+		return nil
+	}), testConfig())
+	r.reaches(0, 5)
+	stop()
+	r.once("a", "b", "c")
+	if n := r.count(`select count(*) from onlyonce.parked where reason = 'permanent' and attempts <= 1`); n != 2 {
+		t.Errorf("%d parked at once, want 2: %v", n, r.reasons())
+	}
+}
+
+func TestRouterUnknownTypes(t *testing.T) {
+	t.Parallel()
+	var got string
+	as := func(name string) consumer.Handler {
+		return func(context.Context, consumer.Tx, *consumer.Message) error { got = name; return nil }
+	}
+	header := func(values ...string) *consumer.Message {
+		m := &consumer.Message{Topic: "orders", Value: []byte(`{"meta": {"type": "placed"}}`)}
+		for _, v := range values {
+			m.Headers = append(m.Headers, consumer.Header{Name: "type", Value: []byte(v)})
+		}
+		return m
+	}
+	handlers := map[string]consumer.Handler{"placed": as("placed"), "orders": as("orders")}
+	for _, c := range []struct {
+		name    string
+		by      consumer.Selector
+		unknown consumer.Handler
+		m       *consumer.Message
+		want    string
+		err     string
+	}{
+		{"topic", consumer.ByTopic, nil, header(), "orders", ""},
+		{"header", consumer.ByHeader("type"), nil, header("placed"), "placed", ""},
+		{"json", consumer.ByJSON("/meta/type"), nil, header(), "placed", ""},
+		{"unknown", consumer.ByHeader("type"), nil, header("other"), "", `the message's type "other" has no handler`},
+		{"missing", consumer.ByHeader("type"), nil, header(), "", `the message's type: header "type" is missing`},
+		{"two", consumer.ByHeader("type"), nil, header("placed", "orders"), "", "twice"},
+		{"no member", consumer.ByJSON("/type"), nil, header(), "", `no member "type"`},
+		{"skipped", consumer.ByHeader("type"), consumer.Skip, header("other"), "", ""},
+		{"skipped without a type", consumer.ByHeader("type"), consumer.Skip, header(), "", ""},
+		{"others", consumer.ByHeader("type"), as("others"), header("other"), "others", ""},
+	} {
+		got = ""
+		err := consumer.Router{By: c.by, Handlers: handlers, Unknown: c.unknown}.Handler()(t.Context(), nil, c.m)
+		switch {
+		case got != c.want:
+			t.Errorf("%s: handled as %q, want %q", c.name, got, c.want)
+		case c.err == "" && err != nil, c.err != "" && (!consumer.IsPermanent(err) || !strings.Contains(err.Error(), c.err)):
+			t.Errorf("%s: %v, want %q", c.name, err, c.err)
+		}
+	}
+}
+
+// A router that is built wrongly panics with the field's name.
+func TestRouterFaults(t *testing.T) {
+	t.Parallel()
+	for want, build := range map[string]func(){
+		"Router.By: must not be nil":         func() { consumer.Router{}.Handler() },
+		"Router.Handlers: must not be empty": func() { consumer.Router{By: consumer.ByTopic}.Handler() },
+		`Router.Handlers["a"]: must not be nil`: func() {
+			consumer.Router{By: consumer.ByTopic, Handlers: map[string]consumer.Handler{"a": nil}}.Handler()
+		},
+		`ByJSON: pointer "type" must begin with '/'`: func() { consumer.ByJSON("type") },
+	} {
+		func() {
+			defer func() {
+				if got, _ := recover().(string); !strings.Contains(got, want) {
+					t.Errorf("panic %q, want %q", got, want)
+				}
+			}()
+			build()
+		}()
+	}
+}
