@@ -54,7 +54,7 @@ const (
 
 // errFingerprint is returned for a stored fingerprint whose version, mode or key is unknown to this
 // process.
-var errFingerprint = errors.New("idempotency: unknown fingerprint")
+var errFingerprint = errors.New("idempotency: the stored fingerprint cannot be compared")
 
 // fingerprinter makes fingerprints with the current key, and compares those of every key that it
 // has.
@@ -118,7 +118,7 @@ func (f *fingerprinter) hashWith(version byte, mode Fingerprint, id uint32, s *f
 	case mode != FingerprintRaw && mode != FingerprintJSON:
 		return nil, fmt.Errorf("%w: mode %d", errFingerprint, mode)
 	case !has:
-		return nil, fmt.Errorf("%w: no key %d", errFingerprint, id)
+		return nil, fmt.Errorf("%w: key %d is not in Config.FingerprintKeys", errFingerprint, id)
 	}
 	body := s.Body
 	if mode == FingerprintJSON && len(body) > 0 {

@@ -74,10 +74,10 @@ func (l *Layer) purge(ctx context.Context) (more bool, err error) {
 		return false, fmt.Errorf("idempotency: looking for abandoned requests: %w", err)
 	}
 	if aside > 0 {
-		l.cfg.Logger.Error("onlyonce: the outcome of a step is unknown; an operator must decide: see `onlyonce request list`", "requests", aside)
+		l.cfg.Logger.Error("onlyonce: requests have a step whose outcome is unknown; decide on each: `onlyonce request list` shows them", "requests", aside)
 	}
 	if abandoned > 0 {
-		l.cfg.Logger.Error("onlyonce: requests made external calls, were not completed, and their clients did not retry: see `onlyonce request list`", "requests", abandoned)
+		l.cfg.Logger.Error("onlyonce: requests made external calls and were not completed, and their clients did not retry: `onlyonce request list` shows them", "requests", abandoned)
 	}
 	if purged+deleted > 0 && l.cfg.Hooks.Purged != nil {
 		l.cfg.Hooks.Purged(purged + deleted)

@@ -96,11 +96,11 @@ const (
 )
 
 var (
-	errCacheTimeout = errors.New("idempotency: the cache took too long")
+	errCacheTimeout = errors.New("idempotency: the cache did not answer in time")
 	errCachePanic   = errors.New("idempotency: the cache panicked")
 	// errCacheCallerGone is not counted by the breaker: the caller went away before the cache
 	// answered.
-	errCacheCallerGone = errors.New("idempotency: nothing was learned about the cache")
+	errCacheCallerGone = errors.New("idempotency: the caller left before the cache answered")
 )
 
 // newResponseCache takes a checked Config with its defaults filled in, and with a Cache.

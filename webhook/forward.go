@@ -53,7 +53,7 @@ func (f *Forward) faults(v *Verifier) (faults []error) {
 		return faults
 	}
 	if v.maxBody > outbox.MaxBody {
-		faults = append(faults, fmt.Errorf("the verifier's MaxBody, %d, must not be above that of a call, %d", v.maxBody, outbox.MaxBody))
+		faults = append(faults, fmt.Errorf("MaxBody, %d, must not exceed the longest body of a call, %d", v.maxBody, outbox.MaxBody))
 	}
 	if err := frozen.Value(headerForwarded+"Provider", v.scheme.Name); err != nil {
 		faults = append(faults, fmt.Errorf("the provider's name: %w", err))

@@ -127,7 +127,7 @@ func (ep *Endpoint) purgeAndReconcile(ctx context.Context) {
 			denied := guard.SQLState(err) == insufficientPrivilege
 			if err != nil && ctx.Err() == nil && !(denied && deniedLogged) {
 				deniedLogged = deniedLogged || denied
-				ep.cfg.Logger.Warn("onlyonce: forgetting old ids of webhooks failed", "endpoint", ep.cfg.Name, "error", err)
+				ep.cfg.Logger.Warn("onlyonce: deleting old webhook ids failed", "endpoint", ep.cfg.Name, "error", err)
 			}
 		}
 		next := purgeAt

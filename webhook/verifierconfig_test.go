@@ -41,7 +41,7 @@ func TestConfigFaults(t *testing.T) {
 		{webhook.VerifierConfig{Provider: broken{}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
 		{webhook.VerifierConfig{Provider: broken{&webhook.Scheme{Name: "x"}}, Secrets: []string{good}}, []string{"Provider: its scheme lacks"}},
 		{stripe(many...), []string{"Secrets: must be 1 to 8, not 9"}},
-		{stripe(good, good), []string{"Secrets[1]: stands there twice"}},
+		{stripe(good, good), []string{"Secrets[1]: must not be listed twice"}},
 		{stripe("", good), []string{"Secrets[0]: must have 16"}},
 		{stripe("0123456789abcde"), []string{"Secrets[0]: must have 16"}},
 		{stripe(good + "\n"), []string{"Secrets[0]: begins or ends with white space"}},

@@ -185,7 +185,7 @@ func (x *proof) judge(ctx context.Context, in *ingest, c *counts) error {
 		delete(times, e.id)
 	}
 	for id := range times {
-		x.fault("%s: %s took effect, and nobody has sent it", p.name, id)
+		x.fault("%s: %s took effect, but was never sent", p.name, id)
 	}
 	if c.Parked != c.Recorded {
 		x.fault("%s: %d are set aside, and %d recorded requests were sent", p.name, c.Parked, c.Recorded)
@@ -194,7 +194,7 @@ func (x *proof) judge(ctx context.Context, in *ingest, c *counts) error {
 		x.fault("%s: %d of %d requests that are not right were refused", p.name, c.Refused, c.Tampered)
 	}
 	if want := c.Produced - c.Retried - c.Unique; c.Duplicates != want {
-		x.fault("%s: %d copies were told as such, want %d", p.name, c.Duplicates, want)
+		x.fault("%s: %d copies were answered as such, want %d", p.name, c.Duplicates, want)
 	}
 	return nil
 }
@@ -215,7 +215,7 @@ func (r *result) Table() string {
 	}
 	b.WriteByte('\n')
 	if r.OK {
-		b.WriteString("ok  Each event took effect once, or was overtaken by a later version of its object;\n    what was tampered with, too old, or sent by somebody else took none.\n")
+		b.WriteString("ok  Each event took effect once, or was overtaken by a later version of its object;\n    requests that were tampered with, too old, or sent by another sender had none.\n")
 		return b.String()
 	}
 	for _, f := range r.Faults {

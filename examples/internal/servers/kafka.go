@@ -174,7 +174,7 @@ func (k *Kafka) Reset(ctx context.Context, group, topic string, partitions int) 
 		committed, err := k.Committed(ctx, group, topic, partitions)
 		for p, offset := range committed {
 			if offset != 0 {
-				return fmt.Errorf("partition %d stands at %d", p, offset)
+				return fmt.Errorf("partition %d is at %d", p, offset)
 			}
 		}
 		return err

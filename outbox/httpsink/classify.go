@@ -13,10 +13,10 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// judge classifies an answer by its status. It neither reads, keeps nor logs the body.
-func (s *Sink) judge(resp *http.Response) outbox.Result {
+// classify classifies an answer by its status. It neither reads, keeps nor logs the body.
+func (s *Sink) classify(resp *http.Response) outbox.Result {
 	status := resp.StatusCode
-	r := outbox.Result{Outcome: outcome(status), Reason: fmt.Sprintf("status %d", status)}
+	r := outbox.Result{Outcome: defaultOutcome(status), Reason: fmt.Sprintf("status %d", status)}
 	if status >= 300 && status <= 399 {
 		// The reason does not quote the address of the redirect, because it may hold secrets.
 		r.Reason += ": a redirect, which is not followed; if the remote has moved, change BaseURL"
@@ -31,11 +31,11 @@ func (s *Sink) judge(resp *http.Response) outbox.Result {
 	return r
 }
 
-// outcome is the default meaning of a status. It retries statuses that mean "not now" or "unknown":
-// 408 Request Timeout, 409 Conflict (the first request with this key is still running), 425 Too
-// Early, 429 Too Many Requests, and 5xx. Redirects are not followed: the remote has not applied the
-// call, and an operator has to correct a base URL that has moved.
-func outcome(status int) outbox.Outcome {
+// defaultOutcome is the default meaning of a status. It retries statuses that mean "not now" or
+// "unknown": 408 Request Timeout, 409 Conflict (the first request with this key is still running),
+// 425 Too Early, 429 Too Many Requests, and 5xx. Redirects are not followed: the remote has not
+// applied the call, and an operator has to correct a base URL that has moved.
+func defaultOutcome(status int) outbox.Outcome {
 	switch {
 	case status >= 200 && status <= 299:
 		return outbox.Delivered
@@ -46,8 +46,8 @@ func outcome(status int) outbox.Outcome {
 	return outbox.Rejected
 }
 
-// describe says in a few words why there is no whole answer.
-func (s *Sink) describe(ctx context.Context, err error) string {
+// describeFailure says in a few words why there is no whole answer.
+func (s *Sink) describeFailure(ctx context.Context, err error) string {
 	var refused *addressError
 	switch {
 	case errors.As(err, &refused):
@@ -60,12 +60,12 @@ func (s *Sink) describe(ctx context.Context, err error) string {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return "the connection broke off before the answer was whole"
 	}
-	return clean(err)
+	return redactQuoted(err)
 }
 
-// quoted matches quoted text in Go's errors.
-var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+// quotedText matches quoted text in Go's errors.
+var quotedText = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
-// clean removes quoted parts from an error. The transport quotes what the remote sent, for example
-// in "malformed HTTP response ...", and that may be a payload.
-func clean(err error) string { return quoted.ReplaceAllString(err.Error(), `"..."`) }
+// redactQuoted removes quoted parts from an error. The transport quotes what the remote sent, for
+// example in "malformed HTTP response ...", and that may be a payload.
+func redactQuoted(err error) string { return quotedText.ReplaceAllString(err.Error(), `"..."`) }

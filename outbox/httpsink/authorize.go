@@ -16,12 +16,14 @@ import (
 type Secret func(context.Context) (string, error)
 
 // Bearer returns a Config.Authorize that sends a secret as a bearer token (RFC 6750 section 2.1).
-func Bearer(s Secret) func(*http.Request) error { return secretHeader("Authorization", "Bearer ", s) }
+func Bearer(s Secret) func(*http.Request) error { return secretInHeader("Authorization", "Bearer ", s) }
 
 // SecretHeader returns a Config.Authorize that sends a secret as the value of a header.
-func SecretHeader(name string, s Secret) func(*http.Request) error { return secretHeader(name, "", s) }
+func SecretHeader(name string, s Secret) func(*http.Request) error {
+	return secretInHeader(name, "", s)
+}
 
-func secretHeader(name, prefix string, s Secret) func(*http.Request) error {
+func secretInHeader(name, prefix string, s Secret) func(*http.Request) error {
 	return func(r *http.Request) error {
 		if s == nil || !frozen.Token(name) {
 			return fmt.Errorf("httpsink: a secret in the header %q: no secret, or not a header's name", name)

@@ -39,43 +39,43 @@ func prefixes(all ...string) (out []netip.Prefix) {
 }
 
 func TestGuardAddresses(t *testing.T) {
-	strict := &guard{}
+	strict := &addressGuard{}
 	for _, a := range hostile {
-		if err := strict.check(netip.MustParseAddr(a)); !errors.Is(err, ErrAddress) {
+		if err := strict.checkAddr(netip.MustParseAddr(a)); !errors.Is(err, ErrAddress) {
 			t.Errorf("%s: %v", a, err)
 		}
 	}
-	if err := strict.check(netip.MustParseAddr("fe80::1%eth0")); !errors.Is(err, ErrAddress) {
+	if err := strict.checkAddr(netip.MustParseAddr("fe80::1%eth0")); !errors.Is(err, ErrAddress) {
 		t.Errorf("with a zone: %v", err)
 	}
 	for _, a := range public {
-		if err := strict.check(netip.MustParseAddr(a)); err != nil {
+		if err := strict.checkAddr(netip.MustParseAddr(a)); err != nil {
 			t.Error(err)
 		}
 	}
 	for name, c := range map[string]struct {
-		g     *guard
+		g     *addressGuard
 		yes   []string
 		never []string
 	}{
-		"AllowPrivate": {&guard{private: true},
+		"AllowPrivate": {&addressGuard{allowPrivate: true},
 			[]string{"127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.1", "100.64.0.1", "::1", "fd12::1", "::ffff:10.0.0.1", "8.8.8.8"},
 			[]string{"169.254.169.254", "169.254.1.1", "fd00:ec2::254", "100.100.100.200", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "64:ff9b::a00:1", "2002:a00:1::1", "::ffff:169.254.169.254"}},
-		"one network": {&guard{networks: prefixes("10.1.0.0/16")},
+		"one network": {&addressGuard{allowNetworks: prefixes("10.1.0.0/16")},
 			[]string{"10.1.2.3", "::ffff:10.1.2.3", "8.8.8.8"}, []string{"10.2.0.1", "127.0.0.1", "64:ff9b::a01:203"}},
-		"NAT64": {&guard{networks: prefixes("64:ff9b::/96")},
+		"NAT64": {&addressGuard{allowNetworks: prefixes("64:ff9b::/96")},
 			[]string{"64:ff9b::808:808"}, []string{"64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b::a00:1", "127.0.0.1"}},
-		"6to4, Teredo": {&guard{networks: prefixes("2002::/16", "2001::/32")},
+		"6to4, Teredo": {&addressGuard{allowNetworks: prefixes("2002::/16", "2001::/32")},
 			[]string{"2002:808:808::1", "2001:0:1:1:0:0:f7f7:f7f7"}, []string{"2002:7f00:1::1", "2001:0:1:1:0:0:80ff:fffe"}},
-		"metadata, by name": {&guard{networks: prefixes("169.254.169.254/32")}, []string{"169.254.169.254"}, []string{"169.254.169.253"}},
+		"metadata, by name": {&addressGuard{allowNetworks: prefixes("169.254.169.254/32")}, []string{"169.254.169.254"}, []string{"169.254.169.253"}},
 	} {
 		for _, a := range c.yes {
-			if err := c.g.check(netip.MustParseAddr(a)); err != nil {
+			if err := c.g.checkAddr(netip.MustParseAddr(a)); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 		for _, a := range c.never {
-			if c.g.check(netip.MustParseAddr(a)) == nil {
+			if c.g.checkAddr(netip.MustParseAddr(a)) == nil {
 				t.Errorf("%s allows %s", name, a)
 			}
 		}
@@ -169,7 +169,7 @@ func named(t *testing.T, base string, n *nameserver, change ...func(*Config)) *S
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.transport, err = gatedTransport(cfg.Transport, &guard{private: cfg.AllowPrivate, networks: cfg.AllowNetworks, timeout: cfg.Timeout, resolver: n.resolver()})
+	s.transport, err = gatedTransport(cfg.Transport, &addressGuard{allowPrivate: cfg.AllowPrivate, allowNetworks: cfg.AllowNetworks, connectTimeout: cfg.Timeout, resolver: n.resolver()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +270,7 @@ func TestGuardNoProxyFromTheEnvironment(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "Transport: Proxy must not be http.ProxyFromEnvironment") {
 		t.Error(err)
 	}
-	transport, err := gatedTransport(nil, &guard{})
+	transport, err := gatedTransport(nil, &addressGuard{})
 	if err != nil || transport.Proxy != nil {
 		t.Error("a proxy", err)
 	}
@@ -282,7 +282,7 @@ func TestGuardHosts(t *testing.T) {
 		"api.example.com": true, "API.example.com": true, "api.example.com.": true, "a.hooks.example": true, "a.b.hooks.example": true,
 		"hooks.example": false, ".hooks.example": false, "xhooks.example": false, "example.com": false, "api.example.com.evil.example": false, "evil-api.example.com": false,
 	} {
-		if got := allowedHost(host, allow); got != want {
+		if got := hostMatches(host, allow); got != want {
 			t.Errorf("%s: %v", host, got)
 		}
 	}

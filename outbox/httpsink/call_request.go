@@ -15,16 +15,16 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// request is what one attempt sends.
-type request struct {
+// callRequest is what one attempt sends.
+type callRequest struct {
 	*http.Request
 	key  string // as the profile writes it
 	body []byte
 }
 
-// request builds the request from the row. It applies the rules of Enqueue again, because the row
-// may have been written in SQL.
-func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error) {
+// newRequest builds the request from the row. It applies the rules of Enqueue again, because the
+// row may have been written in SQL.
+func (s *Sink) newRequest(ctx context.Context, d *outbox.Delivery) (*callRequest, error) {
 	if err := frozen.Method(d.Method); err != nil {
 		return nil, fmt.Errorf("method: %w", err)
 	}
@@ -46,7 +46,7 @@ func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error
 		}
 	}
 	profile := s.cfg.Profile
-	key, err := profile.Form.write(d.Key)
+	key, err := profile.Form.formatKey(d.Key)
 	if err != nil {
 		return nil, err
 	}
@@ -56,11 +56,11 @@ func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error
 		}
 		header[profile.Header] = []string{key}
 	}
-	body, err := profile.body(d.Body, key)
+	body, err := profile.insertKey(d.Body, key)
 	if err != nil {
 		return nil, err
 	}
-	u, err := s.url(d.Target)
+	u, err := s.targetURL(d.Target)
 	if err != nil {
 		return nil, err
 	}
@@ -68,12 +68,12 @@ func (s *Sink) request(ctx context.Context, d *outbox.Delivery) (*request, error
 		Method: d.Method, URL: u, Host: s.base.Host, Header: header,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 	}
-	return &request{withBody(req.WithContext(ctx), body), key, body}, nil
+	return &callRequest{withBody(req.WithContext(ctx), body), key, body}, nil
 }
 
-// url appends the target to the base URL with one slash between them, and checks that the result
-// stays below the base URL.
-func (s *Sink) url(target string) (*url.URL, error) {
+// targetURL appends the target to the base URL with one slash between them, and checks that the
+// result stays below the base URL.
+func (s *Sink) targetURL(target string) (*url.URL, error) {
 	raw := s.base.String()
 	if strings.HasPrefix(target, "/") {
 		raw = strings.TrimSuffix(raw, "/")
@@ -105,7 +105,7 @@ func withBody(req *http.Request, body []byte) *http.Request {
 // authorize lets Config.Authorize add to the request and checks that it only added. What identifies
 // the call and what was enqueued must be the same in each attempt, whatever the secrets are by
 // then.
-func (s *Sink) authorize(req *request) error {
+func (s *Sink) authorize(req *callRequest) error {
 	if s.cfg.Authorize == nil {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (s *Sink) authorize(req *request) error {
 		req.URL.Opaque != "" || req.URL.EscapedPath() != before.EscapedPath() || req.URL.User != nil || len(req.TransferEncoding) > 0 || len(req.Trailer) > 0 {
 		return errors.New("httpsink: Authorize changed the method, the host, the path or the framing")
 	}
-	if !addsToQuery(&before, req.URL) {
+	if !onlyAppendsToQuery(&before, req.URL) {
 		return errors.New("httpsink: Authorize changed the query, which is the call's: it may append parameters of other names to URL.RawQuery")
 	}
 	for name, values := range header { // including the key's
@@ -137,10 +137,10 @@ func (s *Sink) authorize(req *request) error {
 	return nil
 }
 
-// addsToQuery reports whether the query still begins with the enqueued one, byte for byte, followed
-// only by parameters with other names. If a name occurred twice, the remote would decide which one
-// counts.
-func addsToQuery(frozen, now *url.URL) bool {
+// onlyAppendsToQuery reports whether the query still begins with the enqueued one, byte for byte,
+// followed only by parameters with other names. If a name occurred twice, the remote would decide
+// which one counts.
+func onlyAppendsToQuery(frozen, now *url.URL) bool {
 	more, prefixed := strings.CutPrefix(now.RawQuery, frozen.RawQuery)
 	switch {
 	case !prefixed:
@@ -152,14 +152,14 @@ func addsToQuery(frozen, now *url.URL) bool {
 	case more[0] != '&':
 		return false
 	}
-	taken := parameters(frozen.RawQuery)
-	return !slices.ContainsFunc(parameters(more), func(name string) bool {
+	taken := queryNames(frozen.RawQuery)
+	return !slices.ContainsFunc(queryNames(more), func(name string) bool {
 		return slices.ContainsFunc(taken, func(t string) bool { return strings.EqualFold(t, name) })
 	})
 }
 
-// parameters returns the names in a query, decoded if possible. Some servers take ; for &.
-func parameters(query string) (names []string) {
+// queryNames returns the names in a query, decoded if possible. Some servers take ; for &.
+func queryNames(query string) (names []string) {
 	for _, pair := range strings.FieldsFunc(query, func(r rune) bool { return r == '&' || r == ';' }) {
 		name, _, _ := strings.Cut(pair, "=")
 		if decoded, err := url.QueryUnescape(name); err == nil {

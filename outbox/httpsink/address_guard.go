@@ -18,22 +18,22 @@ var ErrAddress = errors.New("httpsink: address refused")
 // addressError names the refused address and the kind of address it is.
 type addressError struct {
 	addr string
-	what string
+	kind string
 }
 
 func (e *addressError) Error() string {
-	return fmt.Sprintf("address %s refused: %s, and allowed by neither AllowPrivate nor AllowNetworks", e.addr, e.what)
+	return fmt.Sprintf("address %s refused: %s, and allowed by neither AllowPrivate nor AllowNetworks", e.addr, e.kind)
 }
 
 func (e *addressError) Unwrap() error { return ErrAddress }
 
-// special lists networks in which no remote on the Internet has an address: IANA's registries of
-// special-purpose addresses (RFC 6890 and its updates), multicast, and the addresses at which
-// clouds hand out credentials. The first match counts. own marks addresses of our own hosts and
-// networks, which AllowPrivate allows.
-var special = []struct {
+// specialNetworks lists networks in which no remote on the Internet has an address: IANA's
+// registries of special-purpose addresses (RFC 6890 and its updates), multicast, and the addresses
+// at which clouds hand out credentials. The first match counts. own marks addresses of our own
+// hosts and networks, which AllowPrivate allows.
+var specialNetworks = []struct {
 	prefix netip.Prefix
-	what   string
+	kind   string
 	own    bool
 }{
 	{netip.MustParsePrefix("169.254.169.254/32"), "a cloud's metadata service", false},
@@ -80,80 +80,81 @@ var special = []struct {
 	{netip.MustParsePrefix("5f00::/16"), "reserved for segment routing", false},
 }
 
-// global holds all other addresses of IPv6 hosts.
-var global = netip.MustParsePrefix("2000::/3")
+// globalUnicast holds all other addresses of IPv6 hosts.
+var globalUnicast = netip.MustParsePrefix("2000::/3")
 
-// guard decides which addresses the sink connects to. It checks the address that is being dialled,
-// after the name was resolved. A check of the name beforehand would not help if the next DNS answer
-// differs ("rebinding").
-type guard struct {
-	private  bool
-	networks []netip.Prefix
-	timeout  time.Duration // bounds connecting, including the lookup of names
-	resolver *net.Resolver // nil: Go's own; tests set one
+// addressGuard decides which addresses the sink connects to. It checks the address that is being
+// dialled, after the name was resolved. A check of the name beforehand would not help if the next
+// DNS answer differs ("rebinding").
+type addressGuard struct {
+	allowPrivate   bool
+	allowNetworks  []netip.Prefix
+	connectTimeout time.Duration // bounds connecting, including the lookup of names
+	resolver       *net.Resolver // nil: Go's own; tests set one
 }
 
-// check returns an *addressError unless the sink may connect to the address.
-func (g *guard) check(addr netip.Addr) error {
+// checkAddr returns an *addressError unless the sink may connect to the address.
+func (g *addressGuard) checkAddr(addr netip.Addr) error {
 	// ::ffff:127.0.0.1 is 127.0.0.1 for the kernel. A zone only names the interface.
 	a := addr.WithZone("").Unmap()
-	what := g.refuse(a)
+	kind := g.refusalReason(a)
 	// Allowing a translator's prefix does not allow the loopback address that it may embed.
-	if inner, ok := embedded(a); ok && what == "" {
-		what = g.refuse(inner)
+	if inner, ok := embeddedIPv4(a); ok && kind == "" {
+		kind = g.refusalReason(inner)
 	}
-	if what != "" {
-		return &addressError{addr: addr.String(), what: what}
+	if kind != "" {
+		return &addressError{addr: addr.String(), kind: kind}
 	}
 	return nil
 }
 
-// refuse returns the kind of address for which an address is refused, or "" if it is allowed.
-func (g *guard) refuse(a netip.Addr) string {
-	for _, n := range g.networks {
+// refusalReason returns the kind of address for which an address is refused, or "" if it is
+// allowed.
+func (g *addressGuard) refusalReason(a netip.Addr) string {
+	for _, n := range g.allowNetworks {
 		if n.Contains(a) {
 			return ""
 		}
 	}
-	for _, s := range special {
-		if s.prefix.Contains(a) {
-			if s.own && g.private {
+	for _, network := range specialNetworks {
+		if network.prefix.Contains(a) {
+			if network.own && g.allowPrivate {
 				return ""
 			}
-			return s.what
+			return network.kind
 		}
 	}
-	if a.Is6() && !global.Contains(a) {
+	if a.Is6() && !globalUnicast.Contains(a) {
 		return "no global unicast address"
 	}
 	return ""
 }
 
-// embedded returns the IPv4 address to which a translator or tunnel would forward.
-func embedded(a netip.Addr) (netip.Addr, bool) {
+// embeddedIPv4 returns the IPv4 address to which a translator or tunnel would forward.
+func embeddedIPv4(a netip.Addr) (netip.Addr, bool) {
 	if !a.Is6() {
 		return netip.Addr{}, false
 	}
 	b := a.As16()
 	switch {
-	case in(a, "64:ff9b::/96"), in(a, "::ffff:0:0:0/96"), in(a, "::/96") && !in(a, "::/127"):
+	case inNetwork(a, "64:ff9b::/96"), inNetwork(a, "::ffff:0:0:0/96"), inNetwork(a, "::/96") && !inNetwork(a, "::/127"):
 		// RFC 6052, 2765, 4291; not :: and ::1
 		return netip.AddrFrom4([4]byte(b[12:])), true
-	case in(a, "2002::/16"): // RFC 3056
+	case inNetwork(a, "2002::/16"): // RFC 3056
 		return netip.AddrFrom4([4]byte(b[2:6])), true
-	case in(a, "2001::/32"): // RFC 4380: the client's address, inverted
+	case inNetwork(a, "2001::/32"): // RFC 4380: the client's address, inverted
 		return netip.AddrFrom4([4]byte{^b[12], ^b[13], ^b[14], ^b[15]}), true
 	}
 	return netip.Addr{}, false
 }
 
-func in(a netip.Addr, prefix string) bool { return netip.MustParsePrefix(prefix).Contains(a) }
+func inNetwork(a netip.Addr, prefix string) bool { return netip.MustParsePrefix(prefix).Contains(a) }
 
-// host checks the base URL's host as it is written, so that New reports faults that no resolver can
-// correct.
-func (g *guard) host(host string) error {
+// checkHost checks the base URL's host as it is written, so that New reports faults that no
+// resolver can correct.
+func (g *addressGuard) checkHost(host string) error {
 	if a, err := netip.ParseAddr(host); err == nil {
-		return g.check(a)
+		return g.checkAddr(a)
 	}
 	name := strings.ToLower(strings.TrimSuffix(host, "."))
 	last := name[strings.LastIndexByte(name, '.')+1:]
@@ -163,38 +164,38 @@ func (g *guard) host(host string) error {
 		return fmt.Errorf("%q ends in a number and is no IPv4 address", host)
 	}
 	if last == "localhost" { // RFC 6761 section 6.3: always loopback
-		if err := g.check(netip.AddrFrom4([4]byte{127, 0, 0, 1})); err != nil && g.check(netip.IPv6Loopback()) != nil {
+		if err := g.checkAddr(netip.AddrFrom4([4]byte{127, 0, 0, 1})); err != nil && g.checkAddr(netip.IPv6Loopback()) != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// control is called by the dialer between socket() and connect(), with the address that connect()
+// checkDial is called by the dialer between socket() and connect(), with the address that connect()
 // gets.
-func (g *guard) control(_ context.Context, _, address string, _ syscall.RawConn) error {
+func (g *addressGuard) checkDial(_ context.Context, _, address string, _ syscall.RawConn) error {
 	ap, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return &addressError{addr: "of an unknown kind", what: "no IP address"}
+		return &addressError{addr: "of an unknown kind", kind: "no IP address"}
 	}
-	return g.check(ap.Addr())
+	return g.checkAddr(ap.Addr())
 }
 
-// dialer connects to checked addresses only. A user's own dialer does not say in advance which
+// guardDial connects to checked addresses only. A user's own dialer does not say in advance which
 // address it connects to, so its connections are checked before the sink writes anything. A
 // connection without an IP address (a Unix socket) leads to this host.
-func (g *guard) dialer(given dialer) dialer {
+func (g *addressGuard) guardDial(given dialFunc) dialFunc {
 	if given == nil {
-		given = (&net.Dialer{ControlContext: g.control, Resolver: g.resolver}).DialContext
+		given = (&net.Dialer{ControlContext: g.checkDial, Resolver: g.resolver}).DialContext
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, g.timeout)
+		ctx, cancel := context.WithTimeout(ctx, g.connectTimeout)
 		defer cancel()
 		c, err := given(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		if err := g.remote(c); err != nil {
+		if err := g.checkRemote(c); err != nil {
 			_ = c.Close()
 			return nil, err
 		}
@@ -202,21 +203,21 @@ func (g *guard) dialer(given dialer) dialer {
 	}
 }
 
-// remote checks the remote address of a connection.
-func (g *guard) remote(c net.Conn) error {
+// checkRemote checks the remote address of a connection.
+func (g *addressGuard) checkRemote(c net.Conn) error {
 	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	switch {
 	case ok:
-		return g.check(tcp.AddrPort().Addr())
-	case g.private:
+		return g.checkAddr(tcp.AddrPort().Addr())
+	case g.allowPrivate:
 		return nil
 	}
-	return &addressError{addr: fmt.Sprintf("of type %T", c.RemoteAddr()), what: "no IP address"}
+	return &addressError{addr: fmt.Sprintf("of type %T", c.RemoteAddr()), kind: "no IP address"}
 }
 
-// allowedHost reports whether a host matches one of the patterns: a name, or *. and a name for
+// hostMatches reports whether a host matches one of the patterns: a name, or *. and a name for
 // everything below it. Without patterns every host matches.
-func allowedHost(host string, patterns []string) bool {
+func hostMatches(host string, patterns []string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	for _, p := range patterns {
 		p = strings.ToLower(strings.TrimSuffix(p, "."))

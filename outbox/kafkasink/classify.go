@@ -12,24 +12,24 @@ import (
 	"github.com/onlyonce/onlyonce/outbox"
 )
 
-// contents are the codes with which a broker refuses a batch because of what it contains. Nothing
-// of the batch is written then.
-var contents = []kafka.Error{kafka.InvalidMessage, kafka.MessageSizeTooLarge, kafka.RecordListTooLarge, kafka.InvalidTimestamp, kafka.PolicyViolation,
+// contentErrors are the codes with which a broker refuses a batch because of what it contains.
+// Nothing of the batch is written then.
+var contentErrors = []kafka.Error{kafka.InvalidMessage, kafka.MessageSizeTooLarge, kafka.RecordListTooLarge, kafka.InvalidTimestamp, kafka.PolicyViolation,
 	kafka.InvalidRecord, kafka.UnsupportedForMessageFormat}
 
-// refusals are the codes that no further attempt corrects: the call is parked. Errors of the
+// refusalErrors are the codes that no further attempt corrects: the call is parked. Errors of the
 // connection are not among them, for example a login that fails, which meets every call and ends
 // when the password is corrected. Neither are errors that a stale view of the cluster may cause.
-var refusals = []kafka.Error{kafka.InvalidTopic, kafka.TopicAuthorizationFailed, kafka.ClusterAuthorizationFailed}
+var refusalErrors = []kafka.Error{kafka.InvalidTopic, kafka.TopicAuthorizationFailed, kafka.ClusterAuthorizationFailed}
 
-func aboutContents(err error) bool {
+func isContentError(err error) bool {
 	var code kafka.Error
-	return errors.As(err, &code) && slices.Contains(contents, code)
+	return errors.As(err, &code) && slices.Contains(contentErrors, code)
 }
 
-// judge classifies the end of an attempt. Reasons hold the meaning of the broker's code and nothing
-// that the broker quotes.
-func (s *Sink) judge(ctx context.Context, err error) outbox.Result {
+// classify classifies the end of an attempt. Reasons hold the meaning of the broker's code and
+// nothing that the broker quotes.
+func (s *Sink) classify(ctx context.Context, err error) outbox.Result {
 	var code kafka.Error
 	switch {
 	case err == nil:
@@ -42,7 +42,7 @@ func (s *Sink) judge(ctx context.Context, err error) outbox.Result {
 		reason := fmt.Sprintf("[%d] %s", int(code), code.Title())
 		// InvalidMessage means that a checksum does not match, which a bad line causes too. It
 		// divides a batch and is tried again.
-		if slices.Contains(refusals, code) || aboutContents(err) && code != kafka.InvalidMessage {
+		if slices.Contains(refusalErrors, code) || isContentError(err) && code != kafka.InvalidMessage {
 			return outbox.Reject(reason, err)
 		}
 		return outbox.RetryLater(reason, err)

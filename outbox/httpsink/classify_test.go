@@ -42,7 +42,7 @@ func TestRetryAfter(t *testing.T) {
 func TestRetryAfterIsForRetries(t *testing.T) {
 	s := &Sink{}
 	for status, want := range map[int]time.Duration{200: 0, 202: 0, 301: 0, 400: 0, 408: time.Minute, 409: time.Minute, 425: time.Minute, 429: time.Minute, 503: time.Minute} {
-		r := s.judge(&http.Response{StatusCode: status, Header: http.Header{"Retry-After": {"60"}}})
+		r := s.classify(&http.Response{StatusCode: status, Header: http.Header{"Retry-After": {"60"}}})
 		if r.RetryAfter != want || (r.Outcome == outbox.Retry) != (want > 0) {
 			t.Errorf("%d: %+v, want %v", status, r, want)
 		}
