@@ -193,7 +193,7 @@ func (r *Relay) reportSegment(o ring.StepResult) {
 			r.cfg.Hooks.Rotated(Rotated{Slot: int(o.Slot)})
 		}
 	case ring.Needed, ring.Full:
-		r.cfg.Logger.Warn("outbox: the log grows", "slot", o.Slot, "why", o.Why)
+		r.cfg.Logger.Warn("outbox: the log grows, because its oldest segment cannot be emptied", "slot", o.Slot, "why", o.Why)
 	}
 }
 

@@ -54,7 +54,7 @@ var (
 )
 
 // unforgivable lists what no savepoint undoes.
-var unforgivable = []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrForked, ErrUnderWay, ErrSavepoints}
+var unforgivable = []error{ErrControl, ErrEnded, ErrClosed, ErrRowsOpen, ErrForked, ErrGoroutine, ErrUnderWay, ErrSavepoints}
 
 // Failure returns what went wrong first, nil if nothing did.
 func (t *Tx) Failure() *Failure { return t.failure }
